@@ -1,0 +1,15 @@
+//! Slots, selections and topology: pure data and functions, without I/O, clock or randomness.
+//!
+//! **Architecture invariant:** nothing in this crate reads a clock, a socket, a file, the environment or a
+//! random number. The same input gives the same output on every machine, so all of it can be tested with
+//! generated input and used inside simulations.
+//!
+//! - [`slot`]: hash slots of keys, sets of slots and their text form;
+//! - [`glob`]: key patterns with the semantics that the servers use for `KEYS` and `SCAN … MATCH`;
+//! - [`select`]: which keys a job is about;
+//! - [`units`]: sizes, durations and counts as people type and read them.
+
+pub mod glob;
+pub mod select;
+pub mod slot;
+pub mod units;
