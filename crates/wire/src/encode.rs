@@ -1,0 +1,135 @@
+//! Commands as bytes.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+
+/// From this length on an argument is sent from where it lies instead of being copied: below it, the copy costs less
+/// than one more entry in the vectored write.
+const SPLICE_BYTES_MIN: usize = 8 << 10;
+
+/// Encoded commands waiting to be written.
+///
+/// Small arguments are copied into one growing buffer; large ones are spliced in as they are. It implements
+/// [`Buf`], so `write_all_buf` drains it with vectored writes.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    done: VecDeque<Bytes>,
+    tail: BytesMut,
+    bytes: usize,
+}
+
+impl Outbox {
+    /// An empty outbox.
+    pub fn new() -> Self {
+        Outbox::default()
+    }
+
+    /// Starts a command of `args` arguments, its name included. Exactly that many `arg…` calls must follow.
+    pub fn command(&mut self, args: usize) {
+        self.header(b'*', args);
+    }
+
+    /// Adds an argument, copied.
+    pub fn arg(&mut self, arg: &[u8]) {
+        self.header(b'$', arg.len());
+        self.tail.reserve(arg.len() + 2);
+        self.tail.put_slice(arg);
+        self.tail.put_slice(b"\r\n");
+        self.bytes += arg.len() + 2;
+    }
+
+    /// Adds an argument; a long one is spliced in without copying.
+    pub fn arg_bytes(&mut self, arg: &Bytes) {
+        if arg.len() < SPLICE_BYTES_MIN {
+            return self.arg(arg);
+        }
+        self.header(b'$', arg.len());
+        self.done.push_back(self.tail.split().freeze());
+        self.done.push_back(arg.clone());
+        self.tail.put_slice(b"\r\n");
+        self.bytes += arg.len() + 2;
+    }
+
+    /// Adds an integer argument in decimal.
+    pub fn arg_int(&mut self, n: i64) {
+        self.arg(itoa::Buffer::new().format(n).as_bytes());
+    }
+
+    /// Adds a whole command of short arguments.
+    pub fn push(&mut self, args: &[&[u8]]) {
+        self.command(args.len());
+        for arg in args {
+            self.arg(arg);
+        }
+    }
+
+    /// Bytes waiting.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// True when nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Throws away what waits, keeping the buffer.
+    pub fn clear(&mut self) {
+        self.done.clear();
+        self.tail.clear();
+        self.bytes = 0;
+    }
+
+    fn header(&mut self, kind: u8, n: usize) {
+        let mut digits = itoa::Buffer::new();
+        let digits = digits.format(n).as_bytes();
+        self.tail.reserve(digits.len() + 3);
+        self.tail.put_u8(kind);
+        self.tail.put_slice(digits);
+        self.tail.put_slice(b"\r\n");
+        self.bytes += digits.len() + 3;
+    }
+}
+
+impl Buf for Outbox {
+    fn remaining(&self) -> usize {
+        self.bytes
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.done.front().map_or(&self.tail[..], |first| &first[..])
+    }
+
+    fn chunks_vectored<'a>(&'a self, dst: &mut [IoSlice<'a>]) -> usize {
+        let parts = self.done.iter().map(|b| &b[..]).chain([&self.tail[..]]).filter(|p| !p.is_empty());
+        let mut n = 0;
+        for (slot, part) in dst.iter_mut().zip(parts) {
+            *slot = IoSlice::new(part);
+            n += 1;
+        }
+        n
+    }
+
+    fn advance(&mut self, mut cnt: usize) {
+        assert!(cnt <= self.bytes, "advance past the end of the outbox");
+        self.bytes -= cnt;
+        while cnt > 0 {
+            let Some(first) = self.done.front_mut() else {
+                self.tail.advance(cnt);
+                return;
+            };
+            if cnt < first.len() {
+                first.advance(cnt);
+                return;
+            }
+            cnt -= first.len();
+            self.done.pop_front();
+        }
+        // `chunk` must not show an empty part while bytes remain.
+        while self.done.front().is_some_and(Bytes::is_empty) {
+            self.done.pop_front();
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Finds frame boundaries in a RESP2 or RESP3 byte stream.
+//!
+//! The scanner remembers where it stopped, so a frame that arrives in a thousand reads is walked once. Payloads of
+//! bulk strings are skipped by their length and never looked at, except for their closing CRLF. What the peer can
+//! make us hold is bounded by [`Limits`]: nesting depth, elements in one aggregate, bytes of one string, of one line
+//! and of a whole frame.
+//!
+//! Protocol: <https://redis.io/docs/latest/develop/reference/protocol-spec/>. Streamed strings and aggregates
+//! (`$?`, `*?`) are part of the RESP3 draft but no server sends them; they are refused as malformed.
+
+use memchr::memchr;
+use thiserror::Error;
+
+/// Bounds on what a peer may send. A frame beyond one of them is malformed, and the connection is of no further use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// How deep aggregates may nest. A scalar has depth 0.
+    pub depth_max: usize,
+    /// How many direct elements one aggregate may announce (a map of n pairs has 2n).
+    pub elements_max: u64,
+    /// The longest bulk string. Redis' own `proto-max-bulk-len` is 512 MiB unless raised.
+    pub bulk_bytes_max: u64,
+    /// The longest line: a simple string, an error, a number or a header.
+    pub line_bytes_max: usize,
+    /// The longest whole frame.
+    pub frame_bytes_max: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            depth_max: 32,
+            elements_max: 1 << 26,
+            bulk_bytes_max: 1 << 30,
+            line_bytes_max: 1 << 20,
+            frame_bytes_max: 4 << 30,
+        }
+    }
+}
+
+/// What a call of [`Scanner::scan`] found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// The frame is complete and this many bytes long.
+    Complete(usize),
+    /// The frame needs at least this many more bytes. A hint for sizing the next read, never more than are needed.
+    Incomplete(usize),
+}
+
+/// Why a byte stream is not RESP, or is beyond the limits. The byte offset is relative to the frame's start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("malformed RESP at byte {at} of the frame: {what}")]
+pub struct Malformed {
+    /// Offset of the offending header or byte, from the start of the frame.
+    pub at: usize,
+    /// What is wrong, in a few words.
+    pub what: &'static str,
+}
+
+/// Incremental boundary finder. One scanner serves one connection; after [`Progress::Complete`] it is ready for the
+/// next frame.
+#[derive(Debug)]
+pub struct Scanner {
+    limits: Limits,
+    /// Where the next header starts, relative to the start of the frame.
+    pos: usize,
+    /// How far past `pos` was already searched for the end of the line, so that a line that trickles in is
+    /// searched once.
+    searched: usize,
+    /// Elements still to come in each open aggregate, outermost first. Never contains a zero between calls.
+    open: Vec<u64>,
+}
+
+impl Default for Scanner {
+    fn default() -> Self {
+        Scanner::new(Limits::default())
+    }
+}
+
+impl Scanner {
+    /// A scanner with the given limits, at the start of a frame.
+    pub fn new(limits: Limits) -> Self {
+        Scanner { limits, pos: 0, searched: 0, open: Vec::new() }
+    }
+
+    /// Looks for the end of the frame that starts at `buf[0]`.
+    ///
+    /// Between calls the caller may only append to the buffer. After `Complete(n)` the caller removes the first `n`
+    /// bytes before the next call.
+    ///
+    /// # Errors
+    /// [`Malformed`] where the bytes are not RESP or a limit is exceeded. The scanner must not be used afterwards.
+    pub fn scan(&mut self, buf: &[u8]) -> Result<Progress, Malformed> {
+        loop {
+            let Some(line_end) = self.line_end(buf)? else {
+                return Ok(Progress::Incomplete(3usize.saturating_sub(buf.len() - self.pos).max(1)));
+            };
+            let line = &buf[self.pos + 1..line_end];
+            let kind = buf[self.pos];
+            let after_line = line_end + 2;
+            let children = match kind {
+                b'+' | b'-' => 0,
+                b':' | b',' | b'#' | b'_' | b'(' => {
+                    self.check_scalar(kind, line)?;
+                    0
+                }
+                b'$' | b'!' | b'=' => {
+                    if kind == b'$' && line == b"-1" {
+                        0
+                    } else {
+                        let len = self.length(line, self.limits.bulk_bytes_max)?;
+                        let end = after_line as u64 + len + 2;
+                        if end > self.limits.frame_bytes_max {
+                            return Err(self.malformed("frame over the size limit"));
+                        }
+                        // Bounded by `frame_bytes_max`; on the 64-bit targets we support the cast is exact.
+                        let end = end as usize;
+                        if buf.len() < end {
+                            return Ok(Progress::Incomplete(end - buf.len()));
+                        }
+                        if &buf[end - 2..end] != b"\r\n" {
+                            return Err(Malformed { at: end - 2, what: "bulk string without its closing CRLF" });
+                        }
+                        if kind == b'=' && (len < 4 || buf[after_line + 3] != b':') {
+                            return Err(self.malformed("verbatim string without its format"));
+                        }
+                        if self.element_done(end)? {
+                            return Ok(self.complete(end));
+                        }
+                        continue;
+                    }
+                }
+                b'*' if line == b"-1" => 0,
+                b'*' | b'~' | b'>' => self.length(line, self.limits.elements_max)?,
+                b'%' => self.length(line, self.limits.elements_max / 2)? * 2,
+                // An attribute is a map that precedes the value it describes: the value is one element more.
+                b'|' => self.length(line, self.limits.elements_max / 2)? * 2 + 1,
+                _ => return Err(self.malformed("unknown type byte")),
+            };
+            if children > 0 {
+                if self.open.len() >= self.limits.depth_max {
+                    return Err(self.malformed("nested too deep"));
+                }
+                self.open.push(children);
+                self.advance(after_line)?;
+                continue;
+            }
+            if self.element_done(after_line)? {
+                return Ok(self.complete(after_line));
+            }
+        }
+    }
+
+    /// Index of the CR that ends the line at `pos`, or `None` where the line is not complete yet.
+    fn line_end(&mut self, buf: &[u8]) -> Result<Option<usize>, Malformed> {
+        let from = self.pos.max(self.searched);
+        if from >= buf.len() {
+            return Ok(None);
+        }
+        match memchr(b'\n', &buf[from..]) {
+            Some(i) => {
+                let lf = from + i;
+                if lf - self.pos > self.limits.line_bytes_max {
+                    return Err(self.malformed("line over the length limit"));
+                }
+                if lf < self.pos + 2 || buf[lf - 1] != b'\r' {
+                    return Err(self.malformed("line without CRLF"));
+                }
+                Ok(Some(lf - 1))
+            }
+            None => {
+                if buf.len() - self.pos > self.limits.line_bytes_max {
+                    return Err(self.malformed("line over the length limit"));
+                }
+                self.searched = buf.len();
+                Ok(None)
+            }
+        }
+    }
+
+    /// Counts one finished element that ends at `end`; true where that finishes the whole frame.
+    fn element_done(&mut self, end: usize) -> Result<bool, Malformed> {
+        while let Some(left) = self.open.last_mut() {
+            *left -= 1;
+            if *left > 0 {
+                self.advance(end)?;
+                return Ok(false);
+            }
+            self.open.pop();
+        }
+        Ok(true)
+    }
+
+    fn advance(&mut self, to: usize) -> Result<(), Malformed> {
+        if to as u64 > self.limits.frame_bytes_max {
+            return Err(self.malformed("frame over the size limit"));
+        }
+        self.pos = to;
+        self.searched = to;
+        Ok(())
+    }
+
+    fn complete(&mut self, len: usize) -> Progress {
+        self.pos = 0;
+        self.searched = 0;
+        Progress::Complete(len)
+    }
+
+    fn length(&self, line: &[u8], max: u64) -> Result<u64, Malformed> {
+        if line.is_empty() || line.len() > 19 || !line.iter().all(u8::is_ascii_digit) {
+            return Err(self.malformed("bad length"));
+        }
+        // At most 19 digits: no overflow of u64.
+        let n = line.iter().fold(0u64, |n, d| n * 10 + u64::from(d - b'0'));
+        if n > max {
+            return Err(self.malformed("length over the limit"));
+        }
+        Ok(n)
+    }
+
+    fn check_scalar(&self, kind: u8, line: &[u8]) -> Result<(), Malformed> {
+        let ok = match kind {
+            b':' => parse_int(line).is_some(),
+            b',' => parse_double(line).is_some(),
+            b'#' => matches!(line, b"t" | b"f"),
+            b'_' => line.is_empty(),
+            _ => is_big_number(line),
+        };
+        if ok { Ok(()) } else { Err(self.malformed("bad scalar")) }
+    }
+
+    fn malformed(&self, what: &'static str) -> Malformed {
+        Malformed { at: self.pos, what }
+    }
+}
+
+/// An integer as RESP writes it: an optional sign and digits, within `i64`.
+pub(crate) fn parse_int(line: &[u8]) -> Option<i64> {
+    let (negative, digits) = match line {
+        [b'-', rest @ ..] => (true, rest),
+        [b'+', rest @ ..] => (false, rest),
+        all => (false, all),
+    };
+    if digits.is_empty() || digits.len() > 19 || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let magnitude = digits.iter().fold(0i128, |n, d| n * 10 + i128::from(d - b'0'));
+    i64::try_from(if negative { -magnitude } else { magnitude }).ok()
+}
+
+/// A double as RESP3 writes it, including `inf`, `-inf` and `nan`.
+pub(crate) fn parse_double(line: &[u8]) -> Option<f64> {
+    // Rust's parser accepts all forms that servers send ("1.5", "1e10", "inf", "nan") and a few more ("infinity").
+    std::str::from_utf8(line).ok()?.parse().ok()
+}
+
+fn is_big_number(line: &[u8]) -> bool {
+    let digits = line.strip_prefix(b"-").or_else(|| line.strip_prefix(b"+")).unwrap_or(line);
+    !digits.is_empty() && digits.iter().all(u8::is_ascii_digit)
+}
