@@ -1,0 +1,130 @@
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::LabError;
+
+/// A kind and version of server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Engine {
+    /// Redis 7.0, as in Debian 12.
+    Redis70,
+    /// Redis 8.0.
+    Redis80,
+    /// Valkey 8.1.
+    Valkey81,
+    /// Valkey 9.1.
+    Valkey91,
+}
+
+/// Where an engine's programs are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Binaries {
+    /// The server.
+    pub server: PathBuf,
+    /// The command-line client.
+    pub cli: PathBuf,
+}
+
+impl Engine {
+    /// Every engine, the oldest first.
+    pub const ALL: [Self; 4] = [Self::Redis70, Self::Redis80, Self::Valkey81, Self::Valkey91];
+
+    /// The name that `./dev engines` knows it by, such as `redis-7.0`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Redis70 => "redis-7.0",
+            Self::Redis80 => "redis-8.0",
+            Self::Valkey81 => "valkey-8.1",
+            Self::Valkey91 => "valkey-9.1",
+        }
+    }
+
+    /// The engine with this name, the opposite of [`name`](Self::name).
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|engine| engine.name() == name)
+    }
+
+    /// Whether this is Valkey; otherwise it is Redis.
+    pub const fn is_valkey(self) -> bool {
+        matches!(self, Self::Valkey81 | Self::Valkey91)
+    }
+
+    /// The first number of the version.
+    pub const fn major(self) -> u32 {
+        self.version().0
+    }
+
+    /// The second number of the version.
+    pub const fn minor(self) -> u32 {
+        self.version().1
+    }
+
+    /// Major and minor version. Those of Redis and of Valkey do not compare with each other.
+    pub const fn version(self) -> (u32, u32) {
+        match self {
+            Self::Redis70 => (7, 0),
+            Self::Redis80 => (8, 0),
+            Self::Valkey81 => (8, 1),
+            Self::Valkey91 => (9, 1),
+        }
+    }
+
+    /// The engine's programs: from the folder that `./dev engines` fills, or, for Redis 7.0, a server of that
+    /// version on `PATH`.
+    ///
+    /// # Errors
+    /// [`LabError::EngineMissing`] if there are none.
+    pub fn binaries(self) -> Result<Binaries, LabError> {
+        let family = if self.is_valkey() { "valkey" } else { "redis" };
+        let (server, cli) = (format!("{family}-server"), format!("{family}-cli"));
+        let cached = cache_dir().map(|dir| dir.join(self.name()).join("bin"));
+        let on_path = std::env::var_os("PATH").unwrap_or_default();
+        let system = std::env::split_paths(&on_path).filter(|_| self == Self::Redis70);
+        cached
+            .into_iter()
+            .chain(system.filter(|dir| is_redis_7_0(&dir.join("redis-server"))))
+            .map(|dir| Binaries { server: dir.join(&server), cli: dir.join(&cli) })
+            .find(|binaries| binaries.server.is_file() && binaries.cli.is_file())
+            .ok_or(LabError::EngineMissing { engine: self })
+    }
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// The folder that `./dev engines` fills: `xtask` has the same rule.
+fn cache_dir() -> Option<PathBuf> {
+    let set =
+        |name: &str| std::env::var_os(name).filter(|value: &OsString| !value.is_empty()).map(PathBuf::from);
+    set("WHIMBREL_ENGINES_DIR")
+        .or_else(|| set("XDG_CACHE_HOME").map(|dir| dir.join("whimbrel/engines")))
+        .or_else(|| set("HOME").map(|dir| dir.join(".cache/whimbrel/engines")))
+}
+
+fn is_redis_7_0(server: &Path) -> bool {
+    server.is_file()
+        && Command::new(server)
+            .arg("--version")
+            .output()
+            .is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains(" v=7.0."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_versions_agree() {
+        for engine in Engine::ALL {
+            let family = if engine.is_valkey() { "valkey" } else { "redis" };
+            assert_eq!(engine.name(), format!("{family}-{}.{}", engine.major(), engine.minor()));
+            assert_eq!(Engine::from_name(engine.name()), Some(engine));
+        }
+        assert_eq!(Engine::from_name("redis-6.2"), None);
+    }
+}

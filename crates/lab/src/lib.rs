@@ -1,0 +1,38 @@
+//! Starts and stops real servers on loopback, for tests, the demo and the benchmarks.
+//!
+//! - [`Engine`]: the kinds and versions of servers there are, and where their binaries lie;
+//! - [`Server`]: one process with its own port and its own folder;
+//! - [`Cluster`]: several of them, formed into a cluster, with failovers and slot moves;
+//! - [`Tls`]: certificates for them;
+//! - [`Proxy`]: a link in front of a server that can be cut.
+//!
+//! Every process is a child of the one that started it and is killed by its own id on drop, together with its
+//! folder. If the starting process dies without dropping anything, the kernel kills the servers.
+//!
+//! # Example
+//!
+//! ```no_run
+//! use whimbrel_lab::{Engine, Server};
+//!
+//! let server = Server::builder(Engine::Redis70).arg("--appendonly", "yes").start()?;
+//! server.call(&["SET", "key", "value"]);
+//! server.kill9()?;
+//! server.restart()?;
+//! # Ok::<(), whimbrel_lab::LabError>(())
+//! ```
+
+mod cluster;
+mod engine;
+mod error;
+mod ports;
+mod process;
+mod proxy;
+mod server;
+mod tls;
+
+pub use cluster::{Cluster, ClusterBuilder, SLOTS};
+pub use engine::{Binaries, Engine};
+pub use error::LabError;
+pub use proxy::Proxy;
+pub use server::{Server, ServerBuilder};
+pub use tls::Tls;

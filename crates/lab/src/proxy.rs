@@ -1,0 +1,216 @@
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::{LabError, ports};
+
+/// More connections than this at once are turned away: each costs two threads.
+const CONNECTIONS_MAX: usize = 256;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How many ports are tried before giving up.
+const ATTEMPTS: u32 = 8;
+
+/// A TCP proxy on loopback in front of one server: a link that can be cut and healed.
+pub struct Proxy {
+    addr: SocketAddr,
+    target: SocketAddr,
+    links: Arc<Mutex<Links>>,
+    /// `None` while the link is cut.
+    acceptor: Mutex<Option<Acceptor>>,
+}
+
+impl fmt::Debug for Proxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Proxy")
+            .field("addr", &self.addr)
+            .field("target", &self.target)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The connections that pass through.
+#[derive(Default)]
+struct Links {
+    open: HashMap<u64, Link>,
+    next: u64,
+}
+
+struct Link {
+    client: TcpStream,
+    server: TcpStream,
+    /// Directions that still carry bytes.
+    directions: u8,
+}
+
+struct Acceptor {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Proxy {
+    /// Listens on a free port and passes every connection on to `target`, such as `127.0.0.1:6379`.
+    ///
+    /// # Errors
+    /// When the address is not one, or no port is free.
+    pub fn start(target: &str) -> Result<Self, LabError> {
+        let unusable = |source| LabError::io(format!("use {target} as a proxy's target"), source);
+        let target = target
+            .to_socket_addrs()
+            .map_err(unusable)?
+            .next()
+            .ok_or_else(|| unusable(io::Error::from(io::ErrorKind::AddrNotAvailable)))?;
+
+        let mut attempt = 1;
+        let listener = loop {
+            match TcpListener::bind((Ipv4Addr::LOCALHOST, ports::free()?)) {
+                Ok(listener) => break listener,
+                Err(_) if attempt < ATTEMPTS => attempt += 1,
+                Err(source) => return Err(LabError::io("listen on loopback", source)),
+            }
+        };
+        let addr =
+            listener.local_addr().map_err(|source| LabError::io("read a listener's address", source))?;
+        let links = Arc::default();
+        let acceptor = Mutex::new(Some(Acceptor::start(listener, target, Arc::clone(&links))));
+        Ok(Self { addr, target, links, acceptor })
+    }
+
+    /// Where it listens, as `127.0.0.1:PORT`.
+    pub fn addr(&self) -> String {
+        self.addr.to_string()
+    }
+
+    /// The port it listens on.
+    pub fn port(&self) -> u16 {
+        self.addr.port()
+    }
+
+    /// How many connections pass through at the moment.
+    pub fn connections(&self) -> usize {
+        lock(&self.links).open.len()
+    }
+
+    /// Closes all connections and refuses new ones.
+    pub fn cut(&self) {
+        // First no new connections, then none at all.
+        if let Some(acceptor) = lock(&self.acceptor).take() {
+            acceptor.stop(self.addr);
+        }
+        for (_, link) in lock(&self.links).open.drain() {
+            link.close();
+        }
+    }
+
+    /// Accepts connections again, at the same address.
+    ///
+    /// # Errors
+    /// When somebody else took the port meanwhile.
+    pub fn heal(&self) -> Result<(), LabError> {
+        let mut acceptor = lock(&self.acceptor);
+        if acceptor.is_none() {
+            let listener = TcpListener::bind(self.addr)
+                .map_err(|source| LabError::io(format!("listen on {} again", self.addr), source))?;
+            *acceptor = Some(Acceptor::start(listener, self.target, Arc::clone(&self.links)));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.cut();
+    }
+}
+
+impl Acceptor {
+    fn start(listener: TcpListener, target: SocketAddr, links: Arc<Mutex<Links>>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            for client in listener.incoming() {
+                if stopped.load(Ordering::Acquire) {
+                    break;
+                }
+                // A client that cannot be served sees its connection closed.
+                let _ = client.and_then(|client| open(client, target, &links));
+            }
+        });
+        Self { stop, thread }
+    }
+
+    fn stop(self, addr: SocketAddr) {
+        self.stop.store(true, Ordering::Release);
+        // Wakes the thread; if that fails it is not waiting, but gone.
+        let _ = TcpStream::connect_timeout(&addr, CONNECT_TIMEOUT);
+        let _ = self.thread.join();
+    }
+}
+
+impl Link {
+    fn close(&self) {
+        // A side that is closed already is as wanted.
+        let _ = self.client.shutdown(Shutdown::Both);
+        let _ = self.server.shutdown(Shutdown::Both);
+    }
+}
+
+/// Connects a client through to the target.
+fn open(client: TcpStream, target: SocketAddr, links: &Arc<Mutex<Links>>) -> io::Result<()> {
+    if lock(links).open.len() >= CONNECTIONS_MAX {
+        return Ok(());
+    }
+    let server = TcpStream::connect_timeout(&target, CONNECT_TIMEOUT)?;
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+    let requests = (client.try_clone()?, server.try_clone()?);
+    let replies = (server.try_clone()?, client.try_clone()?);
+
+    let id = {
+        let mut links = lock(links);
+        links.next += 1;
+        let id = links.next;
+        links.open.insert(id, Link { client, server, directions: 2 });
+        id
+    };
+    for (from, to) in [requests, replies] {
+        let links = Arc::clone(links);
+        thread::spawn(move || {
+            carry(from, to);
+            finish(&links, id);
+        });
+    }
+    Ok(())
+}
+
+/// Copies one direction until its end, and passes the end on.
+fn carry(mut from: TcpStream, mut to: TcpStream) {
+    if io::copy(&mut from, &mut to).is_err() {
+        // A broken direction breaks the connection.
+        let _ = from.shutdown(Shutdown::Both);
+        let _ = to.shutdown(Shutdown::Both);
+    }
+    let _ = to.shutdown(Shutdown::Write);
+}
+
+/// Forgets a connection once both directions have ended.
+fn finish(links: &Mutex<Links>, id: u64) {
+    let mut links = lock(links);
+    if let Some(link) = links.open.get_mut(&id) {
+        link.directions -= 1;
+        if link.directions == 0 {
+            links.open.remove(&id);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is guarded is consistent between any two statements.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

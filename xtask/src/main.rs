@@ -1,0 +1,39 @@
+//! Developer chores: fetching engines, tidy checks.
+
+use std::process::ExitCode;
+
+mod engines;
+mod tidy;
+
+const USAGE: &str = "usage: cargo run -p xtask -- CHORE\n\
+\n\
+chores:\n\
+\x20 engines [NAME...]   bring the servers used by tests, demo and benchmarks into the cache folder\n\
+\x20 tidy                check the rules that compilers and linters do not know\n";
+
+fn main() -> ExitCode {
+    let mut args = std::env::args().skip(1);
+    let outcome = match args.next().as_deref() {
+        Some("engines") => engines::run(&args.collect::<Vec<_>>()),
+        Some("tidy") => tidy::run(),
+        Some("help" | "--help" | "-h") => {
+            print!("{USAGE}");
+            Ok(())
+        }
+        Some(other) => {
+            eprint!("unknown chore '{other}'\n\n{USAGE}");
+            return ExitCode::from(2);
+        }
+        None => {
+            eprint!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

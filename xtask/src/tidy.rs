@@ -1,0 +1,770 @@
+//! Rules that neither compiler nor linter know: what may depend on what, and what may not be in a file.
+//!
+//! Checks all files that git tracks or would track, and the crates of the workspace. Changes nothing.
+
+use std::fmt;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, bail, ensure};
+use serde::Deserialize;
+
+/// Checks the repository in the current folder, which must be its root, and prints `path:line: rule: message` for
+/// each finding. Fails if there are any, or if the repository cannot be read.
+pub fn run() -> anyhow::Result<()> {
+    let metadata = read_metadata()?;
+    let mut findings: Vec<Finding> = Vec::new();
+    for package in &metadata.packages {
+        let root = &metadata.workspace_root;
+        findings.extend(check_dependencies(package, root));
+        findings.extend(check_package_files(package, root)?);
+    }
+    let files = list_files()?;
+    for path in &files {
+        let bytes = std::fs::read(path).with_context(|| format!("cannot read {path}"))?;
+        // What is not UTF-8 or has zero bytes is not text.
+        if let Some(text) = std::str::from_utf8(&bytes).ok().filter(|text| !text.contains('\0')) {
+            findings.extend(check_text(path, text));
+        }
+    }
+    findings.sort();
+    for finding in &findings {
+        println!("{finding}");
+    }
+    ensure!(findings.is_empty(), "tidy: {} finding(s)", findings.len());
+    println!("tidy: {} files and {} crates, no findings", files.len(), metadata.packages.len());
+    Ok(())
+}
+
+/// One place where a rule is broken.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Finding {
+    path: String,
+    /// Counted from 1.
+    line: usize,
+    rule: &'static str,
+    message: String,
+}
+
+impl Finding {
+    fn new(path: &str, line: usize, rule: &'static str, message: impl Into<String>) -> Finding {
+        Finding { path: path.to_owned(), line, rule, message: message.into() }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}: {}", self.path, self.line, self.rule, self.message)
+    }
+}
+
+/// The files that are tracked, or new and not ignored, as paths from the root.
+fn list_files() -> anyhow::Result<Vec<String>> {
+    let listing =
+        output_of("git", &["ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate"])?;
+    let listing = String::from_utf8(listing).context("a file name is not UTF-8")?;
+    // A file that was deleted but is still in the index cannot be checked, and a link is not text of its own.
+    let is_file = |path: &&str| Path::new(path).symlink_metadata().is_ok_and(|metadata| metadata.is_file());
+    Ok(listing.split_terminator('\0').filter(is_file).map(str::to_owned).collect())
+}
+
+fn output_of(program: &str, arguments: &[&str]) -> anyhow::Result<Vec<u8>> {
+    let output =
+        Command::new(program).args(arguments).output().with_context(|| format!("cannot run {program}"))?;
+    if !output.status.success() {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        bail!("{program} {} failed: {}", arguments.join(" "), stderr.trim_end());
+    }
+    Ok(output.stdout)
+}
+
+// ---- Crates ----
+
+/// The part of `cargo metadata` that is needed.
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+    workspace_root: String,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    name: String,
+    manifest_path: String,
+    dependencies: Vec<Dependency>,
+    targets: Vec<Target>,
+}
+
+#[derive(Deserialize)]
+struct Dependency {
+    name: String,
+    /// `None` for a normal dependency, else `dev` or `build`.
+    kind: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    kind: Vec<String>,
+    src_path: String,
+}
+
+fn read_metadata() -> anyhow::Result<Metadata> {
+    let json = output_of("cargo", &["metadata", "--no-deps", "--format-version", "1"])?;
+    serde_json::from_slice(&json).context("cargo metadata has another form than expected")
+}
+
+/// What a crate of ours may depend on among the crates of ours.
+struct Arrows {
+    name: &'static str,
+    /// Normal, build and development dependencies.
+    may_use: &'static [&'static str],
+    /// Development dependencies in addition to those.
+    may_test_with: &'static [&'static str],
+}
+
+const CORE: &str = "whimbrel-core";
+const WIRE: &str = "whimbrel-wire";
+const ENGINE: &str = "whimbrel-engine";
+const FLOW: &str = "whimbrel-flow";
+const LAB: &str = "whimbrel-lab";
+
+/// The arrows of `docs/architecture.md`. A crate that is missing here is a finding.
+const ARROWS: &[Arrows] = &[
+    Arrows { name: CORE, may_use: &[], may_test_with: &[] },
+    Arrows { name: WIRE, may_use: &[CORE], may_test_with: &[] },
+    Arrows { name: ENGINE, may_use: &[WIRE, CORE], may_test_with: &[LAB] },
+    Arrows { name: FLOW, may_use: &[ENGINE, WIRE, CORE], may_test_with: &[LAB] },
+    Arrows { name: LAB, may_use: &[], may_test_with: &[] },
+    Arrows { name: "whimbrel", may_use: &[FLOW, ENGINE, WIRE, CORE, LAB], may_test_with: &[] },
+    Arrows { name: "whimbrel-e2e", may_use: &[LAB], may_test_with: &[] },
+    Arrows { name: "xtask", may_use: &[], may_test_with: &[] },
+];
+
+/// Crates without I/O, clock and randomness, with their folder.
+const PURE_CRATES: [(&str, &str); 2] = [(CORE, "crates/core/"), (WIRE, "crates/wire/")];
+
+/// Libraries that bring what pure crates must not have.
+const IMPURE_LIBRARIES: [&str; 11] = [
+    "async-std",
+    "chrono",
+    "fastrand",
+    "getrandom",
+    "jiff",
+    "mio",
+    "rand",
+    "smol",
+    "socket2",
+    "time",
+    "tokio",
+];
+
+/// Rules `arrows` and `pure` for what a manifest says.
+fn check_dependencies(package: &Package, root: &str) -> Vec<Finding> {
+    let path = from_root(&package.manifest_path, root);
+    // The exact line of a dependency is not in the metadata, and not worth a TOML parser.
+    let finding = |rule, message: String| Finding::new(path, 1, rule, message);
+    let Some(arrows) = ARROWS.iter().find(|arrows| arrows.name == package.name) else {
+        let message = format!("{} is not in the table of crates in xtask/src/tidy.rs", package.name);
+        return vec![finding("arrows", message)];
+    };
+    let is_pure = PURE_CRATES.iter().any(|(name, _)| *name == package.name);
+    let mut findings = Vec::new();
+    for dependency in &package.dependencies {
+        let name = dependency.name.as_str();
+        let is_dev = dependency.kind.as_deref() == Some("dev");
+        let is_ours = ARROWS.iter().any(|arrows| arrows.name == name);
+        let allowed = arrows.may_use.contains(&name) || is_dev && arrows.may_test_with.contains(&name);
+        if is_ours && !allowed {
+            findings.push(finding("arrows", format!("{} may not depend on {name}", package.name)));
+        }
+        if is_pure && !is_dev && IMPURE_LIBRARIES.contains(&name) {
+            findings.push(finding("pure", format!("{} is pure and may not depend on {name}", package.name)));
+        }
+    }
+    findings
+}
+
+/// Rules `lints` and `crate-docs`.
+fn check_package_files(package: &Package, root: &str) -> anyhow::Result<Vec<Finding>> {
+    let read = |path: &str| std::fs::read_to_string(path).with_context(|| format!("cannot read {path}"));
+    let mut findings = Vec::new();
+    findings.extend(check_lints(from_root(&package.manifest_path, root), &read(&package.manifest_path)?));
+    for target in &package.targets {
+        if target.kind.iter().any(|kind| kind.ends_with("lib") || kind == "bin") {
+            findings.extend(check_crate_docs(from_root(&target.src_path, root), &read(&target.src_path)?));
+        }
+    }
+    Ok(findings)
+}
+
+fn check_lints(path: &str, manifest: &str) -> Option<Finding> {
+    let mut lines = manifest.lines().map(str::trim).skip_while(|line| *line != "[lints]").skip(1);
+    let inherited = lines.by_ref().take_while(|line| !line.starts_with('[')).any(|line| {
+        line.split_once('=').is_some_and(|(key, value)| key.trim() == "workspace" && value.trim() == "true")
+    });
+    (!inherited).then(|| Finding::new(path, 1, "lints", "the crate must inherit [lints] workspace = true"))
+}
+
+fn check_crate_docs(path: &str, source: &str) -> Option<Finding> {
+    (!source.starts_with("//!"))
+        .then(|| Finding::new(path, 1, "crate-docs", "a crate starts with //! and what it is for"))
+}
+
+fn from_root<'a>(path: &'a str, root: &str) -> &'a str {
+    path.strip_prefix(root).map_or(path, |rest| rest.trim_start_matches('/'))
+}
+
+// ---- Text ----
+
+const RUST_LINES_MAX: usize = 1_200;
+
+// The words below are put together from parts, so that this file does not break its own rules.
+
+/// Hosts that the repository does not name: where packages come from is the business of who builds.
+const REGISTRY_HOSTS: [&str; 11] = [
+    concat!("deb.debian", ".org"),
+    concat!("security.debian", ".org"),
+    concat!("ftp.debian", ".org"),
+    concat!("snapshot.debian", ".org"),
+    concat!("crates", ".io"),
+    concat!("static.rust-lang", ".org"),
+    concat!("proxy.golang", ".org"),
+    concat!("sum.golang", ".org"),
+    concat!("pypi", ".org"),
+    concat!("registry.npmjs", ".org"),
+    concat!("docker", ".io"),
+];
+
+/// Folders that exist on somebody's machine only.
+const MACHINE_PATHS: [&str; 3] = [concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/wo", "rk/")];
+
+const MARKERS: [&str; 4] =
+    [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X"), concat!("HA", "CK")];
+
+const VERSION_FIELDS: [&str; 2] = [concat!("redis", "_version"), concat!("valkey", "_version")];
+
+/// Crates that may know which version a server has: `engine` for the product, `lab` for tests.
+const VERSION_CRATES: [&str; 2] = ["crates/engine/", "crates/lab/"];
+
+/// All rules for the text of one file.
+fn check_text(path: &str, text: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    // Not `lines`, which would hide a carriage return.
+    for (index, line) in text.split_terminator('\n').enumerate() {
+        let mut found = |rule, message: String| findings.push(Finding::new(path, index + 1, rule, message));
+        if line.ends_with(char::is_whitespace) {
+            found("white-space", "white space at the end of the line".to_owned());
+        }
+        for marker in MARKERS {
+            if !words(line, marker).is_empty() && !names_issue(line) {
+                found("marker", format!("{marker} without the number of an issue, as in #12"));
+            }
+        }
+        // Cargo writes the name of its registry into lock files.
+        if !path.ends_with("Cargo.lock") {
+            for host in REGISTRY_HOSTS.into_iter().filter(|host| line.contains(host)) {
+                found("registry", format!("names the package registry {host}"));
+            }
+        }
+        for folder in MACHINE_PATHS.into_iter().filter(|folder| has_absolute_path(line, folder)) {
+            found("machine-path", format!("a path of somebody's machine: {folder}"));
+        }
+    }
+    if !text.is_empty() && !text.ends_with('\n') {
+        findings.push(Finding::new(path, text.lines().count(), "final-newline", "no newline at the end"));
+    }
+    if path.ends_with(".rs") {
+        findings.extend(check_rust(path, text));
+    }
+    findings
+}
+
+/// Whether `#` and a number are in the line.
+fn names_issue(line: &str) -> bool {
+    line.split('#').skip(1).any(|after| after.starts_with(|c: char| c.is_ascii_digit()))
+}
+
+/// Whether `folder` is in the line as the start of a path, not in the middle of a longer one or of an address.
+fn has_absolute_path(line: &str, folder: &str) -> bool {
+    line.match_indices(folder).any(|(at, _)| {
+        let before = line[..at].chars().next_back();
+        !before.is_some_and(|c| c.is_alphanumeric() || "_-.~}$)*>/".contains(c))
+    })
+}
+
+/// The rules for Rust files.
+fn check_rust(path: &str, text: &str) -> Vec<Finding> {
+    let views = Views::of(text);
+    let mut findings = Vec::new();
+    let line_count = text.lines().count();
+    if line_count > RUST_LINES_MAX {
+        let message = format!("{line_count} lines, at most {RUST_LINES_MAX}: divide the file");
+        findings.push(Finding::new(path, RUST_LINES_MAX + 1, "long-file", message));
+    }
+    for (index, line) in views.code.lines().enumerate() {
+        let compact: String = line.split_whitespace().collect();
+        if compact.contains("#[allow(") || compact.contains("#![allow(") {
+            let message = "use #[expect(…, reason = \"…\")]";
+            findings.push(Finding::new(path, index + 1, "allow", message));
+        }
+        if compact.contains("dbg!") {
+            findings.push(Finding::new(path, index + 1, "dbg", "left over from debugging"));
+        }
+    }
+    let in_crate_source = path.starts_with("crates/") && path.contains("/src/");
+    if in_crate_source && !VERSION_CRATES.iter().any(|folder| path.starts_with(folder)) {
+        for (index, line) in views.code_and_strings.lines().enumerate() {
+            for field in VERSION_FIELDS.into_iter().filter(|field| line.contains(field)) {
+                let message = format!("{field}: only crates/engine knows server versions");
+                findings.push(Finding::new(path, index + 1, "server-version", message));
+            }
+        }
+    }
+    let is_pure = PURE_CRATES.iter().any(|(_, folder)| path.starts_with(folder));
+    let is_test = path.ends_with("/tests.rs") || path.contains("/tests/");
+    if is_pure && in_crate_source && !is_test {
+        findings.extend(check_pure(path, &without_test_modules(&views.code)));
+    }
+    findings
+}
+
+/// Modules and items that pure crates must not use.
+const IMPURE_PATHS: [&str; 11] = [
+    "std::time::Instant",
+    "std::time::SystemTime",
+    "std::time::UNIX_EPOCH",
+    "std::net",
+    "std::fs",
+    "std::io",
+    "std::env",
+    "std::process",
+    "std::thread",
+    "tokio",
+    "rand",
+];
+
+/// What is pure in spite of its path: a borrowed range of bytes, which `bytes::Buf` speaks of.
+const PURE_PATHS: [&str; 1] = ["std::io::IoSlice"];
+
+/// Imports of whole modules, behind which an impure item could hide.
+const HIDING_PATHS: [&str; 5] = ["std", "std::*", "std::time", "std::time::self", "std::time::*"];
+
+const PRINTING_MACROS: [&str; 4] = ["print", "println", "eprint", "eprintln"];
+
+/// Rule `pure` for code without comments, strings and tests.
+fn check_pure(path: &str, code: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut found = |at: usize, what: &str| {
+        let line = line_of(code, at);
+        findings.push(Finding::new(path, line, "pure", format!("{what} in a crate without I/O and clock")));
+    };
+    let mut rest = code.to_owned();
+    for start in words(code, "use") {
+        let end = code[start..].find(';').map_or(code.len(), |length| start + length);
+        for import in expand_imports(&code[start + "use".len()..end]) {
+            let import = import.trim_start_matches("::");
+            let is_impure = |path: &str| {
+                import.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+            };
+            let impure = IMPURE_PATHS.into_iter().any(is_impure) || HIDING_PATHS.contains(&import);
+            if impure && !PURE_PATHS.contains(&import) {
+                found(start, import);
+            }
+        }
+        rest.replace_range(start..end, &blank(&code[start..end]));
+    }
+    for impure in IMPURE_PATHS {
+        for at in words(&rest, impure) {
+            if PURE_PATHS.into_iter().any(|pure| words(&rest[at..], pure).first() == Some(&0)) {
+                continue;
+            }
+            // A name such as `rand` is only suspicious as the start of a path.
+            if impure.contains("::") || rest[at + impure.len()..].starts_with("::") {
+                found(at, impure);
+            }
+        }
+    }
+    for name in PRINTING_MACROS {
+        for at in words(&rest, name).into_iter().filter(|at| rest[at + name.len()..].starts_with('!')) {
+            found(at, name);
+        }
+    }
+    findings
+}
+
+/// The full paths that a `use` brings in: `a::{b, c::d as e}` gives `a::b` and `a::c::d`.
+fn expand_imports(tree: &str) -> Vec<String> {
+    let tree = tree.trim();
+    let Some((prefix, group)) = tree.split_once('{') else {
+        let path = tree.split(" as ").next().unwrap_or(tree);
+        return if path.is_empty() { Vec::new() } else { vec![path.split_whitespace().collect()] };
+    };
+    let group = group.trim_end().strip_suffix('}').unwrap_or(group);
+    let mut depth = 0;
+    let branches = group.split(|c| {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ => {}
+        }
+        c == ',' && depth == 0
+    });
+    branches.flat_map(expand_imports).map(|path| format!("{}{path}", prefix.trim())).collect()
+}
+
+/// Where `word` is in `text` and not a part of a longer name.
+fn words(text: &str, word: &str) -> Vec<usize> {
+    let in_name = |c: char| c.is_alphanumeric() || c == '_';
+    text.match_indices(word)
+        .map(|(at, _)| at)
+        .filter(|at| !text[..*at].ends_with(in_name) && !text[at + word.len()..].starts_with(in_name))
+        .collect()
+}
+
+/// The number of the line that the byte at `at` is in.
+fn line_of(text: &str, at: usize) -> usize {
+    text[..at].matches('\n').count() + 1
+}
+
+/// Spaces in place of all but the newlines, so that every other byte keeps its place.
+fn blank(text: &str) -> String {
+    text.bytes().map(|byte| if byte == b'\n' { '\n' } else { ' ' }).collect()
+}
+
+/// Blanks what follows `#[cfg(test)]`, up to the end of its block. `code` has no strings and comments.
+fn without_test_modules(code: &str) -> String {
+    const ATTRIBUTE: &str = "#[cfg(test)]";
+    let mut result = code.to_owned();
+    for (start, _) in code.match_indices(ATTRIBUTE) {
+        let after = start + ATTRIBUTE.len();
+        let mut depth = 0;
+        let end = code[after..].find(|c| {
+            match c {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                _ => {}
+            }
+            (c == '}' || c == ';') && depth == 0
+        });
+        let end = end.map_or(code.len(), |length| after + length + 1);
+        result.replace_range(start..end, &blank(&code[start..end]));
+    }
+    result
+}
+
+/// Rust source with some of it blanked; every byte keeps its place.
+struct Views {
+    /// Without comments and the contents of literals.
+    code: String,
+    /// Without comments.
+    code_and_strings: String,
+}
+
+impl Views {
+    fn of(source: &str) -> Views {
+        let mut views = Views { code: String::new(), code_and_strings: String::new() };
+        let mut rest = source;
+        while !rest.is_empty() {
+            let (piece, after) = rest.split_at(piece_length(rest, views.code.chars().next_back()));
+            let is_comment = piece.starts_with("//") || piece.starts_with("/*");
+            let is_literal = !is_comment && piece.len() > 1 && piece.ends_with(['"', '\'', '#']);
+            views.code.push_str(&if is_comment || is_literal { blank(piece) } else { piece.to_owned() });
+            views.code_and_strings.push_str(&if is_comment { blank(piece) } else { piece.to_owned() });
+            rest = after;
+        }
+        views
+    }
+}
+
+/// The length of the comment or literal that `rest` starts with, or of its first character if there is none.
+/// `before` is the character in front of it.
+fn piece_length(rest: &str, before: Option<char>) -> usize {
+    let first_length = rest.chars().next().map_or(0, char::len_utf8);
+    if rest.starts_with("//") {
+        return rest.find('\n').unwrap_or(rest.len());
+    }
+    if rest.starts_with("/*") {
+        return block_comment_length(rest);
+    }
+    if let Some(length) = raw_string_length(rest, before) {
+        return length;
+    }
+    match rest.as_bytes()[0] {
+        b'"' => 1 + quoted_length(&rest[1..], '"'),
+        b'\'' => {
+            // A character literal has its second quote after one character or an escape; else it is a lifetime.
+            let mut inside = rest[1..].chars();
+            match (inside.next(), inside.next()) {
+                (Some('\\'), _) | (Some(_), Some('\'')) => 1 + quoted_length(&rest[1..], '\''),
+                _ => 1,
+            }
+        }
+        _ => first_length,
+    }
+}
+
+/// The length up to and including the quote that ends a literal; `inside` starts after the first quote.
+fn quoted_length(inside: &str, quote: char) -> usize {
+    let mut escaped = false;
+    for (at, c) in inside.char_indices() {
+        if escaped {
+            escaped = false;
+        } else if c == '\\' {
+            escaped = true;
+        } else if c == quote {
+            return at + 1;
+        }
+    }
+    inside.len()
+}
+
+/// The length of the raw string that `rest` starts with, if it does.
+fn raw_string_length(rest: &str, before: Option<char>) -> Option<usize> {
+    let after_r = rest.strip_prefix('r')?;
+    // `br"…"` and `cr"…"` are raw strings as well; any other name that ends with r is a name.
+    if before.is_some_and(|c| (c.is_alphanumeric() || c == '_') && c != 'b' && c != 'c') {
+        return None;
+    }
+    let after_hashes = after_r.trim_start_matches('#');
+    let hashes = &after_r[..after_r.len() - after_hashes.len()];
+    let inside = after_hashes.strip_prefix('"')?;
+    let end = inside.find(&format!("\"{hashes}")).map_or(inside.len(), |at| at + 1 + hashes.len());
+    Some(1 + hashes.len() + 1 + end)
+}
+
+/// The length of a block comment; they nest.
+fn block_comment_length(rest: &str) -> usize {
+    let mut depth = 0;
+    let mut at = 0;
+    while at < rest.len() {
+        let here = &rest[at..];
+        if here.starts_with("/*") {
+            depth += 1;
+            at += 2;
+        } else if here.starts_with("*/") {
+            depth -= 1;
+            at += 2;
+            if depth == 0 {
+                return at;
+            }
+        } else {
+            at += here.chars().next().map_or(1, char::len_utf8);
+        }
+    }
+    rest.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Findings as `line rule`.
+    fn found(path: &str, text: &str) -> Vec<String> {
+        check_text(path, text).iter().map(|finding| format!("{} {}", finding.line, finding.rule)).collect()
+    }
+
+    fn package(name: &str, dependencies: &[(&str, Option<&str>)]) -> Package {
+        Package {
+            name: name.to_owned(),
+            manifest_path: "Cargo.toml".to_owned(),
+            dependencies: dependencies
+                .iter()
+                .map(|(name, kind)| Dependency { name: (*name).to_owned(), kind: kind.map(str::to_owned) })
+                .collect(),
+            targets: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn arrows() {
+        let broken = |name, dependencies: &[(&str, Option<&str>)]| {
+            check_dependencies(&package(name, dependencies), "")
+                .into_iter()
+                .map(|f| f.message)
+                .collect::<Vec<_>>()
+        };
+        assert!(broken(WIRE, &[(CORE, None), ("bytes", None)]).is_empty());
+        assert!(broken(ENGINE, &[(LAB, Some("dev")), ("tokio", None)]).is_empty());
+        assert!(broken("whimbrel", &[(LAB, None), (FLOW, None)]).is_empty());
+        assert_eq!(broken(CORE, &[(WIRE, None)]), ["whimbrel-core may not depend on whimbrel-wire"]);
+        assert_eq!(
+            broken(WIRE, &[(ENGINE, Some("build"))]),
+            ["whimbrel-wire may not depend on whimbrel-engine"]
+        );
+        assert_eq!(broken(ENGINE, &[(LAB, None)]), ["whimbrel-engine may not depend on whimbrel-lab"]);
+        assert_eq!(broken(FLOW, &[("whimbrel", Some("dev"))]), ["whimbrel-flow may not depend on whimbrel"]);
+        assert_eq!(broken("whimbrel-e2e", &[(FLOW, None)]), ["whimbrel-e2e may not depend on whimbrel-flow"]);
+        assert_eq!(broken("new", &[]), ["new is not in the table of crates in xtask/src/tidy.rs"]);
+    }
+
+    #[test]
+    fn pure_crates_have_pure_dependencies() {
+        let rules = |name, dependencies: &[(&str, Option<&str>)]| {
+            check_dependencies(&package(name, dependencies), "")
+                .into_iter()
+                .map(|f| f.rule)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(rules(CORE, &[("tokio", None)]), ["pure"]);
+        assert_eq!(rules(WIRE, &[("rand", Some("build"))]), ["pure"]);
+        assert!(rules(WIRE, &[("rand", Some("dev")), ("crc", None)]).is_empty());
+        assert!(rules(LAB, &[("rand", None)]).is_empty());
+    }
+
+    #[test]
+    fn lints_are_inherited() {
+        let inherits = |manifest| check_lints("Cargo.toml", manifest).is_none();
+        assert!(inherits("[package]\nname = \"a\"\n\n[lints]\nworkspace = true\n"));
+        assert!(inherits("[lints]\nworkspace=true\n[dependencies]\n"));
+        assert!(!inherits("[package]\nname = \"a\"\n"));
+        assert!(!inherits("[lints]\n[dependencies]\nworkspace = true\n"));
+        assert!(!inherits("[lints]\nworkspace = false\n"));
+    }
+
+    #[test]
+    fn crates_say_what_they_are_for() {
+        assert_eq!(check_crate_docs("lib.rs", "//! Words.\n"), None);
+        assert!(check_crate_docs("lib.rs", "\n//! Words.\n").is_some());
+        assert!(check_crate_docs("lib.rs", "/// Words.\n").is_some());
+    }
+
+    #[test]
+    fn the_ends_of_lines_and_files() {
+        assert!(found("a.md", "a\n\nb\n").is_empty());
+        assert!(found("a.md", "").is_empty());
+        assert_eq!(found("a.md", "a \nb\t\n \n"), ["1 white-space", "2 white-space", "3 white-space"]);
+        assert_eq!(found("a.md", "a\r\nb\n"), ["1 white-space"]);
+        assert_eq!(found("a.md", "a\nb"), ["2 final-newline"]);
+    }
+
+    #[test]
+    fn markers_name_an_issue() {
+        for marker in MARKERS {
+            assert_eq!(found("a.rs", &format!("// a\n// {marker}: later\n")), ["2 marker"]);
+            assert_eq!(found("a.sh", &format!("# {marker} later\n")), ["1 marker"]);
+            assert!(found("a.rs", &format!("// {marker}(#12): later\n")).is_empty());
+            assert!(found("a.rs", &format!("// {marker}S and x{marker} are words\n")).is_empty());
+        }
+    }
+
+    #[test]
+    fn registries_are_not_named() {
+        for host in REGISTRY_HOSTS {
+            assert_eq!(found("a.md", &format!("see https://{host}/x\n")), ["1 registry"]);
+            assert!(found("Cargo.lock", &format!("source = \"{host}\"\n")).is_empty());
+            assert!(found("fuzz/Cargo.lock", &format!("source = \"{host}\"\n")).is_empty());
+        }
+        assert!(found("a.md", "see debian.org, docs.rs\n").is_empty());
+    }
+
+    #[test]
+    fn machines_are_not_shown() {
+        for folder in MACHINE_PATHS {
+            assert_eq!(found("a.sh", &format!("cd {folder}x\n")), ["1 machine-path"]);
+            assert_eq!(found("a.sh", &format!("\"{folder}x\"\n")), ["1 machine-path"]);
+            assert!(found("a.sh", &format!("cd $dir{folder}x ../a{folder}x ${{d}}{folder}\n")).is_empty());
+        }
+    }
+
+    #[test]
+    fn long_files() {
+        assert!(found("a.rs", &"//\n".repeat(RUST_LINES_MAX)).is_empty());
+        assert_eq!(found("a.rs", &"//\n".repeat(RUST_LINES_MAX + 1)), ["1201 long-file"]);
+        assert!(found("a.md", &"//\n".repeat(RUST_LINES_MAX + 1)).is_empty());
+    }
+
+    #[test]
+    fn leftovers() {
+        assert_eq!(found("a.rs", "#[allow(dead_code)]\nfn a() {}\n"), ["1 allow"]);
+        assert_eq!(found("a.rs", "#![allow(dead_code)]\n"), ["1 allow"]);
+        assert_eq!(found("a.rs", "fn a() {\n    dbg!(1);\n}\n"), ["2 dbg"]);
+        assert!(found("a.rs", "// dbg!(1)\nfn a() -> &str { \"#[allow(x)] dbg!(1)\" }\n").is_empty());
+        assert!(found("a.rs", "#[expect(dead_code, reason = \"r\")]\n").is_empty());
+    }
+
+    #[test]
+    fn only_engine_knows_versions() {
+        for field in VERSION_FIELDS {
+            let source = format!("// {field}\nfn a(info: &str) {{ info.find(\"{field}:\") }}\n");
+            assert_eq!(found("crates/flow/src/a.rs", &source), ["2 server-version"]);
+            assert_eq!(found("crates/cli/src/main.rs", &source), ["2 server-version"]);
+            for elsewhere in ["crates/engine/src/probe.rs", "crates/lab/src/lib.rs", "e2e/tests/a.rs"] {
+                assert!(found(elsewhere, &source).is_empty(), "{elsewhere}");
+            }
+        }
+    }
+
+    #[test]
+    fn pure_crates_do_no_io() {
+        let in_core = |source: &str| found("crates/core/src/a.rs", source);
+        let impure = [
+            "use std::fs;",
+            "use std::{fmt, io::{self, Read}};",
+            "use std::{\n    net::IpAddr,\n};",
+            "use std::time::{Duration, Instant};",
+            "use std::time;",
+            "use std::time::*;",
+            "use ::std::env as e;",
+            "pub use tokio::net;",
+            "fn a() { let b = std::time::SystemTime::now(); }",
+            "fn a() { std::thread::yield_now() }",
+            "fn a() { rand::random() }",
+            "fn a() { println!() }",
+            "fn a(b: std::io::IoSliceMut<'_>) {}",
+            "use std::io::{IoSlice, Read};",
+        ];
+        for source in impure {
+            assert!(!in_core(&format!("{source}\n")).is_empty(), "{source}");
+            assert!(found("crates/flow/src/a.rs", &format!("{source}\n")).is_empty(), "{source}");
+        }
+        assert_eq!(in_core("\nuse std::fs::{self, File};\n"), ["2 pure", "2 pure"]);
+        let pure = [
+            "use std::time::Duration;",
+            "use std::io::IoSlice;",
+            "fn a(b: &mut [std::io::IoSlice<'_>]) {}",
+            "use std::{collections::BTreeMap, fmt};",
+            "use std::iter; use crate::io; use super::net::a;",
+            "// std::fs\nfn a() -> &'static str { \"std::fs\" }",
+            "fn a(rand: u64, tokio: &'static str) { rand }",
+            "#[cfg(test)]\nmod tests {\n    use std::fs;\n    fn a() { std::io::empty(); }\n}",
+            "#[cfg(test)]\nmod tests;",
+        ];
+        for source in pure {
+            assert_eq!(in_core(&format!("{source}\n")), [""; 0], "{source}");
+        }
+        assert_eq!(in_core("#[cfg(test)]\nmod tests {\n    fn a() {}\n}\nuse std::fs;\n"), ["5 pure"]);
+        assert!(found("crates/core/src/tests.rs", "use std::fs;\n").is_empty());
+        assert!(found("crates/wire/tests/a.rs", "use std::fs;\n").is_empty());
+    }
+
+    #[test]
+    fn imports_are_expanded() {
+        assert_eq!(expand_imports(" a::b "), ["a::b"]);
+        assert_eq!(
+            expand_imports("a::{b, c::{d as e, f}, self,}"),
+            ["a::b", "a::c::d", "a::c::f", "a::self"]
+        );
+        assert_eq!(expand_imports("a::*"), ["a::*"]);
+    }
+
+    #[test]
+    fn comments_and_literals_are_told_from_code() {
+        let cases = [
+            ("a // b\nc", "a     \nc", "a     \nc"),
+            ("a /* b /* c */ d */ e", "a                   e", "a                   e"),
+            ("a(\"b // c\") d", "a(        ) d", "a(\"b // c\") d"),
+            (r#"a("b\"c") d"#, "a(      ) d", r#"a("b\"c") d"#),
+            ("r#\"a\"b\"# c", "         c", "r#\"a\"b\"# c"),
+            ("br\"a\\\" c", "b      c", "br\"a\\\" c"),
+            ("'\"' a '\\'' b", "    a      b", "'\"' a '\\'' b"),
+            ("fn a<'b>(c: &'b str)", "fn a<'b>(c: &'b str)", "fn a<'b>(c: &'b str)"),
+            ("r#type car\"x\"", "r#type car   ", "r#type car\"x\""),
+            ("\"é\" 'é' x", "          x", "\"é\" 'é' x"),
+        ];
+        for (source, code, code_and_strings) in cases {
+            let views = Views::of(source);
+            assert_eq!(views.code, code, "{source}");
+            assert_eq!(views.code_and_strings, code_and_strings, "{source}");
+        }
+    }
+}
