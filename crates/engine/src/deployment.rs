@@ -1,0 +1,256 @@
+//! A standalone server or a cluster: its nodes, its slots, and connections to them.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use whimbrel_core::slot::{Slot, SlotRange, SlotSet, tag_for_slot};
+use whimbrel_wire::value::Value;
+
+use crate::endpoint::{Address, Endpoint};
+use crate::error::{Error, ErrorKind, Result, Side};
+use crate::link::{Link, LinkOptions};
+use crate::probe::{Capabilities, ServerFacts};
+
+/// One primary with its slots and its replicas.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shard {
+    /// The node id; empty for a standalone server.
+    pub id: String,
+    /// Where to connect to, the address map applied.
+    pub primary: Address,
+    /// Its replicas, likewise.
+    pub replicas: Vec<Address>,
+    /// The slots it owns; all of them for a standalone server.
+    pub slots: SlotSet,
+}
+
+/// Who owns which slot, at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Topology {
+    /// False for a standalone server.
+    pub cluster: bool,
+    /// The shards that own slots.
+    pub shards: Vec<Shard>,
+    /// For each slot the index of its shard plus one; 0 where nobody owns it.
+    owner: Vec<u16>,
+}
+
+impl Topology {
+    fn new(cluster: bool, shards: Vec<Shard>) -> Topology {
+        let mut owner = vec![0; usize::from(Slot::COUNT)];
+        // A cluster has at most 16,384 primaries with slots: the index fits.
+        for (shard, index) in shards.iter().zip(1u16..) {
+            for slot in shard.slots.iter() {
+                owner[usize::from(slot.number())] = index;
+            }
+        }
+        Topology { cluster, shards, owner }
+    }
+
+    fn standalone(address: &Address) -> Topology {
+        let shard = Shard {
+            id: String::new(),
+            primary: address.clone(),
+            replicas: Vec::new(),
+            slots: SlotSet::full(),
+        };
+        Topology::new(false, vec![shard])
+    }
+
+    /// The shard that owns `slot`.
+    pub fn shard_of(&self, slot: Slot) -> Option<&Shard> {
+        let index = self.owner[usize::from(slot.number())];
+        self.shards.get(usize::from(index).checked_sub(1)?)
+    }
+
+    /// The slots whose owner differs between the two, an unowned slot included.
+    pub fn moved_slots(&self, other: &Topology) -> SlotSet {
+        let mut moved = SlotSet::new();
+        for slot in Slot::all() {
+            let id = |t: &Topology| t.shard_of(slot).map(|s| (s.id.clone(), s.primary.clone()));
+            if id(self) != id(other) {
+                moved.insert(slot);
+            }
+        }
+        moved
+    }
+
+    /// Slots that nobody owns.
+    pub fn unowned(&self) -> usize {
+        self.owner.iter().filter(|o| **o == 0).count()
+    }
+}
+
+/// A deployment that has been probed: what it is, what it can do, and its topology as last seen.
+#[derive(Debug)]
+pub struct Deployment {
+    /// How it was named.
+    pub endpoint: Arc<Endpoint>,
+    /// How connections to it behave; the database is set for each.
+    pub options: LinkOptions,
+    /// What the first server said of itself.
+    pub facts: ServerFacts,
+    /// What the first server can do.
+    pub capabilities: Capabilities,
+    topology: RwLock<Arc<Topology>>,
+    /// Where the next refresh starts, so that one node with a stale view is not asked for ever.
+    turn: AtomicUsize,
+}
+
+impl Deployment {
+    /// Connects and finds out what is there. Writes nothing.
+    ///
+    /// # Errors
+    /// Whatever keeps us from connecting or asking; `Unfit` where a cluster has no slots, or a database other than 0
+    /// was named for a cluster.
+    pub async fn probe(endpoint: Endpoint, options: LinkOptions) -> Result<Deployment> {
+        let endpoint = Arc::new(endpoint);
+        let mut link = Link::open(&endpoint, &endpoint.address, LinkOptions { db: 0, ..options }).await?;
+        let facts = ServerFacts::ask(&mut link).await?;
+        let mut capabilities = Capabilities::probe(&mut link).await?;
+        let topology = if facts.cluster {
+            read_topology(&mut link).await?
+        } else {
+            Topology::standalone(&endpoint.address)
+        };
+        if endpoint.side == Side::Target {
+            let (mut own, key) = match topology.shards.first() {
+                // Any owned slot will do: the key is never written.
+                Some(shard) if facts.cluster => {
+                    let slot = shard.slots.iter().next().map(tag_for_slot).unwrap_or_default();
+                    let link = Link::open(&endpoint, &shard.primary, LinkOptions { db: 0, ..options }).await?;
+                    (link, format!("whimbrel:probe:{{{slot}}}"))
+                }
+                _ => (link, "whimbrel:probe".to_owned()),
+            };
+            capabilities.probe_payload_version(&mut own, key.as_bytes()).await?;
+        }
+        Ok(Deployment {
+            endpoint,
+            options,
+            facts,
+            capabilities,
+            topology: RwLock::new(Arc::new(topology)),
+            turn: AtomicUsize::new(0),
+        })
+    }
+
+    /// Which side this is.
+    pub fn side(&self) -> Side {
+        self.endpoint.side
+    }
+
+    /// True for a cluster.
+    pub fn is_cluster(&self) -> bool {
+        self.facts.cluster
+    }
+
+    /// The topology as last seen.
+    pub fn topology(&self) -> Arc<Topology> {
+        self.topology.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Asks the nodes for the topology, one after another until one answers. A standalone server has none to ask for.
+    ///
+    /// # Errors
+    /// The last node's, where none answered.
+    pub async fn refresh(&self) -> Result<Arc<Topology>> {
+        if !self.facts.cluster {
+            return Ok(self.topology());
+        }
+        let known = self.topology();
+        let mut candidates: Vec<Address> = known.shards.iter().map(|s| s.primary.clone()).collect();
+        candidates.push(self.endpoint.address.clone());
+        candidates.extend(known.shards.iter().flat_map(|s| s.replicas.iter().cloned()));
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % candidates.len();
+        candidates.rotate_left(turn);
+        let mut failure = None;
+        for address in candidates {
+            let found = async { read_topology(&mut self.open(&address, 0).await?).await }.await;
+            match found {
+                Ok(topology) => {
+                    let topology = Arc::new(topology);
+                    *self.topology.write().unwrap_or_else(PoisonError::into_inner) = topology.clone();
+                    return Ok(topology);
+                }
+                Err(e) => failure = Some(e),
+            }
+        }
+        // `candidates` holds the endpoint's own address at least.
+        Err(failure.unwrap_or_else(|| Error::own("refresh the topology", "no node is known")))
+    }
+
+    /// A connection to one node.
+    ///
+    /// # Errors
+    /// As [`Link::open`].
+    pub async fn open(&self, address: &Address, db: u32) -> Result<Link> {
+        Link::open(&self.endpoint, address, LinkOptions { db, ..self.options }).await
+    }
+
+    /// A connection to the primary that owns `slot`, by the topology as last seen.
+    ///
+    /// # Errors
+    /// As [`Link::open`]; a `Server` error with `CLUSTERDOWN` where nobody owns the slot.
+    pub async fn open_owner(&self, slot: Slot, db: u32) -> Result<Link> {
+        let topology = self.topology();
+        match topology.shard_of(slot) {
+            Some(shard) => self.open(&shard.primary, db).await,
+            None => Err(self.unowned(slot)),
+        }
+    }
+
+    /// The error for a slot without an owner: transient, since a failover leaves slots so for a while.
+    pub fn unowned(&self, slot: Slot) -> Error {
+        let text = format!("CLUSTERDOWN slot {} has no owner", slot.number());
+        let kind = ErrorKind::Server(crate::error::ServerError::classify(text.as_bytes()));
+        Error::new(self.side(), self.endpoint.address.to_string(), "find the owner of a slot", kind)
+    }
+
+    /// Where a redirection to `announced` by `told_by` leads, the address map applied.
+    pub fn reach(&self, announced: &str, told_by: &Address) -> Option<Address> {
+        Some(self.endpoint.reach(&Address::parse_tcp(announced)?, told_by))
+    }
+}
+
+/// Reads `CLUSTER SLOTS`, which every version has and which crashes none (`CLUSTER SHARDS` does crash some).
+async fn read_topology(link: &mut Link) -> Result<Topology> {
+    let reply = link.call(&[b"CLUSTER", b"SLOTS"]).await?;
+    let Some(entries) = reply.as_items() else {
+        return Err(link.unexpected("CLUSTER SLOTS", &reply));
+    };
+    let mut shards: Vec<Shard> = Vec::new();
+    for entry in entries {
+        let parsed = parse_entry(entry, link).ok_or_else(|| link.unexpected("CLUSTER SLOTS", entry))?;
+        match shards.iter_mut().find(|s| s.id == parsed.id && s.primary == parsed.primary) {
+            Some(shard) => shard.slots = shard.slots.union(&parsed.slots),
+            None => shards.push(parsed),
+        }
+    }
+    if shards.is_empty() {
+        let side = link.endpoint().side;
+        let at = link.address().to_string();
+        return Err(Error::unfit(side, at, "read the cluster's slots", "no node of this cluster owns a slot")
+            .with_remedy("create the cluster first, or name a node that is part of it"));
+    }
+    Ok(Topology::new(true, shards))
+}
+
+fn parse_entry(entry: &Value, link: &Link) -> Option<Shard> {
+    let [start, end, primary, replicas @ ..] = entry.as_items()? else { return None };
+    let number = |v: &Value| u16::try_from(v.as_int()?).ok().and_then(Slot::new);
+    let (primary, id) = parse_node(primary, link)?;
+    let slots = SlotSet::from_ranges([SlotRange::new(number(start)?, number(end)?)?]);
+    let replicas = replicas.iter().filter_map(|r| parse_node(r, link)).map(|(address, _)| address).collect();
+    Some(Shard { id, primary, replicas, slots })
+}
+
+fn parse_node(node: &Value, link: &Link) -> Option<(Address, String)> {
+    let items = node.as_items()?;
+    // A null host means: the one you are talking to.
+    let host = items.first()?.as_str().unwrap_or_default();
+    let port = u16::try_from(items.get(1)?.as_int()?).ok()?;
+    let id = items.get(2).and_then(Value::as_str).unwrap_or_default();
+    let announced = Address::Tcp(host.to_owned(), port);
+    Some((link.endpoint().reach(&announced, link.address()), id.to_owned()))
+}

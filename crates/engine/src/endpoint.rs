@@ -1,0 +1,199 @@
+//! What the user typed to name a deployment.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use zeroize::Zeroizing;
+
+use crate::error::{Error, ErrorKind, Result, Side};
+
+/// A password. It is never printed, not even by `Debug`, and its memory is wiped when it is dropped.
+#[derive(Clone)]
+pub struct Secret(Zeroizing<String>);
+
+impl Secret {
+    /// Wraps a password.
+    pub fn new(text: impl Into<String>) -> Self {
+        Secret(Zeroizing::new(text.into()))
+    }
+
+    /// The password itself, for the greeting only.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+/// Where a server listens.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Address {
+    /// A host name or IP address and a port.
+    Tcp(String, u16),
+    /// A Unix domain socket.
+    Unix(PathBuf),
+}
+
+impl Address {
+    /// Parses `HOST:PORT`, `[V6]:PORT`, or what `CLUSTER` replies and redirections say (`HOST:PORT@BUSPORT`).
+    pub fn parse_tcp(text: &str) -> Option<Address> {
+        let text = text.split('@').next()?.split(',').next()?;
+        let (host, port) = text.rsplit_once(':')?;
+        let host = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
+        Some(Address::Tcp(host.to_owned(), port.parse().ok().filter(|p| *p > 0)?))
+    }
+
+    /// The host, where it is TCP.
+    pub fn host(&self) -> Option<&str> {
+        match self {
+            Address::Tcp(host, _) => Some(host),
+            Address::Unix(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Address::Tcp(host, port) => write!(f, "{host}:{port}"),
+            Address::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// How to use TLS.
+#[derive(Debug, Clone, Default)]
+pub struct TlsOptions {
+    /// PEM file with the authorities to trust; the system's own where it is not given.
+    pub ca_file: Option<PathBuf>,
+    /// PEM file with the client certificate chain.
+    pub cert_file: Option<PathBuf>,
+    /// PEM file with the client's key.
+    pub key_file: Option<PathBuf>,
+    /// The name to expect in the server's certificate instead of the host.
+    pub server_name: Option<String>,
+    /// Accept any certificate. Only ever set because the user asked for it by name.
+    pub insecure: bool,
+}
+
+/// One end of a transfer as the user named it: where, who, and how. The deployment behind it (standalone or
+/// cluster) is found by probing.
+#[derive(Debug, Clone)]
+pub struct Endpoint {
+    /// Which side of the transfer this is.
+    pub side: Side,
+    /// The first server to ask.
+    pub address: Address,
+    /// The ACL user; the server's `default` where it is not given.
+    pub user: Option<String>,
+    /// The password.
+    pub password: Option<Secret>,
+    /// The database in the URL, where one was given.
+    pub db: Option<u32>,
+    /// TLS, where the scheme or a flag asked for it.
+    pub tls: Option<TlsOptions>,
+    /// Addresses that the cluster announces and what to connect to instead: for NAT, tunnels, containers.
+    pub address_map: Vec<(Address, Address)>,
+}
+
+impl Endpoint {
+    /// Parses `HOST:PORT`, `HOST`, `redis://`, `rediss://`, `valkey://`, `valkeys://` or `unix://` with user, password and
+    /// database: `rediss://USER:PASSWORD@HOST:PORT/DB`, `unix://USER:PASSWORD@/path/to.sock?db=2`.
+    ///
+    /// # Errors
+    /// A message that names the part that is wrong; it never repeats a password.
+    pub fn parse(side: Side, text: &str) -> Result<Endpoint> {
+        let fail = |what: &str| {
+            Error::new(side, "", "reading the address", ErrorKind::Unfit(what.to_owned())).with_remedy(
+                "write HOST:PORT, redis://USER:PASSWORD@HOST:PORT/DB, rediss://… (TLS), valkey://…, valkeys://… (TLS) or \
+                 unix:///PATH",
+            )
+        };
+        let mut endpoint = Endpoint {
+            side,
+            address: Address::Tcp(String::new(), DEFAULT_PORT),
+            user: None,
+            password: None,
+            db: None,
+            tls: None,
+            address_map: Vec::new(),
+        };
+        let Some((scheme, _)) = text.split_once("://") else {
+            endpoint.address = bare_address(text).ok_or_else(|| fail("this is not HOST:PORT"))?;
+            return Ok(endpoint);
+        };
+        let tls = match scheme {
+            "redis" | "valkey" | "unix" => false,
+            "rediss" | "valkeys" => true,
+            _ => return Err(fail("unknown scheme")),
+        };
+        if tls {
+            endpoint.tls = Some(TlsOptions::default());
+        }
+        // `Url` wants a host for its own schemes only; ours are opaque to it, which keeps empty hosts legal.
+        let url = url::Url::parse(text).map_err(|e| fail(&format!("not a URL: {e}")))?;
+        let decode = |part: &str| {
+            percent_encoding::percent_decode_str(part)
+                .decode_utf8()
+                .map(|s| s.into_owned())
+                .map_err(|_| fail("user or password is not UTF-8"))
+        };
+        if !url.username().is_empty() {
+            endpoint.user = Some(decode(url.username())?);
+        }
+        if let Some(password) = url.password() {
+            endpoint.password = Some(Secret::new(decode(password)?));
+        }
+        let db = if scheme == "unix" {
+            let path = decode(url.path())?;
+            if path.len() < 2 {
+                return Err(fail("a unix:// address needs the path of the socket"));
+            }
+            endpoint.address = Address::Unix(PathBuf::from(path));
+            url.query_pairs().find(|(k, _)| k == "db").map(|(_, v)| v.into_owned())
+        } else {
+            let host = url.host_str().filter(|h| !h.is_empty()).unwrap_or("127.0.0.1");
+            let host = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
+            endpoint.address = Address::Tcp(decode(host)?, url.port().unwrap_or(DEFAULT_PORT));
+            match url.path() {
+                "" | "/" => url.query_pairs().find(|(k, _)| k == "db").map(|(_, v)| v.into_owned()),
+                path => Some(path.trim_start_matches('/').to_owned()),
+            }
+        };
+        if let Some(db) = db {
+            endpoint.db = Some(db.parse().map_err(|_| fail("the database is not a number"))?);
+        }
+        Ok(endpoint)
+    }
+
+    /// What to connect to for an address that a server announced: the address map applied, and an empty or unknown
+    /// host replaced by the host that told us.
+    pub fn reach(&self, announced: &Address, told_by: &Address) -> Address {
+        let full = match announced {
+            Address::Tcp(host, port) if host.is_empty() || host == "?" => match told_by.host() {
+                Some(host) => Address::Tcp(host.to_owned(), *port),
+                None => Address::Tcp("127.0.0.1".to_owned(), *port),
+            },
+            other => other.clone(),
+        };
+        self.address_map.iter().find(|(from, _)| *from == full).map_or(full, |(_, to)| to.clone())
+    }
+}
+
+const DEFAULT_PORT: u16 = 6379;
+
+fn bare_address(text: &str) -> Option<Address> {
+    if text.is_empty() || text.contains(['/', '@', ' ']) {
+        return None;
+    }
+    if text.starts_with('[') || text.matches(':').count() == 1 {
+        return Address::parse_tcp(text).filter(|a| a.host().is_some_and(|h| !h.is_empty()));
+    }
+    // A bare IPv6 address or a bare host name: the default port.
+    Some(Address::Tcp(text.to_owned(), DEFAULT_PORT))
+}

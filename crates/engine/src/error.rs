@@ -1,0 +1,285 @@
+//! Errors that say which side, what was tried, and what the user can do.
+
+use std::fmt;
+
+use whimbrel_core::slot::Slot;
+use whimbrel_wire::scan::Malformed;
+use whimbrel_wire::value::Value;
+
+/// Which side of a transfer something concerns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Side {
+    /// Where keys come from.
+    Source,
+    /// Where keys go to.
+    Target,
+    /// Whimbrel itself and the machine it runs on.
+    Own,
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Side::Source => "source",
+            Side::Target => "target",
+            Side::Own => "whimbrel",
+        })
+    }
+}
+
+/// What went wrong, as far as it matters for what to do next.
+#[derive(Debug)]
+pub enum ErrorKind {
+    /// No connection could be made: refused, unreachable, unknown host.
+    Connect(std::io::Error),
+    /// The TLS handshake failed, or a certificate or key could not be used.
+    Tls(String),
+    /// An established connection broke.
+    Broken(std::io::Error),
+    /// The server closed the connection.
+    Closed,
+    /// Nothing was heard for this many milliseconds. Whether the command was carried out is unknown.
+    Timeout(u64),
+    /// What came back is not RESP.
+    Malformed(Malformed),
+    /// The reply is RESP, but not the kind this command answers with.
+    Unexpected(String),
+    /// The server answered with an error.
+    Server(ServerError),
+    /// The credentials were refused, or are missing.
+    Auth(String),
+    /// The deployment cannot do what is asked of it, or the request makes no sense there.
+    Unfit(String),
+    /// Something of our own: a file, the journal, the state folder.
+    Own(String),
+}
+
+/// An error with its side, what was tried, and what the user can do.
+#[derive(Debug)]
+pub struct Error {
+    /// Which side it happened on.
+    pub side: Side,
+    /// The server it concerns, as `HOST:PORT`, or empty.
+    pub at: Box<str>,
+    /// What was being done, for example `DUMP of a key` or `connect`. Never a password or a value.
+    pub tried: Box<str>,
+    /// What went wrong.
+    pub kind: ErrorKind,
+    /// What the user can do about it.
+    pub remedy: Option<Box<str>>,
+}
+
+/// The result of everything that talks to a server.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// A new error without a remedy.
+    pub fn new(side: Side, at: impl Into<Box<str>>, tried: impl Into<Box<str>>, kind: ErrorKind) -> Self {
+        Error { side, at: at.into(), tried: tried.into(), kind, remedy: None }
+    }
+
+    /// The deployment cannot do what is asked of it.
+    pub fn unfit(side: Side, at: impl Into<Box<str>>, tried: impl Into<Box<str>>, what: impl Into<String>) -> Self {
+        Error::new(side, at, tried, ErrorKind::Unfit(what.into()))
+    }
+
+    /// Something of our own went wrong.
+    pub fn own(tried: impl Into<Box<str>>, what: impl fmt::Display) -> Self {
+        Error::new(Side::Own, "", tried, ErrorKind::Own(what.to_string()))
+    }
+
+    /// Adds what the user can do.
+    #[must_use]
+    pub fn with_remedy(mut self, remedy: impl Into<Box<str>>) -> Self {
+        self.remedy = Some(remedy.into());
+        self
+    }
+
+    /// The server's own error, where it was one.
+    pub fn server(&self) -> Option<&ServerError> {
+        match &self.kind {
+            ErrorKind::Server(e) => Some(e),
+            _ => None,
+        }
+    }
+
+    /// True where the connection is of no further use and a new one may help: the link broke, timed out, or could
+    /// not be made.
+    pub fn is_link(&self) -> bool {
+        matches!(
+            self.kind,
+            ErrorKind::Connect(_) | ErrorKind::Broken(_) | ErrorKind::Closed | ErrorKind::Timeout(_)
+        )
+    }
+
+    /// True where trying again later, perhaps at another node, can succeed without anybody changing anything.
+    pub fn is_transient(&self) -> bool {
+        self.is_link() || self.server().is_some_and(|e| e.code.is_transient())
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.side)?;
+        if !self.at.is_empty() {
+            write!(f, " {}", self.at)?;
+        }
+        write!(f, ": {}: ", self.tried)?;
+        match &self.kind {
+            ErrorKind::Connect(e) => write!(f, "cannot connect: {e}")?,
+            ErrorKind::Tls(what) => write!(f, "TLS: {what}")?,
+            ErrorKind::Broken(e) => write!(f, "the connection broke: {e}")?,
+            ErrorKind::Closed => f.write_str("the server closed the connection")?,
+            ErrorKind::Timeout(ms) => write!(f, "no answer for {ms} ms")?,
+            ErrorKind::Malformed(e) => write!(f, "{e}")?,
+            ErrorKind::Unexpected(what) => write!(f, "unexpected reply: {what}")?,
+            ErrorKind::Server(e) => write!(f, "the server answered: {}", e.text)?,
+            ErrorKind::Auth(what) => f.write_str(what)?,
+            ErrorKind::Unfit(what) => f.write_str(what)?,
+            ErrorKind::Own(what) => f.write_str(what)?,
+        }
+        if let Some(remedy) = &self.remedy {
+            write!(f, "; {remedy}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// An error reply, classified by its code.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerError {
+    /// What it means for us.
+    pub code: Code,
+    /// The whole text, shortened where the server quotes long arguments.
+    pub text: String,
+}
+
+/// The codes of error replies that lead to different actions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Code {
+    /// The slot belongs to another node: ask there, and refresh the topology. The address is `HOST:PORT`; the host
+    /// is empty where the server does not know its own name, and then means the host that answered.
+    Moved(Slot, String),
+    /// This key is already at the node that imports the slot: ask there, once, after `ASKING`.
+    Ask(Slot, String),
+    /// Several keys of a slot that is on the move.
+    TryAgain,
+    /// The cluster serves no queries, or not for this slot.
+    ClusterDown,
+    /// The server loads its data set.
+    Loading,
+    /// A replica refuses writes.
+    ReadOnly,
+    /// A replica has lost its primary and refuses stale reads.
+    MasterDown,
+    /// Too few replicas, a failed snapshot, or a full disk stop writes.
+    WritesStopped,
+    /// `maxmemory` is reached.
+    Oom,
+    /// A script is running.
+    Busy,
+    /// `RESTORE` without `REPLACE` found the key.
+    BusyKey,
+    /// The user may not run this command or touch this key.
+    NoPermission,
+    /// Authentication is required.
+    NoAuth,
+    /// Wrong user or password.
+    WrongPassword,
+    /// The key holds another type.
+    WrongType,
+    /// The payload's version or checksum is not accepted.
+    PayloadVersion,
+    /// The payload's content is not understood: an unknown type, a module that is missing.
+    PayloadFormat,
+    /// The command does not exist there.
+    UnknownCommand,
+    /// A transaction was aborted because a command in it was refused.
+    ExecAbort,
+    /// The node knows no other node by that name.
+    UnknownNode,
+    /// Anything else.
+    Other,
+}
+
+impl Code {
+    /// True for codes that go away by themselves.
+    pub fn is_transient(&self) -> bool {
+        matches!(
+            self,
+            Code::Moved(..)
+                | Code::Ask(..)
+                | Code::TryAgain
+                | Code::ClusterDown
+                | Code::Loading
+                | Code::ReadOnly
+                | Code::MasterDown
+                | Code::WritesStopped
+                | Code::Oom
+                | Code::Busy
+        )
+    }
+}
+
+/// Servers quote arguments in some errors; that much of them is shown at most.
+const TEXT_BYTES_MAX: usize = 300;
+
+impl ServerError {
+    /// Classifies the text of an error reply.
+    pub fn classify(text: &[u8]) -> ServerError {
+        let text = String::from_utf8_lossy(text);
+        let mut words = text.split(' ');
+        let code = match words.next().unwrap_or_default() {
+            word @ ("MOVED" | "ASK") => {
+                let slot = words.next().and_then(|s| s.parse().ok()).and_then(Slot::new);
+                match (slot, words.next()) {
+                    (Some(slot), Some(addr)) if word == "MOVED" => Code::Moved(slot, addr.to_owned()),
+                    (Some(slot), Some(addr)) => Code::Ask(slot, addr.to_owned()),
+                    _ => Code::Other,
+                }
+            }
+            "TRYAGAIN" => Code::TryAgain,
+            "CLUSTERDOWN" => Code::ClusterDown,
+            "LOADING" => Code::Loading,
+            "READONLY" => Code::ReadOnly,
+            "MASTERDOWN" => Code::MasterDown,
+            "NOREPLICAS" | "MISCONF" => Code::WritesStopped,
+            "OOM" => Code::Oom,
+            "BUSY" => Code::Busy,
+            "BUSYKEY" => Code::BusyKey,
+            "NOPERM" => Code::NoPermission,
+            "NOAUTH" => Code::NoAuth,
+            "WRONGPASS" => Code::WrongPassword,
+            "WRONGTYPE" => Code::WrongType,
+            "EXECABORT" => Code::ExecAbort,
+            _ if text.contains("DUMP payload version or checksum") => Code::PayloadVersion,
+            _ if text.contains("Bad data format") => Code::PayloadFormat,
+            _ if text.starts_with("ERR unknown command") || text.starts_with("ERR unknown subcommand") => {
+                Code::UnknownCommand
+            }
+            _ if text.starts_with("ERR invalid password")
+                || text.contains("without any password configured") =>
+            {
+                Code::WrongPassword
+            }
+            _ if text.starts_with("ERR Unknown node") || text.contains("I don't know about node") => {
+                Code::UnknownNode
+            }
+            _ => Code::Other,
+        };
+        let mut text = text.into_owned();
+        if text.len() > TEXT_BYTES_MAX {
+            let cut = (0..=TEXT_BYTES_MAX).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(0);
+            text.truncate(cut);
+            text.push('…');
+        }
+        ServerError { code, text }
+    }
+
+    /// The error in a reply, where it is one.
+    pub fn of(reply: &Value) -> Option<ServerError> {
+        reply.as_error().map(|text| ServerError::classify(text))
+    }
+}

@@ -1,0 +1,411 @@
+//! One connection to one server.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use rustls_pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use whimbrel_wire::encode::Outbox;
+use whimbrel_wire::scan::{Progress, Scanner};
+use whimbrel_wire::value::Value;
+
+use crate::endpoint::{Address, Endpoint};
+use crate::error::{Code, Error, ErrorKind, Result, ServerError};
+use crate::tls;
+
+/// How a connection behaves.
+#[derive(Debug, Clone, Copy)]
+pub struct LinkOptions {
+    /// The database to select.
+    pub db: u32,
+    /// Send `READONLY`, so that a replica of a cluster answers reads.
+    pub readonly: bool,
+    /// How long to try to connect, handshake included.
+    pub connect_timeout_ms: u64,
+    /// How long a reply may take without a single byte arriving.
+    pub reply_timeout_ms: u64,
+}
+
+impl Default for LinkOptions {
+    fn default() -> Self {
+        LinkOptions { db: 0, readonly: false, connect_timeout_ms: 5_000, reply_timeout_ms: 30_000 }
+    }
+}
+
+/// The name that connections show in `CLIENT LIST`.
+pub const CLIENT_NAME: &str = "whimbrel";
+
+/// Space asked for before each read. Large enough that a batch of small values takes few system calls.
+const READ_BYTES: usize = 64 << 10;
+
+/// A connection to one server: greeted, authenticated, on its database.
+///
+/// Commands are queued in [`Link::outbox`], sent by [`Link::flush`], and answered in order by [`Link::reply`]. After any
+/// error other than [`ErrorKind::Server`], and after a future of it was dropped half-way, a link is out of step with
+/// the server and must be thrown away.
+#[derive(Debug)]
+pub struct Link {
+    endpoint: Arc<Endpoint>,
+    address: Address,
+    options: LinkOptions,
+    io: Io,
+    inbox: BytesMut,
+    scanner: Scanner,
+    outbox: Outbox,
+}
+
+impl Link {
+    /// Connects to `address` with the credentials and TLS of `endpoint`.
+    ///
+    /// # Errors
+    /// `Connect`, `Tls`, `Auth`, or what the server answered to the greeting (for example `LOADING`).
+    pub async fn open(endpoint: &Arc<Endpoint>, address: &Address, options: LinkOptions) -> Result<Link> {
+        let limit = Duration::from_millis(options.connect_timeout_ms);
+        let opened = timeout(limit, async {
+            let io = Io::open(endpoint, address).await?;
+            let mut link = Link {
+                endpoint: endpoint.clone(),
+                address: address.clone(),
+                options,
+                io,
+                inbox: BytesMut::new(),
+                scanner: Scanner::default(),
+                outbox: Outbox::new(),
+            };
+            link.greet().await?;
+            Ok(link)
+        })
+        .await;
+        opened.unwrap_or_else(|_| {
+            let kind = ErrorKind::Connect(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("no connection within {} ms", options.connect_timeout_ms),
+            ));
+            Err(Error::new(endpoint.side, address.to_string(), "connect", kind))
+        })
+    }
+
+    /// The server this link leads to.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The endpoint whose credentials it uses.
+    pub fn endpoint(&self) -> &Arc<Endpoint> {
+        &self.endpoint
+    }
+
+    /// The options it was opened with.
+    pub fn options(&self) -> LinkOptions {
+        self.options
+    }
+
+    /// Where commands are queued. Every command queued must be matched by one [`Link::reply`].
+    pub fn outbox(&mut self) -> &mut Outbox {
+        &mut self.outbox
+    }
+
+    /// Queues a command of short arguments.
+    pub fn push(&mut self, args: &[&[u8]]) {
+        self.outbox.push(args);
+    }
+
+    /// Sends everything queued.
+    ///
+    /// # Errors
+    /// `Broken`, or `Timeout` where the server takes nothing in for the reply timeout.
+    pub async fn flush(&mut self) -> Result<()> {
+        let limit = Duration::from_millis(self.options.reply_timeout_ms);
+        while !self.outbox.is_empty() {
+            match timeout(limit, self.io.write_buf(&mut self.outbox)).await {
+                Ok(Ok(0)) => return Err(self.fail("send", ErrorKind::Closed)),
+                Ok(Ok(_)) => {}
+                Ok(Err(e)) => return Err(self.fail("send", ErrorKind::Broken(e))),
+                Err(_) => return Err(self.fail("send", ErrorKind::Timeout(self.options.reply_timeout_ms))),
+            }
+        }
+        match timeout(limit, self.io.flush()).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(e)) => Err(self.fail("send", ErrorKind::Broken(e))),
+            Err(_) => Err(self.fail("send", ErrorKind::Timeout(self.options.reply_timeout_ms))),
+        }
+    }
+
+    /// The next whole frame, as bytes.
+    ///
+    /// # Errors
+    /// `Broken`, `Closed`, `Timeout` or `Malformed`.
+    pub async fn frame(&mut self) -> Result<Bytes> {
+        loop {
+            let missing = match self.scanner.scan(&self.inbox) {
+                Ok(Progress::Complete(len)) => return Ok(self.inbox.split_to(len).freeze()),
+                Ok(Progress::Incomplete(missing)) => missing,
+                Err(e) => return Err(self.fail("read a reply", ErrorKind::Malformed(e))),
+            };
+            if self.inbox.capacity() - self.inbox.len() < missing.min(READ_BYTES / 4) {
+                self.inbox.reserve(missing.max(READ_BYTES));
+            }
+            let limit = Duration::from_millis(self.options.reply_timeout_ms);
+            match timeout(limit, self.io.read_buf(&mut self.inbox)).await {
+                Ok(Ok(0)) => return Err(self.fail("read a reply", ErrorKind::Closed)),
+                Ok(Ok(_)) => {}
+                Ok(Err(e)) => return Err(self.fail("read a reply", ErrorKind::Broken(e))),
+                Err(_) => {
+                    return Err(self.fail("read a reply", ErrorKind::Timeout(self.options.reply_timeout_ms)));
+                }
+            }
+        }
+    }
+
+    /// The next reply. An error reply is a value here.
+    ///
+    /// # Errors
+    /// As [`Link::frame`].
+    pub async fn reply(&mut self) -> Result<Value> {
+        let frame = self.frame().await?;
+        Value::parse(&frame).map_err(|e| self.fail("read a reply", ErrorKind::Malformed(e)))
+    }
+
+    /// The next `n` replies, in order. Error replies are values here.
+    ///
+    /// # Errors
+    /// As [`Link::frame`].
+    pub async fn replies(&mut self, n: usize) -> Result<Vec<Value>> {
+        let mut replies = Vec::with_capacity(n);
+        for _ in 0..n {
+            replies.push(self.reply().await?);
+        }
+        Ok(replies)
+    }
+
+    /// Sends one command and returns its reply, an error reply as a value.
+    ///
+    /// # Errors
+    /// As [`Link::flush`] and [`Link::frame`].
+    pub async fn ask(&mut self, args: &[&[u8]]) -> Result<Value> {
+        self.push(args);
+        self.flush().await?;
+        self.reply().await
+    }
+
+    /// Sends one command and returns its reply; an error reply becomes an error that names the command.
+    ///
+    /// # Errors
+    /// As [`Link::ask`], and `Server`.
+    pub async fn call(&mut self, args: &[&[u8]]) -> Result<Value> {
+        let reply = self.ask(args).await?;
+        self.check(reply, args.first().copied().unwrap_or_default())
+    }
+
+    /// Turns an error reply to `command` into an error that names it.
+    ///
+    /// # Errors
+    /// `Server`.
+    pub fn check(&self, reply: Value, command: &[u8]) -> Result<Value> {
+        match ServerError::of(&reply) {
+            None => Ok(reply),
+            Some(e) => Err(self.server_error(e, command)),
+        }
+    }
+
+    /// An error for a server's refusal of `command` (its name, or a few words; never values).
+    pub fn server_error(&self, e: ServerError, command: &[u8]) -> Error {
+        let remedy = match e.code {
+            Code::NoPermission => Some("give this user the permission, or name another user"),
+            Code::NoAuth => Some("name a user and a password"),
+            Code::WritesStopped => Some("see why the server has stopped writes"),
+            Code::Oom => Some("raise maxmemory on that server or make room"),
+            _ => None,
+        };
+        let error = self.fail(&String::from_utf8_lossy(command), ErrorKind::Server(e));
+        match remedy {
+            Some(remedy) => error.with_remedy(remedy),
+            None => error,
+        }
+    }
+
+    /// An error for a reply of the wrong kind.
+    pub fn unexpected(&self, command: &str, reply: &Value) -> Error {
+        // Never the value itself: it may be user data.
+        let kind = match reply {
+            Value::Error(text) => format!("error {}", ServerError::classify(text).text),
+            Value::Null => "null".to_owned(),
+            Value::Int(n) => format!("integer {n}"),
+            Value::Array(items) => format!("array of {}", items.len()),
+            Value::Simple(_) | Value::Bulk(_) => "a string".to_owned(),
+            _ => "another kind of value".to_owned(),
+        };
+        self.fail(command, ErrorKind::Unexpected(kind))
+    }
+
+    fn fail(&self, tried: &str, kind: ErrorKind) -> Error {
+        Error::new(self.endpoint.side, self.address.to_string(), tried, kind)
+    }
+
+    async fn greet(&mut self) -> Result<()> {
+        self.greet_commands().await.map_err(|e| match &e.kind {
+            ErrorKind::Closed | ErrorKind::Broken(_) | ErrorKind::Malformed(_)
+                if self.endpoint.tls.is_none() && matches!(self.address, Address::Tcp(..)) =>
+            {
+                e.with_remedy("if this port expects TLS, write rediss:// or valkeys://")
+            }
+            _ => e,
+        })
+    }
+
+    async fn greet_commands(&mut self) -> Result<()> {
+        let mut sent: Vec<&'static str> = Vec::new();
+        if let Some(password) = self.endpoint.password.clone() {
+            match self.endpoint.user.clone() {
+                Some(user) => self.push(&[b"AUTH", user.as_bytes(), password.expose().as_bytes()]),
+                None => self.push(&[b"AUTH", password.expose().as_bytes()]),
+            }
+            sent.push("AUTH");
+        }
+        self.push(&[b"CLIENT", b"SETNAME", CLIENT_NAME.as_bytes()]);
+        sent.push("CLIENT SETNAME");
+        if self.options.db != 0 {
+            let db = self.options.db.to_string();
+            self.push(&[b"SELECT", db.as_bytes()]);
+            sent.push("SELECT");
+        }
+        if self.options.readonly {
+            self.push(&[b"READONLY"]);
+            sent.push("READONLY");
+        }
+        self.flush().await?;
+        for command in sent {
+            let reply = self.reply().await?;
+            let Some(e) = ServerError::of(&reply) else { continue };
+            match (command, &e.code) {
+                (_, Code::WrongPassword) => {
+                    let what = format!("the server refused the credentials: {}", e.text);
+                    return Err(self
+                        .fail("log in", ErrorKind::Auth(what))
+                        .with_remedy("check the user and the password"));
+                }
+                (_, Code::NoAuth) => {
+                    return Err(self
+                        .fail("log in", ErrorKind::Auth("the server wants a password".to_owned()))
+                        .with_remedy("name it in the URL, in a file, or in an environment variable"));
+                }
+                // A name and replica reads are a courtesy: a proxy or an ACL may forbid them, and a standalone
+                // server knows no READONLY.
+                ("CLIENT SETNAME" | "READONLY", _) => {}
+                ("AUTH", _) => {
+                    return Err(self.fail("log in", ErrorKind::Auth(e.text)));
+                }
+                ("SELECT", Code::Other) => {
+                    let what = format!("database {} cannot be selected: {}", self.options.db, e.text);
+                    return Err(self.fail("SELECT", ErrorKind::Unfit(what)));
+                }
+                _ => return Err(self.server_error(e, command.as_bytes())),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The three kinds of stream.
+#[derive(Debug)]
+enum Io {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Io {
+    async fn open(endpoint: &Endpoint, address: &Address) -> Result<Io> {
+        let fail = |kind| Error::new(endpoint.side, address.to_string(), "connect", kind);
+        let (host, port) = match address {
+            Address::Unix(path) => {
+                let stream = UnixStream::connect(path).await.map_err(|e| fail(ErrorKind::Connect(e)))?;
+                return Ok(Io::Unix(stream));
+            }
+            Address::Tcp(host, port) => (host.as_str(), *port),
+        };
+        let stream = TcpStream::connect((host, port)).await.map_err(|e| fail(ErrorKind::Connect(e)))?;
+        stream.set_nodelay(true).map_err(|e| fail(ErrorKind::Connect(e)))?;
+        let Some(options) = &endpoint.tls else {
+            return Ok(Io::Tcp(stream));
+        };
+        let config = tls::client_config(options).map_err(|e| fail(ErrorKind::Tls(e)))?;
+        let name = options.server_name.as_deref().unwrap_or(host);
+        let name = ServerName::try_from(name.to_owned())
+            .map_err(|_| fail(ErrorKind::Tls(format!("{name} is not a name that a certificate can hold"))))?;
+        let stream = TlsConnector::from(config).connect(name, stream).await.map_err(|e| {
+            let plain = e
+                .get_ref()
+                .and_then(|e| e.downcast_ref::<rustls::Error>())
+                .is_some_and(|e| matches!(e, rustls::Error::InvalidMessage(_)));
+            let closed = e.kind() == io::ErrorKind::UnexpectedEof || e.kind() == io::ErrorKind::ConnectionReset;
+            let error = fail(ErrorKind::Tls(format!("the handshake failed: {e}")));
+            if plain || closed {
+                error.with_remedy("if this port does not use TLS, write redis:// or valkey://")
+            } else {
+                error.with_remedy("check the CA, the certificate and the server name")
+            }
+        })?;
+        Ok(Io::Tls(Box::new(stream)))
+    }
+}
+
+impl AsyncRead for Io {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Io::Tcp(s) => Pin::new(s).poll_read(cx, buf),
+            Io::Unix(s) => Pin::new(s).poll_read(cx, buf),
+            Io::Tls(s) => Pin::new(s).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Io {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Io::Tcp(s) => Pin::new(s).poll_write(cx, buf),
+            Io::Unix(s) => Pin::new(s).poll_write(cx, buf),
+            Io::Tls(s) => Pin::new(s).poll_write(cx, buf),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Io::Tcp(s) => Pin::new(s).poll_write_vectored(cx, bufs),
+            Io::Unix(s) => Pin::new(s).poll_write_vectored(cx, bufs),
+            Io::Tls(s) => Pin::new(s).poll_write_vectored(cx, bufs),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Io::Tcp(s) => Pin::new(s).poll_flush(cx),
+            Io::Unix(s) => Pin::new(s).poll_flush(cx),
+            Io::Tls(s) => Pin::new(s).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Io::Tcp(s) => Pin::new(s).poll_shutdown(cx),
+            Io::Unix(s) => Pin::new(s).poll_shutdown(cx),
+            Io::Tls(s) => Pin::new(s).poll_shutdown(cx),
+        }
+    }
+}

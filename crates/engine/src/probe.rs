@@ -1,0 +1,199 @@
+//! What a server is and what it can do, found by asking it.
+
+use std::collections::BTreeMap;
+
+use whimbrel_wire::payload::{self, Dialect};
+
+use crate::error::{Code, Result, ServerError};
+use crate::link::Link;
+
+/// The reply of `INFO` as fields.
+#[derive(Debug, Clone, Default)]
+pub struct Info(BTreeMap<String, String>);
+
+impl Info {
+    /// Asks `link` for one section, or for the default ones where `section` is empty.
+    ///
+    /// # Errors
+    /// As [`Link::call`].
+    pub async fn ask(link: &mut Link, section: &str) -> Result<Info> {
+        let reply =
+            if section.is_empty() { link.call(&[b"INFO"]).await? } else { link.call(&[b"INFO", section.as_bytes()]).await? };
+        match reply.as_bytes() {
+            Some(text) => Ok(Info::parse(text)),
+            None => Err(link.unexpected("INFO", &reply)),
+        }
+    }
+
+    /// Parses the text of an `INFO` reply.
+    pub fn parse(text: &[u8]) -> Info {
+        let text = String::from_utf8_lossy(text);
+        Info(
+            text.lines()
+                .filter(|line| !line.starts_with('#'))
+                .filter_map(|line| line.split_once(':'))
+                .map(|(k, v)| (k.to_owned(), v.trim_end().to_owned()))
+                .collect(),
+        )
+    }
+
+    /// A field.
+    pub fn field(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    /// A field that is a number.
+    pub fn number(&self, name: &str) -> Option<u64> {
+        self.field(name)?.parse().ok()
+    }
+
+    /// The databases that hold keys, from the `keyspace` section.
+    pub fn keyspace(&self) -> BTreeMap<u32, DbCounts> {
+        self.0
+            .iter()
+            .filter_map(|(name, value)| {
+                let db = name.strip_prefix("db")?.parse().ok()?;
+                let part = |wanted: &str| {
+                    value
+                        .split(',')
+                        .filter_map(|p| p.split_once('='))
+                        .find(|(k, _)| *k == wanted)
+                        .and_then(|(_, v)| v.parse().ok())
+                };
+                Some((db, DbCounts { keys: part("keys")?, expires: part("expires").unwrap_or(0) }))
+            })
+            .collect()
+    }
+}
+
+/// How many keys a database holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DbCounts {
+    /// All keys.
+    pub keys: u64,
+    /// Those with a time to live.
+    pub expires: u64,
+}
+
+/// What a server is. It changes with a restart or a failover.
+#[derive(Debug, Clone)]
+pub struct ServerFacts {
+    /// For people: `Redis 7.0.15`.
+    pub version: String,
+    /// Which family of payload formats and commands it speaks.
+    pub dialect: Dialect,
+    /// Changes with every start of the process; `SCAN` cursors and data not written to disk do not outlive it.
+    pub run_id: String,
+    /// True where it runs as part of a cluster.
+    pub cluster: bool,
+    /// True where it is a replica.
+    pub replica: bool,
+    /// Bytes of its data set, by its own estimate.
+    pub dataset_bytes: u64,
+}
+
+impl ServerFacts {
+    /// Asks for them.
+    ///
+    /// # Errors
+    /// As [`Link::call`].
+    pub async fn ask(link: &mut Link) -> Result<ServerFacts> {
+        Ok(ServerFacts::of(&Info::ask(link, "").await?))
+    }
+
+    fn of(info: &Info) -> ServerFacts {
+        let valkey = info.field("valkey_version");
+        let version = match valkey {
+            Some(v) => format!("Valkey {v}"),
+            None => format!("Redis {}", info.field("redis_version").unwrap_or("of unknown version")),
+        };
+        ServerFacts {
+            version,
+            dialect: if valkey.is_some() { Dialect::Valkey } else { Dialect::Redis },
+            run_id: info.field("run_id").unwrap_or_default().to_owned(),
+            cluster: info.field("cluster_enabled") == Some("1") || info.field("redis_mode") == Some("cluster"),
+            replica: matches!(info.field("role"), Some("slave" | "replica")),
+            dataset_bytes: info.number("used_memory_dataset").unwrap_or(0),
+        }
+    }
+}
+
+/// What a server can do. Found by asking for its commands; no caller needs to know a version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// `PEXPIRETIME`: absolute expiry times of keys (Redis 7.0 and later).
+    pub pexpiretime: bool,
+    /// `HPEXPIRETIME` and `HPEXPIREAT`: hash fields with a time to live.
+    pub hash_field_ttl: bool,
+    /// `FUNCTION`.
+    pub functions: bool,
+    /// `MEMORY USAGE`.
+    pub memory_usage: bool,
+    /// `DUMP`.
+    pub dump: bool,
+    /// `RESTORE`.
+    pub restore: bool,
+    /// The highest version of a `DUMP` payload that it accepts; `None` until asked with
+    /// [`Capabilities::probe_payload_version`], or where it does not let us restore.
+    pub payload_version_max: Option<u16>,
+}
+
+/// The commands whose presence [`Capabilities::probe`] asks for.
+const PROBED: [&str; 6] = ["pexpiretime", "hpexpiretime", "function", "memory", "dump", "restore"];
+
+impl Capabilities {
+    /// Asks which commands the server has. Where `COMMAND` itself is forbidden, everything a server of the
+    /// oldest supported version has is assumed, and nothing more.
+    ///
+    /// # Errors
+    /// As [`Link::ask`].
+    pub async fn probe(link: &mut Link) -> Result<Capabilities> {
+        let mut args: Vec<&[u8]> = vec![b"COMMAND", b"INFO"];
+        args.extend(PROBED.iter().map(|c| c.as_bytes()));
+        let reply = link.ask(&args).await?;
+        let has = |i: usize, assumed: bool| match reply.as_items() {
+            // RESP2 servers answer an unknown command with a null array.
+            Some(items) => items.get(i).is_some_and(|v| v.as_items().is_some_and(|v| !v.is_empty())),
+            None => assumed,
+        };
+        Ok(Capabilities {
+            pexpiretime: has(0, false),
+            hash_field_ttl: has(1, false),
+            functions: has(2, false),
+            memory_usage: has(3, true),
+            dump: has(4, true),
+            restore: has(5, true),
+            payload_version_max: None,
+        })
+    }
+
+    /// Finds the highest payload version that `link`'s server accepts, without writing anything: it is offered
+    /// payloads of an impossible type, and says which of version and content it objects to.
+    ///
+    /// `key` names a key of a slot that the server owns; the key is never written.
+    ///
+    /// # Errors
+    /// As [`Link::replies`].
+    pub async fn probe_payload_version(&mut self, link: &mut Link, key: &[u8]) -> Result<()> {
+        for &version in &PAYLOAD_VERSIONS {
+            link.push(&[b"RESTORE", key, b"0", &payload::empty_probe(version)]);
+        }
+        link.flush().await?;
+        let mut best = None;
+        for (&version, reply) in PAYLOAD_VERSIONS.iter().zip(link.replies(PAYLOAD_VERSIONS.len()).await?) {
+            match ServerError::of(&reply).map(|e| e.code) {
+                Some(Code::PayloadFormat) => best = best.max(Some(version)),
+                Some(Code::UnknownCommand | Code::NoPermission) => self.restore = false,
+                _ => {}
+            }
+        }
+        self.payload_version_max = best;
+        if best.is_none() {
+            self.restore = false;
+        }
+        Ok(())
+    }
+}
+
+/// RDB versions that servers since Redis 6.2 write: 9 to 13 by Redis, 9 to 11 and from 80 on by Valkey.
+const PAYLOAD_VERSIONS: [u16; 12] = [9, 10, 11, 12, 13, 14, 15, 80, 81, 82, 83, 84];
