@@ -1,0 +1,670 @@
+//! Copies keys from one deployment to another.
+//!
+//! ```text
+//!  for each shard and database of the source, a few at a time:
+//!
+//!             keys                states               acknowledgements
+//!  SCAN ──┬──────────▶ reader ───────────▶ writer ──┐
+//!         ├──────────▶ reader ───────────▶ writer ──┼──▶ tracker ──▶ journal
+//!         └──────────▶ reader ───────────▶ writer ──┘
+//!           one lane for each hash of a key; every queue bounded; values bounded by the memory budget
+//! ```
+//!
+//! **Invariant: one lane per key.** All reads and writes of a key go through the same lane in order, so a read that is
+//! older can never be written over one that is newer, even though `SCAN` may give a key twice.
+//!
+//! **What a pass may have missed is gone through again.** Slots that changed their owner on the source while it was
+//! scanned, and slots whose target primary was replaced or restarted after it had acknowledged writes, are *in doubt*.
+//! After a pass they are copied once more, until a pass ends without doubt.
+
+mod preflight;
+mod read;
+mod track;
+mod write;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::select::Selection;
+use whimbrel_core::slot::{Slot, SlotSet};
+use whimbrel_engine::deployment::{Deployment, Topology};
+use whimbrel_engine::endpoint::Address;
+use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_engine::link::Link;
+use whimbrel_engine::probe::ServerFacts;
+use xxhash_rust::xxh3::xxh3_64;
+
+pub use preflight::{DbPair, Plan, PlannedDb, databases, plan};
+
+use self::read::{KeyBatch, Reader};
+use self::track::{Origins, Tracker};
+use self::write::Writer;
+use crate::budget::{MemoryBudget, Rate, Rates};
+use crate::journal::{Journal, JournalState, UnitMark};
+use crate::progress::{CopyCounts, CopyProgress};
+use crate::retry::{Backoff, RetryPolicy};
+use crate::scan::{KeyScan, ScanOptions, Unit};
+pub use crate::typed::Existing;
+
+/// What to copy and how.
+#[derive(Debug, Clone)]
+pub struct CopyOptions {
+    /// Which keys, by name and slot.
+    pub selection: Selection,
+    /// Which types, by the names that `TYPE` gives; all where empty.
+    pub types: Vec<String>,
+    /// Which databases of the source go to which of the target.
+    pub dbs: Vec<DbPair>,
+    /// What to do with keys that the target has already.
+    pub existing: Existing,
+    /// Stop after so many keys.
+    pub limit: Option<u64>,
+    /// Bytes of values in flight.
+    pub memory_bytes: u64,
+    /// From this size on a value moves in chunks.
+    pub big_key_bytes: u64,
+    /// Size of a chunk.
+    pub chunk_bytes: usize,
+    /// Keys read per second, at most.
+    pub rate_keys: Option<u64>,
+    /// Bytes of values read per second, at most.
+    pub rate_bytes: Option<u64>,
+    /// `COUNT` of `SCAN`.
+    pub scan_count: u32,
+    /// Lanes for each shard that is being copied.
+    pub lanes: usize,
+    /// Shards copied at once.
+    pub shards_at_once: usize,
+    /// Read from replicas where there are any.
+    pub from_replicas: bool,
+    /// How long to try again.
+    pub retry: RetryPolicy,
+    /// Short name of this job: part of the names of staging keys.
+    pub job: String,
+}
+
+/// A key that was not copied, and why.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct KeyFailure {
+    /// Its database on the source.
+    pub db: u32,
+    /// Its name, with unprintable bytes escaped.
+    pub key: String,
+    /// The reason.
+    pub reason: String,
+}
+
+/// What a copy did.
+#[derive(Debug, Clone, Serialize)]
+pub struct CopyReport {
+    /// All counters.
+    pub counts: CopyCounts,
+    /// How long it took.
+    pub duration_ms: u64,
+    /// How often the keyspace, or the part in doubt, was gone through.
+    pub passes: u32,
+    /// True where every selected key has been dealt with; false where it was stopped.
+    pub complete: bool,
+    /// True where it went on from a journal.
+    pub resumed: bool,
+    /// The first keys that were not copied; their number is in the counters.
+    pub failures: Vec<KeyFailure>,
+    /// What the user should know.
+    pub notices: Vec<String>,
+}
+
+/// How many failed keys a report lists.
+const FAILURES_MAX: usize = 1_000;
+
+/// How often keys in doubt are gone through again before the copy gives up.
+const PASSES_MAX: u32 = 12;
+
+/// How often the journal is written.
+const JOURNAL_PERIOD: Duration = Duration::from_millis(500);
+
+/// Keys collected for a lane before they are handed over.
+const BATCH_KEYS: usize = 512;
+
+/// Batches that may wait between two stages of a lane.
+const QUEUE_BATCHES: usize = 2;
+
+/// What all parts of one copy share.
+pub(crate) struct Shared {
+    pub(crate) source: Arc<Deployment>,
+    pub(crate) target: Arc<Deployment>,
+    pub(crate) options: CopyOptions,
+    pub(crate) progress: Arc<CopyProgress>,
+    pub(crate) budget: MemoryBudget,
+    pub(crate) rates: Rates,
+    /// Cancelled when the user wants to stop: scanning ends, what is in the lanes is finished.
+    pub(crate) stop: CancellationToken,
+    left_of_limit: AtomicI64,
+    failures: Mutex<Vec<KeyFailure>>,
+    doubt: Mutex<Doubt>,
+}
+
+/// What has to be gone through again.
+#[derive(Debug, Default)]
+struct Doubt {
+    source: SlotSet,
+    target: SlotSet,
+    /// The process that was first met at each address of the target.
+    target_runs: HashMap<Address, String>,
+}
+
+impl Shared {
+    /// Notes a key that could not be copied.
+    pub(crate) fn failed(&self, db: u32, key: &[u8], reason: String) {
+        CopyProgress::add(&self.progress.failed, 1);
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        if failures.len() < FAILURES_MAX {
+            failures.push(KeyFailure { db, key: shown(key), reason });
+        }
+    }
+
+    /// A pause before the next try, cut short when the user stops.
+    pub(crate) async fn pause(&self, backoff: &mut Backoff, error: Error) -> Result<()> {
+        tokio::select! {
+            paused = backoff.pause(error) => paused,
+            () = self.stop.cancelled() => {
+                Err(Error::own("try again", "stopped while waiting for a server to recover")
+                    .with_remedy("go on with --resume"))
+            }
+        }
+    }
+
+    /// Waits for what a rate allows; false where the copy was stopped meanwhile.
+    pub(crate) async fn paced(&self, wait: impl Future<Output = ()>) -> bool {
+        self.stop.run_until_cancelled(wait).await.is_some()
+    }
+
+    /// Notes that a slot of the source was found on the move.
+    pub(crate) fn doubt_source(&self, slot: Slot) {
+        self.doubt.lock().unwrap_or_else(PoisonError::into_inner).source.insert(slot);
+    }
+
+    /// Asks the source for its topology; what moved is in doubt.
+    pub(crate) async fn refresh_source(&self) {
+        if let Some(moved) = refresh(&self.source).await {
+            let mut doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+            doubt.source = doubt.source.union(&moved);
+        }
+    }
+
+    /// Asks the target for its topology; what moved is in doubt, since a failover may have lost acknowledged writes.
+    pub(crate) async fn refresh_target(&self) {
+        if let Some(moved) = refresh(&self.target).await {
+            let mut doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+            doubt.target = doubt.target.union(&moved);
+        }
+    }
+
+    /// A connection to a node of the target. Another process than the one met there before is noted: it may have
+    /// lost what the old one had acknowledged.
+    pub(crate) async fn open_target(&self, address: &Address, db: u32) -> Result<Link> {
+        let mut link = self.target.open(address, db).await?;
+        let facts = ServerFacts::ask(&mut link).await?;
+        if facts.replica && !self.target.is_cluster() {
+            return Err(Error::unfit(
+                self.target.side(),
+                address.to_string(),
+                "connect",
+                "this server is a replica and takes no writes",
+            )
+            .with_remedy("name its primary"));
+        }
+        let mut doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+        match doubt.target_runs.get(address) {
+            Some(old) if *old != facts.run_id => {
+                let topology = self.target.topology();
+                for shard in topology.shards.iter().filter(|s| s.primary == *address) {
+                    doubt.target = doubt.target.union(&shard.slots);
+                }
+                doubt.target_runs.insert(address.clone(), facts.run_id);
+            }
+            Some(_) => {}
+            None => {
+                doubt.target_runs.insert(address.clone(), facts.run_id);
+            }
+        }
+        Ok(link)
+    }
+
+    /// A connection to the target's owner of `slot`.
+    pub(crate) async fn open_target_owner(&self, slot: Slot, db: u32) -> Result<Link> {
+        let topology = self.target.topology();
+        match topology.shard_of(slot) {
+            Some(shard) => self.open_target(&shard.primary, db).await,
+            None => Err(self.target.unowned(slot)),
+        }
+    }
+
+    /// Whether the server cannot filter by type, so that each key's has to be asked before it is selected.
+    pub(crate) fn types_asked(&self) -> bool {
+        self.options.types.len() > 1
+    }
+
+    /// Counts keys as selected, as far as the limit allows; the others are dropped.
+    pub(crate) fn select(&self, keys: &mut Vec<Bytes>) {
+        keys.truncate(self.take_of_limit(keys.len()));
+        CopyProgress::add(&self.progress.selected, keys.len() as u64);
+    }
+
+    /// Takes up to `wanted` keys of what is left of the limit.
+    fn take_of_limit(&self, wanted: usize) -> usize {
+        if self.options.limit.is_none() {
+            return wanted;
+        }
+        let wanted = i64::try_from(wanted).unwrap_or(i64::MAX);
+        let before = self.left_of_limit.fetch_sub(wanted, Ordering::Relaxed);
+        usize::try_from(before.clamp(0, wanted)).unwrap_or(0)
+    }
+
+    fn limit_reached(&self) -> bool {
+        self.options.limit.is_some() && self.left_of_limit.load(Ordering::Relaxed) <= 0
+    }
+}
+
+async fn refresh(deployment: &Deployment) -> Option<SlotSet> {
+    let before = deployment.topology();
+    match deployment.refresh().await {
+        Ok(now) => Some(before.moved_slots(&now)).filter(|moved| !moved.is_empty()),
+        Err(error) => {
+            tracing::debug!(%error, "topology refresh failed");
+            None
+        }
+    }
+}
+
+/// A key for people: printable UTF-8 as it is, everything else escaped, long names cut.
+pub fn shown(key: &[u8]) -> String {
+    const SHOWN_BYTES_MAX: usize = 200;
+    let cut = key.len().min(SHOWN_BYTES_MAX);
+    let mut text = format!("\"{}", key[..cut].escape_ascii());
+    text.push_str(if cut < key.len() { "…\"" } else { "\"" });
+    text
+}
+
+/// Copies. The plan has been made, and agreed to, before.
+///
+/// `stop` ends it early and cleanly: what is in the lanes is finished and the journal is written. With a journal that
+/// holds an earlier run, that run is gone on with.
+///
+/// # Errors
+/// What could not be helped by trying again. The journal stays, and a later run can go on.
+pub async fn copy(
+    source: Arc<Deployment>,
+    target: Arc<Deployment>,
+    options: CopyOptions,
+    progress: Arc<CopyProgress>,
+    mut journal: Option<Journal>,
+    stop: CancellationToken,
+) -> Result<CopyReport> {
+    let started = Instant::now();
+    let limit = options.limit.map_or(i64::MAX, |n| i64::try_from(n).unwrap_or(i64::MAX));
+    let shared = Arc::new(Shared {
+        budget: MemoryBudget::new(options.memory_bytes),
+        rates: Rates { keys: options.rate_keys.map(Rate::new), bytes: options.rate_bytes.map(Rate::new) },
+        left_of_limit: AtomicI64::new(limit),
+        source,
+        target,
+        options,
+        progress,
+        stop,
+        failures: Mutex::default(),
+        doubt: Mutex::default(),
+    });
+    let mut state = match &journal {
+        Some(journal) => journal.state().clone(),
+        None => JournalState::default(),
+    };
+    let resumed = !state.is_fresh();
+    let runs = target_runs(&shared).await?;
+    if resumed && state.target_runs != runs {
+        shared.progress.notice("a server of the target is not the process it was: the copy starts again".to_owned());
+        state = JournalState::default();
+    }
+    state.target_runs = runs;
+    if resumed && !state.is_fresh() && state.source_layout != layout(&shared.source.topology()) {
+        // A slot may have moved from a shard that was not scanned yet to one that was.
+        shared.progress.notice("slots of the source have moved since: the copy starts again".to_owned());
+        state = JournalState { target_runs: state.target_runs, ..JournalState::default() };
+    }
+    // The pass that was under way is gone on with.
+    state.pass = state.pass.saturating_sub(1);
+    let mut complete = false;
+    while state.pass < PASSES_MAX {
+        state.pass += 1;
+        let before = shared.source.topology();
+        state.source_layout = layout(&before);
+        complete = run_pass(&shared, &mut state, &mut journal).await?;
+        if !complete || shared.limit_reached() {
+            break;
+        }
+        let again = doubtful(&shared, &before, &state).await?;
+        if again.is_empty() {
+            break;
+        }
+        complete = false;
+        shared.progress.notice(format!(
+            "{} slots changed hands or lost their server during pass {}: they are copied once more",
+            again.len(),
+            state.pass
+        ));
+        state.begin_pass(&again);
+    }
+    if complete {
+        if let Some(journal) = journal.take() {
+            journal.finish()?;
+        }
+    } else if state.pass >= PASSES_MAX {
+        return Err(Error::own("copy", format!("slots kept changing hands during {PASSES_MAX} passes"))
+            .with_remedy("copy again when the clusters have settled"));
+    }
+    let failures = shared.failures.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    Ok(CopyReport {
+        counts: shared.progress.snapshot(),
+        duration_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+        passes: state.pass,
+        complete,
+        resumed,
+        failures,
+        notices: shared.progress.notices(),
+    })
+}
+
+/// Which shard owns which slots, for the journal.
+fn layout(topology: &Topology) -> BTreeMap<String, String> {
+    topology.shards.iter().map(|s| (s.id.clone(), s.slots.to_string())).collect()
+}
+
+/// The process behind each primary of the target, for the journal and for later comparison.
+async fn target_runs(shared: &Arc<Shared>) -> Result<HashMap<String, String>> {
+    let mut runs = HashMap::new();
+    for shard in &shared.target.topology().shards {
+        let mut backoff = Backoff::new(shared.options.retry);
+        loop {
+            match shared.open_target(&shard.primary, 0).await {
+                Ok(_) => break,
+                Err(e) => shared.pause(&mut backoff, e).await?,
+            }
+        }
+    }
+    for (address, run_id) in &shared.doubt.lock().unwrap_or_else(PoisonError::into_inner).target_runs {
+        runs.insert(address.to_string(), run_id.clone());
+    }
+    Ok(runs)
+}
+
+/// After a pass: the slots that have to be gone through again. Asks both sides how they are now.
+async fn doubtful(shared: &Arc<Shared>, before: &Topology, state: &JournalState) -> Result<SlotSet> {
+    shared.refresh_source().await;
+    shared.refresh_target().await;
+    // Every primary of the target is met once more: one that was replaced or restarted after the last write to it
+    // would not have been noticed.
+    target_runs(shared).await?;
+    let mut doubt = shared.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut slots = std::mem::take(&mut doubt.source).union(&std::mem::take(&mut doubt.target));
+    slots = slots.union(&before.moved_slots(&shared.source.topology()));
+    if let Some(wanted) = &shared.options.selection.slots {
+        slots = slots.intersection(wanted);
+    }
+    if let Some(last) = &state.slots
+        && !slots.is_empty()
+    {
+        tracing::debug!(last = last.len(), now = slots.len(), "slots in doubt");
+    }
+    Ok(slots)
+}
+
+/// Goes through everything once, or through the slots of the state; true where nothing was left out.
+async fn run_pass(
+    shared: &Arc<Shared>,
+    state: &mut JournalState,
+    journal: &mut Option<Journal>,
+) -> Result<bool> {
+    let topology = shared.source.topology();
+    let mut waiting = Vec::new();
+    for pair in &shared.options.dbs {
+        for unit in Unit::of_all(&shared.source, pair.source, shared.options.from_replicas) {
+            let Some(shard) = topology.shard_of(unit.slot) else { continue };
+            let wanted = wanted_slots(shared, state);
+            if wanted.is_some_and(|w| shared.source.is_cluster() && w.intersection(&shard.slots).is_empty()) {
+                continue;
+            }
+            let name = format!("{}/{}", shard.id, pair.source);
+            if state.units.get(&name).is_some_and(|mark| *mark == UnitMark::Done) {
+                continue;
+            }
+            waiting.push((name, unit, pair.target));
+        }
+    }
+    waiting.reverse();
+    let mut running: JoinSet<(String, Result<bool>)> = JoinSet::new();
+    let mut trackers: HashMap<String, Arc<Tracker>> = HashMap::new();
+    let mut complete = true;
+    let mut failure = None;
+    let mut tick = tokio::time::interval(JOURNAL_PERIOD);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        while failure.is_none() && running.len() < shared.options.shards_at_once.max(1) {
+            let Some((name, unit, target_db)) = waiting.pop() else { break };
+            let tracker = Arc::new(Tracker::default());
+            trackers.insert(name.clone(), tracker.clone());
+            let from = match state.units.get(&name) {
+                Some(UnitMark::At(position)) => Some(position.clone().into()),
+                _ => None,
+            };
+            let slots = state.slots.clone();
+            let shared = shared.clone();
+            running.spawn(async move {
+                let result = run_unit(shared, unit, target_db, slots, from, tracker).await;
+                (name, result)
+            });
+        }
+        tokio::select! {
+            joined = running.join_next() => match joined {
+                None => break,
+                Some(Err(e)) => failure = failure.or(Some(Error::own("copy a shard", e))),
+                Some(Ok((name, result))) => {
+                    let tracker = trackers.remove(&name);
+                    match result {
+                        Ok(true) => {
+                            state.units.insert(name, UnitMark::Done);
+                        }
+                        Ok(false) => {
+                            complete = false;
+                            note(state, &name, tracker.as_deref());
+                        }
+                        Err(e) => {
+                            complete = false;
+                            note(state, &name, tracker.as_deref());
+                            // The other shards need not go on: nothing can be complete any more.
+                            shared.stop.cancel();
+                            failure = failure.or(Some(e));
+                        }
+                    }
+                }
+            },
+            _ = tick.tick() => {}
+        }
+        for (name, tracker) in &trackers {
+            note(state, name, Some(tracker));
+        }
+        if let Some(journal) = journal.as_mut() {
+            journal.save(state)?;
+        }
+    }
+    match failure {
+        Some(e) => Err(e),
+        None => Ok(complete && waiting.is_empty()),
+    }
+}
+
+fn note(state: &mut JournalState, name: &str, tracker: Option<&Tracker>) {
+    match tracker.and_then(Tracker::safe) {
+        Some(position) => state.units.insert(name.to_owned(), UnitMark::At((&position).into())),
+        None => state.units.remove(name),
+    };
+}
+
+/// The slots that this pass is about, where it is not all.
+fn wanted_slots<'a>(shared: &'a Shared, state: &'a JournalState) -> Option<&'a SlotSet> {
+    state.slots.as_ref().or(shared.options.selection.slots.as_ref())
+}
+
+/// Copies the keys of one unit; true where all of them were dealt with.
+async fn run_unit(
+    shared: Arc<Shared>,
+    unit: Unit,
+    target_db: u32,
+    slots: Option<SlotSet>,
+    from: Option<crate::scan::Position>,
+    tracker: Arc<Tracker>,
+) -> Result<bool> {
+    let mut tasks: JoinSet<Result<()>> = JoinSet::new();
+    let mut lanes = Vec::new();
+    let average_bytes = average_bytes(&shared);
+    for _ in 0..shared.options.lanes.max(1) {
+        let (key_tx, key_rx) = mpsc::channel(QUEUE_BATCHES);
+        let (state_tx, state_rx) = mpsc::channel(QUEUE_BATCHES);
+        let reader = Reader::new(shared.clone(), unit.clone(), average_bytes);
+        let writer = Writer::new(shared.clone(), unit.clone(), target_db, tracker.clone());
+        tasks.spawn(reader.run(key_rx, state_tx));
+        tasks.spawn(writer.run(state_rx));
+        lanes.push(Lane { to_reader: key_tx, keys: Vec::new(), origins: Vec::new() });
+    }
+    let scanned = feed_lanes(&shared, &unit, slots, from, &tracker, &mut lanes).await;
+    // The lanes end when nothing can come any more.
+    drop(lanes);
+    let mut failure = None;
+    while let Some(joined) = tasks.join_next().await {
+        match joined {
+            Ok(Ok(())) => {}
+            Ok(Err(e)) => failure = failure.or(Some(e)),
+            Err(e) => failure = failure.or(Some(Error::own("copy keys", e))),
+        }
+    }
+    match (scanned, failure) {
+        // Stopped by the user, or because another shard has failed: no error of this one, it is only not complete.
+        (_, Some(e)) | (Err(e), None) if shared.stop.is_cancelled() && e.side == Side::Own => {
+            tracing::debug!(error = %e, "stopped");
+            Ok(false)
+        }
+        (_, Some(e)) | (Err(e), None) => Err(e),
+        (Ok(complete), None) => Ok(complete && tracker.is_settled()),
+    }
+}
+
+/// By the source's own count, for sizing the first groups.
+fn average_bytes(shared: &Shared) -> u64 {
+    let keys = shared.progress.keys_total.load(Ordering::Relaxed).max(1);
+    let shards = shared.source.topology().shards.len() as u64;
+    // `dataset_bytes` is one node's share.
+    shared.source.facts.dataset_bytes.saturating_mul(shards) / keys
+}
+
+struct Lane {
+    to_reader: mpsc::Sender<KeyBatch>,
+    keys: Vec<Bytes>,
+    origins: Origins,
+}
+
+impl Lane {
+    /// False where the lane has ended because of an error.
+    async fn flush(&mut self, progress: &CopyProgress) -> bool {
+        if self.origins.is_empty() {
+            return true;
+        }
+        let batch = KeyBatch { keys: std::mem::take(&mut self.keys), origins: std::mem::take(&mut self.origins) };
+        CopyProgress::shift(&progress.waiting_to_read, 1);
+        self.to_reader.send(batch).await.is_ok()
+    }
+}
+
+/// Scans and hands the keys to their lanes; true where the scan came to its end.
+async fn feed_lanes(
+    shared: &Arc<Shared>,
+    unit: &Unit,
+    slots: Option<SlotSet>,
+    from: Option<crate::scan::Position>,
+    tracker: &Tracker,
+    lanes: &mut [Lane],
+) -> Result<bool> {
+    let mut selection = shared.options.selection.clone();
+    if slots.is_some() {
+        selection.slots = slots;
+    }
+    let everything = selection.is_everything();
+    let options = ScanOptions {
+        count: shared.options.scan_count,
+        pattern: selection.server_side_match().map(Bytes::copy_from_slice),
+        type_name: match shared.options.types.as_slice() {
+            [only] => Some(only.clone()),
+            _ => None,
+        },
+    };
+    let mut scan = KeyScan::new(shared.source.clone(), unit.clone(), options, shared.options.retry, from);
+    let progress = &shared.progress;
+    loop {
+        if shared.limit_reached() {
+            return flush_all(lanes, progress).await.then_some(true).ok_or_else(lane_ended);
+        }
+        let page = tokio::select! {
+            biased;
+            () = shared.stop.cancelled() => {
+                flush_all(lanes, progress).await;
+                return Ok(false);
+            }
+            page = scan.next() => page?,
+        };
+        let Some(page) = page else { break };
+        if page.restarted {
+            tracker.restarted();
+            progress.notice(format!("the source restarted: shard of slot {} is scanned again", unit.slot));
+        }
+        CopyProgress::add(&progress.scanned, page.keys.len() as u64);
+        let mut keys = page.keys;
+        if !everything {
+            keys.retain(|key| selection.admits(key));
+        }
+        if !shared.types_asked() {
+            shared.select(&mut keys);
+        }
+        let number = tracker.opened(keys.len(), page.next);
+        for key in keys {
+            let index = usize::try_from(xxh3_64(&key) % lanes.len() as u64).unwrap_or(0);
+            let lane = &mut lanes[index];
+            lane.keys.push(key);
+            match lane.origins.last_mut() {
+                Some((page, keys)) if *page == number => *keys += 1,
+                _ => lane.origins.push((number, 1)),
+            }
+            if lane.keys.len() >= BATCH_KEYS && !lane.flush(progress).await {
+                return Err(lane_ended());
+            }
+        }
+    }
+    if flush_all(lanes, progress).await { Ok(true) } else { Err(lane_ended()) }
+}
+
+async fn flush_all(lanes: &mut [Lane], progress: &CopyProgress) -> bool {
+    let mut alive = true;
+    for lane in lanes {
+        alive &= lane.flush(progress).await;
+    }
+    alive
+}
+
+/// Never seen by a user: the lane's own error is what is reported.
+fn lane_ended() -> Error {
+    Error::own("hand keys to a lane", "the lane has ended")
+}

@@ -1,0 +1,268 @@
+//! What is looked at before the first key is touched.
+
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
+use whimbrel_engine::link::Link;
+use whimbrel_engine::probe::{Info, PROBE_KEY, ServerFacts};
+
+use super::CopyOptions;
+use crate::retry::RetryPolicy;
+use crate::scan::{KeyScan, ScanOptions, Unit};
+use crate::typed::Existing;
+
+/// A database of the source and where its keys go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct DbPair {
+    /// Its number on the source.
+    pub source: u32,
+    /// Its number on the target.
+    pub target: u32,
+}
+
+/// What a copy would do.
+#[derive(Debug, Clone, Serialize)]
+pub struct Plan {
+    /// What the source is, for people.
+    pub source: String,
+    /// What the target is, for people.
+    pub target: String,
+    /// Each database.
+    pub dbs: Vec<PlannedDb>,
+    /// Function libraries on the source that nobody asked to copy.
+    pub functions_left: usize,
+}
+
+/// One database of a plan.
+#[derive(Debug, Clone, Serialize)]
+pub struct PlannedDb {
+    /// Which.
+    pub db: DbPair,
+    /// Keys on the source, all of them.
+    pub source_keys: u64,
+    /// Keys on the source that are selected; the same number where everything is.
+    pub selected_keys: Option<u64>,
+    /// Keys on the target.
+    pub target_keys: u64,
+}
+
+/// The databases that hold keys, over all shards of a deployment: number, keys.
+///
+/// # Errors
+/// As [`Deployment::open`] and `INFO`.
+pub async fn databases(deployment: &Deployment) -> Result<Vec<(u32, u64)>> {
+    let mut sums = std::collections::BTreeMap::new();
+    for shard in &deployment.topology().shards {
+        let mut link = deployment.open(&shard.primary, 0).await?;
+        let info = Info::ask(&mut link, "").await?;
+        if info.field("loading") == Some("1") {
+            // Until then it counts fewer keys, and fewer databases, than it has.
+            let what = "the server is still loading its data set";
+            return Err(Error::unfit(deployment.side(), shard.primary.to_string(), "count the keys", what)
+                .with_remedy("wait until it has finished"));
+        }
+        for (db, counts) in info.keyspace() {
+            *sums.entry(db).or_insert(0) += counts.keys;
+        }
+    }
+    Ok(sums.into_iter().collect())
+}
+
+/// Looks at both sides and decides whether a copy may start. Writes nothing.
+///
+/// `fresh` is false for a copy that goes on with an earlier one: then the target holds keys of ours. `refuse_existing`
+/// is true where the user has not said what to do with keys that exist. `count_selected` makes it scan the source to
+/// count what is selected.
+///
+/// # Errors
+/// `Unfit` with a remedy for everything that would make the copy fail or do harm.
+pub async fn plan(
+    source: &std::sync::Arc<Deployment>,
+    target: &Deployment,
+    options: &CopyOptions,
+    fresh: bool,
+    refuse_existing: bool,
+    count_selected: bool,
+    stop: &CancellationToken,
+) -> Result<Plan> {
+    check_source(source, options).await?;
+    check_target(target, options).await?;
+    let on_source = databases(source).await?;
+    let on_target = databases(target).await?;
+    let keys_in = |list: &[(u32, u64)], db: u32| list.iter().find(|(n, _)| *n == db).map_or(0, |(_, keys)| *keys);
+    let mut dbs = Vec::new();
+    for db in &options.dbs {
+        let selected_keys = if count_selected {
+            Some(count(source, options, db.source, stop).await?)
+        } else if options.selection.is_everything() && options.types.is_empty() {
+            Some(keys_in(&on_source, db.source))
+        } else {
+            None
+        };
+        dbs.push(PlannedDb {
+            db: *db,
+            source_keys: keys_in(&on_source, db.source),
+            selected_keys,
+            target_keys: keys_in(&on_target, db.target),
+        });
+    }
+    if refuse_existing && fresh && let Some(full) = dbs.iter().find(|d| d.target_keys > 0) {
+        let what = format!("database {} holds {} keys already", full.db.target, full.target_keys);
+        return Err(Error::unfit(Side::Target, target.endpoint.address.to_string(), "look at the target", what)
+            .with_remedy("say what to do with keys that exist: --replace, --skip or --fail"));
+    }
+    Ok(Plan {
+        source: described(source),
+        target: described(target),
+        dbs,
+        functions_left: crate::functions::count(source).await,
+    })
+}
+
+fn described(deployment: &Deployment) -> String {
+    let topology = deployment.topology();
+    let at = &deployment.endpoint.address;
+    let replicas: usize = topology.shards.iter().map(|s| s.replicas.len()).sum();
+    if topology.cluster {
+        let primaries = topology.shards.len();
+        format!("{at}: {}, cluster of {primaries} primaries and {replicas} replicas", deployment.facts.version)
+    } else {
+        format!("{at}: {}, standalone", deployment.facts.version)
+    }
+}
+
+/// What to do about a database that cannot be selected.
+fn no_such_db(e: Error, deployment: &Deployment) -> Error {
+    match &e.kind {
+        ErrorKind::Unfit(_) if deployment.is_cluster() => e.with_remedy(match deployment.side() {
+            Side::Source => "a cluster has one database, 0: name that one",
+            _ => "a cluster has one database: map this one with --db N:0, or leave it out",
+        }),
+        ErrorKind::Unfit(_) => e.with_remedy("see the server's setting databases, or map with --db SOURCE:TARGET"),
+        _ => e,
+    }
+}
+
+async fn check_source(source: &Deployment, options: &CopyOptions) -> Result<()> {
+    let topology = source.topology();
+    for shard in &topology.shards {
+        for db in &options.dbs {
+            let mut link = source.open(&shard.primary, db.source).await.map_err(|e| no_such_db(e, source))?;
+            let expiry: &[u8] = if source.capabilities.pexpiretime { b"PEXPIRETIME" } else { b"PTTL" };
+            check_permissions(
+                &mut link,
+                &[
+                    &[b"SCAN", b"0", b"COUNT", b"1"],
+                    &[b"TYPE", PROBE_KEY],
+                    &[b"GET", PROBE_KEY],
+                    &[b"TIME"],
+                    &[expiry, PROBE_KEY],
+                ],
+            )
+            .await?;
+        }
+    }
+    Ok(())
+}
+
+/// Tries commands that change nothing: better now than half-way.
+async fn check_permissions(link: &mut Link, commands: &[&[&[u8]]]) -> Result<()> {
+    for command in commands {
+        if let Some(refusal) = link.may_run(command).await? {
+            return Err(link.server_error(refusal, command[0]));
+        }
+    }
+    Ok(())
+}
+
+async fn check_target(target: &Deployment, options: &CopyOptions) -> Result<()> {
+    let topology = target.topology();
+    if topology.unowned() > 0 {
+        let what = format!("{} slots of this cluster have no owner", topology.unowned());
+        return Err(Error::unfit(Side::Target, target.endpoint.address.to_string(), "look at the cluster", what)
+            .with_remedy("repair the cluster first"));
+    }
+    for shard in &topology.shards {
+        for db in &options.dbs {
+            let mut link =
+                target.open(&shard.primary, db.target).await.map_err(|e| no_such_db(e, target))?;
+            let facts = ServerFacts::ask(&mut link).await?;
+            if facts.replica {
+                let at = shard.primary.to_string();
+                let what = "this server is a replica and takes no writes";
+                return Err(Error::unfit(Side::Target, at, "look at the target", what)
+                    .with_remedy("name its primary"));
+            }
+            // Refused for its last word, if not for its first.
+            check_permissions(&mut link, &[&[b"SET", PROBE_KEY, b"", b"WHIMBREL"]]).await?;
+            let info = Info::ask(&mut link, "memory").await?;
+            let (used, max) = (info.number("used_memory"), info.number("maxmemory").filter(|m| *m > 0));
+            let evicts = info.field("maxmemory_policy").is_some_and(|p| p != "noeviction");
+            if let (Some(used), Some(max)) = (used, max)
+                && used >= max
+                && !evicts
+            {
+                let what = format!("it is full: {used} of {max} bytes of maxmemory are used");
+                return Err(Error::unfit(Side::Target, shard.primary.to_string(), "look at the target", what)
+                    .with_remedy("raise its maxmemory or make room"));
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn count(
+    source: &std::sync::Arc<Deployment>,
+    options: &CopyOptions,
+    db: u32,
+    stop: &CancellationToken,
+) -> Result<u64> {
+    let mut total = 0;
+    let scan_options = || ScanOptions {
+        count: options.scan_count,
+        pattern: options.selection.server_side_match().map(bytes::Bytes::copy_from_slice),
+        type_name: match options.types.as_slice() {
+            [only] => Some(only.clone()),
+            _ => None,
+        },
+    };
+    for unit in Unit::of_all(source, db, options.from_replicas) {
+        let mut typed = match options.types.len() {
+            0 | 1 => None,
+            _ => Some(unit.open(source).await?),
+        };
+        let retry = RetryPolicy::default();
+        let mut scan = KeyScan::new(source.clone(), unit, scan_options(), retry, None);
+        while let Some(page) = scan.next().await? {
+            if stop.is_cancelled() {
+                return Ok(total);
+            }
+            let keys: Vec<_> = page.keys.into_iter().filter(|k| options.selection.admits(k)).collect();
+            total += match &mut typed {
+                None => keys.len() as u64,
+                Some(link) => {
+                    for key in &keys {
+                        link.push(&[b"TYPE", key]);
+                    }
+                    link.flush().await?;
+                    let types = link.replies(keys.len()).await?;
+                    let wanted = |t: &str| options.types.iter().any(|w| w == t);
+                    types.iter().filter(|t| t.as_str().is_some_and(wanted)).count() as u64
+                }
+            };
+        }
+    }
+    Ok(options.limit.map_or(total, |limit| total.min(limit)))
+}
+
+impl Existing {
+    /// What it does, for a plan.
+    pub fn described(self) -> &'static str {
+        match self {
+            Existing::Replace => "keys that exist are replaced",
+            Existing::Skip => "keys that exist are left alone",
+            Existing::Fail => "a key that exists with another value stops the copy",
+        }
+    }
+}

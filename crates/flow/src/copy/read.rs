@@ -1,0 +1,770 @@
+//! The reading half of a lane: from keys to key states.
+//!
+//! Strings are fetched in groups, since most keys of most deployments are short strings, and without asking first
+//! what they are: `MGET` answers null for anything that is no string. What is left is measured, then dumped or, above
+//! the big-key size, left to the writing half to be moved in chunks.
+//!
+//! **A value and its time to live always belong together.** On a standalone server a group is read in one
+//! transaction. On a cluster, where a transaction may touch one slot only, the expiry is asked before and after the
+//! value, and the key is read again where the two differ: an expiry that was the same before and after was the expiry
+//! when the value was read.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+use whimbrel_core::slot::Slot;
+use whimbrel_engine::endpoint::Address;
+use whimbrel_engine::error::{Code, Error, Result, ServerError};
+use whimbrel_engine::link::Link;
+use whimbrel_engine::probe::Info;
+use whimbrel_wire::encode::Outbox;
+use whimbrel_wire::value::Value;
+
+use super::Shared;
+use super::track::Origins;
+use crate::budget::MemoryPermit;
+use crate::progress::CopyProgress;
+use crate::retry::Backoff;
+use crate::scan::Unit;
+
+/// Keys on their way to a reader.
+#[derive(Debug)]
+pub(super) struct KeyBatch {
+    pub keys: Vec<Bytes>,
+    pub origins: Origins,
+}
+
+/// The state of one key.
+#[derive(Debug)]
+pub(super) struct State {
+    pub key: Bytes,
+    pub body: Body,
+    /// Absolute, in milliseconds since the epoch.
+    pub expires_at_ms: Option<i64>,
+    /// Where the target sent us for this key with `ASK`; valid for one try.
+    pub ask: Option<Address>,
+}
+
+/// How the value travels.
+#[derive(Debug)]
+pub(super) enum Body {
+    /// The bytes of a string.
+    String(Bytes),
+    /// A `DUMP` payload.
+    Dump(Bytes),
+    /// Not at all yet: the writing half moves it with commands of its type.
+    Typed,
+}
+
+impl State {
+    /// Bytes of key and value, as far as they are in memory.
+    pub fn bytes(&self) -> u64 {
+        let body = match &self.body {
+            Body::String(b) | Body::Dump(b) => b.len(),
+            Body::Typed => 0,
+        };
+        (self.key.len() + body) as u64
+    }
+}
+
+/// States on their way to a writer.
+#[derive(Debug)]
+pub(super) struct StateBatch {
+    pub states: Vec<State>,
+    /// Pages whose keys are dealt with once this batch is written. Empty on all but the last batch that a batch of
+    /// keys gave rise to.
+    pub origins: Origins,
+    pub _permit: Option<MemoryPermit>,
+}
+
+/// Most keys in one group.
+const GROUP_KEYS_MAX: usize = 512;
+
+/// Groups are sized to this many bytes of values.
+const GROUP_BYTES: u64 = 512 << 10;
+
+/// From this size of a value on, or on average, sizes are asked before values: a group of unexpectedly large values
+/// would fill the server's output buffer.
+const CAREFUL_VALUE_BYTES: u64 = 64 << 10;
+const CAREFUL_AVERAGE_BYTES: u64 = 2 << 10;
+
+/// How often a key whose expiry changes while it is read is read again.
+const UNSTABLE_ROUNDS_MAX: usize = 8;
+
+/// How often redirections of one key are followed.
+const HOPS_MAX: usize = 16;
+
+/// What a look at one key gave.
+enum Fetched {
+    Gone,
+    Value(Bytes, Option<i64>),
+    NotAString,
+    /// Its expiry changed while it was read.
+    Unstable,
+    Redirected,
+    /// Found elsewhere, and read there.
+    Elsewhere(State),
+    Refused(ServerError),
+}
+
+/// Which command fetches.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fetch {
+    Get,
+    Dump,
+}
+
+impl Fetch {
+    fn name(self) -> &'static [u8] {
+        match self {
+            Fetch::Get => b"GET",
+            Fetch::Dump => b"DUMP",
+        }
+    }
+}
+
+/// The reading half of one lane.
+pub(super) struct Reader {
+    shared: Arc<Shared>,
+    unit: Unit,
+    link: Option<Link>,
+    redirects: HashMap<Address, Link>,
+    /// Whether any key of this database has, or had, a time to live. Until one is seen, one look at the counters
+    /// spares a command for each key.
+    expires_seen: bool,
+    transactions: bool,
+    careful: bool,
+    average_bytes: f64,
+}
+
+impl Reader {
+    pub fn new(shared: Arc<Shared>, unit: Unit, average_bytes: u64) -> Reader {
+        Reader {
+            transactions: !shared.source.is_cluster(),
+            careful: average_bytes >= CAREFUL_AVERAGE_BYTES,
+            shared,
+            unit,
+            link: None,
+            redirects: HashMap::new(),
+            expires_seen: false,
+            average_bytes: average_bytes.max(16) as f64,
+        }
+    }
+
+    /// Reads batches until there are no more, or the writer is gone.
+    pub async fn run(mut self, mut keys: mpsc::Receiver<KeyBatch>, states: mpsc::Sender<StateBatch>) -> Result<()> {
+        while let Some(batch) = keys.recv().await {
+            CopyProgress::shift(&self.shared.progress.waiting_to_read, -1);
+            if self.shared.stop.is_cancelled() {
+                // What has not been read is left to a later run.
+                continue;
+            }
+            if !self.read(batch, &states).await? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads one batch; false where the writer is gone.
+    async fn read(&mut self, batch: KeyBatch, out: &mpsc::Sender<StateBatch>) -> Result<bool> {
+        let KeyBatch { mut keys, origins } = batch;
+        if !self.shared.paced(self.shared.rates.take_keys(keys.len() as u64)).await {
+            return Ok(true);
+        }
+        if self.shared.types_asked() {
+            keys = self.of_wanted_types(keys).await?;
+            self.shared.select(&mut keys);
+        }
+        let all = keys.len() as u64;
+        let mut others = Vec::new();
+        let groups = if self.careful { self.measured_groups(keys, &mut others).await? } else { self.groups(keys) };
+        for (group, estimate) in groups {
+            if self.shared.stop.is_cancelled() {
+                return Ok(true);
+            }
+            let permit = self.shared.budget.take(estimate).await;
+            let found = self.strings(group).await?;
+            others.extend(found.others);
+            if !self.hand_over(found.states, permit, out).await {
+                return Ok(false);
+            }
+        }
+        let mut typed = Vec::new();
+        for (group, estimate) in self.dump_groups(others, &mut typed).await? {
+            if self.shared.stop.is_cancelled() {
+                return Ok(true);
+            }
+            let permit = self.shared.budget.take(estimate).await;
+            let states = self.dumps(group).await?;
+            if !self.hand_over(states, permit, out).await {
+                return Ok(false);
+            }
+        }
+        CopyProgress::add(&self.shared.progress.read, all);
+        let last = StateBatch { states: typed, origins, _permit: None };
+        Ok(self.send(last, out).await)
+    }
+
+    async fn hand_over(&mut self, states: Vec<State>, permit: MemoryPermit, out: &mpsc::Sender<StateBatch>) -> bool {
+        if states.is_empty() {
+            return true;
+        }
+        let bytes: u64 = states.iter().map(State::bytes).sum();
+        self.learn(states.len(), bytes, states.iter().map(State::bytes).max().unwrap_or(0));
+        CopyProgress::add(&self.shared.progress.bytes_read, bytes);
+        // Where the copy is stopped, what has been read is written all the same.
+        self.shared.paced(self.shared.rates.take_bytes(bytes)).await;
+        self.send(StateBatch { states, origins: Vec::new(), _permit: Some(permit) }, out).await
+    }
+
+    async fn send(&self, batch: StateBatch, out: &mpsc::Sender<StateBatch>) -> bool {
+        CopyProgress::shift(&self.shared.progress.waiting_to_write, 1);
+        out.send(batch).await.is_ok()
+    }
+
+    fn learn(&mut self, keys: usize, bytes: u64, largest: u64) {
+        let mean = bytes as f64 / keys.max(1) as f64;
+        self.average_bytes = (self.average_bytes * 0.7 + mean * 0.3).max(16.0);
+        if largest >= CAREFUL_VALUE_BYTES {
+            self.careful = true;
+        }
+    }
+
+    /// Splits keys into groups by the average size of the values seen so far.
+    fn groups(&self, keys: Vec<Bytes>) -> Vec<(Vec<Bytes>, u64)> {
+        let per_group = ((GROUP_BYTES as f64 / self.average_bytes) as usize).clamp(1, GROUP_KEYS_MAX);
+        let estimate = |n: usize| (n as f64 * self.average_bytes) as u64;
+        if keys.len() <= per_group {
+            let bytes = estimate(keys.len());
+            return vec![(keys, bytes)];
+        }
+        keys.chunks(per_group).map(|g| (g.to_vec(), estimate(g.len()))).collect()
+    }
+
+    /// Asks for the length of each string and groups by it; what is no string goes to `others`.
+    async fn measured_groups(&mut self, keys: Vec<Bytes>, others: &mut Vec<Bytes>) -> Result<Vec<(Vec<Bytes>, u64)>> {
+        let replies = self
+            .exchange(&|out| {
+                for key in &keys {
+                    out.push(&[b"STRLEN", key]);
+                }
+                keys.len()
+            })
+            .await?;
+        let mut sized = Vec::with_capacity(keys.len());
+        for (key, reply) in keys.into_iter().zip(replies) {
+            match reply.as_int() {
+                Some(len) if len.unsigned_abs() > self.shared.options.big_key_bytes => others.push(key),
+                Some(len) => sized.push((key, len.unsigned_abs())),
+                // Not a string, or on the move: the way for the others finds out.
+                None => others.push(key),
+            }
+        }
+        Ok(pack(sized))
+    }
+
+    /// Reads strings in one go.
+    async fn strings(&mut self, keys: Vec<Bytes>) -> Result<Found> {
+        if self.transactions {
+            if let Some(found) = self.strings_in_transaction(&keys).await? {
+                return Ok(found);
+            }
+            self.transactions = false;
+        }
+        let mut found = Found::default();
+        let fetched = self.fetch(keys, Fetch::Get).await?;
+        self.sort_out(fetched, &mut found);
+        Ok(found)
+    }
+
+    fn sort_out(&self, fetched: Vec<(Bytes, Fetched)>, found: &mut Found) {
+        for (key, fetched) in fetched {
+            match fetched {
+                Fetched::Value(value, expires_at_ms) => {
+                    found.states.push(State { key, body: Body::String(value), expires_at_ms, ask: None });
+                }
+                Fetched::Elsewhere(state) => found.states.push(state),
+                Fetched::NotAString => found.others.push(key),
+                Fetched::Gone => CopyProgress::add(&self.shared.progress.gone, 1),
+                Fetched::Refused(e) => self.shared.failed(self.unit.db, &key, format!("source: {}", e.text)),
+                Fetched::Unstable | Fetched::Redirected => {
+                    self.shared.failed(self.unit.db, &key, "source: the key could not be read in peace".to_owned());
+                }
+            }
+        }
+    }
+
+    /// `None` where the server does not let us use transactions.
+    async fn strings_in_transaction(&mut self, keys: &[Bytes]) -> Result<Option<Found>> {
+        let absolute = self.shared.source.capabilities.pexpiretime;
+        loop {
+            let with_expiries = self.expires_seen;
+            let replies = self
+                .exchange(&|out| {
+                    out.push(&[b"MULTI"]);
+                    out.command(keys.len() + 1);
+                    out.arg(b"MGET");
+                    for key in keys {
+                        out.arg(key);
+                    }
+                    let mut queued = 2;
+                    if !with_expiries {
+                        out.push(&[b"INFO", b"keyspace"]);
+                    } else {
+                        out.push(&[b"TIME"]);
+                        let command = expiry_command(absolute);
+                        for key in keys {
+                            out.push(&[command, key]);
+                        }
+                        queued += keys.len();
+                    }
+                    out.push(&[b"EXEC"]);
+                    queued + 2
+                })
+                .await?;
+            if let Some(e) = replies.first().and_then(ServerError::of) {
+                tracing::info!(error = %e.text, "no transactions there: reading without");
+                return Ok(None);
+            }
+            let Some(exec) = replies.into_iter().next_back() else {
+                return Err(Error::own("MGET", "no reply"));
+            };
+            if let Some(e) = ServerError::of(&exec) {
+                tracing::info!(error = %e.text, "a transaction was refused: reading without");
+                return Ok(None);
+            }
+            let Some([values, second, expiries @ ..]) = exec.as_items() else {
+                return Err(self.unexpected("EXEC", &exec));
+            };
+            let Some(values) = values.as_items().filter(|v| v.len() == keys.len()) else {
+                return Err(self.unexpected("MGET", values));
+            };
+            if !with_expiries {
+                let info = second.as_bytes().map(|text| Info::parse(text)).unwrap_or_default();
+                if info.keyspace().get(&self.unit.db).is_some_and(|c| c.expires > 0) {
+                    self.expires_seen = true;
+                    continue;
+                }
+            }
+            let mut found = Found::default();
+            for (i, (key, value)) in keys.iter().zip(values).enumerate() {
+                let Some(value) = value.as_bytes() else {
+                    found.others.push(key.clone());
+                    continue;
+                };
+                let expires_at_ms = match expiries.get(i) {
+                    Some(reply) => match expiry(reply, absolute, second) {
+                        Expiry::At(ms) => Some(ms),
+                        Expiry::Never => None,
+                        // Inside one transaction a key whose value was read cannot be gone.
+                        Expiry::Gone | Expiry::Unknown => return Err(self.unexpected("PEXPIRETIME", reply)),
+                    },
+                    None => None,
+                };
+                found.states.push(State {
+                    key: key.clone(),
+                    body: Body::String(value.clone()),
+                    expires_at_ms,
+                    ask: None,
+                });
+            }
+            return Ok(Some(found));
+        }
+    }
+
+    /// Sorts keys that are no strings, or large ones: those to be dumped in groups, and those to be moved in chunks,
+    /// which go to `typed`.
+    async fn dump_groups(&mut self, keys: Vec<Bytes>, typed: &mut Vec<State>) -> Result<Vec<(Vec<Bytes>, u64)>> {
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let in_chunks = |key| State { key, body: Body::Typed, expires_at_ms: None, ask: None };
+        let source = &self.shared.source.capabilities;
+        if !(source.dump && source.memory_usage && self.shared.target.capabilities.restore) {
+            typed.extend(keys.into_iter().map(in_chunks));
+            return Ok(Vec::new());
+        }
+        let replies = self
+            .exchange(&|out| {
+                for key in &keys {
+                    out.push(&[b"MEMORY", b"USAGE", key]);
+                }
+                keys.len()
+            })
+            .await?;
+        let mut sized = Vec::with_capacity(keys.len());
+        for (key, reply) in keys.into_iter().zip(replies) {
+            match (&reply, ServerError::of(&reply).map(|e| e.code)) {
+                (Value::Int(n), _) if n.unsigned_abs() > self.shared.options.big_key_bytes => typed.push(in_chunks(key)),
+                (Value::Int(n), _) => sized.push((key, n.unsigned_abs())),
+                (Value::Null, _) => CopyProgress::add(&self.shared.progress.gone, 1),
+                // On the move: fetching it finds out where it is.
+                (_, Some(Code::Moved(..) | Code::Ask(..) | Code::TryAgain)) => sized.push((key, CAREFUL_VALUE_BYTES)),
+                _ => typed.push(in_chunks(key)),
+            }
+        }
+        Ok(pack(sized))
+    }
+
+    async fn dumps(&mut self, keys: Vec<Bytes>) -> Result<Vec<State>> {
+        let mut states = Vec::with_capacity(keys.len());
+        for (key, fetched) in self.fetch(keys, Fetch::Dump).await? {
+            match fetched {
+                Fetched::Value(payload, expires_at_ms) => {
+                    states.push(State { key, body: Body::Dump(payload), expires_at_ms, ask: None });
+                }
+                Fetched::Elsewhere(state) => states.push(state),
+                Fetched::Gone => CopyProgress::add(&self.shared.progress.gone, 1),
+                Fetched::Refused(e) => self.shared.failed(self.unit.db, &key, format!("source: {}", e.text)),
+                Fetched::NotAString | Fetched::Unstable | Fetched::Redirected => {
+                    self.shared.failed(self.unit.db, &key, "source: the key could not be read in peace".to_owned());
+                }
+            }
+        }
+        Ok(states)
+    }
+
+    /// Fetches values with their expiries, one by one in a pipeline, until every key has a settled answer.
+    async fn fetch(&mut self, keys: Vec<Bytes>, fetch: Fetch) -> Result<Vec<(Bytes, Fetched)>> {
+        let mut settled = Vec::with_capacity(keys.len());
+        let mut open = keys;
+        for _ in 0..UNSTABLE_ROUNDS_MAX {
+            let mut again = Vec::new();
+            for (key, fetched) in self.fetch_once(open, fetch).await? {
+                match fetched {
+                    Fetched::Unstable => again.push(key),
+                    Fetched::Redirected => {
+                        let fetched = self.follow(&key).await?;
+                        settled.push((key, fetched));
+                    }
+                    other => settled.push((key, other)),
+                }
+            }
+            open = again;
+            if open.is_empty() {
+                return Ok(settled);
+            }
+        }
+        settled.extend(open.into_iter().map(|key| (key, Fetched::Unstable)));
+        Ok(settled)
+    }
+
+    async fn fetch_once(&mut self, keys: Vec<Bytes>, fetch: Fetch) -> Result<Vec<(Bytes, Fetched)>> {
+        let absolute = self.shared.source.capabilities.pexpiretime;
+        let with_expiries = self.expires_seen || fetch == Fetch::Dump;
+        let replies = self
+            .exchange(&|out| {
+                if !with_expiries {
+                    // No expiry in the whole database after the values were read (nor before): none of these had one.
+                    out.push(&[b"INFO", b"keyspace"]);
+                    for key in &keys {
+                        out.push(&[fetch.name(), key]);
+                    }
+                    out.push(&[b"INFO", b"keyspace"]);
+                    return keys.len() + 2;
+                }
+                out.push(&[b"TIME"]);
+                for key in &keys {
+                    out.push(&[expiry_command(absolute), key]);
+                    out.push(&[fetch.name(), key]);
+                    out.push(&[expiry_command(absolute), key]);
+                }
+                1 + 3 * keys.len()
+            })
+            .await?;
+        if !with_expiries {
+            let none = |reply: Option<&Value>| {
+                reply
+                    .and_then(Value::as_bytes)
+                    .is_some_and(|t| Info::parse(t).keyspace().get(&self.unit.db).is_none_or(|c| c.expires == 0))
+            };
+            if !none(replies.first()) || !none(replies.last()) {
+                self.expires_seen = true;
+                return Ok(keys.into_iter().map(|key| (key, Fetched::Unstable)).collect());
+            }
+            let values = replies.into_iter().skip(1);
+            return Ok(keys.into_iter().zip(values.map(|v| outcome(v, Expiry::Never, fetch))).collect());
+        }
+        let mut replies = replies.into_iter();
+        let time = replies.next().unwrap_or(Value::Null);
+        let mut results = Vec::with_capacity(keys.len());
+        for key in keys {
+            let (Some(before), Some(value), Some(after)) = (replies.next(), replies.next(), replies.next()) else {
+                return Err(Error::own("read a pipeline", "a reply is missing"));
+            };
+            let (before, after) = (expiry(&before, absolute, &time), expiry(&after, absolute, &time));
+            let fetched = match (ServerError::of(&value), before.same_as(after, absolute)) {
+                (None, false) => Fetched::Unstable,
+                _ => outcome(value, before, fetch),
+            };
+            results.push((key, fetched));
+        }
+        Ok(results)
+    }
+
+    /// Reads one key whose slot is on the move, wherever it is.
+    async fn follow(&mut self, key: &Bytes) -> Result<Fetched> {
+        let absolute = self.shared.source.capabilities.pexpiretime;
+        for _ in 0..UNSTABLE_ROUNDS_MAX {
+            let time = self.follow_call(key, &[b"TIME"]).await?;
+            let before = self.follow_call(key, &[expiry_command(absolute), key]).await?;
+            let mut fetch = Fetch::Get;
+            let mut value = self.follow_call(key, &[b"GET", key]).await?;
+            if ServerError::of(&value).is_some_and(|e| e.code == Code::WrongType) {
+                let size = self.follow_call(key, &[b"MEMORY", b"USAGE", key]).await?.as_int().unwrap_or(0);
+                if size.unsigned_abs() > self.shared.options.big_key_bytes {
+                    // Too large to be read here in one piece: its slot is gone through again when it has settled.
+                    self.shared.doubt_source(Slot::of_key(key));
+                    return Ok(Fetched::Gone);
+                }
+                fetch = Fetch::Dump;
+                value = self.follow_call(key, &[b"DUMP", key]).await?;
+            }
+            let after = self.follow_call(key, &[expiry_command(absolute), key]).await?;
+            let (before, after) = (expiry(&before, absolute, &time), expiry(&after, absolute, &time));
+            if !before.same_as(after, absolute) {
+                continue;
+            }
+            return Ok(match outcome(value, before, fetch) {
+                Fetched::Value(bytes, expires_at_ms) => {
+                    let body = if fetch == Fetch::Get { Body::String(bytes) } else { Body::Dump(bytes) };
+                    Fetched::Elsewhere(State { key: key.clone(), body, expires_at_ms, ask: None })
+                }
+                other => other,
+            });
+        }
+        Ok(Fetched::Unstable)
+    }
+
+    async fn follow_call(&mut self, key: &Bytes, args: &[&[u8]]) -> Result<Value> {
+        let slot = Slot::of_key(key);
+        let mut backoff = Backoff::new(self.shared.options.retry);
+        let mut next: Option<(Address, bool)> = None;
+        let mut last = self.shared.source.unowned(slot);
+        for _ in 0..HOPS_MAX {
+            let (address, asking) = match next.take() {
+                Some(hop) => hop,
+                None => match self.shared.source.topology().shard_of(slot) {
+                    Some(shard) => (shard.primary.clone(), false),
+                    None => {
+                        self.shared.pause(&mut backoff, self.shared.source.unowned(slot)).await?;
+                        self.shared.refresh_source().await;
+                        continue;
+                    }
+                },
+            };
+            let reply = match self.side_call(&address, asking, args).await {
+                Ok(reply) => reply,
+                Err(e) => {
+                    self.redirects.remove(&address);
+                    self.shared.pause(&mut backoff, e).await?;
+                    self.shared.refresh_source().await;
+                    continue;
+                }
+            };
+            let Some(e) = ServerError::of(&reply) else { return Ok(reply) };
+            match &e.code {
+                Code::Moved(_, to) => {
+                    self.shared.doubt_source(slot);
+                    next = self.shared.source.reach(to, &address).map(|a| (a, false));
+                }
+                Code::Ask(_, to) => {
+                    self.shared.doubt_source(slot);
+                    next = self.shared.source.reach(to, &address).map(|a| (a, true));
+                }
+                code if code.is_transient() => {
+                    let tried = String::from_utf8_lossy(args[0]).into_owned();
+                    let kind = whimbrel_engine::error::ErrorKind::Server(e.clone());
+                    last = Error::new(self.shared.source.side(), address.to_string(), tried, kind);
+                    self.shared.pause(&mut backoff, last).await?;
+                    last = self.shared.source.unowned(slot);
+                    self.shared.refresh_source().await;
+                }
+                _ => return Ok(reply),
+            }
+        }
+        Err(last)
+    }
+
+    async fn side_call(&mut self, address: &Address, asking: bool, args: &[&[u8]]) -> Result<Value> {
+        if !self.redirects.contains_key(address) {
+            let link = self.shared.source.open(address, self.unit.db).await?;
+            self.redirects.insert(address.clone(), link);
+        }
+        let Some(link) = self.redirects.get_mut(address) else {
+            return Err(Error::own("follow a redirection", "no connection"));
+        };
+        if asking {
+            link.push(&[b"ASKING"]);
+        }
+        link.push(args);
+        link.flush().await?;
+        if asking {
+            link.reply().await?;
+        }
+        link.reply().await
+    }
+
+    async fn of_wanted_types(&mut self, keys: Vec<Bytes>) -> Result<Vec<Bytes>> {
+        let replies = self
+            .exchange(&|out| {
+                for key in &keys {
+                    out.push(&[b"TYPE", key]);
+                }
+                keys.len()
+            })
+            .await?;
+        let wanted = &self.shared.options.types;
+        Ok(keys
+            .into_iter()
+            .zip(replies)
+            // A key on the move answers with a redirection: it is kept, and judged by nobody else. Rather one too
+            // many than one too few.
+            .filter(|(_, reply)| reply.as_str().is_none_or(|t| wanted.iter().any(|w| w == t)))
+            .map(|(key, _)| key)
+            .collect())
+    }
+
+    /// Sends what `build` queues and returns its replies, on a connection to whoever holds the unit, again and again
+    /// until the whole exchange has succeeded. `build` returns how many replies to expect.
+    async fn exchange(&mut self, build: &(dyn Fn(&mut Outbox) -> usize + Send + Sync)) -> Result<Vec<Value>> {
+        let mut backoff = Backoff::new(self.shared.options.retry);
+        loop {
+            match self.try_exchange(build).await {
+                Ok(replies) => return Ok(replies),
+                Err(e) => {
+                    self.link = None;
+                    CopyProgress::add(&self.shared.progress.retries, 1);
+                    self.shared.pause(&mut backoff, e).await?;
+                    self.shared.refresh_source().await;
+                }
+            }
+        }
+    }
+
+    async fn try_exchange(&mut self, build: &(dyn Fn(&mut Outbox) -> usize + Send + Sync)) -> Result<Vec<Value>> {
+        let mut link = match self.link.take() {
+            Some(link) => link,
+            None => self.unit.open(&self.shared.source).await?,
+        };
+        let expected = build(link.outbox());
+        link.flush().await?;
+        let replies = link.replies(expected).await?;
+        let mut moved = false;
+        for e in replies.iter().filter_map(ServerError::of) {
+            match e.code {
+                // The node as a whole cannot answer now.
+                Code::Loading | Code::MasterDown | Code::ClusterDown | Code::Busy => {
+                    return Err(link.server_error(e, b"read keys"));
+                }
+                Code::Moved(..) => moved = true,
+                _ => {}
+            }
+        }
+        if moved {
+            self.shared.refresh_source().await;
+            let topology = self.shared.source.topology();
+            let here = topology.shard_of(self.unit.slot).map(|s| &s.primary) == Some(link.address());
+            if !here && !self.unit.from_replica {
+                // The unit itself has moved, by a failover: everything is to be asked there.
+                let text = format!("MOVED {} elsewhere", self.unit.slot);
+                return Err(link.server_error(ServerError { code: Code::TryAgain, text }, b"read keys"));
+            }
+        }
+        self.link = Some(link);
+        Ok(replies)
+    }
+
+    fn unexpected(&self, command: &str, reply: &Value) -> Error {
+        match &self.link {
+            Some(link) => link.unexpected(command, reply),
+            None => Error::own(command, "unexpected reply"),
+        }
+    }
+}
+
+/// What a group of keys turned out to be.
+#[derive(Default)]
+struct Found {
+    states: Vec<State>,
+    others: Vec<Bytes>,
+}
+
+/// An expiry as a server tells it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Expiry {
+    Gone,
+    Never,
+    At(i64),
+    Unknown,
+}
+
+impl Expiry {
+    /// Whether nothing happened to the expiry in between. Remaining times shrink as they are asked for; what a
+    /// pipeline takes is allowed for.
+    fn same_as(self, other: Expiry, absolute: bool) -> bool {
+        const DRIFT_MS_MAX: i64 = 500;
+        match (self, other) {
+            (Expiry::At(a), Expiry::At(b)) if !absolute => (a - b).abs() <= DRIFT_MS_MAX,
+            _ => self == other,
+        }
+    }
+}
+
+fn expiry_command(absolute: bool) -> &'static [u8] {
+    if absolute { b"PEXPIRETIME" } else { b"PTTL" }
+}
+
+/// Reads a reply of `PEXPIRETIME`, or of `PTTL` with the server's `TIME`.
+fn expiry(reply: &Value, absolute: bool, time: &Value) -> Expiry {
+    match reply {
+        Value::Int(-2) => Expiry::Gone,
+        Value::Int(-1) => Expiry::Never,
+        Value::Int(ms) if absolute => Expiry::At(*ms),
+        Value::Int(left_ms) => match time.as_items() {
+            Some([seconds, micros]) => {
+                let now_ms = seconds.as_int().unwrap_or(0) * 1000 + micros.as_int().unwrap_or(0) / 1000;
+                Expiry::At(now_ms + left_ms)
+            }
+            _ => Expiry::Unknown,
+        },
+        _ => Expiry::Unknown,
+    }
+}
+
+fn outcome(reply: Value, expiry: Expiry, fetch: Fetch) -> Fetched {
+    match ServerError::of(&reply) {
+        None => match (reply.into_bytes(), expiry) {
+            (None, _) => Fetched::Gone,
+            (Some(value), Expiry::Never) => Fetched::Value(value, None),
+            (Some(value), Expiry::At(ms)) => Fetched::Value(value, Some(ms)),
+            // Created and deleted again around the read.
+            (Some(_), Expiry::Gone) => Fetched::Unstable,
+            // Without its expiry a key would live for ever on the other side.
+            (Some(_), Expiry::Unknown) => Fetched::Refused(ServerError::classify(b"NOPERM the expiry cannot be read")),
+        },
+        Some(e) => match e.code {
+            Code::WrongType if fetch == Fetch::Get => Fetched::NotAString,
+            Code::Moved(..) | Code::Ask(..) | Code::TryAgain => Fetched::Redirected,
+            _ => Fetched::Refused(e),
+        },
+    }
+}
+
+/// Packs keys of known size into groups.
+fn pack(sized: Vec<(Bytes, u64)>) -> Vec<(Vec<Bytes>, u64)> {
+    let mut groups: Vec<(Vec<Bytes>, u64)> = Vec::new();
+    for (key, bytes) in sized {
+        match groups.last_mut() {
+            Some((group, total)) if *total + bytes <= GROUP_BYTES && group.len() < GROUP_KEYS_MAX => {
+                group.push(key);
+                *total += bytes;
+            }
+            _ => groups.push((vec![key], bytes)),
+        }
+    }
+    groups
+}

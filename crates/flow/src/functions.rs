@@ -1,0 +1,79 @@
+//! Function libraries: they live outside the keyspace, and a copy of keys does not bring them along.
+
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::error::{Error, Result, ServerError, Side};
+use whimbrel_wire::value::Value;
+
+use crate::typed::Existing;
+
+/// How many libraries a deployment has; 0 where it knows no functions, or does not let us look.
+pub async fn count(deployment: &Deployment) -> usize {
+    if !deployment.capabilities.functions {
+        return 0;
+    }
+    libraries(deployment, false).await.map_or(0, |l| l.len())
+}
+
+/// Copies all libraries to every primary of the target; returns how many.
+///
+/// With [`Existing::Skip`] a library that exists is left alone, with [`Existing::Fail`] it is an error.
+///
+/// # Errors
+/// `Unfit` where the target knows no functions; whatever the servers answer.
+pub async fn copy(source: &Deployment, target: &Deployment, existing: Existing) -> Result<usize> {
+    if !source.capabilities.functions {
+        return Ok(0);
+    }
+    let libraries = libraries(source, true).await?;
+    if libraries.is_empty() {
+        return Ok(0);
+    }
+    if !target.capabilities.functions {
+        return Err(Error::unfit(
+            Side::Target,
+            target.endpoint.address.to_string(),
+            "copy functions",
+            "this server knows no functions",
+        )
+        .with_remedy("leave out --functions"));
+    }
+    for shard in &target.topology().shards {
+        let mut link = target.open(&shard.primary, 0).await?;
+        for (name, code) in &libraries {
+            let mut args: Vec<&[u8]> = vec![b"FUNCTION", b"LOAD"];
+            if existing == Existing::Replace {
+                args.push(b"REPLACE");
+            }
+            args.push(code);
+            let reply = link.ask(&args).await?;
+            let Some(e) = ServerError::of(&reply) else { continue };
+            if existing == Existing::Skip && e.text.contains("already exists") {
+                continue;
+            }
+            return Err(link
+                .server_error(e, format!("FUNCTION LOAD of library {name}").as_bytes())
+                .with_remedy("see the library, or leave out --functions"));
+        }
+    }
+    Ok(libraries.len())
+}
+
+async fn libraries(deployment: &Deployment, with_code: bool) -> Result<Vec<(String, bytes::Bytes)>> {
+    let topology = deployment.topology();
+    let Some(shard) = topology.shards.first() else { return Ok(Vec::new()) };
+    let mut link = deployment.open(&shard.primary, 0).await?;
+    let mut args: Vec<&[u8]> = vec![b"FUNCTION", b"LIST"];
+    if with_code {
+        args.push(b"WITHCODE");
+    }
+    let reply = link.call(&args).await?;
+    let Some(items) = reply.as_items() else {
+        return Err(link.unexpected("FUNCTION LIST", &reply));
+    };
+    let library = |item: &Value| {
+        let name = item.field("library_name")?.as_str()?.to_owned();
+        let code = item.field("library_code").and_then(Value::as_bytes).cloned().unwrap_or_default();
+        Some((name, code))
+    };
+    Ok(items.iter().filter_map(library).collect())
+}

@@ -1,0 +1,213 @@
+//! What a killed copy needs in order to go on.
+//!
+//! One redb file for each job, in the state folder. It holds the job's description (so that a copy is only ever
+//! resumed with what it was started with) and, for each shard and database, how far every key has been acknowledged.
+//! No password, no key and no value is in it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use redb::{Database, ReadableDatabase, TableDefinition};
+use serde::{Deserialize, Serialize};
+use whimbrel_core::slot::SlotSet;
+use whimbrel_engine::error::{Error, Result};
+
+use crate::scan::Position;
+
+/// The only table: names to JSON documents. Small, so a whole document is written each time.
+const DOCUMENTS: TableDefinition<'_, &str, &str> = TableDefinition::new("documents");
+
+/// Format of the documents. A file of another format is refused with a clear message.
+const FORMAT: u32 = 1;
+
+/// How far one unit is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UnitMark {
+    /// Every key up to this position has been dealt with. Survives a restart of whimbrel; void when the server's
+    /// process is another.
+    At(Mark),
+    /// All keys have been dealt with in this pass.
+    Done,
+}
+
+/// A [`Position`] as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mark {
+    run_id: String,
+    cursor: String,
+}
+
+impl From<&Position> for Mark {
+    fn from(p: &Position) -> Self {
+        Mark { run_id: p.run_id.clone(), cursor: String::from_utf8_lossy(&p.cursor).into_owned() }
+    }
+}
+
+impl From<Mark> for Position {
+    fn from(m: Mark) -> Self {
+        Position { run_id: m.run_id, cursor: Bytes::from(m.cursor) }
+    }
+}
+
+/// How far a copy is.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct JournalState {
+    /// The pass under way, from 1 on; 0 before the first.
+    pub pass: u32,
+    /// The slots this pass is about, where it is not all: as ranges, `0-5,9`.
+    #[serde(with = "slots_as_text")]
+    pub slots: Option<SlotSet>,
+    /// Each unit that has begun, by `SHARD/DATABASE`.
+    pub units: BTreeMap<String, UnitMark>,
+    /// Which shard of the source owned which slots when this pass began: shard id and slots.
+    pub source_layout: BTreeMap<String, String>,
+    /// The process behind each primary of the target. Another one may have lost what was acknowledged.
+    pub target_runs: HashMap<String, String>,
+}
+
+impl JournalState {
+    /// True where nothing has been done yet.
+    pub fn is_fresh(&self) -> bool {
+        self.pass == 0
+    }
+
+    /// The next pass goes through these slots.
+    pub(crate) fn begin_pass(&mut self, slots: &SlotSet) {
+        self.slots = if slots.is_full() { None } else { Some(slots.clone()) };
+        self.units.clear();
+    }
+}
+
+mod slots_as_text {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use whimbrel_core::slot::SlotSet;
+
+    pub fn serialize<S: Serializer>(slots: &Option<SlotSet>, s: S) -> Result<S::Ok, S::Error> {
+        slots.as_ref().map(ToString::to_string).serialize(s)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<SlotSet>, D::Error> {
+        Option::<String>::deserialize(d)?
+            .map(|text| text.parse().map_err(serde::de::Error::custom))
+            .transpose()
+    }
+}
+
+/// The journal of one job.
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+    db: Database,
+    state: JournalState,
+    saved: Option<String>,
+}
+
+impl Journal {
+    /// Opens the journal of the job that `description` describes. The job's name is derived from it: the same copy
+    /// finds its journal again. With `resume` what it holds is gone on with; otherwise it starts empty.
+    ///
+    /// # Errors
+    /// `Own` where the folder or file cannot be used, where another whimbrel has it open, or where there is nothing to
+    /// resume.
+    pub fn open(folder: &Path, name: &str, description: &str, resume: bool) -> Result<Journal> {
+        let path = folder.join(format!("{name}.journal"));
+        let fail = |what: String| {
+            Error::own(format!("journal {}", path.display()), what)
+                .with_remedy("choose another folder with --state-dir")
+        };
+        std::fs::create_dir_all(folder).map_err(|e| fail(e.to_string()))?;
+        if resume && !path.exists() {
+            return Err(Error::own(format!("journal {}", path.display()), "there is no unfinished copy like this one")
+                .with_remedy("leave out --resume, or repeat the options of the copy that was interrupted"));
+        }
+        let db = Database::create(&path).map_err(|e| match e {
+            redb::DatabaseError::DatabaseAlreadyOpen => Error::own(
+                format!("journal {}", path.display()),
+                "another whimbrel is running this very copy",
+            )
+            .with_remedy("wait for it to end"),
+            other => fail(other.to_string()),
+        })?;
+        let mut journal = Journal { path, db, state: JournalState::default(), saved: None };
+        if resume {
+            journal.state = journal.load(description)?;
+        }
+        let state = journal.state.clone();
+        journal.write(&[("format", &FORMAT.to_string()), ("job", description)])?;
+        journal.save(&state)?;
+        Ok(journal)
+    }
+
+    /// True where a journal by this name is left over from an earlier run.
+    pub fn exists(folder: &Path, name: &str) -> bool {
+        folder.join(format!("{name}.journal")).exists()
+    }
+
+    /// What it held when it was opened.
+    pub fn state(&self) -> &JournalState {
+        &self.state
+    }
+
+    /// Writes the state, durably, where it differs from what was written last.
+    ///
+    /// # Errors
+    /// `Own` where it cannot be written: a full disk, for example.
+    pub fn save(&mut self, state: &JournalState) -> Result<()> {
+        let text = serde_json::to_string(state).map_err(|e| self.fail(&e))?;
+        if self.saved.as_deref() != Some(&text) {
+            self.write(&[("state", &text)])?;
+            self.saved = Some(text);
+        }
+        Ok(())
+    }
+
+    /// The job is done: the file is removed.
+    ///
+    /// # Errors
+    /// `Own` where it cannot be removed.
+    pub fn finish(self) -> Result<()> {
+        let Journal { path, db, .. } = self;
+        drop(db);
+        std::fs::remove_file(&path)
+            .map_err(|e| Error::own(format!("remove the journal {}", path.display()), e))
+    }
+
+    fn load(&self, description: &str) -> Result<JournalState> {
+        let read = || -> Result<[Option<String>; 3], redb::Error> {
+            let tx = self.db.begin_read()?;
+            let table = tx.open_table(DOCUMENTS)?;
+            let text = |name: &str| Ok::<_, redb::Error>(table.get(name)?.map(|v| v.value().to_owned()));
+            Ok([text("format")?, text("job")?, text("state")?])
+        };
+        let [format, job, state] = read().map_err(|e| self.fail(&e))?;
+        if format.as_deref() != Some(&FORMAT.to_string()) {
+            return Err(self.fail(&"it was written by another version of whimbrel"));
+        }
+        if job.as_deref() != Some(description) {
+            return Err(self.fail(&"it belongs to a copy with other options"));
+        }
+        serde_json::from_str(&state.unwrap_or_default()).map_err(|e| self.fail(&e))
+    }
+
+    fn write(&self, documents: &[(&str, &str)]) -> Result<()> {
+        let write = || -> Result<(), redb::Error> {
+            let tx = self.db.begin_write()?;
+            {
+                let mut table = tx.open_table(DOCUMENTS)?;
+                for (name, text) in documents {
+                    table.insert(*name, *text)?;
+                }
+            }
+            tx.commit()?;
+            Ok(())
+        };
+        write().map_err(|e| self.fail(&e))
+    }
+
+    fn fail(&self, what: &dyn std::fmt::Display) -> Error {
+        Error::own(format!("journal {}", self.path.display()), what)
+            .with_remedy("see that the disk has room, or remove the file and start again")
+    }
+}

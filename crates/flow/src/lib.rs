@@ -1,0 +1,19 @@
+//! Moves and compares key states.
+//!
+//! - [`copy`]: copies keys from one deployment to another;
+//! - [`verify`]: proves that two deployments hold equal keys;
+//! - [`typed`]: transfers one key by its type's own commands, in chunks;
+//! - [`functions`]: copies function libraries;
+//! - [`scan`]: enumerates the keys of one shard and database, across dropped links and restarts;
+//! - [`journal`]: what a killed copy needs in order to go on;
+//! - [`budget`], [`retry`], [`progress`]: bounds on memory and speed, on tries, and what a display reads.
+
+pub mod budget;
+pub mod copy;
+pub mod functions;
+pub mod journal;
+pub mod progress;
+pub mod retry;
+pub mod scan;
+pub mod typed;
+pub mod verify;

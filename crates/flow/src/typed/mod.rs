@@ -1,0 +1,642 @@
+//! Transfers one key by its type's own commands, in chunks.
+//!
+//! `DUMP` and `RESTORE` hold the whole of a value in one command, on both servers and here, and need a target that
+//! understands the source's payload. A transfer by the type's commands needs neither: it reads a chunk while it
+//! writes the one before, so that three of them at most are in memory, whatever the size of the key.
+//!
+//! **Exactness.** The source is read under `WATCH`. Closing the read is a transaction: when it is aborted, the key
+//! was written to meanwhile, and the transfer starts over. So what arrives is one state of the key and not a
+//! mixture of several. `WATCH` notices no change of consumer groups on any server, so those are read twice and compared.
+//! Where `WATCH` is forbidden, the read goes on without it, and only a change of type, cardinality or groups is noticed.
+//!
+//! **Atomicity.** The target is written to a [staging key](staging_key) in the slot of the key. It takes the key's place
+//! in one transaction at the end, so clients of the target see the old value or the new one. It has a time to live
+//! of one hour, renewed with each chunk, so that the orphan of a killed process disappears by itself.
+//!
+//! **Short commands.** A command moves [`Transfer::chunk_bytes`] or a thousand elements at most. Strings above 64 MiB
+//! are the exception: while one grows on the target, the server's allocator moves it a few times, at about half a
+//! millisecond for each MiB. A single `SET` would spare that, but reach the target's replicas in one piece.
+//!
+//! **What does not arrive** because no command can set it: when a consumer of a group was last seen. Delivery times of
+//! pending entries are exact to about a millisecond, since servers tell them relative to now.
+
+mod chunk;
+mod scanned;
+mod sequence;
+mod stream;
+
+use std::io;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::slot::{Slot, tag_for_slot};
+use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError, Side};
+use whimbrel_engine::link::Link;
+use whimbrel_engine::probe::Capabilities;
+use whimbrel_wire::value::Value;
+use xxhash_rust::xxh3::xxh3_128;
+
+use chunk::{Chunk, Expect, Reader};
+use scanned::{Scanned, ScannedType};
+use sequence::{ListReader, StringReader};
+use stream::StreamReader;
+
+/// How often a transfer starts over because the key changed while it was read.
+const TRIES_MAX: u32 = 5;
+
+/// The pause before the first new start. Each further one is twice as long.
+const PAUSE_FIRST_MS: u64 = 20;
+
+/// How long a staging key outlives its last chunk.
+const STAGING_TTL_MS: &[u8] = b"3600000";
+
+/// Collections of more elements than this are not compared with one that exists.
+const COMPARED_ELEMENTS_MAX: i64 = 512;
+
+/// The version and checksum at the end of every `DUMP` payload.
+const PAYLOAD_FOOTER_BYTES: usize = 10;
+
+/// What to do where the target has the key already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Existing {
+    /// Replace it.
+    Replace,
+    /// Leave it as it is.
+    Skip,
+    /// Leave it as it is, and say so unless it holds the same value.
+    Fail,
+}
+
+/// What to transfer, and how.
+#[derive(Debug, Clone, Copy)]
+pub struct Transfer<'a> {
+    /// The key.
+    pub key: &'a [u8],
+    /// What to do where the target has it already.
+    pub existing: Existing,
+    /// How much to read or write at once, in bytes. An element that is larger moves alone.
+    pub chunk_bytes: usize,
+    /// A short name of the job, part of the names of staging keys: two jobs never write to the same one.
+    pub job: &'a str,
+    /// What the source can do.
+    pub source: &'a Capabilities,
+    /// What the target can do.
+    pub target: &'a Capabilities,
+    /// Ends the transfer between two chunks.
+    pub stop: Option<&'a CancellationToken>,
+}
+
+/// How a transfer ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The target holds the key as the source did.
+    Written {
+        /// Bytes of elements sent.
+        bytes: u64,
+        /// Elements sent: 1 for a string. An element that the source's scan gave twice counts twice.
+        elements: u64,
+        /// True where the key has a time to live.
+        ttl: bool,
+    },
+    /// The source has no such key, or not any more. The target was not touched.
+    Gone,
+    /// The target has the key already. With [`Existing::Fail`]: and it holds the same value.
+    Skipped,
+    /// With [`Existing::Fail`]: the target has the key, with another value or one that is too large to compare.
+    Conflict,
+    /// The target has no way to hold this value; the text says why.
+    Unholdable(String),
+    /// The key changed during each of several reads. The target's key was not touched.
+    Changing,
+}
+
+/// The type of a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KeyType {
+    /// `string`, which bitmaps and HyperLogLogs are too.
+    String,
+    /// `list`.
+    List,
+    /// `set`.
+    Set,
+    /// `zset`, which geographical indexes are too.
+    Zset,
+    /// `hash`.
+    Hash,
+    /// `stream`.
+    Stream,
+    /// A type of a module, by its own name.
+    Module(String),
+}
+
+impl KeyType {
+    fn of_name(name: &str) -> Option<KeyType> {
+        Some(match name {
+            "none" => return None,
+            "string" => KeyType::String,
+            "list" => KeyType::List,
+            "set" => KeyType::Set,
+            "zset" => KeyType::Zset,
+            "hash" => KeyType::Hash,
+            "stream" => KeyType::Stream,
+            other => KeyType::Module(other.to_owned()),
+        })
+    }
+
+    /// The command that tells how many elements (of a string: bytes) a key has; `None` for types of modules.
+    fn cardinality_command(&self) -> Option<&'static [u8]> {
+        Some(match self {
+            KeyType::String => b"STRLEN",
+            KeyType::List => b"LLEN",
+            KeyType::Set => b"SCARD",
+            KeyType::Zset => b"ZCARD",
+            KeyType::Hash => b"HLEN",
+            KeyType::Stream => b"XLEN",
+            KeyType::Module(_) => return None,
+        })
+    }
+}
+
+/// The type of `key`, or `None` where there is no such key.
+///
+/// # Errors
+/// As [`Link::call`].
+pub async fn type_of(link: &mut Link, key: &[u8]) -> Result<Option<KeyType>> {
+    let reply = link.call(&[b"TYPE", key]).await?;
+    match reply.as_str() {
+        Some(name) => Ok(KeyType::of_name(name)),
+        None => Err(link.unexpected("TYPE", &reply)),
+    }
+}
+
+/// Where `job` assembles `key` on the target: `whimbrel:staging:{TAG}:JOB:HASH`, always in the slot of `key`.
+pub fn staging_key(job: &str, key: &[u8]) -> Vec<u8> {
+    let tag = tag_for_slot(Slot::of_key(key));
+    format!("whimbrel:staging:{{{tag}}}:{job}:{:032x}", xxh3_128(key)).into_bytes()
+}
+
+/// Transfers one key from `source` to `target`.
+///
+/// Nothing is retried or redirected here. After an error both links must be dropped, and the transfer may be started
+/// again from scratch, on other links as well. After success both links are as before.
+///
+/// # Errors
+/// Whatever a link or a server reports. A link error, thus a transient one, where the staging key lost elements, as it
+/// does when the target fails over. `Own` where `stop` was cancelled.
+pub async fn transfer(source: &mut Link, target: &mut Link, t: &Transfer<'_>) -> Result<Outcome> {
+    let mover = Mover { t, staging: Bytes::from(staging_key(t.job, t.key)) };
+    let result = mover.run(source, target).await;
+    if let Err(e) = &result
+        && (e.side != Side::Target || e.server().is_some())
+    {
+        // The link to the target is still good. Most of all a full target must not keep half a value for an hour.
+        // The error that counts is the one at hand.
+        if let Err(e) = mover.unstage(target).await {
+            tracing::debug!(error = %e, "staging key not removed, it will expire");
+        }
+    }
+    result
+}
+
+/// Why a try ended without an outcome.
+enum Halt {
+    /// An error.
+    Failed(Error),
+    /// The key changed while it was read.
+    Changed,
+    /// The target cannot hold the value.
+    Unholdable(String),
+}
+
+impl From<Error> for Halt {
+    fn from(e: Error) -> Self {
+        Halt::Failed(e)
+    }
+}
+
+/// What the source says in the transaction that closes the read.
+struct Closing {
+    /// When the key expires, in milliseconds since the epoch.
+    expires_at_ms: Option<i64>,
+    cardinality: u64,
+    /// The replies to the reader's own closing commands.
+    rest: Vec<Value>,
+}
+
+/// What was written to the staging key.
+#[derive(Default)]
+struct Sent {
+    bytes: u64,
+    elements: u64,
+    /// The cardinality that the staging key must have, by the target's own replies.
+    cardinality: u64,
+    /// How many fields with a time to live of their own may have vanished since.
+    mortal: u64,
+    started: bool,
+}
+
+struct Mover<'a> {
+    t: &'a Transfer<'a>,
+    staging: Bytes,
+}
+
+impl Mover<'_> {
+    async fn run(&self, source: &mut Link, target: &mut Link) -> Result<Outcome> {
+        if self.t.existing != Existing::Replace {
+            let reply = target.call(&[b"EXISTS", self.t.key]).await?;
+            if reply.as_int() != Some(0) {
+                return self.judge_existing(source, target).await;
+            }
+        }
+        for attempt in 0..TRIES_MAX {
+            if attempt > 0 {
+                self.pause(PAUSE_FIRST_MS << (attempt - 1)).await?;
+            }
+            match self.attempt(source, target, attempt).await {
+                Ok(outcome) => return Ok(outcome),
+                Err(Halt::Failed(e)) => return Err(e),
+                Err(Halt::Unholdable(why)) => {
+                    unwatch(source).await?;
+                    self.unstage(target).await?;
+                    return Ok(Outcome::Unholdable(why));
+                }
+                Err(Halt::Changed) => {
+                    tracing::debug!(attempt, "the key changed while it was read");
+                    // A connection that has seen a change refuses every transaction until it forgets.
+                    unwatch(source).await?;
+                }
+            }
+        }
+        self.unstage(target).await?;
+        Ok(Outcome::Changing)
+    }
+
+    async fn pause(&self, pause_ms: u64) -> Result<()> {
+        let pause = tokio::time::sleep(Duration::from_millis(pause_ms));
+        match self.t.stop {
+            None => pause.await,
+            Some(stop) => {
+                stop.run_until_cancelled(pause).await;
+            }
+        }
+        self.check_stop()
+    }
+
+    fn check_stop(&self) -> Result<()> {
+        if self.t.stop.is_some_and(CancellationToken::is_cancelled) {
+            return Err(Error::own("transfer a key in chunks", "interrupted"));
+        }
+        Ok(())
+    }
+
+    async fn attempt(&self, source: &mut Link, target: &mut Link, attempt: u32) -> Result<Outcome, Halt> {
+        let t = self.t;
+        let watched = watch(source, t.key).await?;
+        let Some(kind) = type_of(source, t.key).await? else {
+            unwatch(source).await?;
+            self.unstage(target).await?;
+            return Ok(Outcome::Gone);
+        };
+        let key = Bytes::copy_from_slice(t.key);
+        let staging = self.staging.clone();
+        let scanned = |kind| Scanned::new(kind, key.clone(), staging.clone(), t);
+        match &kind {
+            KeyType::String => {
+                let reader = StringReader::new(key, staging, t.chunk_bytes);
+                self.move_by(reader, &kind, watched, source, target).await
+            }
+            KeyType::List => {
+                let reader = ListReader::new(key, staging, t.chunk_bytes);
+                self.move_by(reader, &kind, watched, source, target).await
+            }
+            KeyType::Set => self.move_by(scanned(ScannedType::Set), &kind, watched, source, target).await,
+            KeyType::Zset => self.move_by(scanned(ScannedType::Zset), &kind, watched, source, target).await,
+            KeyType::Hash => self.move_by(scanned(ScannedType::Hash), &kind, watched, source, target).await,
+            KeyType::Stream => {
+                // Where only the time of a consumer's last request is known, one that polls an idle group looks like
+                // one that works. After a few tries it gets the benefit of the doubt.
+                let strict = attempt < TRIES_MAX / 2;
+                let reader = StreamReader::new(key, staging, t, strict);
+                self.move_by(reader, &kind, watched, source, target).await
+            }
+            KeyType::Module(name) => Err(Halt::Unholdable(format!("module type {name}"))),
+        }
+    }
+
+    async fn move_by<R: Reader>(
+        &self,
+        mut reader: R,
+        kind: &KeyType,
+        watched: bool,
+        source: &mut Link,
+        target: &mut Link,
+    ) -> Result<Outcome, Halt> {
+        let cardinality_command = kind.cardinality_command().unwrap_or_default();
+        let mut sent = Sent::default();
+        let mut current = reader.next(source).await?;
+        while let Some(chunk) = current {
+            self.check_stop()?;
+            let (next, written) = tokio::join!(reader.next(source), self.write(target, chunk, &mut sent));
+            written?;
+            current = next?;
+        }
+        let closing = self.close(source, cardinality_command, reader.closing(), watched).await?;
+        if !reader.is_same(&closing.rest)
+            || reader.counts_exactly() && closing.cardinality != sent.cardinality
+        {
+            return Err(Halt::Changed);
+        }
+        if *kind == KeyType::Hash && sent.cardinality == 0 {
+            // All fields have expired, and the source has not got round to removing them.
+            self.unstage(target).await?;
+            return Ok(Outcome::Gone);
+        }
+        self.publish(source, target, cardinality_command, &closing, &sent).await.map_err(Halt::from)
+    }
+
+    /// Writes one chunk to the staging key. Takes in all replies, so that the link stays in step.
+    async fn write(&self, target: &mut Link, chunk: Chunk, sent: &mut Sent) -> Result<()> {
+        let first = !std::mem::replace(&mut sent.started, true);
+        if first {
+            target.push(&[b"UNLINK", &self.staging]);
+        }
+        for command in &chunk.commands {
+            let out = target.outbox();
+            out.command(command.args.len());
+            for arg in &command.args {
+                out.arg_bytes(arg);
+            }
+        }
+        target.push(&[b"PEXPIRE", &self.staging, STAGING_TTL_MS]);
+        target.flush().await?;
+        let mut failure = None;
+        let mut judge = |target: &Link, reply, command: &[u8], expect| {
+            let judged = target.check(reply, command).and_then(|reply| match expect {
+                Expect::NoError => Ok(()),
+                Expect::Counts(n) => {
+                    sent.cardinality += n;
+                    Ok(())
+                }
+                Expect::Total(n) => {
+                    sent.cardinality += n;
+                    let total = reply.as_int().and_then(|n| u64::try_from(n).ok());
+                    if total == Some(sent.cardinality) { Ok(()) } else { Err(lost(target)) }
+                }
+                Expect::Added => match reply.as_int().and_then(|n| u64::try_from(n).ok()) {
+                    Some(n) => {
+                        sent.cardinality += n;
+                        Ok(())
+                    }
+                    None => Err(target.unexpected(&String::from_utf8_lossy(command), &reply)),
+                },
+                Expect::Items(n) if reply.as_items().is_some_and(|items| items.len() == n) => Ok(()),
+                Expect::Items(_) => Err(lost(target)),
+            });
+            if let Err(e) = judged {
+                failure.get_or_insert(e);
+            }
+        };
+        if first {
+            let reply = target.reply().await?;
+            judge(target, reply, b"UNLINK", Expect::NoError);
+        }
+        for command in &chunk.commands {
+            let reply = target.reply().await?;
+            judge(target, reply, command.name(), command.expect);
+        }
+        let reply = target.reply().await?;
+        judge(target, reply, b"PEXPIRE", Expect::NoError);
+        sent.bytes += chunk.bytes;
+        sent.elements += chunk.elements;
+        sent.mortal += chunk.mortal;
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Closes the read: tells when the key expires, and whether it changed since `WATCH`.
+    async fn close(
+        &self,
+        source: &mut Link,
+        cardinality_command: &[u8],
+        rest: Vec<Vec<Bytes>>,
+        watched: bool,
+    ) -> Result<Closing, Halt> {
+        let key = self.t.key;
+        let mut commands: Vec<Vec<&[u8]>> = Vec::with_capacity(rest.len() + 3);
+        if self.t.source.pexpiretime {
+            commands.push(vec![b"PEXPIRETIME", key]);
+        } else {
+            commands.push(vec![b"TIME"]);
+            commands.push(vec![b"PTTL", key]);
+        }
+        commands.push(vec![cardinality_command, key]);
+        commands.extend(rest.iter().map(|args| args.iter().map(|arg| &arg[..]).collect()));
+
+        let replies = if watched {
+            match run_transaction(source, &commands).await? {
+                Some(replies) => replies,
+                None => return Err(Halt::Changed),
+            }
+        } else {
+            for command in &commands {
+                source.push(command);
+            }
+            source.flush().await?;
+            source.replies(commands.len()).await?
+        };
+        let mut replies = replies.into_iter();
+        let mut commands = commands.iter();
+        let mut following = |source: &Link| -> Result<Value, Halt> {
+            let name = commands.next().and_then(|c| c.first().copied()).unwrap_or_default();
+            let reply = replies.next().unwrap_or(Value::Null);
+            checked(source, reply, name)
+        };
+        let first = following(source)?;
+        let ttl = |reply: &Value| match reply.as_int() {
+            // The key has expired since the last chunk was read.
+            Some(-2) => Err(Halt::Changed),
+            Some(-1) => Ok(None),
+            Some(ms) => Ok(Some(ms)),
+            None => Err(Halt::Failed(source.unexpected("PEXPIRETIME or PTTL", reply))),
+        };
+        let expires_at_ms = if self.t.source.pexpiretime {
+            ttl(&first)?
+        } else {
+            let now_ms = chunk::time_ms(&first).ok_or_else(|| source.unexpected("TIME", &first))?;
+            let second = following(source)?;
+            ttl(&second)?.map(|left_ms| now_ms + left_ms)
+        };
+        let counted = following(source)?;
+        let cardinality = counted
+            .as_int()
+            .and_then(|n| u64::try_from(n).ok())
+            .ok_or_else(|| source.unexpected(&String::from_utf8_lossy(cardinality_command), &counted))?;
+        Ok(Closing { expires_at_ms, cardinality, rest: replies.collect() })
+    }
+
+    /// Lets the staging key take the place of the key.
+    async fn publish(
+        &self,
+        source: &mut Link,
+        target: &mut Link,
+        cardinality_command: &[u8],
+        closing: &Closing,
+        sent: &Sent,
+    ) -> Result<Outcome> {
+        let key = self.t.key;
+        let written = Outcome::Written {
+            bytes: sent.bytes,
+            elements: sent.elements,
+            ttl: closing.expires_at_ms.is_some(),
+        };
+        let counted = target.call(&[cardinality_command, &self.staging]).await?;
+        let counted = counted.as_int().and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
+        if counted > sent.cardinality || counted + sent.mortal < sent.cardinality {
+            return Err(lost(target));
+        }
+
+        let at = closing.expires_at_ms.map(|ms| ms.max(1).to_string());
+        let replace = self.t.existing == Existing::Replace;
+        let mut commands: Vec<Vec<&[u8]>> = Vec::with_capacity(3);
+        if replace {
+            // RENAME over a big value would free it on the spot, and stall the server.
+            commands.push(vec![b"UNLINK", key]);
+        }
+        commands.push(match &at {
+            Some(at) => vec![b"PEXPIREAT", &self.staging, at.as_bytes()],
+            None => vec![b"PERSIST", &self.staging],
+        });
+        commands.push(vec![if replace { b"RENAME" } else { b"RENAMENX" }, &self.staging, key]);
+        // Nothing is watched here: no answer means that something else is wrong.
+        let replies = run_transaction(target, &commands).await?.ok_or_else(|| lost(target))?;
+        let mut replies = replies.into_iter().skip(usize::from(replace));
+        let lived = replies.next().and_then(|r| r.as_int()) == Some(1);
+        let renamed = replies.next().unwrap_or(Value::Null);
+        match ServerError::of(&renamed) {
+            // A time that has passed deletes the key at once, and a hash whose last field expired is gone.
+            Some(e) if e.text == "ERR no such key" && (lived && at.is_some() || sent.mortal > 0) => {
+                Ok(written)
+            }
+            Some(e) if e.text == "ERR no such key" => Err(lost(target)),
+            Some(e) => Err(target.server_error(e, b"RENAME")),
+            None if renamed.as_int() == Some(0) => {
+                self.unstage(target).await?;
+                self.judge_existing(source, target).await
+            }
+            None => Ok(written),
+        }
+    }
+
+    /// The outcome where the target has the key and it is not to be replaced.
+    async fn judge_existing(&self, source: &mut Link, target: &mut Link) -> Result<Outcome> {
+        if self.t.existing == Existing::Skip {
+            return Ok(Outcome::Skipped);
+        }
+        let key = self.t.key;
+        let Some(kind) = type_of(source, key).await? else { return Ok(Outcome::Gone) };
+        if type_of(target, key).await? != Some(kind.clone()) {
+            return Ok(Outcome::Conflict);
+        }
+        let Some(cardinality_command) = kind.cardinality_command() else { return Ok(Outcome::Conflict) };
+        // Either may change its type at any moment, so an error is a difference like any other.
+        let ours = source.ask(&[cardinality_command, key]).await?.as_int();
+        let theirs = target.ask(&[cardinality_command, key]).await?.as_int();
+        let (Some(ours), Some(theirs)) = (ours, theirs) else { return Ok(Outcome::Conflict) };
+        let is_small = match kind {
+            KeyType::String => usize::try_from(ours).is_ok_and(|n| n <= self.t.chunk_bytes),
+            _ => ours <= COMPARED_ELEMENTS_MAX && self.is_small(source).await?,
+        };
+        if ours != theirs || !is_small || !self.t.source.dump || !self.t.target.dump {
+            return Ok(Outcome::Conflict);
+        }
+        let ours = source.call(&[b"DUMP", key]).await?;
+        let theirs = target.call(&[b"DUMP", key]).await?;
+        let content = |payload: &Value| {
+            let payload = payload.as_bytes()?;
+            Some(payload.slice(..payload.len().checked_sub(PAYLOAD_FOOTER_BYTES)?))
+        };
+        Ok(match (content(&ours), content(&theirs)) {
+            (Some(ours), Some(theirs)) if ours == theirs => Outcome::Skipped,
+            _ => Outcome::Conflict,
+        })
+    }
+
+    async fn is_small(&self, source: &mut Link) -> Result<bool> {
+        if !self.t.source.memory_usage {
+            return Ok(true);
+        }
+        let reply = source.call(&[b"MEMORY", b"USAGE", self.t.key]).await?;
+        Ok(reply.as_int().and_then(|n| usize::try_from(n).ok()).is_some_and(|n| n <= self.t.chunk_bytes))
+    }
+
+    async fn unstage(&self, target: &mut Link) -> Result<()> {
+        target.call(&[b"UNLINK", &self.staging]).await.map(drop)
+    }
+}
+
+/// The target does not hold what it took in: transient, since a failover does that.
+fn lost(target: &Link) -> Error {
+    let kind = ErrorKind::Broken(io::Error::other("the staging key lost elements, perhaps by a failover"));
+    Error::new(target.endpoint().side, target.address().to_string(), "write a key in chunks", kind)
+}
+
+/// Turns an error reply of the source into a halt: the wrong type means that the key was replaced meanwhile.
+fn checked(source: &Link, reply: Value, command: &[u8]) -> Result<Value, Halt> {
+    match ServerError::of(&reply) {
+        None => Ok(reply),
+        Some(e) if e.code == Code::WrongType => Err(Halt::Changed),
+        Some(e) => Err(Halt::Failed(source.server_error(e, command))),
+    }
+}
+
+/// Watches the key; false where the server does not let us.
+async fn watch(source: &mut Link, key: &[u8]) -> Result<bool> {
+    let reply = source.ask(&[b"WATCH", key]).await?;
+    match ServerError::of(&reply) {
+        None => Ok(true),
+        Some(e) if matches!(e.code, Code::UnknownCommand | Code::NoPermission) => {
+            tracing::warn!(server = %source.address(), "WATCH is not allowed: big keys that change while they are read may arrive mixed");
+            Ok(false)
+        }
+        Some(e) => Err(source.server_error(e, b"WATCH")),
+    }
+}
+
+/// Forgets what is watched. A server that does not let us watch does not let us forget either.
+async fn unwatch(source: &mut Link) -> Result<()> {
+    let reply = source.ask(&[b"UNWATCH"]).await?;
+    match ServerError::of(&reply) {
+        Some(e) if !matches!(e.code, Code::UnknownCommand | Code::NoPermission) => {
+            Err(source.server_error(e, b"UNWATCH"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Runs commands as one transaction; `None` where a watched key changed. Errors of single commands are values.
+async fn run_transaction(link: &mut Link, commands: &[Vec<&[u8]>]) -> Result<Option<Vec<Value>>> {
+    link.push(&[b"MULTI"]);
+    for command in commands {
+        link.push(command);
+    }
+    link.push(&[b"EXEC"]);
+    link.flush().await?;
+    let mut refused = None;
+    let names = [&b"MULTI"[..]].into_iter().chain(commands.iter().filter_map(|c| c.first().copied()));
+    for name in names {
+        let reply = link.reply().await?;
+        if let Err(e) = link.check(reply, name) {
+            refused.get_or_insert(e);
+        }
+    }
+    let reply = link.reply().await?;
+    // The reason why a command was refused tells more than the abort that follows from it.
+    if let Some(e) = refused {
+        return Err(e);
+    }
+    match link.check(reply, b"EXEC")? {
+        Value::Null => Ok(None),
+        Value::Array(replies) if replies.len() == commands.len() => Ok(Some(replies)),
+        other => Err(link.unexpected("EXEC", &other)),
+    }
+}

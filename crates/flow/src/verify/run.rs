@@ -1,0 +1,496 @@
+//! Feeds batches of keys to workers, and looks at suspects again.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::error::{Error, Result};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::batch::{Pair, Rules};
+use super::case::{Case, Verdict};
+use super::counts::dbsize;
+use super::peer::Peer;
+use super::report::{Ledger, VerifyReport};
+use super::suspects::{Suspect, Suspects};
+use super::{Depth, Scope, VerifyOptions, VerifyProgress};
+use crate::scan::{KeyScan, ScanOptions, Unit};
+
+/// `COUNT` for `SCAN`: about so many keys in a page.
+const SCAN_COUNT: u32 = 1_000;
+
+/// A batch of keys of one database.
+#[derive(Debug)]
+enum Job {
+    /// Keys of the source, to be compared.
+    Compare(Vec<Bytes>),
+    /// Keys of the target, to be looked for on the source.
+    FindExtra(Vec<Bytes>),
+}
+
+/// Which keys belong to the sample.
+#[derive(Debug)]
+struct Sample {
+    /// Keys whose hash is above it are left out.
+    threshold: u64,
+    /// How many more keys of the source are taken.
+    room: AtomicU64,
+    /// How many more keys of the target.
+    room_extra: AtomicU64,
+}
+
+impl Sample {
+    fn percent(percent: f64, keys_max: u64) -> Sample {
+        // Saturates at 100 %.
+        let threshold = (percent / 100.0 * 2f64.powi(64)) as u64;
+        Sample { threshold, room: AtomicU64::new(keys_max), room_extra: AtomicU64::new(keys_max) }
+    }
+
+    fn everything() -> Sample {
+        Sample::percent(100.0, u64::MAX)
+    }
+
+    fn is_everything(&self) -> bool {
+        self.threshold == u64::MAX
+    }
+
+    fn admits(&self, key: &[u8]) -> bool {
+        self.is_everything() || xxh3_64(key) <= self.threshold
+    }
+
+    /// Takes up to `wanted` keys out of what room is left.
+    fn take(room: &AtomicU64, wanted: usize) -> usize {
+        let wanted = wanted as u64;
+        let left = room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+            // No limit never runs out.
+            (left != u64::MAX).then(|| left.saturating_sub(wanted))
+        });
+        usize::try_from(left.map_or(wanted, |left| left.min(wanted))).unwrap_or(usize::MAX)
+    }
+}
+
+/// One verification.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub source: Arc<Deployment>,
+    pub target: Arc<Deployment>,
+    pub options: VerifyOptions,
+    progress: Arc<VerifyProgress>,
+    ledger: Mutex<Ledger>,
+    /// When the next keys may be read, where a rate is set.
+    next_read: Mutex<Instant>,
+}
+
+impl Run {
+    pub fn new(
+        source: Arc<Deployment>,
+        target: Arc<Deployment>,
+        options: VerifyOptions,
+        progress: Arc<VerifyProgress>,
+    ) -> Run {
+        let ledger = Mutex::new(Ledger::new(&options.dbs, options.differences_max));
+        let next_read = Mutex::new(Instant::now());
+        Run { source, target, options, progress, ledger, next_read }
+    }
+
+    /// Runs to the end, or until `stop`.
+    pub async fn verify(self, stop: CancellationToken) -> Result<VerifyReport> {
+        let started = Instant::now();
+        let run = Arc::new(self);
+        let topologies = (run.source.topology(), run.target.topology());
+        // Dropping the future aborts all tasks it has started.
+        let stopped_early = tokio::select! {
+            biased;
+            () = stop.cancelled() => true,
+            outcome = run.all() => outcome.map(|()| false)?,
+        };
+        for (name, before, deployment) in
+            [("source", topologies.0, &run.source), ("target", topologies.1, &run.target)]
+        {
+            let moved = before.moved_slots(&deployment.topology()).len();
+            if moved > 0 {
+                run.ledger().notes.push(format!(
+                    "{moved} slots of the {name} changed their owner meanwhile: keys in them may have been overlooked"
+                ));
+            }
+        }
+        let unsettled = if stopped_early { run.progress.rechecking.load(Ordering::Relaxed) } else { 0 };
+        let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Ok(run.ledger().report(unsettled, stopped_early, duration_ms))
+    }
+
+    async fn all(self: &Arc<Self>) -> Result<()> {
+        let mut total = 0;
+        for &(db, _) in &self.options.dbs {
+            total += dbsize(&self.source, db, self.options.from_replica, self.options.retry).await?;
+        }
+        self.progress.total_estimate.store(total, Ordering::Relaxed);
+        if self.options.depth == Depth::Counts {
+            for index in 0..self.options.dbs.len() {
+                self.compare_counts(index).await?;
+            }
+            return Ok(());
+        }
+        let sample = Arc::new(self.sample(total));
+        for index in 0..self.options.dbs.len() {
+            self.compare_db(index, &sample).await?;
+        }
+        Ok(())
+    }
+
+    fn sample(&self, total: u64) -> Sample {
+        match self.options.scope {
+            Scope::All => Sample::everything(),
+            Scope::SamplePercent(percent) => Sample::percent(percent, u64::MAX),
+            Scope::SampleKeys(keys) => {
+                let whole = self.options.selection.is_everything() && self.options.types.is_empty();
+                // Of a selection nobody knows the size: the first keys are taken, and since servers hand keys out in the
+                // order of a keyed hash, they are as good a sample as any.
+                let percent = if whole && total > 0 { keys as f64 / total as f64 * 100.0 } else { 100.0 };
+                Sample::percent(percent, keys)
+            }
+        }
+    }
+
+    /// Compares one pair of databases.
+    async fn compare_db(self: &Arc<Self>, index: usize, sample: &Arc<Sample>) -> Result<()> {
+        let workers = self.options.concurrency;
+        let (jobs, inbox) = mpsc::channel(workers * 2);
+        let inbox = Arc::new(tokio::sync::Mutex::new(inbox));
+        let suspects = Arc::new(Suspects::new(workers));
+        let mut tasks = JoinSet::new();
+        for _ in 0..workers {
+            let (run, inbox, found) = (self.clone(), inbox.clone(), suspects.clone());
+            tasks.spawn(async move {
+                let outcome = run.work(index, &inbox, &found).await;
+                found.producer_done();
+                outcome
+            });
+            let (run, suspects) = (self.clone(), suspects.clone());
+            tasks.spawn(async move { run.recheck(index, &suspects).await });
+        }
+        // Only the workers keep it: when they are gone, nobody waits for room in the channel.
+        drop(inbox);
+        let (run, sample) = (self.clone(), sample.clone());
+        tasks.spawn(async move { run.feed(index, &sample, jobs).await });
+        joined(&mut tasks).await
+    }
+
+    /// Reads the names of all keys in question.
+    async fn feed(
+        self: &Arc<Self>,
+        index: usize,
+        sample: &Arc<Sample>,
+        jobs: mpsc::Sender<Job>,
+    ) -> Result<()> {
+        let (source_db, target_db) = self.options.dbs[index];
+        let units = Unit::of_all(&self.source, source_db, self.options.from_replica);
+        self.feed_side(&self.source, units, sample, &jobs, Job::Compare).await?;
+        if self.options.check_extra {
+            let units = Unit::of_all(&self.target, target_db, false);
+            self.feed_side(&self.target, units, sample, &jobs, Job::FindExtra).await?;
+        }
+        Ok(())
+    }
+
+    async fn feed_side(
+        self: &Arc<Self>,
+        deployment: &Arc<Deployment>,
+        units: Vec<Unit>,
+        sample: &Arc<Sample>,
+        jobs: &mpsc::Sender<Job>,
+        job: fn(Vec<Bytes>) -> Job,
+    ) -> Result<()> {
+        let mut tasks = JoinSet::new();
+        for unit in units {
+            if tasks.len() >= self.options.concurrency
+                && let Some(ended) = tasks.join_next().await
+            {
+                flat(ended)?;
+            }
+            let (run, deployment, sample, jobs) =
+                (self.clone(), deployment.clone(), sample.clone(), jobs.clone());
+            tasks.spawn(async move { run.feed_unit(deployment, unit, &sample, &jobs, job).await });
+        }
+        joined(&mut tasks).await
+    }
+
+    async fn feed_unit(
+        &self,
+        deployment: Arc<Deployment>,
+        unit: Unit,
+        sample: &Sample,
+        jobs: &mpsc::Sender<Job>,
+        job: fn(Vec<Bytes>) -> Job,
+    ) -> Result<()> {
+        let batch_keys = self.options.batch_keys;
+        let room = if matches!(job(Vec::new()), Job::Compare(_)) { &sample.room } else { &sample.room_extra };
+        let all = self.options.selection.is_everything() && sample.is_everything();
+        let mut scan = KeyScan::new(deployment, unit, self.scan_options(), self.options.retry, None);
+        let mut batch: Vec<Bytes> = Vec::with_capacity(batch_keys);
+        while let Some(page) = scan.next().await? {
+            for key in page.keys {
+                if !all {
+                    if !self.options.selection.admits(&key) || !sample.admits(&key) {
+                        continue;
+                    }
+                    // A copy: the slice would keep a page alive of which most was left out.
+                    batch.push(Bytes::copy_from_slice(&key));
+                } else {
+                    batch.push(key);
+                }
+                if batch.len() == batch_keys && !self.send(&mut batch, room, jobs, job).await {
+                    return Ok(());
+                }
+            }
+        }
+        self.send(&mut batch, room, jobs, job).await;
+        Ok(())
+    }
+
+    /// Hands a batch to the workers. False where no more are wanted.
+    async fn send(
+        &self,
+        batch: &mut Vec<Bytes>,
+        room: &AtomicU64,
+        jobs: &mpsc::Sender<Job>,
+        job: fn(Vec<Bytes>) -> Job,
+    ) -> bool {
+        let wanted = batch.len();
+        batch.truncate(Sample::take(room, wanted));
+        let complete = batch.len() == wanted;
+        if batch.is_empty() {
+            return complete;
+        }
+        self.pace(batch.len()).await;
+        let batch = std::mem::replace(batch, Vec::with_capacity(self.options.batch_keys));
+        jobs.send(job(batch)).await.is_ok() && complete
+    }
+
+    /// Waits until `keys` more may be read.
+    async fn pace(&self, keys: usize) {
+        let Some(rate) = self.options.read_rate_keys.filter(|rate| *rate > 0) else { return };
+        let took = Duration::from_secs_f64(keys as f64 / rate as f64);
+        let start = {
+            let mut next = self.next_read.lock().unwrap_or_else(PoisonError::into_inner);
+            let start = (*next).max(Instant::now());
+            *next = start + took;
+            start
+        };
+        sleep_until(start).await;
+    }
+
+    pub(super) fn scan_options(&self) -> ScanOptions {
+        ScanOptions {
+            count: SCAN_COUNT,
+            pattern: self.options.selection.server_side_match().map(Bytes::copy_from_slice),
+            // Several types are told apart when they are asked for anyway.
+            type_name: match self.options.types.as_slice() {
+                [only] => Some(only.clone()),
+                _ => None,
+            },
+        }
+    }
+
+    fn pair(&self, index: usize) -> Pair {
+        let (source_db, target_db) = self.options.dbs[index];
+        let options = &self.options;
+        Pair {
+            source: Peer::new(self.source.clone(), source_db, options.from_replica, options.retry),
+            target: Peer::new(self.target.clone(), target_db, false, options.retry),
+            rules: Rules {
+                depth: options.depth,
+                types: options.types.clone(),
+                ttl_tolerance_ms: options.ttl_tolerance_ms,
+                chunk_bytes: options.chunk_bytes,
+                check_extra: options.check_extra,
+            },
+        }
+    }
+
+    /// Compares batches until there are no more.
+    async fn work(
+        &self,
+        index: usize,
+        inbox: &tokio::sync::Mutex<mpsc::Receiver<Job>>,
+        suspects: &Suspects,
+    ) -> Result<()> {
+        let mut pair = self.pair(index);
+        loop {
+            let job = inbox.lock().await.recv().await;
+            match job {
+                None => return Ok(()),
+                Some(Job::Compare(keys)) => {
+                    let cases = pair.compare(&keys).await?;
+                    self.ledger().tally(index).compared += cases.len() as u64;
+                    self.progress.compared.fetch_add(cases.len() as u64, Ordering::Relaxed);
+                    for suspect in self.note(index, cases) {
+                        self.suspect(suspect, suspects).await;
+                    }
+                }
+                Some(Job::FindExtra(keys)) => {
+                    let count = keys.len() as u64;
+                    let absent = pair.absent_from_source(keys).await?;
+                    self.ledger().tally(index).extra_checked += count;
+                    self.progress.extra_checked.fetch_add(count, Ordering::Relaxed);
+                    if self.options.settle.rounds == 0 {
+                        let cases = pair.compare(&absent).await?;
+                        self.note(index, cases);
+                        continue;
+                    }
+                    for key in absent {
+                        self.suspect(
+                            Suspect { key, source_state: 0, target_state: 0, round: 0, unchanged: 0 },
+                            suspects,
+                        )
+                        .await;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn suspect(&self, suspect: Suspect, suspects: &Suspects) {
+        self.progress.rechecking.fetch_add(1, Ordering::Relaxed);
+        suspects.add(suspect, self.due(0)).await;
+    }
+
+    fn due(&self, round: u32) -> Instant {
+        Instant::now()
+            + Duration::from_millis(self.options.settle.pause_ms.saturating_mul(u64::from(round) + 1))
+    }
+
+    /// Counts what is decided. Returns the rest.
+    fn note(&self, index: usize, cases: Vec<Case>) -> Vec<Suspect> {
+        let at_once = self.options.settle.rounds == 0;
+        let mut suspects = Vec::new();
+        let mut ledger = self.ledger();
+        let mut bytes = 0;
+        for case in cases {
+            bytes += case.bytes;
+            match case.verdict {
+                Verdict::Differs if at_once => self.stands(&mut ledger, index, case),
+                Verdict::Shifted if at_once => ledger.unstable(index, &case.key),
+                Verdict::Differs | Verdict::Shifted => suspects.push(Suspect {
+                    key: case.key,
+                    source_state: case.source_state,
+                    target_state: case.target_state,
+                    round: 0,
+                    unchanged: 0,
+                }),
+                _ => settled(&mut ledger, index, &case),
+            }
+        }
+        ledger.bytes_compared += bytes;
+        self.progress.bytes.fetch_add(bytes, Ordering::Relaxed);
+        suspects
+    }
+
+    fn stands(&self, ledger: &mut Ledger, index: usize, case: Case) {
+        if ledger.differs(index, &case.key, case.findings) {
+            self.progress.differing.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Looks at suspects again until none are left.
+    async fn recheck(&self, index: usize, suspects: &Suspects) -> Result<()> {
+        let settle = self.options.settle;
+        let mut pair = self.pair(index);
+        while let Some(taken) = suspects.take(self.options.batch_keys).await {
+            let keys: Vec<Bytes> = taken.iter().map(|s| s.key.clone()).collect();
+            let cases = pair.compare(&keys).await?;
+            let mut ledger = self.ledger();
+            for (mut suspect, case) in taken.into_iter().zip(cases) {
+                ledger.bytes_compared += case.bytes;
+                self.progress.bytes.fetch_add(case.bytes, Ordering::Relaxed);
+                suspect.round += 1;
+                let source_same =
+                    suspect.source_state == case.source_state && case.verdict == Verdict::Differs;
+                let both_same = source_same && suspect.target_state == case.target_state;
+                suspect.unchanged = if both_same { suspect.unchanged + 1 } else { 0 };
+                let last = suspect.round >= settle.rounds;
+                match case.verdict {
+                    Verdict::Differs if suspect.unchanged >= settle.unchanged || (last && source_same) => {
+                        self.stands(&mut ledger, index, case);
+                    }
+                    Verdict::Differs | Verdict::Shifted if last => ledger.unstable(index, &case.key),
+                    Verdict::Differs | Verdict::Shifted => {
+                        suspect.source_state = case.source_state;
+                        suspect.target_state = case.target_state;
+                        let due = self.due(suspect.round);
+                        suspects.again(suspect, due);
+                        continue;
+                    }
+                    _ => settled(&mut ledger, index, &case),
+                }
+                self.progress.rechecking.fetch_sub(1, Ordering::Relaxed);
+                suspects.settled();
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Counts a key that is not a difference.
+fn settled(ledger: &mut Ledger, index: usize, case: &Case) {
+    let tally = ledger.tally(index);
+    match case.verdict {
+        Verdict::Equal => tally.equal += 1,
+        Verdict::Opaque => {
+            tally.equal += 1;
+            tally.opaque += 1;
+        }
+        Verdict::Skipped => tally.skipped += 1,
+        Verdict::Gone => tally.gone += 1,
+        Verdict::Differs | Verdict::Shifted => {}
+    }
+}
+
+/// Waits for all tasks, or for the first that fails; the others are aborted when `tasks` is dropped.
+async fn joined(tasks: &mut JoinSet<Result<()>>) -> Result<()> {
+    while let Some(ended) = tasks.join_next().await {
+        flat(ended)?;
+    }
+    Ok(())
+}
+
+fn flat(ended: std::result::Result<Result<()>, tokio::task::JoinError>) -> Result<()> {
+    ended.unwrap_or_else(|e| Err(Error::own("verify", format!("a task ended early: {e}"))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_by_percent_take_about_as_many() {
+        let taken = |percent: f64| {
+            let sample = Sample::percent(percent, u64::MAX);
+            (0..10_000).filter(|i: &u32| sample.admits(format!("key:{i}").as_bytes())).count()
+        };
+        assert_eq!(taken(100.0), 10_000);
+        let tenth = taken(10.0);
+        assert!((800..1_200).contains(&tenth), "{tenth}");
+        assert!(taken(0.000_001) < 10);
+    }
+
+    #[test]
+    fn a_sample_of_keys_ends() {
+        let sample = Sample::percent(100.0, 10);
+        assert_eq!(Sample::take(&sample.room, 7), 7);
+        assert_eq!(Sample::take(&sample.room, 7), 3);
+        assert_eq!(Sample::take(&sample.room, 7), 0);
+        assert_eq!(Sample::take(&sample.room_extra, 7), 7);
+        assert_eq!(Sample::take(&Sample::everything().room, 7), 7);
+    }
+}
