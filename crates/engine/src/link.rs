@@ -89,7 +89,12 @@ impl Link {
                 io::ErrorKind::TimedOut,
                 format!("no connection within {} ms", options.connect_timeout_ms),
             ));
-            Err(Error::new(endpoint.side, address.to_string(), "connect", kind))
+            let remedy = match endpoint.tls {
+                // A server without TLS waits for the rest of what it takes for a command.
+                Some(_) => "see that the server is up; if this port does not use TLS, write redis:// or valkey://",
+                None => "see that the server is up and reachable, and that the address is right",
+            };
+            Err(Error::new(endpoint.side, address.to_string(), "connect", kind).with_remedy(remedy))
         })
     }
 
@@ -205,6 +210,19 @@ impl Link {
         self.check(reply, args.first().copied().unwrap_or_default())
     }
 
+    /// Tries a command that changes nothing, and returns the server's refusal where this user may not run it. Other
+    /// errors, a key that is out of bounds among them, are none of its business.
+    ///
+    /// # Errors
+    /// As [`Link::ask`].
+    pub async fn may_run(&mut self, args: &[&[u8]]) -> Result<Option<ServerError>> {
+        let reply = self.ask(args).await?;
+        Ok(ServerError::of(&reply).filter(|e| {
+            // "no permissions to run the 'get' command", as against "to access one of the keys".
+            e.code == Code::UnknownCommand || e.code == Code::NoPermission && e.text.contains("to run the")
+        }))
+    }
+
     /// Turns an error reply to `command` into an error that names it.
     ///
     /// # Errors
@@ -256,6 +274,15 @@ impl Link {
                 if self.endpoint.tls.is_none() && matches!(self.address, Address::Tcp(..)) =>
             {
                 e.with_remedy("if this port expects TLS, write rediss:// or valkeys://")
+            }
+            // With TLS 1.3 the server judges the client's certificate after our handshake is complete.
+            ErrorKind::Closed | ErrorKind::Broken(_)
+                if self.endpoint.tls.as_ref().is_some_and(|tls| tls.cert_file.is_none()) =>
+            {
+                let side = self.endpoint.side;
+                e.with_remedy(format!(
+                    "if the server wants a client certificate, name it with --{side}-cert and --{side}-key"
+                ))
             }
             _ => e,
         })
@@ -324,7 +351,14 @@ enum Io {
 
 impl Io {
     async fn open(endpoint: &Endpoint, address: &Address) -> Result<Io> {
-        let fail = |kind| Error::new(endpoint.side, address.to_string(), "connect", kind);
+        let fail = |kind| {
+            let unreachable = matches!(kind, ErrorKind::Connect(_));
+            let error = Error::new(endpoint.side, address.to_string(), "connect", kind);
+            match unreachable {
+                true => error.with_remedy("see that the server is up and reachable, and that the address is right"),
+                false => error,
+            }
+        };
         let (host, port) = match address {
             Address::Unix(path) => {
                 let stream = UnixStream::connect(path).await.map_err(|e| fail(ErrorKind::Connect(e)))?;
@@ -337,7 +371,10 @@ impl Io {
         let Some(options) = &endpoint.tls else {
             return Ok(Io::Tcp(stream));
         };
-        let config = tls::client_config(options).map_err(|e| fail(ErrorKind::Tls(e)))?;
+        let config = tls::client_config(options).map_err(|e| {
+            let side = endpoint.side;
+            fail(ErrorKind::Tls(e)).with_remedy(format!("see the files named with --{side}-ca, --{side}-cert and --{side}-key"))
+        })?;
         let name = options.server_name.as_deref().unwrap_or(host);
         let name = ServerName::try_from(name.to_owned())
             .map_err(|_| fail(ErrorKind::Tls(format!("{name} is not a name that a certificate can hold"))))?;

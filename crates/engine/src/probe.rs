@@ -138,6 +138,9 @@ pub struct Capabilities {
     pub payload_version_max: Option<u16>,
 }
 
+/// A name for commands that are tried; it is never written.
+pub const PROBE_KEY: &[u8] = b"whimbrel:probe";
+
 /// The commands whose presence [`Capabilities::probe`] asks for.
 const PROBED: [&str; 6] = ["pexpiretime", "hpexpiretime", "function", "memory", "dump", "restore"];
 
@@ -156,7 +159,7 @@ impl Capabilities {
             Some(items) => items.get(i).is_some_and(|v| v.as_items().is_some_and(|v| !v.is_empty())),
             None => assumed,
         };
-        Ok(Capabilities {
+        let mut capabilities = Capabilities {
             pexpiretime: has(0, false),
             hash_field_ttl: has(1, false),
             functions: has(2, false),
@@ -164,7 +167,24 @@ impl Capabilities {
             dump: has(4, true),
             restore: has(5, true),
             payload_version_max: None,
-        })
+        };
+        capabilities.drop_forbidden(link).await?;
+        Ok(capabilities)
+    }
+
+    /// What exists may still be forbidden to this user. Where there is another way, that one is taken.
+    async fn drop_forbidden(&mut self, link: &mut Link) -> Result<()> {
+        let tried: [(&mut bool, &[&[u8]]); 3] = [
+            (&mut self.pexpiretime, &[b"PEXPIRETIME", PROBE_KEY]),
+            (&mut self.memory_usage, &[b"MEMORY", b"USAGE", PROBE_KEY]),
+            (&mut self.dump, &[b"DUMP", PROBE_KEY]),
+        ];
+        for (capability, command) in tried {
+            if *capability {
+                *capability = link.may_run(command).await?.is_none();
+            }
+        }
+        Ok(())
     }
 
     /// Finds the highest payload version that `link`'s server accepts, without writing anything: it is offered

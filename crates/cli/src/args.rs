@@ -1,0 +1,435 @@
+//! What the user types.
+//!
+//! One definition feeds the parser, the help texts, the shell completions and the manual pages.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use whimbrel_core::slot::SlotSet;
+use whimbrel_core::units;
+
+/// The command line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "whimbrel",
+    version,
+    about = "Non-stop migration for Redis and Valkey",
+    long_about = "Moves live data between Redis- and Valkey-compatible servers and proves that nothing was lost.",
+    after_help = exit_codes(),
+    max_term_width = 110,
+    propagate_version = true
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+fn exit_codes() -> String {
+    let mut text = "Exit codes:\n".to_owned();
+    for (exit, meaning) in crate::exit::Exit::TABLE {
+        text.push_str(&format!("  {:>3}  {meaning}\n", exit as u8));
+    }
+    text
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Copy keys from one deployment to another
+    Copy(Box<CopyArgs>),
+    /// Prove that two deployments hold equal keys
+    Verify(Box<VerifyArgs>),
+    /// Start two real servers, copy a million keys between them, and prove it
+    Demo(DemoArgs),
+    /// Measure whimbrel beside other ways to do the same, in one run
+    Bench {
+        /// Which measurement.
+        #[command(subcommand)]
+        bench: Bench,
+    },
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, or with a folder write one for each command
+    Man {
+        /// Where to write the pages.
+        folder: Option<PathBuf>,
+    },
+}
+
+/// Where the two sides are and how to reach them.
+#[derive(Debug, Args)]
+pub struct Sides {
+    /// The source: HOST:PORT, redis://, rediss:// (TLS), valkey://, valkeys:// (TLS) or unix:// with user, password
+    /// and database
+    #[arg(value_name = "SOURCE")]
+    pub source: String,
+
+    /// The target, likewise
+    #[arg(value_name = "TARGET")]
+    pub target: String,
+
+    #[command(flatten)]
+    pub source_access: SourceAccess,
+
+    #[command(flatten)]
+    pub target_access: TargetAccess,
+
+    /// Accept any certificate of either side. For tests only
+    #[arg(long, help_heading = "TLS")]
+    pub insecure: bool,
+
+    /// How long a connection attempt may take
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_ms, help_heading = "Limits")]
+    pub connect_timeout: u64,
+
+    /// How long a reply may take without a single byte arriving
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_ms, help_heading = "Limits")]
+    pub timeout: u64,
+
+    /// How long one operation is tried again before it counts as failed
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_ms, help_heading = "Limits")]
+    pub retry_for: u64,
+}
+
+macro_rules! access {
+    ($name:ident, $side:literal, $user:literal, $file:literal, $env:literal, $map:literal, $tls:literal, $ca:literal,
+     $cert:literal, $key:literal, $sni:literal, $heading:literal) => {
+        #[doc = concat!("How to get into the ", $side, ".")]
+        #[derive(Debug, Args)]
+        pub struct $name {
+            #[doc = concat!("ACL user on the ", $side)]
+            #[arg(long = $user, id = $user, value_name = "NAME", help_heading = $heading)]
+            pub user: Option<String>,
+
+            #[doc = concat!("File whose first line is the password for the ", $side, " (or set ", $env, ")")]
+            #[arg(long = $file, id = $file, value_name = "FILE", help_heading = $heading)]
+            pub password_file: Option<PathBuf>,
+
+            #[doc = concat!("Address that the ", $side, " cluster announces and what to connect to instead, as \
+                             FROM=TO; repeatable")]
+            #[arg(long = $map, id = $map, value_name = "FROM=TO", help_heading = $heading)]
+            pub map: Vec<String>,
+
+            #[doc = concat!("Use TLS to the ", $side, ", as rediss:// does")]
+            #[arg(long = $tls, id = $tls, help_heading = "TLS")]
+            pub tls: bool,
+
+            #[doc = concat!("PEM file with the authorities to trust for the ", $side)]
+            #[arg(long = $ca, id = $ca, value_name = "FILE", help_heading = "TLS")]
+            pub ca: Option<PathBuf>,
+
+            #[doc = concat!("PEM file with our certificate for the ", $side)]
+            #[arg(long = $cert, id = $cert, value_name = "FILE", requires = $key, help_heading = "TLS")]
+            pub cert: Option<PathBuf>,
+
+            #[doc = concat!("PEM file with its key")]
+            #[arg(long = $key, id = $key, value_name = "FILE", requires = $cert, help_heading = "TLS")]
+            pub key: Option<PathBuf>,
+
+            #[doc = concat!("Name to expect in the certificate of the ", $side, " instead of the host")]
+            #[arg(long = $sni, id = $sni, value_name = "NAME", help_heading = "TLS")]
+            pub server_name: Option<String>,
+        }
+    };
+}
+
+access!(
+    SourceAccess,
+    "source",
+    "source-user",
+    "source-password-file",
+    "WHIMBREL_SOURCE_PASSWORD",
+    "source-map",
+    "source-tls",
+    "source-ca",
+    "source-cert",
+    "source-key",
+    "source-server-name",
+    "Access"
+);
+access!(
+    TargetAccess,
+    "target",
+    "target-user",
+    "target-password-file",
+    "WHIMBREL_TARGET_PASSWORD",
+    "target-map",
+    "target-tls",
+    "target-ca",
+    "target-cert",
+    "target-key",
+    "target-server-name",
+    "Access"
+);
+
+/// Which keys.
+#[derive(Debug, Args)]
+pub struct Which {
+    /// Only keys that match this pattern, as KEYS and SCAN understand it; repeatable: any of them
+    #[arg(long = "match", visible_alias = "pattern", value_name = "PATTERN", help_heading = "Selection")]
+    pub matches: Vec<String>,
+
+    /// No keys that match this pattern; repeatable
+    #[arg(long, value_name = "PATTERN", help_heading = "Selection")]
+    pub exclude: Vec<String>,
+
+    /// Only keys of these types: string, list, set, zset, hash, stream, or a module's; repeatable or with commas
+    #[arg(long = "type", value_name = "TYPE", value_delimiter = ',', help_heading = "Selection")]
+    pub types: Vec<String>,
+
+    /// Only keys in these slots: 0-5460,10000
+    #[arg(long, value_name = "SLOTS", help_heading = "Selection")]
+    pub slots: Option<SlotSet>,
+
+    /// Database, or SOURCE:TARGET, or all; repeatable or with commas [default: the one in the URL, else all]
+    #[arg(long = "db", value_name = "DB", value_delimiter = ',', help_heading = "Selection")]
+    pub dbs: Vec<String>,
+}
+
+/// How the result is shown.
+#[derive(Debug, Args)]
+pub struct Show {
+    /// Print progress and the report as JSON, one object a line, on standard output
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+
+    /// Print a line of progress every so many seconds; without a terminal this is the default, every second
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Output")]
+    pub report: Option<u64>,
+
+    /// Print only the final report
+    #[arg(long, short, help_heading = "Output")]
+    pub quiet: bool,
+}
+
+/// `whimbrel copy`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  whimbrel copy old:6379 new:6379                           everything, into an empty target
+  whimbrel copy old:6379 new:6379 --match 'session:*' --replace --verify
+  whimbrel copy rediss://app@old:6380 valkeys://app@new:6380 --source-password-file old.pw --target-password-file new.pw
+  whimbrel copy old:6379 new-cluster:7000 --db 3:0 --skip   database 3 into a cluster
+  whimbrel copy old:6379 new:6379 --resume                  go on where it was interrupted")]
+pub struct CopyArgs {
+    #[command(flatten)]
+    pub sides: Sides,
+
+    #[command(flatten)]
+    pub which: Which,
+
+    /// Stop after so many keys
+    #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Selection")]
+    pub limit: Option<u64>,
+
+    /// Replace keys that the target has already
+    #[arg(long, group = "existing", help_heading = "Existing keys")]
+    pub replace: bool,
+
+    /// Leave keys alone that the target has already
+    #[arg(long, group = "existing", help_heading = "Existing keys")]
+    pub skip: bool,
+
+    /// Stop at the first key that the target has already with another value
+    #[arg(long, group = "existing", help_heading = "Existing keys")]
+    pub fail: bool,
+
+    /// Count what would be copied, write nothing
+    #[arg(long, help_heading = "What else")]
+    pub dry_run: bool,
+
+    /// Copy function libraries too
+    #[arg(long, help_heading = "What else")]
+    pub functions: bool,
+
+    /// Verify the full content of every key when the copy is done
+    #[arg(long, conflicts_with = "limit", help_heading = "What else")]
+    pub verify: bool,
+
+    /// Go on with the same copy where it was interrupted
+    #[arg(long, conflicts_with_all = ["dry_run", "limit"], help_heading = "What else")]
+    pub resume: bool,
+
+    /// Where journals are kept [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
+    #[arg(long, value_name = "FOLDER", help_heading = "What else")]
+    pub state_dir: Option<PathBuf>,
+
+    /// Read from replicas of the source where it has any
+    #[arg(long, help_heading = "What else")]
+    pub from_replicas: bool,
+
+    /// Read at most so many keys per second
+    #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Limits")]
+    pub rate_keys: Option<u64>,
+
+    /// Read at most so many bytes of values per second
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
+    pub rate_bytes: Option<u64>,
+
+    /// Values in flight at any time; resident memory stays under this plus 64 MiB
+    #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = parse_bytes, help_heading = "Limits")]
+    pub memory: u64,
+
+    /// Values above this size move in chunks
+    #[arg(long, value_name = "BYTES", default_value = "4MiB", value_parser = parse_bytes, help_heading = "Limits")]
+    pub big_key: u64,
+
+    /// Lanes for each shard: connections that read, and as many to each node that is written to
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = parse_small, help_heading = "Limits")]
+    pub lanes: usize,
+
+    /// Shards copied at the same time
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = parse_small, help_heading = "Limits")]
+    pub shards: usize,
+
+    /// COUNT of each SCAN: how much the source looks at in one command
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=100_000),
+          help_heading = "Limits")]
+    pub scan_count: u32,
+
+    #[command(flatten)]
+    pub show: Show,
+}
+
+/// How closely to compare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Depth {
+    /// The number of keys in each database
+    Counts,
+    /// Existence, type and time to live of every key
+    Meta,
+    /// The whole content
+    Full,
+}
+
+/// `whimbrel verify`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  whimbrel verify old:6379 new:6379                         full content of all keys
+  whimbrel verify old:6379 new:6379 --depth meta --ttl-tolerance 5ms
+  whimbrel verify old:6379 new:6379 --sample 10%            a tenth of the keys, always the same tenth
+  whimbrel verify old:6379 new:6379 --json | jq .differences")]
+pub struct VerifyArgs {
+    #[command(flatten)]
+    pub sides: Sides,
+
+    #[command(flatten)]
+    pub which: Which,
+
+    /// How closely to compare
+    #[arg(long, value_enum, default_value_t = Depth::Full, help_heading = "Comparison")]
+    pub depth: Depth,
+
+    /// Compare a sample only: so many keys, or so many percent (10%)
+    #[arg(long, value_name = "N|P%", help_heading = "Comparison")]
+    pub sample: Option<String>,
+
+    /// How far expiry times may be apart
+    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = parse_ms, help_heading = "Comparison")]
+    pub ttl_tolerance: u64,
+
+    /// Do not look for keys that only the target has
+    #[arg(long, help_heading = "Comparison")]
+    pub ignore_extra: bool,
+
+    /// Look at a difference again so many times before it stands: a live source changes while it is read
+    #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Comparison")]
+    pub settle: u32,
+
+    /// List at most so many differences; all are counted
+    #[arg(long, value_name = "N", default_value_t = 1000, help_heading = "Output")]
+    pub list: usize,
+
+    /// Read from replicas of the source where it has any
+    #[arg(long, help_heading = "Comparison")]
+    pub from_replicas: bool,
+
+    /// Read at most so many keys per second
+    #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Limits")]
+    pub rate_keys: Option<u64>,
+
+    #[command(flatten)]
+    pub show: Show,
+}
+
+/// `whimbrel demo`.
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// How many keys
+    #[arg(long, default_value = "1000000", value_parser = parse_count)]
+    pub keys: u64,
+}
+
+/// The measurements.
+#[derive(Debug, Subcommand)]
+pub enum Bench {
+    /// A copy beside REPLICAOF, MIGRATE, and other tools that are on PATH
+    Copy(BenchCopyArgs),
+}
+
+/// `whimbrel bench copy`.
+#[derive(Debug, Args)]
+pub struct BenchCopyArgs {
+    /// Server to measure with: redis-7.0, redis-8.0, valkey-8.1 or valkey-9.1
+    #[arg(long, default_value = "redis-7.0")]
+    pub engine: String,
+
+    /// Data sets: strings (100 bytes each), mixed (all types), large (16 KiB strings); repeatable or with commas
+    #[arg(long, value_delimiter = ',', default_values = ["strings", "mixed", "large"])]
+    pub data: Vec<String>,
+
+    /// Keys in the set of short strings; the other sets follow in proportion
+    #[arg(long, default_value = "1000000", value_parser = parse_count)]
+    pub keys: u64,
+
+    /// Counted rounds; each measures every contender once
+    #[arg(long, default_value_t = 3)]
+    pub rounds: u32,
+
+    /// Contenders to leave out; repeatable or with commas
+    #[arg(long, value_delimiter = ',')]
+    pub without: Vec<String>,
+
+    /// Print the results as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    match units::parse_bytes(text) {
+        Ok(0) => Err("it must be more than nothing".to_owned()),
+        other => other.map_err(|e| e.to_string()),
+    }
+}
+
+fn parse_ms(text: &str) -> Result<u64, String> {
+    let duration = units::parse_duration(text).map_err(|e| e.to_string())?;
+    u64::try_from(duration.as_millis()).map_err(|_| "that is too long".to_owned())
+}
+
+fn parse_count(text: &str) -> Result<u64, String> {
+    let digits: String = text.chars().filter(|c| *c != ',' && *c != '_').collect();
+    let (digits, factor) = match digits.strip_suffix(['k', 'K']) {
+        Some(rest) => (rest.to_owned(), 1_000),
+        None => match digits.strip_suffix(['m', 'M']) {
+            Some(rest) => (rest.to_owned(), 1_000_000),
+            None => (digits, 1),
+        },
+    };
+    match digits.parse::<u64>().ok().and_then(|n| n.checked_mul(factor)) {
+        Some(0) | None => Err("write a number above 0, for example 50000 or 50k".to_owned()),
+        Some(n) => Ok(n),
+    }
+}
+
+fn parse_small(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n @ 1..=64) => Ok(n),
+        _ => Err("write a number from 1 to 64".to_owned()),
+    }
+}

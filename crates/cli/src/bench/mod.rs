@@ -1,0 +1,10 @@
+//! Measurements, and what the demo shares with them: data, comparison, children, signals.
+
+pub mod check;
+pub mod child;
+pub mod contender;
+pub mod copy;
+pub mod data;
+pub mod interrupt;
+pub mod machine;
+mod report;

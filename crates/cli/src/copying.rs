@@ -1,0 +1,228 @@
+//! `whimbrel copy`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::units::{format_bytes, format_count, format_duration_ms};
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::error::{Error, Result};
+use whimbrel_flow::copy::{self, CopyOptions, CopyReport, Existing, Plan};
+use whimbrel_flow::journal::Journal;
+use whimbrel_flow::progress::CopyProgress;
+use whimbrel_flow::retry::RetryPolicy;
+
+use crate::args::CopyArgs;
+use crate::display::{Display, Form};
+use crate::exit::Exit;
+use crate::verifying;
+
+/// Size of the pieces in which large values move.
+const CHUNK_BYTES: usize = 512 << 10;
+
+/// Runs the command.
+pub async fn run(args: &CopyArgs, stop: CancellationToken) -> Exit {
+    let mut begun = false;
+    match run_inner(args, &stop, &mut begun).await {
+        Ok(exit) => exit,
+        Err(e) => {
+            let exit = if begun && crate::stopped_by_user() { Exit::Stopped } else { Exit::of(&e, begun) };
+            crate::show_error(&e, args.show.json, exit);
+            exit
+        }
+    }
+}
+
+async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) -> Result<Exit> {
+    let (source_endpoint, target_endpoint) = args.sides.endpoints()?;
+    let selection = args.which.selection()?;
+    args.which.named_dbs(target_endpoint.db)?;
+    let (source, target) = tokio::try_join!(
+        Deployment::probe(source_endpoint, args.sides.link_options(args.from_replicas)),
+        Deployment::probe(target_endpoint, args.sides.link_options(false)),
+    )?;
+    let (source, target) = (Arc::new(source), Arc::new(target));
+    let dbs = args.which.dbs(&source, &target).await?;
+    let refuse_existing = !(args.replace || args.skip || args.fail || args.dry_run);
+    let existing = match (args.skip, args.fail) {
+        (true, _) => Existing::Skip,
+        (_, true) => Existing::Fail,
+        _ => Existing::Replace,
+    };
+    let mut options = CopyOptions {
+        selection,
+        types: args.which.types.clone(),
+        dbs,
+        existing,
+        limit: args.limit,
+        memory_bytes: args.memory,
+        big_key_bytes: args.big_key,
+        chunk_bytes: CHUNK_BYTES,
+        rate_keys: args.rate_keys,
+        rate_bytes: args.rate_bytes,
+        scan_count: args.scan_count,
+        lanes: args.lanes,
+        shards_at_once: args.shards,
+        from_replicas: args.from_replicas,
+        retry: RetryPolicy { give_up_after_ms: args.sides.retry_for, ..RetryPolicy::default() },
+        job: String::new(),
+    };
+    let description = describe(args, &options, &source, &target);
+    options.job = format!("{:016x}", xxhash_rust::xxh3::xxh3_64(description.as_bytes()));
+    let name = format!("copy-{}", options.job);
+    let folder = state_dir(args)?;
+    let plan =
+        copy::plan(&source, &target, &options, !args.resume, refuse_existing, args.dry_run, stop).await?;
+    if !args.show.quiet {
+        show_plan(args, &plan, &options);
+    }
+    if args.dry_run {
+        return Ok(if stop.is_cancelled() { Exit::Stopped } else { Exit::Success });
+    }
+    if !args.resume && Journal::exists(&folder, &name) && !args.show.quiet {
+        say(args, "an earlier copy like this one did not finish; --resume would go on with it, this one starts anew");
+    }
+    let journal = Journal::open(&folder, &name, &description, args.resume)?;
+    let progress = Arc::new(CopyProgress::default());
+    let total = plan.dbs.iter().map(|d| d.source_keys).sum();
+    progress.keys_total.store(total, Ordering::Relaxed);
+    *begun = true;
+    if args.functions {
+        let n = whimbrel_flow::functions::copy(&source, &target, existing).await?;
+        say(args, &format!("{n} function libraries copied"));
+    } else if plan.functions_left > 0 {
+        progress.notice(format!(
+            "the source has {} function libraries that are not copied; --functions copies them",
+            plan.functions_left
+        ));
+    }
+    let display = Display::of_copy(Form::of(&args.show), progress.clone(), &options);
+    let dbs = options.dbs.clone();
+    let outcome = copy::copy(source.clone(), target.clone(), options, progress, Some(journal), stop.clone()).await;
+    display.finish().await;
+    let report = outcome?;
+    show_report(args, &report);
+    if !report.complete {
+        return Ok(Exit::Stopped);
+    }
+    let partial = report.counts.failed > 0;
+    if args.verify {
+        // What else is on the target is known to be a copy's doing only where the target was empty.
+        let verify = verifying::options_after_copy(args, &dbs, refuse_existing)?;
+        let result = verifying::verify(source, target, verify, &args.show, stop.clone()).await?;
+        let t = &result.tally;
+        let only_the_failed = t.missing <= report.counts.failed && t.differing + t.extra + t.unstable == 0;
+        if !result.is_equal() && !(partial && only_the_failed) {
+            return Ok(verifying::exit_of(&result));
+        }
+    }
+    Ok(if partial { Exit::Partial } else { Exit::Success })
+}
+
+/// What makes two copies the same copy. No password is in it.
+fn describe(args: &CopyArgs, options: &CopyOptions, source: &Deployment, target: &Deployment) -> String {
+    json!({
+        "source": source.endpoint.address.to_string(),
+        "target": target.endpoint.address.to_string(),
+        "dbs": options.dbs,
+        "match": args.which.matches,
+        "exclude": args.which.exclude,
+        "types": args.which.types,
+        "slots": args.which.slots.as_ref().map(ToString::to_string),
+        "existing": options.existing.described(),
+        "limit": options.limit,
+    })
+    .to_string()
+}
+
+fn state_dir(args: &CopyArgs) -> Result<PathBuf> {
+    if let Some(folder) = &args.state_dir {
+        return Ok(folder.clone());
+    }
+    let variable = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    variable("XDG_STATE_HOME")
+        .or_else(|| variable("HOME").map(|home| home.join(".local/state")))
+        .map(|base| base.join("whimbrel"))
+        .ok_or_else(|| {
+            Error::own("find the state folder", "neither XDG_STATE_HOME nor HOME is set")
+                .with_remedy("name a folder with --state-dir")
+        })
+}
+
+fn say(args: &CopyArgs, text: &str) {
+    if args.show.json {
+        println!("{}", json!({"event": "notice", "text": text}));
+    } else if !args.show.quiet {
+        eprintln!("note     {text}");
+    }
+}
+
+fn show_plan(args: &CopyArgs, plan: &Plan, options: &CopyOptions) {
+    if args.show.json {
+        println!("{}", json!({"event": "plan", "dry_run": args.dry_run, "plan": plan}));
+        return;
+    }
+    eprintln!("source   {}", plan.source);
+    eprintln!("target   {}", plan.target);
+    for db in &plan.dbs {
+        let selected = match db.selected_keys {
+            Some(n) if n != db.source_keys => format!(", {} of them selected", format_count(n)),
+            None => ", a part of them selected".to_owned(),
+            _ => String::new(),
+        };
+        eprintln!(
+            "db {:<5} {} keys{selected}; to db {}, which holds {}",
+            db.db.source,
+            format_count(db.source_keys),
+            db.db.target,
+            format_count(db.target_keys)
+        );
+    }
+    eprintln!("policy   {}", options.existing.described());
+    if args.dry_run {
+        eprintln!("dry run: nothing was written");
+    }
+}
+
+fn show_report(args: &CopyArgs, report: &CopyReport) {
+    if args.show.json {
+        println!("{}", json!({"event": "report", "report": report}));
+        return;
+    }
+    let c = &report.counts;
+    let seconds = (report.duration_ms as f64 / 1000.0).max(0.001);
+    for notice in &report.notices {
+        eprintln!("note     {notice}");
+    }
+    for failure in report.failures.iter().take(20) {
+        eprintln!("failed   db {} key {}: {}", failure.db, failure.key, failure.reason);
+    }
+    if c.failed > 20 {
+        eprintln!("         … and {} more; --json lists up to 1,000", format_count(c.failed - 20));
+    }
+    let mut rest = String::new();
+    for (n, name) in [(c.skipped, "skipped"), (c.gone, "gone meanwhile"), (c.failed, "failed"), (c.big, "in chunks")] {
+        if n > 0 {
+            rest.push_str(&format!(", {} {name}", format_count(n)));
+        }
+    }
+    let head = match (report.complete, report.resumed) {
+        (true, false) => "copied  ",
+        (true, true) => "resumed ",
+        (false, _) => "stopped ",
+    };
+    println!(
+        "{head} {} keys, {} in {}: {} keys/s, {}/s{rest}{}",
+        format_count(c.written),
+        format_bytes(c.bytes_written),
+        format_duration_ms(report.duration_ms),
+        format_count((c.written as f64 / seconds) as u64),
+        format_bytes((c.bytes_written as f64 / seconds) as u64),
+        if report.passes > 1 { format!("; {} passes", report.passes) } else { String::new() },
+    );
+    if !report.complete {
+        println!("         the same command with --resume goes on from here");
+    }
+}

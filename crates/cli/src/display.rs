@@ -1,0 +1,229 @@
+//! What a person sees while a job runs.
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::units::{format_bytes, format_count, format_duration_ms};
+use whimbrel_flow::copy::CopyOptions;
+use whimbrel_flow::progress::{CopyCounts, CopyProgress};
+
+use crate::args::Show;
+
+/// In which form progress is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// A bar that is redrawn, on standard error.
+    Bar,
+    /// A plain line every so often, on standard error.
+    Lines(Duration),
+    /// A JSON object a line every so often, on standard output.
+    Json(Duration),
+    /// Nothing.
+    None,
+}
+
+impl Form {
+    /// What the options and the terminal ask for.
+    pub fn of(show: &Show) -> Form {
+        let period = Duration::from_secs(show.report.unwrap_or(1));
+        match (show.quiet, show.json, show.report) {
+            (true, ..) => Form::None,
+            (_, true, _) => Form::Json(period),
+            (_, _, Some(_)) => Form::Lines(period),
+            _ if std::io::stderr().is_terminal() => Form::Bar,
+            _ => Form::Lines(period),
+        }
+    }
+}
+
+/// Shows progress until dropped or finished.
+pub struct Display {
+    over: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Display {
+    /// Shows a copy.
+    pub fn of_copy(form: Form, progress: Arc<CopyProgress>, options: &CopyOptions) -> Display {
+        let limit = options.limit;
+        let memory = options.memory_bytes;
+        let mut speed = Speed::new();
+        Display::start(form, move |form, bar| {
+            let counts = progress.snapshot();
+            let speed = speed.of(counts.written + counts.skipped, counts.bytes_written);
+            let total = limit.map_or(counts.keys_total, |l| l.min(counts.keys_total));
+            match form {
+                Form::Bar => {
+                    bar.set_length(total.max(counts.scanned));
+                    bar.set_position(counts.scanned.min(dealt_with(&counts)));
+                    bar.set_message(copy_details(&counts, &speed, total));
+                }
+                Form::Lines(_) => eprintln!("{}", copy_line(&counts, &speed, total)),
+                Form::Json(_) => println!(
+                    "{}",
+                    json!({
+                        "event": "progress", "elapsed_ms": speed.elapsed_ms, "keys_per_second": speed.keys as u64,
+                        "bytes_per_second": speed.bytes as u64, "memory_budget_bytes": memory, "counts": counts,
+                    })
+                ),
+                Form::None => {}
+            }
+        })
+    }
+
+    /// Shows anything that can be told in one line, which `line` returns as text and as JSON.
+    pub fn of_lines(form: Form, mut line: impl FnMut() -> (u64, u64, String, serde_json::Value) + Send + 'static) -> Display {
+        Display::start(form, move |form, bar| {
+            let (position, length, text, json) = line();
+            match form {
+                Form::Bar => {
+                    bar.set_length(length);
+                    bar.set_position(position);
+                    bar.set_message(text);
+                }
+                Form::Lines(_) => eprintln!("{text}"),
+                Form::Json(_) => println!("{json}"),
+                Form::None => {}
+            }
+        })
+    }
+
+    fn start(form: Form, mut show: impl FnMut(Form, &ProgressBar) + Send + 'static) -> Display {
+        let over = CancellationToken::new();
+        let ended = over.clone();
+        let task = tokio::spawn(async move {
+            let bar = match form {
+                Form::Bar => ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8)),
+                _ => ProgressBar::hidden(),
+            };
+            if let Ok(style) = ProgressStyle::with_template("{bar:24} {percent:>3} %  {wide_msg}") {
+                bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));
+            }
+            let period = match form {
+                Form::Bar => Duration::from_millis(150),
+                Form::Lines(period) | Form::Json(period) => period,
+                Form::None => return,
+            };
+            let mut tick = tokio::time::interval(period);
+            // The first tick is at once: nothing has happened yet.
+            tick.tick().await;
+            loop {
+                tokio::select! {
+                    () = ended.cancelled() => break,
+                    _ = tick.tick() => show(form, &bar),
+                }
+            }
+            show(form, &bar);
+            bar.finish_and_clear();
+        });
+        Display { over, task }
+    }
+
+    /// Shows the last state and ends.
+    pub async fn finish(self) {
+        self.over.cancel();
+        // A display that has panicked is no reason to fail the job.
+        let _ = self.task.await;
+    }
+}
+
+/// Rates over the last few seconds and overall.
+struct Speed {
+    started: Instant,
+    samples: Vec<(Instant, u64, u64)>,
+}
+
+struct SpeedNow {
+    elapsed_ms: u64,
+    keys: f64,
+    bytes: f64,
+}
+
+impl Speed {
+    fn new() -> Self {
+        Speed { started: Instant::now(), samples: Vec::new() }
+    }
+
+    fn of(&mut self, keys: u64, bytes: u64) -> SpeedNow {
+        let now = Instant::now();
+        self.samples.push((now, keys, bytes));
+        self.samples.retain(|(at, ..)| now.duration_since(*at) < Duration::from_secs(5));
+        let (from, keys_then, bytes_then) = match self.samples.first() {
+            Some(first) if self.samples.len() > 1 => *first,
+            _ => (self.started, 0, 0),
+        };
+        let seconds = now.duration_since(from).as_secs_f64().max(0.001);
+        SpeedNow {
+            elapsed_ms: u64::try_from(now.duration_since(self.started).as_millis()).unwrap_or(u64::MAX),
+            keys: keys.saturating_sub(keys_then) as f64 / seconds,
+            bytes: bytes.saturating_sub(bytes_then) as f64 / seconds,
+        }
+    }
+}
+
+/// Keys of which nothing more is to be done.
+fn dealt_with(c: &CopyCounts) -> u64 {
+    c.written + c.skipped + c.gone + c.failed + (c.scanned - c.selected.min(c.scanned))
+}
+
+fn remaining(counts: &CopyCounts, speed: &SpeedNow, total: u64) -> String {
+    let left = total.saturating_sub(dealt_with(counts));
+    if speed.keys < 1.0 || total == 0 {
+        return "ETA –".to_owned();
+    }
+    format!("ETA {}", format_duration_ms((left as f64 / speed.keys * 1000.0) as u64))
+}
+
+fn copy_details(c: &CopyCounts, speed: &SpeedNow, total: u64) -> String {
+    let mut text = format!(
+        "{} of {} keys  {}/s  {} ({}/s)  queues {}+{}  {}",
+        format_count(c.written + c.skipped),
+        format_count(total),
+        format_count(speed.keys as u64),
+        format_bytes(c.bytes_written),
+        format_bytes(speed.bytes as u64),
+        c.waiting_to_read,
+        c.waiting_to_write,
+        remaining(c, speed, total),
+    );
+    text.push_str(&extras(c));
+    text
+}
+
+fn copy_line(c: &CopyCounts, speed: &SpeedNow, total: u64) -> String {
+    format!(
+        "{:>7}  scanned {}  read {}  written {}  of {}  {}/s  {}/s  queues {}+{}  {}{}",
+        format_duration_ms(speed.elapsed_ms),
+        format_count(c.scanned),
+        format_count(c.read),
+        format_count(c.written),
+        format_count(total),
+        format_count(speed.keys as u64),
+        format_bytes(speed.bytes as u64),
+        c.waiting_to_read,
+        c.waiting_to_write,
+        remaining(c, speed, total),
+        extras(c),
+    )
+}
+
+fn extras(c: &CopyCounts) -> String {
+    let mut text = String::new();
+    for (n, name) in [
+        (c.skipped, "skipped"),
+        (c.gone, "gone"),
+        (c.failed, "failed"),
+        (c.big_in_flight, "in chunks now"),
+        (c.retries, "retries"),
+    ] {
+        if n > 0 {
+            text.push_str(&format!("  {} {name}", format_count(n)));
+        }
+    }
+    text
+}

@@ -1,0 +1,61 @@
+//! Exit codes. They are part of the interface: scripts rely on them, so none changes its meaning.
+
+use whimbrel_engine::error::{Error, ErrorKind, Side};
+
+/// What the process ends with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Exit {
+    /// Everything that was asked for has been done; `verify` found no difference.
+    Success = 0,
+    /// Something of our own failed: a file, the journal, a defect.
+    Internal = 1,
+    /// The command line makes no sense. Nothing was contacted.
+    Usage = 2,
+    /// A server could not be reached, or refused us, before anything was written.
+    Unreachable = 3,
+    /// The servers were reached, but what was asked for is refused, and nothing was written.
+    Refused = 4,
+    /// Done, except for keys that could not be copied; the report lists them.
+    Partial = 5,
+    /// `verify` found differences.
+    Different = 6,
+    /// It began, and something that trying again did not help stopped it. `--resume` goes on.
+    Interrupted = 7,
+    /// Stopped by the user, cleanly. `--resume` goes on.
+    Stopped = 130,
+}
+
+impl Exit {
+    /// Each code with its meaning, for the help text and the manual.
+    pub const TABLE: [(Exit, &'static str); 9] = [
+        (Exit::Success, "done; verify found no difference"),
+        (Exit::Internal, "something of whimbrel's own failed: a file, the journal, a defect"),
+        (Exit::Usage, "the command line makes no sense; nothing was contacted"),
+        (Exit::Unreachable, "a server could not be reached or refused the login; nothing was written"),
+        (Exit::Refused, "refused before writing: the target is not empty, full, a replica, …"),
+        (Exit::Partial, "done, except for keys that could not be copied; the report lists them"),
+        (Exit::Different, "verify found differences"),
+        (Exit::Interrupted, "stopped half-way by an error that trying again did not help; --resume goes on"),
+        (Exit::Stopped, "stopped by Ctrl-C or SIGTERM, cleanly; --resume goes on"),
+    ];
+
+    /// The code for an error. `begun` is true once keys may have been written.
+    pub fn of(error: &Error, begun: bool) -> Exit {
+        match (&error.kind, error.side) {
+            // Where no server is named, it is the options that do not fit.
+            (ErrorKind::Unfit(_), _) if !begun && error.at.is_empty() => Exit::Usage,
+            (ErrorKind::Own(_), _) | (_, Side::Own) => Exit::Internal,
+            _ if begun => Exit::Interrupted,
+            (ErrorKind::Unfit(_), _) => Exit::Refused,
+            (ErrorKind::Server(_), _) => Exit::Refused,
+            _ => Exit::Unreachable,
+        }
+    }
+}
+
+impl From<Exit> for std::process::ExitCode {
+    fn from(exit: Exit) -> Self {
+        std::process::ExitCode::from(exit as u8)
+    }
+}

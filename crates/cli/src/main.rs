@@ -1,0 +1,133 @@
+//! The whimbrel binary: flags, progress, reports, exit codes, demo, bench.
+
+mod args;
+mod bench;
+mod copying;
+mod demo;
+mod display;
+mod exit;
+mod sides;
+mod verifying;
+mod which;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use clap::{CommandFactory, Parser};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
+use whimbrel_engine::error::Error;
+
+use crate::args::{Bench, Cli, Command};
+use crate::exit::Exit;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => {
+            // Help and version are no errors; clap prints them to standard output.
+            let exit = if e.use_stderr() { Exit::Usage } else { Exit::Success };
+            // Nothing is left to do where even that cannot be printed.
+            let _ = e.print();
+            return exit.into();
+        }
+    };
+    start_logging();
+    run(cli.command).into()
+}
+
+fn run(command: Command) -> Exit {
+    match command {
+        Command::Copy(args) => block_on(|stop| async move { copying::run(&args, stop).await }),
+        Command::Verify(args) => block_on(|stop| async move { verifying::run(&args, stop).await }),
+        Command::Demo(args) => shown(demo::run(&args)),
+        Command::Bench { bench: Bench::Copy(args) } => shown(bench::copy::run(&args)),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "whimbrel", &mut std::io::stdout());
+            Exit::Success
+        }
+        Command::Man { folder } => shown(manual(folder)),
+    }
+}
+
+fn block_on<F: Future<Output = Exit>>(job: impl FnOnce(CancellationToken) -> F) -> Exit {
+    match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(async {
+            let stop = CancellationToken::new();
+            watch_signals(stop.clone());
+            job(stop).await
+        }),
+        Err(e) => {
+            show_error(&Error::own("start", e), false, Exit::Internal);
+            Exit::Internal
+        }
+    }
+}
+
+static STOPPED_BY_USER: AtomicBool = AtomicBool::new(false);
+
+/// True after Ctrl-C or SIGTERM.
+pub fn stopped_by_user() -> bool {
+    STOPPED_BY_USER.load(Ordering::Relaxed)
+}
+
+/// The first signal stops cleanly, the second at once.
+fn watch_signals(stop: CancellationToken) {
+    tokio::spawn(async move {
+        let Ok(mut terminate) = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) else {
+            return;
+        };
+        loop {
+            tokio::select! {
+                ctrl_c = tokio::signal::ctrl_c() => if ctrl_c.is_err() { return },
+                _ = terminate.recv() => {}
+            }
+            if STOPPED_BY_USER.swap(true, Ordering::Relaxed) {
+                std::process::exit(Exit::Stopped as i32);
+            }
+            eprintln!("stopping: what is in flight is finished; once more to stop at once");
+            stop.cancel();
+        }
+    });
+}
+
+fn start_logging() {
+    let filter = EnvFilter::try_from_env("WHIMBREL_LOG").unwrap_or_else(|_| EnvFilter::new("error"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
+}
+
+/// Prints an error: one line, on standard error; with `--json` an object on standard output.
+pub fn show_error(error: &Error, as_json: bool, exit: Exit) {
+    if as_json {
+        println!(
+            "{}",
+            json!({"event": "error", "side": error.side.to_string(), "text": error.to_string(), "exit": exit as u8})
+        );
+    } else {
+        eprintln!("error: {error}");
+    }
+}
+
+fn shown(outcome: anyhow::Result<Exit>) -> Exit {
+    outcome.unwrap_or_else(|e| {
+        eprintln!("error: {e:#}");
+        Exit::Internal
+    })
+}
+
+fn manual(folder: Option<std::path::PathBuf>) -> anyhow::Result<Exit> {
+    match folder {
+        Some(folder) => {
+            std::fs::create_dir_all(&folder)?;
+            clap_mangen::generate_to(Cli::command(), folder)?;
+        }
+        None => clap_mangen::Man::new(Cli::command()).render(&mut std::io::stdout())?,
+    }
+    Ok(Exit::Success)
+}

@@ -1,0 +1,125 @@
+//! From what the user typed to endpoints that can be connected to.
+
+use std::path::Path;
+
+use whimbrel_engine::endpoint::{Address, Endpoint, Secret, TlsOptions};
+use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
+use whimbrel_engine::link::LinkOptions;
+
+use crate::args::{Sides, SourceAccess, TargetAccess};
+
+/// The options of one side, without regard to which.
+struct Access<'a> {
+    user: Option<&'a String>,
+    password_file: Option<&'a Path>,
+    password_variable: &'static str,
+    map: &'a [String],
+    tls: bool,
+    ca: Option<&'a Path>,
+    cert: Option<&'a Path>,
+    key: Option<&'a Path>,
+    server_name: Option<&'a String>,
+}
+
+impl<'a> From<&'a SourceAccess> for Access<'a> {
+    fn from(a: &'a SourceAccess) -> Self {
+        Access {
+            user: a.user.as_ref(),
+            password_file: a.password_file.as_deref(),
+            password_variable: "WHIMBREL_SOURCE_PASSWORD",
+            map: &a.map,
+            tls: a.tls,
+            ca: a.ca.as_deref(),
+            cert: a.cert.as_deref(),
+            key: a.key.as_deref(),
+            server_name: a.server_name.as_ref(),
+        }
+    }
+}
+
+impl<'a> From<&'a TargetAccess> for Access<'a> {
+    fn from(a: &'a TargetAccess) -> Self {
+        Access {
+            user: a.user.as_ref(),
+            password_file: a.password_file.as_deref(),
+            password_variable: "WHIMBREL_TARGET_PASSWORD",
+            map: &a.map,
+            tls: a.tls,
+            ca: a.ca.as_deref(),
+            cert: a.cert.as_deref(),
+            key: a.key.as_deref(),
+            server_name: a.server_name.as_ref(),
+        }
+    }
+}
+
+impl Sides {
+    /// Both endpoints.
+    ///
+    /// # Errors
+    /// `Unfit` or `Own` for what cannot be understood or read; nothing has been contacted.
+    pub fn endpoints(&self) -> Result<(Endpoint, Endpoint)> {
+        Ok((
+            endpoint(Side::Source, &self.source, &Access::from(&self.source_access), self.insecure)?,
+            endpoint(Side::Target, &self.target, &Access::from(&self.target_access), self.insecure)?,
+        ))
+    }
+
+    /// How connections behave.
+    pub fn link_options(&self, readonly: bool) -> LinkOptions {
+        LinkOptions {
+            db: 0,
+            readonly,
+            connect_timeout_ms: self.connect_timeout,
+            reply_timeout_ms: self.timeout,
+        }
+    }
+}
+
+fn endpoint(side: Side, text: &str, access: &Access<'_>, insecure: bool) -> Result<Endpoint> {
+    let mut endpoint = Endpoint::parse(side, text)?;
+    if let Some(user) = access.user {
+        endpoint.user = Some(user.clone());
+    }
+    if let Some(path) = access.password_file {
+        let text = std::fs::read_to_string(path).map_err(|e| {
+            let tried = format!("read the password file {}", path.display());
+            Error::new(side, "", tried, ErrorKind::Own(e.to_string()))
+                .with_remedy(format!("name a file that can be read with --{side}-password-file"))
+        })?;
+        endpoint.password = Some(Secret::new(text.lines().next().unwrap_or_default()));
+    } else if endpoint.password.is_none()
+        && let Ok(password) = std::env::var(access.password_variable)
+    {
+        endpoint.password = Some(Secret::new(password));
+    }
+    if endpoint.user.is_some() && endpoint.password.is_none() {
+        let what = "a user is named, but no password";
+        return Err(Error::unfit(side, "", "reading the options", what).with_remedy(format!(
+            "add it to the URL, set {}, or name a password file",
+            access.password_variable
+        )));
+    }
+    let wants_tls = access.tls || access.ca.is_some() || access.cert.is_some() || access.server_name.is_some();
+    if wants_tls && endpoint.tls.is_none() {
+        endpoint.tls = Some(TlsOptions::default());
+    }
+    if let Some(tls) = &mut endpoint.tls {
+        tls.ca_file = access.ca.map(Path::to_owned);
+        tls.cert_file = access.cert.map(Path::to_owned);
+        tls.key_file = access.key.map(Path::to_owned);
+        tls.server_name = access.server_name.cloned();
+        tls.insecure = insecure;
+    }
+    for pair in access.map {
+        let parsed = pair
+            .split_once('=')
+            .and_then(|(from, to)| Some((Address::parse_tcp(from)?, Address::parse_tcp(to)?)));
+        let Some(pair) = parsed else {
+            return Err(Error::unfit(side, "", "reading the options", format!("{pair} is no address map entry"))
+                .with_remedy("write ANNOUNCED_HOST:PORT=REACHABLE_HOST:PORT"));
+        };
+        endpoint.address_map.push(pair);
+    }
+    Ok(endpoint)
+}
