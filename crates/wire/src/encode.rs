@@ -15,8 +15,11 @@ const SPLICE_BYTES_MIN: usize = 8 << 10;
 /// [`Buf`], so `write_all_buf` drains it with vectored writes.
 #[derive(Debug, Default)]
 pub struct Outbox {
+    /// Parts that are complete, none of them empty.
     done: VecDeque<Bytes>,
+    /// What comes after them, still growing.
     tail: BytesMut,
+    /// The length of all parts.
     bytes: usize,
 }
 
@@ -46,6 +49,7 @@ impl Outbox {
             return self.arg(arg);
         }
         self.header(b'$', arg.len());
+        // Not empty: the header is in it.
         self.done.push_back(self.tail.split().freeze());
         self.done.push_back(arg.clone());
         self.tail.put_slice(b"\r\n");
@@ -125,10 +129,6 @@ impl Buf for Outbox {
                 return;
             }
             cnt -= first.len();
-            self.done.pop_front();
-        }
-        // `chunk` must not show an empty part while bytes remain.
-        while self.done.front().is_some_and(Bytes::is_empty) {
             self.done.pop_front();
         }
     }

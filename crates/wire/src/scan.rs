@@ -14,13 +14,14 @@ use thiserror::Error;
 /// Bounds on what a peer may send. A frame beyond one of them is malformed, and the connection is of no further use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// How deep aggregates may nest. A scalar has depth 0.
+    /// How deep aggregates may nest. A scalar has depth 0, an aggregate without elements as well; an attribute is one
+    /// level. [`Value::parse`](crate::value::Value::parse) takes no more than 64, whatever is set here.
     pub depth_max: usize,
     /// How many direct elements one aggregate may announce (a map of n pairs has 2n).
     pub elements_max: u64,
     /// The longest bulk string. Redis' own `proto-max-bulk-len` is 512 MiB unless raised.
     pub bulk_bytes_max: u64,
-    /// The longest line: a simple string, an error, a number or a header.
+    /// The longest line: a simple string, an error, a number or a header. Counted with its type byte and its CR.
     pub line_bytes_max: usize,
     /// The longest whole frame.
     pub frame_bytes_max: u64,
@@ -37,6 +38,12 @@ impl Default for Limits {
         }
     }
 }
+
+/// The type bytes of RESP2 and RESP3.
+const TYPE_BYTES: &[u8] = b"$:*+-_%,#(=!~>|";
+
+/// The shortest frame: a null or an empty simple string.
+pub(crate) const FRAME_BYTES_MIN: usize = 3;
 
 /// What a call of [`Scanner::scan`] found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,13 +98,19 @@ impl Scanner {
     /// # Errors
     /// [`Malformed`] where the bytes are not RESP or a limit is exceeded. The scanner must not be used afterwards.
     pub fn scan(&mut self, buf: &[u8]) -> Result<Progress, Malformed> {
+        debug_assert!(buf.len() >= self.pos, "bytes of an unfinished frame were removed");
         loop {
             let Some(line_end) = self.line_end(buf)? else {
-                return Ok(Progress::Incomplete(3usize.saturating_sub(buf.len() - self.pos).max(1)));
+                // A peer that speaks another protocol is refused at once, not when a line feed happens to come: a TLS
+                // server answers a plain greeting with an alert of seven bytes, and then waits.
+                if buf.get(self.pos).is_some_and(|kind| !TYPE_BYTES.contains(kind)) {
+                    return Err(self.malformed("unknown type byte"));
+                }
+                return Ok(Progress::Incomplete(FRAME_BYTES_MIN.saturating_sub(buf.len() - self.pos).max(1)));
             };
             let line = &buf[self.pos + 1..line_end];
             let kind = buf[self.pos];
-            let after_line = line_end + 2;
+            let after_line = self.within_frame(line_end as u64 + 2)?;
             let children = match kind {
                 b'+' | b'-' => 0,
                 b':' | b',' | b'#' | b'_' | b'(' => {
@@ -109,22 +122,20 @@ impl Scanner {
                         0
                     } else {
                         let len = self.length(line, self.limits.bulk_bytes_max)?;
-                        let end = after_line as u64 + len + 2;
-                        if end > self.limits.frame_bytes_max {
-                            return Err(self.malformed("frame over the size limit"));
-                        }
-                        // Bounded by `frame_bytes_max`; on the 64-bit targets we support the cast is exact.
-                        let end = end as usize;
+                        let end = self.within_frame(after_line as u64 + len + 2)?;
                         if buf.len() < end {
                             return Ok(Progress::Incomplete(end - buf.len()));
                         }
                         if &buf[end - 2..end] != b"\r\n" {
-                            return Err(Malformed { at: end - 2, what: "bulk string without its closing CRLF" });
+                            return Err(Malformed {
+                                at: end - 2,
+                                what: "bulk string without its closing CRLF",
+                            });
                         }
                         if kind == b'=' && (len < 4 || buf[after_line + 3] != b':') {
                             return Err(self.malformed("verbatim string without its format"));
                         }
-                        if self.element_done(end)? {
+                        if self.element_done(end) {
                             return Ok(self.complete(end));
                         }
                         continue;
@@ -142,10 +153,10 @@ impl Scanner {
                     return Err(self.malformed("nested too deep"));
                 }
                 self.open.push(children);
-                self.advance(after_line)?;
+                self.advance(after_line);
                 continue;
             }
-            if self.element_done(after_line)? {
+            if self.element_done(after_line) {
                 return Ok(self.complete(after_line));
             }
         }
@@ -179,39 +190,38 @@ impl Scanner {
     }
 
     /// Counts one finished element that ends at `end`; true where that finishes the whole frame.
-    fn element_done(&mut self, end: usize) -> Result<bool, Malformed> {
+    fn element_done(&mut self, end: usize) -> bool {
         while let Some(left) = self.open.last_mut() {
             *left -= 1;
             if *left > 0 {
-                self.advance(end)?;
-                return Ok(false);
+                self.advance(end);
+                return false;
             }
             self.open.pop();
         }
-        Ok(true)
+        true
     }
 
-    fn advance(&mut self, to: usize) -> Result<(), Malformed> {
-        if to as u64 > self.limits.frame_bytes_max {
-            return Err(self.malformed("frame over the size limit"));
-        }
+    fn advance(&mut self, to: usize) {
         self.pos = to;
         self.searched = to;
-        Ok(())
     }
 
     fn complete(&mut self, len: usize) -> Progress {
-        self.pos = 0;
-        self.searched = 0;
+        self.advance(0);
         Progress::Complete(len)
     }
 
+    /// `end` as an index, where a frame may reach that far.
+    fn within_frame(&self, end: u64) -> Result<usize, Malformed> {
+        usize::try_from(end)
+            .ok()
+            .filter(|_| end <= self.limits.frame_bytes_max)
+            .ok_or_else(|| self.malformed("frame over the size limit"))
+    }
+
     fn length(&self, line: &[u8], max: u64) -> Result<u64, Malformed> {
-        if line.is_empty() || line.len() > 19 || !line.iter().all(u8::is_ascii_digit) {
-            return Err(self.malformed("bad length"));
-        }
-        // At most 19 digits: no overflow of u64.
-        let n = line.iter().fold(0u64, |n, d| n * 10 + u64::from(d - b'0'));
+        let n = parse_length(line).ok_or_else(|| self.malformed("bad length"))?;
         if n > max {
             return Err(self.malformed("length over the limit"));
         }
@@ -234,6 +244,15 @@ impl Scanner {
     }
 }
 
+/// The length of a string or the number of elements of an aggregate: digits only, without a sign.
+pub(crate) fn parse_length(line: &[u8]) -> Option<u64> {
+    if line.is_empty() || line.len() > 19 || !line.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    // At most 19 digits: no overflow of u64.
+    Some(line.iter().fold(0, |n, d| n * 10 + u64::from(d - b'0')))
+}
+
 /// An integer as RESP writes it: an optional sign and digits, within `i64`.
 pub(crate) fn parse_int(line: &[u8]) -> Option<i64> {
     let (negative, digits) = match line {
@@ -254,7 +273,8 @@ pub(crate) fn parse_double(line: &[u8]) -> Option<f64> {
     std::str::from_utf8(line).ok()?.parse().ok()
 }
 
-fn is_big_number(line: &[u8]) -> bool {
+/// Whether a line is a big number: an optional sign and digits.
+pub(crate) fn is_big_number(line: &[u8]) -> bool {
     let digits = line.strip_prefix(b"-").or_else(|| line.strip_prefix(b"+")).unwrap_or(line);
     !digits.is_empty() && digits.iter().all(u8::is_ascii_digit)
 }

@@ -1,8 +1,10 @@
 //! Complete frames as values.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 
-use crate::scan::{Malformed, parse_double, parse_int};
+use crate::scan::{FRAME_BYTES_MIN, Malformed, is_big_number, parse_double, parse_int, parse_length};
 
 /// One RESP2 or RESP3 value. Strings share the memory of the frame they were parsed from.
 ///
@@ -39,14 +41,18 @@ pub enum Value {
 }
 
 impl Value {
-    /// Parses a frame that [`Scanner`](crate::scan::Scanner) has found complete.
+    /// Parses a frame that [`Scanner`](crate::scan::Scanner) has found complete. It is as strict as the scanner, but
+    /// for the limits: it has none except a nesting depth of 64.
     ///
     /// # Errors
     /// [`Malformed`] where the bytes are not exactly one frame.
     pub fn parse(frame: &Bytes) -> Result<Value, Malformed> {
-        let mut parser = Parser { frame, pos: 0, depth: 0 };
+        let mut parser = Parser { frame, header: 0, pos: 0, depth: 0 };
         let value = parser.value()?;
-        if parser.pos == frame.len() { Ok(value) } else { Err(parser.malformed("bytes after the frame")) }
+        if parser.pos != frame.len() {
+            return Err(Malformed { at: parser.pos, what: "bytes after the frame" });
+        }
+        Ok(value)
     }
 
     /// The bytes of any kind of string (simple, bulk, verbatim, big number), else `None`.
@@ -150,35 +156,37 @@ const DEPTH_MAX: usize = 64;
 
 struct Parser<'a> {
     frame: &'a Bytes,
+    /// Where the header read last starts.
+    header: usize,
+    /// Up to where the frame is read.
     pos: usize,
     depth: usize,
 }
 
 impl Parser<'_> {
     fn value(&mut self) -> Result<Value, Malformed> {
-        let kind = *self.frame.get(self.pos).ok_or_else(|| self.malformed("frame ends early"))?;
-        let start = self.pos + 1;
-        let end = start
-            + memchr::memchr(b'\r', self.frame.get(start..).unwrap_or_default())
-                .ok_or_else(|| self.malformed("line without CRLF"))?;
-        // A simple string may hold a bare CR: the line ends at CRLF only.
-        let end = self.line_end(end)?;
-        let line = start..end;
-        self.pos = end + 2;
-        let value = match kind {
+        let line = self.line()?;
+        let text = &self.frame[line.clone()];
+        let value = match self.frame[self.header] {
             b'+' => Value::Simple(self.frame.slice(line)),
             b'-' => Value::Error(self.frame.slice(line)),
-            b':' => Value::Int(parse_int(&self.frame[line]).ok_or_else(|| self.malformed("bad integer"))?),
-            b',' => Value::Double(parse_double(&self.frame[line]).ok_or_else(|| self.malformed("bad double"))?),
-            b'#' => Value::Bool(&self.frame[line] == b"t"),
-            b'(' => Value::BigNumber(self.frame.slice(line)),
-            b'_' => Value::Null,
-            b'$' | b'*' if &self.frame[line.clone()] == b"-1" => Value::Null,
+            b':' => Value::Int(parse_int(text).ok_or_else(|| self.malformed("bad integer"))?),
+            b',' => Value::Double(parse_double(text).ok_or_else(|| self.malformed("bad double"))?),
+            b'#' => match text {
+                b"t" => Value::Bool(true),
+                b"f" => Value::Bool(false),
+                _ => return Err(self.malformed("bad boolean")),
+            },
+            b'(' if is_big_number(text) => Value::BigNumber(self.frame.slice(line)),
+            b'(' => return Err(self.malformed("bad big number")),
+            b'_' if text.is_empty() => Value::Null,
+            b'_' => return Err(self.malformed("bad null")),
+            b'$' | b'*' if text == b"-1" => Value::Null,
             b'$' => Value::Bulk(self.bulk(line)?),
             b'!' => Value::Error(self.bulk(line)?),
             b'=' => {
                 let text = self.bulk(line)?;
-                if text.len() < 4 {
+                if text.get(3) != Some(&b':') {
                     return Err(self.malformed("verbatim string without its format"));
                 }
                 Value::Verbatim(text.slice(4..))
@@ -200,31 +208,39 @@ impl Parser<'_> {
         Ok(value)
     }
 
-    fn line_end(&self, mut cr: usize) -> Result<usize, Malformed> {
-        while self.frame.get(cr + 1) != Some(&b'\n') {
-            cr += 1;
-            let next = memchr::memchr(b'\r', self.frame.get(cr..).unwrap_or_default());
-            cr += next.ok_or_else(|| self.malformed("line without CRLF"))?;
+    /// Reads the header or scalar at `pos`: where it is, without type byte and CRLF.
+    fn line(&mut self) -> Result<Range<usize>, Malformed> {
+        self.header = self.pos;
+        let rest = &self.frame[self.pos..];
+        let lf = memchr::memchr(b'\n', rest).ok_or_else(|| self.malformed("frame ends early"))?;
+        if lf < 2 || rest[lf - 1] != b'\r' {
+            return Err(self.malformed("line without CRLF"));
         }
-        Ok(cr)
+        self.pos += lf + 1;
+        Ok(self.header + 1..self.pos - 2)
     }
 
-    fn bulk(&mut self, line: std::ops::Range<usize>) -> Result<Bytes, Malformed> {
+    fn bulk(&mut self, line: Range<usize>) -> Result<Bytes, Malformed> {
         let len = self.length(line)?;
-        let end = self.pos.checked_add(len).ok_or_else(|| self.malformed("bad length"))?;
-        if end.checked_add(2).is_none_or(|e| e > self.frame.len()) {
-            return Err(self.malformed("frame ends early"));
+        let start = self.pos;
+        let after =
+            len.checked_add(2).and_then(|len| len.checked_add(start)).filter(|&n| n <= self.frame.len());
+        let after = after.ok_or_else(|| self.malformed("frame ends early"))?;
+        if &self.frame[after - 2..after] != b"\r\n" {
+            return Err(Malformed { at: after - 2, what: "bulk string without its closing CRLF" });
         }
-        let text = self.frame.slice(self.pos..end);
-        self.pos = end + 2;
-        Ok(text)
+        self.pos = after;
+        Ok(self.frame.slice(start..after - 2))
     }
 
-    fn items(&mut self, line: std::ops::Range<usize>, per_entry: usize) -> Result<Vec<Value>, Malformed> {
+    fn items(&mut self, line: Range<usize>, per_entry: usize) -> Result<Vec<Value>, Malformed> {
         let count = self.length(line)?.checked_mul(per_entry).ok_or_else(|| self.malformed("bad length"))?;
-        // Each element takes three bytes at least: a length that the frame cannot hold reserves nothing.
-        if count > (self.frame.len() - self.pos) / 3 {
+        // A length that the frame cannot hold reserves nothing.
+        if count > (self.frame.len() - self.pos) / FRAME_BYTES_MIN {
             return Err(self.malformed("frame ends early"));
+        }
+        if count == 0 {
+            return Ok(Vec::new());
         }
         self.nested(|parser| {
             let mut items = Vec::with_capacity(count);
@@ -245,13 +261,13 @@ impl Parser<'_> {
         result
     }
 
-    fn length(&self, line: std::ops::Range<usize>) -> Result<usize, Malformed> {
-        parse_int(&self.frame[line])
+    fn length(&self, line: Range<usize>) -> Result<usize, Malformed> {
+        parse_length(&self.frame[line])
             .and_then(|n| usize::try_from(n).ok())
             .ok_or_else(|| self.malformed("bad length"))
     }
 
     fn malformed(&self, what: &'static str) -> Malformed {
-        Malformed { at: self.pos, what }
+        Malformed { at: self.header, what }
     }
 }
