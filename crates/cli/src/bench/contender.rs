@@ -114,13 +114,13 @@ impl Contender {
                  repl-diskless-sync-delay 0), the target loads as it does by default"
                 .to_owned(),
             Self::Migrate => format!(
-                "SCAN COUNT {MIGRATE_SCAN_COUNT}, then MIGRATE … COPY REPLACE KEYS in batches of {MIGRATE_BATCH_KEYS}, one \
-                 connection"
+                "SCAN COUNT {MIGRATE_SCAN_COUNT}, then MIGRATE … COPY REPLACE KEYS in batches of \
+                 {MIGRATE_BATCH_KEYS}, one connection"
             ),
             Self::GoRedisMigrate => "go-redis-migrate copy SOURCE TARGET --pattern=*; all else by default".to_owned(),
             Self::RedisShakeScan => "redis-shake with scan_reader; all else by default".to_owned(),
-            Self::RedisShakeSync => "redis-shake with sync_reader, try_diskless = true, sync_aof = false (so that it ends \
-                 after the snapshot); all else by default"
+            Self::RedisShakeSync => "redis-shake with sync_reader, try_diskless = true, sync_aof = false (so that it \
+                 ends after the snapshot); all else by default"
                 .to_owned(),
         }
     }

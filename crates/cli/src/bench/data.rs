@@ -56,8 +56,8 @@ impl DataSet {
         match self {
             Self::Strings => "strings of 100 bytes",
             Self::Mixed => {
-                "45 % strings of 16 to 1000 bytes, 15 % hashes, 10 % each of lists, sets, sorted sets and streams with 10 \
-                 to 50 elements, every 400th of these with 2000 to 6000; 10 % expire"
+                "45 % strings of 16 to 1000 bytes, 15 % hashes, 10 % each of lists, sets, sorted sets and \
+                 streams with 10 to 50 elements, some of these with 2000 to 6000; 10 % expire"
             }
             Self::Large => "strings of 16 KiB",
             Self::Demo => {

@@ -319,11 +319,11 @@ mod tests {
             Some("entry 1-2 is on the target only")
         );
         assert_eq!(
-            difference(&[a.clone(), c.clone()], &[a.clone()]).as_deref(),
+            difference(&[a.clone(), c.clone()], std::slice::from_ref(&a)).as_deref(),
             Some("entry 9-1 is on the source only")
         );
         assert_eq!(
-            difference(&[a.clone()], &[a.clone(), c]).as_deref(),
+            difference(std::slice::from_ref(&a), &[a.clone(), c]).as_deref(),
             Some("entry 9-1 is on the target only")
         );
         assert_eq!(difference(&[a], &[entry("1-1", "g")]).as_deref(), Some("entry 1-1 has other fields"));
