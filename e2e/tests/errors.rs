@@ -616,3 +616,30 @@ fn the_same_copy_twice_at_once() {
 fn both_sides_wrong() {
     copy("127.0.0.1:1", "127.0.0.1:2").ends(UNREACHABLE, &["cannot connect"]);
 }
+
+#[test]
+fn a_password_in_an_address_is_not_in_the_process_title() {
+    let source = Server::builder(Engine::Redis70).password("sekrit-1").start().expect("the source starts");
+    let target = Server::builder(Engine::Redis70).password("sekrit-2").start().expect("the target starts");
+    let mut connection = source.connection();
+    let mut pipeline = redis::pipe();
+    for n in 0..20_000 {
+        pipeline.cmd("SET").arg(n).arg(n).ignore();
+    }
+    pipeline.exec(&mut connection).expect("the source takes the data");
+    let state = tempfile::tempdir().expect("a folder for journals");
+    let args = [
+        "copy".to_owned(),
+        format!("redis://:sekrit-1@{}", source.addr()),
+        format!("redis://:sekrit-2@{}/0", target.addr()),
+        "--rate-keys".to_owned(),
+        "5000".to_owned(),
+    ];
+    let mut copy = Invocation::new(&args).env("XDG_STATE_HOME", state.path()).spawn();
+    assert!(copy.wait_for_text("written", Duration::from_secs(60)), "{}", copy.stderr());
+    let title = fs::read(format!("/proc/{}/cmdline", copy.pid())).expect("the process is there");
+    let title = String::from_utf8_lossy(&title).into_owned();
+    assert!(title.contains(&source.addr()), "{title}");
+    assert!(!title.contains("sekrit"), "{title}");
+    copy.wait(Duration::from_secs(60)).expect("it ends").expect_code(0);
+}

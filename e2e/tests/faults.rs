@@ -23,7 +23,10 @@ fn deployment(addr: String) -> Deployment {
 
 /// Fills a deployment with the data set of all types and many short strings.
 fn fill(source: &Deployment) {
-    Dataset::generate(5, Scale::Tiny).with_databases(&[0]).write_to(source).expect("the source takes the data");
+    Dataset::generate(5, Scale::Tiny)
+        .with_databases(&[0])
+        .write_to(source)
+        .expect("the source takes the data");
     for (index, primary) in source.primaries().iter().enumerate() {
         let mut connection = primary.connect(0).expect("the source answers");
         let names = (0..KEYS).map(|n| format!("plain:{n}"));
@@ -61,7 +64,8 @@ impl Job {
 
 fn keys_of(target: &Deployment) -> u64 {
     let count = |primary: &whimbrel_e2e::deployment::Primary| -> redis::RedisResult<u64> {
-        let mut connection = primary.connect(0).map_err(|e| redis::RedisError::from(std::io::Error::other(e.to_string())))?;
+        let mut connection =
+            primary.connect(0).map_err(|e| redis::RedisError::from(std::io::Error::other(e.to_string())))?;
         redis::cmd("DBSIZE").query(&mut connection)
     };
     target.primaries().iter().map(|p| count(p).unwrap_or(0)).sum()
@@ -103,7 +107,8 @@ fn server(engine: Engine) -> (Server, Deployment) {
 }
 
 fn cluster(engine: Engine, replicas: usize) -> (Cluster, Deployment) {
-    let cluster = Cluster::builder(engine).primaries(3).replicas(replicas).start().expect("the cluster starts");
+    let cluster =
+        Cluster::builder(engine).primaries(3).replicas(replicas).start().expect("the cluster starts");
     let deployment = deployment(cluster.seed());
     (cluster, deployment)
 }

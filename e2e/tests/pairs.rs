@@ -35,7 +35,8 @@ fn report_of(output: &Output, event: &str) -> Value {
 fn copies(from: &(String, Deployment, Engine), to: &(String, Deployment, Engine), dbs: &[(i64, i64)]) {
     let state = tempfile::tempdir().expect("a folder for journals");
     let (source, target) = (from.0.as_str(), to.0.as_str());
-    let db_flags: Vec<String> = dbs.iter().flat_map(|(s, t)| ["--db".to_owned(), format!("{s}:{t}")]).collect();
+    let db_flags: Vec<String> =
+        dbs.iter().flat_map(|(s, t)| ["--db".to_owned(), format!("{s}:{t}")]).collect();
     let with_dbs = |args: &[&str]| -> Vec<String> {
         args.iter().map(ToString::to_string).chain(db_flags.iter().cloned()).collect()
     };

@@ -101,37 +101,52 @@ macro_rules! access {
         #[doc = concat!("How to get into the ", $side, ".")]
         #[derive(Debug, Args)]
         pub struct $name {
-            #[doc = concat!("ACL user on the ", $side)]
-            #[arg(long = $user, id = $user, value_name = "NAME", help_heading = $heading)]
+            #[arg(
+                help = concat!("ACL user on the ", $side),
+                long = $user, id = $user, value_name = "NAME", help_heading = $heading
+            )]
             pub user: Option<String>,
 
-            #[doc = concat!("File whose first line is the password for the ", $side, " (or set ", $env, ")")]
-            #[arg(long = $file, id = $file, value_name = "FILE", help_heading = $heading)]
+            #[arg(
+                help = concat!("File whose first line is the password for the ", $side, " (or set ", $env, ")"),
+                long = $file, id = $file, value_name = "FILE", help_heading = $heading
+            )]
             pub password_file: Option<PathBuf>,
 
-            #[doc = concat!("Address that the ", $side, " cluster announces and what to connect to instead, as \
-                             FROM=TO; repeatable")]
-            #[arg(long = $map, id = $map, value_name = "FROM=TO", help_heading = $heading)]
+            #[arg(
+                help = concat!("Address that the ", $side, " cluster announces and what to connect to instead, as FROM=TO; repeatable"),
+                long = $map, id = $map, value_name = "FROM=TO", help_heading = $heading
+            )]
             pub map: Vec<String>,
 
-            #[doc = concat!("Use TLS to the ", $side, ", as rediss:// does")]
-            #[arg(long = $tls, id = $tls, help_heading = "TLS")]
+            #[arg(
+                help = concat!("Use TLS to the ", $side, ", as rediss:// does"),
+                long = $tls, id = $tls, help_heading = "TLS"
+            )]
             pub tls: bool,
 
-            #[doc = concat!("PEM file with the authorities to trust for the ", $side)]
-            #[arg(long = $ca, id = $ca, value_name = "FILE", help_heading = "TLS")]
+            #[arg(
+                help = concat!("PEM file with the authorities to trust for the ", $side),
+                long = $ca, id = $ca, value_name = "FILE", help_heading = "TLS"
+            )]
             pub ca: Option<PathBuf>,
 
-            #[doc = concat!("PEM file with our certificate for the ", $side)]
-            #[arg(long = $cert, id = $cert, value_name = "FILE", requires = $key, help_heading = "TLS")]
+            #[arg(
+                help = concat!("PEM file with our certificate for the ", $side),
+                long = $cert, id = $cert, value_name = "FILE", requires = $key, help_heading = "TLS"
+            )]
             pub cert: Option<PathBuf>,
 
-            #[doc = concat!("PEM file with its key")]
-            #[arg(long = $key, id = $key, value_name = "FILE", requires = $cert, help_heading = "TLS")]
+            #[arg(
+                help = concat!("PEM file with its key"),
+                long = $key, id = $key, value_name = "FILE", requires = $cert, help_heading = "TLS"
+            )]
             pub key: Option<PathBuf>,
 
-            #[doc = concat!("Name to expect in the certificate of the ", $side, " instead of the host")]
-            #[arg(long = $sni, id = $sni, value_name = "NAME", help_heading = "TLS")]
+            #[arg(
+                help = concat!("Name to expect in the certificate of the ", $side, " instead of the host"),
+                long = $sni, id = $sni, value_name = "NAME", help_heading = "TLS"
+            )]
             pub server_name: Option<String>,
         }
     };

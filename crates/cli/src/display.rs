@@ -77,7 +77,10 @@ impl Display {
     }
 
     /// Shows anything that can be told in one line, which `line` returns as text and as JSON.
-    pub fn of_lines(form: Form, mut line: impl FnMut() -> (u64, u64, String, serde_json::Value) + Send + 'static) -> Display {
+    pub fn of_lines(
+        form: Form,
+        mut line: impl FnMut() -> (u64, u64, String, serde_json::Value) + Send + 'static,
+    ) -> Display {
         Display::start(form, move |form, bar| {
             let (position, length, text, json) = line();
             match form {

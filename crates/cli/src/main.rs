@@ -34,6 +34,10 @@ fn main() -> ExitCode {
             return exit.into();
         }
     };
+    if let Err(e) = sides::hide_passwords(&cli.command) {
+        show_error(&e, false, Exit::Internal);
+        return Exit::Internal.into();
+    }
     start_logging();
     run(cli.command).into()
 }
@@ -54,11 +58,16 @@ fn run(command: Command) -> Exit {
 
 fn block_on<F: Future<Output = Exit>>(job: impl FnOnce(CancellationToken) -> F) -> Exit {
     match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => runtime.block_on(async {
-            let stop = CancellationToken::new();
-            watch_signals(stop.clone());
-            job(stop).await
-        }),
+        Ok(runtime) => {
+            let exit = runtime.block_on(async {
+                let stop = CancellationToken::new();
+                watch_signals(stop.clone());
+                job(stop).await
+            });
+            // A look-up of a host name cannot be cancelled, and need not be waited for.
+            runtime.shutdown_background();
+            exit
+        }
         Err(e) => {
             show_error(&Error::own("start", e), false, Exit::Internal);
             Exit::Internal
@@ -76,7 +85,8 @@ pub fn stopped_by_user() -> bool {
 /// The first signal stops cleanly, the second at once.
 fn watch_signals(stop: CancellationToken) {
     tokio::spawn(async move {
-        let Ok(mut terminate) = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) else {
+        let Ok(mut terminate) = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
+        else {
             return;
         };
         loop {

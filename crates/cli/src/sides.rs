@@ -1,12 +1,13 @@
 //! From what the user typed to endpoints that can be connected to.
 
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 
 use whimbrel_engine::endpoint::{Address, Endpoint, Secret, TlsOptions};
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::LinkOptions;
 
-use crate::args::{Sides, SourceAccess, TargetAccess};
+use crate::args::{Command, Sides, SourceAccess, TargetAccess};
 
 /// The options of one side, without regard to which.
 struct Access<'a> {
@@ -76,6 +77,45 @@ impl Sides {
     }
 }
 
+/// Takes passwords out of the command line, where `ps` shows them to everybody on the machine: where an address holds
+/// one, the process replaces itself by one that finds it in its environment, which only its own user can read.
+///
+/// # Errors
+/// `Own` where the process cannot be replaced. Otherwise it returns only where there was nothing to hide.
+pub fn hide_passwords(command: &Command) -> Result<()> {
+    let sides = match command {
+        Command::Copy(args) => &args.sides,
+        Command::Verify(args) => &args.sides,
+        _ => return Ok(()),
+    };
+    let mut hidden = Vec::new();
+    for (side, text, variable) in [
+        (Side::Source, &sides.source, "WHIMBREL_SOURCE_PASSWORD"),
+        (Side::Target, &sides.target, "WHIMBREL_TARGET_PASSWORD"),
+    ] {
+        // What is no address is complained about later, by whoever has to use it.
+        let Ok(Endpoint { password: Some(password), .. }) = Endpoint::parse(side, text) else { continue };
+        if let Some(shown) = Endpoint::without_password(text) {
+            hidden.push((text.clone(), shown, variable, password));
+        }
+    }
+    if hidden.is_empty() {
+        return Ok(());
+    }
+    let program = std::env::current_exe().map_err(|e| Error::own("hide a password", e))?;
+    let mut again = std::process::Command::new(program);
+    for arg in std::env::args_os().skip(1) {
+        match hidden.iter().find(|(text, ..)| arg == text.as_str()) {
+            Some((_, shown, ..)) => again.arg(shown),
+            None => again.arg(arg),
+        };
+    }
+    for (_, _, variable, password) in &hidden {
+        again.env(variable, password.expose());
+    }
+    Err(Error::own("hide a password", again.exec()))
+}
+
 fn endpoint(side: Side, text: &str, access: &Access<'_>, insecure: bool) -> Result<Endpoint> {
     let mut endpoint = Endpoint::parse(side, text)?;
     if let Some(user) = access.user {
@@ -100,7 +140,8 @@ fn endpoint(side: Side, text: &str, access: &Access<'_>, insecure: bool) -> Resu
             access.password_variable
         )));
     }
-    let wants_tls = access.tls || access.ca.is_some() || access.cert.is_some() || access.server_name.is_some();
+    let wants_tls =
+        access.tls || access.ca.is_some() || access.cert.is_some() || access.server_name.is_some();
     if wants_tls && endpoint.tls.is_none() {
         endpoint.tls = Some(TlsOptions::default());
     }
@@ -116,8 +157,13 @@ fn endpoint(side: Side, text: &str, access: &Access<'_>, insecure: bool) -> Resu
             .split_once('=')
             .and_then(|(from, to)| Some((Address::parse_tcp(from)?, Address::parse_tcp(to)?)));
         let Some(pair) = parsed else {
-            return Err(Error::unfit(side, "", "reading the options", format!("{pair} is no address map entry"))
-                .with_remedy("write ANNOUNCED_HOST:PORT=REACHABLE_HOST:PORT"));
+            return Err(Error::unfit(
+                side,
+                "",
+                "reading the options",
+                format!("{pair} is no address map entry"),
+            )
+            .with_remedy("write ANNOUNCED_HOST:PORT=REACHABLE_HOST:PORT"));
         };
         endpoint.address_map.push(pair);
     }

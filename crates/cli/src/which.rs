@@ -68,7 +68,9 @@ impl Which {
             }
         }
         match mixed(&named.pairs) {
-            Some(what) => Err(Error::unfit(Side::Own, "", "reading the options", what).with_remedy(MIXED_REMEDY)),
+            Some(what) => {
+                Err(Error::unfit(Side::Own, "", "reading the options", what).with_remedy(MIXED_REMEDY))
+            }
             None => Ok(named),
         }
     }

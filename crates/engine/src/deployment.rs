@@ -118,7 +118,8 @@ impl Deployment {
                 // Any owned slot will do: the key is never written.
                 Some(shard) if facts.cluster => {
                     let slot = shard.slots.iter().next().map(tag_for_slot).unwrap_or_default();
-                    let link = Link::open(&endpoint, &shard.primary, LinkOptions { db: 0, ..options }).await?;
+                    let link =
+                        Link::open(&endpoint, &shard.primary, LinkOptions { db: 0, ..options }).await?;
                     (link, format!("whimbrel:probe:{{{slot}}}"))
                 }
                 _ => (link, "whimbrel:probe".to_owned()),
@@ -230,8 +231,13 @@ async fn read_topology(link: &mut Link) -> Result<Topology> {
     if shards.is_empty() {
         let side = link.endpoint().side;
         let at = link.address().to_string();
-        return Err(Error::unfit(side, at, "read the cluster's slots", "no node of this cluster owns a slot")
-            .with_remedy("create the cluster first, or name a node that is part of it"));
+        return Err(Error::unfit(
+            side,
+            at,
+            "read the cluster's slots",
+            "no node of this cluster owns a slot",
+        )
+        .with_remedy("create the cluster first, or name a node that is part of it"));
     }
     Ok(Topology::new(true, shards))
 }

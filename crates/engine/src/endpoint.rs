@@ -171,6 +171,14 @@ impl Endpoint {
         Ok(endpoint)
     }
 
+    /// The address as it was typed, without its password; `None` where it holds none.
+    pub fn without_password(text: &str) -> Option<String> {
+        let mut url = url::Url::parse(text).ok()?;
+        url.password()?;
+        url.set_password(None).ok()?;
+        Some(url.to_string())
+    }
+
     /// What to connect to for an address that a server announced: the address map applied, and an empty or unknown
     /// host replaced by the host that told us.
     pub fn reach(&self, announced: &Address, told_by: &Address) -> Address {

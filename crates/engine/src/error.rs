@@ -79,7 +79,12 @@ impl Error {
     }
 
     /// The deployment cannot do what is asked of it.
-    pub fn unfit(side: Side, at: impl Into<Box<str>>, tried: impl Into<Box<str>>, what: impl Into<String>) -> Self {
+    pub fn unfit(
+        side: Side,
+        at: impl Into<Box<str>>,
+        tried: impl Into<Box<str>>,
+        what: impl Into<String>,
+    ) -> Self {
         Error::new(side, at, tried, ErrorKind::Unfit(what.into()))
     }
 

@@ -91,7 +91,9 @@ impl Link {
             ));
             let remedy = match endpoint.tls {
                 // A server without TLS waits for the rest of what it takes for a command.
-                Some(_) => "see that the server is up; if this port does not use TLS, write redis:// or valkey://",
+                Some(_) => {
+                    "see that the server is up; if this port does not use TLS, write redis:// or valkey://"
+                }
                 None => "see that the server is up and reachable, and that the address is right",
             };
             Err(Error::new(endpoint.side, address.to_string(), "connect", kind).with_remedy(remedy))
@@ -355,7 +357,8 @@ impl Io {
             let unreachable = matches!(kind, ErrorKind::Connect(_));
             let error = Error::new(endpoint.side, address.to_string(), "connect", kind);
             match unreachable {
-                true => error.with_remedy("see that the server is up and reachable, and that the address is right"),
+                true => error
+                    .with_remedy("see that the server is up and reachable, and that the address is right"),
                 false => error,
             }
         };
@@ -373,7 +376,8 @@ impl Io {
         };
         let config = tls::client_config(options).map_err(|e| {
             let side = endpoint.side;
-            fail(ErrorKind::Tls(e)).with_remedy(format!("see the files named with --{side}-ca, --{side}-cert and --{side}-key"))
+            fail(ErrorKind::Tls(e))
+                .with_remedy(format!("see the files named with --{side}-ca, --{side}-cert and --{side}-key"))
         })?;
         let name = options.server_name.as_deref().unwrap_or(host);
         let name = ServerName::try_from(name.to_owned())
@@ -383,7 +387,8 @@ impl Io {
                 .get_ref()
                 .and_then(|e| e.downcast_ref::<rustls::Error>())
                 .is_some_and(|e| matches!(e, rustls::Error::InvalidMessage(_)));
-            let closed = e.kind() == io::ErrorKind::UnexpectedEof || e.kind() == io::ErrorKind::ConnectionReset;
+            let closed =
+                e.kind() == io::ErrorKind::UnexpectedEof || e.kind() == io::ErrorKind::ConnectionReset;
             let error = fail(ErrorKind::Tls(format!("the handshake failed: {e}")));
             if plain || closed {
                 error.with_remedy("if this port does not use TLS, write redis:// or valkey://")

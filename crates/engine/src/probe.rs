@@ -17,8 +17,11 @@ impl Info {
     /// # Errors
     /// As [`Link::call`].
     pub async fn ask(link: &mut Link, section: &str) -> Result<Info> {
-        let reply =
-            if section.is_empty() { link.call(&[b"INFO"]).await? } else { link.call(&[b"INFO", section.as_bytes()]).await? };
+        let reply = if section.is_empty() {
+            link.call(&[b"INFO"]).await?
+        } else {
+            link.call(&[b"INFO", section.as_bytes()]).await?
+        };
         match reply.as_bytes() {
             Some(text) => Ok(Info::parse(text)),
             None => Err(link.unexpected("INFO", &reply)),
@@ -111,7 +114,8 @@ impl ServerFacts {
             version,
             dialect: if valkey.is_some() { Dialect::Valkey } else { Dialect::Redis },
             run_id: info.field("run_id").unwrap_or_default().to_owned(),
-            cluster: info.field("cluster_enabled") == Some("1") || info.field("redis_mode") == Some("cluster"),
+            cluster: info.field("cluster_enabled") == Some("1")
+                || info.field("redis_mode") == Some("cluster"),
             replica: matches!(info.field("role"), Some("slave" | "replica")),
             dataset_bytes: info.number("used_memory_dataset").unwrap_or(0),
         }

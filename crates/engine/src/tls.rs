@@ -29,9 +29,9 @@ pub(crate) fn client_config(options: &TlsOptions) -> Result<Arc<ClientConfig>, S
         (Some(cert), Some(key)) => {
             let key_der = PrivateKeyDer::from_pem_file(key)
                 .map_err(|e| format!("cannot use the key {}: {e}", key.display()))?;
-            builder
-                .with_client_auth_cert(certificates(cert)?, key_der)
-                .map_err(|e| format!("certificate {} and key {} do not work: {e}", cert.display(), key.display()))?
+            builder.with_client_auth_cert(certificates(cert)?, key_der).map_err(|e| {
+                format!("certificate {} and key {} do not work: {e}", cert.display(), key.display())
+            })?
         }
         (None, None) => builder.with_no_client_auth(),
         _ => return Err("a client certificate and its key are needed together".to_owned()),
@@ -51,7 +51,9 @@ fn roots(ca_file: Option<&Path>) -> Result<RootCertStore, String> {
             let found = rustls_native_certs::load_native_certs();
             roots.add_parsable_certificates(found.certs);
             if roots.is_empty() {
-                return Err("this system has no certificate authorities; name one with the CA option".to_owned());
+                return Err(
+                    "this system has no certificate authorities; name one with the CA option".to_owned()
+                );
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, ServerError, Side};
+use whimbrel_engine::link::Link;
 use whimbrel_wire::value::Value;
 
 use crate::typed::Existing;
@@ -47,7 +48,10 @@ pub async fn copy(source: &Deployment, target: &Deployment, existing: Existing) 
             args.push(code);
             let reply = link.ask(&args).await?;
             let Some(e) = ServerError::of(&reply) else { continue };
-            if existing == Existing::Skip && e.text.contains("already exists") {
+            if e.text.contains("already exists")
+                && (existing == Existing::Skip
+                    || existing == Existing::Fail && holds(&mut link, name, code).await?)
+            {
                 continue;
             }
             return Err(link
@@ -56,6 +60,16 @@ pub async fn copy(source: &Deployment, target: &Deployment, existing: Existing) 
         }
     }
     Ok(libraries.len())
+}
+
+/// Whether the server has this very library.
+async fn holds(link: &mut Link, name: &str, code: &[u8]) -> Result<bool> {
+    let reply = link.call(&[b"FUNCTION", b"LIST", b"LIBRARYNAME", name.as_bytes(), b"WITHCODE"]).await?;
+    let library = reply.as_items().and_then(|items| items.first());
+    Ok(library
+        .and_then(|l| l.field("library_code"))
+        .and_then(Value::as_bytes)
+        .is_some_and(|theirs| theirs == code))
 }
 
 async fn libraries(deployment: &Deployment, with_code: bool) -> Result<Vec<(String, bytes::Bytes)>> {

@@ -119,8 +119,11 @@ impl Journal {
         };
         std::fs::create_dir_all(folder).map_err(|e| fail(e.to_string()))?;
         if resume && !path.exists() {
-            return Err(Error::own(format!("journal {}", path.display()), "there is no unfinished copy like this one")
-                .with_remedy("leave out --resume, or repeat the options of the copy that was interrupted"));
+            return Err(Error::own(
+                format!("journal {}", path.display()),
+                "there is no unfinished copy like this one",
+            )
+            .with_remedy("leave out --resume, or repeat the options of the copy that was interrupted"));
         }
         let db = Database::create(&path).map_err(|e| match e {
             redb::DatabaseError::DatabaseAlreadyOpen => Error::own(

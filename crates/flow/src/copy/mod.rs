@@ -329,7 +329,9 @@ pub async fn copy(
     let resumed = !state.is_fresh();
     let runs = target_runs(&shared).await?;
     if resumed && state.target_runs != runs {
-        shared.progress.notice("a server of the target is not the process it was: the copy starts again".to_owned());
+        shared
+            .progress
+            .notice("a server of the target is not the process it was: the copy starts again".to_owned());
         state = JournalState::default();
     }
     state.target_runs = runs;
@@ -484,6 +486,11 @@ async fn run_pass(
                             complete = false;
                             note(state, &name, tracker.as_deref());
                         }
+                        // What the user stopped is no failure: its keys have not been dealt with, that is all.
+                        Err(e) if failure.is_none() && shared.stop.is_cancelled() && e.side == Side::Own => {
+                            complete = false;
+                            note(state, &name, tracker.as_deref());
+                        }
                         Err(e) => {
                             complete = false;
                             note(state, &name, tracker.as_deref());
@@ -584,7 +591,8 @@ impl Lane {
         if self.origins.is_empty() {
             return true;
         }
-        let batch = KeyBatch { keys: std::mem::take(&mut self.keys), origins: std::mem::take(&mut self.origins) };
+        let batch =
+            KeyBatch { keys: std::mem::take(&mut self.keys), origins: std::mem::take(&mut self.origins) };
         CopyProgress::shift(&progress.waiting_to_read, 1);
         self.to_reader.send(batch).await.is_ok()
     }

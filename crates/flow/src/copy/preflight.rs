@@ -90,7 +90,8 @@ pub async fn plan(
     check_target(target, options).await?;
     let on_source = databases(source).await?;
     let on_target = databases(target).await?;
-    let keys_in = |list: &[(u32, u64)], db: u32| list.iter().find(|(n, _)| *n == db).map_or(0, |(_, keys)| *keys);
+    let keys_in =
+        |list: &[(u32, u64)], db: u32| list.iter().find(|(n, _)| *n == db).map_or(0, |(_, keys)| *keys);
     let mut dbs = Vec::new();
     for db in &options.dbs {
         let selected_keys = if count_selected {
@@ -107,10 +108,18 @@ pub async fn plan(
             target_keys: keys_in(&on_target, db.target),
         });
     }
-    if refuse_existing && fresh && let Some(full) = dbs.iter().find(|d| d.target_keys > 0) {
+    if refuse_existing
+        && fresh
+        && let Some(full) = dbs.iter().find(|d| d.target_keys > 0)
+    {
         let what = format!("database {} holds {} keys already", full.db.target, full.target_keys);
-        return Err(Error::unfit(Side::Target, target.endpoint.address.to_string(), "look at the target", what)
-            .with_remedy("say what to do with keys that exist: --replace, --skip or --fail"));
+        return Err(Error::unfit(
+            Side::Target,
+            target.endpoint.address.to_string(),
+            "look at the target",
+            what,
+        )
+        .with_remedy("say what to do with keys that exist: --replace, --skip or --fail"));
     }
     Ok(Plan {
         source: described(source),
@@ -126,7 +135,10 @@ fn described(deployment: &Deployment) -> String {
     let replicas: usize = topology.shards.iter().map(|s| s.replicas.len()).sum();
     if topology.cluster {
         let primaries = topology.shards.len();
-        format!("{at}: {}, cluster of {primaries} primaries and {replicas} replicas", deployment.facts.version)
+        format!(
+            "{at}: {}, cluster of {primaries} primaries and {replicas} replicas",
+            deployment.facts.version
+        )
     } else {
         format!("{at}: {}, standalone", deployment.facts.version)
     }
@@ -139,7 +151,9 @@ fn no_such_db(e: Error, deployment: &Deployment) -> Error {
             Side::Source => "a cluster has one database, 0: name that one",
             _ => "a cluster has one database: map this one with --db N:0, or leave it out",
         }),
-        ErrorKind::Unfit(_) => e.with_remedy("see the server's setting databases, or map with --db SOURCE:TARGET"),
+        ErrorKind::Unfit(_) => {
+            e.with_remedy("see the server's setting databases, or map with --db SOURCE:TARGET")
+        }
         _ => e,
     }
 }
@@ -180,13 +194,17 @@ async fn check_target(target: &Deployment, options: &CopyOptions) -> Result<()> 
     let topology = target.topology();
     if topology.unowned() > 0 {
         let what = format!("{} slots of this cluster have no owner", topology.unowned());
-        return Err(Error::unfit(Side::Target, target.endpoint.address.to_string(), "look at the cluster", what)
-            .with_remedy("repair the cluster first"));
+        return Err(Error::unfit(
+            Side::Target,
+            target.endpoint.address.to_string(),
+            "look at the cluster",
+            what,
+        )
+        .with_remedy("repair the cluster first"));
     }
     for shard in &topology.shards {
         for db in &options.dbs {
-            let mut link =
-                target.open(&shard.primary, db.target).await.map_err(|e| no_such_db(e, target))?;
+            let mut link = target.open(&shard.primary, db.target).await.map_err(|e| no_such_db(e, target))?;
             let facts = ServerFacts::ask(&mut link).await?;
             if facts.replica {
                 let at = shard.primary.to_string();
@@ -204,8 +222,13 @@ async fn check_target(target: &Deployment, options: &CopyOptions) -> Result<()> 
                 && !evicts
             {
                 let what = format!("it is full: {used} of {max} bytes of maxmemory are used");
-                return Err(Error::unfit(Side::Target, shard.primary.to_string(), "look at the target", what)
-                    .with_remedy("raise its maxmemory or make room"));
+                return Err(Error::unfit(
+                    Side::Target,
+                    shard.primary.to_string(),
+                    "look at the target",
+                    what,
+                )
+                .with_remedy("raise its maxmemory or make room"));
             }
         }
     }

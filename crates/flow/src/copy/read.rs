@@ -154,7 +154,11 @@ impl Reader {
     }
 
     /// Reads batches until there are no more, or the writer is gone.
-    pub async fn run(mut self, mut keys: mpsc::Receiver<KeyBatch>, states: mpsc::Sender<StateBatch>) -> Result<()> {
+    pub async fn run(
+        mut self,
+        mut keys: mpsc::Receiver<KeyBatch>,
+        states: mpsc::Sender<StateBatch>,
+    ) -> Result<()> {
         while let Some(batch) = keys.recv().await {
             CopyProgress::shift(&self.shared.progress.waiting_to_read, -1);
             if self.shared.stop.is_cancelled() {
@@ -180,7 +184,8 @@ impl Reader {
         }
         let all = keys.len() as u64;
         let mut others = Vec::new();
-        let groups = if self.careful { self.measured_groups(keys, &mut others).await? } else { self.groups(keys) };
+        let groups =
+            if self.careful { self.measured_groups(keys, &mut others).await? } else { self.groups(keys) };
         for (group, estimate) in groups {
             if self.shared.stop.is_cancelled() {
                 return Ok(true);
@@ -208,7 +213,12 @@ impl Reader {
         Ok(self.send(last, out).await)
     }
 
-    async fn hand_over(&mut self, states: Vec<State>, permit: MemoryPermit, out: &mpsc::Sender<StateBatch>) -> bool {
+    async fn hand_over(
+        &mut self,
+        states: Vec<State>,
+        permit: MemoryPermit,
+        out: &mpsc::Sender<StateBatch>,
+    ) -> bool {
         if states.is_empty() {
             return true;
         }
@@ -245,7 +255,11 @@ impl Reader {
     }
 
     /// Asks for the length of each string and groups by it; what is no string goes to `others`.
-    async fn measured_groups(&mut self, keys: Vec<Bytes>, others: &mut Vec<Bytes>) -> Result<Vec<(Vec<Bytes>, u64)>> {
+    async fn measured_groups(
+        &mut self,
+        keys: Vec<Bytes>,
+        others: &mut Vec<Bytes>,
+    ) -> Result<Vec<(Vec<Bytes>, u64)>> {
         let replies = self
             .exchange(&|out| {
                 for key in &keys {
@@ -291,7 +305,11 @@ impl Reader {
                 Fetched::Gone => CopyProgress::add(&self.shared.progress.gone, 1),
                 Fetched::Refused(e) => self.shared.failed(self.unit.db, &key, format!("source: {}", e.text)),
                 Fetched::Unstable | Fetched::Redirected => {
-                    self.shared.failed(self.unit.db, &key, "source: the key could not be read in peace".to_owned());
+                    self.shared.failed(
+                        self.unit.db,
+                        &key,
+                        "source: the key could not be read in peace".to_owned(),
+                    );
                 }
             }
         }
@@ -377,7 +395,11 @@ impl Reader {
 
     /// Sorts keys that are no strings, or large ones: those to be dumped in groups, and those to be moved in chunks,
     /// which go to `typed`.
-    async fn dump_groups(&mut self, keys: Vec<Bytes>, typed: &mut Vec<State>) -> Result<Vec<(Vec<Bytes>, u64)>> {
+    async fn dump_groups(
+        &mut self,
+        keys: Vec<Bytes>,
+        typed: &mut Vec<State>,
+    ) -> Result<Vec<(Vec<Bytes>, u64)>> {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
@@ -398,11 +420,19 @@ impl Reader {
         let mut sized = Vec::with_capacity(keys.len());
         for (key, reply) in keys.into_iter().zip(replies) {
             match (&reply, ServerError::of(&reply).map(|e| e.code)) {
-                (Value::Int(n), _) if n.unsigned_abs() > self.shared.options.big_key_bytes => typed.push(in_chunks(key)),
+                (Value::Int(n), _) if n.unsigned_abs() > self.shared.options.big_key_bytes => {
+                    typed.push(in_chunks(key))
+                }
                 (Value::Int(n), _) => sized.push((key, n.unsigned_abs())),
                 (Value::Null, _) => CopyProgress::add(&self.shared.progress.gone, 1),
+                (_, Some(Code::NoPermission)) => {
+                    let text = ServerError::of(&reply).map(|e| e.text).unwrap_or_default();
+                    self.shared.failed(self.unit.db, &key, format!("source: {text}"));
+                }
                 // On the move: fetching it finds out where it is.
-                (_, Some(Code::Moved(..) | Code::Ask(..) | Code::TryAgain)) => sized.push((key, CAREFUL_VALUE_BYTES)),
+                (_, Some(Code::Moved(..) | Code::Ask(..) | Code::TryAgain)) => {
+                    sized.push((key, CAREFUL_VALUE_BYTES))
+                }
                 _ => typed.push(in_chunks(key)),
             }
         }
@@ -420,7 +450,11 @@ impl Reader {
                 Fetched::Gone => CopyProgress::add(&self.shared.progress.gone, 1),
                 Fetched::Refused(e) => self.shared.failed(self.unit.db, &key, format!("source: {}", e.text)),
                 Fetched::NotAString | Fetched::Unstable | Fetched::Redirected => {
-                    self.shared.failed(self.unit.db, &key, "source: the key could not be read in peace".to_owned());
+                    self.shared.failed(
+                        self.unit.db,
+                        &key,
+                        "source: the key could not be read in peace".to_owned(),
+                    );
                 }
             }
         }
@@ -477,9 +511,9 @@ impl Reader {
             .await?;
         if !with_expiries {
             let none = |reply: Option<&Value>| {
-                reply
-                    .and_then(Value::as_bytes)
-                    .is_some_and(|t| Info::parse(t).keyspace().get(&self.unit.db).is_none_or(|c| c.expires == 0))
+                reply.and_then(Value::as_bytes).is_some_and(|t| {
+                    Info::parse(t).keyspace().get(&self.unit.db).is_none_or(|c| c.expires == 0)
+                })
             };
             if !none(replies.first()) || !none(replies.last()) {
                 self.expires_seen = true;
@@ -492,7 +526,8 @@ impl Reader {
         let time = replies.next().unwrap_or(Value::Null);
         let mut results = Vec::with_capacity(keys.len());
         for key in keys {
-            let (Some(before), Some(value), Some(after)) = (replies.next(), replies.next(), replies.next()) else {
+            let (Some(before), Some(value), Some(after)) = (replies.next(), replies.next(), replies.next())
+            else {
                 return Err(Error::own("read a pipeline", "a reply is missing"));
             };
             let (before, after) = (expiry(&before, absolute, &time), expiry(&after, absolute, &time));
@@ -645,7 +680,10 @@ impl Reader {
         }
     }
 
-    async fn try_exchange(&mut self, build: &(dyn Fn(&mut Outbox) -> usize + Send + Sync)) -> Result<Vec<Value>> {
+    async fn try_exchange(
+        &mut self,
+        build: &(dyn Fn(&mut Outbox) -> usize + Send + Sync),
+    ) -> Result<Vec<Value>> {
         let mut link = match self.link.take() {
             Some(link) => link,
             None => self.unit.open(&self.shared.source).await?,
@@ -744,7 +782,9 @@ fn outcome(reply: Value, expiry: Expiry, fetch: Fetch) -> Fetched {
             // Created and deleted again around the read.
             (Some(_), Expiry::Gone) => Fetched::Unstable,
             // Without its expiry a key would live for ever on the other side.
-            (Some(_), Expiry::Unknown) => Fetched::Refused(ServerError::classify(b"NOPERM the expiry cannot be read")),
+            (Some(_), Expiry::Unknown) => {
+                Fetched::Refused(ServerError::classify(b"NOPERM the expiry cannot be read"))
+            }
         },
         Some(e) => match e.code {
             Code::WrongType if fetch == Fetch::Get => Fetched::NotAString,

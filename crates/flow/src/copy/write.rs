@@ -22,7 +22,7 @@ use super::{Existing, Shared};
 use crate::progress::CopyProgress;
 use crate::retry::{Backoff, RetryPolicy};
 use crate::scan::Unit;
-use crate::typed;
+use crate::{typed, verify};
 
 /// Largest `MSET` that is sent. Above it the strings of a batch go out in several.
 const MSET_BYTES_MAX: u64 = 1 << 20;
@@ -93,7 +93,8 @@ impl Writer {
             }
         }
         let mut backoff = Backoff::new(self.shared.options.retry);
-        let mut full = Backoff::new(RetryPolicy { give_up_after_ms: FULL_TARGET_WAIT_MS, ..self.shared.options.retry });
+        let mut full =
+            Backoff::new(RetryPolicy { give_up_after_ms: FULL_TARGET_WAIT_MS, ..self.shared.options.retry });
         while !pending.is_empty() {
             let failure = match self.try_write(&mut pending, &mut in_chunks).await {
                 Ok(None) => continue,
@@ -120,16 +121,22 @@ impl Writer {
             return state;
         };
         let verdict = match payload::peek(dump) {
-            Ok(p) => {
-                payload::verdict(p.object_type, p.rdb_version, source.facts.dialect, target.facts.dialect, max)
-            }
+            Ok(p) => payload::verdict(
+                p.object_type,
+                p.rdb_version,
+                source.facts.dialect,
+                target.facts.dialect,
+                max,
+            ),
             Err(_) => Verdict::TypedCopy,
         };
         state.body = match (verdict, std::mem::replace(&mut state.body, Body::Typed)) {
-            (Verdict::RewriteFooter(version), Body::Dump(dump)) => match payload::new_footer(&dump, version) {
-                Ok(footer) => Body::Dump(with_footer(dump, footer)),
-                Err(_) => Body::Typed,
-            },
+            (Verdict::RewriteFooter(version), Body::Dump(dump)) => {
+                match payload::new_footer(&dump, version) {
+                    Ok(footer) => Body::Dump(with_footer(dump, footer)),
+                    Err(_) => Body::Typed,
+                }
+            }
             (Verdict::AsIs, body) => body,
             _ => Body::Typed,
         };
@@ -138,7 +145,11 @@ impl Writer {
 
     /// One try for all pending states. What is dealt with leaves `pending`; what has to go in chunks instead goes to
     /// `in_chunks`. The error, where there is one, says why the rest is still there.
-    async fn try_write(&mut self, pending: &mut Vec<State>, in_chunks: &mut Vec<Bytes>) -> Result<Option<Error>> {
+    async fn try_write(
+        &mut self,
+        pending: &mut Vec<State>,
+        in_chunks: &mut Vec<Bytes>,
+    ) -> Result<Option<Error>> {
         let mut failure = None;
         let mut fates: Vec<Option<Fate>> = Vec::new();
         fates.resize_with(pending.len(), || None);
@@ -172,7 +183,7 @@ impl Writer {
                 Some(Fate::ChunksInstead) => in_chunks.push(state.key),
                 Some(Fate::Failed(why)) => self.shared.failed(self.unit.db, &state.key, why),
                 Some(Fate::Exists) => {
-                    match self.same_at_target(&state).await {
+                    match self.same_at_target(&state.key).await {
                         Ok(true) => CopyProgress::add(&self.shared.progress.skipped, 1),
                         Ok(false) => {
                             *pending = left;
@@ -193,8 +204,9 @@ impl Writer {
 
     fn redirected(&self, mut state: State, e: &Error) -> State {
         state.ask = match e.server().map(|e| &e.code) {
-            Some(Code::Ask(_, to)) => Address::parse_tcp(&e.at)
-                .and_then(|told_by| self.shared.target.reach(to, &told_by)),
+            Some(Code::Ask(_, to)) => {
+                Address::parse_tcp(&e.at).and_then(|told_by| self.shared.target.reach(to, &told_by))
+            }
             _ => None,
         };
         state
@@ -219,7 +231,12 @@ impl Writer {
         groups
     }
 
-    async fn send(&mut self, address: &Address, pending: &[State], members: &[usize]) -> Result<(Link, Vec<Sent>)> {
+    async fn send(
+        &mut self,
+        address: &Address,
+        pending: &[State],
+        members: &[usize],
+    ) -> Result<(Link, Vec<Sent>)> {
         let mut link = match self.links.remove(address) {
             Some(link) => link,
             None => self.shared.open_target(address, self.target_db).await?,
@@ -341,35 +358,22 @@ impl Writer {
         }
     }
 
-    /// Whether the target already holds exactly this state, as after a lost acknowledgement or when `SCAN` has given
-    /// the key twice.
-    async fn same_at_target(&mut self, state: &State) -> Result<bool> {
-        let slot = Slot::of_key(&state.key);
-        let mut link = self.shared.open_target_owner(slot, self.target_db).await?;
-        let (command, ours): (&[u8], &Bytes) = match &state.body {
-            Body::String(value) => (b"GET", value),
-            Body::Dump(dump) => (b"DUMP", dump),
-            Body::Typed => return Ok(false),
-        };
-        let theirs = link.ask(&[command, &state.key]).await?;
-        if self.shared.target.capabilities.pexpiretime {
-            let expires = link.call(&[b"PEXPIRETIME", &state.key]).await?;
-            if expires.as_int() != Some(state.expires_at_ms.unwrap_or(-1)) {
-                return Ok(false);
-            }
-        }
-        Ok(theirs.as_bytes().is_some_and(|theirs| match &state.body {
-            Body::Dump(_) if theirs.len() == ours.len() && ours.len() > Footer::LEN => {
-                theirs[..theirs.len() - Footer::LEN] == ours[..ours.len() - Footer::LEN]
-            }
-            _ => theirs == ours,
-        }))
+    /// Whether the target already holds this key as the source does, as after a lost acknowledgement or when `SCAN` has
+    /// given the key twice.
+    async fn same_at_target(&self, key: &Bytes) -> Result<bool> {
+        let Shared { source, target, options, .. } = &*self.shared;
+        verify::is_same((source, self.unit.db), (target, self.target_db), key, options.retry).await
     }
 
     fn conflict(&self, key: &[u8]) -> Error {
         let what = format!("key {} exists with another value", super::shown(key));
-        Error::unfit(self.shared.target.side(), self.shared.target.endpoint.address.to_string(), "write a key", what)
-            .with_remedy("choose --replace to overwrite such keys, or --skip to leave them")
+        Error::unfit(
+            self.shared.target.side(),
+            self.shared.target.endpoint.address.to_string(),
+            "write a key",
+            what,
+        )
+        .with_remedy("choose --replace to overwrite such keys, or --skip to leave them")
     }
 
     async fn write_in_chunks(&mut self, key: Bytes) -> Result<()> {
@@ -387,6 +391,9 @@ impl Writer {
             }
             typed::Outcome::Gone => CopyProgress::add(&progress.gone, 1),
             typed::Outcome::Skipped => CopyProgress::add(&progress.skipped, 1),
+            typed::Outcome::Conflict if self.same_at_target(&key).await? => {
+                CopyProgress::add(&progress.skipped, 1)
+            }
             typed::Outcome::Conflict => return Err(self.conflict(&key)),
             typed::Outcome::Unholdable(why) => {
                 self.shared.failed(self.unit.db, &key, format!("the target cannot hold it: {why}"));
@@ -469,4 +476,3 @@ fn with_footer(dump: Bytes, footer: Footer) -> Bytes {
     bytes[body..].copy_from_slice(&footer.to_bytes());
     bytes.freeze()
 }
-

@@ -28,11 +28,15 @@ mod vectors;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::select::Selection;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 
+use self::batch::{Pair, Rules};
+use self::case::Verdict;
+use self::peer::Peer;
 use crate::retry::RetryPolicy;
 
 pub use report::{DbReport, Difference, DifferenceKind, Tally, VerifyReport};
@@ -174,6 +178,42 @@ pub async fn verify(
         ..options
     };
     run::Run::new(source, target, options, progress).verify(stop).await
+}
+
+/// Whether `key` has the same type, value and expiry in `source_db` of the source and in `target_db` of the target,
+/// however the servers encode it. True as well where the source does not have it any more.
+///
+/// # Errors
+/// What keeps it from reading either side and does not pass by itself.
+pub(crate) async fn is_same(
+    source: (&Arc<Deployment>, u32),
+    target: (&Arc<Deployment>, u32),
+    key: &Bytes,
+    retry: RetryPolicy,
+) -> Result<bool> {
+    /// A key that changes while it is compared is looked at again.
+    const TRIES_MAX: u32 = 5;
+    let peer = |(deployment, db): (&Arc<Deployment>, u32)| Peer::new(deployment.clone(), db, false, retry);
+    let options = VerifyOptions::default();
+    let mut pair = Pair {
+        source: peer(source),
+        target: peer(target),
+        rules: Rules {
+            depth: Depth::Full,
+            types: Vec::new(),
+            ttl_tolerance_ms: options.ttl_tolerance_ms,
+            chunk_bytes: options.chunk_bytes,
+            check_extra: true,
+        },
+    };
+    for _ in 0..TRIES_MAX {
+        match pair.compare(std::slice::from_ref(key)).await?.pop().map(|case| case.verdict) {
+            Some(Verdict::Equal | Verdict::Gone) => return Ok(true),
+            Some(Verdict::Shifted) => {}
+            _ => return Ok(false),
+        }
+    }
+    Ok(false)
 }
 
 /// The servers' own input buffers and our own memory set the limit.
