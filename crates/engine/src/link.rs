@@ -43,6 +43,9 @@ impl Default for LinkOptions {
 /// The name that connections show in `CLIENT LIST`.
 pub const CLIENT_NAME: &str = "whimbrel";
 
+/// Most space asked for before a read, however long a value the peer announces.
+const RESERVE_BYTES_MAX: usize = 4 << 20;
+
 /// Space asked for before each read. Large enough that a batch of small values takes few system calls.
 const READ_BYTES: usize = 64 << 10;
 
@@ -158,7 +161,8 @@ impl Link {
                 Err(e) => return Err(self.fail("read a reply", ErrorKind::Malformed(e))),
             };
             if self.inbox.capacity() - self.inbox.len() < missing.min(READ_BYTES / 4) {
-                self.inbox.reserve(missing.max(READ_BYTES));
+                // What the peer announces it has yet to send: memory follows what has arrived.
+                self.inbox.reserve(missing.clamp(READ_BYTES, RESERVE_BYTES_MAX));
             }
             let limit = Duration::from_millis(self.options.reply_timeout_ms);
             match timeout(limit, self.io.read_buf(&mut self.inbox)).await {
