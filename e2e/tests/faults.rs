@@ -269,9 +269,141 @@ fn a_target_that_stays_away_ends_the_copy_and_can_be_gone_on_with() {
     proxy.cut();
     copy.interrupt();
     let output = copy.wait(PATIENCE).expect("it ends").expect_code(130);
-    assert!(output.stdout.contains("--resume"), "{output:?}");
+    assert!(output.stdout.contains(r#""complete":false"#), "{output:?}");
     proxy.heal().expect("the proxy heals");
     let report = finish(job.start(&["--resume"]));
     assert_eq!(report["resumed"], true);
     assert_equal(&source, &target);
+}
+
+#[test]
+fn the_lowest_slot_of_a_shard_moves_and_links_break() {
+    let (s, source) = cluster(Engine::Redis70, 0);
+    let (t, target) = server(Engine::Redis70);
+    fill(&source);
+    let job = Job::new(&s.seed(), &t.addr());
+    let mut copy = job.start(&["--shards", "1"]);
+    wait_for_middle(&mut copy, &target);
+    for primary in source.primaries() {
+        let lowest = (0..16_384).find(|slot| primary.owns(*slot)).expect("it owns slots");
+        let from = s.owner_of(lowest).expect("the slot has an owner");
+        if from != 0 {
+            s.move_slot(lowest, from, 0).expect("the slot moves");
+        }
+    }
+    for node in s.primaries() {
+        node.try_call(&["CLIENT", "KILL", "TYPE", "normal"]).ok();
+    }
+    finish(copy);
+    assert_equal(&source, &target);
+}
+
+/// Keys of an open slot are on two nodes, and `CLUSTER SLOTS` does not tell.
+#[test]
+fn a_slot_is_half_moved_while_the_copy_runs() {
+    let (s, source) = cluster(Engine::Redis80, 0);
+    let (t, target) = server(Engine::Redis80);
+    fill(&source);
+    let slot = slot_of(b"plain:5");
+    let from = s.owner_of(slot).expect("the slot has an owner");
+    let to = (from + 1) % 3;
+    let mut owner = s.connection_to(from);
+    let mut pipeline = redis::pipe();
+    for chunk in 0..60 {
+        let fields: Vec<(String, String)> =
+            (0..1_000).map(|n| (format!("field:{chunk}:{n}"), "x".repeat(90))).collect();
+        pipeline.cmd("HSET").arg("{plain:5}:large").arg(&fields).ignore();
+    }
+    pipeline.cmd("SET").arg("{plain:5}:stays").arg("here").ignore();
+    pipeline.exec(&mut owner).expect("the source takes the data");
+
+    let number = slot.to_string();
+    let (from_id, to_id) = (s.node_id(from).to_owned(), s.node_id(to).to_owned());
+    s.nodes()[to].call(&["CLUSTER", "SETSLOT", &number, "IMPORTING", &from_id]);
+    s.nodes()[from].call(&["CLUSTER", "SETSLOT", &number, "MIGRATING", &to_id]);
+    let port = s.nodes()[to].port().to_string();
+    let moved = ["MIGRATE", "127.0.0.1", &port, "", "0", "30000", "KEYS", "{plain:5}:large", "plain:5"];
+    s.nodes()[from].call(&moved);
+
+    let job = Job::new(&s.seed(), &t.addr());
+    let mut whole = job.start(&[]);
+    let (t2, target2) = server(Engine::Redis80);
+    let job2 = Job::new(&s.seed(), &t2.addr());
+    let mut part = job2.start(&["--slots", &number]);
+    wait_for_middle(&mut whole, &target);
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(part.is_running(), "a copy of an open slot cannot be known to be whole: {}", part.stdout());
+    let rest: Vec<String> = redis::cmd("CLUSTER")
+        .arg("GETKEYSINSLOT")
+        .arg(&number)
+        .arg(1_000)
+        .query(&mut owner)
+        .expect("keys in the slot");
+    assert!(rest.contains(&"{plain:5}:stays".to_owned()), "{rest:?}");
+    let mut moved = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "30000", "KEYS"];
+    moved.extend(rest.iter().map(String::as_str));
+    s.nodes()[from].call(&moved);
+    for node in [to, from] {
+        s.nodes()[node].call(&["CLUSTER", "SETSLOT", &number, "NODE", &to_id]);
+    }
+    finish(whole);
+    assert_equal(&source, &target);
+    finish(part);
+    let mut connection = target2.primaries()[0].connect(0).expect("the target answers");
+    let keys: u64 = redis::cmd("DBSIZE").query(&mut connection).expect("DBSIZE works");
+    let fields: u64 = redis::cmd("HLEN").arg("{plain:5}:large").query(&mut connection).expect("HLEN works");
+    assert!(keys >= 3, "{keys}");
+    assert_eq!(fields, 60_000);
+}
+
+#[test]
+fn a_key_that_failed_is_not_forgotten_by_a_resumed_copy() {
+    let (s, source) = server(Engine::Redis80);
+    let (t, target) = server(Engine::Redis70);
+    fill(&source);
+    let job = Job::new(&s.addr(), &t.addr());
+    let failures = |output: &whimbrel_e2e::binary::Output| -> u64 {
+        let report = output.stdout.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok());
+        let report = report.into_iter().find(|v| v["event"] == "report").expect("a report");
+        let listed = report["report"]["failures"].as_array().map_or(0, Vec::len);
+        assert_eq!(report["report"]["counts"]["failed"].as_u64(), Some(listed as u64), "{report}");
+        listed as u64
+    };
+    let expected = failures(&job.start(&["--replace"]).wait(PATIENCE).expect("it ends").expect_code(5));
+    assert!(expected > 0);
+    t.call(&["FLUSHALL"]);
+    let mut copy = job.start(&[]);
+    wait_for_middle(&mut copy, &target);
+    while keys_of(&target) < KEYS as u64 * 8 / 10 {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    copy.kill9();
+    let output = job.start(&["--resume"]).wait(PATIENCE).expect("it ends").expect_code(5);
+    assert_eq!(failures(&output), expected);
+}
+
+#[test]
+fn a_target_that_evicts_is_no_success() {
+    let (s, source) = server(Engine::Valkey81);
+    fill(&source);
+    let t = Server::builder(Engine::Valkey81)
+        .arg("maxmemory", "8mb")
+        .arg("maxmemory-policy", "allkeys-lru")
+        .start()
+        .expect("the server starts");
+    let output = Job::new(&s.addr(), &t.addr()).start(&[]).wait(PATIENCE).expect("it ends").expect_code(5);
+    assert!(output.stdout.contains("evicted"), "{}", output.stdout);
+}
+
+#[test]
+fn a_database_is_not_copied_onto_itself() {
+    let (s, source) = server(Engine::Redis70);
+    fill(&source);
+    let output =
+        Job::new(&s.addr(), &s.addr()).start(&["--replace"]).wait(PATIENCE).expect("it ends").expect_code(4);
+    assert!(output.stdout.contains("onto itself"), "{}", output.stdout);
+    let (c, source) = cluster(Engine::Valkey91, 0);
+    fill(&source);
+    let other = c.nodes()[1].addr();
+    Job::new(&c.seed(), &other).start(&["--replace"]).wait(PATIENCE).expect("it ends").expect_code(4);
 }

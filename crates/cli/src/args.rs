@@ -193,7 +193,7 @@ pub struct Which {
     pub exclude: Vec<String>,
 
     /// Only keys of these types: string, list, set, zset, hash, stream, or a module's; repeatable or with commas
-    #[arg(long = "type", value_name = "TYPE", value_delimiter = ',', help_heading = "Selection")]
+    #[arg(long = "type", value_name = "TYPE", value_delimiter = ',', value_parser = parse_type, help_heading = "Selection")]
     pub types: Vec<String>,
 
     /// Only keys in these slots: 0-5460,10000
@@ -328,7 +328,7 @@ Examples:
   whimbrel verify old:6379 new:6379                         full content of all keys
   whimbrel verify old:6379 new:6379 --depth meta --ttl-tolerance 5ms
   whimbrel verify old:6379 new:6379 --sample 10%            a tenth of the keys, always the same tenth
-  whimbrel verify old:6379 new:6379 --json | jq .differences")]
+  whimbrel verify old:6379 new:6379 --json | jq 'select(.report).report.differences'")]
 pub struct VerifyArgs {
     #[command(flatten)]
     pub sides: Sides,
@@ -420,6 +420,16 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
         Ok(0) => Err("it must be more than nothing".to_owned()),
         other => other.map_err(|e| e.to_string()),
     }
+}
+
+/// The types of the server itself are written as it writes them; a module's name is kept as it is.
+fn parse_type(text: &str) -> Result<String, String> {
+    const BUILT_IN: [&str; 6] = ["string", "list", "set", "zset", "hash", "stream"];
+    if text.is_empty() {
+        return Err("a type has a name".to_owned());
+    }
+    let built_in = BUILT_IN.into_iter().find(|name| name.eq_ignore_ascii_case(text));
+    Ok(built_in.unwrap_or(text).to_owned())
 }
 
 fn parse_ms(text: &str) -> Result<u64, String> {

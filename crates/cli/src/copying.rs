@@ -39,10 +39,12 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let (source_endpoint, target_endpoint) = args.sides.endpoints()?;
     let selection = args.which.selection()?;
     args.which.named_dbs(target_endpoint.db)?;
-    let (source, target) = tokio::try_join!(
+    // Both are looked at; where both are wrong, the source is told of first, always.
+    let (source, target) = tokio::join!(
         Deployment::probe(source_endpoint, args.sides.link_options(args.from_replicas)),
         Deployment::probe(target_endpoint, args.sides.link_options(false)),
-    )?;
+    );
+    let (source, target) = (source?, target?);
     let (source, target) = (Arc::new(source), Arc::new(target));
     let dbs = args.which.dbs(&source, &target).await?;
     let refuse_existing = !(args.replace || args.skip || args.fail || args.dry_run);
@@ -114,7 +116,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     if !report.complete {
         return Ok(Exit::Stopped);
     }
-    let partial = report.counts.failed > 0;
+    let partial = report.counts.failed > 0 || report.evicted > 0;
     if args.verify {
         // What else is on the target is known to be a copy's doing only where the target was empty.
         let verify = verifying::options_after_copy(args, &dbs, refuse_existing)?;

@@ -33,10 +33,12 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     let (source_endpoint, target_endpoint) = args.sides.endpoints()?;
     let selection = args.which.selection()?;
     let scope = args.sample.as_deref().map_or(Ok(Scope::All), scope)?;
-    let (source, target) = tokio::try_join!(
+    // Both are looked at; where both are wrong, the source is told of first, always.
+    let (source, target) = tokio::join!(
         Deployment::probe(source_endpoint, args.sides.link_options(args.from_replicas)),
         Deployment::probe(target_endpoint, args.sides.link_options(false)),
-    )?;
+    );
+    let (source, target) = (source?, target?);
     let options = VerifyOptions {
         depth: match args.depth {
             Depth::Counts => verify::Depth::Counts,

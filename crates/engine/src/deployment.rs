@@ -181,6 +181,29 @@ impl Deployment {
         Err(failure.unwrap_or_else(|| Error::own("refresh the topology", "no node is known")))
     }
 
+    /// Slots that are on the move: marked as importing or migrating on any primary. `CLUSTER SLOTS` does not show
+    /// them, and each has keys on two nodes.
+    ///
+    /// # Errors
+    /// As [`Deployment::open`] and [`Link::call`], of any primary.
+    pub async fn open_slots(&self) -> Result<SlotSet> {
+        let mut open = SlotSet::new();
+        if !self.facts.cluster {
+            return Ok(open);
+        }
+        for shard in &self.topology().shards {
+            let mut link = self.open(&shard.primary, 0).await?;
+            let reply = link.ask(&[b"CLUSTER", b"NODES"]).await?;
+            match reply.as_bytes() {
+                Some(text) => marked_slots(&String::from_utf8_lossy(text), &mut open),
+                // Where an ACL forbids it, redirections still tell.
+                None if reply.as_error().is_some() => {}
+                None => return Err(link.unexpected("CLUSTER NODES", &reply)),
+            }
+        }
+        Ok(open)
+    }
+
     /// A connection to one node.
     ///
     /// # Errors
@@ -242,6 +265,16 @@ async fn read_topology(link: &mut Link) -> Result<Topology> {
     Ok(Topology::new(true, shards))
 }
 
+/// Reads `[93->-ID]` and `[77-<-ID]` from a node's line about itself; only there are they shown.
+fn marked_slots(nodes: &str, open: &mut SlotSet) {
+    let own = nodes.lines().find(|line| line.split(' ').nth(2).is_some_and(|flags| flags.contains("myself")));
+    for mark in own.into_iter().flat_map(|line| line.split(' ')).filter_map(|word| word.strip_prefix('[')) {
+        if let Some(slot) = mark.split('-').next().and_then(|n| n.parse().ok()).and_then(Slot::new) {
+            open.insert(slot);
+        }
+    }
+}
+
 fn parse_entry(entry: &Value, link: &Link) -> Option<Shard> {
     let [start, end, primary, replicas @ ..] = entry.as_items()? else { return None };
     let number = |v: &Value| u16::try_from(v.as_int()?).ok().and_then(Slot::new);
@@ -259,4 +292,18 @@ fn parse_node(node: &Value, link: &Link) -> Option<(Address, String)> {
     let id = items.get(2).and_then(Value::as_str).unwrap_or_default();
     let announced = Address::Tcp(host.to_owned(), port);
     Some((link.endpoint().reach(&announced, link.address()), id.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn open_slots_are_those_of_the_node_itself() {
+        let nodes = "a1 127.0.0.1:1@2 myself,master - 0 0 1 connected 0-99 [93->-b2] [5000-<-b2]\n\
+                     b2 127.0.0.1:3@4 master - 0 0 2 connected 100-16383\n";
+        let mut open = SlotSet::new();
+        marked_slots(nodes, &mut open);
+        assert_eq!(open.to_string(), "93,5000");
+    }
 }

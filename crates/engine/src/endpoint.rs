@@ -135,18 +135,24 @@ impl Endpoint {
         if tls {
             endpoint.tls = Some(TlsOptions::default());
         }
-        // `Url` wants a host for its own schemes only; ours are opaque to it, which keeps empty hosts legal.
-        let url = url::Url::parse(text).map_err(|e| fail(&format!("not a URL: {e}")))?;
+        // `Url` wants a host for its own schemes only; ours are opaque to it, which keeps empty hosts legal. After a user
+        // it wants one all the same, and a socket has none: what is before its path is taken off first.
+        let (login, rest) = match split_login(text) {
+            Some((login, rest)) => (Some(login), rest),
+            None => (None, text.to_owned()),
+        };
+        let url = url::Url::parse(&rest).map_err(|e| fail(&format!("not a URL: {e}")))?;
         let decode = |part: &str| {
             percent_encoding::percent_decode_str(part)
                 .decode_utf8()
                 .map(|s| s.into_owned())
                 .map_err(|_| fail("user or password is not UTF-8"))
         };
-        if !url.username().is_empty() {
-            endpoint.user = Some(decode(url.username())?);
+        let (user, password) = login.unwrap_or((url.username(), url.password()));
+        if !user.is_empty() {
+            endpoint.user = Some(decode(user)?);
         }
-        if let Some(password) = url.password() {
+        if let Some(password) = password {
             endpoint.password = Some(Secret::new(decode(password)?));
         }
         let db = if scheme == "unix" {
@@ -173,6 +179,14 @@ impl Endpoint {
 
     /// The address as it was typed, without its password; `None` where it holds none.
     pub fn without_password(text: &str) -> Option<String> {
+        if let Some(((user, password), rest)) = split_login(text) {
+            password?;
+            let (scheme, path) = rest.split_once("://")?;
+            return Some(match user {
+                "" => rest,
+                user => format!("{scheme}://{user}@{path}"),
+            });
+        }
         let mut url = url::Url::parse(text).ok()?;
         url.password()?;
         url.set_password(None).ok()?;
@@ -195,6 +209,22 @@ impl Endpoint {
 
 const DEFAULT_PORT: u16 = 6379;
 
+/// What is written as a user and, after a colon, a password.
+type Login<'a> = (&'a str, Option<&'a str>);
+
+/// Splits `SCHEME://USER:PASSWORD@/PATH`, which has no host, into its login and the address without it. `None` for
+/// anything else.
+fn split_login(text: &str) -> Option<(Login<'_>, String)> {
+    let (scheme, rest) = text.split_once("://")?;
+    let path = rest.find('/').map_or("", |at| &rest[at..]);
+    let login = rest[..rest.len() - path.len()].strip_suffix('@')?;
+    let login = match login.split_once(':') {
+        Some((user, password)) => (user, Some(password)),
+        None => (login, None),
+    };
+    Some((login, format!("{scheme}://{path}")))
+}
+
 fn bare_address(text: &str) -> Option<Address> {
     if text.is_empty() || text.contains(['/', '@', ' ']) {
         return None;
@@ -204,4 +234,45 @@ fn bare_address(text: &str) -> Option<Address> {
     }
     // A bare IPv6 address or a bare host name: the default port.
     Some(Address::Tcp(text.to_owned(), DEFAULT_PORT))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn login(e: &Endpoint) -> (Option<&str>, Option<&str>) {
+        (e.user.as_deref(), e.password.as_ref().map(Secret::expose))
+    }
+
+    #[test]
+    fn sockets_may_come_with_a_login() {
+        let at = Address::Unix(PathBuf::from("/run/a b.sock"));
+        for (text, expected, db, shown) in [
+            ("unix:///run/a%20b.sock", (None, None), None, None),
+            (
+                "unix://bob:p%40ss@/run/a%20b.sock?db=2",
+                (Some("bob"), Some("p@ss")),
+                Some(2),
+                Some("unix://bob@/run/a%20b.sock?db=2"),
+            ),
+            ("unix://:p:s@/run/a%20b.sock", (None, Some("p:s")), None, Some("unix:///run/a%20b.sock")),
+            ("unix://bob@/run/a%20b.sock", (Some("bob"), None), None, None),
+        ] {
+            let parsed = Endpoint::parse(Side::Source, text).expect(text);
+            assert_eq!((&parsed.address, login(&parsed), parsed.db), (&at, expected, db), "{text}");
+            assert_eq!(Endpoint::without_password(text).as_deref(), shown, "{text}");
+        }
+    }
+
+    #[test]
+    fn hosts_may_come_with_a_login() {
+        let text = "rediss://bob:pw@there:7000/3";
+        let parsed = Endpoint::parse(Side::Target, text).expect(text);
+        assert_eq!(parsed.address, Address::Tcp("there".to_owned(), 7000));
+        assert_eq!((login(&parsed), parsed.db), ((Some("bob"), Some("pw")), Some(3)));
+        assert_eq!(Endpoint::without_password(text).as_deref(), Some("rediss://bob@there:7000/3"));
+        let parsed = Endpoint::parse(Side::Target, "redis://:pw@/3").expect("the host may be left out");
+        assert_eq!(parsed.address, Address::Tcp("127.0.0.1".to_owned(), DEFAULT_PORT));
+        assert_eq!((login(&parsed), parsed.db), ((None, Some("pw")), Some(3)));
+    }
 }

@@ -108,6 +108,11 @@ impl Error {
         }
     }
 
+    /// True where the server began a reply that is longer than what was to be read at once.
+    pub fn is_too_large(&self) -> bool {
+        matches!(&self.kind, ErrorKind::Malformed(e) if e.is_too_large())
+    }
+
     /// True where the connection is of no further use and a new one may help: the link broke, timed out, or could
     /// not be made.
     pub fn is_link(&self) -> bool {
@@ -157,7 +162,8 @@ impl std::error::Error for Error {}
 pub struct ServerError {
     /// What it means for us.
     pub code: Code,
-    /// The whole text, shortened where the server quotes long arguments.
+    /// The text, without the arguments that servers quote after a command they do not know: they may be user data, or
+    /// a password. Shortened where it is long.
     pub text: String,
 }
 
@@ -231,6 +237,9 @@ impl Code {
 /// Servers quote arguments in some errors; that much of them is shown at most.
 const TEXT_BYTES_MAX: usize = 300;
 
+/// What comes before the arguments of a command that the server does not know.
+const QUOTED_ARGUMENTS: &str = ", with args beginning with";
+
 impl ServerError {
     /// Classifies the text of an error reply.
     pub fn classify(text: &[u8]) -> ServerError {
@@ -275,6 +284,9 @@ impl ServerError {
             _ => Code::Other,
         };
         let mut text = text.into_owned();
+        if let Some(at) = text.find(QUOTED_ARGUMENTS) {
+            text.truncate(at);
+        }
         if text.len() > TEXT_BYTES_MAX {
             let cut = (0..=TEXT_BYTES_MAX).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(0);
             text.truncate(cut);
@@ -286,5 +298,24 @@ impl ServerError {
     /// The error in a reply, where it is one.
     pub fn of(reply: &Value) -> Option<ServerError> {
         reply.as_error().map(|text| ServerError::classify(text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_not_repeated() {
+        for text in [
+            "ERR unknown command 'AUTH', with args beginning with: 'bob' 'hunter2' ",
+            "ERR unknown command `AUTH`, with args beginning with: `hunter2`, ",
+        ] {
+            let e = ServerError::classify(text.as_bytes());
+            assert_eq!(e.code, Code::UnknownCommand);
+            assert!(e.text.starts_with("ERR unknown command") && e.text.ends_with(['\'', '`']), "{}", e.text);
+            assert!(e.text.contains("AUTH") && !e.text.contains("hunter2"), "{}", e.text);
+        }
+        assert_eq!(ServerError::classify(b"ERR no such key").text, "ERR no such key");
     }
 }

@@ -197,6 +197,26 @@ impl Link {
         Ok(replies)
     }
 
+    /// The next `n` replies, in order, where they are no longer than `bytes_max` together. A string that would make
+    /// them longer is refused at its header: nothing of it is held.
+    ///
+    /// # Errors
+    /// As [`Link::frame`]; [`Error::is_too_large`] for longer ones.
+    pub async fn replies_within(&mut self, n: usize, bytes_max: u64) -> Result<Vec<Value>> {
+        let usual = self.scanner.limits().frame_bytes_max;
+        let mut left = bytes_max;
+        let mut replies = Vec::with_capacity(n);
+        for _ in 0..n {
+            self.scanner.limit_frames(left);
+            let frame = self.frame().await?;
+            left = left.saturating_sub(frame.len() as u64);
+            replies
+                .push(Value::parse(&frame).map_err(|e| self.fail("read a reply", ErrorKind::Malformed(e)))?);
+        }
+        self.scanner.limit_frames(usual);
+        Ok(replies)
+    }
+
     /// Sends one command and returns its reply, an error reply as a value.
     ///
     /// # Errors
@@ -294,6 +314,17 @@ impl Link {
         })
     }
 
+    /// Takes the password out of an answer to `AUTH`: servers and proxies may quote what they were sent.
+    fn redact(&self, e: &mut ServerError) {
+        if e.code == Code::UnknownCommand {
+            "this server knows no AUTH command".clone_into(&mut e.text);
+        } else if let Some(password) =
+            self.endpoint.password.as_ref().map(|p| p.expose()).filter(|p| !p.is_empty())
+        {
+            e.text = e.text.replace(password, "…");
+        }
+    }
+
     async fn greet_commands(&mut self) -> Result<()> {
         let mut sent: Vec<&'static str> = Vec::new();
         if let Some(password) = self.endpoint.password.clone() {
@@ -317,7 +348,10 @@ impl Link {
         self.flush().await?;
         for command in sent {
             let reply = self.reply().await?;
-            let Some(e) = ServerError::of(&reply) else { continue };
+            let Some(mut e) = ServerError::of(&reply) else { continue };
+            if command == "AUTH" {
+                self.redact(&mut e);
+            }
             match (command, &e.code) {
                 (_, Code::WrongPassword) => {
                     let what = format!("the server refused the credentials: {}", e.text);

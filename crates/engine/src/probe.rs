@@ -93,6 +93,8 @@ pub struct ServerFacts {
     pub replica: bool,
     /// Bytes of its data set, by its own estimate.
     pub dataset_bytes: u64,
+    /// Keys it has evicted since it started.
+    pub evicted_keys: u64,
 }
 
 impl ServerFacts {
@@ -118,6 +120,7 @@ impl ServerFacts {
                 || info.field("redis_mode") == Some("cluster"),
             replica: matches!(info.field("role"), Some("slave" | "replica")),
             dataset_bytes: info.number("used_memory_dataset").unwrap_or(0),
+            evicted_keys: info.number("evicted_keys").unwrap_or(0),
         }
     }
 }

@@ -46,6 +46,41 @@ impl MemoryBudget {
     }
 }
 
+/// Bounds how many values are moved in chunks at once: a chunk is in memory on its way, up to several times over, and
+/// takes nothing from the [`MemoryBudget`].
+#[derive(Debug, Clone)]
+pub struct BigTransfers {
+    places: Arc<Semaphore>,
+}
+
+/// One transfer's place, given back when dropped.
+#[derive(Debug)]
+pub struct BigTransferPermit {
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+/// How many chunks one transfer may hold: the one being read with the buffer it arrives in, its copy as commands, and
+/// those commands on their way out, each with room to grow.
+const CHUNKS_PER_TRANSFER: u64 = 8;
+
+/// Most transfers at once; more only take turns on the servers.
+const TRANSFERS_MAX: u64 = 1 << 10;
+
+impl BigTransfers {
+    /// As many as fit in `memory_bytes` with chunks of `chunk_bytes`, and one at least.
+    pub fn new(memory_bytes: u64, chunk_bytes: u64) -> Self {
+        let one = chunk_bytes.max(1).saturating_mul(CHUNKS_PER_TRANSFER);
+        let places = (memory_bytes / one).clamp(1, TRANSFERS_MAX);
+        BigTransfers { places: Arc::new(Semaphore::new(places as usize)) }
+    }
+
+    /// Waits for a place. A transfer must not wait for a second one while it holds its own.
+    pub async fn start(&self) -> BigTransferPermit {
+        // As in `MemoryBudget::take`, the semaphore is never closed.
+        BigTransferPermit { _permit: self.places.clone().acquire_owned().await.ok() }
+    }
+}
+
 /// A token bucket shared by all lanes: so many per second, with bursts of a tenth of a second.
 #[derive(Debug)]
 pub struct Rate {
@@ -98,5 +133,29 @@ impl Rates {
         if let Some(rate) = &self.bytes {
             rate.take(n).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn big_transfers_fit_the_budget_and_one_always_runs() {
+        let places = |memory, chunk| BigTransfers::new(memory, chunk).places.available_permits();
+        assert_eq!(places(64 << 20, 1 << 20), 8);
+        assert_eq!(places(1, 1 << 20), 1);
+        assert_eq!(places(0, 0), 1);
+        assert_eq!(places(u64::MAX, 1), 1 << 10);
+    }
+
+    #[tokio::test]
+    async fn a_place_is_given_back() {
+        let transfers = BigTransfers::new(1, 1);
+        let first = transfers.start().await;
+        assert_eq!(transfers.places.available_permits(), 0);
+        drop(first);
+        drop(transfers.start().await);
+        assert_eq!(transfers.places.available_permits(), 1);
     }
 }

@@ -1,8 +1,8 @@
 //! What a killed copy needs in order to go on.
 //!
 //! One redb file for each job, in the state folder. It holds the job's description (so that a copy is only ever
-//! resumed with what it was started with) and, for each shard and database, how far every key has been acknowledged.
-//! No password, no key and no value is in it.
+//! resumed with what it was started with), for each shard and database how far every key has been acknowledged, and which
+//! keys could not be copied. No password and no value is in it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -13,13 +13,14 @@ use serde::{Deserialize, Serialize};
 use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::error::{Error, Result};
 
+use crate::copy::KeyFailure;
 use crate::scan::Position;
 
 /// The only table: names to JSON documents. Small, so a whole document is written each time.
 const DOCUMENTS: TableDefinition<'_, &str, &str> = TableDefinition::new("documents");
 
 /// Format of the documents. A file of another format is refused with a clear message.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// How far one unit is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,6 +64,16 @@ pub struct JournalState {
     pub units: BTreeMap<String, UnitMark>,
     /// Which shard of the source owned which slots when this pass began: shard id and slots.
     pub source_layout: BTreeMap<String, String>,
+    /// Slots of the source in doubt so far: gone through again after this pass.
+    #[serde(with = "slots_as_text")]
+    pub doubt_source: Option<SlotSet>,
+    /// Slots of the target in doubt so far.
+    #[serde(with = "slots_as_text")]
+    pub doubt_target: Option<SlotSet>,
+    /// How many keys could not be copied so far.
+    pub failed: u64,
+    /// The first of them.
+    pub failures: Vec<KeyFailure>,
     /// The process behind each primary of the target. Another one may have lost what was acknowledged.
     pub target_runs: HashMap<String, String>,
 }

@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use whimbrel_core::slot::Slot;
-use whimbrel_engine::deployment::{Deployment, Shard};
+use whimbrel_core::slot::{Slot, SlotSet};
+use whimbrel_engine::deployment::{Deployment, Shard, Topology};
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::Link;
@@ -19,9 +19,11 @@ use crate::retry::{Backoff, RetryPolicy};
 /// What one iteration covers: the keys of one database on one shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unit {
-    /// A slot that tells the shard apart even after a failover: whoever owns it is asked. Slot 0 for a standalone
-    /// server.
-    pub slot: Slot,
+    /// The id of the shard's primary when the unit was made; empty for a standalone server.
+    pub shard_id: String,
+    /// The slots it owned then. After a failover, when the id is gone, they tell who took its place. A single slot
+    /// would not do: it may move to another shard while the rest stays.
+    pub slots: SlotSet,
     /// The database.
     pub db: u32,
     /// Read from a replica of the shard where it has one.
@@ -32,8 +34,19 @@ impl Unit {
     /// The units of all shards of `deployment` for one database.
     pub fn of_all(deployment: &Deployment, db: u32, from_replica: bool) -> Vec<Unit> {
         let topology = deployment.topology();
-        let slots = topology.shards.iter().filter_map(|s| s.slots.iter().next());
-        slots.map(|slot| Unit { slot, db, from_replica }).collect()
+        let unit = |s: &Shard| Unit { shard_id: s.id.clone(), slots: s.slots.clone(), db, from_replica };
+        topology.shards.iter().map(unit).collect()
+    }
+
+    /// The shard that this unit is about, as it is now: the one with the same id, else the one that has most of its
+    /// slots.
+    pub fn shard<'a>(&self, topology: &'a Topology) -> Option<&'a Shard> {
+        let shared = |s: &Shard| s.slots.intersection(&self.slots).len();
+        topology
+            .shards
+            .iter()
+            .find(|s| s.id == self.shard_id)
+            .or_else(|| topology.shards.iter().max_by_key(|s| shared(s)).filter(|s| shared(s) > 0))
     }
 
     /// Opens a connection to the server that holds this unit now, by the topology as last seen.
@@ -42,8 +55,8 @@ impl Unit {
     /// As [`Link::open`].
     pub async fn open(&self, deployment: &Deployment) -> Result<Link> {
         let topology = deployment.topology();
-        let Some(shard) = topology.shard_of(self.slot) else {
-            return Err(deployment.unowned(self.slot));
+        let Some(shard) = self.shard(&topology) else {
+            return Err(deployment.unowned(self.slots.iter().next().unwrap_or(Slot::MIN)));
         };
         deployment.open(self.address(shard), self.db).await
     }

@@ -64,6 +64,16 @@ pub struct Malformed {
     pub what: &'static str,
 }
 
+const FRAME_TOO_LARGE: &str = "frame over the size limit";
+const LENGTH_TOO_LARGE: &str = "length over the limit";
+
+impl Malformed {
+    /// True where the bytes are RESP as far as they go, but announce more than the [`Limits`] allow.
+    pub fn is_too_large(&self) -> bool {
+        self.what == FRAME_TOO_LARGE || self.what == LENGTH_TOO_LARGE
+    }
+}
+
 /// Incremental boundary finder. One scanner serves one connection; after [`Progress::Complete`] it is ready for the
 /// next frame.
 #[derive(Debug)]
@@ -88,6 +98,17 @@ impl Scanner {
     /// A scanner with the given limits, at the start of a frame.
     pub fn new(limits: Limits) -> Self {
         Scanner { limits, pos: 0, searched: 0, open: Vec::new() }
+    }
+
+    /// What is taken for malformed.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Sets the longest whole frame from here on. In the middle of a frame it holds for the headers still to come. A
+    /// string that goes beyond it is refused at its header, before its bytes have arrived.
+    pub fn limit_frames(&mut self, bytes_max: u64) {
+        self.limits.frame_bytes_max = bytes_max;
     }
 
     /// Looks for the end of the frame that starts at `buf[0]`.
@@ -217,13 +238,13 @@ impl Scanner {
         usize::try_from(end)
             .ok()
             .filter(|_| end <= self.limits.frame_bytes_max)
-            .ok_or_else(|| self.malformed("frame over the size limit"))
+            .ok_or_else(|| self.malformed(FRAME_TOO_LARGE))
     }
 
     fn length(&self, line: &[u8], max: u64) -> Result<u64, Malformed> {
         let n = parse_length(line).ok_or_else(|| self.malformed("bad length"))?;
         if n > max {
-            return Err(self.malformed("length over the limit"));
+            return Err(self.malformed(LENGTH_TOO_LARGE));
         }
         Ok(n)
     }

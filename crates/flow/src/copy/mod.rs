@@ -35,9 +35,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::select::Selection;
 use whimbrel_core::slot::{Slot, SlotSet};
-use whimbrel_engine::deployment::{Deployment, Topology};
+use whimbrel_engine::deployment::{Deployment, Shard, Topology};
 use whimbrel_engine::endpoint::Address;
-use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_engine::error::{Error, Result, ServerError, Side};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::ServerFacts;
 use xxhash_rust::xxh3::xxh3_64;
@@ -98,6 +98,8 @@ pub struct KeyFailure {
     pub db: u32,
     /// Its name, with unprintable bytes escaped.
     pub key: String,
+    /// Its slot.
+    pub slot: u16,
     /// The reason.
     pub reason: String,
 }
@@ -115,6 +117,8 @@ pub struct CopyReport {
     pub complete: bool,
     /// True where it went on from a journal.
     pub resumed: bool,
+    /// Keys that the target evicted while it was copied to. Where there are any, the copy is not whole.
+    pub evicted: u64,
     /// The first keys that were not copied; their number is in the counters.
     pub failures: Vec<KeyFailure>,
     /// What the user should know.
@@ -125,7 +129,10 @@ pub struct CopyReport {
 const FAILURES_MAX: usize = 1_000;
 
 /// How often keys in doubt are gone through again before the copy gives up.
-const PASSES_MAX: u32 = 12;
+const PASSES_MAX: u32 = 100;
+
+/// After a pass that left nothing in doubt but slots on the move, this long is waited, and longer with each pass.
+const OPEN_SLOTS_PAUSE: Duration = Duration::from_millis(500);
 
 /// How often the journal is written.
 const JOURNAL_PERIOD: Duration = Duration::from_millis(500);
@@ -158,6 +165,8 @@ struct Doubt {
     target: SlotSet,
     /// The process that was first met at each address of the target.
     target_runs: HashMap<Address, String>,
+    /// By process of the target: how many keys it had evicted when it was first met, and when last.
+    evicted: HashMap<String, (u64, u64)>,
 }
 
 impl Shared {
@@ -166,7 +175,7 @@ impl Shared {
         CopyProgress::add(&self.progress.failed, 1);
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         if failures.len() < FAILURES_MAX {
-            failures.push(KeyFailure { db, key: shown(key), reason });
+            failures.push(KeyFailure { db, key: shown(key), slot: Slot::of_key(key).number(), reason });
         }
     }
 
@@ -191,6 +200,11 @@ impl Shared {
         self.doubt.lock().unwrap_or_else(PoisonError::into_inner).source.insert(slot);
     }
 
+    /// Notes that a slot of the target was found on the move.
+    pub(crate) fn doubt_target(&self, slot: Slot) {
+        self.doubt.lock().unwrap_or_else(PoisonError::into_inner).target.insert(slot);
+    }
+
     /// Asks the source for its topology; what moved is in doubt.
     pub(crate) async fn refresh_source(&self) {
         if let Some(moved) = refresh(&self.source).await {
@@ -212,7 +226,12 @@ impl Shared {
     pub(crate) async fn open_target(&self, address: &Address, db: u32) -> Result<Link> {
         let mut link = self.target.open(address, db).await?;
         let facts = ServerFacts::ask(&mut link).await?;
-        if facts.replica && !self.target.is_cluster() {
+        if facts.replica && self.target.is_cluster() {
+            // Demoted, and the others may not have told us yet: what it acknowledged may be lost.
+            let demoted = ServerError::classify(b"READONLY this node is a replica now");
+            return Err(link.server_error(demoted, b"connect"));
+        }
+        if facts.replica {
             return Err(Error::unfit(
                 self.target.side(),
                 address.to_string(),
@@ -222,6 +241,8 @@ impl Shared {
             .with_remedy("name its primary"));
         }
         let mut doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+        let evicted = facts.evicted_keys;
+        doubt.evicted.entry(facts.run_id.clone()).or_insert((evicted, evicted)).1 = evicted;
         match doubt.target_runs.get(address) {
             Some(old) if *old != facts.run_id => {
                 let topology = self.target.topology();
@@ -245,6 +266,39 @@ impl Shared {
             Some(shard) => self.open_target(&shard.primary, db).await,
             None => Err(self.target.unowned(slot)),
         }
+    }
+
+    /// Takes over what an earlier run had found.
+    fn remember(&self, state: &JournalState) {
+        self.progress.failed.store(state.failed, Ordering::Relaxed);
+        *self.failures.lock().unwrap_or_else(PoisonError::into_inner) = state.failures.clone();
+        let mut doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+        doubt.source = state.doubt_source.clone().unwrap_or_default();
+        doubt.target = state.doubt_target.clone().unwrap_or_default();
+    }
+
+    /// Writes down what a later run has to know. It comes after the positions of the same save have been taken: a key is
+    /// noted as failed or in doubt before its page counts as dealt with, and must not be forgotten once it does.
+    fn record(&self, state: &mut JournalState) {
+        state.failed = self.progress.failed.load(Ordering::Relaxed);
+        state.failures.clone_from(&self.failures.lock().unwrap_or_else(PoisonError::into_inner));
+        let doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+        state.doubt_source = Some(doubt.source.clone()).filter(|s| !s.is_empty());
+        state.doubt_target = Some(doubt.target.clone()).filter(|s| !s.is_empty());
+    }
+
+    /// Keys of these slots are copied once more: what failed may succeed now, or fails again.
+    fn forget_failures(&self, slots: &SlotSet) {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = failures.len();
+        failures.retain(|f| !Slot::new(f.slot).is_some_and(|slot| slots.contains(slot)));
+        self.progress.failed.fetch_sub((before - failures.len()) as u64, Ordering::Relaxed);
+    }
+
+    /// Keys that the target has evicted since it was first met.
+    fn evicted(&self) -> u64 {
+        let doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+        doubt.evicted.values().map(|(first, last)| last.saturating_sub(*first)).sum()
     }
 
     /// Whether the server cannot filter by type, so that each key's has to be asked before it is selected.
@@ -328,17 +382,20 @@ pub async fn copy(
     };
     let resumed = !state.is_fresh();
     let runs = target_runs(&shared).await?;
+    shared.remember(&state);
     if resumed && state.target_runs != runs {
         shared
             .progress
             .notice("a server of the target is not the process it was: the copy starts again".to_owned());
         state = JournalState::default();
+        shared.remember(&state);
     }
     state.target_runs = runs;
     if resumed && !state.is_fresh() && state.source_layout != layout(&shared.source.topology()) {
         // A slot may have moved from a shard that was not scanned yet to one that was.
         shared.progress.notice("slots of the source have moved since: the copy starts again".to_owned());
         state = JournalState { target_runs: state.target_runs, ..JournalState::default() };
+        shared.remember(&state);
     }
     // The pass that was under way is gone on with.
     state.pass = state.pass.saturating_sub(1);
@@ -346,21 +403,32 @@ pub async fn copy(
     while state.pass < PASSES_MAX {
         state.pass += 1;
         let before = shared.source.topology();
+        let before_target = shared.target.topology();
         state.source_layout = layout(&before);
         complete = run_pass(&shared, &mut state, &mut journal).await?;
-        if !complete || shared.limit_reached() {
+        if !complete {
             break;
         }
-        let again = doubtful(&shared, &before, &state).await?;
+        let (again, open) = doubtful(&shared, &before, &before_target).await?;
         if again.is_empty() {
             break;
         }
         complete = false;
+        if shared.limit_reached() {
+            let what = "slots changed hands or lost their server, and with a limit it is not known which keys to copy again";
+            return Err(Error::own("copy", what).with_remedy("copy again"));
+        }
+        if again == open {
+            // Nothing but migrations that are under way: they need time, not passes.
+            let pause = OPEN_SLOTS_PAUSE * state.pass.min(10);
+            shared.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
+        }
         shared.progress.notice(format!(
             "{} slots changed hands or lost their server during pass {}: they are copied once more",
             again.len(),
             state.pass
         ));
+        shared.forget_failures(&again);
         state.begin_pass(&again);
     }
     if complete {
@@ -368,8 +436,15 @@ pub async fn copy(
             journal.finish()?;
         }
     } else if state.pass >= PASSES_MAX {
-        return Err(Error::own("copy", format!("slots kept changing hands during {PASSES_MAX} passes"))
-            .with_remedy("copy again when the clusters have settled"));
+        let what = format!("slots were on the move, or changed hands, during {PASSES_MAX} passes");
+        return Err(Error::own("copy", what)
+            .with_remedy("finish or undo the slot migrations of both clusters, then go on with --resume"));
+    }
+    let evicted = shared.evicted();
+    if evicted > 0 {
+        shared.progress.notice(format!(
+            "the target evicted {evicted} keys meanwhile to stay within its maxmemory: it does not hold everything"
+        ));
     }
     let failures = shared.failures.lock().unwrap_or_else(PoisonError::into_inner).clone();
     Ok(CopyReport {
@@ -378,6 +453,7 @@ pub async fn copy(
         passes: state.pass,
         complete,
         resumed,
+        evicted,
         failures,
         notices: shared.progress.notices(),
     })
@@ -388,43 +464,67 @@ fn layout(topology: &Topology) -> BTreeMap<String, String> {
     topology.shards.iter().map(|s| (s.id.clone(), s.slots.to_string())).collect()
 }
 
-/// The process behind each primary of the target, for the journal and for later comparison.
+/// The process behind each primary of the target, for the journal and for later comparison. After a failure the
+/// topology is asked for again: a primary that is gone is not waited for when another has taken its place.
 async fn target_runs(shared: &Arc<Shared>) -> Result<HashMap<String, String>> {
-    let mut runs = HashMap::new();
-    for shard in &shared.target.topology().shards {
-        let mut backoff = Backoff::new(shared.options.retry);
-        loop {
-            match shared.open_target(&shard.primary, 0).await {
-                Ok(_) => break,
-                Err(e) => shared.pause(&mut backoff, e).await?,
-            }
+    let mut backoff = Backoff::new(shared.options.retry);
+    loop {
+        match try_target_runs(shared).await {
+            Ok(runs) => return Ok(runs),
+            Err(e) => shared.pause(&mut backoff, e).await?,
         }
     }
-    for (address, run_id) in &shared.doubt.lock().unwrap_or_else(PoisonError::into_inner).target_runs {
-        runs.insert(address.to_string(), run_id.clone());
-    }
-    Ok(runs)
 }
 
-/// After a pass: the slots that have to be gone through again. Asks both sides how they are now.
-async fn doubtful(shared: &Arc<Shared>, before: &Topology, state: &JournalState) -> Result<SlotSet> {
-    shared.refresh_source().await;
-    shared.refresh_target().await;
+async fn try_target_runs(shared: &Arc<Shared>) -> Result<HashMap<String, String>> {
+    let before = shared.target.topology();
+    let now = shared.target.refresh().await?;
+    let moved = before.moved_slots(&now);
+    if !moved.is_empty() {
+        let mut doubt = shared.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+        doubt.target = doubt.target.union(&moved);
+    }
+    for shard in &now.shards {
+        shared.open_target(&shard.primary, 0).await?;
+    }
+    let doubt = shared.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+    let primary = |s: &Shard| Some((s.primary.to_string(), doubt.target_runs.get(&s.primary)?.clone()));
+    Ok(now.shards.iter().filter_map(primary).collect())
+}
+
+/// After a pass: the slots that have to be gone through again, and those of them that are on the move right now. Asks
+/// both sides how they are.
+async fn doubtful(
+    shared: &Arc<Shared>,
+    before: &Topology,
+    before_target: &Topology,
+) -> Result<(SlotSet, SlotSet)> {
     // Every primary of the target is met once more: one that was replaced or restarted after the last write to it
     // would not have been noticed.
     target_runs(shared).await?;
+    let mut backoff = Backoff::new(shared.options.retry);
+    let open = loop {
+        match open_slots(shared).await {
+            Ok(open) => break open,
+            Err(e) => shared.pause(&mut backoff, e).await?,
+        }
+    };
     let mut doubt = shared.doubt.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut slots = std::mem::take(&mut doubt.source).union(&std::mem::take(&mut doubt.target));
-    slots = slots.union(&before.moved_slots(&shared.source.topology()));
-    if let Some(wanted) = &shared.options.selection.slots {
-        slots = slots.intersection(wanted);
-    }
-    if let Some(last) = &state.slots
-        && !slots.is_empty()
-    {
-        tracing::debug!(last = last.len(), now = slots.len(), "slots in doubt");
-    }
-    Ok(slots)
+    let slots = std::mem::take(&mut doubt.source)
+        .union(&std::mem::take(&mut doubt.target))
+        .union(&before.moved_slots(&shared.source.topology()))
+        .union(&before_target.moved_slots(&shared.target.topology()))
+        .union(&open);
+    Ok(match &shared.options.selection.slots {
+        Some(wanted) => (slots.intersection(wanted), open.intersection(wanted)),
+        None => (slots, open),
+    })
+}
+
+/// Slots that are on the move on either side, by the latest topology of the source.
+async fn open_slots(shared: &Arc<Shared>) -> Result<SlotSet> {
+    shared.source.refresh().await?;
+    Ok(shared.source.open_slots().await?.union(&shared.target.open_slots().await?))
 }
 
 /// Goes through everything once, or through the slots of the state; true where nothing was left out.
@@ -433,16 +533,23 @@ async fn run_pass(
     state: &mut JournalState,
     journal: &mut Option<Journal>,
 ) -> Result<bool> {
-    let topology = shared.source.topology();
+    let mut backoff = Backoff::new(shared.options.retry);
+    let open = loop {
+        match shared.source.open_slots().await {
+            Ok(open) => break open,
+            Err(e) => shared.pause(&mut backoff, e).await?,
+        }
+        shared.refresh_source().await;
+    };
     let mut waiting = Vec::new();
     for pair in &shared.options.dbs {
         for unit in Unit::of_all(&shared.source, pair.source, shared.options.from_replicas) {
-            let Some(shard) = topology.shard_of(unit.slot) else { continue };
-            let wanted = wanted_slots(shared, state);
-            if wanted.is_some_and(|w| shared.source.is_cluster() && w.intersection(&shard.slots).is_empty()) {
+            // A slot that is on the move has keys on two nodes: only where none is, its owner alone will do.
+            let wanted = wanted_slots(shared, state).filter(|w| w.intersection(&open).is_empty());
+            if wanted.is_some_and(|w| shared.source.is_cluster() && w.intersection(&unit.slots).is_empty()) {
                 continue;
             }
-            let name = format!("{}/{}", shard.id, pair.source);
+            let name = format!("{}/{}:{}", unit.shard_id, pair.source, pair.target);
             if state.units.get(&name).is_some_and(|mark| *mark == UnitMark::Done) {
                 continue;
             }
@@ -506,6 +613,7 @@ async fn run_pass(
         for (name, tracker) in &trackers {
             note(state, name, Some(tracker));
         }
+        shared.record(state);
         if let Some(journal) = journal.as_mut() {
             journal.save(state)?;
         }
@@ -637,7 +745,7 @@ async fn feed_lanes(
         let Some(page) = page else { break };
         if page.restarted {
             tracker.restarted();
-            progress.notice(format!("the source restarted: shard of slot {} is scanned again", unit.slot));
+            progress.notice(format!("the source restarted: shard {} is scanned again", unit.shard_id));
         }
         CopyProgress::add(&progress.scanned, page.keys.len() as u64);
         let mut keys = page.keys;

@@ -87,6 +87,7 @@ pub async fn plan(
     stop: &CancellationToken,
 ) -> Result<Plan> {
     check_source(source, options).await?;
+    check_distinct(source, target, options)?;
     check_target(target, options).await?;
     let on_source = databases(source).await?;
     let on_target = databases(target).await?;
@@ -127,6 +128,29 @@ pub async fn plan(
         dbs,
         functions_left: crate::functions::count(source).await,
     })
+}
+
+/// A copy of a database onto itself would undo what clients write between our read and our write.
+fn check_distinct(source: &Deployment, target: &Deployment, options: &CopyOptions) -> Result<()> {
+    let ids = |d: &Deployment| -> Vec<String> {
+        let topology = d.topology();
+        if topology.cluster {
+            topology.shards.iter().map(|s| s.id.clone()).collect()
+        } else {
+            vec![d.facts.run_id.clone()]
+        }
+    };
+    let own = ids(source);
+    let same = ids(target).iter().any(|id| !id.is_empty() && own.contains(id));
+    match options.dbs.iter().find(|db| same && db.source == db.target) {
+        None => Ok(()),
+        Some(db) => {
+            let what =
+                format!("source and target are the same: database {} would be copied onto itself", db.source);
+            Err(Error::unfit(Side::Target, target.endpoint.address.to_string(), "look at the target", what)
+                .with_remedy("name another target, or another database with --db SOURCE:TARGET"))
+        }
+    }
 }
 
 fn described(deployment: &Deployment) -> String {

@@ -9,14 +9,14 @@
 //! value, and the key is read again where the two differ: an expiry that was the same before and after was the expiry
 //! when the value was read.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use whimbrel_core::slot::Slot;
 use whimbrel_engine::endpoint::Address;
-use whimbrel_engine::error::{Code, Error, Result, ServerError};
+use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Info;
 use whimbrel_wire::encode::Outbox;
@@ -85,6 +85,17 @@ const GROUP_KEYS_MAX: usize = 512;
 /// Groups are sized to this many bytes of values.
 const GROUP_BYTES: u64 = 512 << 10;
 
+/// Most bytes taken in for a group whose sizes were not asked. A reply that announces more is not taken in: the
+/// connection is given up, and sizes are asked from then on. The server has such a reply in its output buffer once,
+/// since nothing else tells it how much is too much.
+const UNMEASURED_BYTES_MAX: u64 = 4 * GROUP_BYTES;
+
+/// How many elements `MEMORY USAGE` looks at first, and from which answer on it is asked to look at all of them. Where
+/// there are more elements than samples the answer is above that, even if each takes ten bytes only, so none that was
+/// left out goes unnoticed; and one that is already too large never costs the server a walk through all of it.
+const SAMPLES_FIRST: &[u8] = b"400";
+const SAMPLED_BYTES_MAX: u64 = 4 << 10;
+
 /// From this size of a value on, or on average, sizes are asked before values: a group of unexpectedly large values
 /// would fill the server's output buffer.
 const CAREFUL_VALUE_BYTES: u64 = 64 << 10;
@@ -93,8 +104,8 @@ const CAREFUL_AVERAGE_BYTES: u64 = 2 << 10;
 /// How often a key whose expiry changes while it is read is read again.
 const UNSTABLE_ROUNDS_MAX: usize = 8;
 
-/// How often redirections of one key are followed.
-const HOPS_MAX: usize = 16;
+/// How many redirections of one key are followed.
+const HOPS_MAX: usize = 6;
 
 /// What a look at one key gave.
 enum Fetched {
@@ -175,6 +186,9 @@ impl Reader {
     /// Reads one batch; false where the writer is gone.
     async fn read(&mut self, batch: KeyBatch, out: &mpsc::Sender<StateBatch>) -> Result<bool> {
         let KeyBatch { mut keys, origins } = batch;
+        if origins.len() > 1 || self.shared.source.is_cluster() {
+            keys = last_of_each(keys);
+        }
         if !self.shared.paced(self.shared.rates.take_keys(keys.len() as u64)).await {
             return Ok(true);
         }
@@ -184,14 +198,27 @@ impl Reader {
         }
         let all = keys.len() as u64;
         let mut others = Vec::new();
-        let groups =
-            if self.careful { self.measured_groups(keys, &mut others).await? } else { self.groups(keys) };
-        for (group, estimate) in groups {
+        let mut measured = self.careful;
+        let mut groups = VecDeque::from(match measured {
+            true => self.measured_groups(keys, &mut others).await?,
+            false => self.groups(keys),
+        });
+        while let Some((group, estimate)) = groups.pop_front() {
             if self.shared.stop.is_cancelled() {
                 return Ok(true);
             }
             let permit = self.shared.budget.take(estimate).await;
-            let found = self.strings(group).await?;
+            let bytes_max = (!measured).then_some(UNMEASURED_BYTES_MAX);
+            let found = match self.strings(&group, bytes_max).await {
+                Err(e) if e.is_too_large() && !measured => {
+                    drop(permit);
+                    (self.careful, measured) = (true, true);
+                    let left = std::iter::once((group, 0)).chain(groups).flat_map(|(keys, _)| keys).collect();
+                    groups = self.measured_groups(left, &mut others).await?.into();
+                    continue;
+                }
+                found => found?,
+            };
             others.extend(found.others);
             if !self.hand_over(found.states, permit, out).await {
                 return Ok(false);
@@ -280,16 +307,16 @@ impl Reader {
         Ok(pack(sized))
     }
 
-    /// Reads strings in one go.
-    async fn strings(&mut self, keys: Vec<Bytes>) -> Result<Found> {
+    /// Reads strings in one go, where their replies are no longer than `bytes_max`.
+    async fn strings(&mut self, keys: &[Bytes], bytes_max: Option<u64>) -> Result<Found> {
         if self.transactions {
-            if let Some(found) = self.strings_in_transaction(&keys).await? {
+            if let Some(found) = self.strings_in_transaction(keys, bytes_max).await? {
                 return Ok(found);
             }
             self.transactions = false;
         }
         let mut found = Found::default();
-        let fetched = self.fetch(keys, Fetch::Get).await?;
+        let fetched = self.fetch(keys.to_vec(), Fetch::Get, bytes_max).await?;
         self.sort_out(fetched, &mut found);
         Ok(found)
     }
@@ -316,12 +343,16 @@ impl Reader {
     }
 
     /// `None` where the server does not let us use transactions.
-    async fn strings_in_transaction(&mut self, keys: &[Bytes]) -> Result<Option<Found>> {
+    async fn strings_in_transaction(
+        &mut self,
+        keys: &[Bytes],
+        bytes_max: Option<u64>,
+    ) -> Result<Option<Found>> {
         let absolute = self.shared.source.capabilities.pexpiretime;
         loop {
             let with_expiries = self.expires_seen;
             let replies = self
-                .exchange(&|out| {
+                .exchange_within(bytes_max, &|out| {
                     out.push(&[b"MULTI"]);
                     out.command(keys.len() + 1);
                     out.arg(b"MGET");
@@ -409,14 +440,7 @@ impl Reader {
             typed.extend(keys.into_iter().map(in_chunks));
             return Ok(Vec::new());
         }
-        let replies = self
-            .exchange(&|out| {
-                for key in &keys {
-                    out.push(&[b"MEMORY", b"USAGE", key]);
-                }
-                keys.len()
-            })
-            .await?;
+        let replies = self.memory_usage(&keys).await?;
         let mut sized = Vec::with_capacity(keys.len());
         for (key, reply) in keys.into_iter().zip(replies) {
             match (&reply, ServerError::of(&reply).map(|e| e.code)) {
@@ -439,9 +463,38 @@ impl Reader {
         Ok(pack(sized))
     }
 
+    /// The replies of `MEMORY USAGE`, exact for all that are not above the big-key size.
+    async fn memory_usage(&mut self, keys: &[Bytes]) -> Result<Vec<Value>> {
+        let mut replies = self
+            .exchange(&|out| {
+                for key in keys {
+                    out.push(&[b"MEMORY", b"USAGE", key, b"SAMPLES", SAMPLES_FIRST]);
+                }
+                keys.len()
+            })
+            .await?;
+        let big = self.shared.options.big_key_bytes;
+        let sampled: Vec<usize> = (0..keys.len()).filter(|&i| was_sampled(&replies[i], big)).collect();
+        if sampled.is_empty() {
+            return Ok(replies);
+        }
+        let exact = self
+            .exchange(&|out| {
+                for &i in &sampled {
+                    out.push(&[b"MEMORY", b"USAGE", &keys[i], b"SAMPLES", b"0"]);
+                }
+                sampled.len()
+            })
+            .await?;
+        for (i, reply) in sampled.into_iter().zip(exact) {
+            replies[i] = reply;
+        }
+        Ok(replies)
+    }
+
     async fn dumps(&mut self, keys: Vec<Bytes>) -> Result<Vec<State>> {
         let mut states = Vec::with_capacity(keys.len());
-        for (key, fetched) in self.fetch(keys, Fetch::Dump).await? {
+        for (key, fetched) in self.fetch(keys, Fetch::Dump, None).await? {
             match fetched {
                 Fetched::Value(payload, expires_at_ms) => {
                     states.push(State { key, body: Body::Dump(payload), expires_at_ms, ask: None });
@@ -462,12 +515,17 @@ impl Reader {
     }
 
     /// Fetches values with their expiries, one by one in a pipeline, until every key has a settled answer.
-    async fn fetch(&mut self, keys: Vec<Bytes>, fetch: Fetch) -> Result<Vec<(Bytes, Fetched)>> {
+    async fn fetch(
+        &mut self,
+        keys: Vec<Bytes>,
+        fetch: Fetch,
+        bytes_max: Option<u64>,
+    ) -> Result<Vec<(Bytes, Fetched)>> {
         let mut settled = Vec::with_capacity(keys.len());
         let mut open = keys;
         for _ in 0..UNSTABLE_ROUNDS_MAX {
             let mut again = Vec::new();
-            for (key, fetched) in self.fetch_once(open, fetch).await? {
+            for (key, fetched) in self.fetch_once(open, fetch, bytes_max).await? {
                 match fetched {
                     Fetched::Unstable => again.push(key),
                     Fetched::Redirected => {
@@ -486,11 +544,16 @@ impl Reader {
         Ok(settled)
     }
 
-    async fn fetch_once(&mut self, keys: Vec<Bytes>, fetch: Fetch) -> Result<Vec<(Bytes, Fetched)>> {
+    async fn fetch_once(
+        &mut self,
+        keys: Vec<Bytes>,
+        fetch: Fetch,
+        bytes_max: Option<u64>,
+    ) -> Result<Vec<(Bytes, Fetched)>> {
         let absolute = self.shared.source.capabilities.pexpiretime;
         let with_expiries = self.expires_seen || fetch == Fetch::Dump;
         let replies = self
-            .exchange(&|out| {
+            .exchange_within(bytes_max, &|out| {
                 if !with_expiries {
                     // No expiry in the whole database after the values were read (nor before): none of these had one.
                     out.push(&[b"INFO", b"keyspace"]);
@@ -549,8 +612,13 @@ impl Reader {
             let mut fetch = Fetch::Get;
             let mut value = self.follow_call(key, &[b"GET", key]).await?;
             if ServerError::of(&value).is_some_and(|e| e.code == Code::WrongType) {
-                let size = self.follow_call(key, &[b"MEMORY", b"USAGE", key]).await?.as_int().unwrap_or(0);
-                if size.unsigned_abs() > self.shared.options.big_key_bytes {
+                let big = self.shared.options.big_key_bytes;
+                let usage = [&b"MEMORY"[..], b"USAGE", key, b"SAMPLES", SAMPLES_FIRST];
+                let mut size = self.follow_call(key, &usage).await?;
+                if was_sampled(&size, big) {
+                    size = self.follow_call(key, &[b"MEMORY", b"USAGE", key, b"SAMPLES", b"0"]).await?;
+                }
+                if size.as_int().is_some_and(|n| n.unsigned_abs() > big) {
                     // Too large to be read here in one piece: its slot is gone through again when it has settled.
                     self.shared.doubt_source(Slot::of_key(key));
                     return Ok(Fetched::Gone);
@@ -578,8 +646,8 @@ impl Reader {
         let slot = Slot::of_key(key);
         let mut backoff = Backoff::new(self.shared.options.retry);
         let mut next: Option<(Address, bool)> = None;
-        let mut last = self.shared.source.unowned(slot);
-        for _ in 0..HOPS_MAX {
+        let mut hops = 0;
+        loop {
             let (address, asking) = match next.take() {
                 Some(hop) => hop,
                 None => match self.shared.source.topology().shard_of(slot) {
@@ -602,26 +670,24 @@ impl Reader {
             };
             let Some(e) = ServerError::of(&reply) else { return Ok(reply) };
             match &e.code {
-                Code::Moved(_, to) => {
+                Code::Moved(_, to) | Code::Ask(_, to) if hops < HOPS_MAX => {
+                    hops += 1;
                     self.shared.doubt_source(slot);
-                    next = self.shared.source.reach(to, &address).map(|a| (a, false));
+                    let asking = matches!(e.code, Code::Ask(..));
+                    next = self.shared.source.reach(to, &address).map(|a| (a, asking));
                 }
-                Code::Ask(_, to) => {
-                    self.shared.doubt_source(slot);
-                    next = self.shared.source.reach(to, &address).map(|a| (a, true));
-                }
+                // Two nodes that each say it is the other's, for example, have yet to hear the news.
                 code if code.is_transient() => {
                     let tried = String::from_utf8_lossy(args[0]).into_owned();
-                    let kind = whimbrel_engine::error::ErrorKind::Server(e.clone());
-                    last = Error::new(self.shared.source.side(), address.to_string(), tried, kind);
-                    self.shared.pause(&mut backoff, last).await?;
-                    last = self.shared.source.unowned(slot);
+                    let kind = ErrorKind::Server(e);
+                    let error = Error::new(self.shared.source.side(), address.to_string(), tried, kind);
+                    self.shared.pause(&mut backoff, error).await?;
                     self.shared.refresh_source().await;
+                    hops = 0;
                 }
                 _ => return Ok(reply),
             }
         }
-        Err(last)
     }
 
     async fn side_call(&mut self, address: &Address, asking: bool, args: &[&[u8]]) -> Result<Value> {
@@ -652,26 +718,44 @@ impl Reader {
                 keys.len()
             })
             .await?;
-        let wanted = &self.shared.options.types;
-        Ok(keys
-            .into_iter()
-            .zip(replies)
-            // A key on the move answers with a redirection: it is kept, and judged by nobody else. Rather one too
-            // many than one too few.
-            .filter(|(_, reply)| reply.as_str().is_none_or(|t| wanted.iter().any(|w| w == t)))
-            .map(|(key, _)| key)
-            .collect())
+        let mut of_types = Vec::with_capacity(keys.len());
+        for (key, mut reply) in keys.into_iter().zip(replies) {
+            let redirected = ServerError::of(&reply)
+                .is_some_and(|e| matches!(e.code, Code::Moved(..) | Code::Ask(..) | Code::TryAgain));
+            if redirected {
+                reply = self.follow_call(&key, &[b"TYPE", &key]).await?;
+            }
+            let wanted = &self.shared.options.types;
+            // Whatever tells no type is kept, for the read to find out why: rather one too many than one too few. Servers
+            // do not care about case here either.
+            if reply.as_str().is_none_or(|t| wanted.iter().any(|w| w.eq_ignore_ascii_case(t))) {
+                of_types.push(key);
+            }
+        }
+        Ok(of_types)
     }
 
     /// Sends what `build` queues and returns its replies, on a connection to whoever holds the unit, again and again
     /// until the whole exchange has succeeded. `build` returns how many replies to expect.
     async fn exchange(&mut self, build: &(dyn Fn(&mut Outbox) -> usize + Send + Sync)) -> Result<Vec<Value>> {
+        self.exchange_within(None, build).await
+    }
+
+    /// As [`Reader::exchange`], where the replies are no longer than `bytes_max`; [`Error::is_too_large`] otherwise.
+    async fn exchange_within(
+        &mut self,
+        bytes_max: Option<u64>,
+        build: &(dyn Fn(&mut Outbox) -> usize + Send + Sync),
+    ) -> Result<Vec<Value>> {
         let mut backoff = Backoff::new(self.shared.options.retry);
         loop {
-            match self.try_exchange(build).await {
+            match self.try_exchange(bytes_max, build).await {
                 Ok(replies) => return Ok(replies),
                 Err(e) => {
                     self.link = None;
+                    if e.is_too_large() {
+                        return Err(e);
+                    }
                     CopyProgress::add(&self.shared.progress.retries, 1);
                     self.shared.pause(&mut backoff, e).await?;
                     self.shared.refresh_source().await;
@@ -682,6 +766,7 @@ impl Reader {
 
     async fn try_exchange(
         &mut self,
+        bytes_max: Option<u64>,
         build: &(dyn Fn(&mut Outbox) -> usize + Send + Sync),
     ) -> Result<Vec<Value>> {
         let mut link = match self.link.take() {
@@ -690,7 +775,10 @@ impl Reader {
         };
         let expected = build(link.outbox());
         link.flush().await?;
-        let replies = link.replies(expected).await?;
+        let replies = match bytes_max {
+            Some(bytes_max) => link.replies_within(expected, bytes_max).await?,
+            None => link.replies(expected).await?,
+        };
         let mut moved = false;
         for e in replies.iter().filter_map(ServerError::of) {
             match e.code {
@@ -705,10 +793,10 @@ impl Reader {
         if moved {
             self.shared.refresh_source().await;
             let topology = self.shared.source.topology();
-            let here = topology.shard_of(self.unit.slot).map(|s| &s.primary) == Some(link.address());
+            let here = self.unit.shard(&topology).map(|s| &s.primary) == Some(link.address());
             if !here && !self.unit.from_replica {
                 // The unit itself has moved, by a failover: everything is to be asked there.
-                let text = format!("MOVED {} elsewhere", self.unit.slot);
+                let text = "MOVED with its whole shard".to_owned();
                 return Err(link.server_error(ServerError { code: Code::TryAgain, text }, b"read keys"));
             }
         }
@@ -794,6 +882,23 @@ fn outcome(reply: Value, expiry: Expiry, fetch: Fetch) -> Fetched {
     }
 }
 
+/// True for an answer of `MEMORY USAGE` that may leave out large elements.
+fn was_sampled(reply: &Value, big_key_bytes: u64) -> bool {
+    matches!(reply, Value::Int(n) if (SAMPLED_BYTES_MAX + 1..=big_key_bytes).contains(&n.unsigned_abs()))
+}
+
+/// The keys without repetitions, each at its last place. A scan may give a key twice, and two reads of one key that are
+/// written together would be told apart by nothing.
+fn last_of_each(mut keys: Vec<Bytes>) -> Vec<Bytes> {
+    let mut seen = HashSet::with_capacity(keys.len());
+    let last: Vec<bool> = keys.iter().rev().map(|key| seen.insert(key.clone())).collect();
+    if seen.len() < keys.len() {
+        let mut last = last.into_iter().rev();
+        keys.retain(|_| last.next().unwrap_or(true));
+    }
+    keys
+}
+
 /// Packs keys of known size into groups.
 fn pack(sized: Vec<(Bytes, u64)>) -> Vec<(Vec<Bytes>, u64)> {
     let mut groups: Vec<(Vec<Bytes>, u64)> = Vec::new();
@@ -807,4 +912,27 @@ fn pack(sized: Vec<(Bytes, u64)>) -> Vec<(Vec<Bytes>, u64)> {
         }
     }
     groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_repeated_key_stays_at_its_last_place() {
+        let keys = |text: &'static str| {
+            text.split(' ').map(|key| Bytes::from_static(key.as_bytes())).collect::<Vec<_>>()
+        };
+        assert_eq!(last_of_each(keys("a b c")), keys("a b c"));
+        assert_eq!(last_of_each(keys("a b a c b a")), keys("c b a"));
+        assert_eq!(last_of_each(Vec::new()), Vec::<Bytes>::new());
+    }
+
+    #[test]
+    fn only_what_may_hide_large_elements_is_measured_again() {
+        let again = |n| was_sampled(&Value::Int(n), 8 << 20);
+        assert!(!again(4 << 10) && again((4 << 10) + 1));
+        assert!(again(8 << 20) && !again((8 << 20) + 1));
+        assert!(!was_sampled(&Value::Null, 8 << 20));
+    }
 }

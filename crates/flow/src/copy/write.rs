@@ -204,7 +204,9 @@ impl Writer {
 
     fn redirected(&self, mut state: State, e: &Error) -> State {
         state.ask = match e.server().map(|e| &e.code) {
-            Some(Code::Ask(_, to)) => {
+            Some(Code::Ask(slot, to)) => {
+                // Should the migration be undone, the key stays where nobody looks for it.
+                self.shared.doubt_target(*slot);
                 Address::parse_tcp(&e.at).and_then(|told_by| self.shared.target.reach(to, &told_by))
             }
             _ => None,
@@ -420,6 +422,11 @@ impl Writer {
             {
                 // Its slot is leaving the node we read from: it is copied when the slot has settled.
                 self.shared.doubt_source(slot);
+                return Ok(typed::Outcome::Gone);
+            }
+            if matches!(e.server().map(|e| &e.code), Some(Code::Ask(..))) {
+                // The target's slot is on the move: its other node would want ASKING before each command.
+                self.shared.doubt_target(slot);
                 return Ok(typed::Outcome::Gone);
             }
             self.shared.pause(&mut backoff, e).await?;

@@ -9,8 +9,9 @@ use super::{Halt, checked};
 /// The most elements that one command reads or writes: it then takes about a millisecond.
 pub(super) const ELEMENTS_MAX: usize = 1_000;
 
-/// How many elements the first command asks for, while nothing is known about their size.
-const ELEMENTS_FIRST: usize = 8;
+/// How many elements the first command asks for, while nothing is known about their size: each may be larger than all
+/// that is to be held at once.
+const ELEMENTS_FIRST: usize = 1;
 
 /// How much more a command may ask for than the one before.
 const GROWTH_MAX: usize = 4;
@@ -196,10 +197,12 @@ mod tests {
     #[test]
     fn the_pace_grows_slowly_and_falls_at_once() {
         let mut pace = Pace::new(1_000);
-        pace.learn(8, 80);
-        assert_eq!(pace.count(), 32);
-        pace.learn(32, 320);
-        assert_eq!(pace.count(), 100);
+        assert_eq!(pace.count(), 1);
+        for expected in [4, 16, 64, 100, 100] {
+            let asked = pace.count();
+            pace.learn(asked, asked * 10);
+            assert_eq!(pace.count(), expected);
+        }
         pace.learn(2, 10_000);
         assert_eq!(pace.count(), 1);
         pace.learn(0, 0);
