@@ -8,7 +8,7 @@ use redis::{Commands, ConnectionLike};
 use tempfile::TempDir;
 use whimbrel_e2e::binary::{Invocation, Output};
 use whimbrel_e2e::compare::assert_equal;
-use whimbrel_e2e::deployment::Deployment;
+use whimbrel_e2e::deployment::{Deployment, slot_of};
 use whimbrel_lab::{Cluster, Engine, Server, ServerBuilder};
 
 /// Long enough for the largest values here.
@@ -230,6 +230,43 @@ fn types_are_named_in_any_case_and_never_empty() {
     for types in ["", "string,,list"] {
         copy(&[&source.addr(), &target.addr(), "--type", types]).expect_code(USAGE);
     }
+}
+
+/// The node that takes a slot over answers `TYPE` of its keys with a redirection, until the slot is its own.
+#[test]
+fn types_of_keys_on_the_move_are_found_out() {
+    let source = Cluster::builder(Engine::Redis80).primaries(2).start().expect("the cluster starts");
+    let target = server(Engine::Redis80);
+    let slot = slot_of(b"{a}");
+    let from = source.owner_of(slot).expect("the slot has an owner");
+    let to = 1 - from;
+    let (owner, taker) = (&source.nodes()[from], &source.nodes()[to]);
+    owner.call(&["SET", "{a}:stays", "value"]);
+    owner.call(&["SET", "{a}:moves", "value"]);
+    owner.call(&["HSET", "{a}:hash", "field", "value"]);
+    let (number, port) = (slot.to_string(), taker.port().to_string());
+    taker.call(&["CLUSTER", "SETSLOT", &number, "IMPORTING", source.node_id(from)]);
+    owner.call(&["CLUSTER", "SETSLOT", &number, "MIGRATING", source.node_id(to)]);
+    let migrate = ["MIGRATE", "127.0.0.1", &port, "", "0", "30000", "KEYS"];
+    owner.call(&[&migrate[..], &["{a}:moves", "{a}:hash"]].concat());
+
+    let state = folder();
+    let args = ["copy", &source.seed(), &target.addr(), "--type", "string,list"];
+    let mut running = Invocation::new(&args).env("XDG_STATE_HOME", state.path()).spawn();
+    let deadline = Instant::now() + PATIENCE;
+    // Whatever is copied of the half that moved is there before the copy is whole.
+    while running.is_running() && !target.connection().exists("{a}:moves").unwrap_or(false) {
+        assert!(Instant::now() < deadline, "the key on the move never came:\n{}", running.stderr());
+        thread::sleep(POLL_INTERVAL);
+    }
+    owner.call(&[&migrate[..], &["{a}:stays"]].concat());
+    for node in [taker, owner] {
+        node.call(&["CLUSTER", "SETSLOT", &number, "NODE", source.node_id(to)]);
+    }
+    running.wait(PATIENCE).expect("it ends").expect_code(SUCCESS);
+    let mut keys: Vec<String> = target.connection().keys("*").expect("it lists its keys");
+    keys.sort_unstable();
+    assert_eq!(keys, ["{a}:moves", "{a}:stays"]);
 }
 
 #[test]

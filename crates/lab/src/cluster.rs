@@ -144,6 +144,10 @@ impl ClusterBuilder {
     }
 }
 
+/// How often, and how long apart, a new owner is asked whether it still owns a slot.
+const SETTLE_ROUNDS: u32 = 4;
+const SETTLE_PAUSE: Duration = Duration::from_millis(25);
+
 impl Cluster {
     /// Describes a cluster to start.
     pub fn builder(engine: Engine) -> ClusterBuilder {
@@ -239,7 +243,19 @@ impl Cluster {
                 setslot(other, "NODE", &self.ids[to])?;
             }
         }
-        Ok(())
+        // A claim of the old owner that was under way can undo this: Redis 7.0 was seen with two nodes that each said the
+        // slot was the other's, for good. So it is looked at for a while, and said again.
+        for _ in 0..SETTLE_ROUNDS {
+            std::thread::sleep(SETTLE_PAUSE);
+            if !self.own_entry(to)?.owns(slot) {
+                setslot(to, "NODE", &self.ids[to])?;
+            }
+        }
+        if self.own_entry(to)?.owns(slot) {
+            Ok(())
+        } else {
+            Err(LabError::Cluster(format!("node {to} does not keep slot {slot}")))
+        }
     }
 
     /// Removes every key from every primary.

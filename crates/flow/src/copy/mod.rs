@@ -47,7 +47,7 @@ pub use preflight::{DbPair, Plan, PlannedDb, databases, plan};
 use self::read::{KeyBatch, Reader};
 use self::track::{Origins, Tracker};
 use self::write::Writer;
-use crate::budget::{MemoryBudget, Rate, Rates};
+use crate::budget::{BigTransfers, MemoryBudget, Rate, Rates};
 use crate::journal::{Journal, JournalState, UnitMark};
 use crate::progress::{CopyCounts, CopyProgress};
 use crate::retry::{Backoff, RetryPolicy};
@@ -150,6 +150,8 @@ pub(crate) struct Shared {
     pub(crate) options: CopyOptions,
     pub(crate) progress: Arc<CopyProgress>,
     pub(crate) budget: MemoryBudget,
+    /// Bounds how many values move in chunks at once: their chunks are not part of the budget.
+    pub(crate) big_transfers: BigTransfers,
     pub(crate) rates: Rates,
     /// Cancelled when the user wants to stop: scanning ends, what is in the lanes is finished.
     pub(crate) stop: CancellationToken,
@@ -366,6 +368,7 @@ pub async fn copy(
     let limit = options.limit.map_or(i64::MAX, |n| i64::try_from(n).unwrap_or(i64::MAX));
     let shared = Arc::new(Shared {
         budget: MemoryBudget::new(options.memory_bytes),
+        big_transfers: BigTransfers::new(options.memory_bytes, options.chunk_bytes as u64),
         rates: Rates { keys: options.rate_keys.map(Rate::new), bytes: options.rate_bytes.map(Rate::new) },
         left_of_limit: AtomicI64::new(limit),
         source,

@@ -380,6 +380,7 @@ impl Writer {
 
     async fn write_in_chunks(&mut self, key: Bytes) -> Result<()> {
         let progress = self.shared.progress.clone();
+        let _permit = self.shared.big_transfers.start().await;
         CopyProgress::shift(&progress.big_in_flight, 1);
         let outcome = self.transfer(&key).await;
         CopyProgress::shift(&progress.big_in_flight, -1);
