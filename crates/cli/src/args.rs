@@ -229,7 +229,9 @@ Examples:
   whimbrel copy old:6379 new:6379 --match 'session:*' --replace --verify
   whimbrel copy rediss://app@old:6380 valkeys://app@new:6380 --source-password-file old.pw --target-password-file new.pw
   whimbrel copy old:6379 new-cluster:7000 --db 3:0 --skip   database 3 into a cluster
-  whimbrel copy old:6379 new:6379 --resume                  go on where it was interrupted")]
+  whimbrel copy old:6379 new:6379 --resume                  go on where it was interrupted
+
+Exit codes: see whimbrel --help")]
 pub struct CopyArgs {
     #[command(flatten)]
     pub sides: Sides,
@@ -328,7 +330,9 @@ Examples:
   whimbrel verify old:6379 new:6379                         full content of all keys
   whimbrel verify old:6379 new:6379 --depth meta --ttl-tolerance 5ms
   whimbrel verify old:6379 new:6379 --sample 10%            a tenth of the keys, always the same tenth
-  whimbrel verify old:6379 new:6379 --json | jq 'select(.report).report.differences'")]
+  whimbrel verify old:6379 new:6379 --json | jq 'select(.report).report.differences'
+
+Exit codes: see whimbrel --help")]
 pub struct VerifyArgs {
     #[command(flatten)]
     pub sides: Sides,

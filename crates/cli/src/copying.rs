@@ -8,7 +8,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::units::{format_bytes, format_count, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
-use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::error::{Error, ErrorKind, Result};
 use whimbrel_flow::copy::{self, CopyOptions, CopyReport, Existing, Plan};
 use whimbrel_flow::journal::Journal;
 use whimbrel_flow::progress::CopyProgress;
@@ -30,6 +30,9 @@ pub async fn run(args: &CopyArgs, stop: CancellationToken) -> Exit {
         Err(e) => {
             let exit = if begun && crate::stopped_by_user() { Exit::Stopped } else { Exit::of(&e, begun) };
             crate::show_error(&e, args.show.json, exit);
+            if exit == Exit::Interrupted && !args.show.json && !matches!(e.kind, ErrorKind::Unfit(_)) {
+                eprintln!("         the same command with --resume goes on from here");
+            }
             exit
         }
     }
@@ -75,8 +78,20 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     options.job = format!("{:016x}", xxhash_rust::xxh3::xxh3_64(description.as_bytes()));
     let name = format!("copy-{}", options.job);
     let folder = state_dir(args)?;
-    let plan =
-        copy::plan(&source, &target, &options, !args.resume, refuse_existing, args.dry_run, stop).await?;
+    let plan = copy::plan(&source, &target, &options, !args.resume, refuse_existing, args.dry_run, stop)
+        .await
+        .map_err(|e| {
+            let unfinished = !args.resume && refuse_existing && Journal::exists(&folder, &name);
+            match &e.remedy {
+                Some(remedy) if unfinished && remedy.contains("--replace") => {
+                    let remedy = format!(
+                        "an earlier copy like this one did not finish: go on with --resume, or {remedy}"
+                    );
+                    e.with_remedy(remedy)
+                }
+                _ => e,
+            }
+        })?;
     if !args.show.quiet {
         show_plan(args, &plan, &options);
     }
@@ -94,7 +109,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     }
     let journal = Journal::open(&folder, &name, &description, args.resume)?;
     let progress = Arc::new(CopyProgress::default());
-    let total = plan.dbs.iter().map(|d| d.source_keys).sum();
+    let total: u64 = plan.dbs.iter().map(|d| d.source_keys).sum();
     progress.keys_total.store(total, Ordering::Relaxed);
     *begun = true;
     if args.functions {
@@ -106,7 +121,10 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
             plan.functions_left
         ));
     }
-    let display = Display::of_copy(Form::of(&args.show), progress.clone(), &options);
+    // With a part of the keys, or the rest of them, nobody knows how many there will be.
+    let whole = !args.resume && plan.dbs.iter().all(|d| d.selected_keys.is_some());
+    let known_total = whole.then_some(total);
+    let display = Display::of_copy(Form::of(&args.show), progress.clone(), &options, known_total);
     let dbs = options.dbs.clone();
     let outcome =
         copy::copy(source.clone(), target.clone(), options, progress, Some(journal), stop.clone()).await;
@@ -168,9 +186,23 @@ fn say(args: &CopyArgs, text: &str) {
     }
 }
 
+/// What happens to keys that exist, in words.
+fn policy(args: &CopyArgs, plan: &Plan, options: &CopyOptions) -> &'static str {
+    if args.replace || args.skip || args.fail || args.resume {
+        options.existing.described()
+    } else if plan.dbs.iter().all(|d| d.target_keys == 0) {
+        "none given, none needed: the target is empty"
+    } else {
+        "none given: the copy would be refused; add --replace, --skip or --fail"
+    }
+}
+
 fn show_plan(args: &CopyArgs, plan: &Plan, options: &CopyOptions) {
     if args.show.json {
-        println!("{}", json!({"event": "plan", "dry_run": args.dry_run, "plan": plan}));
+        println!(
+            "{}",
+            json!({"event": "plan", "dry_run": args.dry_run, "policy": policy(args, plan, options), "plan": plan})
+        );
         return;
     }
     eprintln!("source   {}", plan.source);
@@ -189,7 +221,7 @@ fn show_plan(args: &CopyArgs, plan: &Plan, options: &CopyOptions) {
             format_count(db.target_keys)
         );
     }
-    eprintln!("policy   {}", options.existing.described());
+    eprintln!("policy   {}", policy(args, plan, options));
     if args.dry_run {
         eprintln!("dry run: nothing was written");
     }
@@ -218,6 +250,14 @@ fn show_report(args: &CopyArgs, report: &CopyReport) {
         if n > 0 {
             rest.push_str(&format!(", {} {name}", format_count(n)));
         }
+    }
+    if report.evicted > 0 {
+        rest.push_str(&format!(", {} EVICTED by the target", format_count(report.evicted)));
+    }
+    if c.scanned > 0 && c.selected == 0
+        || c.selected == 0 && c.keys_total > 0 && report.complete && !report.resumed
+    {
+        eprintln!("note     no key is selected: see --match, --exclude, --type, --slots and --db");
     }
     let head = match (report.complete, report.resumed) {
         (true, false) => "copied  ",

@@ -49,17 +49,22 @@ pub struct Display {
 
 impl Display {
     /// Shows a copy.
-    pub fn of_copy(form: Form, progress: Arc<CopyProgress>, options: &CopyOptions) -> Display {
+    pub fn of_copy(
+        form: Form,
+        progress: Arc<CopyProgress>,
+        options: &CopyOptions,
+        total: Option<u64>,
+    ) -> Display {
         let limit = options.limit;
         let memory = options.memory_bytes;
         let mut speed = Speed::new();
         Display::start(form, move |form, bar| {
             let counts = progress.snapshot();
             let speed = speed.of(counts.written + counts.skipped, counts.bytes_written);
-            let total = limit.map_or(counts.keys_total, |l| l.min(counts.keys_total));
+            let total = total.map(|total| limit.map_or(total, |l| l.min(total)));
             match form {
                 Form::Bar => {
-                    bar.set_length(total.max(counts.scanned));
+                    bar.set_length(total.unwrap_or(0).max(counts.scanned));
                     bar.set_position(counts.scanned.min(dealt_with(&counts)));
                     bar.set_message(copy_details(&counts, &speed, total));
                 }
@@ -104,7 +109,7 @@ impl Display {
                 Form::Bar => ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8)),
                 _ => ProgressBar::hidden(),
             };
-            if let Ok(style) = ProgressStyle::with_template("{bar:24} {percent:>3} %  {wide_msg}") {
+            if let Ok(style) = ProgressStyle::with_template("{bar:16} {percent:>3} %  {wide_msg}") {
                 bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));
             }
             let period = match form {
@@ -174,38 +179,44 @@ fn dealt_with(c: &CopyCounts) -> u64 {
     c.written + c.skipped + c.gone + c.failed + (c.scanned - c.selected.min(c.scanned))
 }
 
-fn remaining(counts: &CopyCounts, speed: &SpeedNow, total: u64) -> String {
-    let left = total.saturating_sub(dealt_with(counts));
-    if speed.keys < 1.0 || total == 0 {
-        return "ETA –".to_owned();
+fn remaining(counts: &CopyCounts, speed: &SpeedNow, total: Option<u64>) -> String {
+    match total {
+        Some(total) if speed.keys >= 1.0 && total > 0 => {
+            let left = total.saturating_sub(dealt_with(counts));
+            format!("ETA {}", format_duration_ms((left as f64 / speed.keys * 1000.0) as u64))
+        }
+        _ => "ETA –".to_owned(),
     }
-    format!("ETA {}", format_duration_ms((left as f64 / speed.keys * 1000.0) as u64))
 }
 
-fn copy_details(c: &CopyCounts, speed: &SpeedNow, total: u64) -> String {
-    let mut text = format!(
-        "{} of {} keys  {}/s  {} ({}/s)  queues {}+{}  {}",
+fn of(total: Option<u64>) -> String {
+    total.map_or_else(String::new, |total| format!(" of {}", format_count(total)))
+}
+
+/// Beside the bar; what matters most comes first, since a narrow terminal cuts the end off.
+fn copy_details(c: &CopyCounts, speed: &SpeedNow, total: Option<u64>) -> String {
+    format!(
+        "{}{}  {}{} keys  {}/s  {}/s  {}  queues {}+{}",
+        remaining(c, speed, total),
+        extras(c),
         format_count(c.written + c.skipped),
-        format_count(total),
+        of(total),
         format_count(speed.keys as u64),
-        format_bytes(c.bytes_written),
         format_bytes(speed.bytes as u64),
+        format_bytes(c.bytes_written),
         c.waiting_to_read,
         c.waiting_to_write,
-        remaining(c, speed, total),
-    );
-    text.push_str(&extras(c));
-    text
+    )
 }
 
-fn copy_line(c: &CopyCounts, speed: &SpeedNow, total: u64) -> String {
+fn copy_line(c: &CopyCounts, speed: &SpeedNow, total: Option<u64>) -> String {
     format!(
-        "{:>7}  scanned {}  read {}  written {}  of {}  {}/s  {}/s  queues {}+{}  {}{}",
+        "{:>7}  scanned {}  read {}  written {}{}  {}/s  {}/s  queues {}+{}  {}{}",
         format_duration_ms(speed.elapsed_ms),
         format_count(c.scanned),
         format_count(c.read),
         format_count(c.written),
-        format_count(total),
+        of(total),
         format_count(speed.keys as u64),
         format_bytes(speed.bytes as u64),
         c.waiting_to_read,

@@ -34,10 +34,13 @@ impl Exit {
         (Exit::Usage, "the command line makes no sense; nothing was contacted"),
         (Exit::Unreachable, "a server could not be reached or refused the login; nothing was written"),
         (Exit::Refused, "refused before writing: the target is not empty, full, a replica, …"),
-        (Exit::Partial, "done, except for keys that could not be copied; the report lists them"),
+        (
+            Exit::Partial,
+            "done, except for keys that could not be copied (listed) or that the target evicted (counted)",
+        ),
         (Exit::Different, "verify found differences"),
         (Exit::Interrupted, "stopped half-way by an error that trying again did not help; --resume goes on"),
-        (Exit::Stopped, "stopped by Ctrl-C or SIGTERM, cleanly; --resume goes on"),
+        (Exit::Stopped, "stopped by Ctrl-C or SIGTERM, cleanly; copy --resume goes on"),
     ];
 
     /// The code for an error. `begun` is true once keys may have been written.

@@ -58,6 +58,10 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
         read_rate_keys: args.rate_keys,
         ..VerifyOptions::default()
     };
+    if !args.show.json && !args.show.quiet {
+        eprintln!("source   {}: {}", source.endpoint.address, source.facts.version);
+        eprintln!("target   {}: {}", target.endpoint.address, target.facts.version);
+    }
     verify(Arc::new(source), Arc::new(target), options, &args.show, stop).await
 }
 
@@ -105,10 +109,11 @@ pub async fn verify(
 ) -> Result<VerifyReport> {
     let progress = Arc::new(VerifyProgress::default());
     let display = Display::of_lines(Form::of(show), lines(progress.clone()));
+    let (depth, scope) = (options.depth, options.scope);
     let outcome = verify::verify(source, target, options, progress, stop).await;
     display.finish().await;
     let report = outcome?;
-    show_report(show, &report);
+    show_report(show, &report, depth, scope);
     Ok(report)
 }
 
@@ -148,7 +153,7 @@ fn lines(progress: Arc<VerifyProgress>) -> impl FnMut() -> (u64, u64, String, se
     }
 }
 
-fn show_report(show: &Show, report: &VerifyReport) {
+fn show_report(show: &Show, report: &VerifyReport, depth: verify::Depth, scope: Scope) {
     if show.json {
         println!("{}", json!({"event": "verify_report", "equal": report.is_equal(), "report": report}));
         return;
@@ -157,9 +162,9 @@ fn show_report(show: &Show, report: &VerifyReport) {
         eprintln!("note     {note}");
     }
     for d in &report.differences {
-        let key = d.key.as_deref().unwrap_or("");
+        let key = d.key.as_deref().map_or_else(String::new, |key| format!("\"{key}\": "));
         let kind = format!("{:?}", d.kind).to_lowercase();
-        println!("differs  db {} {key}: {kind}: {}", d.db, d.detail);
+        println!("differs  db {} {key}{kind}: {}", d.db, d.detail);
     }
     if report.differences_cut {
         println!("         … and more; --list N lists up to N");
@@ -188,13 +193,20 @@ fn show_report(show: &Show, report: &VerifyReport) {
             rest.push_str(&format!(", {} {name}", format_count(n)));
         }
     }
-    println!(
-        "{head} {} keys equal, {} compared, {} looked for on both sides, in {}{rest}",
-        format_count(t.equal),
-        format_bytes(report.bytes_compared),
-        format_count(t.extra_checked),
-        format_duration_ms(report.duration_ms),
-    );
+    // What kind of proof it is belongs to the line that is quoted as one.
+    let sample = if scope == Scope::All { "" } else { " of a sample" };
+    let how = if depth == verify::Depth::Meta { " by existence, type and expiry" } else { "" };
+    if depth == verify::Depth::Counts {
+        println!("{head} numbers of keys only, in {}{rest}", format_duration_ms(report.duration_ms));
+    } else {
+        println!(
+            "{head} {} keys{sample} equal{how}, {} compared, {} looked for on both sides, in {}{rest}",
+            format_count(t.equal),
+            format_bytes(report.bytes_compared),
+            format_count(t.extra_checked),
+            format_duration_ms(report.duration_ms),
+        );
+    }
     for db in &report.dbs {
         if let (Some(source), Some(target)) = (db.source_keys, db.target_keys) {
             println!(

@@ -134,7 +134,7 @@ impl Journal {
                 format!("journal {}", path.display()),
                 "there is no unfinished copy like this one",
             )
-            .with_remedy("leave out --resume, or repeat the options of the copy that was interrupted"));
+            .with_remedy("leave out --resume, or repeat the options of the copy that was interrupted, --replace, --skip or --fail included"));
         }
         let db = Database::create(&path).map_err(|e| match e {
             redb::DatabaseError::DatabaseAlreadyOpen => Error::own(

@@ -93,8 +93,11 @@ impl Writer {
             }
         }
         let mut backoff = Backoff::new(self.shared.options.retry);
-        let mut full =
-            Backoff::new(RetryPolicy { give_up_after_ms: FULL_TARGET_WAIT_MS, ..self.shared.options.retry });
+        let retry = self.shared.options.retry;
+        let mut full = Backoff::new(RetryPolicy {
+            give_up_after_ms: FULL_TARGET_WAIT_MS.min(retry.give_up_after_ms),
+            ..retry
+        });
         while !pending.is_empty() {
             let failure = match self.try_write(&mut pending, &mut in_chunks).await {
                 Ok(None) => continue,
@@ -375,7 +378,9 @@ impl Writer {
             "write a key",
             what,
         )
-        .with_remedy("choose --replace to overwrite such keys, or --skip to leave them")
+        .with_remedy(
+            "start again, without --resume, with --replace to overwrite such keys or --skip to leave them",
+        )
     }
 
     async fn write_in_chunks(&mut self, key: Bytes) -> Result<()> {
