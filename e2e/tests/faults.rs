@@ -392,8 +392,8 @@ fn a_target_that_evicts_is_no_success() {
         .start()
         .expect("the server starts");
     // Small keys only: a value that is larger than the target can make room for is another matter.
-    let mut copy = Job::new(&s.addr(), &t.addr()).start(&["--match", "plain:*"]);
-    let output = copy.wait(PATIENCE).expect("it ends").expect_code(5);
+    let job = Job::new(&s.addr(), &t.addr());
+    let output = job.start(&["--match", "plain:*"]).wait(PATIENCE).expect("it ends").expect_code(5);
     assert!(output.stdout.contains("evicted"), "{}", output.stdout);
 }
 
