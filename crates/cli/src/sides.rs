@@ -22,37 +22,29 @@ struct Access<'a> {
     server_name: Option<&'a String>,
 }
 
-impl<'a> From<&'a SourceAccess> for Access<'a> {
-    fn from(a: &'a SourceAccess) -> Self {
-        Access {
-            user: a.user.as_ref(),
-            password_file: a.password_file.as_deref(),
-            password_variable: "WHIMBREL_SOURCE_PASSWORD",
-            map: &a.map,
-            tls: a.tls,
-            ca: a.ca.as_deref(),
-            cert: a.cert.as_deref(),
-            key: a.key.as_deref(),
-            server_name: a.server_name.as_ref(),
+/// The two sides' options are types of their own, since each flag has its own name, but have the same fields.
+macro_rules! access_from {
+    ($options:ident, $password_variable:literal) => {
+        impl<'a> From<&'a $options> for Access<'a> {
+            fn from(a: &'a $options) -> Self {
+                Access {
+                    user: a.user.as_ref(),
+                    password_file: a.password_file.as_deref(),
+                    password_variable: $password_variable,
+                    map: &a.map,
+                    tls: a.tls,
+                    ca: a.ca.as_deref(),
+                    cert: a.cert.as_deref(),
+                    key: a.key.as_deref(),
+                    server_name: a.server_name.as_ref(),
+                }
+            }
         }
-    }
+    };
 }
 
-impl<'a> From<&'a TargetAccess> for Access<'a> {
-    fn from(a: &'a TargetAccess) -> Self {
-        Access {
-            user: a.user.as_ref(),
-            password_file: a.password_file.as_deref(),
-            password_variable: "WHIMBREL_TARGET_PASSWORD",
-            map: &a.map,
-            tls: a.tls,
-            ca: a.ca.as_deref(),
-            cert: a.cert.as_deref(),
-            key: a.key.as_deref(),
-            server_name: a.server_name.as_ref(),
-        }
-    }
-}
+access_from!(SourceAccess, "WHIMBREL_SOURCE_PASSWORD");
+access_from!(TargetAccess, "WHIMBREL_TARGET_PASSWORD");
 
 impl Sides {
     /// Both endpoints.

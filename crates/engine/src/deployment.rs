@@ -212,18 +212,6 @@ impl Deployment {
         Link::open(&self.endpoint, address, LinkOptions { db, ..self.options }).await
     }
 
-    /// A connection to the primary that owns `slot`, by the topology as last seen.
-    ///
-    /// # Errors
-    /// As [`Link::open`]; a `Server` error with `CLUSTERDOWN` where nobody owns the slot.
-    pub async fn open_owner(&self, slot: Slot, db: u32) -> Result<Link> {
-        let topology = self.topology();
-        match topology.shard_of(slot) {
-            Some(shard) => self.open(&shard.primary, db).await,
-            None => Err(self.unowned(slot)),
-        }
-    }
-
     /// The error for a slot without an owner: transient, since a failover leaves slots so for a while.
     pub fn unowned(&self, slot: Slot) -> Error {
         let text = format!("CLUSTERDOWN slot {} has no owner", slot.number());

@@ -39,11 +39,6 @@ impl MemoryBudget {
         // than before.
         MemoryPermit { _permit: self.units.clone().acquire_many_owned(units).await.ok() }
     }
-
-    /// Bytes in flight now.
-    pub fn in_use_bytes(&self) -> u64 {
-        u64::from(self.units_max).saturating_sub(self.units.available_permits() as u64) * UNIT_BYTES
-    }
 }
 
 /// Bounds how many values are moved in chunks at once: a chunk is in memory on its way, up to several times over, and

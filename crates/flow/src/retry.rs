@@ -22,7 +22,7 @@ impl Default for RetryPolicy {
     }
 }
 
-/// The retries of one operation. Success is told by dropping it, or by [`Backoff::reset`].
+/// The retries of one operation. Success is told by dropping it.
 #[derive(Debug)]
 pub struct Backoff {
     policy: RetryPolicy,
@@ -35,16 +35,6 @@ impl Backoff {
     /// No failure yet.
     pub fn new(policy: RetryPolicy) -> Self {
         Backoff { policy, since: None, pause_ms: policy.pause_first_ms, tries: 0 }
-    }
-
-    /// The operation made progress: the next failure starts a new count.
-    pub fn reset(&mut self) {
-        *self = Backoff::new(self.policy);
-    }
-
-    /// How many failures there were since the last success.
-    pub fn tries(&self) -> u32 {
-        self.tries
     }
 
     /// After a failure: sleeps and returns, or gives the error back where it is not transient or time is up.

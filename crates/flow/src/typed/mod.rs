@@ -34,6 +34,7 @@ use whimbrel_core::slot::{Slot, tag_for_slot};
 use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError, Side};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Capabilities;
+use whimbrel_wire::payload::Footer;
 use whimbrel_wire::value::Value;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -53,9 +54,6 @@ const STAGING_TTL_MS: &[u8] = b"3600000";
 
 /// Collections of more elements than this are not compared with one that exists.
 const COMPARED_ELEMENTS_MAX: i64 = 512;
-
-/// The version and checksum at the end of every `DUMP` payload.
-const PAYLOAD_FOOTER_BYTES: usize = 10;
 
 /// What to do where the target has the key already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -553,7 +551,7 @@ impl Mover<'_> {
         let theirs = target.call(&[b"DUMP", key]).await?;
         let content = |payload: &Value| {
             let payload = payload.as_bytes()?;
-            Some(payload.slice(..payload.len().checked_sub(PAYLOAD_FOOTER_BYTES)?))
+            Some(payload.slice(..payload.len().checked_sub(Footer::LEN)?))
         };
         Ok(match (content(&ours), content(&theirs)) {
             (Some(ours), Some(theirs)) if ours == theirs => Outcome::Skipped,
