@@ -6,7 +6,10 @@
 //! what was promised to them.
 
 pub mod binary;
+pub mod cluster_writers;
 pub mod compare;
 pub mod dataset;
 pub mod deployment;
+pub mod resharding;
+pub mod shards;
 pub mod writers;

@@ -2,11 +2,20 @@
 //!
 //! One definition feeds the parser, the help texts, the shell completions and the manual pages.
 
+mod cluster;
+mod moving;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units;
+
+pub use self::cluster::{ClusterArgs, RepairArgs, StatusArgs, Strays};
+pub use self::moving::{
+    Balanced, DrainArgs, JobAccess, JobsArgs, JobsCommand, MethodChoice, MovingArgs, RebalanceArgs,
+    ReshardArgs, ServeArgs, VerifyChoice,
+};
 
 /// The command line.
 #[derive(Debug, Parser)]
@@ -40,6 +49,20 @@ pub enum Command {
     Copy(Box<CopyArgs>),
     /// Prove that two deployments hold equal keys
     Verify(Box<VerifyArgs>),
+    /// Move slots of a cluster to other primaries, while clients write
+    Reshard(Box<ReshardArgs>),
+    /// Give every primary of a cluster its share of the slots
+    Rebalance(Box<RebalanceArgs>),
+    /// Move all slots of a primary to the others
+    Drain(Box<DrainArgs>),
+    /// Keep running, and move slots when told so over the network, by Valkey's own commands
+    Serve(Box<ServeArgs>),
+    /// List, show, cancel, resume and forget jobs that move slots
+    Jobs(Box<JobsArgs>),
+    /// Show a cluster's shards, slots, keys and replicas, and what is amiss
+    Status(Box<StatusArgs>),
+    /// Find half-done migrations, slots without owner and keys in slots of another node, and mend them
+    Repair(Box<RepairArgs>),
     /// Start two real servers, copy a million keys between them, and prove it
     Demo(DemoArgs),
     /// Measure whimbrel beside other ways to do the same, in one run
@@ -96,7 +119,7 @@ pub struct Sides {
 }
 
 macro_rules! access {
-    ($name:ident, $side:literal, $user:literal, $file:literal, $env:literal, $map:literal, $tls:literal, $ca:literal,
+    ($name:ident, $side:literal, $announcer:literal, $user:literal, $file:literal, $env:literal, $map:literal, $tls:literal, $ca:literal,
      $cert:literal, $key:literal, $sni:literal, $heading:literal) => {
         #[doc = concat!("How to get into the ", $side, ".")]
         #[derive(Debug, Args)]
@@ -114,7 +137,7 @@ macro_rules! access {
             pub password_file: Option<PathBuf>,
 
             #[arg(
-                help = concat!("Address that the ", $side, " cluster announces and what to connect to instead, as FROM=TO; repeatable"),
+                help = concat!("Address that the ", $announcer, " announces and what to connect to instead, as FROM=TO; repeatable"),
                 long = $map, id = $map, value_name = "FROM=TO", help_heading = $heading
             )]
             pub map: Vec<String>,
@@ -155,6 +178,7 @@ macro_rules! access {
 access!(
     SourceAccess,
     "source",
+    "source cluster",
     "source-user",
     "source-password-file",
     "WHIMBREL_SOURCE_PASSWORD",
@@ -169,6 +193,7 @@ access!(
 access!(
     TargetAccess,
     "target",
+    "target cluster",
     "target-user",
     "target-password-file",
     "WHIMBREL_TARGET_PASSWORD",
@@ -178,6 +203,22 @@ access!(
     "target-cert",
     "target-key",
     "target-server-name",
+    "Access"
+);
+
+access!(
+    ClusterAccess,
+    "cluster",
+    "cluster",
+    "user",
+    "password-file",
+    "WHIMBREL_PASSWORD",
+    "map",
+    "tls",
+    "ca",
+    "cert",
+    "key",
+    "server-name",
     "Access"
 );
 

@@ -1,6 +1,6 @@
 //! `whimbrel copy`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -77,7 +77,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let description = describe(args, &options, &source, &target);
     options.job = format!("{:016x}", xxhash_rust::xxh3::xxh3_64(description.as_bytes()));
     let name = format!("copy-{}", options.job);
-    let folder = state_dir(args)?;
+    let folder = state_dir(args.state_dir.as_deref())?;
     let plan = copy::plan(&source, &target, &options, !args.resume, refuse_existing, args.dry_run, stop)
         .await
         .map_err(|e| {
@@ -164,9 +164,13 @@ fn describe(args: &CopyArgs, options: &CopyOptions, source: &Deployment, target:
     .to_string()
 }
 
-fn state_dir(args: &CopyArgs) -> Result<PathBuf> {
-    if let Some(folder) = &args.state_dir {
-        return Ok(folder.clone());
+/// Where journals are: the folder that was named, or the user's own for such things.
+///
+/// # Errors
+/// `Own` where none is named and there is no home.
+pub fn state_dir(named: Option<&Path>) -> Result<PathBuf> {
+    if let Some(folder) = named {
+        return Ok(folder.to_owned());
     }
     let variable = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     variable("XDG_STATE_HOME")

@@ -22,13 +22,15 @@ pub enum Exit {
     Different = 6,
     /// It began, and something that trying again did not help stopped it. `--resume` goes on.
     Interrupted = 7,
+    /// `status` found something amiss in the cluster; `repair` was not told to mend it, or could not mend all of it.
+    Amiss = 8,
     /// Stopped by the user, cleanly. `--resume` goes on.
     Stopped = 130,
 }
 
 impl Exit {
     /// Each code with its meaning, for the help text and the manual.
-    pub const TABLE: [(Exit, &'static str); 9] = [
+    pub const TABLE: [(Exit, &'static str); 10] = [
         (Exit::Success, "done; verify found no difference"),
         (Exit::Internal, "something of whimbrel's own failed: a file, the journal, a defect"),
         (Exit::Usage, "the command line makes no sense; nothing was contacted"),
@@ -40,6 +42,7 @@ impl Exit {
         ),
         (Exit::Different, "verify found differences"),
         (Exit::Interrupted, "stopped half-way by an error that trying again did not help; --resume goes on"),
+        (Exit::Amiss, "something is amiss in the cluster: status found it, or repair left it"),
         (Exit::Stopped, "stopped by Ctrl-C or SIGTERM, cleanly; copy --resume goes on"),
     ];
 

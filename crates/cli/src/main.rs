@@ -2,10 +2,12 @@
 
 mod args;
 mod bench;
+mod cluster;
 mod copying;
 mod demo;
 mod display;
 mod exit;
+mod moving;
 mod sides;
 mod verifying;
 mod which;
@@ -46,6 +48,12 @@ fn run(command: Command) -> Exit {
     match command {
         Command::Copy(args) => block_on(|stop| async move { copying::run(&args, stop).await }),
         Command::Verify(args) => block_on(|stop| async move { verifying::run(&args, stop).await }),
+        Command::Reshard(args) => block_on(|stop| async move { moving::reshard(&args, stop).await }),
+        Command::Rebalance(args) => block_on(|stop| async move { moving::rebalance(&args, stop).await }),
+        Command::Drain(args) => block_on(|stop| async move { moving::drain(&args, stop).await }),
+        Command::Jobs(args) => block_on(|stop| async move { moving::jobs::run(&args, stop).await }),
+        Command::Status(args) => block_on(|stop| async move { cluster::status::run(&args, stop).await }),
+        Command::Repair(args) => block_on(|stop| async move { cluster::repair::run(&args, stop).await }),
         Command::Demo(args) => shown(demo::run(&args)),
         Command::Bench { bench: Bench::Copy(args) } => shown(bench::copy::run(&args)),
         Command::Completions { shell } => {

@@ -7,10 +7,15 @@ use whimbrel_engine::endpoint::{Address, Endpoint, Secret, TlsOptions};
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::LinkOptions;
 
-use crate::args::{Command, Sides, SourceAccess, TargetAccess};
+use crate::args::{
+    ClusterAccess, ClusterArgs, Command, JobAccess, JobsCommand, MovingArgs, ServeArgs, Sides, SourceAccess,
+    TargetAccess,
+};
 
 /// The options of one side, without regard to which.
 struct Access<'a> {
+    /// What its flags begin with, after the dashes.
+    prefix: &'static str,
     user: Option<&'a String>,
     password_file: Option<&'a Path>,
     password_variable: &'static str,
@@ -22,12 +27,13 @@ struct Access<'a> {
     server_name: Option<&'a String>,
 }
 
-/// The two sides' options are types of their own, since each flag has its own name, but have the same fields.
+/// The sides' options are types of their own, since each flag has its own name, but have the same fields.
 macro_rules! access_from {
-    ($options:ident, $password_variable:literal) => {
+    ($options:ident, $prefix:literal, $password_variable:expr) => {
         impl<'a> From<&'a $options> for Access<'a> {
             fn from(a: &'a $options) -> Self {
                 Access {
+                    prefix: $prefix,
                     user: a.user.as_ref(),
                     password_file: a.password_file.as_deref(),
                     password_variable: $password_variable,
@@ -43,8 +49,14 @@ macro_rules! access_from {
     };
 }
 
-access_from!(SourceAccess, "WHIMBREL_SOURCE_PASSWORD");
-access_from!(TargetAccess, "WHIMBREL_TARGET_PASSWORD");
+const SOURCE_PASSWORD: &str = "WHIMBREL_SOURCE_PASSWORD";
+const TARGET_PASSWORD: &str = "WHIMBREL_TARGET_PASSWORD";
+const CLUSTER_PASSWORD: &str = "WHIMBREL_PASSWORD";
+const SERVE_PASSWORD: &str = "WHIMBREL_SERVE_PASSWORD";
+
+access_from!(SourceAccess, "source-", SOURCE_PASSWORD);
+access_from!(TargetAccess, "target-", TARGET_PASSWORD);
+access_from!(ClusterAccess, "", CLUSTER_PASSWORD);
 
 impl Sides {
     /// Both endpoints.
@@ -69,24 +81,116 @@ impl Sides {
     }
 }
 
+impl ClusterArgs {
+    /// The endpoint.
+    ///
+    /// # Errors
+    /// As [`Sides::endpoints`].
+    pub fn endpoint(&self) -> Result<Endpoint> {
+        // A cluster is both sides of what moves in it. As a source it is only read while it is looked at.
+        endpoint(Side::Source, &self.cluster, &Access::from(&self.access), self.insecure)
+    }
+
+    /// How connections behave.
+    pub fn link_options(&self) -> LinkOptions {
+        LinkOptions {
+            db: 0,
+            readonly: false,
+            connect_timeout_ms: self.connect_timeout,
+            reply_timeout_ms: self.timeout,
+        }
+    }
+}
+
+impl JobAccess {
+    /// The endpoint of a job's cluster, which is `cluster`.
+    ///
+    /// # Errors
+    /// As [`Sides::endpoints`].
+    pub fn endpoint(&self, cluster: &str) -> Result<Endpoint> {
+        endpoint(Side::Source, cluster, &Access::from(&self.access), self.insecure)
+    }
+}
+
+impl MovingArgs {
+    /// The daemon that the moves are handed to, where one is named.
+    ///
+    /// # Errors
+    /// As [`Sides::endpoints`].
+    pub fn daemon(&self) -> Result<Option<Endpoint>> {
+        let access = Access {
+            prefix: "server-",
+            user: None,
+            password_file: self.server_password_file.as_deref(),
+            password_variable: SERVE_PASSWORD,
+            map: &[],
+            tls: false,
+            ca: None,
+            cert: None,
+            key: None,
+            server_name: None,
+        };
+        self.server.as_deref().map(|server| endpoint(Side::Source, server, &access, false)).transpose()
+    }
+}
+
+impl ServeArgs {
+    /// The password that clients of the daemon need.
+    ///
+    /// # Errors
+    /// `Own` where the file cannot be read; `Unfit` for an empty password.
+    pub fn listen_password(&self) -> Result<Option<Secret>> {
+        let password = password(Side::Own, "listen-", self.listen_password_file.as_deref(), SERVE_PASSWORD)?;
+        if password.as_ref().is_some_and(|password| password.expose().is_empty()) {
+            return Err(Error::unfit(Side::Own, "", "reading the options", "the daemon's password is empty")
+                .with_remedy(format!("write one into the file, or unset {SERVE_PASSWORD}")));
+        }
+        Ok(password)
+    }
+}
+
+/// The addresses that a command holds, each with the variable that its password may come from instead.
+fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
+    fn both(sides: &Sides) -> Vec<(&String, &'static str)> {
+        vec![(&sides.source, SOURCE_PASSWORD), (&sides.target, TARGET_PASSWORD)]
+    }
+    fn moved<'a>(at: &'a ClusterArgs, moving: &'a MovingArgs) -> Vec<(&'a String, &'static str)> {
+        let daemon = moving.server.iter().map(|server| (server, SERVE_PASSWORD));
+        std::iter::once((&at.cluster, CLUSTER_PASSWORD)).chain(daemon).collect()
+    }
+    match command {
+        Command::Copy(args) => both(&args.sides),
+        Command::Verify(args) => both(&args.sides),
+        Command::Status(args) => vec![(&args.at.cluster, CLUSTER_PASSWORD)],
+        Command::Repair(args) => vec![(&args.at.cluster, CLUSTER_PASSWORD)],
+        Command::Reshard(args) => moved(&args.at, &args.moving),
+        Command::Rebalance(args) => moved(&args.at, &args.moving),
+        Command::Drain(args) => moved(&args.at, &args.moving),
+        Command::Serve(args) => vec![(&args.at.cluster, CLUSTER_PASSWORD)],
+        Command::Jobs(args) => match &args.command {
+            JobsCommand::Cancel { access, .. } | JobsCommand::Resume { access, .. } => {
+                access.cluster.iter().map(|cluster| (cluster, CLUSTER_PASSWORD)).collect()
+            }
+            JobsCommand::List | JobsCommand::Show { .. } | JobsCommand::Clean => Vec::new(),
+        },
+        Command::Demo(_) | Command::Bench { .. } | Command::Completions { .. } | Command::Man { .. } => {
+            Vec::new()
+        }
+    }
+}
+
 /// Takes passwords out of the command line, where `ps` shows them to everybody on the machine: where an address holds
 /// one, the process replaces itself by one that finds it in its environment, which only its own user can read.
 ///
 /// # Errors
 /// `Own` where the process cannot be replaced. Otherwise it returns only where there was nothing to hide.
 pub fn hide_passwords(command: &Command) -> Result<()> {
-    let sides = match command {
-        Command::Copy(args) => &args.sides,
-        Command::Verify(args) => &args.sides,
-        _ => return Ok(()),
-    };
     let mut hidden = Vec::new();
-    for (side, text, variable) in [
-        (Side::Source, &sides.source, "WHIMBREL_SOURCE_PASSWORD"),
-        (Side::Target, &sides.target, "WHIMBREL_TARGET_PASSWORD"),
-    ] {
+    for (text, variable) in addresses(command) {
         // What is no address is complained about later, by whoever has to use it.
-        let Ok(Endpoint { password: Some(password), .. }) = Endpoint::parse(side, text) else { continue };
+        let Ok(Endpoint { password: Some(password), .. }) = Endpoint::parse(Side::Own, text) else {
+            continue;
+        };
         if let Some(shown) = Endpoint::without_password(text) {
             hidden.push((text.clone(), shown, variable, password));
         }
@@ -97,8 +201,13 @@ pub fn hide_passwords(command: &Command) -> Result<()> {
     let program = std::env::current_exe().map_err(|e| Error::own("hide a password", e))?;
     let mut again = std::process::Command::new(program);
     for arg in std::env::args_os().skip(1) {
-        match hidden.iter().find(|(text, ..)| arg == text.as_str()) {
-            Some((_, shown, ..)) => again.arg(shown),
+        // An address is an argument of its own, or follows the name of its option: --cluster=ADDRESS.
+        let (option, value) = match arg.to_str().and_then(|arg| arg.split_once('=')) {
+            Some((option, value)) if option.starts_with("--") => (format!("{option}="), value),
+            _ => (String::new(), arg.to_str().unwrap_or_default()),
+        };
+        match hidden.iter().find(|(text, ..)| value == text.as_str()) {
+            Some((_, shown, ..)) => again.arg(option + shown),
             None => again.arg(arg),
         };
     }
@@ -108,22 +217,25 @@ pub fn hide_passwords(command: &Command) -> Result<()> {
     Err(Error::own("hide a password", again.exec()))
 }
 
+/// A password from a file, else from the environment.
+fn password(side: Side, prefix: &str, file: Option<&Path>, variable: &str) -> Result<Option<Secret>> {
+    let Some(path) = file else { return Ok(std::env::var(variable).ok().map(Secret::new)) };
+    let text = std::fs::read_to_string(path).map_err(|e| {
+        let tried = format!("read the password file {}", path.display());
+        Error::new(side, "", tried, ErrorKind::Own(e.to_string()))
+            .with_remedy(format!("name a file that can be read with --{prefix}password-file"))
+    })?;
+    Ok(Some(Secret::new(text.lines().next().unwrap_or_default())))
+}
+
 fn endpoint(side: Side, text: &str, access: &Access<'_>, insecure: bool) -> Result<Endpoint> {
     let mut endpoint = Endpoint::parse(side, text)?;
     if let Some(user) = access.user {
         endpoint.user = Some(user.clone());
     }
-    if let Some(path) = access.password_file {
-        let text = std::fs::read_to_string(path).map_err(|e| {
-            let tried = format!("read the password file {}", path.display());
-            Error::new(side, "", tried, ErrorKind::Own(e.to_string()))
-                .with_remedy(format!("name a file that can be read with --{side}-password-file"))
-        })?;
-        endpoint.password = Some(Secret::new(text.lines().next().unwrap_or_default()));
-    } else if endpoint.password.is_none()
-        && let Ok(password) = std::env::var(access.password_variable)
-    {
-        endpoint.password = Some(Secret::new(password));
+    // A file wins over the address, and the address over the environment.
+    if access.password_file.is_some() || endpoint.password.is_none() {
+        endpoint.password = password(side, access.prefix, access.password_file, access.password_variable)?;
     }
     if endpoint.user.is_some() && endpoint.password.is_none() {
         let what = "a user is named, but no password";

@@ -7,9 +7,15 @@
 //! - [`slot`]: hash slots of keys, sets of slots and their text form;
 //! - [`glob`]: key patterns with the semantics that the servers use for `KEYS` and `SCAN … MATCH`;
 //! - [`select`]: which keys a job is about;
+//! - [`migration`]: the state machine of a slot migration;
+//! - [`node`]: names of cluster nodes;
+//! - [`plan`]: which slots move where;
 //! - [`units`]: sizes, durations and counts as people type and read them.
 
 pub mod glob;
+pub mod migration;
+pub mod node;
+pub mod plan;
 pub mod select;
 pub mod slot;
 pub mod units;

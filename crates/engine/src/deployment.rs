@@ -124,7 +124,7 @@ impl Deployment {
                 }
                 _ => (link, "whimbrel:probe".to_owned()),
             };
-            capabilities.probe_payload_version(&mut own, key.as_bytes()).await?;
+            capabilities.probe_payload_version(&mut own, key.as_bytes(), false).await?;
         }
         Ok(Deployment {
             endpoint,

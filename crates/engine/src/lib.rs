@@ -4,6 +4,9 @@
 //! - [`link`]: one connection to one server, greeted and ready for commands;
 //! - [`probe`]: what a server is and can do, found by asking it;
 //! - [`deployment`]: a standalone server or a cluster, its nodes and its slots;
+//! - [`nodes`]: how the nodes of a cluster see each other, and where their keys are;
+//! - [`native`]: the atomic slot migration that some servers have built in;
+//! - [`handover`]: handing slots over between two primaries from outside;
 //! - [`error`]: whose fault it was, what was tried, what the user can do.
 //!
 //! **Architecture invariant:** no other crate compares server versions. They ask for a capability.
@@ -11,6 +14,10 @@
 pub mod deployment;
 pub mod endpoint;
 pub mod error;
+pub mod feed;
+pub mod handover;
 pub mod link;
+pub mod native;
+pub mod nodes;
 pub mod probe;
 mod tls;

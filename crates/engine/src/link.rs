@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use whimbrel_wire::encode::Outbox;
-use whimbrel_wire::scan::{Progress, Scanner};
+use whimbrel_wire::scan::{Malformed, Progress, Scanner};
 use whimbrel_wire::value::Value;
 
 use crate::endpoint::{Address, Endpoint};
@@ -174,6 +174,46 @@ impl Link {
                 }
             }
         }
+    }
+
+    /// Waits, without a limit of time, until bytes arrive that nobody asked for: pushes, or a command stream. They are
+    /// added to [`Link::received`]; at most about `bytes_max` at once. Dropping the future loses nothing, so that a
+    /// caller can wait for something else at the same time.
+    ///
+    /// # Errors
+    /// `Broken` or `Closed`.
+    pub async fn receive(&mut self, bytes_max: usize) -> Result<()> {
+        if self.inbox.capacity() - self.inbox.len() < bytes_max / 4 {
+            self.inbox.reserve(bytes_max);
+        }
+        match self.io.read_buf(&mut self.inbox).await {
+            Ok(0) => Err(self.fail("wait for the server", ErrorKind::Closed)),
+            Ok(_) => Ok(()),
+            Err(e) => Err(self.fail("wait for the server", ErrorKind::Broken(e))),
+        }
+    }
+
+    /// The bytes that have arrived and were not read as a frame. A caller that reads them in its own way removes what
+    /// it has read, and must not mix that with frames: a frame that has partly arrived is none of its business.
+    pub fn received(&mut self) -> &mut BytesMut {
+        &mut self.inbox
+    }
+
+    /// A frame that has arrived as a whole, if there is one.
+    ///
+    /// # Errors
+    /// `Malformed`.
+    pub fn received_frame(&mut self) -> Result<Option<Bytes>> {
+        match self.scanner.scan(&self.inbox) {
+            Ok(Progress::Complete(len)) => Ok(Some(self.inbox.split_to(len).freeze())),
+            Ok(Progress::Incomplete(_)) => Ok(None),
+            Err(e) => Err(self.malformed(e)),
+        }
+    }
+
+    /// An error for bytes that are not what this link should carry.
+    pub fn malformed(&self, e: Malformed) -> Error {
+        self.fail("read from the server", ErrorKind::Malformed(e))
     }
 
     /// The next reply. An error reply is a value here.

@@ -197,13 +197,20 @@ impl Capabilities {
     /// Finds the highest payload version that `link`'s server accepts, without writing anything: it is offered
     /// payloads of an impossible type, and says which of version and content it objects to.
     ///
-    /// `key` names a key of a slot that the server owns; the key is never written.
+    /// `key` names a key of a slot that the server owns, or, with `importing`, of one that it is importing; the key is
+    /// never written.
     ///
     /// # Errors
     /// As [`Link::replies`].
-    pub async fn probe_payload_version(&mut self, link: &mut Link, key: &[u8]) -> Result<()> {
+    pub async fn probe_payload_version(
+        &mut self,
+        link: &mut Link,
+        key: &[u8],
+        importing: bool,
+    ) -> Result<()> {
+        let command: &[u8] = if importing { b"RESTORE-ASKING" } else { b"RESTORE" };
         for &version in &PAYLOAD_VERSIONS {
-            link.push(&[b"RESTORE", key, b"0", &payload::empty_probe(version)]);
+            link.push(&[command, key, b"0", &payload::empty_probe(version)]);
         }
         link.flush().await?;
         let mut best = None;

@@ -72,10 +72,40 @@ async fn holds(link: &mut Link, name: &str, code: &[u8]) -> Result<bool> {
         .is_some_and(|theirs| theirs == code))
 }
 
+/// Loads the libraries of one primary of a cluster into another that lacks them, as one that has just joined does.
+/// Returns the names of those that both have with different code: which of them is right nobody here can know.
+///
+/// # Errors
+/// Whatever the servers answer. Where `FUNCTION` does not exist, or is not allowed, there is nothing to load.
+pub async fn share(source: &mut Link, target: &mut Link) -> Result<Vec<String>> {
+    let mut different = Vec::new();
+    if source.may_run(&[b"FUNCTION", b"LIST"]).await?.is_some() {
+        return Ok(different);
+    }
+    for (name, code) in list(source, true).await? {
+        let reply = target.ask(&[b"FUNCTION", b"LOAD", &code]).await?;
+        match ServerError::of(&reply) {
+            None => {}
+            Some(e) if e.text.contains("already exists") => {
+                let same = holds(target, &name, &code).await?;
+                different.extend((!same).then_some(name));
+            }
+            Some(e) => {
+                return Err(target.server_error(e, format!("FUNCTION LOAD of library {name}").as_bytes()));
+            }
+        }
+    }
+    Ok(different)
+}
+
 async fn libraries(deployment: &Deployment, with_code: bool) -> Result<Vec<(String, bytes::Bytes)>> {
     let topology = deployment.topology();
     let Some(shard) = topology.shards.first() else { return Ok(Vec::new()) };
     let mut link = deployment.open(&shard.primary, 0).await?;
+    list(&mut link, with_code).await
+}
+
+async fn list(link: &mut Link, with_code: bool) -> Result<Vec<(String, bytes::Bytes)>> {
     let mut args: Vec<&[u8]> = vec![b"FUNCTION", b"LIST"];
     if with_code {
         args.push(b"WITHCODE");

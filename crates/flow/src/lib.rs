@@ -4,6 +4,8 @@
 //! - [`verify`]: proves that two deployments hold equal keys;
 //! - [`typed`]: transfers one key by its type's own commands, in chunks;
 //! - [`functions`]: copies function libraries;
+//! - [`slots`]: moves the keys of slots between two primaries of a cluster, while clients write;
+//! - [`legacy`]: moves slots the classic way, with `MIGRATE`, to be compared with;
 //! - [`scan`]: enumerates the keys of one shard and database, across dropped links and restarts;
 //! - [`journal`]: what a killed copy needs in order to go on;
 //! - [`budget`], [`retry`], [`progress`]: bounds on memory and speed, on tries, and what a display reads.
@@ -12,8 +14,11 @@ pub mod budget;
 pub mod copy;
 pub mod functions;
 pub mod journal;
+pub mod legacy;
 pub mod progress;
 pub mod retry;
 pub mod scan;
+pub mod slots;
+mod state;
 pub mod typed;
 pub mod verify;

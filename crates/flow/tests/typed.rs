@@ -12,7 +12,7 @@ use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Code, Error, Side};
 use whimbrel_engine::link::{Link, LinkOptions};
 use whimbrel_engine::probe::Capabilities;
-use whimbrel_flow::typed::{Existing, KeyType, Outcome, Transfer, staging_key, transfer, type_of};
+use whimbrel_flow::typed::{Existing, KeyType, Outcome, Place, Transfer, staging_key, transfer, type_of};
 use whimbrel_lab::{Engine, Server};
 use whimbrel_wire::value::Value;
 
@@ -64,6 +64,7 @@ impl Pair {
         let t = Transfer {
             key,
             existing,
+            place: Place::Staging,
             chunk_bytes,
             job: JOB,
             source: &self.source_can,
@@ -539,6 +540,7 @@ async fn a_key_that_becomes_another_starts_over() {
     let t = Transfer {
         key: b"k",
         existing: Existing::Replace,
+        place: Place::Staging,
         chunk_bytes: 1,
         job: JOB,
         source: &pair.source_can,
@@ -730,6 +732,7 @@ async fn a_stopped_transfer_leaves_nothing() {
     let t = Transfer {
         key: b"l",
         existing: Existing::Replace,
+        place: Place::Staging,
         chunk_bytes: 1,
         job: JOB,
         source: &pair.source_can,
@@ -785,6 +788,7 @@ async fn a_key_that_appears_on_the_way_is_respected() {
         let t = Transfer {
             key: b"l",
             existing,
+            place: Place::Staging,
             chunk_bytes: 1,
             job: JOB,
             source: &pair.source_can,
@@ -857,6 +861,7 @@ async fn lost_elements_are_noticed() {
     let t = Transfer {
         key: b"s",
         existing: Existing::Replace,
+        place: Place::Staging,
         chunk_bytes: 1,
         job: JOB,
         source: &pair.source_can,

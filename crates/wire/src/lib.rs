@@ -13,5 +13,6 @@
 
 pub mod encode;
 pub mod payload;
+pub mod replication;
 pub mod scan;
 pub mod value;

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::thread;
 
 use anyhow::{Context, Result, bail};
+use redis::Connection;
 
 pub use digest::Digest;
 pub use state::{ExpiringField, GroupState, HashState, KeyState, PendingEntry, StreamState, ValueState};
@@ -66,6 +67,31 @@ pub fn snapshot(deployment: &Deployment, db: i64) -> Result<Snapshot> {
         }
     }
     Ok(Snapshot { keys, strays, read_ms: now_ms() })
+}
+
+/// What one node of a cluster holds.
+#[derive(Clone, Debug)]
+pub struct NodeKeys {
+    /// The keys of its own slots.
+    pub own: Snapshot,
+    /// The names of all others.
+    pub strays: BTreeSet<Vec<u8>>,
+}
+
+/// Reads everything that one node holds; `owns` says which slots are its own. A replica must have been told READONLY.
+/// `field_expiries` says whether the server knows expiries of hash fields.
+///
+/// Fails when the node does not answer.
+pub fn node_keys(
+    connection: Connection,
+    field_expiries: bool,
+    owns: impl Fn(u16) -> bool,
+) -> Result<NodeKeys> {
+    let mut reader = Reader { connection, field_expiries };
+    let (own, strays): (BTreeSet<_>, BTreeSet<_>) =
+        reader.scan()?.into_iter().partition(|key| owns(slot_of(key)));
+    let keys = reader.states(&own.into_iter().collect::<Vec<_>>())?;
+    Ok(NodeKeys { own: Snapshot { keys, strays: Vec::new(), read_ms: now_ms() }, strays })
 }
 
 /// The states of those of `keys` that exist in database `db`, each asked from its owner.

@@ -220,7 +220,7 @@ fn run_program(turn: &Turn<'_>, command: &mut Command) -> anyhow::Result<Ran> {
 }
 
 /// The last line that says something.
-fn last_words(output: &str) -> String {
+pub fn last_words(output: &str) -> String {
     let line = output.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("no output");
     line.chars().take(LAST_WORDS_CHARS_MAX).collect()
 }

@@ -7,4 +7,4 @@ pub mod copy;
 pub mod data;
 pub mod interrupt;
 pub mod machine;
-mod report;
+pub mod report;

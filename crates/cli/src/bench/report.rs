@@ -23,7 +23,7 @@ pub struct Report {
 }
 
 /// A contender's part in the measurement.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub struct Entry {
     /// Its name.
     pub name: &'static str,
@@ -192,7 +192,7 @@ fn wrong(check: &Comparison) -> String {
 }
 
 /// The middle value, or the mean of the two in the middle.
-fn median(mut values: Vec<f64>) -> Option<f64> {
+pub fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     match values.len() {
@@ -249,7 +249,7 @@ impl SetReport {
 }
 
 /// The first and the last column begin where they begin; numbers end together.
-fn aligned(rows: &[Vec<String>]) -> String {
+pub fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let widths: Vec<usize> = (0..columns)
         .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))

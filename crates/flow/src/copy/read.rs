@@ -28,6 +28,10 @@ use crate::budget::MemoryPermit;
 use crate::progress::CopyProgress;
 use crate::retry::Backoff;
 use crate::scan::Unit;
+use crate::state::{
+    Body, CAREFUL_AVERAGE_BYTES, CAREFUL_VALUE_BYTES, Expiry, GROUP_BYTES, GROUP_KEYS_MAX, SAMPLES_FIRST,
+    expiry, expiry_command, pack, was_sampled,
+};
 
 /// Keys on their way to a reader.
 #[derive(Debug)]
@@ -47,25 +51,10 @@ pub(super) struct State {
     pub ask: Option<Address>,
 }
 
-/// How the value travels.
-#[derive(Debug)]
-pub(super) enum Body {
-    /// The bytes of a string.
-    String(Bytes),
-    /// A `DUMP` payload.
-    Dump(Bytes),
-    /// Not at all yet: the writing half moves it with commands of its type.
-    Typed,
-}
-
 impl State {
     /// Bytes of key and value, as far as they are in memory.
     pub fn bytes(&self) -> u64 {
-        let body = match &self.body {
-            Body::String(b) | Body::Dump(b) => b.len(),
-            Body::Typed => 0,
-        };
-        (self.key.len() + body) as u64
+        (self.key.len() + self.body.len()) as u64
     }
 }
 
@@ -79,27 +68,10 @@ pub(super) struct StateBatch {
     pub _permit: Option<MemoryPermit>,
 }
 
-/// Most keys in one group.
-const GROUP_KEYS_MAX: usize = 512;
-
-/// Groups are sized to this many bytes of values.
-const GROUP_BYTES: u64 = 512 << 10;
-
 /// Most bytes taken in for a group whose sizes were not asked. A reply that announces more is not taken in: the
 /// connection is given up, and sizes are asked from then on. The server has such a reply in its output buffer once,
 /// since nothing else tells it how much is too much.
 const UNMEASURED_BYTES_MAX: u64 = 4 * GROUP_BYTES;
-
-/// How many elements `MEMORY USAGE` looks at first, and from which answer on it is asked to look at all of them. Where
-/// there are more elements than samples the answer is above that, even if each takes ten bytes only, so none that was
-/// left out goes unnoticed; and one that is already too large never costs the server a walk through all of it.
-const SAMPLES_FIRST: &[u8] = b"400";
-const SAMPLED_BYTES_MAX: u64 = 4 << 10;
-
-/// From this size of a value on, or on average, sizes are asked before values: a group of unexpectedly large values
-/// would fill the server's output buffer.
-const CAREFUL_VALUE_BYTES: u64 = 64 << 10;
-const CAREFUL_AVERAGE_BYTES: u64 = 2 << 10;
 
 /// How often a key whose expiry changes while it is read is read again.
 const UNSTABLE_ROUNDS_MAX: usize = 8;
@@ -819,48 +791,6 @@ struct Found {
     others: Vec<Bytes>,
 }
 
-/// An expiry as a server tells it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Expiry {
-    Gone,
-    Never,
-    At(i64),
-    Unknown,
-}
-
-impl Expiry {
-    /// Whether nothing happened to the expiry in between. Remaining times shrink as they are asked for; what a
-    /// pipeline takes is allowed for.
-    fn same_as(self, other: Expiry, absolute: bool) -> bool {
-        const DRIFT_MS_MAX: i64 = 500;
-        match (self, other) {
-            (Expiry::At(a), Expiry::At(b)) if !absolute => (a - b).abs() <= DRIFT_MS_MAX,
-            _ => self == other,
-        }
-    }
-}
-
-fn expiry_command(absolute: bool) -> &'static [u8] {
-    if absolute { b"PEXPIRETIME" } else { b"PTTL" }
-}
-
-/// Reads a reply of `PEXPIRETIME`, or of `PTTL` with the server's `TIME`.
-fn expiry(reply: &Value, absolute: bool, time: &Value) -> Expiry {
-    match reply {
-        Value::Int(-2) => Expiry::Gone,
-        Value::Int(-1) => Expiry::Never,
-        Value::Int(ms) if absolute => Expiry::At(*ms),
-        Value::Int(left_ms) => match time.as_items() {
-            Some([seconds, micros]) => {
-                let now_ms = seconds.as_int().unwrap_or(0) * 1000 + micros.as_int().unwrap_or(0) / 1000;
-                Expiry::At(now_ms + left_ms)
-            }
-            _ => Expiry::Unknown,
-        },
-        _ => Expiry::Unknown,
-    }
-}
-
 fn outcome(reply: Value, expiry: Expiry, fetch: Fetch) -> Fetched {
     match ServerError::of(&reply) {
         None => match (reply.into_bytes(), expiry) {
@@ -882,11 +812,6 @@ fn outcome(reply: Value, expiry: Expiry, fetch: Fetch) -> Fetched {
     }
 }
 
-/// True for an answer of `MEMORY USAGE` that may leave out large elements.
-fn was_sampled(reply: &Value, big_key_bytes: u64) -> bool {
-    matches!(reply, Value::Int(n) if (SAMPLED_BYTES_MAX + 1..=big_key_bytes).contains(&n.unsigned_abs()))
-}
-
 /// The keys without repetitions, each at its last place. A scan may give a key twice, and two reads of one key that are
 /// written together would be told apart by nothing.
 fn last_of_each(mut keys: Vec<Bytes>) -> Vec<Bytes> {
@@ -897,21 +822,6 @@ fn last_of_each(mut keys: Vec<Bytes>) -> Vec<Bytes> {
         keys.retain(|_| last.next().unwrap_or(true));
     }
     keys
-}
-
-/// Packs keys of known size into groups.
-fn pack(sized: Vec<(Bytes, u64)>) -> Vec<(Vec<Bytes>, u64)> {
-    let mut groups: Vec<(Vec<Bytes>, u64)> = Vec::new();
-    for (key, bytes) in sized {
-        match groups.last_mut() {
-            Some((group, total)) if *total + bytes <= GROUP_BYTES && group.len() < GROUP_KEYS_MAX => {
-                group.push(key);
-                *total += bytes;
-            }
-            _ => groups.push((vec![key], bytes)),
-        }
-    }
-    groups
 }
 
 #[cfg(test)]
@@ -926,13 +836,5 @@ mod tests {
         assert_eq!(last_of_each(keys("a b c")), keys("a b c"));
         assert_eq!(last_of_each(keys("a b a c b a")), keys("c b a"));
         assert_eq!(last_of_each(Vec::new()), Vec::<Bytes>::new());
-    }
-
-    #[test]
-    fn only_what_may_hide_large_elements_is_measured_again() {
-        let again = |n| was_sampled(&Value::Int(n), 8 << 20);
-        assert!(!again(4 << 10) && again((4 << 10) + 1));
-        assert!(again(8 << 20) && !again((8 << 20) + 1));
-        assert!(!was_sampled(&Value::Null, 8 << 20));
     }
 }

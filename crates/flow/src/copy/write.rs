@@ -7,21 +7,21 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use tokio::sync::mpsc;
 use whimbrel_core::slot::Slot;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Code, Error, Result, ServerError};
 use whimbrel_engine::link::Link;
-use whimbrel_wire::payload::{self, Footer, Verdict};
 use whimbrel_wire::value::Value;
 
-use super::read::{Body, State, StateBatch};
+use super::read::{State, StateBatch};
 use super::track::Tracker;
 use super::{Existing, Shared};
 use crate::progress::CopyProgress;
 use crate::retry::{Backoff, RetryPolicy};
 use crate::scan::Unit;
+use crate::state::Body;
 use crate::{typed, verify};
 
 /// Largest `MSET` that is sent. Above it the strings of a batch go out in several.
@@ -117,32 +117,9 @@ impl Writer {
 
     /// Makes a payload fit for the target, or decides that it cannot travel as one.
     fn fit(&self, mut state: State) -> State {
-        let Body::Dump(dump) = &state.body else { return state };
-        let (source, target) = (&self.shared.source, &self.shared.target);
-        let Some(max) = target.capabilities.payload_version_max else {
-            state.body = Body::Typed;
-            return state;
-        };
-        let verdict = match payload::peek(dump) {
-            Ok(p) => payload::verdict(
-                p.object_type,
-                p.rdb_version,
-                source.facts.dialect,
-                target.facts.dialect,
-                max,
-            ),
-            Err(_) => Verdict::TypedCopy,
-        };
-        state.body = match (verdict, std::mem::replace(&mut state.body, Body::Typed)) {
-            (Verdict::RewriteFooter(version), Body::Dump(dump)) => {
-                match payload::new_footer(&dump, version) {
-                    Ok(footer) => Body::Dump(with_footer(dump, footer)),
-                    Err(_) => Body::Typed,
-                }
-            }
-            (Verdict::AsIs, body) => body,
-            _ => Body::Typed,
-        };
+        let Shared { source, target, .. } = &*self.shared;
+        let dialects = (source.facts.dialect, target.facts.dialect);
+        state.body = state.body.fit(dialects, target.capabilities.payload_version_max);
         state
     }
 
@@ -454,6 +431,7 @@ impl Writer {
             &typed::Transfer {
                 key,
                 existing: options.existing,
+                place: typed::Place::Staging,
                 chunk_bytes: options.chunk_bytes,
                 job: &options.job,
                 source: &self.shared.source.capabilities,
@@ -477,15 +455,4 @@ fn push_mset(link: &mut Link, pending: &[State], states: &[usize]) {
             out.arg_bytes(value);
         }
     }
-}
-
-/// The payload with another footer, without copying it where nobody else holds it.
-fn with_footer(dump: Bytes, footer: Footer) -> Bytes {
-    let body = dump.len() - Footer::LEN;
-    let mut bytes = match dump.try_into_mut() {
-        Ok(bytes) => bytes,
-        Err(shared) => BytesMut::from(&shared[..]),
-    };
-    bytes[body..].copy_from_slice(&footer.to_bytes());
-    bytes.freeze()
 }

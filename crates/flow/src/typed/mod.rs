@@ -13,6 +13,10 @@
 //! in one transaction at the end, so clients of the target see the old value or the new one. It has a time to live
 //! of one hour, renewed with each chunk, so that the orphan of a killed process disappears by itself.
 //!
+//! **Slots on the move.** In a slot that the target is importing no staging key can be renamed, and none is needed:
+//! nobody reads the key before the slot is handed over. There the value is assembled under [its own name](Place::Importing).
+//! Hashes, sets and sorted sets are then read without `WATCH`: whoever asks for it follows the changes of their elements.
+//!
 //! **Short commands.** A command moves [`Transfer::chunk_bytes`] or a thousand elements at most. Strings above 64 MiB
 //! are the exception: while one grows on the target, the server's allocator moves it a few times, at about half a
 //! millisecond for each MiB. A single `SET` would spare that, but reach the target's replicas in one piece.
@@ -46,6 +50,9 @@ use stream::StreamReader;
 /// How often a transfer starts over because the key changed while it was read.
 const TRIES_MAX: u32 = 5;
 
+/// The same for a key that moves with its slot: it is tried again later anyway, with all that has been touched.
+pub(crate) const TRIES_IMPORTING_MAX: u32 = 2;
+
 /// The pause before the first new start. Each further one is twice as long.
 const PAUSE_FIRST_MS: u64 = 20;
 
@@ -66,6 +73,17 @@ pub enum Existing {
     Fail,
 }
 
+/// Where on the target the value is assembled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// Under a staging key, which takes the place of the key in one transaction.
+    Staging,
+    /// Under its own name, in a slot that the target is importing: every command follows an `ASKING`. What is there is
+    /// replaced. A key that changes while it is read is either read again (strings, lists, streams), or the caller
+    /// transfers its changed elements once more (hashes, sets, sorted sets).
+    Importing,
+}
+
 /// What to transfer, and how.
 #[derive(Debug, Clone, Copy)]
 pub struct Transfer<'a> {
@@ -73,6 +91,8 @@ pub struct Transfer<'a> {
     pub key: &'a [u8],
     /// What to do where the target has it already.
     pub existing: Existing,
+    /// Where it is assembled.
+    pub place: Place,
     /// How much to read or write at once, in bytes. An element that is larger moves alone.
     pub chunk_bytes: usize,
     /// A short name of the job, part of the names of staging keys: two jobs never write to the same one.
@@ -183,7 +203,11 @@ pub fn staging_key(job: &str, key: &[u8]) -> Vec<u8> {
 /// Whatever a link or a server reports. A link error, thus a transient one, where the staging key lost elements, as it
 /// does when the target fails over. `Own` where `stop` was cancelled.
 pub async fn transfer(source: &mut Link, target: &mut Link, t: &Transfer<'_>) -> Result<Outcome> {
-    let mover = Mover { t, staging: Bytes::from(staging_key(t.job, t.key)) };
+    let staging = match t.place {
+        Place::Staging => Bytes::from(staging_key(t.job, t.key)),
+        Place::Importing => Bytes::copy_from_slice(t.key),
+    };
+    let mover = Mover { t, staging };
     let result = mover.run(source, target).await;
     if let Err(e) = &result
         && (e.side != Side::Target || e.server().is_some())
@@ -236,18 +260,20 @@ struct Sent {
 
 struct Mover<'a> {
     t: &'a Transfer<'a>,
+    /// The name under which the value is assembled.
     staging: Bytes,
 }
 
 impl Mover<'_> {
     async fn run(&self, source: &mut Link, target: &mut Link) -> Result<Outcome> {
-        if self.t.existing != Existing::Replace {
+        if self.t.existing != Existing::Replace && !self.importing() {
             let reply = target.call(&[b"EXISTS", self.t.key]).await?;
             if reply.as_int() != Some(0) {
                 return self.judge_existing(source, target).await;
             }
         }
-        for attempt in 0..TRIES_MAX {
+        let tries_max = if self.importing() { TRIES_IMPORTING_MAX } else { TRIES_MAX };
+        for attempt in 0..tries_max {
             if attempt > 0 {
                 self.pause(PAUSE_FIRST_MS << (attempt - 1)).await?;
             }
@@ -270,6 +296,31 @@ impl Mover<'_> {
         Ok(Outcome::Changing)
     }
 
+    fn importing(&self) -> bool {
+        self.t.place == Place::Importing
+    }
+
+    /// Whether changes of the key's elements are somebody else's business.
+    fn follows(&self, kind: &KeyType) -> bool {
+        self.importing() && matches!(kind, KeyType::Hash | KeyType::Set | KeyType::Zset)
+    }
+
+    /// Queues a command about the staged value.
+    fn push(&self, target: &mut Link, args: &[&[u8]]) {
+        if self.importing() {
+            target.push(&[b"ASKING"]);
+        }
+        target.push(args);
+    }
+
+    /// The reply to what [`Mover::push`] has queued.
+    async fn reply(&self, target: &mut Link) -> Result<Value> {
+        if self.importing() {
+            target.reply().await?;
+        }
+        target.reply().await
+    }
+
     async fn pause(&self, pause_ms: u64) -> Result<()> {
         let pause = tokio::time::sleep(Duration::from_millis(pause_ms));
         match self.t.stop {
@@ -290,12 +341,17 @@ impl Mover<'_> {
 
     async fn attempt(&self, source: &mut Link, target: &mut Link, attempt: u32) -> Result<Outcome, Halt> {
         let t = self.t;
-        let watched = watch(source, t.key).await?;
+        let mut watched = watch(source, t.key).await?;
         let Some(kind) = type_of(source, t.key).await? else {
             unwatch(source).await?;
             self.unstage(target).await?;
             return Ok(Outcome::Gone);
         };
+        if self.follows(&kind) {
+            // A scan returns every element that is there from its beginning to its end, and the others are followed.
+            unwatch(source).await?;
+            watched = false;
+        }
         let key = Bytes::copy_from_slice(t.key);
         let staging = self.staging.clone();
         let scanned = |kind| Scanned::new(kind, key.clone(), staging.clone(), t);
@@ -336,12 +392,18 @@ impl Mover<'_> {
         while let Some(chunk) = current {
             self.check_stop()?;
             let (next, written) = tokio::join!(reader.next(source), self.write(target, chunk, &mut sent));
-            written?;
+            written.map_err(|e| match e.server() {
+                // Entries came in after the stream's last id was read: what `WATCH` would have said at the end.
+                Some(refused) if refused.text.contains("smaller than the target stream top item") => {
+                    Halt::Changed
+                }
+                _ => Halt::Failed(e),
+            })?;
             current = next?;
         }
         let closing = self.close(source, cardinality_command, reader.closing(), watched).await?;
         if !reader.is_same(&closing.rest)
-            || reader.counts_exactly() && closing.cardinality != sent.cardinality
+            || !self.follows(kind) && reader.counts_exactly() && closing.cardinality != sent.cardinality
         {
             return Err(Halt::Changed);
         }
@@ -357,16 +419,21 @@ impl Mover<'_> {
     async fn write(&self, target: &mut Link, chunk: Chunk, sent: &mut Sent) -> Result<()> {
         let first = !std::mem::replace(&mut sent.started, true);
         if first {
-            target.push(&[b"UNLINK", &self.staging]);
+            self.push(target, &[b"UNLINK", &self.staging]);
         }
         for command in &chunk.commands {
             let out = target.outbox();
+            if self.importing() {
+                out.push(&[b"ASKING"]);
+            }
             out.command(command.args.len());
             for arg in &command.args {
                 out.arg_bytes(arg);
             }
         }
-        target.push(&[b"PEXPIRE", &self.staging, STAGING_TTL_MS]);
+        if !self.importing() {
+            target.push(&[b"PEXPIRE", &self.staging, STAGING_TTL_MS]);
+        }
         target.flush().await?;
         let mut failure = None;
         let mut judge = |target: &Link, reply, command: &[u8], expect| {
@@ -396,15 +463,17 @@ impl Mover<'_> {
             }
         };
         if first {
-            let reply = target.reply().await?;
+            let reply = self.reply(target).await?;
             judge(target, reply, b"UNLINK", Expect::NoError);
         }
         for command in &chunk.commands {
-            let reply = target.reply().await?;
+            let reply = self.reply(target).await?;
             judge(target, reply, command.name(), command.expect);
         }
-        let reply = target.reply().await?;
-        judge(target, reply, b"PEXPIRE", Expect::NoError);
+        if !self.importing() {
+            let reply = target.reply().await?;
+            judge(target, reply, b"PEXPIRE", Expect::NoError);
+        }
         sent.bytes += chunk.bytes;
         sent.elements += chunk.elements;
         sent.mortal += chunk.mortal;
@@ -487,13 +556,25 @@ impl Mover<'_> {
             elements: sent.elements,
             ttl: closing.expires_at_ms.is_some(),
         };
-        let counted = target.call(&[cardinality_command, &self.staging]).await?;
+        self.push(target, &[cardinality_command, &self.staging]);
+        target.flush().await?;
+        let counted = self.reply(target).await?;
+        let counted = target.check(counted, cardinality_command)?;
         let counted = counted.as_int().and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
         if counted > sent.cardinality || counted + sent.mortal < sent.cardinality {
             return Err(lost(target));
         }
 
         let at = closing.expires_at_ms.map(|ms| ms.max(1).to_string());
+        if self.importing() {
+            if let Some(at) = at {
+                self.push(target, &[b"PEXPIREAT", key, at.as_bytes()]);
+                target.flush().await?;
+                let reply = self.reply(target).await?;
+                target.check(reply, b"PEXPIREAT")?;
+            }
+            return Ok(written);
+        }
         let replace = self.t.existing == Existing::Replace;
         let mut commands: Vec<Vec<&[u8]>> = Vec::with_capacity(3);
         if replace {
@@ -568,7 +649,10 @@ impl Mover<'_> {
     }
 
     async fn unstage(&self, target: &mut Link) -> Result<()> {
-        target.call(&[b"UNLINK", &self.staging]).await.map(drop)
+        self.push(target, &[b"UNLINK", &self.staging]);
+        target.flush().await?;
+        let reply = self.reply(target).await?;
+        target.check(reply, b"UNLINK").map(drop)
     }
 }
 

@@ -1,0 +1,102 @@
+//! Commands that look at one cluster, and what every command about one cluster needs.
+
+use clap::{Args, ValueEnum};
+
+use super::{ClusterAccess, parse_ms};
+
+/// Where the cluster is and how to reach it.
+#[derive(Debug, Args)]
+pub struct ClusterArgs {
+    /// Any node of the cluster: HOST:PORT, redis://, rediss:// (TLS), valkey:// or valkeys:// (TLS) with user and
+    /// password
+    #[arg(value_name = "CLUSTER")]
+    pub cluster: String,
+
+    #[command(flatten)]
+    pub access: ClusterAccess,
+
+    /// Accept any certificate. For tests only
+    #[arg(long, help_heading = "TLS")]
+    pub insecure: bool,
+
+    /// How long a connection attempt may take
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_ms, help_heading = "Limits")]
+    pub connect_timeout: u64,
+
+    /// How long a reply may take without a single byte arriving
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_ms, help_heading = "Limits")]
+    pub timeout: u64,
+}
+
+/// `whimbrel status`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  whimbrel status 10.0.0.1:7000
+  whimbrel status 10.0.0.1:7000 --json | jq '.findings[].text'
+
+Ends with 0 where all is well, and with 8 where something is amiss: see whimbrel --help")]
+pub struct StatusArgs {
+    #[command(flatten)]
+    pub at: ClusterArgs,
+
+    /// Do not count the keys of each slot: quicker, and keys in slots of another node are not found
+    #[arg(long)]
+    pub no_counts: bool,
+
+    /// Print one JSON object
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+}
+
+/// What becomes of keys that only a node holds which does not own their slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Strays {
+    /// Move them to the owner, except those that an interrupted copy left behind: they are removed
+    Auto,
+    /// Move them to the owner, always
+    Move,
+    /// Remove them: the owner alone is right
+    Discard,
+}
+
+/// `whimbrel repair`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  whimbrel repair 10.0.0.1:7000 --dry-run                   what it would do
+  whimbrel repair 10.0.0.1:7000                             shows it, asks, does it
+
+What it does:
+  - marks of open slots that lead nowhere are cleared;
+  - a slot half moved by SETSLOT and MIGRATE is finished: its remaining keys follow, then its owner changes;
+    where nothing has been moved yet, the marks are cleared instead;
+  - a slot without owner goes to the node that has its keys; where several have, to the one that the other nodes
+    still take for the owner, else to the one that a mark names as the source, else to the one that was taking it
+    in, else to the one with most keys; where none has, to its last owner, else to the primary with fewest slots;
+  - where two nodes claim a slot, the one with the higher configuration epoch keeps it;
+  - keys in a slot of another node are removed there, with their copies on replicas. What the owner has is right; what
+    it lacks is moved to it first, never over a key of its own (see --strays).
+
+It refuses to touch a cluster in which a migration is running. Ends with 0 where all is well, and with 8 where
+something is still amiss: see whimbrel --help")]
+pub struct RepairArgs {
+    #[command(flatten)]
+    pub at: ClusterArgs,
+
+    /// Keys that only a node holds which does not own their slot
+    #[arg(long, value_enum, default_value_t = Strays::Auto)]
+    pub strays: Strays,
+
+    /// Show what is amiss and what would be done, and do nothing
+    #[arg(long, conflicts_with = "yes")]
+    pub dry_run: bool,
+
+    /// Do not ask
+    #[arg(long, short)]
+    pub yes: bool,
+
+    /// Print one JSON object for the plan and one for the outcome
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+}

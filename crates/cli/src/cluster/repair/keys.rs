@@ -1,0 +1,486 @@
+//! Keys on the wrong node: looked at, moved to the owner, removed.
+
+use std::collections::HashSet;
+
+use bytes::Bytes;
+use whimbrel_core::slot::Slot;
+use whimbrel_engine::error::{Code, Error, Result, ServerError};
+use whimbrel_engine::link::Link;
+use whimbrel_wire::value::Value;
+
+/// Keys handled together.
+const BATCH_KEYS: usize = 64;
+
+/// Values read together, by the server's estimate of their size. A larger value is read alone.
+const BATCH_BYTES: u64 = 8 << 20;
+
+/// Keys of one slot that cannot be handled and are passed over; with more, the slot is given up.
+const STUCK_MAX: usize = 4_096;
+
+/// How often a batch is tried again that was written to while it moved, before its keys are tried one by one; and how
+/// often one key is.
+const ATTEMPTS_MAX: usize = 50;
+
+/// How long the owner's replicas may take to have what was moved before it is removed where it was, in milliseconds.
+const REPLICAS_TIMEOUT_MS: &[u8] = b"1000";
+
+/// What was done to keys.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Tally {
+    /// Brought to the owner.
+    pub moved: u64,
+    /// Removed from the node that does not own their slot.
+    pub removed: u64,
+    /// Left where they are, with the reason of the first few.
+    pub stuck: u64,
+    /// Those reasons.
+    pub reasons: Vec<String>,
+}
+
+impl Tally {
+    /// Reasons that are kept.
+    const REASONS_MAX: usize = 5;
+
+    /// Adds another one.
+    pub fn add(&mut self, other: Tally) {
+        self.moved += other.moved;
+        self.removed += other.removed;
+        self.stuck += other.stuck;
+        for reason in other.reasons {
+            self.note(reason);
+        }
+    }
+
+    fn stuck(&mut self, reason: String) {
+        self.stuck += 1;
+        self.note(reason);
+    }
+
+    fn note(&mut self, reason: String) {
+        if self.reasons.len() < Tally::REASONS_MAX && !self.reasons.contains(&reason) {
+            self.reasons.push(reason);
+        }
+    }
+}
+
+/// Up to `count` keys that the node holds in a slot, whether it owns it or not.
+pub async fn keys_in(link: &mut Link, slot: Slot, count: usize) -> Result<Vec<Bytes>> {
+    let (slot, count) = (slot.to_string(), count.to_string());
+    let reply = link.call(&[b"CLUSTER", b"GETKEYSINSLOT", slot.as_bytes(), count.as_bytes()]).await?;
+    let malformed = link.unexpected("CLUSTER GETKEYSINSLOT", &reply);
+    let keys = reply.into_items().ok_or(malformed)?;
+    Ok(keys.into_iter().filter_map(Value::into_bytes).collect())
+}
+
+/// Which of some keys exist on the node that owns their slot.
+async fn exist(owner: &mut Link, keys: &[Bytes]) -> Result<Vec<bool>> {
+    for key in keys {
+        owner.push(&[b"EXISTS", key]);
+    }
+    owner.flush().await?;
+    let replies = owner.replies(keys.len()).await?;
+    replies.into_iter().map(|r| Ok(owner.check(r, b"EXISTS")?.as_int() == Some(1))).collect()
+}
+
+/// Keys of one slot that are listed to compare two nodes; what is beyond counts as absent.
+const LISTED_MAX: usize = 100_000;
+
+/// How many of some keys of a slot exist on a node, whether it owns the slot or not.
+pub async fn count_present(link: &mut Link, slot: Slot, keys: &[Bytes]) -> Result<u64> {
+    for key in keys {
+        link.push(&[b"EXISTS", key]);
+    }
+    link.flush().await?;
+    let replies = link.replies(keys.len()).await?;
+    if let Some(counts) = replies.iter().map(|r| u64::try_from(r.as_int()?).ok()).collect::<Option<Vec<_>>>()
+    {
+        return Ok(counts.into_iter().sum());
+    }
+    // It does not own the slot, or not yet: it lists its keys all the same.
+    let held: HashSet<Bytes> = keys_in(link, slot, LISTED_MAX).await?.into_iter().collect();
+    Ok(keys.iter().filter(|key| held.contains(*key)).count() as u64)
+}
+
+/// A value on its way.
+struct Parcel {
+    payload: Bytes,
+    /// When it expires, in milliseconds since the epoch; 0 for never.
+    expires_ms: i64,
+}
+
+/// How the nodes are spoken to.
+#[derive(Debug, Clone, Copy)]
+pub struct Manner {
+    /// `PEXPIRETIME` is understood: times of expiry are exact. Otherwise they are late by up to a round trip.
+    pub exact_expiry: bool,
+}
+
+/// Reads keys where they are. `None` for those that are gone. The link may be one to an importing node: then `asking`.
+async fn read(link: &mut Link, keys: &[Bytes], asking: bool, manner: Manner) -> Result<Vec<Option<Parcel>>> {
+    let expiry: &[u8] = if manner.exact_expiry { b"PEXPIRETIME" } else { b"PTTL" };
+    for key in keys {
+        for command in [&b"DUMP"[..], expiry] {
+            if asking {
+                link.push(&[b"ASKING"]);
+            }
+            link.push(&[command, key]);
+        }
+    }
+    // After the remaining times: the sum of both is never too early.
+    link.push(&[b"TIME"]);
+    link.flush().await?;
+    let mut answers = Vec::with_capacity(2 * keys.len());
+    for _ in 0..2 * keys.len() {
+        if asking {
+            link.reply().await?;
+        }
+        answers.push(link.reply().await?);
+    }
+    let time = link.reply().await?;
+    let now_ms = time
+        .as_items()
+        .and_then(|t| Some(t.first()?.as_int()? * 1_000 + t.get(1)?.as_int()? / 1_000))
+        .ok_or_else(|| link.unexpected("TIME", &time))?;
+    let since_ms = if manner.exact_expiry { 0 } else { now_ms };
+    let mut parcels = Vec::with_capacity(keys.len());
+    let mut answers = answers.into_iter();
+    while let (Some(payload), Some(expiry_ms)) = (answers.next(), answers.next()) {
+        let payload = gone_is_null(link, payload, b"DUMP")?.into_bytes();
+        let expiry_ms = gone_is_null(link, expiry_ms, expiry)?.as_int();
+        parcels.push(match (payload, expiry_ms) {
+            (Some(payload), Some(-1)) => Some(Parcel { payload, expires_ms: 0 }),
+            (Some(payload), Some(ms @ 0..)) => Some(Parcel { payload, expires_ms: since_ms + ms }),
+            _ => None,
+        });
+    }
+    Ok(parcels)
+}
+
+/// A node that gives a slot away answers `ASK` for a key that it does not have any more.
+fn gone_is_null(link: &Link, reply: Value, command: &[u8]) -> Result<Value> {
+    match ServerError::of(&reply) {
+        Some(ServerError { code: Code::Ask(..), .. }) => Ok(Value::Null),
+        _ => link.check(reply, command),
+    }
+}
+
+/// How one key fared.
+enum Fared {
+    Written,
+    /// It was there already.
+    Present,
+    Refused(ServerError),
+}
+
+/// Writes parcels, absolute expiries and all, without touching a key that is there unless `replace`.
+async fn write(
+    link: &mut Link,
+    parcels: &[(&Bytes, &Parcel)],
+    asking: bool,
+    replace: bool,
+) -> Result<Vec<Fared>> {
+    for (key, parcel) in parcels {
+        if asking {
+            link.push(&[b"ASKING"]);
+        }
+        let outbox = link.outbox();
+        outbox.command(5 + usize::from(replace));
+        outbox.arg(b"RESTORE");
+        outbox.arg(key);
+        outbox.arg_int(parcel.expires_ms);
+        outbox.arg_bytes(&parcel.payload);
+        outbox.arg(b"ABSTTL");
+        if replace {
+            outbox.arg(b"REPLACE");
+        }
+    }
+    link.flush().await?;
+    let mut fared = Vec::with_capacity(parcels.len());
+    for _ in parcels {
+        if asking {
+            link.reply().await?;
+        }
+        let reply = link.reply().await?;
+        fared.push(match ServerError::of(&reply) {
+            None => Fared::Written,
+            Some(e) if e.code == Code::BusyKey => Fared::Present,
+            Some(e) => Fared::Refused(e),
+        });
+    }
+    Ok(fared)
+}
+
+/// Cuts a batch where its values would be too large to hold together.
+async fn portions(link: &mut Link, keys: &[Bytes], asking: bool) -> Result<Vec<Vec<Bytes>>> {
+    for key in keys {
+        if asking {
+            link.push(&[b"ASKING"]);
+        }
+        link.push(&[b"MEMORY", b"USAGE", key]);
+    }
+    link.flush().await?;
+    let (mut portions, mut bytes) = (vec![Vec::new()], 0);
+    for key in keys {
+        if asking {
+            link.reply().await?;
+        }
+        // Where it cannot be told, a value is taken to be large.
+        let reply = link.reply().await?;
+        let size = match reply {
+            Value::Null => 0,
+            other => other.as_int().and_then(|n| u64::try_from(n).ok()).unwrap_or(BATCH_BYTES),
+        };
+        if bytes + size > BATCH_BYTES && bytes > 0 {
+            portions.push(Vec::new());
+            bytes = 0;
+        }
+        bytes += size;
+        if let Some(portion) = portions.last_mut() {
+            portion.push(key.clone());
+        }
+    }
+    Ok(portions)
+}
+
+/// Removes keys from an importing node, and so from its replicas.
+async fn unlink(holder: &mut Link, keys: &[Bytes]) -> Result<u64> {
+    for key in keys {
+        holder.push(&[b"ASKING"]);
+        holder.push(&[b"UNLINK", key]);
+    }
+    holder.flush().await?;
+    let mut removed = 0;
+    for _ in keys {
+        holder.reply().await?;
+        let reply = holder.reply().await?;
+        removed += u64::from(holder.check(reply, b"UNLINK")?.as_int() == Some(1));
+    }
+    Ok(removed)
+}
+
+/// Waits for the node's replicas, as long as it is worth: a node that is lost right after it took a key in must not take the
+/// key with it. Without replicas it returns at once.
+async fn wait_for_replicas(link: &mut Link) -> Result<()> {
+    let reply = link.call(&[b"INFO", b"replication"]).await?;
+    let text = reply.as_bytes().map(|b| String::from_utf8_lossy(b).into_owned()).unwrap_or_default();
+    let online = text.lines().filter(|l| l.starts_with("slave") && l.contains("state=online")).count();
+    if online > 0 {
+        let online = online.to_string();
+        link.call(&[b"WAIT", online.as_bytes(), REPLICAS_TIMEOUT_MS]).await?;
+    }
+    Ok(())
+}
+
+/// The next keys of a slot that are not among those already found stuck; `None` when the slot holds no others.
+async fn next_batch(link: &mut Link, slot: Slot, stuck: &HashSet<Bytes>) -> Result<Option<Vec<Bytes>>> {
+    let mut keys = keys_in(link, slot, BATCH_KEYS + stuck.len()).await?;
+    keys.retain(|key| !stuck.contains(key));
+    keys.truncate(BATCH_KEYS);
+    Ok((!keys.is_empty()).then_some(keys))
+}
+
+fn give_up(slot: Slot) -> Error {
+    Error::own("move keys", format!("more than {STUCK_MAX} keys of slot {slot} cannot be moved"))
+}
+
+/// Empties a slot on a node that imports it from its owner. What the owner has is right, whatever it is. Keys that it
+/// lacks are moved to it first, where `rescue` says so: written only where they are absent, and on its replicas before they
+/// are removed here.
+///
+/// # Errors
+/// When a node does not answer, or refuses what it should not.
+pub async fn empty_slot(
+    holder: &mut Link,
+    owner: &mut Link,
+    slot: Slot,
+    rescue: bool,
+    manner: Manner,
+) -> Result<Tally> {
+    let mut tally = Tally::default();
+    let mut stuck: HashSet<Bytes> = HashSet::new();
+    let mut unlinked: HashSet<Bytes> = HashSet::new();
+    while let Some(mut removable) = next_batch(holder, slot, &stuck).await? {
+        // No client writes here. Something that we do not know of does.
+        for key in removable.extract_if(.., |key| unlinked.contains(key)) {
+            tally.stuck(format!("a key in slot {slot} comes back after it was removed"));
+            stuck.insert(key);
+        }
+        if rescue {
+            let present = exist(owner, &removable).await?;
+            let (there, lacking): (Vec<_>, Vec<_>) =
+                removable.into_iter().zip(present).partition(|(_, p)| *p);
+            removable = there.into_iter().map(|(key, _)| key).collect();
+            let lacking: Vec<Bytes> = lacking.into_iter().map(|(key, _)| key).collect();
+            let before = tally.moved;
+            for portion in portions(holder, &lacking, true).await? {
+                let parcels = read(holder, &portion, true, manner).await?;
+                let full: Vec<(&Bytes, &Parcel)> =
+                    portion.iter().zip(&parcels).filter_map(|(k, p)| Some((k, p.as_ref()?))).collect();
+                for ((key, _), fared) in full.iter().zip(write(owner, &full, false, false).await?) {
+                    match fared {
+                        Fared::Written => tally.moved += 1,
+                        Fared::Present => {}
+                        Fared::Refused(e) => {
+                            tally.stuck(format!("the owner refuses a key: {}", e.text));
+                            stuck.insert((*key).clone());
+                        }
+                    }
+                }
+                removable.extend(portion.into_iter().filter(|key| !stuck.contains(key)));
+            }
+            if tally.moved > before {
+                wait_for_replicas(owner).await?;
+            }
+        }
+        if stuck.len() > STUCK_MAX {
+            return Err(give_up(slot));
+        }
+        tally.removed += unlink(holder, &removable).await?;
+        unlinked = removable.into_iter().collect();
+    }
+    Ok(tally)
+}
+
+/// Moves what is left of a slot that `source` gives away and `target` takes in, while clients use both.
+///
+/// A key that the source has is served there, so what the target has under its name is older and is replaced. The key
+/// is removed at the source only where it was not written to since it was read (`WATCH`): from then on clients are sent
+/// to the target. No key appears at the source meanwhile: whatever it does not have it sends to the target.
+///
+/// # Errors
+/// When a node does not answer, or refuses what it should not.
+pub async fn finish_slot(source: &mut Link, target: &mut Link, slot: Slot, manner: Manner) -> Result<Tally> {
+    let mut tally = Tally::default();
+    let mut stuck: HashSet<Bytes> = HashSet::new();
+    while let Some(keys) = next_batch(source, slot, &stuck).await? {
+        for portion in portions(source, &keys, false).await? {
+            let mut attempts = 0;
+            let mut parts = vec![portion];
+            while let Some(part) = parts.pop() {
+                match move_watched(source, target, &part, manner).await? {
+                    Moved::All(moved) => {
+                        tally.moved += moved;
+                        tally.removed += moved;
+                    }
+                    Moved::Refused(key, e) => {
+                        tally.stuck(format!("the target refuses a key: {}", e.text));
+                        stuck.insert(key.clone());
+                        parts.push(part.into_iter().filter(|k| *k != key).collect());
+                    }
+                    // The more keys, the likelier that one of them is written to.
+                    Moved::Changed if part.len() > 1 => {
+                        let mut part = part;
+                        let half = part.split_off(part.len() / 2);
+                        parts.extend([part, half]);
+                    }
+                    Moved::Changed if attempts < ATTEMPTS_MAX => {
+                        attempts += 1;
+                        parts.push(part);
+                    }
+                    Moved::Changed => {
+                        tally.stuck("a key is written to faster than it can be moved".to_owned());
+                        stuck.extend(part);
+                        attempts = 0;
+                    }
+                }
+            }
+        }
+        if stuck.len() > STUCK_MAX {
+            return Err(give_up(slot));
+        }
+    }
+    Ok(tally)
+}
+
+/// What became of a few keys.
+enum Moved {
+    /// All that still existed are at the target; so many were removed at the source.
+    All(u64),
+    /// One was written to meanwhile, or has gone; none was removed.
+    Changed,
+    /// The target does not take this one; none was removed.
+    Refused(Bytes, ServerError),
+}
+
+async fn move_watched(source: &mut Link, target: &mut Link, keys: &[Bytes], manner: Manner) -> Result<Moved> {
+    if keys.is_empty() {
+        return Ok(Moved::All(0));
+    }
+    // One by one: a command with several keys of which one has gone is answered with TRYAGAIN.
+    for key in keys {
+        source.push(&[b"WATCH", key]);
+    }
+    source.flush().await?;
+    for reply in source.replies(keys.len()).await? {
+        gone_is_null(source, reply, b"WATCH")?;
+    }
+    let parcels = read(source, keys, false, manner).await?;
+    let full: Vec<(&Bytes, &Parcel)> =
+        keys.iter().zip(&parcels).filter_map(|(k, p)| Some((k, p.as_ref()?))).collect();
+    for ((key, _), fared) in full.iter().zip(write(target, &full, true, true).await?) {
+        if let Fared::Refused(e) = fared {
+            source.call(&[b"UNWATCH"]).await?;
+            return Ok(Moved::Refused((*key).clone(), e));
+        }
+    }
+    if full.is_empty() {
+        source.call(&[b"UNWATCH"]).await?;
+        return Ok(Moved::All(0));
+    }
+    wait_for_replicas(target).await?;
+    source.push(&[b"MULTI"]);
+    for (key, _) in &full {
+        source.push(&[b"UNLINK", key]);
+    }
+    source.push(&[b"EXEC"]);
+    source.flush().await?;
+    let mut replies = source.replies(full.len() + 2).await?;
+    // There is one for `EXEC`.
+    let outcome = replies.pop().unwrap_or(Value::Null);
+    match (outcome.as_items(), ServerError::of(&outcome).map(|e| e.code)) {
+        (Some(removed), _) => Ok(Moved::All(removed.iter().filter(|r| r.as_int() == Some(1)).count() as u64)),
+        // Written to; or one of them expired or was deleted, and the source redirects its `UNLINK`.
+        (None, None | Some(Code::ExecAbort | Code::Ask(..) | Code::TryAgain)) => Ok(Moved::Changed),
+        (None, Some(_)) => source.check(outcome, b"EXEC").map(|_| Moved::Changed),
+    }
+}
+
+/// Removes keys from a replica whose primary does not have them, while the primary imports the slot: each is written
+/// there and removed, which the replica repeats.
+///
+/// # Errors
+/// When a node does not answer, or refuses what it should not.
+pub async fn empty_slot_of_replica(primary: &mut Link, replica: &mut Link, slot: Slot) -> Result<Tally> {
+    let mut tally = Tally::default();
+    let count = usize::try_from(count_keys(replica, slot).await?).unwrap_or(usize::MAX);
+    // All at once: the replica removes them in its own time, and shows them until then.
+    for keys in keys_in(replica, slot, count).await?.chunks(BATCH_KEYS) {
+        for key in keys {
+            primary.push(&[b"ASKING"]);
+            // A key that the primary has after all is none of our business, and is not touched.
+            primary.push(&[b"SET", key, b"", b"NX", b"PX", b"60000"]);
+        }
+        primary.flush().await?;
+        let mut ours = Vec::new();
+        for key in keys {
+            primary.reply().await?;
+            let reply = primary.reply().await?;
+            if !matches!(primary.check(reply, b"SET")?, Value::Null) {
+                ours.push(key.clone());
+            }
+        }
+        tally.removed += unlink(primary, &ours).await?;
+    }
+    wait_for_replicas(primary).await?;
+    Ok(tally)
+}
+
+/// How many keys the node holds in a slot.
+pub async fn count_keys(link: &mut Link, slot: Slot) -> Result<u64> {
+    let slot = slot.to_string();
+    let reply = link.call(&[b"CLUSTER", b"COUNTKEYSINSLOT", slot.as_bytes()]).await?;
+    reply
+        .as_int()
+        .and_then(|n| u64::try_from(n).ok())
+        .ok_or_else(|| link.unexpected("CLUSTER COUNTKEYSINSLOT", &reply))
+}

@@ -1,0 +1,268 @@
+//! What the server answers.
+
+use bytes::Bytes;
+use whimbrel_wire::value::Value;
+
+use super::migrations::{JobView, parse_moves, shown};
+use super::reply::{Protocol, error, ok, text};
+use super::{DaemonOptions, Jobs};
+
+/// As many jobs as Valkey lists migrations, unless told otherwise.
+const LISTED_MAX: usize = 1_000;
+
+/// So many wrong passwords end a connection.
+const LOGINS_MAX: u32 = 3;
+
+/// What the server remembers of one connection.
+#[derive(Debug)]
+pub(super) struct Session {
+    id: u64,
+    pub(super) protocol: Protocol,
+    pub(super) is_in: bool,
+    /// True once the last reply has been given.
+    pub(super) is_over: bool,
+    name: Bytes,
+    failed_logins: u32,
+}
+
+impl Session {
+    pub(super) fn new(id: u64, options: &DaemonOptions) -> Session {
+        Session {
+            id,
+            protocol: Protocol::Resp2,
+            is_in: options.password.is_none(),
+            is_over: false,
+            name: Bytes::new(),
+            failed_logins: 0,
+        }
+    }
+
+    /// Carries out one command. `words` is not empty.
+    pub(super) async fn answer<J: Jobs>(
+        &mut self,
+        words: &[Bytes],
+        options: &DaemonOptions,
+        jobs: &J,
+    ) -> Value {
+        let (name, args) = (words[0].to_ascii_uppercase(), &words[1..]);
+        match (&name[..], args) {
+            (b"QUIT", _) => {
+                self.is_over = true;
+                ok()
+            }
+            (b"AUTH", [password]) => self.log_in(b"default", password, options),
+            (b"AUTH", [user, password]) => self.log_in(user, password, options),
+            (b"HELLO", _) => self.hello(args, options),
+            _ if !self.is_in => Value::Error(Bytes::from_static(b"NOAUTH Authentication required.")),
+            (b"PING", []) => Value::Simple(Bytes::from_static(b"PONG")),
+            (b"PING" | b"ECHO", [message]) => Value::Bulk(message.clone()),
+            (b"SELECT", [db]) if &db[..] == b"0" => ok(),
+            (b"SELECT", [_]) => error("DB index is out of range"),
+            (b"CLIENT", [sub, args @ ..]) => self.client(sub, args),
+            (b"COMMAND", [sub, ..]) if sub.eq_ignore_ascii_case(b"DOCS") => Value::Map(Vec::new()),
+            (b"COMMAND", [sub]) if sub.eq_ignore_ascii_case(b"COUNT") => Value::Int(0),
+            (b"COMMAND", _) => Value::Array(Vec::new()),
+            (b"INFO", _) => info(jobs).await,
+            (b"CLUSTER", [sub, args @ ..]) => cluster(sub, args, jobs).await,
+            (b"AUTH" | b"PING" | b"ECHO" | b"SELECT" | b"CLIENT" | b"CLUSTER", _) => {
+                wrong_number(&String::from_utf8_lossy(&name).to_ascii_lowercase())
+            }
+            // Without its arguments, which may be confidential.
+            _ => error(format!("unknown command '{}'", shown(&words[0]))),
+        }
+    }
+
+    fn log_in(&mut self, user: &[u8], password: &[u8], options: &DaemonOptions) -> Value {
+        let Some(expected) = &options.password else {
+            return error(
+                "AUTH <password> called without any password configured for the default user. Are you sure your \
+                 configuration is correct?",
+            );
+        };
+        let is_user = user == b"default" || options.user.as_deref().is_some_and(|u| u.as_bytes() == user);
+        if is_same(expected.expose().as_bytes(), password) && is_user {
+            self.is_in = true;
+            return ok();
+        }
+        self.is_in = false;
+        self.failed_logins += 1;
+        self.is_over = self.failed_logins >= LOGINS_MAX;
+        Value::Error(Bytes::from_static(b"WRONGPASS invalid username-password pair or user is disabled."))
+    }
+
+    /// `HELLO [version [AUTH user password] [SETNAME name]]`
+    fn hello(&mut self, args: &[Bytes], options: &DaemonOptions) -> Value {
+        let mut protocol = self.protocol;
+        let mut rest = args;
+        if let [version, others @ ..] = args {
+            protocol = match &version[..] {
+                b"2" => Protocol::Resp2,
+                b"3" => Protocol::Resp3,
+                _ => return Value::Error(Bytes::from_static(b"NOPROTO unsupported protocol version")),
+            };
+            rest = others;
+        }
+        let mut name = None;
+        while let [option, others @ ..] = rest {
+            rest = match (&option.to_ascii_uppercase()[..], others) {
+                (b"AUTH", [user, password, others @ ..]) => {
+                    let answer = self.log_in(user, password, options);
+                    if !answer.is_ok() {
+                        return answer;
+                    }
+                    others
+                }
+                (b"SETNAME", [given, others @ ..]) => {
+                    name = Some(given.clone());
+                    others
+                }
+                _ => return error(format!("syntax error in HELLO option '{}'", shown(option))),
+            };
+        }
+        if !self.is_in {
+            return Value::Error(Bytes::from_static(
+                b"NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH \
+                  <user> <pass> option can be used to authenticate the client and select the RESP protocol version at \
+                  the same time",
+            ));
+        }
+        self.protocol = protocol;
+        if let Some(name) = name {
+            self.name = name;
+        }
+        let version = if protocol == Protocol::Resp3 { 3 } else { 2 };
+        let id = i64::try_from(self.id).unwrap_or(i64::MAX);
+        Value::Map(vec![
+            (text("server"), text("whimbrel")),
+            (text("version"), text(env!("CARGO_PKG_VERSION"))),
+            (text("proto"), Value::Int(version)),
+            (text("id"), Value::Int(id)),
+            (text("mode"), text("standalone")),
+            (text("role"), text("master")),
+            (text("modules"), Value::Array(Vec::new())),
+        ])
+    }
+
+    fn client(&mut self, sub: &[u8], args: &[Bytes]) -> Value {
+        match (&sub.to_ascii_uppercase()[..], args) {
+            (b"SETNAME", [name]) => {
+                self.name = name.clone();
+                ok()
+            }
+            (b"GETNAME", []) if self.name.is_empty() => Value::Null,
+            (b"GETNAME", []) => Value::Bulk(self.name.clone()),
+            (b"SETINFO", [_, _]) => ok(),
+            (b"ID", []) => Value::Int(i64::try_from(self.id).unwrap_or(i64::MAX)),
+            (b"SETNAME" | b"GETNAME" | b"SETINFO" | b"ID", _) => {
+                wrong_number(&format!("client|{}", shown(sub).to_ascii_lowercase()))
+            }
+            _ => unknown_subcommand("CLIENT", sub),
+        }
+    }
+}
+
+/// Compares without telling by its duration where the difference is.
+fn is_same(expected: &[u8], given: &[u8]) -> bool {
+    expected.len() == given.len() && expected.iter().zip(given).fold(0, |all, (a, b)| all | (a ^ b)) == 0
+}
+
+async fn cluster<J: Jobs>(sub: &[u8], args: &[Bytes], jobs: &J) -> Value {
+    match (&sub.to_ascii_uppercase()[..], args) {
+        (b"MIGRATESLOTS", [_, _, ..]) => migrate(args, jobs).await,
+        (b"GETSLOTMIGRATIONS", []) => match jobs.list().await {
+            Ok(all) => Value::Array(all.iter().take(LISTED_MAX).map(JobView::reply).collect()),
+            Err(e) => error(e.to_string()),
+        },
+        (b"CANCELSLOTMIGRATIONS", []) => cancel(None, jobs).await,
+        (b"CANCELSLOTMIGRATIONS", [word]) if word.eq_ignore_ascii_case(b"ALL") => cancel(None, jobs).await,
+        (b"CANCELSLOTMIGRATIONS", [name]) => cancel(Some(name), jobs).await,
+        (b"HELP", []) => help(),
+        (b"MIGRATESLOTS" | b"GETSLOTMIGRATIONS" | b"CANCELSLOTMIGRATIONS", _) => {
+            wrong_number(&format!("cluster|{}", shown(sub).to_ascii_lowercase()))
+        }
+        _ => unknown_subcommand("CLUSTER", sub),
+    }
+}
+
+async fn migrate<J: Jobs>(args: &[Bytes], jobs: &J) -> Value {
+    let known = match jobs.list().await {
+        Ok(known) => known,
+        Err(e) => return error(e.to_string()),
+    };
+    let view = match jobs.view().await {
+        Ok(view) => view,
+        Err(e) => return error(e.to_string()),
+    };
+    let moves = match parse_moves(args, &view, &known) {
+        Ok(moves) => moves,
+        Err(what) => return error(what),
+    };
+    match jobs.submit(moves).await {
+        Ok(()) => ok(),
+        Err(e) => error(e.to_string()),
+    }
+}
+
+/// Cancels one job, or all that have not ended.
+async fn cancel<J: Jobs>(name: Option<&[u8]>, jobs: &J) -> Value {
+    let all = match jobs.list().await {
+        Ok(all) => all,
+        Err(e) => return error(e.to_string()),
+    };
+    let is_meant = |job: &&JobView| name.is_none_or(|name| job.name.as_bytes() == name);
+    if name.is_some() && !all.iter().any(|job| is_meant(&job)) {
+        return error("No such slot migration job");
+    }
+    let active: Vec<&JobView> = all.iter().filter(is_meant).filter(|job| !job.state.is_final()).collect();
+    if active.is_empty() {
+        return error("No migrations ongoing");
+    }
+    for job in active {
+        if let Err(e) = jobs.cancel(&job.name).await {
+            return error(e.to_string());
+        }
+    }
+    ok()
+}
+
+async fn info<J: Jobs>(jobs: &J) -> Value {
+    let all = match jobs.list().await {
+        Ok(all) => all,
+        Err(e) => return error(e.to_string()),
+    };
+    let active = all.iter().filter(|job| !job.state.is_final()).count();
+    let lines = [
+        "# Server".to_owned(),
+        format!("whimbrel_version:{}", env!("CARGO_PKG_VERSION")),
+        format!("process_id:{}", std::process::id()),
+        String::new(),
+        "# Jobs".to_owned(),
+        format!("jobs_active:{active}"),
+        format!("jobs_listed:{}", all.len()),
+        String::new(),
+    ];
+    Value::Verbatim(Bytes::from(lines.join("\r\n")))
+}
+
+fn help() -> Value {
+    let lines = [
+        "CLUSTER <subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
+        "CANCELSLOTMIGRATIONS [ALL | <name>]",
+        "    Cancel all jobs, or one.",
+        "GETSLOTMIGRATIONS",
+        "    Get information about ongoing and recently finished jobs.",
+        "MIGRATESLOTS SLOTSRANGE start-slot end-slot [start-slot end-slot ...] NODE node-id [SLOTSRANGE ...]",
+        "    Move the slots from the node that owns them to the specified node.",
+        "HELP",
+        "    Print this help.",
+    ];
+    Value::Array(lines.into_iter().map(|l| Value::Simple(Bytes::from_static(l.as_bytes()))).collect())
+}
+
+fn wrong_number(command: &str) -> Value {
+    error(format!("wrong number of arguments for '{command}' command"))
+}
+
+fn unknown_subcommand(command: &str, sub: &[u8]) -> Value {
+    error(format!("unknown subcommand '{}'. Try {command} HELP.", shown(sub)))
+}

@@ -1,0 +1,153 @@
+//! One connection to the server.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
+use whimbrel_wire::scan::{Limits, Progress, Scanner};
+use whimbrel_wire::value::Value;
+
+use super::command::Session;
+use super::reply::{encode, error};
+use super::{DaemonOptions, Jobs};
+
+/// The longest command of somebody who has not logged in.
+const STRANGER_BYTES_MAX: u64 = 16 << 10;
+
+/// Words in a command: as many as it takes to name every second slot as a range.
+const WORDS_MAX: u64 = 20_000;
+
+/// The longest word.
+const WORD_BYTES_MAX: u64 = 16 << 10;
+
+/// What a refused login costs the one who tried.
+const LOGIN_PAUSE: Duration = Duration::from_millis(200);
+
+const READ_BYTES: usize = 4 << 10;
+
+/// One client.
+#[derive(Debug)]
+pub(super) struct Connection<J> {
+    stream: TcpStream,
+    options: Arc<DaemonOptions>,
+    jobs: Arc<J>,
+    stop: CancellationToken,
+    session: Session,
+    inbox: BytesMut,
+    scanner: Scanner,
+    opened: Instant,
+}
+
+impl<J: Jobs> Connection<J> {
+    pub(super) fn new(
+        id: u64,
+        stream: TcpStream,
+        options: Arc<DaemonOptions>,
+        jobs: Arc<J>,
+        stop: CancellationToken,
+    ) -> Connection<J> {
+        let session = Session::new(id, &options);
+        let limits = Limits {
+            depth_max: 1,
+            elements_max: WORDS_MAX,
+            bulk_bytes_max: WORD_BYTES_MAX,
+            line_bytes_max: 32,
+            frame_bytes_max: options.request_bytes_max,
+        };
+        let mut scanner = Scanner::new(limits);
+        if !session.is_in {
+            scanner.limit_frames(STRANGER_BYTES_MAX.min(options.request_bytes_max));
+        }
+        let inbox = BytesMut::new();
+        Connection { stream, options, jobs, stop, session, inbox, scanner, opened: Instant::now() }
+    }
+
+    /// Answers commands in their order until the client leaves, misbehaves, or the server stops.
+    ///
+    /// # Errors
+    /// Where the connection breaks.
+    pub(super) async fn run(mut self) -> io::Result<()> {
+        self.stream.set_nodelay(true)?;
+        while !self.session.is_over {
+            match self.command() {
+                Ok(Some(words)) => {
+                    if words.is_empty() {
+                        continue;
+                    }
+                    let was_in = self.session.is_in;
+                    let reply = self.session.answer(&words, &self.options, &*self.jobs).await;
+                    let is_refused = reply.as_error().is_some_and(|text| text.starts_with(b"WRONGPASS"));
+                    if is_refused {
+                        sleep(LOGIN_PAUSE).await;
+                    }
+                    if self.session.is_in != was_in {
+                        let most = if was_in { STRANGER_BYTES_MAX } else { u64::MAX };
+                        self.scanner.limit_frames(most.min(self.options.request_bytes_max));
+                    }
+                    self.send(&reply).await?;
+                }
+                Ok(None) => {
+                    if !self.receive().await? {
+                        break;
+                    }
+                }
+                Err(what) => {
+                    // Nobody knows where the next command would begin.
+                    self.send(&error(format!("Protocol error: {what}"))).await?;
+                    break;
+                }
+            }
+        }
+        timeout(Duration::from_millis(self.options.write_timeout_ms), self.stream.shutdown()).await?
+    }
+
+    /// The next whole command, where it has arrived: an array of strings. Lines without a length, as people type them into
+    /// telnet and browsers can be made to send, are none.
+    fn command(&mut self) -> Result<Option<Vec<Bytes>>, &'static str> {
+        let Progress::Complete(len) = self.scanner.scan(&self.inbox).map_err(|e| e.what)? else {
+            return Ok(None);
+        };
+        let frame = self.inbox.split_to(len).freeze();
+        let Ok(Value::Array(items)) = Value::parse(&frame) else {
+            return Err("expected an array of strings");
+        };
+        let words = items.into_iter().map(|item| match item {
+            Value::Bulk(word) => Ok(word),
+            _ => Err("expected an array of strings"),
+        });
+        words.collect::<Result<_, _>>().map(Some)
+    }
+
+    /// Reads some more; false where there is nothing more to come, or nobody may wait for it.
+    async fn receive(&mut self) -> io::Result<bool> {
+        let mut until = Instant::now() + Duration::from_millis(self.options.idle_timeout_ms);
+        if !self.session.is_in {
+            until = until.min(self.opened + Duration::from_millis(self.options.login_timeout_ms));
+        }
+        self.inbox.reserve(READ_BYTES);
+        tokio::select! {
+            () = self.stop.cancelled() => Ok(false),
+            read = timeout_at(until, self.stream.read_buf(&mut self.inbox)) => match read {
+                Ok(read) => Ok(read? > 0),
+                Err(_) => Ok(false),
+            },
+        }
+    }
+
+    async fn send(&mut self, reply: &Value) -> io::Result<()> {
+        let mut out = BytesMut::new();
+        encode(reply, self.session.protocol, &mut out);
+        let limit = Duration::from_millis(self.options.write_timeout_ms);
+        while !out.is_empty() {
+            if timeout(limit, self.stream.write_buf(&mut out)).await?? == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,224 @@
+//! A server that takes jobs: it speaks RESP, and Valkey's own commands for slot migrations.
+//!
+//! - [`Daemon`]: listens, lets in, and serves;
+//! - [`Jobs`]: what it needs of those who do the work;
+//! - [`migrations`]: the three commands, their grammar, their replies, their errors;
+//! - [`queue`]: the one who does the work.
+//!
+//! ```text
+//! valkey-cli -p PORT CLUSTER MIGRATESLOTS SLOTSRANGE 0 1023 NODE 07c37dfeb235213a872192d90877d0cd55635b91
+//! valkey-cli -p PORT CLUSTER GETSLOTMIGRATIONS
+//! valkey-cli -p PORT CLUSTER CANCELSLOTMIGRATIONS [NAME]
+//! ```
+//!
+//! Who may connect may move slots. Off loopback a password is therefore required; it travels in clear, as it does to a
+//! server without TLS.
+
+mod command;
+mod connection;
+pub mod migrations;
+pub mod queue;
+mod reply;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::plan::Move;
+use whimbrel_engine::endpoint::Secret;
+use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::nodes::ClusterView;
+
+use self::connection::Connection;
+use self::migrations::JobView;
+
+/// How long connections may take to finish what they are at when the server stops.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// How long to wait after a connection could not be accepted: out of file descriptors, for example.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Those who do the work.
+pub trait Jobs: Send + Sync + 'static {
+    /// The cluster as it is now.
+    ///
+    /// # Errors
+    /// Whatever keeps it from being asked.
+    fn view(&self) -> impl Future<Output = Result<ClusterView>> + Send;
+
+    /// Takes jobs in, one for each move, and writes them down before it returns. All or none.
+    ///
+    /// # Errors
+    /// Whatever keeps it from taking them.
+    fn submit(&self, moves: Vec<Move>) -> impl Future<Output = Result<()>> + Send;
+
+    /// Jobs that run, wait, or ended not long ago: those of the newest command first, and those of one command in their
+    /// order in it, as Valkey lists them.
+    ///
+    /// # Errors
+    /// Whatever keeps them from being listed.
+    fn list(&self) -> impl Future<Output = Result<Vec<JobView>>> + Send;
+
+    /// Asks for a job's cancellation, which takes effect soon after. One that has ended is left as it is.
+    ///
+    /// # Errors
+    /// Whatever keeps it from being asked for.
+    fn cancel(&self, name: &str) -> impl Future<Output = Result<()>> + Send;
+}
+
+/// How the server behaves.
+#[derive(Debug, Clone)]
+pub struct DaemonOptions {
+    /// Where it listens. Port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// The user that logs in; `default` is always understood.
+    pub user: Option<String>,
+    /// The password. Required where `listen` is not a loopback address.
+    pub password: Option<Secret>,
+    /// Connections at once; more are told so and closed.
+    pub connections_max: usize,
+    /// The longest command. Before login it is 16 KiB.
+    pub request_bytes_max: u64,
+    /// A connection that says nothing for so long is closed.
+    pub idle_timeout_ms: u64,
+    /// A connection that has not logged in by then is closed.
+    pub login_timeout_ms: u64,
+    /// A connection that takes in nothing of a reply for so long is closed.
+    pub write_timeout_ms: u64,
+}
+
+impl DaemonOptions {
+    /// The usual bounds, without a password.
+    pub fn new(listen: SocketAddr) -> DaemonOptions {
+        DaemonOptions {
+            listen,
+            user: None,
+            password: None,
+            connections_max: 128,
+            request_bytes_max: 1 << 20,
+            idle_timeout_ms: 600_000,
+            login_timeout_ms: 10_000,
+            write_timeout_ms: 10_000,
+        }
+    }
+}
+
+/// The server.
+#[derive(Debug)]
+pub struct Daemon<J> {
+    listener: TcpListener,
+    options: Arc<DaemonOptions>,
+    jobs: Arc<J>,
+}
+
+impl<J: Jobs> Daemon<J> {
+    /// Begins to listen. Connections are served once [`Daemon::serve`] runs.
+    ///
+    /// # Errors
+    /// `Own` where nobody could be kept out, or where the address cannot be listened on.
+    pub async fn bind(options: DaemonOptions, jobs: Arc<J>) -> Result<Daemon<J>> {
+        let listen = options.listen;
+        let has_password = options.password.as_ref().is_some_and(|p| !p.expose().is_empty());
+        if !is_loopback(listen.ip()) && !has_password {
+            return Err(Error::own(
+                format!("listen on {listen}"),
+                "whoever reaches this address could move slots: a password is required",
+            )
+            .with_remedy("give it one, in a file or an environment variable, or listen on 127.0.0.1"));
+        }
+        let listener = TcpListener::bind(listen).await.map_err(|e| {
+            Error::own(format!("listen on {listen}"), e)
+                .with_remedy("see that the address is this machine's and that the port is free")
+        })?;
+        Ok(Daemon { listener, options: Arc::new(options), jobs })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// `Own` where the system does not tell.
+    pub fn address(&self) -> Result<SocketAddr> {
+        self.listener.local_addr().map_err(|e| Error::own("read the address of a listener", e))
+    }
+
+    /// Serves until `stop`. Then nobody is let in any more, commands under way are finished, and all connections are
+    /// closed, within 5 s.
+    pub async fn serve(self, stop: CancellationToken) {
+        let places = Arc::new(Semaphore::new(self.options.connections_max));
+        let ids = AtomicU64::new(1);
+        let mut connections = JoinSet::new();
+        loop {
+            let accepted = tokio::select! {
+                () = stop.cancelled() => break,
+                accepted = self.listener.accept() => accepted,
+                Some(_) = connections.join_next() => continue,
+            };
+            let (stream, peer) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            let Ok(place) = places.clone().try_acquire_owned() else {
+                turn_away(stream);
+                continue;
+            };
+            let id = ids.fetch_add(1, Ordering::Relaxed);
+            let connection =
+                Connection::new(id, stream, self.options.clone(), self.jobs.clone(), stop.clone());
+            connections.spawn(async move {
+                tracing::debug!(id, %peer, "a connection was opened");
+                if let Err(error) = connection.run().await {
+                    tracing::debug!(id, %peer, %error, "a connection broke");
+                }
+                drop(place);
+            });
+        }
+        let closing = async { while connections.join_next().await.is_some() {} };
+        if tokio::time::timeout(GRACE, closing).await.is_err() {
+            connections.shutdown().await;
+        }
+    }
+}
+
+/// Says why, in the words clients know, as far as that goes without waiting.
+fn turn_away(mut stream: TcpStream) {
+    tokio::spawn(async move {
+        let saying = stream.write_all(b"-ERR max number of clients reached\r\n");
+        // Whether it is heard is the client's affair.
+        let _ = tokio::time::timeout(ACCEPT_PAUSE, saying).await;
+    });
+}
+
+fn is_loopback(ip: IpAddr) -> bool {
+    ip.to_canonical().is_loopback()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_has_several_forms() {
+        for (ip, expected) in [
+            ("127.0.0.1", true),
+            ("127.8.9.1", true),
+            ("::1", true),
+            ("::ffff:127.0.0.1", true),
+            ("0.0.0.0", false),
+            ("::", false),
+            ("::ffff:10.0.0.1", false),
+            ("192.168.1.1", false),
+        ] {
+            assert_eq!(is_loopback(ip.parse().expect("an address")), expected, "{ip}");
+        }
+    }
+}

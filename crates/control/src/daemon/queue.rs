@@ -1,0 +1,310 @@
+//! Takes jobs in and runs them in their turn: those that have a node in common one after another, others at the same time.
+//!
+//! Every job is in the [`Store`] before it is acknowledged. While it runs, a queue takes up all jobs of its cluster in the
+//! folder that have not ended and that nobody runs, whoever made them: its own from before a restart, those of other
+//! whimbrels that were killed, and, every 15 s, those that were suspended.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::migration::Phase;
+use whimbrel_core::node::NodeId;
+use whimbrel_core::plan::Move;
+use whimbrel_core::slot::SlotSet;
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::nodes::{ClusterView, KeyCounts, key_counts};
+
+use crate::job::{View, now_s};
+use crate::service::{self, PARALLEL_MAX, Ready, Settings, Task};
+use crate::store::{Entry, Status, Store};
+
+use super::Jobs;
+use super::migrations::{JobState, JobView};
+
+/// Jobs that may wait; more are refused.
+pub const WAITING_MAX: usize = 1_000;
+
+/// Jobs that are remembered only here: cancelled before their turn.
+const FORGOTTEN_MAX: usize = 100;
+
+/// How often the folder is looked through for jobs that nobody runs.
+const TAKE_UP_PERIOD: Duration = Duration::from_secs(15);
+
+/// How long a stop waits for a moment at which a job may be left, and how often it looks.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
+const LEAVE_POLL: Duration = Duration::from_millis(5);
+
+/// A job that runs.
+struct Running {
+    nodes: [NodeId; 2],
+    cancel: CancellationToken,
+    view: Arc<View>,
+    task: AbortHandle,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Ready>,
+    running: BTreeMap<String, Running>,
+    /// Cancelled before their turn: their files are gone.
+    forgotten: VecDeque<JobView>,
+}
+
+/// Jobs of one cluster, waiting and running.
+pub struct Queue {
+    deployment: Arc<Deployment>,
+    store: Store,
+    settings: Settings,
+    state: Mutex<State>,
+    /// Told when a job has come.
+    arrival: Notify,
+    /// Held while jobs are taken in: two commands for the same slots are not both accepted.
+    intake: tokio::sync::Mutex<()>,
+}
+
+impl Queue {
+    /// A queue on a folder. Nothing is taken up before [`Queue::run`].
+    pub fn new(deployment: Arc<Deployment>, store: Store, settings: Settings) -> Arc<Queue> {
+        Arc::new(Queue {
+            deployment,
+            store,
+            settings,
+            state: Mutex::default(),
+            arrival: Notify::new(),
+            intake: tokio::sync::Mutex::default(),
+        })
+    }
+
+    /// Takes up the jobs of the folder that nobody runs: left by a restart, by another whimbrel that was killed, or
+    /// suspended until something changes.
+    async fn take_up(&self) {
+        let cluster = self.deployment.endpoint.address.to_string();
+        let entries = match self.entries().await {
+            Ok(entries) => entries,
+            Err(error) => {
+                tracing::warn!(%error, "the jobs cannot be listed");
+                return;
+            }
+        };
+        for entry in entries {
+            let status = entry.status;
+            // Those of our own count as running too: we have their journals open.
+            if status.ended || entry.running || status.cluster != cluster {
+                continue;
+            }
+            match Ready::open(&self.store, &status.id) {
+                Ok(ready) => self.lock().waiting.push_back(ready),
+                Err(error) => tracing::warn!(job = status.id, %error, "a job cannot be taken up"),
+            }
+        }
+    }
+
+    async fn entries(&self) -> Result<Vec<Entry>> {
+        let store = self.store.clone();
+        let listing = tokio::task::spawn_blocking(move || store.list()).await;
+        listing.map_err(|e| Error::own("list jobs", e))?
+    }
+
+    /// Runs jobs until `stop`. Jobs that run then are left at the next moment at which no writer is held and no slot is
+    /// between two owners, within 10 s; they go on when a queue runs on the folder again.
+    pub async fn run(&self, stop: &CancellationToken) {
+        let mut tasks = JoinSet::new();
+        let mut again = tokio::time::interval(TAKE_UP_PERIOD);
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => break,
+                // The first time at once.
+                _ = again.tick() => self.take_up().await,
+                () = self.arrival.notified() => {}
+                Some(_) = tasks.join_next() => {}
+            }
+            self.lock().running.retain(|_, running| !running.task.is_finished());
+            self.begin(&mut tasks);
+        }
+        let _ = tokio::time::timeout(LEAVE_TIMEOUT, self.leave()).await;
+        tasks.shutdown().await;
+        self.lock().running.clear();
+    }
+
+    /// Begins every waiting job that has no node in common with one that runs, or that came before it and waits still.
+    fn begin(&self, tasks: &mut JoinSet<()>) {
+        let mut state = self.lock();
+        let mut busy: BTreeSet<NodeId> = state.running.values().flat_map(|r| r.nodes.clone()).collect();
+        let mut later = VecDeque::new();
+        while let Some(ready) = state.waiting.pop_front() {
+            let nodes = [ready.task.source().clone(), ready.task.target().clone()];
+            let is_free = nodes.iter().all(|node| !busy.contains(node));
+            busy.extend(nodes.clone());
+            if !is_free || state.running.len() >= PARALLEL_MAX {
+                later.push_back(ready);
+                continue;
+            }
+            let (name, view, cancel) =
+                (ready.task.id().to_string(), ready.view.clone(), CancellationToken::new());
+            let (deployment, token, job) = (self.deployment.clone(), cancel.clone(), name.clone());
+            let task = tasks.spawn(async move {
+                match service::run(&deployment, vec![ready], &token).await {
+                    Ok(reports) => {
+                        for report in reports {
+                            tracing::info!(job, ending = ?report.ending, reason = report.reason, "a job has ended");
+                        }
+                    }
+                    Err(error) => tracing::error!(job, %error, "a job had to stop"),
+                }
+            });
+            state.running.insert(name, Running { nodes, cancel, view, task });
+        }
+        state.waiting = later;
+    }
+
+    /// Ends jobs one by one, each at a moment at which it may be left.
+    async fn leave(&self) {
+        while !self.leave_some() {
+            tokio::time::sleep(LEAVE_POLL).await;
+        }
+    }
+
+    /// Ends those that may be left now; true where none is left.
+    fn leave_some(&self) -> bool {
+        let mut state = self.lock();
+        state.running.retain(|_, running| {
+            let may_be_left = running.view.summary().is_none_or(|s| !is_sealed(s.phase));
+            if may_be_left {
+                running.task.abort();
+            }
+            !may_be_left && !running.task.is_finished()
+        });
+        state.running.is_empty()
+    }
+
+    /// How many keys each source has in the slots that it is to give away.
+    async fn count(&self, moves: &[Move], view: &ClusterView) -> Result<BTreeMap<NodeId, KeyCounts>> {
+        let mut slots: BTreeMap<&NodeId, SlotSet> = BTreeMap::new();
+        for planned in moves {
+            let all = slots.entry(&planned.source).or_default();
+            *all = all.union(&planned.slots);
+        }
+        let mut counts = BTreeMap::new();
+        for (id, slots) in slots {
+            let node = view.node(id).ok_or_else(|| Error::own("count keys", format!("node {id} is gone")))?;
+            let mut link = self.deployment.open(&node.address, 0).await?;
+            counts.insert(id.clone(), key_counts(&mut link, &slots).await?);
+        }
+        Ok(counts)
+    }
+
+    /// Cancels a job that runs here, or takes out one that has not begun: then as it is to be remembered. `None` where
+    /// whoever runs it, or will run it, has to be asked.
+    fn withdraw(&self, name: &str, known: Option<JobView>) -> Option<Option<JobView>> {
+        let mut state = self.lock();
+        if let Some(running) = state.running.get(name) {
+            running.cancel.cancel();
+            return Some(None);
+        }
+        let place = state.waiting.iter().position(|ready| ready.task.id().as_str() == name);
+        let ready = match place {
+            Some(place) => state.waiting.remove(place),
+            // Nobody has taken it up yet, or somebody else runs it: then its journal cannot be opened.
+            None => Ready::open(&self.store, name).ok(),
+        }?;
+        match known {
+            Some(job) if job.state == JobState::Connecting && is_fresh(&ready.task) => {
+                let message = "cancelled before its turn".to_owned();
+                Some(Some(JobView { state: JobState::Cancelled, message, updated_s: now_s(), ..job }))
+            }
+            _ => {
+                // What it has begun is rolled back in its turn.
+                state.waiting.push_front(ready);
+                self.arrival.notify_one();
+                None
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Phases in which writers are held, or slots are between two owners.
+fn is_sealed(phase: &str) -> bool {
+    matches!(
+        phase,
+        "pausing" | "draining" | "comparing" | "fencing" | "taking-over" | "releasing" | "giving-back"
+    )
+}
+
+impl Jobs for Queue {
+    async fn view(&self) -> Result<ClusterView> {
+        crate::view_of(&self.deployment).await
+    }
+
+    async fn submit(&self, moves: Vec<Move>) -> Result<()> {
+        let _intake = self.intake.lock().await;
+        if self.lock().waiting.len() + moves.len() > WAITING_MAX {
+            return Err(Error::own("take in jobs", format!("more than {WAITING_MAX} would wait")));
+        }
+        let active = self.list().await?.into_iter().filter(|job| !job.state.is_final());
+        let taken = active.fold(SlotSet::new(), |all, job| all.union(&job.slots));
+        if let Some(slot) = moves.iter().find_map(|m| m.slots.intersection(&taken).iter().next()) {
+            return Err(Error::own("take in jobs", format!("slot {slot} is part of another one")));
+        }
+        let counts = self.count(&moves, &self.view().await?).await?;
+        let keys_of = |node: &NodeId, slot| counts.get(node).map_or(0, |c| u64::from(c.of(slot)));
+        let ready = service::prepare(&self.store, &self.deployment, &moves, &self.settings, keys_of).await?;
+        self.lock().waiting.extend(ready);
+        self.arrival.notify_one();
+        Ok(())
+    }
+
+    async fn list(&self) -> Result<Vec<JobView>> {
+        let entries = self.entries().await?;
+        let cluster = self.deployment.endpoint.address.to_string();
+        let ours = entries.into_iter().filter(|entry| entry.status.cluster == cluster);
+        let mut jobs: Vec<JobView> = ours.filter_map(|entry| show(entry.status)).collect();
+        jobs.extend(self.lock().forgotten.iter().cloned());
+        jobs.sort_by(|a, b| (b.created_s, &a.name).cmp(&(a.created_s, &b.name)));
+        Ok(jobs)
+    }
+
+    async fn cancel(&self, name: &str) -> Result<()> {
+        let known = self.list().await?.into_iter().find(|job| job.name == name);
+        let Some(withdrawn) = self.withdraw(name, known) else { return self.store.ask_to_cancel(name) };
+        let Some(job) = withdrawn else { return Ok(()) };
+        self.store.remove(name)?;
+        let mut state = self.lock();
+        state.forgotten.push_back(job);
+        if state.forgotten.len() > FORGOTTEN_MAX {
+            state.forgotten.pop_front();
+        }
+        Ok(())
+    }
+}
+
+/// Whether the journal agrees that nothing was begun; those of the other methods keep no account of it.
+fn is_fresh(task: &Task) -> bool {
+    match task {
+        Task::External(record) => *record.job.phase() == Phase::Queued,
+        Task::Plain(_) => true,
+    }
+}
+
+/// A job of the folder as the server shows it; `None` for one whose slots cannot be read.
+fn show(status: Status) -> Option<JobView> {
+    Some(JobView {
+        slots: status.slots.parse().ok()?,
+        name: status.id,
+        source: status.source,
+        target: status.target,
+        created_s: status.created_s,
+        updated_s: status.updated_s,
+        state: JobState::of_phase(&status.phase),
+        message: status.message,
+        remaining_bytes: 0,
+    })
+}

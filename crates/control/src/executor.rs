@@ -1,0 +1,656 @@
+//! Carries out the effects of the state machine for one job, with the external method.
+//!
+//! **Order under the pause.** The source is paused; the feed reaches the source's offset; what is left is transferred;
+//! the target's replicas acknowledge; both sides are compared; the fence finds out whether anything was written since.
+//! Each step relies on the one before, and `core::migration` asks for them in this order only.
+//!
+//! Errors become outcomes here: what certainly did not happen is refused, and of a fence, a takeover or a giving back
+//! that got no answer nobody knows, so it is said to be unknown and looked into.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::migration::{Action, Detail, Effect, Outcome, Reason, Rules, Verify, Why};
+use whimbrel_core::node::NodeId;
+use whimbrel_core::slot::SlotSet;
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::endpoint::Address;
+use whimbrel_engine::error::{Code, Error};
+use whimbrel_engine::feed::{Feed, FeedOptions, TouchedLimits};
+use whimbrel_engine::handover::{Handover, HandoverOptions, Members, Paused};
+use whimbrel_flow::budget::{Rate, Rates};
+use whimbrel_flow::functions;
+use whimbrel_flow::slots::{Level, Quiet, QuietGuard, SlotMover, SlotOptions, SlotProgress, count_keys};
+
+use crate::options::TransferOptions;
+
+/// Time of a pause that is left for fence, takeover and release: the drain must be over before it begins.
+const SEAL_RESERVE: Duration = Duration::from_millis(10);
+
+/// How long one round of catching up lasts at most when writers are held back.
+const BRAKED_ROUND: Duration = Duration::from_millis(500);
+
+/// How fast keys are taken to move before anything was measured, per second.
+const KEYS_PER_S_FIRST: f64 = 30_000.0;
+
+/// What a handover takes besides transferring keys, in milliseconds: the feed's last bytes, the replicas' answers.
+const DRAIN_FIXED_MS: f64 = 2.0;
+
+/// What counting one slot's keys on both sides takes, in milliseconds.
+const COUNT_SLOT_MS: f64 = 0.004;
+
+/// Result of an effect: what it brings, or why it was not done.
+type Done = std::result::Result<Detail, Trouble>;
+
+/// Why an effect was not done.
+enum Trouble {
+    /// The machine's word for it.
+    Reason(Reason),
+    /// An error of a link, a server, or ourselves.
+    Error(Error),
+}
+
+impl From<Error> for Trouble {
+    fn from(e: Error) -> Self {
+        Trouble::Error(e)
+    }
+}
+
+fn because(why: Why, message: impl Into<String>) -> Trouble {
+    Trouble::Reason(Reason::new(why, message))
+}
+
+/// What a display reads of a running job, besides the job itself.
+#[derive(Debug, Default)]
+pub struct JobProgress {
+    /// What the lanes have done.
+    pub moved: Arc<SlotProgress>,
+    /// Keys in the slots of the batches begun so far, as they were counted.
+    pub keys_expected: AtomicU64,
+    /// Touched keys that wait.
+    pub touched: AtomicU64,
+    /// How many milliseconds writers were held by brakes.
+    pub braked_ms: AtomicU64,
+}
+
+/// Carries out effects for one job.
+pub(crate) struct Executor {
+    deployment: Arc<Deployment>,
+    options: TransferOptions,
+    rules: Rules,
+    job: String,
+    progress: Arc<JobProgress>,
+    /// Cancelled when the job is to be cancelled: what may be broken off is.
+    stop: CancellationToken,
+    between: Option<(NodeId, NodeId)>,
+    handover: Option<Handover>,
+    feed: Option<Feed>,
+    mover: Option<SlotMover>,
+    paused: Option<(Paused, Instant)>,
+    /// From before the pause until the writers are let go.
+    quiet: Option<QuietGuard>,
+    sealed_at: Option<Instant>,
+    /// The nodes of both shards as they were when the job last looked: a promoted replica is found among them.
+    members: Option<Members>,
+    functions_shared: bool,
+    compared_ahead: bool,
+    keys_per_s: f64,
+    notices: Vec<String>,
+}
+
+impl Executor {
+    pub(crate) fn new(
+        deployment: Arc<Deployment>,
+        options: TransferOptions,
+        rules: Rules,
+        job: String,
+        progress: Arc<JobProgress>,
+        stop: CancellationToken,
+        members: Option<Members>,
+    ) -> Executor {
+        Executor {
+            deployment,
+            options,
+            rules,
+            job,
+            progress,
+            stop,
+            between: None,
+            handover: None,
+            feed: None,
+            mover: None,
+            paused: None,
+            quiet: None,
+            sealed_at: None,
+            members,
+            functions_shared: false,
+            compared_ahead: false,
+            keys_per_s: KEYS_PER_S_FIRST,
+            notices: Vec::new(),
+        }
+    }
+
+    /// The nodes of both shards, to be written down with the job.
+    pub(crate) fn members(&self) -> Option<&Members> {
+        self.members.as_ref()
+    }
+
+    /// What the user should know.
+    pub(crate) fn take_notices(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notices)
+    }
+
+    /// Does what is asked for.
+    pub(crate) async fn execute(&mut self, effect: &Effect) -> Outcome {
+        let between = (effect.source.clone(), effect.target.clone());
+        if self.between.as_ref() != Some(&between) {
+            // Another node leads the shard now: nothing that was open is of use.
+            self.feed = None;
+            self.forget_links();
+            self.between = Some(between);
+        }
+        let done = self.perform(effect).await;
+        let trouble = match done {
+            Ok(detail) => return Outcome::Done(detail),
+            Err(trouble) => trouble,
+        };
+        let changes_owners =
+            matches!(effect.action, Action::Fence | Action::TakeOver { .. } | Action::GiveBack);
+        match trouble {
+            Trouble::Reason(reason) => Outcome::Refused(reason),
+            Trouble::Error(e) => {
+                tracing::info!(action = effect.action.name(), error = %e, "an effect was not carried out");
+                if e.is_link() {
+                    self.forget_links();
+                }
+                if changes_owners && e.server().is_none() {
+                    return Outcome::Unknown { message: e.to_string() };
+                }
+                Outcome::Refused(reason_of(&e, self.stop.is_cancelled()))
+            }
+        }
+    }
+
+    /// Closes the connections; the feed stays, since it mends its own.
+    fn forget_links(&mut self) {
+        self.handover = None;
+        self.mover = None;
+        self.paused = None;
+        self.quiet = None;
+        self.sealed_at = None;
+    }
+
+    async fn perform(&mut self, effect: &Effect) -> Done {
+        let slots = &effect.slots;
+        match &effect.action {
+            Action::Check => self.check(slots).await,
+            Action::MarkImporting => {
+                self.handover().await?.mark_importing(slots).await?;
+                Ok(Detail::Nothing)
+            }
+            Action::Attach => self.attach(slots).await,
+            Action::Snapshot => self.snapshot(slots).await,
+            Action::CatchUp { brake_percent } => self.catch_up(slots, *brake_percent).await,
+            Action::Pause { pause_ms } => self.pause(*pause_ms).await,
+            Action::Drain { replica_wait_ms } => self.drain(*replica_wait_ms).await,
+            Action::Compare { verify } => self.compare(slots, *verify).await,
+            Action::Fence => self.fence(slots).await,
+            Action::TakeOver { guard_ms } => {
+                let limit = Duration::from_millis(*guard_ms);
+                if self.sealed_at.is_none_or(|at| at.elapsed() > limit) {
+                    return Err(because(Why::TooLate, "too much time went by since the fence"));
+                }
+                self.handover().await?.take_over(slots).await?;
+                Ok(Detail::Nothing)
+            }
+            Action::Release => {
+                self.handover().await?.settle(slots).await?;
+                Ok(self.released())
+            }
+            Action::Confirm => {
+                self.handover().await?.confirm(slots).await?;
+                Ok(Detail::Nothing)
+            }
+            Action::CleanUp => {
+                let pace = self.rules.cleanup_keys_per_s;
+                let keys = self.handover().await?.clean_up(slots, pace).await?;
+                Ok(Detail::Moved { keys, bytes: 0 })
+            }
+            Action::LiftPause => {
+                // Also where we know of none: an earlier process may have died under one.
+                self.handover().await?.release().await?;
+                Ok(self.released())
+            }
+            Action::Wipe => {
+                let pace = self.rules.cleanup_keys_per_s;
+                let keys = self.handover().await?.wipe(slots, pace).await?;
+                Ok(Detail::Moved { keys, bytes: 0 })
+            }
+            Action::ClearMarks => {
+                self.handover().await?.clear_marks(slots).await?;
+                Ok(Detail::Nothing)
+            }
+            Action::Detach => {
+                self.feed = None;
+                Ok(Detail::Nothing)
+            }
+            Action::GiveBack => {
+                self.handover().await?.give_back(slots).await?;
+                self.paused = None;
+                self.quiet = None;
+                Ok(Detail::Nothing)
+            }
+            Action::Observe { after_ms } => self.observe(slots, *after_ms).await,
+        }
+    }
+
+    async fn handover(&mut self) -> Result<&mut Handover, Trouble> {
+        if self.handover.is_none() {
+            let (source, target) = self.between.clone().ok_or_else(no_nodes)?;
+            let options = self.handover_options();
+            self.handover = Some(Handover::open_with(&self.deployment, source, target, options).await?);
+        }
+        Ok(self.handover.as_mut().ok_or_else(no_nodes)?)
+    }
+
+    fn handover_options(&self) -> HandoverOptions {
+        HandoverOptions {
+            label: self.job.clone(),
+            process: process_name().to_owned(),
+            ..HandoverOptions::default()
+        }
+    }
+
+    async fn mover(&mut self) -> Result<&mut SlotMover, Trouble> {
+        if self.mover.is_none() {
+            let handover = self.handover().await?;
+            let (source, target) = (handover.source_address().clone(), handover.target_address().clone());
+            let options = SlotOptions {
+                lanes: self.options.lanes,
+                big_key_bytes: self.options.big_key_bytes,
+                chunk_bytes: self.options.chunk_bytes,
+                memory_bytes: self.options.memory_bytes,
+                rates: Rates {
+                    keys: self.options.rate_keys.map(Rate::new),
+                    bytes: self.options.rate_bytes.map(Rate::new),
+                },
+                job: self.job.clone(),
+                quiet: quiet_of(&target),
+            };
+            let (deployment, progress) = (self.deployment.clone(), self.progress.moved.clone());
+            let mover =
+                SlotMover::open(deployment, &source, &target, options, progress, self.stop.clone()).await?;
+            self.mover = Some(mover);
+        }
+        Ok(self.mover.as_mut().ok_or_else(no_nodes)?)
+    }
+
+    async fn check(&mut self, slots: &SlotSet) -> Done {
+        let handover = self.handover().await?;
+        handover.check_permissions().await?;
+        let others = handover.other_jobs().await?;
+        if !others.is_empty() {
+            let message = format!("another migration is running on these nodes: {}", others.join(", "));
+            return Err(because(Why::Busy, message));
+        }
+        let seen = handover.inspect(slots).await?;
+        if !seen.source.is_primary {
+            return Err(because(Why::SourceChanged, "the source is no primary"));
+        }
+        if !seen.target.is_primary {
+            return Err(because(Why::TargetChanged, "the target is no primary"));
+        }
+        if seen.source.claims.intersection(slots).len() != slots.len() {
+            let message = "the source does not own all of the slots any more";
+            return Err(because(Why::OwnerChanged, message));
+        }
+        let open = seen.source.open.union(&seen.target.open);
+        if !open.is_empty() {
+            let message = format!(
+                "slots {open} are marked as migrating or importing: a migration is running, or one was left half-done; \
+                 see `whimbrel repair`"
+            );
+            return Err(because(Why::Busy, message));
+        }
+        if seen.target.keys > 0 {
+            let message = format!(
+                "the target holds {} keys in slots that are not its own, left over from something; see `whimbrel repair`",
+                seen.target.keys
+            );
+            return Err(because(Why::Busy, message));
+        }
+        let (source, target) = (seen.source.process, seen.target.process);
+        self.members = Some(self.handover().await?.members().clone());
+        if !std::mem::replace(&mut self.functions_shared, true) {
+            let handover = self.handover().await?;
+            let (from, to) = (handover.source_address().clone(), handover.target_address().clone());
+            let (mut from, mut to) =
+                (self.deployment.open(&from, 0).await?, self.deployment.open(&to, 0).await?);
+            for library in functions::share(&mut from, &mut to).await? {
+                self.notices.push(format!(
+                    "function library {library} differs between source and target; the target's was left as it is"
+                ));
+            }
+        }
+        Ok(Detail::Checked { source, target })
+    }
+
+    async fn attach(&mut self, slots: &SlotSet) -> Done {
+        match self.feed.take().filter(|feed| feed.failure().is_none()) {
+            Some(feed) => {
+                feed.watch(slots.clone());
+                feed.touched().take_flushed();
+                self.feed = Some(feed);
+            }
+            None => {
+                let address = self.handover().await?.source_address().clone();
+                let options = FeedOptions {
+                    limits: TouchedLimits {
+                        bytes_max: self.options.touched_bytes,
+                        ..TouchedLimits::default()
+                    },
+                    ..FeedOptions::default()
+                };
+                let (deployment, stop) = (self.deployment.clone(), self.stop.clone());
+                let attaching = Feed::attach(&deployment, &address, slots.clone(), options);
+                match stop.run_until_cancelled(attaching).await {
+                    Some(feed) => self.feed = Some(feed?),
+                    None => return Err(because(Why::Interrupted, "cancelled")),
+                }
+            }
+        }
+        Ok(Detail::Nothing)
+    }
+
+    async fn snapshot(&mut self, slots: &SlotSet) -> Done {
+        let remember_streams = self.feed()?.misses_consumer_groups();
+        self.compared_ahead = false;
+        let address = self.handover().await?.source_address().clone();
+        let mut link = self.deployment.open(&address, 0).await?;
+        let counts = count_keys(&mut link, slots).await?;
+        let expected: u64 = counts.iter().map(|(_, n)| n).sum();
+        self.progress.keys_expected.fetch_add(expected, Ordering::Relaxed);
+        let (keys, bytes) = self.moved();
+        let started = Instant::now();
+        let mover = self.mover().await?;
+        mover.begin_batch(remember_streams);
+        if let Err(e) = mover.snapshot(&counts).await {
+            self.mover = None;
+            return Err(e.into());
+        }
+        let (keys_now, bytes_now) = self.moved();
+        self.learn(keys_now - keys, started.elapsed());
+        Ok(Detail::Moved { keys: keys_now - keys, bytes: bytes_now - bytes })
+    }
+
+    fn moved(&self) -> (u64, u64) {
+        let moved = &self.progress.moved;
+        (moved.keys.load(Ordering::Relaxed), moved.bytes.load(Ordering::Relaxed))
+    }
+
+    fn learn(&mut self, keys: u64, took: Duration) {
+        if keys > 100 {
+            let measured = keys as f64 / took.as_secs_f64().max(0.001);
+            self.keys_per_s = (self.keys_per_s + measured) / 2.0;
+        }
+    }
+
+    fn feed(&self) -> Result<&Feed, Trouble> {
+        match &self.feed {
+            None => Err(because(Why::FeedLost, "no feed is attached")),
+            Some(feed) => match feed.failure() {
+                Some(failure) => Err(because(Why::FeedLost, failure.to_string())),
+                None if feed.touched().flushed() => {
+                    Err(because(Why::Flushed, "all keys of the source were flushed while the slots moved"))
+                }
+                None => Ok(feed),
+            },
+        }
+    }
+
+    async fn catch_up(&mut self, slots: &SlotSet, brake_percent: u8) -> Done {
+        let touched = self.feed()?.touched();
+        let (keys, bytes) = self.moved();
+        let started = Instant::now();
+        self.mover().await?;
+        self.handover().await?;
+        let (Some(mover), Some(handover)) = (&mut self.mover, &mut self.handover) else {
+            return Err(no_nodes().into());
+        };
+        let mut repeated = 0;
+        let caught_up = if brake_percent == 0 {
+            mover.catch_up(&touched).await.map(|round| repeated += round.moved)
+        } else {
+            let rounds = async {
+                while started.elapsed() < BRAKED_ROUND {
+                    let round = mover.catch_up(&touched).await?;
+                    repeated += round.moved;
+                    if round.moved == 0 {
+                        break;
+                    }
+                }
+                Ok(())
+            };
+            let brake = hold_back(handover, brake_percent, self.rules.max_pause_ms, &self.progress);
+            tokio::select! {
+                done = rounds => done,
+                failed = brake => Err(failed),
+            }
+        };
+        if let Err(e) = caught_up {
+            self.mover = None;
+            return Err(e.into());
+        }
+        if brake_percent > 0 {
+            // The select may have cut a command of the brake in two.
+            self.handover = None;
+            self.handover().await?.release().await?;
+        }
+        self.learn(repeated, started.elapsed());
+        let max_pause_ms = self.rules.max_pause_ms;
+        let mover = self.mover().await?;
+        if let Some(obstinate) = mover.obstinate().filter(|o| o.read_ms > max_pause_ms) {
+            let message = format!(
+                "{} {} changes whenever it is read, and the last read took {} ms, more than the longest pause of {} ms; \
+                 stop its writers for a while, or allow a longer pause with --max-pause",
+                obstinate.kind, obstinate.key, obstinate.read_ms, max_pause_ms
+            );
+            return Err(because(Why::TooLarge, message));
+        }
+        let changing_ms = mover.obstinate().map_or(0, |o| o.read_ms);
+        let left = (touched.len() + mover.changing()) as u64;
+        if self.rules.verify == Verify::Full && !self.compared_ahead {
+            self.mover().await?.compare_ahead(slots).await?;
+            self.compared_ahead = true;
+        }
+        self.progress.touched.store(left, Ordering::Relaxed);
+        let (keys_now, bytes_now) = self.moved();
+        let counted_ms =
+            if self.rules.verify == Verify::None { 0.0 } else { slots.len() as f64 * COUNT_SLOT_MS };
+        let drain_ms = left as f64 / self.keys_per_s * 1_000.0 + DRAIN_FIXED_MS + counted_ms;
+        Ok(Detail::CaughtUp {
+            keys: keys_now - keys,
+            bytes: bytes_now - bytes,
+            left,
+            drain_ms: drain_ms as u64 + changing_ms,
+        })
+    }
+
+    async fn pause(&mut self, pause_ms: u64) -> Done {
+        self.feed()?;
+        self.mover().await?;
+        let handover = self.handover().await?;
+        handover.raise_epoch().await?;
+        // Before the pause: what other jobs have on their way to the target would make writers wait longer.
+        let target = handover.target_address().clone();
+        self.quiet = Some(quiet_of(&target).begin().await);
+        let handover = self.handover().await?;
+        let started = Instant::now();
+        let paused = handover.pause(pause_ms).await?;
+        self.paused = Some((paused, started));
+        Ok(Detail::Nothing)
+    }
+
+    fn paused(&self) -> Result<(&Paused, Instant), Trouble> {
+        match &self.paused {
+            Some((paused, started)) => Ok((paused, *started)),
+            None => Err(because(Why::TooSlow, "the source is not paused any more")),
+        }
+    }
+
+    /// What a released pause comes to.
+    fn released(&mut self) -> Detail {
+        self.quiet = None;
+        let paused_ms = self.paused.take().map_or(0, |(_, started)| {
+            // A pause of less than a millisecond is one, too.
+            u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX).max(1)
+        });
+        Detail::Released { paused_ms }
+    }
+
+    async fn drain(&mut self, replica_wait_ms: u64) -> Done {
+        let (paused, _) = self.paused()?;
+        let deadline = paused.until.checked_sub(SEAL_RESERVE).unwrap_or(paused.until);
+        let offset = paused.offset.unwrap_or(0);
+        let (keys, bytes) = self.moved();
+        let feed = self.feed()?;
+        let touched = feed.touched();
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        if !feed.reach(offset, left_ms).await? {
+            return Err(because(Why::TooSlow, "the feed did not reach the source's offset within the pause"));
+        }
+        let mover = self.mover().await?;
+        match mover.drain(&touched, deadline).await {
+            Ok(true) => {}
+            Ok(false) => {
+                let message = format!("{} touched keys did not fit into the pause", touched.len());
+                return Err(because(Why::TooSlow, message));
+            }
+            Err(e) => {
+                self.mover = None;
+                return Err(e.into());
+            }
+        }
+        // What the feed has read by now is transferred as well, if nothing of it waits: the fence goes by the later offset.
+        let read_on = self.feed()?.offset();
+        if touched.is_empty()
+            && let Some((Paused { offset: Some(offset), .. }, _)) = &mut self.paused
+        {
+            *offset = read_on.max(*offset);
+        }
+        // A flush may have come with the last bytes of the feed.
+        self.feed()?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        let wait_ms = replica_wait_ms.min(u64::try_from(left.as_millis()).unwrap_or(u64::MAX)).max(1);
+        if !self.handover().await?.wait_replicas(wait_ms).await? {
+            let message = "the target's replicas did not acknowledge the staged keys within the pause";
+            return Err(because(Why::TooSlow, message));
+        }
+        let (keys_now, bytes_now) = self.moved();
+        Ok(Detail::Moved { keys: keys_now - keys, bytes: bytes_now - bytes })
+    }
+
+    async fn compare(&mut self, slots: &SlotSet, verify: Verify) -> Done {
+        let until = self.paused()?.0.until;
+        let level = match verify {
+            Verify::None => return Ok(Detail::Compared { keys: 0 }),
+            Verify::Counts => Level::Counts,
+            Verify::Sample => Level::Sample,
+            Verify::Full => Level::Full,
+        };
+        let found = self.mover().await?.compare(slots, level).await?;
+        if Instant::now() >= until {
+            return Err(because(Why::TooSlow, "the comparison did not fit into the pause"));
+        }
+        if found.differences > 0 {
+            let message = format!(
+                "source and target differ in {} places, so the slots were not handed over: {}",
+                found.differences,
+                found.told.join("; ")
+            );
+            return Err(because(Why::Differs, message));
+        }
+        Ok(Detail::Compared { keys: found.compared })
+    }
+
+    async fn fence(&mut self, slots: &SlotSet) -> Done {
+        let Some((paused, _)) = &self.paused else {
+            return Err(because(Why::TooSlow, "the source is not paused any more"));
+        };
+        let paused = paused.clone();
+        let fenced = self.handover().await?.fence(slots, &paused).await?;
+        self.sealed_at = Some(Instant::now());
+        Ok(Detail::Fenced { held: fenced.held })
+    }
+
+    async fn observe(&mut self, slots: &SlotSet, after_ms: u64) -> Done {
+        // Also while the job is being cancelled: what is looked for needs its time to come about.
+        tokio::time::sleep(Duration::from_millis(after_ms)).await;
+        self.forget_links();
+        let (source, target) = self.between.clone().ok_or_else(no_nodes)?;
+        let members = self.members.clone().unwrap_or(Members { source: vec![source], target: vec![target] });
+        let options = self.handover_options();
+        let observation = Handover::observe_with(&self.deployment, &members, slots, &options).await?;
+        self.sealed_at = Some(Instant::now());
+        Ok(Detail::Observed(observation))
+    }
+}
+
+/// Holds writers back for a share of the time, until dropped. Ends with an error only.
+async fn hold_back(handover: &mut Handover, percent: u8, max_pause_ms: u64, progress: &JobProgress) -> Error {
+    // Half of the longest pause, so that writers see many short ones and none that is worse than a handover's.
+    let pause_ms = (max_pause_ms / 2).max(1);
+    let period = Duration::from_millis(pause_ms * 100 / u64::from(percent.clamp(1, 100)));
+    loop {
+        if let Err(e) = handover.pause(pause_ms).await {
+            return e;
+        }
+        progress.braked_ms.fetch_add(pause_ms, Ordering::Relaxed);
+        tokio::time::sleep(period).await;
+    }
+}
+
+/// What all jobs of this process with that target share.
+fn quiet_of(target: &Address) -> Quiet {
+    static ALL: OnceLock<Mutex<HashMap<Address, Quiet>>> = OnceLock::new();
+    let all = ALL.get_or_init(Mutex::default);
+    all.lock().unwrap_or_else(PoisonError::into_inner).entry(target.clone()).or_default().clone()
+}
+
+/// What the servers' lists of clients call this process.
+fn process_name() -> &'static str {
+    static NAME: OnceLock<String> = OnceLock::new();
+    NAME.get_or_init(|| {
+        // A process id alone may be that of an earlier process, or of one in another container.
+        let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+        format!("{:x}-{nanos:x}", std::process::id())
+    })
+}
+
+fn no_nodes() -> Error {
+    Error::own("carry out a step", "no nodes are known for it")
+}
+
+/// What an error means for the batch.
+fn reason_of(e: &Error, stopped: bool) -> Reason {
+    let why = match e.server().map(|e| &e.code) {
+        _ if stopped && e.server().is_none() && !e.is_link() => Why::Interrupted,
+        Some(Code::Oom) => Why::OutOfMemory,
+        Some(Code::NoPermission | Code::NoAuth | Code::UnknownCommand | Code::WrongPassword) => {
+            Why::Forbidden
+        }
+        Some(Code::Moved(..)) => Why::OwnerChanged,
+        Some(Code::ReadOnly) => Why::SourceChanged,
+        Some(code) if code.is_transient() => Why::Transient,
+        // ASKING in a slot that the target does not import any more, a script that refuses, and the like.
+        Some(_) => Why::Transient,
+        None if e.is_link() => Why::Transient,
+        None => Why::Permanent,
+    };
+    Reason::new(why, e.to_string())
+}

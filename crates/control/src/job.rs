@@ -1,0 +1,264 @@
+//! Runs one job of the external method: asks the state machine, writes down what it says, and has it carried out.
+//!
+//! **Invariant:** the job is on disk before its next effect begins. Two states are left out, `draining` and
+//! `comparing`: resuming from them is the same as resuming from `pausing`, which was written, and writers are waiting.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::migration::{End, Event, Job, Phase, Summary, step};
+use whimbrel_core::node::NodeId;
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::handover::Members;
+
+use crate::executor::{Executor, JobProgress};
+use crate::failpoint::{self, When};
+use crate::options::TransferOptions;
+use crate::report::{Ending, JobReport, Pauses};
+use crate::store::{Journal, Status, Store};
+
+/// How often somebody's wish to cancel is looked for.
+const CANCEL_PERIOD: Duration = Duration::from_millis(200);
+
+/// How often others are shown how the job stands, at most.
+const PUBLISH_PERIOD: Duration = Duration::from_millis(500);
+
+/// What is written down of a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// The cluster, as `HOST:PORT`, without credentials.
+    pub cluster: String,
+    /// When the job was made, in seconds since the epoch.
+    pub created_s: u64,
+    /// How keys move.
+    pub transfer: TransferOptions,
+    /// The nodes of the source's and the target's shard, as the job last saw them; empty before that.
+    #[serde(default)]
+    pub members: (Vec<NodeId>, Vec<NodeId>),
+    /// The job itself.
+    pub job: Job,
+}
+
+impl Record {
+    /// A new job, as of now.
+    pub fn new(cluster: String, transfer: TransferOptions, job: Job) -> Record {
+        Record { cluster, created_s: now_s(), transfer, members: Default::default(), job }
+    }
+}
+
+/// What a display reads of a running job.
+#[derive(Debug, Default)]
+pub struct View {
+    shown: Mutex<Shown>,
+    /// Counters that change while an effect is carried out.
+    pub progress: Arc<JobProgress>,
+}
+
+#[derive(Debug, Default)]
+struct Shown {
+    summary: Option<Summary>,
+    words: String,
+}
+
+impl View {
+    /// How an external job stands; `None` before it began.
+    pub fn summary(&self) -> Option<Summary> {
+        self.lock().summary.clone()
+    }
+
+    /// How the job stands, in words.
+    pub fn words(&self) -> String {
+        self.lock().words.clone()
+    }
+
+    pub(crate) fn say(&self, words: &str) {
+        words.trim().clone_into(&mut self.lock().words);
+    }
+
+    fn show(&self, summary: Summary) {
+        let mut shown = self.lock();
+        shown.words = summary.to_string();
+        shown.summary = Some(summary);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shown> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Runs a job until it ends, is cancelled, or has to wait for somebody. A job whose phase is not `queued` is resumed.
+///
+/// `cancel` rolls the batch at hand back, where it is not fenced yet, and ends the job after it otherwise.
+///
+/// # Errors
+/// `Own` where the journal cannot be written: the job stops where it is, and can be resumed.
+pub async fn run(
+    mut record: Record,
+    journal: &Journal,
+    deployment: Arc<Deployment>,
+    view: &View,
+    cancel: CancellationToken,
+) -> Result<JobReport> {
+    let started = Instant::now();
+    // A token of its own: somebody who cancels this job does not mean the others.
+    let asked = CancellationToken::new();
+    if cancel.is_cancelled() {
+        asked.cancel();
+    }
+    let mut executor = Executor::new(
+        deployment,
+        record.transfer.clone(),
+        record.job.rules().clone(),
+        record.job.id().to_string(),
+        view.progress.clone(),
+        asked.clone(),
+        known_members(&record),
+    );
+    let (store, id) = (journal.store().clone(), journal.id().to_owned());
+    let watcher = tokio::spawn(watch_for_cancel(store, id, cancel, asked.clone()));
+    let outcome = drive(&mut record, journal, &mut executor, view, &asked).await;
+    watcher.abort();
+    journal.publish(&status(&record));
+    outcome?;
+    Ok(report(&record.job, started.elapsed(), view, executor.take_notices()))
+}
+
+fn known_members(record: &Record) -> Option<Members> {
+    let (source, target) = record.members.clone();
+    (!source.is_empty() && !target.is_empty()).then_some(Members { source, target })
+}
+
+async fn drive(
+    record: &mut Record,
+    journal: &Journal,
+    executor: &mut Executor,
+    view: &View,
+    cancel: &CancellationToken,
+) -> Result<()> {
+    let mut effects = Vec::new();
+    let fresh = *record.job.phase() == Phase::Queued;
+    advance(&mut record.job, if fresh { Event::Start } else { Event::Resume }, &mut effects)?;
+    let mut published: Option<Instant> = None;
+    loop {
+        if cancel.is_cancelled() && !record.job.is_cancelling() && !record.job.has_ended() {
+            // A job that is about to end anyway cannot be cancelled, and need not be.
+            if let Err(reject) = step(&mut record.job, Event::Cancel, &mut effects) {
+                tracing::debug!(%reject, "not cancelled");
+            }
+        }
+        view.show(record.job.summary());
+        let waited_for = matches!(record.job.phase(), Phase::Draining | Phase::Comparing);
+        if !waited_for {
+            journal.save(record)?;
+        }
+        let is_sealed = waited_for
+            || matches!(
+                record.job.phase(),
+                Phase::Pausing | Phase::Fencing | Phase::TakingOver { .. } | Phase::Releasing
+            );
+        if !is_sealed && published.is_none_or(|at| at.elapsed() >= PUBLISH_PERIOD) {
+            journal.publish(&status(record));
+            published = Some(Instant::now());
+        }
+        let Some(effect) = effects.pop() else { return Ok(()) };
+        let name = effect.action.name();
+        let batch = record.job.batches().iter().position(|b| b.slots == effect.slots).unwrap_or(0);
+        failpoint::reached(name, When::Before, batch).await;
+        let began = Instant::now();
+        let outcome = executor.execute(&effect).await;
+        tracing::debug!(job = %record.job.id(), effect = name, took_us = began.elapsed().as_micros() as u64, ?outcome, "effect");
+        failpoint::reached(name, When::After, batch).await;
+        if let Some(members) = executor.members() {
+            record.members = (members.source.clone(), members.target.clone());
+        }
+        if cancel.is_cancelled() && !record.job.is_cancelling() {
+            // Before the outcome: an effect that broke off because of it is then understood.
+            if let Err(reject) = step(&mut record.job, Event::Cancel, &mut effects) {
+                tracing::debug!(%reject, "not cancelled");
+            }
+        }
+        advance(&mut record.job, Event::Finished { effect, outcome }, &mut effects)?;
+    }
+}
+
+fn advance(job: &mut Job, event: Event, effects: &mut Vec<whimbrel_core::migration::Effect>) -> Result<()> {
+    step(job, event, effects).map_err(|reject| Error::own("go on with a job", reject))
+}
+
+/// Cancels `asked` once all are to be cancelled, or somebody asks for this job.
+pub(crate) async fn watch_for_cancel(
+    store: Store,
+    id: String,
+    all: CancellationToken,
+    asked: CancellationToken,
+) {
+    while !all.is_cancelled() && !store.is_cancel_asked(&id) {
+        // Cut short, or not: either way it is looked at again.
+        let _ = all.run_until_cancelled(tokio::time::sleep(CANCEL_PERIOD)).await;
+    }
+    asked.cancel();
+}
+
+/// How a job stands, for others.
+pub fn status(record: &Record) -> Status {
+    let job = &record.job;
+    let summary = job.summary();
+    Status {
+        id: job.id().to_string(),
+        cluster: record.cluster.clone(),
+        source: job.source().to_string(),
+        target: job.target().to_string(),
+        slots: job.slots().to_string(),
+        moved: job.slots_handed_over().to_string(),
+        method: "external".to_owned(),
+        phase: summary.phase.to_owned(),
+        message: summary.reason.map(|reason| reason.to_string()).unwrap_or_default(),
+        created_s: record.created_s,
+        updated_s: now_s(),
+        ended: job.has_ended(),
+    }
+}
+
+fn report(job: &Job, took: Duration, view: &View, notices: Vec<String>) -> JobReport {
+    let summary = job.summary();
+    let ending = match job.phase() {
+        Phase::Ended(End::Done) => Ending::Done,
+        Phase::Ended(End::Cancelled) => Ending::Cancelled,
+        Phase::Ended(End::Failed(_)) => Ending::Failed,
+        _ => Ending::Suspended,
+    };
+    let handed_over = job.slots_handed_over();
+    JobReport {
+        id: job.id().to_string(),
+        source: job.source().clone(),
+        target: job.target().clone(),
+        slots: job.slots(),
+        verified: summary.verified && !handed_over.is_empty(),
+        slots_handed_over: handed_over,
+        method: "external",
+        ending,
+        reason: match ending {
+            Ending::Failed | Ending::Suspended => summary.reason.map(|reason| reason.to_string()),
+            _ => None,
+        },
+        duration_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+        keys: summary.work.keys,
+        bytes: summary.work.bytes,
+        touched: summary.work.touched,
+        compared: summary.work.compared,
+        pauses: Pauses {
+            count: summary.work.pauses,
+            total_ms: summary.work.paused_ms,
+            longest_ms: summary.work.longest_pause_ms,
+        },
+        braked_ms: view.progress.braked_ms.load(std::sync::atomic::Ordering::Relaxed),
+        notices,
+    }
+}
+
+pub(crate) fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

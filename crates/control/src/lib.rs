@@ -1,0 +1,47 @@
+//! Carries out migrations: the journal of jobs and the executor of the state machine's effects.
+//!
+//! - [`job`]: runs one job of the external method;
+//! - [`service`]: makes jobs of planned moves and runs them, by whatever method;
+//! - [`daemon`]: a server that takes jobs, in Valkey's own commands;
+//! - [`store`]: where jobs are written down;
+//! - [`witness`]: a client of our own that notes what the users' clients meet;
+//! - [`report`]: what a job came to;
+//! - [`options`]: how keys move.
+//!
+//! **Architecture invariant:** what is to be done is decided in `whimbrel_core::migration` alone. This crate carries it
+//! out, says truthfully what came of it, and writes it down.
+
+pub mod daemon;
+mod executor;
+mod failpoint;
+pub mod job;
+pub mod options;
+pub mod report;
+pub mod service;
+pub mod store;
+pub mod witness;
+
+pub use executor::JobProgress;
+
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::nodes::ClusterView;
+
+/// The nodes of the cluster, as the first one that answers sees them.
+///
+/// # Errors
+/// The last node's, where none answers.
+pub async fn view_of(deployment: &Deployment) -> Result<ClusterView> {
+    let topology = deployment.topology();
+    let mut addresses = vec![deployment.endpoint.address.clone()];
+    addresses.extend(topology.shards.iter().map(|shard| shard.primary.clone()));
+    addresses.extend(topology.shards.iter().flat_map(|shard| shard.replicas.iter().cloned()));
+    let mut failure = Error::own("ask for the nodes of the cluster", "no node is known");
+    for address in addresses {
+        match async { ClusterView::ask(&mut deployment.open(&address, 0).await?).await }.await {
+            Ok(view) => return Ok(view),
+            Err(e) => failure = e,
+        }
+    }
+    Err(failure)
+}

@@ -1,0 +1,36 @@
+//! How jobs move keys.
+
+use serde::{Deserialize, Serialize};
+
+/// How the external method moves keys. It survives a restart with its job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TransferOptions {
+    /// Lanes, each with a connection to source and target.
+    pub lanes: usize,
+    /// From this size on a value moves in chunks, in bytes.
+    pub big_key_bytes: u64,
+    /// Size of a chunk, in bytes.
+    pub chunk_bytes: usize,
+    /// Bytes that chunks of large keys may take together.
+    pub memory_bytes: u64,
+    /// Bytes that the names of touched keys may take.
+    pub touched_bytes: u64,
+    /// Keys per second, at most.
+    pub rate_keys: Option<u64>,
+    /// Bytes per second, at most.
+    pub rate_bytes: Option<u64>,
+}
+
+impl Default for TransferOptions {
+    fn default() -> Self {
+        TransferOptions {
+            lanes: 4,
+            big_key_bytes: 8 << 20,
+            chunk_bytes: 1 << 20,
+            memory_bytes: 64 << 20,
+            touched_bytes: 256 << 20,
+            rate_keys: None,
+            rate_bytes: None,
+        }
+    }
+}

@@ -1,0 +1,504 @@
+//! Makes jobs of planned moves and runs them, each by its method, those with different sources at the same time.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::migration::{Job, JobId, Phase, Rules};
+use whimbrel_core::node::NodeId;
+use whimbrel_core::plan::{BatchLimits, Move, batches};
+use whimbrel_core::slot::{Slot, SlotRange, SlotSet};
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::handover::{FenceKind, Handover};
+use whimbrel_engine::native::{self, NativeKind, NativeOptions, NativePhase, NativeState, Peer};
+use whimbrel_flow::legacy::{self, LegacyOptions, LegacyProgress};
+
+use crate::job::{self, Record, View, now_s};
+use crate::options::TransferOptions;
+use crate::report::{Ending, JobReport};
+use crate::store::{Journal, Status, Store};
+
+/// How many jobs run at once: each has its own source, and its own connections and buffers.
+pub const PARALLEL_MAX: usize = 8;
+
+/// By which means slots move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Method {
+    /// By whimbrel: feed, snapshot, catch-up, fence, takeover.
+    External,
+    /// By the servers' own atomic migration.
+    Native(Native),
+    /// By `SETSLOT` and `MIGRATE`.
+    Legacy,
+}
+
+/// Which of the servers' own migrations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Native {
+    /// `CLUSTER MIGRATESLOTS`.
+    Valkey9,
+    /// `CLUSTER MIGRATION IMPORT`.
+    Redis84,
+}
+
+impl Native {
+    fn kind(self) -> NativeKind {
+        match self {
+            Native::Valkey9 => NativeKind::Valkey9,
+            Native::Redis84 => NativeKind::Redis84,
+        }
+    }
+}
+
+impl From<NativeKind> for Native {
+    fn from(kind: NativeKind) -> Native {
+        match kind {
+            NativeKind::Valkey9 => Native::Valkey9,
+            NativeKind::Redis84 => Native::Redis84,
+        }
+    }
+}
+
+impl Method {
+    /// Its name in flags, reports and journals.
+    pub fn name(self) -> &'static str {
+        match self {
+            Method::External => "external",
+            Method::Native(_) => "native",
+            Method::Legacy => "legacy",
+        }
+    }
+}
+
+/// How jobs are made.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// By which means.
+    pub method: Method,
+    /// What external jobs may do.
+    pub rules: Rules,
+    /// How external jobs move keys.
+    pub transfer: TransferOptions,
+    /// How many keys their batches have at most; what suits the source where it is `None`.
+    pub batch_keys: Option<u64>,
+}
+
+/// How the slots of one move are cut.
+///
+/// # Errors
+/// As [`Handover::open`].
+pub async fn cut(
+    deployment: &Deployment,
+    planned: &Move,
+    batch_keys: Option<u64>,
+    keys_of: impl Fn(Slot) -> u64,
+) -> Result<(FenceKind, Vec<SlotSet>)> {
+    let mut handover = Handover::open(deployment, planned.source.clone(), planned.target.clone()).await?;
+    let fence = handover.fence_kind();
+    let keys_max = batch_keys.unwrap_or(fence.batch_keys_max()).max(1);
+    let limits = BatchLimits { keys_max, slots_max: fence.batch_slots_max() };
+    let mut parts = batches(&planned.slots, keys_of, limits);
+    if let [only] = &parts[..]
+        && handover.should_split(only).await?
+        && let Some(last) = only.iter().last()
+    {
+        let last = SlotSet::from_ranges(SlotRange::new(last, last));
+        parts = vec![only.difference(&last), last];
+    }
+    Ok((fence, parts))
+}
+
+/// A job that is not an external one, as it is written down: nothing but what is to be reached, since the servers, or
+/// the next try, see to the rest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlainRecord {
+    /// The cluster, as `HOST:PORT`, without credentials.
+    pub cluster: String,
+    /// When the job was made, in seconds since the epoch.
+    pub created_s: u64,
+    /// Its name.
+    pub id: JobId,
+    /// By which means.
+    pub method: Method,
+    /// The node that gives slots away.
+    pub source: NodeId,
+    /// The node that gets them.
+    pub target: NodeId,
+    /// The slots, as ranges.
+    #[serde(with = "slots_as_text")]
+    pub slots: SlotSet,
+    /// Whether it was begun: a resumed job looks for what it had started.
+    pub begun: bool,
+}
+
+mod slots_as_text {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+    use whimbrel_core::slot::SlotSet;
+
+    pub fn serialize<S: Serializer>(slots: &SlotSet, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(slots)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<SlotSet, D::Error> {
+        String::deserialize(d)?.parse().map_err(D::Error::custom)
+    }
+}
+
+/// What a job is, by its method.
+#[derive(Debug, Clone)]
+pub enum Task {
+    /// An external one.
+    External(Box<Record>),
+    /// Any other.
+    Plain(PlainRecord),
+}
+
+impl Task {
+    /// The job's name.
+    pub fn id(&self) -> &JobId {
+        match self {
+            Task::External(record) => record.job.id(),
+            Task::Plain(plain) => &plain.id,
+        }
+    }
+
+    /// The node that gives slots away.
+    pub fn source(&self) -> &NodeId {
+        match self {
+            Task::External(record) => record.job.source(),
+            Task::Plain(plain) => &plain.source,
+        }
+    }
+
+    /// The node that gets them.
+    pub fn target(&self) -> &NodeId {
+        match self {
+            Task::External(record) => record.job.target(),
+            Task::Plain(plain) => &plain.target,
+        }
+    }
+
+    /// All slots of the job.
+    pub fn slots(&self) -> SlotSet {
+        match self {
+            Task::External(record) => record.job.slots(),
+            Task::Plain(plain) => plain.slots.clone(),
+        }
+    }
+
+    /// By which means.
+    pub fn method(&self) -> &'static str {
+        match self {
+            Task::External(_) => "external",
+            Task::Plain(plain) => plain.method.name(),
+        }
+    }
+
+    /// Reads the job of a journal.
+    ///
+    /// # Errors
+    /// `Own` where it cannot be understood.
+    pub fn load(journal: &Journal) -> Result<Task> {
+        match journal.load::<Record>() {
+            Ok(record) => Ok(Task::External(Box::new(record))),
+            Err(error) => match journal.load::<PlainRecord>() {
+                Ok(plain) => Ok(Task::Plain(plain)),
+                Err(_) => Err(error),
+            },
+        }
+    }
+
+    /// Whether nothing was ever done for it.
+    fn is_fresh(&self) -> bool {
+        match self {
+            Task::External(record) => *record.job.phase() == Phase::Queued,
+            Task::Plain(plain) => !plain.begun,
+        }
+    }
+
+    fn save(&self, journal: &Journal) -> Result<()> {
+        match self {
+            Task::External(record) => journal.save(&**record),
+            Task::Plain(plain) => journal.save(plain),
+        }
+    }
+
+    fn status(&self) -> Status {
+        match self {
+            Task::External(record) => job::status(record),
+            Task::Plain(plain) => plain.status(NativePhase::Queued, &SlotSet::new(), "", false),
+        }
+    }
+}
+
+impl PlainRecord {
+    fn status(&self, phase: NativePhase, moved: &SlotSet, message: &str, ended: bool) -> Status {
+        Status {
+            id: self.id.to_string(),
+            cluster: self.cluster.clone(),
+            source: self.source.to_string(),
+            target: self.target.to_string(),
+            slots: self.slots.to_string(),
+            moved: moved.to_string(),
+            method: self.method.name().to_owned(),
+            phase: phase.to_string(),
+            message: message.to_owned(),
+            created_s: self.created_s,
+            updated_s: now_s(),
+            ended,
+        }
+    }
+}
+
+/// A job that is ready to run, with its journal.
+#[derive(Debug)]
+pub struct Ready {
+    /// What it is.
+    pub task: Task,
+    /// What a display reads while it runs.
+    pub view: Arc<View>,
+    journal: Journal,
+}
+
+impl Ready {
+    /// Takes up a job that is in the folder and that nobody runs.
+    ///
+    /// # Errors
+    /// As [`Store::open`] and [`Task::load`].
+    pub fn open(store: &Store, id: &str) -> Result<Ready> {
+        let journal = store.open(id)?;
+        let task = Task::load(&journal)?;
+        Ok(Ready { task, view: Arc::default(), journal })
+    }
+}
+
+/// Jobs for planned moves, written down and not begun. `keys_of` tells how many keys a node has in a slot.
+///
+/// # Errors
+/// `Own` where a journal cannot be written.
+pub async fn prepare(
+    store: &Store,
+    deployment: &Deployment,
+    moves: &[Move],
+    settings: &Settings,
+    keys_of: impl Fn(&NodeId, Slot) -> u64,
+) -> Result<Vec<Ready>> {
+    let cluster = deployment.endpoint.address.to_string();
+    static MADE: AtomicU64 = AtomicU64::new(0);
+    let mut jobs = Vec::with_capacity(moves.len());
+    for planned in moves {
+        // Names sort by their age. Two processes that start within a second differ by their own numbers.
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("m{:x}-{:x}-{number}", now_s(), std::process::id());
+        let id: JobId = name.parse().map_err(|e| Error::own("name a job", e))?;
+        let task = match settings.method {
+            Method::External => {
+                let keys_of = |slot| keys_of(&planned.source, slot);
+                let (_, parts) = cut(deployment, planned, settings.batch_keys, keys_of).await?;
+                let (source, target) = (planned.source.clone(), planned.target.clone());
+                let job = Job::new(id, source, target, parts, settings.rules.clone());
+                Task::External(Box::new(Record::new(cluster.clone(), settings.transfer.clone(), job)))
+            }
+            method => Task::Plain(PlainRecord {
+                cluster: cluster.clone(),
+                created_s: now_s(),
+                id,
+                method,
+                source: planned.source.clone(),
+                target: planned.target.clone(),
+                slots: planned.slots.clone(),
+                begun: false,
+            }),
+        };
+        let journal = store.create(task.id().as_str())?;
+        task.save(&journal)?;
+        journal.publish(&task.status());
+        jobs.push(Ready { task, view: Arc::default(), journal });
+    }
+    Ok(jobs)
+}
+
+/// Runs jobs: those of one source one after another, those of different sources at the same time. After one that does
+/// not end well no other is begun; those that run are finished.
+///
+/// # Errors
+/// `Own` where a journal cannot be written.
+pub async fn run(
+    deployment: &Arc<Deployment>,
+    jobs: Vec<Ready>,
+    cancel: &CancellationToken,
+) -> Result<Vec<JobReport>> {
+    let mut queues: BTreeMap<NodeId, Vec<Ready>> = BTreeMap::new();
+    for ready in jobs {
+        queues.entry(ready.task.source().clone()).or_default().push(ready);
+    }
+    let enough = CancellationToken::new();
+    let mut waiting: Vec<Vec<Ready>> = queues.into_values().collect();
+    waiting.reverse();
+    let mut running = JoinSet::new();
+    let mut reports = Vec::new();
+    let mut failure = None;
+    loop {
+        while running.len() < PARALLEL_MAX
+            && let Some(queue) = waiting.pop()
+        {
+            let (deployment, cancel, enough) = (deployment.clone(), cancel.clone(), enough.clone());
+            running.spawn(run_queue(deployment, queue, cancel, enough));
+        }
+        let Some(ended) = running.join_next().await else { break };
+        match ended {
+            Ok(Ok(some)) => reports.extend(some),
+            Ok(Err(e)) => {
+                enough.cancel();
+                failure = failure.or(Some(e));
+            }
+            Err(e) => {
+                enough.cancel();
+                failure = failure.or(Some(Error::own("run a job", e)));
+            }
+        }
+    }
+    reports.sort_by(|a, b| a.id.cmp(&b.id));
+    failure.map_or(Ok(reports), Err)
+}
+
+async fn run_queue(
+    deployment: Arc<Deployment>,
+    queue: Vec<Ready>,
+    cancel: CancellationToken,
+    enough: CancellationToken,
+) -> Result<Vec<JobReport>> {
+    let mut reports = Vec::with_capacity(queue.len());
+    for ready in queue {
+        let Ready { task, view, journal } = ready;
+        if (cancel.is_cancelled() || enough.is_cancelled()) && task.is_fresh() {
+            let (id, source, target) = (task.id().to_string(), task.source().clone(), task.target().clone());
+            reports.push(JobReport::not_started(id, source, target, task.slots(), task.method()));
+            let store = journal.store().clone();
+            drop(journal);
+            store.remove(task.id().as_str())?;
+            continue;
+        }
+        let report = match task {
+            Task::External(record) => {
+                job::run(*record, &journal, deployment.clone(), &view, cancel.clone()).await?
+            }
+            Task::Plain(plain) => {
+                journal.save(&PlainRecord { begun: true, ..plain.clone() })?;
+                let asked = CancellationToken::new();
+                let watcher = tokio::spawn(job::watch_for_cancel(
+                    journal.store().clone(),
+                    journal.id().to_owned(),
+                    cancel.clone(),
+                    asked.clone(),
+                ));
+                let report = run_plain(&plain, &journal, &deployment, &view, &asked).await;
+                watcher.abort();
+                report
+            }
+        };
+        if report.ending != Ending::Done {
+            enough.cancel();
+        }
+        reports.push(report);
+    }
+    Ok(reports)
+}
+
+/// Runs a job that needs no state machine of ours.
+async fn run_plain(
+    plain: &PlainRecord,
+    journal: &Journal,
+    deployment: &Arc<Deployment>,
+    view: &View,
+    cancel: &CancellationToken,
+) -> JobReport {
+    let started = Instant::now();
+    let (id, source, target) = (plain.id.to_string(), plain.source.clone(), plain.target.clone());
+    let mut report = JobReport::not_started(id, source, target, plain.slots.clone(), plain.method.name());
+    journal.publish(&plain.status(NativePhase::Snapshotting, &SlotSet::new(), "", false));
+    let outcome = match plain.method {
+        Method::Native(kind) => run_native(plain, kind.kind(), deployment, view, cancel).await,
+        Method::Legacy | Method::External => run_legacy(plain, deployment, view, cancel).await,
+    };
+    let (phase, message) = match outcome {
+        Ok((moved, keys, cancelled)) => {
+            report.slots_handed_over = moved;
+            report.keys = keys;
+            report.ending = if cancelled { Ending::Cancelled } else { Ending::Done };
+            (if cancelled { NativePhase::Cancelled } else { NativePhase::Done }, String::new())
+        }
+        Err(e) => {
+            report.ending = Ending::Failed;
+            report.reason = Some(e.to_string());
+            (NativePhase::Failed, e.to_string())
+        }
+    };
+    report.duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+    journal.publish(&plain.status(phase, &report.slots_handed_over, &message, true));
+    report
+}
+
+/// What came of it: the slots that moved, the keys with them, and whether it was cancelled before its end.
+type Moved = (SlotSet, u64, bool);
+
+async fn run_native(
+    plain: &PlainRecord,
+    kind: NativeKind,
+    deployment: &Deployment,
+    view: &View,
+    cancel: &CancellationToken,
+) -> Result<Moved> {
+    let (source, target) = peers(plain, deployment).await?;
+    let (progress, mut states) = watch::channel(NativeState::default());
+    let options = NativeOptions { adopt: plain.begun, ..NativeOptions::default() };
+    let running = native::run(deployment, kind, &source, &target, &plain.slots, options, &progress, cancel);
+    let showing = async {
+        while states.changed().await.is_ok() {
+            let state = states.borrow_and_update().clone();
+            view.say(&format!("{} {}", state.phase, state.message));
+        }
+        std::future::pending::<()>().await
+    };
+    let report = tokio::select! {
+        report = running => report?,
+        () = showing => return Err(Error::own("watch a native migration", "it ended without an outcome")),
+    };
+    let done = report.phase == NativePhase::Done;
+    Ok((if done { plain.slots.clone() } else { SlotSet::new() }, 0, !done))
+}
+
+async fn peers(plain: &PlainRecord, deployment: &Deployment) -> Result<(Peer, Peer)> {
+    let view = crate::view_of(deployment).await?;
+    let peer = |id: &NodeId| {
+        let node = view.node(id).ok_or_else(|| {
+            Error::own("run a job", format!("node {id} is not part of the cluster any more"))
+        })?;
+        Ok::<_, Error>(Peer { id: id.clone(), address: node.address.clone() })
+    };
+    Ok((peer(&plain.source)?, peer(&plain.target)?))
+}
+
+async fn run_legacy(
+    plain: &PlainRecord,
+    deployment: &Deployment,
+    view: &View,
+    cancel: &CancellationToken,
+) -> Result<Moved> {
+    let show = |p: LegacyProgress| {
+        view.say(&format!("legacy, {} of {} slots, {} keys", p.slots_done, p.slots_total, p.keys));
+    };
+    let options = LegacyOptions::default();
+    let report =
+        legacy::move_slots(deployment, &plain.source, &plain.target, &plain.slots, options, show, cancel)
+            .await?;
+    Ok((report.moved, report.keys, report.cancelled))
+}

@@ -1,0 +1,355 @@
+//! Feeds of touched keys: what a server changes while its keys are being moved.
+//!
+//! A [`Feed`] follows one server in a task of its own and records which keys were touched in a [`Touched`]. It never
+//! carries values: whoever moves keys reads each touched key's state anew. There are three kinds, tried in this order:
+//!
+//! - [`FeedKind::Partial`]: a replication link from the server's present offset. It costs the server nothing. It needs a
+//!   backlog, which a server keeps from its first replica on; where there is none, asking for a snapshot makes one, and
+//!   the question is withdrawn before the snapshot begins wherever the server waits with it (`repl-diskless-sync-delay`);
+//! - [`FeedKind::Filtered`]: a replication link that starts with a snapshot without data (`rdb-filter-only`, Redis 7.0
+//!   and later): a fork, and a few hundred bytes;
+//! - [`FeedKind::Tracking`]: invalidations of client-side caching, where replication is forbidden, or can only be had
+//!   with all data. It has blind spots: see [`Feed::misses_consumer_groups`].
+//!
+//! A replication link sees everything: effects of scripts, transactions, expiries, consumer groups. The server counts
+//! it as a replica: in `INFO` and `ROLE`, and for `min-replicas-to-write`. But nothing is ever acknowledged to the server
+//! beyond the offset at which the feed was attached, so that `WAIT` does not take it for a copy of the data. A server
+//! that is shut down in order therefore waits for it, up to `shutdown-timeout`.
+
+mod command;
+mod stream;
+mod touched;
+mod tracking;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use whimbrel_core::slot::SlotSet;
+
+use crate::deployment::Deployment;
+use crate::endpoint::{Address, Endpoint};
+use crate::error::{Error, ErrorKind, Result, Side};
+use crate::link::{Link, LinkOptions};
+
+pub use touched::{Collection, Elements, Touch, Touched, TouchedLimits, What};
+
+/// The name that feeds show in `CLIENT LIST`.
+pub const FEED_CLIENT_NAME: &str = "whimbrel:feed";
+
+/// How a feed learns of changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FeedKind {
+    /// A replication link that continues from the server's backlog.
+    Partial,
+    /// A replication link that started with a snapshot without data.
+    Filtered,
+    /// Invalidations of client-side caching.
+    Tracking,
+}
+
+impl fmt::Display for FeedKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            FeedKind::Partial => "replication from the backlog",
+            FeedKind::Filtered => "replication after an empty snapshot",
+            FeedKind::Tracking => "tracking",
+        })
+    }
+}
+
+/// How a feed behaves.
+#[derive(Debug, Clone, Copy)]
+pub struct FeedOptions {
+    /// Bounds of what is remembered.
+    pub limits: TouchedLimits,
+    /// How long to try to attach. A server that is making a snapshot for somebody else lets a [`FeedKind::Filtered`] feed
+    /// wait until it is done.
+    pub attach_timeout_ms: u64,
+    /// How long to try to resume a dropped link.
+    pub resume_timeout_ms: u64,
+    /// The only kind to try; all of them, the best first, where it is `None`.
+    pub kind: Option<FeedKind>,
+}
+
+impl Default for FeedOptions {
+    fn default() -> Self {
+        FeedOptions {
+            limits: TouchedLimits::default(),
+            attach_timeout_ms: 60_000,
+            resume_timeout_ms: 15_000,
+            kind: None,
+        }
+    }
+}
+
+/// Why a feed ended. What was touched since is unknown: keys have to be read anew, with a new feed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FeedFailure {
+    /// The link broke, and the server no longer has what came after this offset: its backlog is too small, or it was
+    /// restarted, or its data are another history.
+    Gap {
+        /// The last offset that was seen.
+        offset: u64,
+    },
+    /// The link broke and could not be made again in time.
+    Lost {
+        /// What the last attempt met with.
+        cause: String,
+    },
+    /// The server is no longer a primary.
+    Demoted,
+    /// The link carried something that is not understood.
+    Malformed {
+        /// What it was.
+        cause: String,
+    },
+}
+
+impl fmt::Display for FeedFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FeedFailure::Gap { offset } => write!(
+                f,
+                "changes were missed: the link broke at offset {offset} and the server cannot continue from there"
+            ),
+            FeedFailure::Lost { cause } => write!(f, "the link broke and could not be resumed: {cause}"),
+            FeedFailure::Demoted => f.write_str("the server is no longer a primary"),
+            FeedFailure::Malformed { cause } => write!(f, "the link carried something unexpected: {cause}"),
+        }
+    }
+}
+
+/// How far a feed has come.
+#[derive(Debug, Default)]
+struct Progress {
+    /// The offset up to which everything is in the [`Touched`].
+    offset: u64,
+    failure: Option<FeedFailure>,
+}
+
+/// What the task and the handle of a feed share.
+#[derive(Debug)]
+struct Shared {
+    touched: Arc<Touched>,
+    progress: watch::Sender<Progress>,
+    bytes_read: AtomicU64,
+    resumed: AtomicU64,
+}
+
+impl Shared {
+    fn fail(&self, failure: FeedFailure) {
+        tracing::warn!(%failure, "the feed has ended");
+        self.progress.send_modify(|progress| progress.failure = Some(failure));
+    }
+}
+
+/// Where a feed connects to, and how.
+#[derive(Debug, Clone)]
+struct Place {
+    endpoint: Arc<Endpoint>,
+    address: Address,
+    options: LinkOptions,
+}
+
+impl Place {
+    async fn open(&self) -> Result<Link> {
+        let mut link = Link::open(&self.endpoint, &self.address, self.options).await?;
+        // A courtesy, which an ACL may forbid.
+        link.ask(&[b"CLIENT", b"SETNAME", FEED_CLIENT_NAME.as_bytes()]).await?;
+        Ok(link)
+    }
+}
+
+/// A barrier that a tracking feed was asked for: answered once everything before it is recorded.
+type Barrier = oneshot::Sender<()>;
+
+/// How many barriers may wait at once.
+const BARRIERS_MAX: usize = 64;
+
+/// Follows the changes of one server. The task behind it ends when this is dropped.
+#[derive(Debug)]
+pub struct Feed {
+    kind: FeedKind,
+    side: Side,
+    address: Address,
+    shared: Arc<Shared>,
+    progress: watch::Receiver<Progress>,
+    /// Of a tracking feed.
+    barriers: Option<mpsc::Sender<Barrier>>,
+    task: JoinHandle<()>,
+}
+
+impl Feed {
+    /// Attaches to the server at `address` and records touches of keys in `slots` from this moment on: every change that
+    /// the server acknowledges after this returns will be seen.
+    ///
+    /// # Errors
+    /// As [`Link::open`] and [`Link::call`]; `Unfit` where no kind of feed can be had; `Timeout`.
+    pub async fn attach(
+        deployment: &Deployment,
+        address: &Address,
+        slots: SlotSet,
+        options: FeedOptions,
+    ) -> Result<Feed> {
+        let place = Place {
+            endpoint: deployment.endpoint.clone(),
+            address: address.clone(),
+            options: LinkOptions { db: 0, readonly: false, ..deployment.options },
+        };
+        let side = deployment.side();
+        let limit = Duration::from_millis(options.attach_timeout_ms);
+        let shared = Arc::new(Shared {
+            touched: Arc::new(Touched::new(slots, options.limits)),
+            progress: watch::Sender::new(Progress::default()),
+            bytes_read: AtomicU64::new(0),
+            resumed: AtomicU64::new(0),
+        });
+        let attached = timeout(limit, Feed::start(deployment, place, shared, options)).await;
+        attached.unwrap_or_else(|_| {
+            Err(Error::new(
+                side,
+                address.to_string(),
+                "attach a feed of changes",
+                ErrorKind::Timeout(options.attach_timeout_ms),
+            )
+            .with_remedy("see whether the server is busy with a snapshot for a replica"))
+        })
+    }
+
+    async fn start(
+        deployment: &Deployment,
+        place: Place,
+        shared: Arc<Shared>,
+        options: FeedOptions,
+    ) -> Result<Feed> {
+        let (side, address) = (deployment.side(), place.address.clone());
+        let mut barriers = None;
+        let replication = if options.kind == Some(FeedKind::Tracking) {
+            Err("another kind was asked for".to_owned())
+        } else {
+            stream::attach(deployment, &place, &shared, options).await?
+        };
+        let (kind, task) = match replication {
+            Ok(stream) => (stream.kind(), tokio::spawn(stream.run())),
+            Err(why) if matches!(options.kind, None | Some(FeedKind::Tracking)) => {
+                tracing::info!(at = %address, %why, "no replication link: tracking instead");
+                let (sender, receiver) = mpsc::channel(BARRIERS_MAX);
+                let feed = tracking::attach(deployment, &place, &shared, receiver).await?;
+                barriers = Some(sender);
+                (FeedKind::Tracking, tokio::spawn(feed.run()))
+            }
+            Err(why) => {
+                return Err(Error::unfit(side, address.to_string(), "attach a feed of changes", why));
+            }
+        };
+        let progress = shared.progress.subscribe();
+        Ok(Feed { kind, side, address, shared, progress, barriers, task })
+    }
+
+    /// How it learns of changes.
+    pub fn kind(&self) -> FeedKind {
+        self.kind
+    }
+
+    /// The server it follows.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// True for a [`FeedKind::Tracking`] feed: it does not see `XGROUP`, `XREADGROUP`, `XACK`, `XCLAIM`, `XAUTOCLAIM`,
+    /// `XSETID` and `SWAPDB`, nor changes of functions. All streams have to be moved once more under the pause.
+    pub fn misses_consumer_groups(&self) -> bool {
+        self.kind == FeedKind::Tracking
+    }
+
+    /// What was touched.
+    pub fn touched(&self) -> Arc<Touched> {
+        self.shared.touched.clone()
+    }
+
+    /// The replication offset up to which everything is in [`Feed::touched`]; 0 for a tracking feed.
+    pub fn offset(&self) -> u64 {
+        self.progress.borrow().offset
+    }
+
+    /// Waits until everything up to `offset` of the server (`master_repl_offset` of `INFO replication`) is in
+    /// [`Feed::touched`]; false where that takes longer than `timeout_ms`. A tracking feed knows no offsets: there it
+    /// waits until everything is recorded that the server did before this was called.
+    ///
+    /// # Errors
+    /// `Unfit` where the feed has ended; [`Feed::failure`] has the reason.
+    pub async fn reach(&self, offset: u64, timeout_ms: u64) -> Result<bool> {
+        let limit = Duration::from_millis(timeout_ms);
+        let reached = async {
+            if let Some(barriers) = &self.barriers {
+                let (done, told) = oneshot::channel();
+                // Where the task has ended, the failure below tells why.
+                if barriers.send(done).await.is_ok() && told.await.is_ok() {
+                    return;
+                }
+            }
+            let mut progress = self.progress.clone();
+            let offset = if self.barriers.is_some() { u64::MAX } else { offset };
+            // The sender lives as long as `self`.
+            let _ = progress.wait_for(|p| p.failure.is_some() || p.offset >= offset).await;
+        };
+        let in_time = timeout(limit, reached).await.is_ok();
+        match self.failure() {
+            Some(failure) => Err(self.error(&failure)),
+            None => Ok(in_time),
+        }
+    }
+
+    /// Sets which slots are recorded from now on. Touches of other slots are forgotten.
+    pub fn watch(&self, slots: SlotSet) {
+        self.shared.touched.watch(slots);
+    }
+
+    /// The slots that are recorded.
+    pub fn watched(&self) -> SlotSet {
+        self.shared.touched.watched()
+    }
+
+    /// Why the feed has ended, where it has.
+    pub fn failure(&self) -> Option<FeedFailure> {
+        self.progress.borrow().failure.clone()
+    }
+
+    /// Waits until the feed ends, and says why.
+    pub async fn failed(&self) -> FeedFailure {
+        let mut progress = self.progress.clone();
+        let failure = match progress.wait_for(|p| p.failure.is_some()).await {
+            Ok(progress) => progress.failure.clone(),
+            Err(_) => None,
+        };
+        // The sender lives as long as `self`, so there is a failure.
+        failure.unwrap_or(FeedFailure::Lost { cause: "the feed was dropped".to_owned() })
+    }
+
+    /// A failure as an error.
+    pub fn error(&self, failure: &FeedFailure) -> Error {
+        Error::unfit(self.side, self.address.to_string(), "follow the changes", failure.to_string())
+    }
+
+    /// Bytes that the server has sent since the feed was attached.
+    pub fn bytes_read(&self) -> u64 {
+        self.shared.bytes_read.load(Ordering::Relaxed)
+    }
+
+    /// How often a dropped link was resumed without a gap.
+    pub fn resumed(&self) -> u64 {
+        self.shared.resumed.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Feed {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}

@@ -1,0 +1,616 @@
+//! Pausing, fencing, taking over, settling, giving back.
+//!
+//! **Two writers are kept apart by this order:** the source accepts no write (paused, verified) before the target is told
+//! to take over, and is released only when it does not own the slots in its own view.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use whimbrel_core::slot::{Slot, SlotSet};
+use whimbrel_wire::value::Value;
+
+use super::party::{Mark, Party, reply_array, transaction};
+use super::{FenceKind, Fenced, Handover, Paused};
+use crate::error::{Error, Result, ServerError};
+use crate::nodes::ClusterView;
+use crate::probe::Info;
+
+/// A `PING` in a replication stream: `*1\r\n$4\r\nPING\r\n`. No other command that is replicated is as short.
+const PING_BYTES: u64 = 14;
+
+/// How long the second of two broadcasts may wait for the acknowledgement of the first, and some more.
+const BROADCAST_GAP: Duration = Duration::from_millis(60);
+
+/// How long the source gets to learn by gossip before it is told: as long as it serves reads, and where clients see
+/// `CLUSTERDOWN`.
+const GOSSIP_PATIENCE: Duration = Duration::from_millis(100);
+const UNOWNED_PATIENCE: Duration = Duration::from_millis(10);
+
+/// How often the source is asked whether it has learned.
+const SETTLE_POLL: Duration = Duration::from_millis(1);
+
+/// Time that a take-over needs to arrive, before a pause that it relies on ends.
+const TAKE_OVER_RESERVE: Duration = Duration::from_secs(3);
+
+/// The fence for a source that redirects. It says that it writes nothing, so that the pause does not hold it up; what it
+/// changes is no data. Its arguments: the offset, the same with a `PING` more, the replication history, the target,
+/// and the ranges of slots.
+///
+/// It answers `held OFFSET`; `written OFFSET`, `changed` (another role, history or ownership) or `refused ERROR` where it
+/// left everything as it was; `broken ERROR` where it could not.
+const FENCE_SCRIPT: &str = include_str!("fence.lua");
+
+impl Handover {
+    /// Gives the target an epoch above the source's, where it has none: a claim with a lower one would not be believed, and
+    /// the target would lose the slots again, with their keys. Has the connections ready for what follows under a pause.
+    ///
+    /// Safe to repeat; waits some milliseconds if it had to, so that the take-over's broadcast is not held up.
+    ///
+    /// # Errors
+    /// As [`Link::call`](crate::link::Link::call).
+    pub async fn raise_epoch(&mut self) -> Result<()> {
+        let (source, target) = tokio::try_join!(epoch(&mut self.source), epoch(&mut self.target))?;
+        if target <= source {
+            self.target.run(async |link| link.call(&[b"CLUSTER", b"BUMPEPOCH"]).await).await?;
+            sleep(BROADCAST_GAP).await;
+        }
+        Ok(())
+    }
+
+    /// Stops writes on the source for `pause_ms`, counted by the source from when it gets the command. Reads go on.
+    ///
+    /// # Errors
+    /// As [`Link::call`](crate::link::Link::call). The pause may then be in effect; it ends by itself.
+    pub async fn pause(&mut self, pause_ms: u64) -> Result<Paused> {
+        let text = pause_ms.to_string();
+        self.source
+            .run(async |link| {
+                let before = Instant::now();
+                link.push(&[b"CLIENT", b"PAUSE", text.as_bytes(), b"WRITE"]);
+                link.push(&[b"INFO", b"replication"]);
+                link.flush().await?;
+                // What the source reports as its offset is read after the pause took effect, since it answers in order.
+                let [paused, info] = reply_array(link).await?;
+                link.check(paused, b"CLIENT PAUSE")?;
+                let info = link.check(info, b"INFO")?;
+                let info = Info::parse(info.as_bytes().map_or(&[], |b| b));
+                Ok(Paused {
+                    offset: offset(&info),
+                    until: before + Duration::from_millis(pause_ms),
+                    history: history(&info),
+                })
+            })
+            .await
+    }
+
+    /// Lifts the write pause on the source. Safe where there is none.
+    ///
+    /// # Errors
+    /// As [`Link::call`](crate::link::Link::call).
+    pub async fn release(&mut self) -> Result<()> {
+        self.fenced_until = None;
+        self.source.run(async |link| link.call(&[b"CLIENT", b"UNPAUSE"]).await.map(drop)).await
+    }
+
+    /// [`Handover::fence`], and [`Handover::take_over`] at once if it held. With [`FenceKind::Redirecting`] this is the
+    /// only way in which clients are not sent back and forth for as long as the caller takes in between.
+    ///
+    /// # Errors
+    /// `Server` where nothing was changed. After any other it is not known what is true.
+    pub async fn fence_and_take_over(&mut self, slots: &SlotSet, paused: &Paused) -> Result<Fenced> {
+        let t0 = Instant::now();
+        let fenced = self.fence(slots, paused).await?;
+        let t1 = Instant::now();
+        if fenced.held {
+            let r = self.take_over(slots).await;
+            eprintln!("FENCE {:?} TAKE {:?}", t1 - t0, t1.elapsed());
+            r.map_err(|e| match e.server() {
+                Some(_) => self.target.in_doubt("take over", e),
+                None => e,
+            })?;
+        }
+        Ok(fenced)
+    }
+
+    /// Makes the source refuse or hold back every write to `slots`, and finds out in the same turn of its event loop whether
+    /// one was accepted since `paused.offset`. If so, or if that cannot be told, nothing is fenced.
+    ///
+    /// A source that keeps no offset is believed if it answers before the pause ends.
+    ///
+    /// # Errors
+    /// `Server` where the source refused: then it owns the slots, and may still be paused. After any other it is not known
+    /// what is true.
+    pub async fn fence(&mut self, slots: &SlotSet, paused: &Paused) -> Result<Fenced> {
+        let kind = self.fence_kind();
+        let remark = kind != FenceKind::Gossip && self.target.traits.takes_by_itself;
+        if remark {
+            // It would take the slots as soon as the source claims them no longer, whether the fence holds or not.
+            self.clear_marks_only(slots).await?;
+        }
+        let scripted =
+            kind == FenceKind::Redirecting && self.source.traits.scripts && paused.offset.is_some();
+        let fenced = match scripted {
+            true => self.fence_by_script(slots, paused).await,
+            false => self.fence_by_transaction(kind, slots, paused).await,
+        };
+        let is_undone = match &fenced {
+            Ok(fenced) => !fenced.held,
+            Err(e) => e.server().is_some(),
+        };
+        if remark && is_undone {
+            let mark = Mark::Importing(self.source.id.clone());
+            let marked = self.target.set_slots(slots, &mark).await;
+            marked.map_err(|e| self.target.in_doubt("mark the slots again", e))?;
+            self.marked = self.marked.union(slots);
+        }
+        fenced
+    }
+
+    /// Looks first, and acts only if nothing was written.
+    async fn fence_by_script(&mut self, slots: &SlotSet, paused: &Paused) -> Result<Fenced> {
+        let expected = paused.offset.unwrap_or_default();
+        let target = self.target.id.clone();
+        let told = self
+            .source
+            .run(async |link| {
+                let ranges = slots.ranges();
+                let outbox = link.outbox();
+                outbox.command(7 + 2 * ranges.len());
+                outbox.arg(b"EVAL");
+                outbox.arg(FENCE_SCRIPT.as_bytes());
+                outbox.arg(b"0");
+                outbox.arg(expected.to_string().as_bytes());
+                outbox.arg((expected + PING_BYTES).to_string().as_bytes());
+                outbox.arg(paused.history.as_bytes());
+                outbox.arg(target.as_str().as_bytes());
+                for range in ranges {
+                    outbox.arg_int(i64::from(range.start().number()));
+                    outbox.arg_int(i64::from(range.end().number()));
+                }
+                link.flush().await?;
+                let reply = link.reply().await?;
+                let reply = link.check(reply, b"the fence")?;
+                reply.as_str().map(str::to_owned).ok_or_else(|| link.unexpected("the fence", &reply))
+            })
+            .await?;
+        if let Some(offset) = told.strip_prefix("held ") {
+            return Ok(Fenced { held: true, offset: offset.parse().ok() });
+        }
+        tracing::info!(expected, told, "the fence did not hold");
+        if told.starts_with("broken ") {
+            return Err(self.source.in_doubt("the fence", told));
+        }
+        self.release().await.map_err(|e| self.source.in_doubt("lift the pause", e))?;
+        if let Some(refused) = told.strip_prefix("refused ") {
+            let e = ServerError::classify(refused.as_bytes());
+            return self.source.run(async |link| Err(link.server_error(e, b"the fence"))).await;
+        }
+        let offset = told.strip_prefix("written ").and_then(|offset| offset.parse().ok());
+        Ok(Fenced { held: false, offset })
+    }
+
+    /// Acts and looks in one transaction, and undoes what it did if something was written.
+    async fn fence_by_transaction(
+        &mut self,
+        kind: FenceKind,
+        slots: &SlotSet,
+        paused: &Paused,
+    ) -> Result<Fenced> {
+        let (traits, target) = (self.source.traits, self.target.id.clone());
+        let long = self.long_pause_ms.to_string();
+        let answer = self
+            .source
+            .run(async |link| {
+                let sent = Instant::now();
+                let items = transaction(link, "the fence", |link| {
+                    let mut commands = 2;
+                    if kind == FenceKind::Gossip {
+                        link.push(&[b"CLIENT", b"PAUSE", long.as_bytes(), b"WRITE"]);
+                        commands += 1;
+                    }
+                    link.push(&[b"INFO", b"replication"]);
+                    link.push(&[b"CLUSTER", b"NODES"]);
+                    if kind != FenceKind::Gossip {
+                        Party::push_slots(traits, link, "DELSLOTS", slots);
+                        commands += 1;
+                    }
+                    if kind == FenceKind::Redirecting {
+                        let mark = Mark::Node(target);
+                        slots.iter().for_each(|slot| mark.push(link, slot));
+                        commands += slots.len();
+                    }
+                    commands
+                })
+                .await?;
+                Ok(Answer::read(items, kind, sent, link.endpoint(), link.address()))
+            })
+            .await?;
+        let held = answer.refused.is_none()
+            && answer.owned.as_ref().is_some_and(|owned| slots.difference(owned).is_empty())
+            && answer.is_held(paused);
+        if held {
+            let long = Duration::from_millis(self.long_pause_ms);
+            self.fenced_until = (kind == FenceKind::Gossip).then(|| answer.sent + long);
+            return Ok(Fenced { held: true, offset: answer.offset });
+        }
+        tracing::info!(
+            refused = answer.refused.as_deref().unwrap_or_default(),
+            expected = paused.offset,
+            offset = answer.offset,
+            "the fence did not hold"
+        );
+        // Only what was its own before: anything else is another's.
+        let own = answer.owned.unwrap_or_default().intersection(slots);
+        self.undo_fence(kind, &own).await?;
+        match answer.refused {
+            Some(refused) => {
+                let e = ServerError::classify(refused.as_bytes());
+                self.source.run(async |link| Err(link.server_error(e, b"the fence"))).await
+            }
+            None => Ok(Fenced { held: false, offset: answer.offset }),
+        }
+    }
+
+    /// Has the source own `slots` again and lifts the pause, both at once.
+    async fn undo_fence(&mut self, kind: FenceKind, slots: &SlotSet) -> Result<()> {
+        self.fenced_until = None;
+        if kind == FenceKind::Gossip || slots.is_empty() {
+            return self.release().await;
+        }
+        let traits = self.source.traits;
+        let undone = self
+            .source
+            .run(async |link| {
+                transaction(link, "undo the fence", |link| {
+                    let assigned = usize::from(kind == FenceKind::Redirecting);
+                    if assigned > 0 {
+                        Party::push_slots(traits, link, "DELSLOTS", slots);
+                    }
+                    Party::push_slots(traits, link, "ADDSLOTS", slots);
+                    link.push(&[b"CLIENT", b"UNPAUSE"]);
+                    assigned + 2
+                })
+                .await
+            })
+            .await
+            .map_err(|e| self.source.in_doubt("undo the fence", e))?;
+        match undone.iter().find_map(ServerError::of) {
+            None => Ok(()),
+            // By and by: some of them may have been given up, others not.
+            Some(_) => self.own_again(slots).await,
+        }
+    }
+
+    async fn clear_marks_only(&mut self, slots: &SlotSet) -> Result<()> {
+        self.marked = self.marked.difference(slots);
+        self.target.set_slots(slots, &Mark::Stable).await
+    }
+
+    /// Makes the target the owner of `slots` and has it tell all others. Safe to repeat: slots that it owns already are
+    /// fine. Call it only when the source is fenced.
+    ///
+    /// # Errors
+    /// `Server` where nothing was changed. `Unfit` where the fence's time has run out, or the target is no primary:
+    /// nothing was changed either. After any other it is not known what is true.
+    pub async fn take_over(&mut self, slots: &SlotSet) -> Result<()> {
+        if let Some(until) = self.fenced_until
+            && Instant::now() + TAKE_OVER_RESERVE > until
+        {
+            return Err(self.source.unfit("take over", "the time of the write pause has run out"));
+        }
+        // The slot by whose assignment the others are told; one that is marked as importing, as it must be, if possible.
+        let marked = slots.intersection(&self.marked);
+        let Some(messenger) = last(&marked).or_else(|| last(slots)) else { return Ok(()) };
+        let mut rest = slots.clone();
+        rest.remove(messenger);
+        let is_marked = marked.contains(messenger);
+        if !self.claim(&rest, &rest, messenger, is_marked).await? {
+            self.claim_what_is_missing(slots).await?;
+        }
+        self.marked = self.marked.difference(slots);
+        Ok(())
+    }
+
+    /// Deletes the slots `known` in the target's view, adds `added`, and assigns `messenger` to the target, which makes it
+    /// take the next epoch and broadcast. False where one of these was refused.
+    async fn claim(
+        &mut self,
+        known: &SlotSet,
+        added: &SlotSet,
+        messenger: Slot,
+        is_marked: bool,
+    ) -> Result<bool> {
+        let traits = self.target.traits;
+        let importing = Mark::Importing(self.source.id.clone());
+        let node = Mark::Node(self.target.id.clone());
+        self.target
+            .run(async |link| {
+                let items = if known.is_empty() && added.is_empty() && traits.setslot_waits {
+                    Vec::new()
+                } else {
+                    transaction(link, "the take-over", |link| {
+                        let mut commands = 0;
+                        for (command, slots) in [("DELSLOTS", known), ("ADDSLOTS", added)] {
+                            if !slots.is_empty() {
+                                Party::push_slots(traits, link, command, slots);
+                                commands += 1;
+                            }
+                        }
+                        if !traits.setslot_waits {
+                            importing.push(link, messenger);
+                            node.push(link, messenger);
+                            commands += 2;
+                        }
+                        commands
+                    })
+                    .await?
+                };
+                if items.iter().any(|item| item.as_error().is_some()) {
+                    return Ok(false);
+                }
+                if traits.setslot_waits {
+                    if !is_marked {
+                        importing.push(link, messenger);
+                    }
+                    node.push(link, messenger);
+                    link.flush().await?;
+                    let replies = link.replies(1 + usize::from(!is_marked)).await?;
+                    if replies.iter().any(|reply| reply.as_error().is_some()) {
+                        return Ok(false);
+                    }
+                }
+                // Wakes the server, so that it sends its broadcast now.
+                link.call(&[b"PING"]).await?;
+                Ok(true)
+            })
+            .await
+    }
+
+    /// The take-over, step by step: some of the slots are the target's already, or have no owner in its view.
+    async fn claim_what_is_missing(&mut self, slots: &SlotSet) -> Result<()> {
+        let doubt = |target: &Party, e: Error| match e.server() {
+            Some(_) => target.in_doubt("take over", e),
+            None => e,
+        };
+        let view = self.target.view().await.map_err(|e| doubt(&self.target, e))?;
+        let me = view.me();
+        if !me.is_primary() {
+            return Err(self.target.unfit("take over", "the target has become a replica"));
+        }
+        let mut missing = slots.difference(&me.slots);
+        let highest = view.nodes.iter().map(|n| n.config_epoch).max().unwrap_or(0);
+        match last(&missing) {
+            Some(messenger) => {
+                missing.remove(messenger);
+                let known: SlotSet = missing.iter().filter(|slot| view.primary_of(*slot).is_some()).collect();
+                let claimed = self.claim(&known, &missing, messenger, false).await;
+                if !claimed.map_err(|e| doubt(&self.target, e))? {
+                    return Err(self.target.in_doubt("take over", "the target refused some of the slots"));
+                }
+            }
+            // Taken over before, but perhaps not told to anybody.
+            None if me.config_epoch < highest => {
+                let bumped = self.target.run(async |link| link.call(&[b"CLUSTER", b"BUMPEPOCH"]).await).await;
+                bumped.map_err(|e| doubt(&self.target, e))?;
+            }
+            None => {}
+        }
+        let view = self.target.view().await.map_err(|e| doubt(&self.target, e))?;
+        if !slots.difference(&view.me().slots).is_empty() {
+            return Err(self.target.in_doubt("take over", "the target did not keep some of the slots"));
+        }
+        Ok(())
+    }
+
+    /// Sees to it that the source does not own `slots` in its own view, knows that the target does, and then lifts the
+    /// pause. Safe to repeat. Call it only after [`Handover::take_over`].
+    ///
+    /// # Errors
+    /// `Unfit` where the target does not own the slots, or the source does not come to know of it in time: then the pause
+    /// is not lifted unless the source has given the slots up. As [`Link::call`](crate::link::Link::call).
+    pub async fn settle(&mut self, slots: &SlotSet) -> Result<()> {
+        let begun = Instant::now();
+        let mut told = false;
+        loop {
+            let view = self.source.view().await?;
+            let me = view.me();
+            let still = me.slots.intersection(slots);
+            let unlearned = match view.node(&self.target.id) {
+                Some(target) => slots.difference(&target.slots),
+                None => slots.clone(),
+            };
+            if still.is_empty() && (unlearned.is_empty() || !me.is_primary()) {
+                return self.release().await;
+            }
+            if begun.elapsed() > Duration::from_millis(self.options.settle_ms) {
+                return match still.is_empty() {
+                    // It accepts no write to them, so nobody need wait any longer.
+                    true => self.release().await,
+                    false => Err(self
+                        .source
+                        .unfit("hand slots over", "the source does not come to know the slots' new owner")
+                        .with_remedy("see that the two nodes can reach each other's cluster bus ports")),
+                };
+            }
+            let patience = if still.is_empty() { UNOWNED_PATIENCE } else { GOSSIP_PATIENCE };
+            if !told && begun.elapsed() > patience {
+                told = self.tell_source(&still, &unlearned).await?;
+            }
+            sleep(SETTLE_POLL).await;
+        }
+    }
+
+    /// Takes `still` from the source, lifts the pause, then assigns `unlearned` to the target in its view. False where the
+    /// source has just learned of some of them by itself: look again.
+    async fn tell_source(&mut self, still: &SlotSet, unlearned: &SlotSet) -> Result<bool> {
+        let theirs = self.target.view().await?.me().slots.clone();
+        if !unlearned.difference(&theirs).is_empty() {
+            return Err(self.target.unfit("hand slots over", "the target does not own all of the slots"));
+        }
+        let traits = self.source.traits;
+        if !still.is_empty() {
+            let reply = self
+                .source
+                .run(async |link| {
+                    Party::push_slots(traits, link, "DELSLOTS", still);
+                    link.flush().await?;
+                    link.reply().await
+                })
+                .await?;
+            if reply.as_error().is_some() {
+                return Ok(false);
+            }
+        }
+        // Since Valkey 8 a pause holds up `SETSLOT`, too.
+        self.release().await?;
+        // Refused for slots that it has learned of meanwhile and still holds keys in: no matter.
+        match self.source.set_slots(unlearned, &Mark::Node(self.target.id.clone())).await {
+            Err(e) if e.server().is_none() => Err(e),
+            _ => Ok(true),
+        }
+    }
+
+    /// Undoes a fence after which no take-over took place: the source owns `slots` again and is not paused. Safe to repeat,
+    /// and safe where there was no fence. Marks on a target that takes slots by itself are cleared first, others stay.
+    ///
+    /// # Errors
+    /// `Server` where nothing was changed. `Unfit` where the target owns some of the slots, or another node does: then the
+    /// source must not have them. After any other it is not known what is true.
+    pub async fn give_back(&mut self, slots: &SlotSet) -> Result<()> {
+        if self.target.traits.takes_by_itself {
+            self.clear_marks_only(slots).await?;
+        }
+        // Only now: until here it might have taken them.
+        let theirs = self.target.view().await?.me().slots.intersection(slots);
+        if !theirs.is_empty() {
+            let what = format!("the target owns slots {theirs} already");
+            return Err(self.target.unfit("give slots back", what).with_remedy("go on with the handover"));
+        }
+        self.own_again(slots).await?;
+        self.unshelter().await;
+        self.release().await
+    }
+
+    /// Has the source own all of `slots`, whoever it takes for their owner.
+    async fn own_again(&mut self, slots: &SlotSet) -> Result<()> {
+        let view = self.source.view().await?;
+        let me = view.me();
+        if !me.is_primary() {
+            return Err(self.source.unfit("give slots back", "the source has become a replica"));
+        }
+        let missing = me.slots.intersection(slots);
+        let missing = slots.difference(&missing);
+        let mut assigned = SlotSet::new();
+        for slot in &missing {
+            match view.primary_of(slot) {
+                Some(owner) if owner.id == self.target.id => {
+                    assigned.insert(slot);
+                }
+                Some(owner) => {
+                    let what = format!("slot {} is owned by {} now", slot.number(), owner.id);
+                    return Err(self.source.unfit("give slots back", what));
+                }
+                None => {}
+            }
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let traits = self.source.traits;
+        let items = self
+            .source
+            .run(async |link| {
+                transaction(link, "give slots back", |link| {
+                    let mut commands = 1;
+                    if !assigned.is_empty() {
+                        Party::push_slots(traits, link, "DELSLOTS", &assigned);
+                        commands += 1;
+                    }
+                    Party::push_slots(traits, link, "ADDSLOTS", &missing);
+                    commands
+                })
+                .await
+            })
+            .await?;
+        match items.iter().find_map(ServerError::of) {
+            None => Ok(()),
+            Some(e) => Err(self.source.in_doubt("give slots back", e.text)),
+        }
+    }
+}
+
+/// What the source answered to a fence.
+struct Answer {
+    sent: Instant,
+    answered: Instant,
+    is_primary: bool,
+    offset: Option<u64>,
+    history: String,
+    /// What it owned just before.
+    owned: Option<SlotSet>,
+    /// The first error.
+    refused: Option<String>,
+}
+
+impl Answer {
+    fn read(
+        items: Vec<Value>,
+        kind: FenceKind,
+        sent: Instant,
+        endpoint: &crate::endpoint::Endpoint,
+        address: &crate::endpoint::Address,
+    ) -> Answer {
+        let refused = items.iter().find_map(ServerError::of).map(|e| e.text);
+        let first = usize::from(kind == FenceKind::Gossip);
+        let text = |at: usize| items.get(at).and_then(Value::as_str).unwrap_or_default();
+        let info = Info::parse(text(first).as_bytes());
+        let view = ClusterView::parse(text(first + 1), endpoint, address);
+        Answer {
+            sent,
+            answered: Instant::now(),
+            is_primary: info.field("role") == Some("master"),
+            offset: offset(&info),
+            history: history(&info),
+            owned: view.map(|view| view.me().slots.clone()),
+            refused,
+        }
+    }
+
+    /// Whether nothing was written between the offset in `paused` and this.
+    fn is_held(&self, paused: &Paused) -> bool {
+        let unchanged = match (paused.offset, self.offset) {
+            (Some(before), Some(now)) => now == before || now == before + PING_BYTES,
+            // It began to keep one meanwhile, or it keeps none: it was still paused when it answered.
+            _ => self.answered < paused.until,
+        };
+        self.is_primary && self.history == paused.history && unchanged
+    }
+}
+
+/// The replication offset, where the server keeps one. Without a backlog it does not move.
+fn offset(info: &Info) -> Option<u64> {
+    info.number("master_repl_offset").filter(|_| info.number("repl_backlog_active") == Some(1))
+}
+
+/// The replication history. A server without a backlog may take a new one at any time.
+fn history(info: &Info) -> String {
+    match offset(info) {
+        Some(_) => info.field("master_replid").unwrap_or_default().to_owned(),
+        None => String::new(),
+    }
+}
+
+fn last(slots: &SlotSet) -> Option<Slot> {
+    slots.ranges().last().map(|range| range.end())
+}
+
+/// The epoch of a node's claim.
+async fn epoch(party: &mut Party) -> Result<u64> {
+    party
+        .run(async |link| {
+            let reply = link.call(&[b"CLUSTER", b"INFO"]).await?;
+            let info = Info::parse(reply.as_bytes().map_or(&[], |b| b));
+            info.number("cluster_my_epoch").ok_or_else(|| link.unexpected("CLUSTER INFO", &reply))
+        })
+        .await
+}

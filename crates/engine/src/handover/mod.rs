@@ -1,0 +1,507 @@
+//! Handing slots over between two primaries from outside: without a crash, a lost write, two writers, or an error that
+//! clients would have to handle besides `MOVED`.
+//!
+//! The order is the caller's: [`raise_epoch`](Handover::raise_epoch) and [`mark_importing`](Handover::mark_importing),
+//! staging; [`pause`](Handover::pause), the last touched keys, [`wait_replicas`](Handover::wait_replicas), comparing;
+//! [`fence`](Handover::fence), [`take_over`](Handover::take_over), [`settle`](Handover::settle),
+//! [`confirm`](Handover::confirm), [`clean_up`](Handover::clean_up). Before the take-over everything can be undone with
+//! [`give_back`](Handover::give_back) (after a fence), [`release`](Handover::release), [`wipe`](Handover::wipe) and
+//! [`clear_marks`](Handover::clear_marks); after it, only forward.
+//!
+//! # Why there are three fences
+//!
+//! Servers check redirections before they check pauses: no pause holds a client back whose slot has no owner, it is
+//! told `CLUSTERDOWN` at once. So a slot must go from the source to the target without being unowned in between, in
+//! the eyes of the source. How that can be done differs:
+//!
+//! - [`FenceKind::Redirecting`] (Redis, Valkey 7.2): one transaction on the source deletes the slots and assigns them to
+//!   the target. Afterwards the source answers `MOVED`, keeps its keys, and has nothing to learn by gossip, which would
+//!   crash Redis 7.2 to 8.0 under a pause, and on 7.0 would leave keys behind on replicas. (Assigning a slot
+//!   directly is refused while it holds keys.) Clients that come before the take-over are sent back and forth
+//!   between the two nodes, so that must follow at once: [`Handover::fence_and_take_over`]. A script does the same where
+//!   it may be used: it looks first, and acts only if nothing was written. Its single short answer makes the time
+//!   until the take-over so short that clients hardly ever see a second redirection; answers to two thousand
+//!   commands of a transaction do not.
+//! - [`FenceKind::Gossip`] (Valkey 8.1 and later, where `SETSLOT` in a transaction crashes, and where learning by gossip under
+//!   a pause does not): one transaction prolongs the pause and reads the replication offset. If nothing was written
+//!   until then, nothing can be until long after the take-over. The source learns of that by gossip and deletes its
+//!   keys itself, in one go, on its replicas as well; it is released once it has learned. No client is sent anywhere
+//!   before the target is ready. Batches must be small, since the deletion blocks the source, and since for each
+//!   slot every node of the cluster writes a line to its log.
+//! - [`FenceKind::Bare`] (Valkey 8.0, where both of the above crash): the source deletes the slots, and learns of the new owner
+//!   by gossip or by being told. Clients may see `CLUSTERDOWN` for some milliseconds.
+//!
+//! # What else was found with real servers, and relied on here
+//!
+//! - The bus connections that a server opens have Nagle's algorithm on: of two broadcasts within 40 ms the second one waits
+//!   for the acknowledgement of the first. `CLUSTER BUMPEPOCH` broadcasts. So the epoch is raised well before the
+//!   pause, and the take-over broadcasts once.
+//! - Since Valkey 8 a `SETSLOT` takes effect between two turns of the event loop, and its broadcast is sent in the next: on
+//!   an idle server after up to 100 ms, or when a command wakes it. So each take-over is followed by a `PING`.
+//! - A node and its replicas that see the node lose its last slot turn into replicas of the new owner, unless
+//!   `cluster-allow-replica-migration` is off. It is switched off on the source and its replicas while its last slots move.
+//!   Even then, on Redis, the source's replicas follow where *all* slots of the source go to a target without slots *at
+//!   once*: see [`Handover::should_split`].
+//! - Since Valkey 8 a write pause holds up `SETSLOT`: nothing of the kind is sent to a source that is paused.
+//! - A primary sends its replicas a `PING` every ten seconds, also under a pause. It is the only command of 14 bytes in a
+//!   replication stream, and no write: it does not break a fence.
+
+mod fence;
+mod party;
+mod sweep;
+mod watch;
+
+pub use watch::Members;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use whimbrel_core::migration::Process;
+use whimbrel_core::node::NodeId;
+use whimbrel_core::slot::SlotSet;
+
+use self::party::{Door, Mark, Party};
+use crate::deployment::Deployment;
+use crate::endpoint::{Address, Endpoint};
+use crate::error::{Error, Result, Side};
+use crate::nodes::{ClusterView, JOB_CLIENT_NAME, Node, key_counts};
+use crate::probe::{Info, PROBE_KEY};
+
+/// How the source is kept from accepting writes to slots that it is about to lose. See the [module](self).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FenceKind {
+    /// It assigns them to the target in its own view.
+    Redirecting,
+    /// It stays paused until it has learned of the new owner.
+    Gossip,
+    /// It just gives them up. Clients may see `CLUSTERDOWN` for some milliseconds.
+    Bare,
+}
+
+impl FenceKind {
+    /// How many keys a batch should have at most, so that the source does not block for more than about 20 ms.
+    pub fn batch_keys_max(self) -> u64 {
+        match self {
+            // The source deletes them in one go, 0.5 to 2 µs each.
+            FenceKind::Gossip => 8_192,
+            FenceKind::Redirecting | FenceKind::Bare => 65_536,
+        }
+    }
+
+    /// How many slots a batch should have at most, likewise.
+    pub fn batch_slots_max(self) -> usize {
+        match self {
+            // Two lines in the source's log for each, in one go, 5 to 10 µs a line, and one in the log of every other node.
+            FenceKind::Gossip => 512,
+            // One command for each, 1 to 2 µs.
+            FenceKind::Redirecting => 2_048,
+            // As many, but each is then told to the source once more, while clients see CLUSTERDOWN.
+            FenceKind::Bare => 256,
+        }
+    }
+}
+
+impl fmt::Display for FenceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            FenceKind::Redirecting => "redirecting",
+            FenceKind::Gossip => "gossip",
+            FenceKind::Bare => "bare",
+        })
+    }
+}
+
+/// How a handover behaves.
+#[derive(Debug, Clone)]
+pub struct HandoverOptions {
+    /// Told apart from other jobs by this, in `CLIENT LIST`; nothing where it is empty.
+    pub label: String,
+    /// What all jobs of this process have in common: they see to it themselves that two of them do not get into each
+    /// other's way, and are not told of as [other jobs](Handover::other_jobs). Nothing where it is empty.
+    pub process: String,
+    /// Another fence than the server's own choice. Only one that the server survives: see the [module](self).
+    pub fence: Option<FenceKind>,
+    /// Use `ADDSLOTSRANGE` and `DELSLOTSRANGE` where the server has them.
+    pub ranges: bool,
+    /// Fence with a script where the server and the user's permissions allow it: it looks before it acts, and is
+    /// faster.
+    pub scripts: bool,
+    /// How long [`Handover::confirm`] waits for all nodes.
+    pub confirm_ms: u64,
+    /// How long [`Handover::settle`] waits for the source.
+    pub settle_ms: u64,
+}
+
+impl Default for HandoverOptions {
+    fn default() -> Self {
+        HandoverOptions {
+            label: String::new(),
+            process: String::new(),
+            fence: None,
+            ranges: true,
+            scripts: true,
+            confirm_ms: 10_000,
+            settle_ms: 10_000,
+        }
+    }
+}
+
+impl HandoverOptions {
+    /// What connections of the job are called.
+    fn client_name(&self) -> Arc<str> {
+        let parts = [JOB_CLIENT_NAME, &self.process, &self.label];
+        parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(":").into()
+    }
+
+    /// Whether a connection of that name is of this process.
+    fn is_of_process(&self, name: &str) -> bool {
+        let rest = name.strip_prefix(JOB_CLIENT_NAME).and_then(|rest| rest.strip_prefix(':'));
+        !self.process.is_empty() && rest.and_then(|rest| rest.split(':').next()) == Some(&self.process)
+    }
+
+    /// Whether a connection of that name is of this job, in whatever process.
+    fn is_of_job(&self, name: &str) -> bool {
+        self.label.is_empty() || name.rsplit(':').next() == Some(&self.label)
+    }
+}
+
+/// A write pause on the source that is in effect.
+#[derive(Debug, Clone)]
+pub struct Paused {
+    /// The source's replication offset under the pause; `None` where it keeps none.
+    ///
+    /// A caller whose feed has read on, and found nothing to move, may raise it to the feed's: what the fence verifies is
+    /// that nothing was written after this offset.
+    pub offset: Option<u64>,
+    /// Until when no write is accepted, counted from before the command was sent.
+    pub until: Instant,
+    /// The source's replication history: another one means another process or a failover.
+    history: String,
+}
+
+/// How a fence ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fenced {
+    /// True where nothing was written since the offset given, and the source accepts no write to the slots any more. If
+    /// not, the fence was undone: the source owns the slots and is not paused, and they are marked as before.
+    pub held: bool,
+    /// The source's offset at the fence, where it keeps one.
+    pub offset: Option<u64>,
+}
+
+/// What one of the two nodes says of some slots.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    /// Whether it is a primary.
+    pub is_primary: bool,
+    /// Which of them it owns in its own view.
+    pub claims: SlotSet,
+    /// Which of them it has marked as importing or migrating.
+    pub open: SlotSet,
+    /// How many keys it holds in them.
+    pub keys: u64,
+    /// Its process.
+    pub process: Process,
+}
+
+/// What both nodes say of some slots.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inspection {
+    /// The node that gives them away.
+    pub source: Seen,
+    /// The node that gets them.
+    pub target: Seen,
+}
+
+/// The connections and the knowledge for handing slots of one primary over to another.
+///
+/// Holds one connection to each node, at most 32 more to each where marks wait for replicas, and one to every other node
+/// while [`Handover::confirm`] asks them. All are visible in `CLIENT LIST` as `whimbrel:job`. Dropping it closes
+/// them and changes nothing on the servers.
+///
+/// **Errors.** Those of [`fence`](Handover::fence), [`take_over`](Handover::take_over) and
+/// [`give_back`](Handover::give_back) that carry a [`ServerError`](crate::error::ServerError) mean that nothing was changed;
+/// after any other it is not known, and [`Handover::observe`] finds out.
+#[derive(Debug)]
+pub struct Handover {
+    source: Party,
+    target: Party,
+    options: HandoverOptions,
+    /// How long the source is paused by a fence that relies on gossip.
+    long_pause_ms: u64,
+    /// Slots that the target is known to have marked.
+    marked: SlotSet,
+    /// Until when a fence that relies on the pause holds.
+    fenced_until: Option<Instant>,
+    /// Nodes on which replicas were kept from following the slots, and that want it switched on again.
+    sheltered: Vec<(NodeId, Address)>,
+    members: Members,
+    /// Connections to other nodes.
+    watchers: watch::Watchers,
+}
+
+impl Handover {
+    /// Connects to the two primaries.
+    ///
+    /// # Errors
+    /// `Unfit` where the cluster knows no such node; whatever keeps us from connecting.
+    pub async fn open(deployment: &Deployment, source: NodeId, target: NodeId) -> Result<Handover> {
+        Handover::open_with(deployment, source, target, HandoverOptions::default()).await
+    }
+
+    /// [`Handover::open`], with options.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub async fn open_with(
+        deployment: &Deployment,
+        source: NodeId,
+        target: NodeId,
+        options: HandoverOptions,
+    ) -> Result<Handover> {
+        let view = watch::any_view(deployment).await?;
+        let name = options.client_name();
+        let open = async |side, id: NodeId| {
+            let Some(node) = view.node(&id) else {
+                let at = deployment.endpoint.address.to_string();
+                let what = format!("the cluster knows no node {id}");
+                return Err(Error::unfit(side, at, "find the node", what)
+                    .with_remedy("whimbrel status lists the nodes"));
+            };
+            let endpoint = Endpoint { side, ..(*deployment.endpoint).clone() };
+            let door = Door { endpoint: Arc::new(endpoint), options: deployment.options, name: name.clone() };
+            let address = node.address.clone();
+            Party::open(door, id, address, &options).await
+        };
+        let members = Members::of(&view, &source, &target);
+        let (mut source, target) = tokio::try_join!(open(Side::Source, source), open(Side::Target, target))?;
+        let node_timeout_ms = source
+            .run(async |link| {
+                let reply = link.ask(&[b"CONFIG", b"GET", b"cluster-node-timeout"]).await?;
+                Ok(reply.as_items().and_then(|r| u64::try_from(r.get(1)?.as_int()?).ok()))
+            })
+            .await?;
+        Ok(Handover {
+            source,
+            target,
+            long_pause_ms: (2 * node_timeout_ms.unwrap_or(NODE_TIMEOUT_MS)).max(LONG_PAUSE_MS_MIN),
+            options,
+            marked: SlotSet::new(),
+            fenced_until: None,
+            sheltered: Vec::new(),
+            members,
+            watchers: watch::Watchers::default(),
+        })
+    }
+
+    /// Where the source is reached.
+    pub fn source_address(&self) -> &Address {
+        &self.source.address
+    }
+
+    /// Where the target is reached.
+    pub fn target_address(&self) -> &Address {
+        &self.target.address
+    }
+
+    /// How the source is fenced.
+    pub fn fence_kind(&self) -> FenceKind {
+        self.options.fence.unwrap_or(self.source.traits.fence)
+    }
+
+    /// Finds out whether this user may do everything that a handover needs, before anything is changed.
+    ///
+    /// # Errors
+    /// `Server` for the first command that is forbidden.
+    pub async fn check_permissions(&mut self) -> Result<()> {
+        // Each is refused for its arguments, or does nothing; permissions are checked before that.
+        let both: [&[&[u8]]; 8] = [
+            &[b"CLUSTER", b"NODES"],
+            &[b"CLUSTER", b"SETSLOT", b"99999", b"STABLE"],
+            &[b"CLUSTER", b"DELSLOTS", b"99999"],
+            &[b"CLUSTER", b"ADDSLOTS", b"99999"],
+            &[b"CLUSTER", b"COUNTKEYSINSLOT", b"99999"],
+            &[b"CLUSTER", b"GETKEYSINSLOT", b"99999", b"1"],
+            &[b"INFO", b"replication"],
+            &[b"UNLINK", PROBE_KEY],
+        ];
+        let of_source: [&[&[u8]]; 1] = [&[b"CLIENT", b"PAUSE", b"-1", b"WRITE"]];
+        let of_target: [&[&[u8]]; 1] = [&[b"WAIT", b"0", b"1"]];
+        for (party, own) in [(&mut self.source, of_source), (&mut self.target, of_target)] {
+            let ranges: &[&[&[u8]]] = match party.traits.ranges {
+                true => &[
+                    &[b"CLUSTER", b"DELSLOTSRANGE", b"99999", b"99999"],
+                    &[b"CLUSTER", b"ADDSLOTSRANGE", b"99999", b"99999"],
+                ],
+                false => &[],
+            };
+            let commands: Vec<&[&[u8]]> = both.iter().chain(&own).chain(ranges).copied().collect();
+            party
+                .run(async |link| {
+                    for command in &commands {
+                        if let Some(refused) = link.may_run(command).await? {
+                            let name: Vec<String> = command
+                                .iter()
+                                .take(if matches!(command[0], b"CLUSTER" | b"CLIENT") { 2 } else { 1 })
+                                .map(|word| String::from_utf8_lossy(word).into_owned())
+                                .collect();
+                            return Err(link.server_error(refused, name.join(" ").as_bytes()).with_remedy(
+                                "moving slots from outside needs this command: give this user the permission, or name \
+                                 another user; where the service forbids it to everybody, use the service's own means",
+                            ));
+                        }
+                    }
+                    // MULTI and EXEC have no permissions of their own worth asking for, but proxies may not know them.
+                    link.call(&[b"MULTI"]).await?;
+                    link.call(&[b"DISCARD"]).await.map(drop)
+                })
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Connections of other jobs of whimbrel's on the two nodes: their names, and where they come from. Two handovers of one
+    /// node would lift each other's pauses.
+    ///
+    /// A connection that is just being closed counts for up to a second.
+    ///
+    /// # Errors
+    /// As [`Link::call`](crate::link::Link::call).
+    pub async fn other_jobs(&mut self) -> Result<Vec<String>> {
+        let deadline = Instant::now() + CLOSING_MAX;
+        loop {
+            let mut others = self.source.other_jobs().await?;
+            others.extend(self.target.other_jobs().await?);
+            others.retain(|other| !self.options.is_of_process(&other.name));
+            if others.is_empty() || Instant::now() >= deadline {
+                return Ok(others.into_iter().map(|other| other.to_string()).collect());
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// What both nodes say of `slots`. Changes nothing.
+    ///
+    /// # Errors
+    /// As [`Link::call`](crate::link::Link::call).
+    pub async fn inspect(&mut self, slots: &SlotSet) -> Result<Inspection> {
+        let (source, target) =
+            tokio::try_join!(seen(&mut self.source, slots), seen(&mut self.target, slots))?;
+        Ok(Inspection { source, target })
+    }
+
+    /// True where `slots` are all that the source has and the target has none: then Redis would make the source's replicas
+    /// follow the slots. Handed over in two batches, one of them of a single slot, they stay.
+    ///
+    /// # Errors
+    /// As [`ClusterView::ask`].
+    pub async fn should_split(&mut self, slots: &SlotSet) -> Result<bool> {
+        let view = self.source.view().await?;
+        let target_is_empty = view.node(&self.target.id).is_none_or(|n| n.slots.is_empty());
+        let all = view.me().slots.difference(slots).is_empty();
+        let has_replicas = view.replicas_of(&self.source.id).next().is_some();
+        Ok(slots.len() > 1 && all && target_is_empty && has_replicas && !self.source.traits.setslot_waits)
+    }
+
+    /// Marks `slots` on the target as importing from the source, and gives the target an epoch above the source's.
+    /// Staged keys can be written to them then, with `ASKING`. Safe to repeat.
+    ///
+    /// Where these are the source's last slots, its replicas and itself are kept from following them, until
+    /// [`Handover::confirm`], [`Handover::clear_marks`] or [`Handover::give_back`].
+    ///
+    /// # Errors
+    /// As [`Link::call`](crate::link::Link::call). Some of the slots may then be marked.
+    pub async fn mark_importing(&mut self, slots: &SlotSet) -> Result<()> {
+        let view = self.source.view().await?;
+        if view.me().slots.difference(slots).is_empty() {
+            self.shelter(&view).await?;
+        }
+        let mark = Mark::Importing(self.source.id.clone());
+        self.target.set_slots(slots, &mark).await?;
+        self.marked = self.marked.union(slots);
+        self.raise_epoch().await
+    }
+
+    /// Clears the marks of `slots` on the target. Safe to repeat.
+    ///
+    /// # Errors
+    /// As [`Link::call`](crate::link::Link::call). Some of the marks may then be cleared.
+    pub async fn clear_marks(&mut self, slots: &SlotSet) -> Result<()> {
+        let view = self.target.view().await?;
+        let marked: SlotSet = view.me().importing.iter().map(|(slot, _)| *slot).collect();
+        let marked = marked.intersection(slots);
+        self.marked = self.marked.difference(slots);
+        self.target.set_slots(&marked, &Mark::Stable).await?;
+        self.unshelter().await;
+        Ok(())
+    }
+
+    /// Switches `cluster-allow-replica-migration` off on the source and its replicas.
+    async fn shelter(&mut self, view: &ClusterView) -> Result<()> {
+        let nodes: Vec<(NodeId, Address)> = view
+            .replicas_of(&self.source.id)
+            .filter(|n| n.is_usable())
+            .chain([view.me()])
+            .map(|n| (n.id.clone(), n.address.clone()))
+            .collect();
+        for (id, address) in nodes {
+            if self.sheltered.iter().any(|(known, _)| *known == id) {
+                continue;
+            }
+            let (mut link, _) = self.source.door.open(&address).await?;
+            let reply = link.ask(&[b"CONFIG", b"GET", MIGRATION_OPTION]).await?;
+            let on = reply.as_items().and_then(|r| r.get(1)).and_then(|v| v.as_str()) == Some("yes");
+            // Where it cannot be read it cannot be set, and then the replicas follow: no harm to any key.
+            if on && link.ask(&[b"CONFIG", b"SET", MIGRATION_OPTION, b"no"]).await?.as_error().is_none() {
+                self.sheltered.push((id, address));
+            }
+        }
+        Ok(())
+    }
+
+    /// Switches it on again. What cannot be reached is left: a node that is down has forgotten it anyway.
+    async fn unshelter(&mut self) {
+        for (_, address) in std::mem::take(&mut self.sheltered) {
+            let restored = async {
+                let (mut link, _) = self.source.door.open(&address).await?;
+                link.call(&[b"CONFIG", b"SET", MIGRATION_OPTION, b"yes"]).await
+            };
+            if let Err(e) = restored.await {
+                tracing::warn!(error = %e, "cluster-allow-replica-migration stays off there");
+            }
+        }
+    }
+}
+
+/// Whether replicas follow the last slot of their primary.
+const MIGRATION_OPTION: &[u8] = b"cluster-allow-replica-migration";
+
+/// The servers' own default for `cluster-node-timeout`.
+const NODE_TIMEOUT_MS: u64 = 15_000;
+
+/// The shortest pause for a fence that relies on it.
+const LONG_PAUSE_MS_MIN: u64 = 10_000;
+
+/// How long a closed connection may still be listed.
+const CLOSING_MAX: Duration = Duration::from_secs(1);
+
+async fn seen(party: &mut Party, slots: &SlotSet) -> Result<Seen> {
+    party
+        .run(async |link| {
+            let view = ClusterView::ask(link).await?;
+            let info = Info::ask(link, "server").await?;
+            let keys = key_counts(link, slots).await?.sum(slots);
+            let Node { importing, migrating, slots: own, .. } = view.me();
+            let open: SlotSet = importing.iter().chain(migrating).map(|(slot, _)| *slot).collect();
+            Ok(Seen {
+                is_primary: view.me().is_primary(),
+                claims: own.intersection(slots),
+                open: open.intersection(slots),
+                keys,
+                process: Process(info.field("run_id").unwrap_or_default().to_owned()),
+            })
+        })
+        .await
+}

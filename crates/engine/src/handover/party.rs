@@ -1,0 +1,410 @@
+//! One of the two nodes of a handover: connections to it, and the commands that both sides share.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use whimbrel_core::node::NodeId;
+use whimbrel_core::slot::{Slot, SlotSet};
+use whimbrel_wire::value::Value;
+
+use crate::endpoint::{Address, Endpoint};
+use crate::error::{Error, ErrorKind, Result, ServerError, Side};
+use crate::link::{Link, LinkOptions};
+use crate::nodes::{ClusterView, JOB_CLIENT_NAME};
+use crate::probe::Info;
+
+use super::{FenceKind, HandoverOptions};
+
+/// Commands sent before their replies are read.
+const PIPELINED: usize = 256;
+
+/// Connections over which slots are marked where each mark waits for the node's replicas. Every turn of the server's event
+/// loop takes one from each of them and then writes `nodes.conf`, so their number divides the time.
+const POOL_MAX: usize = 32;
+
+/// Slots that are worth one more of those connections.
+const SLOTS_PER_LINK: usize = 8;
+
+/// A connection that was idle for longer is asked whether it is still there before it is used: servers close idle ones,
+/// and a command whose connection breaks has an unknown outcome.
+const IDLE_MAX: Duration = Duration::from_secs(2);
+
+/// A script that tells whether scripts can do what the fence needs.
+const SCRIPT_PROBE: &[u8] = b"#!lua flags=no-writes\nreturn redis.call('CLUSTER', 'MYID')";
+
+/// What a server can do, and what it must be spared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Traits {
+    /// How slots are fenced on it.
+    pub(super) fence: FenceKind,
+    /// `CLUSTER SETSLOT` waits for the node's replicas, and crashes the server inside a transaction: Valkey 8.0 and later.
+    pub(super) setslot_waits: bool,
+    /// A node that imports a slot takes it over by itself as soon as the node that it imports from claims it no longer:
+    /// Valkey 8.0 and later.
+    pub(super) takes_by_itself: bool,
+    /// `CLUSTER ADDSLOTSRANGE` and `DELSLOTSRANGE`: 7.0 and later.
+    pub(super) ranges: bool,
+    /// This user may run scripts that say they write nothing, which a write pause does not hold up: 7.0 and later.
+    pub(super) scripts: bool,
+}
+
+impl Traits {
+    /// What a server of this version is like, found in `INFO server`. A server that says nothing of itself is taken for
+    /// one that must be spared everything.
+    fn of(info: &Info, ranges: bool, scripts: bool) -> Traits {
+        let valkey = info.field("valkey_version").map(version);
+        let later_valkey = valkey.is_some_and(|v| v >= (8, 0));
+        let fence = match valkey {
+            Some(v) if v >= (8, 1) => FenceKind::Gossip,
+            Some(v) if v >= (8, 0) => FenceKind::Bare,
+            _ => FenceKind::Redirecting,
+        };
+        Traits { fence, setslot_waits: later_valkey, takes_by_itself: later_valkey, ranges, scripts }
+    }
+}
+
+/// The first two numbers of a version; what cannot be read is the highest.
+fn version(text: &str) -> (u32, u32) {
+    let mut numbers = text.split('.').map(|n| n.parse().unwrap_or(u32::MAX));
+    (numbers.next().unwrap_or(u32::MAX), numbers.next().unwrap_or(0))
+}
+
+/// What `CLUSTER SETSLOT` is to set.
+#[derive(Debug, Clone)]
+pub(super) enum Mark {
+    /// Taken in from this node.
+    Importing(NodeId),
+    /// No mark.
+    Stable,
+    /// Owned by this node.
+    Node(NodeId),
+}
+
+impl Mark {
+    /// Queues the command.
+    pub(super) fn push(&self, link: &mut Link, slot: Slot) {
+        let (word, id): (&[u8], _) = match self {
+            Mark::Importing(id) => (b"IMPORTING", Some(id)),
+            Mark::Stable => (b"STABLE", None),
+            Mark::Node(id) => (b"NODE", Some(id)),
+        };
+        let outbox = link.outbox();
+        outbox.command(4 + usize::from(id.is_some()));
+        outbox.arg(b"CLUSTER");
+        outbox.arg(b"SETSLOT");
+        outbox.arg_int(i64::from(slot.number()));
+        outbox.arg(word);
+        if let Some(id) = id {
+            outbox.arg(id.as_str().as_bytes());
+        }
+    }
+}
+
+/// How another node is reached, for a task of its own.
+#[derive(Debug, Clone)]
+pub(super) struct Door {
+    pub(super) endpoint: Arc<Endpoint>,
+    pub(super) options: LinkOptions,
+    pub(super) name: Arc<str>,
+}
+
+impl Door {
+    /// A connection that shows its name, and its number on the server.
+    pub(super) async fn open(&self, address: &Address) -> Result<(Link, Option<i64>)> {
+        let mut link = Link::open(&self.endpoint, address, self.options).await?;
+        link.push(&[b"CLIENT", b"SETNAME", self.name.as_bytes()]);
+        link.push(&[b"CLIENT", b"ID"]);
+        link.flush().await?;
+        let replies = link.replies(2).await?;
+        // Both are a courtesy; where they are forbidden the others just cannot see us.
+        Ok((link, replies[1].as_int()))
+    }
+}
+
+/// One of the two nodes.
+#[derive(Debug)]
+pub(super) struct Party {
+    pub(super) id: NodeId,
+    pub(super) address: Address,
+    pub(super) traits: Traits,
+    pub(super) door: Door,
+    link: Option<(Link, Instant)>,
+    pool: Vec<Link>,
+    pool_used: Instant,
+    /// The numbers of our own connections on this server.
+    own: BTreeSet<i64>,
+}
+
+impl Party {
+    pub(super) async fn open(
+        door: Door,
+        id: NodeId,
+        address: Address,
+        options: &HandoverOptions,
+    ) -> Result<Party> {
+        let (mut link, number) = door.open(&address).await?;
+        link.push(&[b"INFO", b"server"]);
+        // Too few arguments: nothing happens, but the answer tells whether the command is known.
+        link.push(&[b"CLUSTER", b"DELSLOTSRANGE"]);
+        link.push(&[b"EVAL", SCRIPT_PROBE, b"0"]);
+        link.flush().await?;
+        let [info, refused, script] = reply_array(&mut link).await?;
+        let info = link.check(info, b"INFO")?;
+        let info = Info::parse(info.as_bytes().map_or(&[], |b| b));
+        let known = refused.as_error().is_some_and(|e| e.ends_with(b"'cluster|delslotsrange' command"));
+        Ok(Party {
+            address,
+            traits: Traits::of(
+                &info,
+                known && options.ranges,
+                script.as_bytes().is_some_and(|ran| ran.as_ref() == id.as_str().as_bytes())
+                    && options.scripts,
+            ),
+            id,
+            door,
+            link: Some((link, Instant::now())),
+            pool: Vec::new(),
+            pool_used: Instant::now(),
+            own: number.into_iter().collect(),
+        })
+    }
+
+    pub(super) fn side(&self) -> Side {
+        self.door.endpoint.side
+    }
+
+    /// An error about this node.
+    pub(super) fn unfit(&self, tried: &str, what: impl Into<String>) -> Error {
+        Error::unfit(self.side(), self.address.to_string(), tried, what)
+    }
+
+    /// An error after which it is not known what is true: a command was refused half-way through something that
+    /// consists of several. It carries no [`ServerError`], since that stands for «certainly not done».
+    pub(super) fn in_doubt(&self, tried: &str, cause: impl std::fmt::Display) -> Error {
+        let kind = ErrorKind::Own(format!("{cause}; it is not known how far that went"));
+        Error::new(self.side(), self.address.to_string(), tried, kind).with_remedy(
+            "look at the cluster with whimbrel status; whimbrel jobs resume finds out and goes on",
+        )
+    }
+
+    /// Runs `work` with the control connection, which is opened where there is none. It is given up where it may be out
+    /// of step afterwards: on any error but a server's own, and where the future is dropped.
+    pub(super) async fn run<T>(&mut self, work: impl AsyncFnOnce(&mut Link) -> Result<T>) -> Result<T> {
+        let mut link = self.take().await?;
+        let result = work(&mut link).await;
+        let in_step = match &result {
+            Ok(_) => true,
+            Err(e) => matches!(e.kind, ErrorKind::Server(_) | ErrorKind::Unfit(_)),
+        };
+        if in_step {
+            self.link = Some((link, Instant::now()));
+        }
+        result
+    }
+
+    async fn take(&mut self) -> Result<Link> {
+        if let Some((mut link, used)) = self.link.take()
+            && (used.elapsed() < IDLE_MAX || link.ask(&[b"PING"]).await.is_ok())
+        {
+            return Ok(link);
+        }
+        let (link, number) = self.door.open(&self.address).await?;
+        self.own.extend(number);
+        Ok(link)
+    }
+
+    /// The node's view of the cluster.
+    pub(super) async fn view(&mut self) -> Result<ClusterView> {
+        self.run(ClusterView::ask).await
+    }
+
+    /// Sets one mark for each of `slots`: pipelined over one connection, or over many where the server waits for its
+    /// replicas with each.
+    pub(super) async fn set_slots(&mut self, slots: &SlotSet, mark: &Mark) -> Result<()> {
+        let slots: Vec<Slot> = slots.iter().collect();
+        if slots.is_empty() {
+            return Ok(());
+        }
+        if !self.traits.setslot_waits {
+            return self.run(async |link| set_slots_over(link, &slots, mark).await).await;
+        }
+        if self.pool_used.elapsed() > IDLE_MAX {
+            self.pool.clear();
+        }
+        let links = slots.len().div_ceil(SLOTS_PER_LINK).min(POOL_MAX);
+        let mut running = JoinSet::new();
+        for part in slots.chunks(slots.len().div_ceil(links)) {
+            let (part, mark) = (part.to_vec(), mark.clone());
+            let (door, address, link) = (self.door.clone(), self.address.clone(), self.pool.pop());
+            running.spawn(async move {
+                let (mut link, number) = match link {
+                    Some(link) => (link, None),
+                    None => door.open(&address).await?,
+                };
+                set_slots_over(&mut link, &part, &mark).await.map(|()| (link, number))
+            });
+        }
+        let mut outcome = Ok(());
+        while let Some(joined) = running.join_next().await {
+            match joined.map_err(|e| Error::own("mark slots", e)).and_then(|r| r) {
+                Ok((link, number)) => {
+                    self.pool.push(link);
+                    self.own.extend(number);
+                }
+                Err(e) => outcome = outcome.and(Err(e)),
+            }
+        }
+        self.pool_used = Instant::now();
+        outcome
+    }
+
+    /// Queues `CLUSTER ADDSLOTS` or `DELSLOTS` for all of `slots`, by ranges where the server knows those. One command.
+    pub(super) fn push_slots(traits: Traits, link: &mut Link, command: &str, slots: &SlotSet) {
+        let outbox = link.outbox();
+        if traits.ranges {
+            let ranges = slots.ranges();
+            outbox.command(2 + 2 * ranges.len());
+            outbox.arg(b"CLUSTER");
+            outbox.arg(format!("{command}RANGE").as_bytes());
+            for range in ranges {
+                outbox.arg_int(i64::from(range.start().number()));
+                outbox.arg_int(i64::from(range.end().number()));
+            }
+        } else {
+            outbox.command(2 + slots.len());
+            outbox.arg(b"CLUSTER");
+            outbox.arg(command.as_bytes());
+            for slot in slots {
+                outbox.arg_int(i64::from(slot.number()));
+            }
+        }
+    }
+
+    /// `INFO replication`.
+    pub(super) async fn replication(&mut self) -> Result<Info> {
+        self.run(async |link| Info::ask(link, "replication").await).await
+    }
+
+    /// The connections on this server that belong to a job of whimbrel's and are not our own, as their number and
+    /// their name with the place that they come from.
+    pub(super) async fn other_jobs(&mut self) -> Result<Vec<OtherJob>> {
+        let list = self
+            .run(async |link| {
+                link.push(&[b"CLIENT", b"LIST", b"TYPE", b"NORMAL"]);
+                link.flush().await?;
+                let reply = link.replies_within(1, CLIENT_LIST_BYTES_MAX).await?.remove(0);
+                link.check(reply, b"CLIENT LIST")
+            })
+            .await?;
+        let text = String::from_utf8_lossy(list.as_bytes().map_or(&[], |b| b)).into_owned();
+        let field = |line: &str, name: &str| {
+            line.split(' ').find_map(|f| f.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned)
+        };
+        let found = text.lines().filter_map(|line| {
+            let name = field(line, "name").filter(|name| name.starts_with(JOB_CLIENT_NAME))?;
+            let number = field(line, "id")?.parse().ok().filter(|id| !self.own.contains(id))?;
+            let from = field(line, "addr").unwrap_or_default();
+            Some(OtherJob { number, name, from, at: self.address.clone() })
+        });
+        Ok(found.collect())
+    }
+}
+
+/// A connection of a job that is not our own.
+pub(super) struct OtherJob {
+    /// Its number on the server.
+    pub(super) number: i64,
+    /// What it is called.
+    pub(super) name: String,
+    from: String,
+    at: Address,
+}
+
+impl fmt::Display for OtherJob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} from {} at {}", self.name, self.from, self.at)
+    }
+}
+
+/// Most bytes of a `CLIENT LIST`: about 100,000 connections.
+const CLIENT_LIST_BYTES_MAX: u64 = 64 << 20;
+
+/// The next replies, as many as the caller names.
+pub(super) async fn reply_array<const N: usize>(link: &mut Link) -> Result<[Value; N]> {
+    let replies = link.replies(N).await?;
+    Ok(replies.try_into().expect("replies(n) gives n of them"))
+}
+
+async fn set_slots_over(link: &mut Link, slots: &[Slot], mark: &Mark) -> Result<()> {
+    for piece in slots.chunks(PIPELINED) {
+        for slot in piece {
+            mark.push(link, *slot);
+        }
+        link.flush().await?;
+        // All replies are read before any is judged, so that the link stays in step.
+        for reply in link.replies(piece.len()).await? {
+            link.check(reply, b"CLUSTER SETSLOT")?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs a transaction. `queue` queues its commands and returns their number.
+///
+/// # Errors
+/// `Server` where the server refused to queue a command, or all of them: then none was executed. What a command
+/// answers inside the transaction is a value.
+pub(super) async fn transaction(
+    link: &mut Link,
+    what: &str,
+    queue: impl FnOnce(&mut Link) -> usize,
+) -> Result<Vec<Value>> {
+    link.push(&[b"MULTI"]);
+    let commands = queue(link);
+    link.push(&[b"EXEC"]);
+    link.flush().await?;
+    let mut replies = link.replies(commands + 2).await?;
+    let exec = replies.pop();
+    if let Some(refused) = replies.iter().find_map(ServerError::of) {
+        return Err(link.server_error(refused, what.as_bytes()));
+    }
+    let exec = link.check(exec.unwrap_or(Value::Null), what.as_bytes())?;
+    match exec.into_items() {
+        Some(items) if items.len() == commands => Ok(items),
+        _ => Err(link.unexpected(what, &Value::Null)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn traits(info: &str) -> Traits {
+        Traits::of(&Info::parse(info.as_bytes()), true, true)
+    }
+
+    #[test]
+    fn each_server_gets_the_fence_that_it_survives() {
+        for (info, fence, waits) in [
+            ("redis_version:6.2.14\r\n", FenceKind::Redirecting, false),
+            ("redis_version:7.0.15\r\n", FenceKind::Redirecting, false),
+            ("redis_version:8.0.2\r\n", FenceKind::Redirecting, false),
+            ("redis_version:7.2.4\r\nvalkey_version:7.2.9\r\n", FenceKind::Redirecting, false),
+            ("redis_version:7.2.4\r\nvalkey_version:8.0.3\r\n", FenceKind::Bare, true),
+            ("redis_version:7.2.4\r\nvalkey_version:8.1.1\r\n", FenceKind::Gossip, true),
+            ("redis_version:7.2.4\r\nvalkey_version:9.1.2\r\n", FenceKind::Gossip, true),
+            ("redis_version:7.2.4\r\nvalkey_version:255.255.255\r\n", FenceKind::Gossip, true),
+        ] {
+            let traits = traits(info);
+            assert_eq!(
+                (traits.fence, traits.setslot_waits, traits.takes_by_itself),
+                (fence, waits, waits),
+                "{info}"
+            );
+        }
+    }
+}

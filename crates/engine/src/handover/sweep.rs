@@ -1,0 +1,332 @@
+//! Removing keys from slots that are not the node's own, and waiting for replicas.
+//!
+//! Keys are deleted one by one with `ASKING` and `UNLINK` in slots that are marked as importing: so the deletions are
+//! replicated, and the server is never blocked for longer than a small batch takes.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+use whimbrel_core::node::NodeId;
+use whimbrel_core::slot::{Slot, SlotSet, tag_for_slot};
+
+use super::Handover;
+use super::party::{Door, Mark, Party};
+use crate::endpoint::Address;
+use crate::error::{Error, Result};
+use crate::link::Link;
+use crate::nodes::{ClusterView, key_counts};
+use crate::probe::Info;
+
+/// Slots that are marked, emptied and unmarked together. Few, so that marks are short-lived: a node that imports a slot takes it
+/// over by itself, since Valkey 8, when the node that it imports from gives it to somebody else.
+const GROUP_SLOTS: usize = 128;
+
+/// Keys asked for of each slot at once.
+const KEYS_PER_SLOT: usize = 64;
+
+/// Keys deleted at once.
+const BATCH_KEYS: usize = 256;
+
+/// Rounds without a key less, after which we give up.
+const FRUITLESS_MAX: u32 = 3;
+
+/// How long replicas may take to delete what their primary has deleted.
+const REPLICA_LAG_MAX: Duration = Duration::from_secs(10);
+
+/// How often they are asked.
+const REPLICA_POLL: Duration = Duration::from_millis(5);
+
+/// Longest time a server may answer `WAIT` or a `SETSLOT` after its own limit.
+const WAIT_GRACE: Duration = Duration::from_secs(1);
+
+/// How long the key lives that is written in order to wait for replicas.
+const WAIT_KEY_TTL_MS: &[u8] = b"1000";
+
+impl Handover {
+    /// Deletes the keys that the source still holds in `slots`, which it must have handed over, at most `keys_per_s` of
+    /// them in a second, or as many as leave the server half of its time. Safe to repeat. The number of keys deleted.
+    ///
+    /// A source that has turned into a replica has thrown its keys away already.
+    ///
+    /// # Errors
+    /// `Unfit` where the source still owns some of the slots, where keys do not go away, or where a replica of the source
+    /// keeps some. As [`Link::call`].
+    pub async fn clean_up(&mut self, slots: &SlotSet, keys_per_s: Option<u64>) -> Result<u64> {
+        let view = self.source.view().await?;
+        if !view.me().is_primary() {
+            return Ok(0);
+        }
+        let own = view.me().slots.intersection(slots);
+        if !own.is_empty() {
+            let what = format!("the source still owns slots {own}");
+            return Err(self.source.unfit("clean up", what));
+        }
+        let deleted = sweep(&mut self.source, &view, slots, keys_per_s, true).await?;
+        emptied_on_replicas(&self.source, &view, slots).await?;
+        Ok(deleted)
+    }
+
+    /// Deletes every staged key in `slots` from the target, paced as [`Handover::clean_up`]. Safe to repeat. The slots are
+    /// marked as importing afterwards, where they held keys. The number of keys deleted.
+    ///
+    /// # Errors
+    /// `Unfit` where the target owns some of the slots: then these are no staged keys. Otherwise as
+    /// [`Handover::clean_up`].
+    pub async fn wipe(&mut self, slots: &SlotSet, keys_per_s: Option<u64>) -> Result<u64> {
+        let view = self.target.view().await?;
+        if !view.me().is_primary() {
+            return Err(self.target.unfit("remove staged keys", "the target has become a replica"));
+        }
+        let own = view.me().slots.intersection(slots);
+        if !own.is_empty() {
+            let what = format!("the target owns slots {own}: their keys are no copies");
+            return Err(self.target.unfit("remove staged keys", what));
+        }
+        let deleted = sweep(&mut self.target, &view, slots, keys_per_s, false).await?;
+        emptied_on_replicas(&self.target, &view, slots).await?;
+        Ok(deleted)
+    }
+
+    /// Waits until all replicas of the target that are online have what was written to the target before this call. False
+    /// where that takes longer than `timeout_ms`; true at once where there are none.
+    ///
+    /// # Errors
+    /// As [`Link::call`].
+    pub async fn wait_replicas(&mut self, timeout_ms: u64) -> Result<bool> {
+        let deadline = Instant::now() + Duration::from_millis(timeout_ms);
+        let info = self.target.replication().await?;
+        let wanted = info.number("master_repl_offset").unwrap_or(0);
+        let online = acknowledged(&info);
+        if online.iter().all(|offset| *offset >= wanted) {
+            return Ok(true);
+        }
+        // Replicas acknowledge every second only, unless they are asked to.
+        self.ask_for_acknowledgements(online.len(), timeout_ms).await?;
+        loop {
+            let online = acknowledged(&self.target.replication().await?);
+            if online.iter().all(|offset| *offset >= wanted) {
+                return Ok(true);
+            }
+            if Instant::now() >= deadline {
+                return Ok(false);
+            }
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Has the target ask its replicas how far they are, and waits for the answers. What they answered is read elsewhere.
+    async fn ask_for_acknowledgements(&mut self, replicas: usize, timeout_ms: u64) -> Result<()> {
+        let traits = self.target.traits;
+        let marked = self.marked.iter().next();
+        let importing = Mark::Importing(self.source.id.clone());
+        let (replicas, limit) = (replicas.to_string(), timeout_ms.max(1).to_string());
+        let asking = self.target.run(async |link| {
+            let expected = match marked {
+                // `WAIT` waits for this connection's own writes, of which there are none. Marking a slot once more waits
+                // for the replicas as well, and changes nothing.
+                Some(slot) if traits.setslot_waits => {
+                    importing.push(link, slot);
+                    1
+                }
+                // Redis 8 as well: so a key is written and removed. It would expire, should we die in between.
+                Some(slot) => {
+                    let key = format!("whimbrel:wait:{{{}}}", tag_for_slot(slot));
+                    link.push(&[b"ASKING"]);
+                    link.push(&[b"SET", key.as_bytes(), b"", b"PX", WAIT_KEY_TTL_MS]);
+                    link.push(&[b"ASKING"]);
+                    link.push(&[b"UNLINK", key.as_bytes()]);
+                    link.push(&[b"WAIT", replicas.as_bytes(), limit.as_bytes()]);
+                    5
+                }
+                // Redis 7 counts what was written before any command on this connection as its own.
+                None => {
+                    link.push(&[b"PING"]);
+                    link.push(&[b"WAIT", replicas.as_bytes(), limit.as_bytes()]);
+                    2
+                }
+            };
+            link.flush().await?;
+            link.replies(expected).await.map(drop)
+        });
+        // Where the time is up the connection is given up with the future, since an answer is still to come.
+        match timeout(Duration::from_millis(timeout_ms) + WAIT_GRACE, asking).await {
+            Ok(asked) => asked,
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+/// How far each replica that is online has acknowledged.
+fn acknowledged(info: &Info) -> Vec<u64> {
+    let field = |line: &str, name: &str| {
+        line.split(',').find_map(|f| f.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned)
+    };
+    (0..info.number("connected_slaves").unwrap_or(0))
+        .filter_map(|i| info.field(&format!("slave{i}")).map(str::to_owned))
+        .filter(|line| field(line, "state").as_deref() == Some("online"))
+        .filter_map(|line| field(&line, "offset")?.parse().ok())
+        .collect()
+}
+
+/// Deletes the keys of `slots`, none of which the node owns.
+async fn sweep(
+    party: &mut Party,
+    view: &ClusterView,
+    slots: &SlotSet,
+    keys_per_s: Option<u64>,
+    unmark: bool,
+) -> Result<u64> {
+    let counts = party.run(async |link| key_counts(link, slots).await).await?;
+    // A mark names the node to import from: the owner.
+    let mut of_owner: BTreeMap<NodeId, Vec<Slot>> = BTreeMap::new();
+    for slot in &counts.occupied() {
+        let Some(owner) = view.primary_of(slot) else {
+            let what = format!("slot {} holds keys and has no owner", slot.number());
+            return Err(party.unfit("remove keys", what).with_remedy("run whimbrel repair"));
+        };
+        of_owner.entry(owner.id.clone()).or_default().push(slot);
+    }
+    let mut deleted = 0;
+    for (owner, slots) in of_owner {
+        for group in slots.chunks(GROUP_SLOTS) {
+            let set: SlotSet = group.iter().copied().collect();
+            party.set_slots(&set, &Mark::Importing(owner.clone())).await?;
+            let emptied = party.run(async |link| empty(link, group, keys_per_s).await).await;
+            if unmark {
+                // Also after a failure: a mark left behind would make the node refuse other migrations.
+                let unmarked = party.set_slots(&set, &Mark::Stable).await;
+                deleted += emptied?;
+                unmarked?;
+            } else {
+                deleted += emptied?;
+            }
+        }
+    }
+    Ok(deleted)
+}
+
+/// Deletes all keys of a group of marked slots.
+async fn empty(link: &mut Link, group: &[Slot], keys_per_s: Option<u64>) -> Result<u64> {
+    let mut deleted = 0;
+    let mut fruitless = 0;
+    let mut left: Vec<Slot> = group.to_vec();
+    while !left.is_empty() {
+        for slot in &left {
+            let outbox = link.outbox();
+            outbox.command(4);
+            outbox.arg(b"CLUSTER");
+            outbox.arg(b"GETKEYSINSLOT");
+            outbox.arg_int(i64::from(slot.number()));
+            outbox.arg_int(KEYS_PER_SLOT as i64);
+        }
+        link.flush().await?;
+        let mut keys = Vec::new();
+        let mut holding = Vec::new();
+        let replies = link.replies(left.len()).await?;
+        for (slot, reply) in left.iter().zip(replies) {
+            let reply = link.check(reply, b"CLUSTER GETKEYSINSLOT")?;
+            let Some(items) = reply.into_items() else {
+                return Err(link.unexpected("CLUSTER GETKEYSINSLOT", &whimbrel_wire::value::Value::Null));
+            };
+            if !items.is_empty() {
+                holding.push(*slot);
+            }
+            keys.extend(items.into_iter().filter_map(whimbrel_wire::value::Value::into_bytes));
+        }
+        let mut gone = 0;
+        for batch in keys.chunks(BATCH_KEYS) {
+            let begun = Instant::now();
+            for key in batch {
+                link.push(&[b"ASKING"]);
+                let outbox = link.outbox();
+                outbox.command(2);
+                outbox.arg(b"UNLINK");
+                outbox.arg_bytes(key);
+            }
+            link.flush().await?;
+            let replies = link.replies(2 * batch.len()).await?;
+            for reply in replies {
+                let reply = link.check(reply, b"UNLINK")?;
+                gone += reply.as_int().and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
+            }
+            sleep(rest(batch.len(), begun.elapsed(), keys_per_s)).await;
+        }
+        fruitless = if gone > 0 || keys.is_empty() { 0 } else { fruitless + 1 };
+        if fruitless >= FRUITLESS_MAX {
+            let (side, at) = (link.endpoint().side, link.address().to_string());
+            return Err(Error::unfit(side, at, "remove keys", "keys in the slots cannot be deleted"));
+        }
+        deleted += gone;
+        left = holding;
+    }
+    Ok(deleted)
+}
+
+/// How long to leave the server alone after a batch.
+fn rest(keys: usize, took: Duration, keys_per_s: Option<u64>) -> Duration {
+    match keys_per_s {
+        Some(limit) => Duration::from_secs_f64(keys as f64 / limit.max(1) as f64).saturating_sub(took),
+        None => took,
+    }
+}
+
+/// Waits until the replicas of `party` hold no key in `slots`. Those that cannot be reached are left out: they will
+/// follow the stream of deletions, or copy everything anew.
+async fn emptied_on_replicas(party: &Party, view: &ClusterView, slots: &SlotSet) -> Result<()> {
+    for replica in view.replicas_of(&party.id).filter(|n| n.is_usable()) {
+        let left = match left_on(&party.door, &replica.address, slots).await {
+            Ok(left) => left,
+            Err(e) if e.is_transient() => {
+                tracing::warn!(error = %e, "a replica could not be asked for leftover keys");
+                continue;
+            }
+            Err(e) => return Err(e),
+        };
+        if left > 0 {
+            let what =
+                format!("its replica at {} still holds {left} keys that were deleted", replica.address);
+            return Err(party.unfit("remove keys", what).with_remedy(
+                "see that the replica follows its primary; a full resynchronisation removes them",
+            ));
+        }
+    }
+    Ok(())
+}
+
+async fn left_on(door: &Door, address: &Address, slots: &SlotSet) -> Result<u64> {
+    let deadline = Instant::now() + REPLICA_LAG_MAX;
+    let (mut link, _) = door.open(address).await?;
+    loop {
+        let left = key_counts(&mut link, slots).await?.sum(slots);
+        if left == 0 || Instant::now() >= deadline {
+            return Ok(left);
+        }
+        sleep(REPLICA_POLL).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_replicas_that_are_online_count() {
+        let info = Info::parse(
+            b"role:master\r\nconnected_slaves:3\r\n\
+              slave0:ip=127.0.0.1,port=1,state=online,offset=120,lag=0\r\n\
+              slave1:ip=127.0.0.1,port=2,state=wait_bgsave,offset=0,lag=0\r\n\
+              slave2:ip=127.0.0.1,port=3,state=online,offset=98,lag=1,type=replica\r\n\
+              master_repl_offset:120\r\n",
+        );
+        assert_eq!(acknowledged(&info), [120, 98]);
+    }
+
+    #[test]
+    fn a_pace_leaves_time() {
+        let ms = Duration::from_millis;
+        assert_eq!(rest(100, ms(20), Some(1_000)), ms(80));
+        assert_eq!(rest(100, ms(200), Some(1_000)), ms(0));
+        assert_eq!(rest(100, ms(7), None), ms(7));
+    }
+}

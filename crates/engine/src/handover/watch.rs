@@ -1,0 +1,334 @@
+//! Looking at the cluster from outside the two nodes: who knows of the new owner, and who leads the shards now.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+use whimbrel_core::migration::{Observation, Primary, Process, Seen};
+use whimbrel_core::node::NodeId;
+use whimbrel_core::slot::SlotSet;
+
+use super::party::{Door, Party};
+use super::{Handover, HandoverOptions};
+use crate::deployment::Deployment;
+use crate::endpoint::{Address, Endpoint};
+use crate::error::{Error, ErrorKind, Result, ServerError, Side};
+use crate::link::Link;
+use crate::nodes::{ClusterView, Node, Role, key_counts};
+use crate::probe::Info;
+
+/// Nodes that are asked at the same time.
+const PARALLEL_MAX: usize = 16;
+
+/// Time between two questions to the same node: it doubles from the first to the second.
+const POLL_MIN: Duration = Duration::from_millis(2);
+const POLL_MAX: Duration = Duration::from_millis(50);
+
+/// Nodes that an error names at most.
+const NAMED_MAX: usize = 5;
+
+/// Rounds of closing old connections.
+const SILENCE_ROUNDS: u32 = 20;
+
+/// Connections to other nodes, kept from batch to batch, and when they were used last.
+pub(super) type Watchers = BTreeMap<NodeId, (Link, Instant)>;
+
+/// Connections that were idle for longer are not used any more.
+const IDLE_MAX: Duration = Duration::from_secs(2);
+
+/// The view of the first node that has one, beginning with the one that the user named.
+pub(super) async fn any_view(deployment: &Deployment) -> Result<ClusterView> {
+    let topology = deployment.topology();
+    let mut candidates = vec![deployment.endpoint.address.clone()];
+    candidates.extend(topology.shards.iter().map(|s| s.primary.clone()));
+    candidates.extend(topology.shards.iter().flat_map(|s| s.replicas.iter().cloned()));
+    let mut failure = None;
+    for address in candidates {
+        match async { ClusterView::ask(&mut deployment.open(&address, 0).await?).await }.await {
+            Ok(view) => return Ok(view),
+            Err(e) => failure = Some(e),
+        }
+    }
+    // `candidates` holds the endpoint's own address at least.
+    Err(failure.unwrap_or_else(|| Error::own("ask for the cluster's nodes", "no node is known")))
+}
+
+impl Handover {
+    /// Waits until all primaries, and the replicas of both nodes, show the target as the owner of `slots`. Nodes that the
+    /// target finds unreachable are left out: they learn when they come back.
+    ///
+    /// Each node is asked for its view as a whole; nothing is sent for single slots.
+    ///
+    /// # Errors
+    /// `Unfit` where it takes too long; it names the nodes that do not know. As [`ClusterView::ask`].
+    pub async fn confirm(&mut self, slots: &SlotSet) -> Result<()> {
+        let view = self.target.view().await?;
+        let concerned = |n: &&Node| {
+            let shard = n.primary.as_ref().unwrap_or(&n.id);
+            n.is_usable() && (n.is_primary() || *shard == self.source.id || *shard == self.target.id)
+        };
+        let mut waiting: Vec<(NodeId, Address)> =
+            view.nodes.iter().filter(concerned).map(|n| (n.id.clone(), n.address.clone())).collect();
+        let deadline = Instant::now() + Duration::from_millis(self.options.confirm_ms);
+        let slots = Arc::new(slots.clone());
+        let mut running = JoinSet::new();
+        let mut ignorant = Vec::new();
+        self.watchers.retain(|_, (_, used)| used.elapsed() < IDLE_MAX);
+        loop {
+            while running.len() < PARALLEL_MAX
+                && let Some((id, address)) = waiting.pop()
+            {
+                let (door, slots, owner) = (self.target.door.clone(), slots.clone(), self.target.id.clone());
+                let link = self.watchers.remove(&id).map(|(link, _)| link);
+                running.spawn(async move {
+                    let asked = knows(&door, link, &address, &owner, &slots, deadline).await;
+                    (id, address, asked)
+                });
+            }
+            let Some(joined) = running.join_next().await else { break };
+            let (id, address, asked) = joined.map_err(|e| Error::own("ask a node", e))?;
+            match asked {
+                Ok((link, true)) => {
+                    self.watchers.insert(id, (link, Instant::now()));
+                }
+                Ok((_, false)) => ignorant.push(address.to_string()),
+                Err(e) if e.is_link() => ignorant.push(format!("{address} (does not answer)")),
+                Err(e) => return Err(e),
+            }
+        }
+        if !ignorant.is_empty() {
+            let more = ignorant.len().saturating_sub(NAMED_MAX);
+            ignorant.truncate(NAMED_MAX);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            let text = format!(
+                "TRYAGAIN these nodes do not know the slots' new owner yet: {}{more}",
+                ignorant.join(", ")
+            );
+            // Said in the words of a server: it goes away by itself, and callers treat it so.
+            let kind = ErrorKind::Server(ServerError::classify(text.as_bytes()));
+            return Err(Error::new(self.target.side(), self.target.address.to_string(), "confirm", kind)
+                .with_remedy("see that the nodes can reach each other's cluster bus ports"));
+        }
+        self.unshelter().await;
+        Ok(())
+    }
+
+    /// The nodes of both shards, as they were when this was opened.
+    pub fn members(&self) -> &Members {
+        &self.members
+    }
+
+    /// Finds out what is true: who leads the shards of `source` and `target` now, and which of `slots` those claim.
+    ///
+    /// Makes sure that nothing which an earlier process, or a dropped handover, has sent can still be executed:
+    /// connections that are named after a job are closed on both nodes, unless they are this call's own.
+    ///
+    /// Nothing in a cluster tells whose replica a promoted node was, once its primary is down. With
+    /// [`Handover::observe_members`] it is found among the nodes that are remembered; here, among those that the
+    /// deployment's topology has, and by the slots that it took over.
+    ///
+    /// # Errors
+    /// Where no node of the cluster answers; as [`Link::call`] for refusals. A shard without a primary that
+    /// answers is no error.
+    pub async fn observe(
+        deployment: &Deployment,
+        source: &NodeId,
+        target: &NodeId,
+        slots: &SlotSet,
+    ) -> Result<Observation> {
+        let members = Members { source: vec![source.clone()], target: vec![target.clone()] };
+        Handover::observe_members(deployment, &members, slots).await
+    }
+
+    /// [`Handover::observe`], with the nodes that each shard had.
+    ///
+    /// # Errors
+    /// Likewise; `Unfit` where a shard has no members.
+    pub async fn observe_members(
+        deployment: &Deployment,
+        members: &Members,
+        slots: &SlotSet,
+    ) -> Result<Observation> {
+        Handover::observe_with(deployment, members, slots, &HandoverOptions::default()).await
+    }
+
+    /// [`Handover::observe_members`] for the job that `options` label: connections of other jobs are left alone.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub async fn observe_with(
+        deployment: &Deployment,
+        members: &Members,
+        slots: &SlotSet,
+        options: &HandoverOptions,
+    ) -> Result<Observation> {
+        let view = any_view(deployment).await?;
+        let source = look(deployment, &view, Side::Source, &members.source, slots, options);
+        let target = look(deployment, &view, Side::Target, &members.target, slots, options);
+        let (source, target) = tokio::try_join!(source, target)?;
+        Ok(Observation { source, target })
+    }
+}
+
+/// The nodes of the two shards at one time, each list with the primary first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Members {
+    /// The shard that gives slots away.
+    pub source: Vec<NodeId>,
+    /// The shard that gets them.
+    pub target: Vec<NodeId>,
+}
+
+impl Members {
+    /// The shards of two primaries, in one view.
+    pub(super) fn of(view: &ClusterView, source: &NodeId, target: &NodeId) -> Members {
+        let shard = |primary: &NodeId| {
+            [primary.clone()].into_iter().chain(view.replicas_of(primary).map(|n| n.id.clone())).collect()
+        };
+        Members { source: shard(source), target: shard(target) }
+    }
+}
+
+/// Asks one node until it shows `owner` as the owner of all of `slots`, or the time is up.
+async fn knows(
+    door: &Door,
+    link: Option<Link>,
+    address: &Address,
+    owner: &NodeId,
+    slots: &SlotSet,
+    deadline: Instant,
+) -> Result<(Link, bool)> {
+    let mut link = match link {
+        Some(link) => link,
+        None => Link::open(&door.endpoint, address, door.options).await?,
+    };
+    let mut pause = POLL_MIN;
+    loop {
+        let view = ClusterView::ask(&mut link).await?;
+        let knows = view.node(owner).is_some_and(|n| slots.difference(&n.slots).is_empty());
+        if knows || Instant::now() >= deadline {
+            return Ok((link, knows));
+        }
+        sleep(pause).await;
+        pause = (2 * pause).min(POLL_MAX);
+    }
+}
+
+/// What the primary of a shard says.
+async fn look(
+    deployment: &Deployment,
+    view: &ClusterView,
+    side: Side,
+    members: &[NodeId],
+    slots: &SlotSet,
+    options: &HandoverOptions,
+) -> Result<Seen> {
+    let endpoint = Arc::new(Endpoint { side, ..(*deployment.endpoint).clone() });
+    let door = Door { endpoint, options: deployment.options, name: options.client_name() };
+    let Some((node, address)) = leader(deployment, &door, view, members, slots).await? else {
+        return Ok(Seen::Unreachable);
+    };
+    let seen = async {
+        let mut party = Party::open(door, node.clone(), address, options).await?;
+        silence(&mut party, options).await?;
+        party
+            .run(async |link| {
+                let view = ClusterView::ask(link).await?;
+                let info = Info::ask(link, "server").await?;
+                let keys = key_counts(link, slots).await?.sum(slots);
+                let primary = Primary {
+                    node,
+                    process: Process(info.field("run_id").unwrap_or_default().to_owned()),
+                    claims: view.me().slots.intersection(slots),
+                    keys,
+                };
+                Ok(view.me().is_primary().then_some(primary))
+            })
+            .await
+    };
+    match seen.await {
+        Ok(Some(primary)) => Ok(Seen::Primary(primary)),
+        // It has just been demoted.
+        Ok(None) => Ok(Seen::Unreachable),
+        Err(e) if e.is_transient() => Ok(Seen::Unreachable),
+        Err(e) => Err(e),
+    }
+}
+
+/// The node that leads a shard, by its own word. Where several say so, the one with the latest claim: the others have not
+/// heard yet.
+async fn leader(
+    deployment: &Deployment,
+    door: &Door,
+    view: &ClusterView,
+    members: &[NodeId],
+    slots: &SlotSet,
+) -> Result<Option<(NodeId, Address)>> {
+    let Some(first) = members.first() else {
+        return Err(Error::unfit(door.endpoint.side, "", "find a shard", "none of its nodes is named"));
+    };
+    let mut candidates: BTreeMap<&NodeId, &Node> = BTreeMap::new();
+    let mut add = |node: &NodeId| {
+        if let Some(node) = view.node(node).filter(|n| !n.flags.noaddr && !n.flags.handshake) {
+            candidates.insert(&node.id, node);
+        }
+    };
+    for member in members {
+        // The node itself, whom it follows now, and who follows either.
+        let head = view.node(member).and_then(|n| n.primary.as_ref()).unwrap_or(member);
+        add(member);
+        add(head);
+        view.replicas_of(head).chain(view.replicas_of(member)).for_each(|n| add(&n.id));
+    }
+    let topology = deployment.topology();
+    for replica in topology.shards.iter().filter(|s| s.id == first.as_str()).flat_map(|s| &s.replicas) {
+        view.nodes.iter().filter(|n| n.address == *replica).for_each(|n| add(&n.id));
+    }
+    if door.endpoint.side == Side::Source
+        && view.node(first).is_some_and(|n| n.flags.fail && n.slots.is_empty())
+    {
+        // It is down and owns nothing any more: who has all that it was about to give has been promoted in its place.
+        view.primaries().filter(|n| slots.difference(&n.slots).is_empty()).for_each(|n| add(&n.id));
+    }
+    let mut running = JoinSet::new();
+    for node in candidates.into_values() {
+        let (door, id, address) = (door.clone(), node.id.clone(), node.address.clone());
+        running.spawn(async move {
+            let mut link = Link::open(&door.endpoint, &address, door.options).await?;
+            let view = ClusterView::ask(&mut link).await?;
+            Ok::<_, Error>((id, address, view))
+        });
+    }
+    let mut views = Vec::new();
+    while let Some(joined) = running.join_next().await {
+        // Who does not answer does not lead.
+        if let Ok(answer) = joined.map_err(|e| Error::own("ask a node", e))? {
+            views.push(answer);
+        }
+    }
+    let leading = views.into_iter().filter(|(_, _, view)| view.me().role == Role::Primary);
+    let best = leading.max_by_key(|(node, _, view)| (view.me().config_epoch, node == first));
+    Ok(best.map(|(node, address, _)| (node, address)))
+}
+
+/// Closes all connections of the job but our own, until none is left.
+async fn silence(party: &mut Party, options: &HandoverOptions) -> Result<()> {
+    for _ in 0..SILENCE_ROUNDS {
+        let mut others = party.other_jobs().await?;
+        others.retain(|other| options.is_of_job(&other.name));
+        if others.is_empty() {
+            return Ok(());
+        }
+        for other in others {
+            tracing::info!(connection = %other, "an old connection is closed");
+            let number = other.number.to_string();
+            // One that is gone by itself is as good.
+            party.run(async |link| link.ask(&[b"CLIENT", b"KILL", b"ID", number.as_bytes()]).await).await?;
+        }
+    }
+    Err(party
+        .unfit("close old connections", "others keep appearing")
+        .with_remedy("stop the other whimbrel first"))
+}

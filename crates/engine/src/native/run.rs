@@ -1,0 +1,374 @@
+//! One native migration from its start to its end.
+
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::slot::SlotSet;
+
+use crate::deployment::Deployment;
+use crate::error::{Error, Result};
+
+use super::failure::NativeFailure;
+use super::{
+    NativeCancel, NativeFound, NativeKind, NativeMigration, NativeOwner, NativePhase, NativeState, Peer, nap,
+};
+
+/// The longest pause between two tries.
+const BACKOFF_MAX_MS: u64 = 5_000;
+
+/// Bounds on one native migration.
+#[derive(Debug, Clone, Copy)]
+pub struct NativeOptions {
+    /// How often it is started at most, retriable failures provided. With Redis, which tries again by itself, how often
+    /// the server tries.
+    pub attempts_max: u32,
+    /// How often the server is asked how far it is. Less often where its answer takes long.
+    pub poll_ms: u64,
+    /// How long to wait for another migration of the same node to end; 0 refuses at once.
+    pub wait_turn_ms: u64,
+    /// How long both nodes may take to agree on the owner, and to clean up after a failure.
+    pub settle_ms: u64,
+    /// How long the node that drives it may be out of reach before that counts as a failure.
+    pub unreachable_ms: u64,
+    /// The pause before the second try; each further one is twice as long, up to 5 s.
+    pub backoff_first_ms: u64,
+    /// Go on with what a run with the same arguments has left, and do not take it for somebody else's: set where a job is
+    /// resumed. Slots that are at the target already then count as moved.
+    pub adopt: bool,
+    /// How long it may take altogether. Then it is cancelled. Valkey waits for ever for writers that outrun it.
+    pub give_up_after_ms: u64,
+}
+
+impl Default for NativeOptions {
+    fn default() -> Self {
+        NativeOptions {
+            attempts_max: 3,
+            poll_ms: 50,
+            wait_turn_ms: 0,
+            settle_ms: 10_000,
+            unreachable_ms: 10_000,
+            backoff_first_ms: 200,
+            adopt: false,
+            give_up_after_ms: 3_600_000,
+        }
+    }
+}
+
+/// What a native migration came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NativeReport {
+    /// [`NativePhase::Done`] or [`NativePhase::Cancelled`].
+    pub phase: NativePhase,
+    /// Which built-in migration it was.
+    pub kind: NativeKind,
+    /// The server's name for the last try; empty where none was started.
+    pub name: String,
+    /// How often it was started, the server's own retries included.
+    pub attempts: u32,
+    /// Why the tries before the last one failed. At most as many as tries.
+    pub failures: Vec<String>,
+    /// How many slots have moved: all or none.
+    pub slots: usize,
+    /// From the first start to the agreement of both nodes, in milliseconds.
+    pub duration_ms: u64,
+    /// How long writes were paused, where the server tells (Redis).
+    pub pause_ms: Option<u64>,
+    /// The most that waited to be sent, of what was seen, where the server tells (Valkey 9.1).
+    pub remaining_bytes_max: Option<u64>,
+    /// Bytes copied by the kernel because pages changed under the snapshot, where the server tells (Valkey).
+    pub cow_bytes: Option<u64>,
+}
+
+/// Moves `slots` from `source` to `target` by the servers' own means: waits for its turn, starts, watches, tries again what
+/// is worth it, cancels when `cancel` says so, and checks at the end that both nodes name the same owner. `progress` has
+/// the latest state at any time.
+///
+/// A cancellation that comes after the target took the slots is too late: the report then says `Done`. Dropping the
+/// future leaves a migration that was started to the servers.
+///
+/// # Errors
+/// As [`NativeMigration::start`]; `Unfit` with the server's reason, the node it is about and what to do, where it failed
+/// for good or too often. In all of these the source keeps the slots, except where the error says that the nodes do not
+/// agree.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "what, between whom, how, and two channels: none belongs to another"
+)]
+pub async fn run(
+    deployment: &Deployment,
+    kind: NativeKind,
+    source: &Peer,
+    target: &Peer,
+    slots: &SlotSet,
+    options: NativeOptions,
+    progress: &watch::Sender<NativeState>,
+    cancel: &CancellationToken,
+) -> Result<NativeReport> {
+    let now = Instant::now();
+    let mut runner = Runner {
+        options,
+        progress,
+        cancel,
+        deadline: now + Duration::from_millis(options.give_up_after_ms),
+        since: now,
+        report: NativeReport {
+            phase: NativePhase::Cancelled,
+            kind,
+            name: String::new(),
+            attempts: 0,
+            failures: Vec::new(),
+            slots: 0,
+            duration_ms: 0,
+            pause_ms: None,
+            remaining_bytes_max: None,
+            cow_bytes: None,
+        },
+    };
+    let mut adopted = None;
+    if options.adopt {
+        match NativeMigration::find(deployment, kind, source, target, slots).await? {
+            NativeFound::Running(migration) => adopted = Some(*migration),
+            NativeFound::Done => {
+                runner.report.slots = slots.len();
+                return Ok(runner.finish(NativePhase::Done));
+            }
+            NativeFound::Nothing => {}
+        }
+    }
+    let mut backoff_ms = options.backoff_first_ms;
+    loop {
+        runner.tell(NativeState { message: runner.last_failure(), ..NativeState::default() });
+        let started = match adopted.take() {
+            Some(migration) => Some(runner.begin(migration)),
+            None => runner.start(deployment, kind, source, target, slots).await?,
+        };
+        let Some(mut migration) = started else { return Ok(runner.finish(NativePhase::Cancelled)) };
+        let failure = match runner.watch(&mut migration).await? {
+            End::Done => return runner.done(&mut migration, slots).await,
+            End::Cancelled => return Ok(runner.finish(NativePhase::Cancelled)),
+            End::Failed(failure) => failure,
+        };
+        // Before anything else: a failure of the driving node may hide a success, and a target that still cleans up
+        // refuses the next try.
+        let settled = runner.settle(&mut migration).await;
+        match settled {
+            Ok(NativeOwner::Target) => return runner.done(&mut migration, slots).await,
+            Ok(NativeOwner::Source) => {}
+            Ok(NativeOwner::Unsettled) => return Err(migration.unsettled("settle a failed slot migration")),
+            Err(_) if migration.is_taken().await.unwrap_or(false) => {
+                return Err(migration.unsettled("settle a failed slot migration"));
+            }
+            Err(_) => return Err(runner.fail(&migration, failure)),
+        }
+        if !failure.retriable || runner.report.attempts >= options.attempts_max {
+            return Err(runner.fail(&migration, failure));
+        }
+        runner.report.failures.push(failure.reason);
+        let message = runner.last_failure();
+        runner.tell(NativeState { message, ..NativeState::default() });
+        if runner.sleep(Duration::from_millis(backoff_ms)).await {
+            return Ok(runner.finish(NativePhase::Cancelled));
+        }
+        backoff_ms = (backoff_ms * 2).min(BACKOFF_MAX_MS);
+    }
+}
+
+/// How the watch over one try ended.
+enum End {
+    /// The server says that it succeeded.
+    Done,
+    Cancelled,
+    Failed(NativeFailure),
+}
+
+struct Runner<'a> {
+    options: NativeOptions,
+    progress: &'a watch::Sender<NativeState>,
+    cancel: &'a CancellationToken,
+    deadline: Instant,
+    since: Instant,
+    report: NativeReport,
+}
+
+impl Runner<'_> {
+    /// Starts it, after those that are under way on the same node. `None` where it was cancelled before.
+    async fn start(
+        &mut self,
+        deployment: &Deployment,
+        kind: NativeKind,
+        source: &Peer,
+        target: &Peer,
+        slots: &SlotSet,
+    ) -> Result<Option<NativeMigration>> {
+        let turn_ends = Instant::now() + Duration::from_millis(self.options.wait_turn_ms);
+        loop {
+            if self.cancel.is_cancelled() {
+                return Ok(None);
+            }
+            let asked = Instant::now();
+            match NativeMigration::start(deployment, kind, source, target, slots).await {
+                Ok(migration) => return Ok(Some(self.begin(migration))),
+                Err(e) if NativeMigration::is_busy(&e) && Instant::now() < turn_ends => {
+                    self.tell(NativeState { message: e.to_string(), ..NativeState::default() });
+                    self.sleep(nap(self.options.poll_ms, asked.elapsed())).await;
+                }
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    fn begin(&mut self, migration: NativeMigration) -> NativeMigration {
+        self.report.attempts += 1;
+        migration.name().clone_into(&mut self.report.name);
+        migration
+    }
+
+    /// Watches one try until it ends.
+    async fn watch(&mut self, migration: &mut NativeMigration) -> Result<End> {
+        let mut unreachable_since: Option<Instant> = None;
+        let attempts_before = self.report.attempts;
+        loop {
+            if self.cancel.is_cancelled() {
+                return self.stop(migration).await;
+            }
+            let asked = Instant::now();
+            if asked >= self.deadline {
+                return self.give_up(migration).await;
+            }
+            match migration.poll().await {
+                Ok(mut state) => {
+                    unreachable_since = None;
+                    self.report.attempts = attempts_before + state.server_retries;
+                    state.attempt = self.report.attempts;
+                    self.note(&state);
+                    let (phase, failure) = (state.phase, state.failure());
+                    self.tell(state);
+                    match failure {
+                        _ if phase == NativePhase::Confirming => return Ok(End::Done),
+                        // Redis will try again by itself, for ever: that is bounded here.
+                        Some(failure) if !phase.is_final() => {
+                            if !failure.retriable || self.report.attempts >= self.options.attempts_max {
+                                return self.stop_retries(migration, failure).await;
+                            }
+                            self.remember(&failure.reason);
+                        }
+                        Some(failure) => return Ok(End::Failed(failure)),
+                        None => {}
+                    }
+                }
+                Err(e) if e.is_transient() => {
+                    let since = *unreachable_since.get_or_insert(asked);
+                    if since.elapsed() >= Duration::from_millis(self.options.unreachable_ms) {
+                        return Ok(End::Failed(NativeFailure {
+                            reason: e.to_string(),
+                            side: e.side,
+                            retriable: true,
+                            remedy: Some("see that the node is up and reachable, then start again"),
+                        }));
+                    }
+                }
+                Err(e) => return Err(e),
+            }
+            self.sleep(nap(self.options.poll_ms, asked.elapsed())).await;
+        }
+    }
+
+    /// Cancels because the user wants it.
+    async fn stop(&mut self, migration: &mut NativeMigration) -> Result<End> {
+        match migration.cancel(self.options.settle_ms).await? {
+            NativeCancel::Cancelled => Ok(End::Cancelled),
+            NativeCancel::TooLate => Ok(End::Done),
+        }
+    }
+
+    /// Ends the server's own retries.
+    async fn stop_retries(&mut self, migration: &mut NativeMigration, failure: NativeFailure) -> Result<End> {
+        match migration.cancel(self.options.settle_ms).await? {
+            NativeCancel::Cancelled => Ok(End::Failed(NativeFailure { retriable: false, ..failure })),
+            NativeCancel::TooLate => Ok(End::Done),
+        }
+    }
+
+    /// Cancels because time is up.
+    async fn give_up(&mut self, migration: &mut NativeMigration) -> Result<End> {
+        let raw = self.progress.borrow().raw.clone();
+        let ms = self.options.give_up_after_ms;
+        let reason = format!("it was not done within {ms} ms and was cancelled while \"{raw}\"");
+        let failure = NativeFailure {
+            reason,
+            side: crate::error::Side::Source,
+            retriable: false,
+            remedy: Some("slow the writers down, move fewer slots at once, or use another method"),
+        };
+        self.stop_retries(migration, failure).await
+    }
+
+    /// Waits until both nodes are through with a failed try.
+    async fn settle(&self, migration: &mut NativeMigration) -> Result<NativeOwner> {
+        migration.quiesce(self.options.settle_ms).await?;
+        migration.settle(self.options.settle_ms).await
+    }
+
+    /// The server says that it succeeded: both nodes must, too.
+    async fn done(mut self, migration: &mut NativeMigration, slots: &SlotSet) -> Result<NativeReport> {
+        match migration.settle(self.options.settle_ms).await? {
+            NativeOwner::Target => {}
+            _ => return Err(migration.unsettled("confirm a slot migration")),
+        }
+        self.report.slots = slots.len();
+        self.report.pause_ms = migration.pause_ms().await.or(self.report.pause_ms);
+        Ok(self.finish(NativePhase::Done))
+    }
+
+    fn finish(mut self, phase: NativePhase) -> NativeReport {
+        self.report.phase = phase;
+        self.report.duration_ms = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.progress.send_modify(|state| state.phase = phase);
+        self.report
+    }
+
+    fn fail(&self, migration: &NativeMigration, failure: NativeFailure) -> Error {
+        let tries = match self.report.attempts {
+            0 | 1 => String::new(),
+            n => format!(" (tried {n} times)"),
+        };
+        let what = format!("{}{tries}", failure.reason);
+        let error = migration.error(failure.side, migration.kind().command(), what);
+        self.progress.send_modify(|state| state.phase = NativePhase::Failed);
+        match failure.remedy {
+            Some(remedy) => error.with_remedy(remedy),
+            None => error,
+        }
+    }
+
+    fn tell(&self, state: NativeState) {
+        self.progress.send_replace(state);
+    }
+
+    fn note(&mut self, state: &NativeState) {
+        self.report.remaining_bytes_max = self.report.remaining_bytes_max.max(state.remaining_bytes);
+        self.report.cow_bytes = self.report.cow_bytes.max(state.cow_bytes);
+        self.report.pause_ms = self.report.pause_ms.max(state.pause_ms);
+    }
+
+    fn last_failure(&self) -> String {
+        self.report.failures.last().cloned().unwrap_or_default()
+    }
+
+    /// A failure that the server gets over by itself is told once, however often it is seen.
+    fn remember(&mut self, reason: &str) {
+        if self.report.failures.last().is_none_or(|last| last != reason) {
+            self.report.failures.push(reason.to_owned());
+        }
+    }
+
+    /// Sleeps, or wakes early for a cancellation: then true.
+    async fn sleep(&self, duration: Duration) -> bool {
+        tokio::select! {
+            () = self.cancel.cancelled() => true,
+            () = sleep(duration) => false,
+        }
+    }
+}

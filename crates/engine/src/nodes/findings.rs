@@ -1,0 +1,476 @@
+//! What a survey shows to be amiss.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use whimbrel_core::node::NodeId;
+use whimbrel_core::slot::{Slot, SlotSet};
+use whimbrel_core::units::format_count;
+
+use super::survey::{NodeName, NodeState, Survey};
+use super::view::Role;
+
+/// Who some nodes say owns some slots.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Opinion {
+    /// The owner; `None` for nobody.
+    pub owner: Option<NodeName>,
+    /// Who says so. Primaries and replicas.
+    pub said_by: Vec<NodeName>,
+}
+
+/// Something that a survey shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Finding {
+    /// A node did not answer us.
+    Unreachable {
+        /// Which.
+        node: NodeName,
+        /// Whether it is a primary, by others' word.
+        primary: bool,
+        /// The slots that others say are its own.
+        slots: SlotSet,
+        /// Why there was no answer.
+        reason: String,
+    },
+    /// A node answers us, but other nodes find it failing.
+    Failing {
+        /// Which.
+        node: NodeName,
+        /// How many of the nodes say so.
+        said_by: usize,
+    },
+    /// Nodes that find the cluster down: they refuse commands.
+    ClusterDown {
+        /// Which.
+        nodes: Vec<NodeName>,
+    },
+    /// Nobody says that these slots are his own.
+    Unowned {
+        /// Which.
+        slots: SlotSet,
+        /// Whom the nodes take for the owner, where they take anybody for it.
+        opinions: Vec<Opinion>,
+        /// The primaries that hold keys in them, and how many; empty where keys were not counted.
+        keys: Vec<(NodeName, u64)>,
+    },
+    /// The nodes do not agree who owns these slots.
+    Disagreement {
+        /// Which.
+        slots: SlotSet,
+        /// Those who say that they do.
+        claimants: Vec<NodeName>,
+        /// What each says.
+        opinions: Vec<Opinion>,
+    },
+    /// Several primaries with slots have the same configuration epoch. They settle that themselves, usually.
+    EpochCollision {
+        /// The epoch.
+        epoch: u64,
+        /// Whose it is.
+        nodes: Vec<NodeName>,
+    },
+    /// Slots that are marked as being on the move.
+    Open {
+        /// Which.
+        slots: SlotSet,
+        /// Who takes them in, and from whom.
+        importing: Vec<(NodeName, NodeName)>,
+        /// Who gives them away, and to whom.
+        migrating: Vec<(NodeName, NodeName)>,
+        /// The nodes named above that hold keys in them, and how many; empty where keys were not counted.
+        keys: Vec<(NodeName, u64)>,
+    },
+    /// A node holds keys in slots that it neither owns nor takes in; for a replica, that its primary does not.
+    Leftovers {
+        /// Which.
+        node: NodeName,
+        /// Whether it is a replica.
+        replica: bool,
+        /// The slots.
+        slots: SlotSet,
+        /// The keys in them.
+        keys: u64,
+    },
+    /// A replica has no link to its primary.
+    ReplicaLinkDown {
+        /// Which.
+        node: NodeName,
+        /// Its primary.
+        primary: NodeName,
+    },
+    /// A migration by the servers themselves is running.
+    NativeMigration {
+        /// The node that says so.
+        node: NodeName,
+        /// What it says.
+        what: String,
+    },
+    /// A job of ours is running.
+    Job {
+        /// The node that it is connected to.
+        node: NodeName,
+        /// Its connection.
+        what: String,
+    },
+}
+
+impl Finding {
+    /// False for what only says that a migration is running.
+    pub fn is_problem(&self) -> bool {
+        !self.is_activity()
+    }
+
+    /// True for a running migration.
+    pub fn is_activity(&self) -> bool {
+        matches!(self, Finding::NativeMigration { .. } | Finding::Job { .. })
+    }
+
+    /// True for what every migration shows while it runs: open slots, and keys that have yet to be removed.
+    pub fn is_part_of_a_migration(&self) -> bool {
+        matches!(self, Finding::Open { .. } | Finding::Leftovers { .. })
+    }
+}
+
+/// Ranges that a text shows at most.
+const RANGES_SHOWN: usize = 8;
+
+/// A set of slots for people: its first ranges, and how many more there are.
+pub fn shortened(slots: &SlotSet, ranges_max: usize) -> String {
+    let ranges = slots.ranges();
+    let mut text: Vec<String> = ranges.iter().take(ranges_max).map(ToString::to_string).collect();
+    if ranges.len() > ranges_max {
+        let left: usize = ranges[ranges_max..].iter().map(|r| r.count()).sum();
+        text.push(format!("… {} more", format_count(left as u64)));
+    }
+    text.join(",")
+}
+
+fn slots_of(slots: &SlotSet) -> String {
+    match slots.len() {
+        1 => format!("slot {slots}"),
+        n => format!("{} slots {}", format_count(n as u64), shortened(slots, RANGES_SHOWN)),
+    }
+}
+
+fn keys_of(keys: u64) -> String {
+    if keys == 1 { "1 key".to_owned() } else { format!("{} keys", format_count(keys)) }
+}
+
+/// Nodes that a text names at most.
+const NODES_SHOWN: usize = 4;
+
+fn names(nodes: &[NodeName]) -> String {
+    let mut text: Vec<String> = nodes.iter().take(NODES_SHOWN).map(ToString::to_string).collect();
+    if nodes.len() > NODES_SHOWN {
+        text.push(format!("{} more", nodes.len() - NODES_SHOWN));
+    }
+    text.join(", ")
+}
+
+fn opinions(opinions: &[Opinion]) -> String {
+    let one = |o: &Opinion| {
+        let owner = o.owner.as_ref().map_or_else(|| "nobody".to_owned(), ToString::to_string);
+        match o.said_by.len() {
+            1 => format!("{owner} in the view of {}", o.said_by[0]),
+            n => format!("{owner} in the view of {n} nodes"),
+        }
+    };
+    opinions.iter().map(one).collect::<Vec<_>>().join("; ")
+}
+
+fn held(f: &mut fmt::Formatter<'_>, keys: &[(NodeName, u64)]) -> fmt::Result {
+    keys.iter().try_for_each(|(node, keys)| write!(f, "; {} at {node}", keys_of(*keys)))
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Finding::Unreachable { node, primary, slots, reason } => {
+                let role = if *primary { "primary" } else { "replica" };
+                write!(f, "{role} {node} does not answer")?;
+                if !slots.is_empty() {
+                    write!(f, ", and owns {}", slots_of(slots))?;
+                }
+                write!(f, ": {reason}")
+            }
+            Finding::Failing { node, said_by } => {
+                write!(f, "{node} answers us, but {said_by} of the nodes find it failing")
+            }
+            Finding::ClusterDown { nodes } => {
+                write!(f, "the cluster is down in the eyes of {}: they refuse commands", names(nodes))
+            }
+            Finding::Unowned { slots, opinions: said, keys } => {
+                write!(f, "nobody owns {}", slots_of(slots))?;
+                if said.iter().any(|o| o.owner.is_some()) {
+                    write!(f, ": {}", opinions(said))?;
+                }
+                held(f, keys)
+            }
+            Finding::Disagreement { slots, opinions: said, .. } => {
+                write!(f, "the nodes do not agree who owns {}: {}", slots_of(slots), opinions(said))
+            }
+            Finding::EpochCollision { epoch, nodes } => {
+                write!(f, "the configuration epoch {epoch} belongs to several primaries: {}", names(nodes))
+            }
+            Finding::Open { slots, importing, migrating, keys } => {
+                write!(f, "open {}:", slots_of(slots))?;
+                let marks = migrating
+                    .iter()
+                    .map(|(node, to)| format!(" {node} migrates to {to}"))
+                    .chain(importing.iter().map(|(node, from)| format!(" {node} imports from {from}")));
+                f.write_str(&marks.collect::<Vec<_>>().join(","))?;
+                held(f, keys)
+            }
+            Finding::Leftovers { node, replica, slots, keys } => {
+                let role = if *replica { "replica " } else { "" };
+                write!(f, "{role}{node} holds {} in {} of another node", keys_of(*keys), slots_of(slots))
+            }
+            Finding::ReplicaLinkDown { node, primary } => {
+                write!(f, "replica {node} has no link to its primary {primary}")
+            }
+            Finding::NativeMigration { node, what } => write!(f, "{node} is in a native migration: {what}"),
+            Finding::Job { node, what } => write!(f, "a whimbrel job is connected to {node}: {what}"),
+        }
+    }
+}
+
+/// Index of a node in the survey plus one; 0 for nobody; beyond the survey for nodes that it does not hold.
+type OwnerIndex = u16;
+
+/// How the nodes see one slot, where that needs attention.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Sight {
+    /// Who says that the slot is his own, as indexes into the survey.
+    claimants: Vec<usize>,
+    /// For each owner who says so, as indexes into the survey.
+    said: BTreeMap<OwnerIndex, Vec<usize>>,
+}
+
+impl Survey {
+    /// All that is amiss, and all migrations that are running.
+    pub fn findings(&self) -> Vec<Finding> {
+        let mut found = Vec::new();
+        self.find_unreachable(&mut found);
+        self.find_failing(&mut found);
+        self.find_disputes(&mut found);
+        self.find_epoch_collisions(&mut found);
+        self.find_open_slots(&mut found);
+        let unowned = found.iter().fold(SlotSet::new(), |unowned, f| match f {
+            Finding::Unowned { slots, .. } => unowned.union(slots),
+            _ => unowned,
+        });
+        self.find_leftovers(&unowned, &mut found);
+        self.find_lost_links(&mut found);
+        self.find_activity(&mut found);
+        found
+    }
+
+    /// Whether nothing is amiss: no finding is a problem, or a running migration explains it.
+    pub fn is_healthy(findings: &[Finding]) -> bool {
+        let active = findings.iter().any(Finding::is_activity);
+        !findings.iter().any(|f| f.is_problem() && !(active && f.is_part_of_a_migration()))
+    }
+
+    fn find_unreachable(&self, found: &mut Vec<Finding>) {
+        for node in &self.nodes {
+            let Err(reason) = &node.answer else { continue };
+            let slots = self
+                .answering_primaries()
+                .next()
+                .map(|(_, state)| Slot::all().filter(|s| state.owners.of(*s) == Some(&node.id)).collect())
+                .unwrap_or_default();
+            found.push(Finding::Unreachable {
+                node: node.name(),
+                primary: node.is_primary(),
+                slots,
+                reason: reason.clone(),
+            });
+        }
+    }
+
+    fn find_failing(&self, found: &mut Vec<Finding>) {
+        let mut said: BTreeMap<&NodeId, usize> = BTreeMap::new();
+        for id in self.nodes.iter().filter_map(|n| n.state()).flat_map(|s| &s.failing) {
+            *said.entry(id).or_default() += 1;
+        }
+        for (id, said_by) in said {
+            // A node that does not answer us either is reported as that.
+            if self.node(id).is_some_and(|n| n.answer.is_ok()) {
+                found.push(Finding::Failing { node: self.name(id), said_by });
+            }
+        }
+        let nodes: Vec<NodeName> = self
+            .nodes
+            .iter()
+            .filter(|n| n.state().is_some_and(|s| !s.facts.cluster_ok))
+            .map(|n| n.name())
+            .collect();
+        if !nodes.is_empty() {
+            found.push(Finding::ClusterDown { nodes });
+        }
+    }
+
+    /// Groups the slots whose owner is not agreed on by how they are seen.
+    fn find_disputes(&self, found: &mut Vec<Finding>) {
+        let index: BTreeMap<&NodeId, usize> =
+            self.nodes.iter().enumerate().map(|(i, n)| (&n.id, i)).collect();
+        let states: Vec<(usize, &NodeState)> =
+            self.nodes.iter().enumerate().filter_map(|(i, n)| Some((i, n.state()?))).collect();
+        let mut sights: BTreeMap<Sight, SlotSet> = BTreeMap::new();
+        for slot in Slot::all() {
+            if self.is_agreed(slot, &states) {
+                continue;
+            }
+            let mut sight = Sight { claimants: Vec::new(), said: BTreeMap::new() };
+            for (i, state) in &states {
+                let owner = match state.owners.of(slot) {
+                    None => 0,
+                    // There are fewer nodes than slots. One outside the survey is being introduced: as good as nobody.
+                    Some(id) => index.get(id).and_then(|i| OwnerIndex::try_from(i + 1).ok()).unwrap_or(0),
+                };
+                sight.said.entry(owner).or_default().push(*i);
+                if claims(state, slot) {
+                    sight.claimants.push(*i);
+                }
+            }
+            sights.entry(sight).or_default().insert(slot);
+        }
+        let name = |i: &usize| self.nodes[*i].name();
+        for (sight, slots) in sights {
+            let owner_answers = |owner: &OwnerIndex| match usize::from(*owner).checked_sub(1) {
+                Some(i) => self.nodes[i].answer.is_ok(),
+                None => true,
+            };
+            let unowned = sight.claimants.is_empty() && sight.said.keys().all(owner_answers);
+            let opinions = sight
+                .said
+                .iter()
+                .map(|(owner, said_by)| Opinion {
+                    owner: usize::from(*owner).checked_sub(1).map(|i| name(&i)),
+                    said_by: said_by.iter().map(name).collect(),
+                })
+                .collect();
+            found.push(if unowned {
+                let keys = self.holders(&slots);
+                Finding::Unowned { slots, opinions, keys }
+            } else {
+                let claimants = sight.claimants.iter().map(name).collect();
+                Finding::Disagreement { slots, claimants, opinions }
+            });
+        }
+    }
+
+    /// The primaries that hold keys in some slots, and how many.
+    fn holders(&self, slots: &SlotSet) -> Vec<(NodeName, u64)> {
+        self.answering_primaries()
+            .filter_map(|(node, state)| Some((node.name(), state.counts.as_ref()?.sum(slots))))
+            .filter(|(_, keys)| *keys > 0)
+            .collect()
+    }
+
+    /// Whether every node names the same owner, and that one agrees, or cannot be asked.
+    fn is_agreed(&self, slot: Slot, states: &[(usize, &NodeState)]) -> bool {
+        let Some(owner) = states.first().and_then(|(_, s)| s.owners.of(slot)) else { return false };
+        states.iter().all(|(i, s)| {
+            s.owners.of(slot) == Some(owner) && claims(s, slot) == (self.nodes[*i].id == *owner)
+        })
+    }
+
+    fn find_epoch_collisions(&self, found: &mut Vec<Finding>) {
+        let mut epochs: BTreeMap<u64, Vec<NodeName>> = BTreeMap::new();
+        for (node, state) in self.answering_primaries().filter(|(_, s)| !s.slots.is_empty()) {
+            epochs.entry(state.config_epoch).or_default().push(node.name());
+        }
+        for (epoch, nodes) in epochs.into_iter().filter(|(_, nodes)| nodes.len() > 1) {
+            found.push(Finding::EpochCollision { epoch, nodes });
+        }
+    }
+
+    /// Groups open slots by their marks.
+    fn find_open_slots(&self, found: &mut Vec<Finding>) {
+        type Marks<'a> = Vec<(&'a NodeId, &'a NodeId)>;
+        let mut by_slot: BTreeMap<Slot, (Marks<'_>, Marks<'_>)> = BTreeMap::new();
+        for node in &self.nodes {
+            let Some(state) = node.state() else { continue };
+            // A replica of Valkey 8 repeats its primary's marks.
+            if state.role == Role::Replica {
+                continue;
+            }
+            for (slot, from) in &state.importing {
+                by_slot.entry(*slot).or_default().0.push((&node.id, from));
+            }
+            for (slot, to) in &state.migrating {
+                by_slot.entry(*slot).or_default().1.push((&node.id, to));
+            }
+        }
+        let mut groups: BTreeMap<(Marks<'_>, Marks<'_>), SlotSet> = BTreeMap::new();
+        for (slot, marks) in by_slot {
+            groups.entry(marks).or_default().insert(slot);
+        }
+        for ((importing, migrating), slots) in groups {
+            let mut holders: Vec<&NodeId> =
+                importing.iter().chain(&migrating).flat_map(|(node, other)| [*node, *other]).collect();
+            holders.sort();
+            holders.dedup();
+            let keys = holders
+                .into_iter()
+                .filter_map(|id| {
+                    let keys = self.node(id)?.state()?.counts.as_ref()?.sum(&slots);
+                    (keys > 0).then(|| (self.name(id), keys))
+                })
+                .collect();
+            let named = |marks: Marks<'_>| marks.iter().map(|(a, b)| (self.name(a), self.name(b))).collect();
+            let (importing, migrating) = (named(importing), named(migrating));
+            found.push(Finding::Open { slots, importing, migrating, keys });
+        }
+    }
+
+    /// Keys in slots without an owner are no leftovers: they are told with those slots.
+    fn find_leftovers(&self, unowned: &SlotSet, found: &mut Vec<Finding>) {
+        for node in &self.nodes {
+            let Some((state, counts)) = node.state().and_then(|s| Some((s, s.counts.as_ref()?))) else {
+                continue;
+            };
+            // What a replica may hold is what its primary owns, by the primary's own word.
+            let allowed_by = match state.role {
+                Role::Primary => Some(state),
+                Role::Replica => state.primary.as_ref().and_then(|id| self.node(id)?.state()),
+            };
+            let Some(allowed_by) = allowed_by else { continue };
+            let allowed = allowed_by.slots.union(&allowed_by.importing_slots()).union(unowned);
+            let slots = counts.occupied().difference(&allowed);
+            if !slots.is_empty() {
+                let keys = counts.sum(&slots);
+                let replica = state.role == Role::Replica;
+                found.push(Finding::Leftovers { node: node.name(), replica, slots, keys });
+            }
+        }
+    }
+
+    fn find_lost_links(&self, found: &mut Vec<Finding>) {
+        for node in &self.nodes {
+            let Some(state) = node.state() else { continue };
+            if let (Some(primary), Some(false)) = (&state.primary, state.facts.primary_link_up) {
+                found.push(Finding::ReplicaLinkDown { node: node.name(), primary: self.name(primary) });
+            }
+        }
+    }
+
+    fn find_activity(&self, found: &mut Vec<Finding>) {
+        for node in &self.nodes {
+            let Some(state) = node.state() else { continue };
+            for what in &state.native {
+                found.push(Finding::NativeMigration { node: node.name(), what: what.clone() });
+            }
+            for what in &state.jobs {
+                found.push(Finding::Job { node: node.name(), what: what.clone() });
+            }
+        }
+    }
+}
+
+/// Whether a node says that a slot is its own. A replica's line shows no slots, but be sure.
+fn claims(state: &NodeState, slot: Slot) -> bool {
+    state.role == Role::Primary && state.slots.contains(slot)
+}

@@ -1,0 +1,21 @@
+//! The nodes of a cluster as they see each other, and where their keys are.
+//!
+//! Everything is read from `CLUSTER NODES`: it shows nodes without slots, failing nodes, configuration epochs and the
+//! marks of open slots, none of which `CLUSTER SLOTS` has, and `CLUSTER SHARDS` crashes some servers whose `nodes.conf`
+//! comes from an older version.
+//!
+//! - [`ClusterView`]: what one node says;
+//! - [`key_counts`]: how many keys one node holds in each slot, whether it owns the slot or not;
+//! - [`Survey`]: what every node says, at about the same time, and the [findings](Finding) in it;
+//! - [`mend`]: changing who owns what, one node at a time.
+
+mod counts;
+mod findings;
+pub mod mend;
+mod survey;
+mod view;
+
+pub use counts::{KeyCounts, key_counts};
+pub use findings::{Finding, Opinion, shortened};
+pub use survey::{JOB_CLIENT_NAME, NodeFacts, NodeName, NodeState, Owners, Survey, SurveyOptions, Surveyed};
+pub use view::{ClusterView, Node, NodeFlags, Role};

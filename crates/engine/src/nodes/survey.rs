@@ -1,0 +1,519 @@
+//! Every node's own word, gathered at about the same time.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+
+use tokio::task::JoinSet;
+use whimbrel_core::node::NodeId;
+use whimbrel_core::slot::{Slot, SlotSet};
+use whimbrel_wire::value::Value;
+
+use super::counts::{KeyCounts, key_counts};
+use super::view::{ClusterView, Node, Role};
+use crate::deployment::Deployment;
+use crate::endpoint::{Address, Endpoint};
+use crate::error::{Code, Error, Result, ServerError};
+use crate::link::{Link, LinkOptions};
+use crate::probe::{Info, ServerFacts};
+
+/// Nodes asked at the same time.
+const PARALLEL_MAX: usize = 16;
+
+/// How often nodes that only others know are looked for. Gossip makes a second round rare, a third one rarer.
+const ROUNDS_MAX: usize = 3;
+
+/// How long to try to connect to a node that the others have found failing.
+const FAILING_CONNECT_TIMEOUT_MS: u64 = 1_000;
+
+/// Most bytes of a `CLIENT LIST`: about 100,000 connections.
+const CLIENT_LIST_BYTES_MAX: u64 = 64 << 20;
+
+/// How the connections begin their names that belong to a running job of ours.
+pub const JOB_CLIENT_NAME: &str = "whimbrel:job";
+
+/// What to ask besides each node's view and facts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SurveyOptions {
+    /// The keys in each of the 16,384 slots, of every node.
+    pub counts: bool,
+    /// Native migrations and connections of jobs of ours, of every primary.
+    pub activity: bool,
+}
+
+/// A node, for people: the start of its id and its address.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeName {
+    /// Its name.
+    pub id: NodeId,
+    /// Where it is reached.
+    pub address: Address,
+}
+
+impl fmt::Display for NodeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.address {
+            Address::Tcp(_, 0) => write!(f, "{} (no address)", self.id.short()),
+            address => write!(f, "{} ({address})", self.id.short()),
+        }
+    }
+}
+
+/// Who owns each slot, in one view.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owners {
+    ids: Vec<NodeId>,
+    /// For each slot an index into `ids` plus one; 0 where nobody owns it.
+    of: Box<[u16]>,
+}
+
+impl Owners {
+    /// The owner of a slot.
+    pub fn of(&self, slot: Slot) -> Option<&NodeId> {
+        let index = self.of[usize::from(slot.number())];
+        self.ids.get(usize::from(index).checked_sub(1)?)
+    }
+
+    /// From a set of slots for each owner. Where two have the same slot, the later one has it.
+    pub fn new(owned: impl IntoIterator<Item = (NodeId, SlotSet)>) -> Owners {
+        let mut owners = Owners { ids: Vec::new(), of: vec![0; usize::from(Slot::COUNT)].into_boxed_slice() };
+        // There are no more owners than slots: the index fits.
+        for ((id, slots), index) in owned.into_iter().filter(|(_, slots)| !slots.is_empty()).zip(1u16..) {
+            owners.ids.push(id);
+            for slot in &slots {
+                owners.of[usize::from(slot.number())] = index;
+            }
+        }
+        owners
+    }
+}
+
+/// What a node says of itself in numbers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeFacts {
+    /// For people: `Redis 7.0.15`.
+    pub version: String,
+    /// Changes with every start of its process.
+    pub run_id: String,
+    /// Whether it finds the cluster well: it answers queries then.
+    pub cluster_ok: bool,
+    /// Keys in database 0.
+    pub keys: u64,
+    /// Keys in other databases, which some servers allow in a cluster.
+    pub keys_elsewhere: u64,
+    /// Bytes of its data, by its own estimate.
+    pub dataset_bytes: u64,
+    /// Bytes that it has allocated.
+    pub used_memory_bytes: u64,
+    /// Its limit for them; 0 for none.
+    pub maxmemory_bytes: u64,
+    /// Keys that it has evicted since its start.
+    pub evicted_keys: u64,
+    /// Commands in the last second, about.
+    pub ops_per_second: u64,
+    /// How far its replication stream has come: what a primary has sent, what a replica has taken in.
+    pub repl_offset: u64,
+    /// For a replica: whether its link to the primary is up.
+    pub primary_link_up: Option<bool>,
+}
+
+/// The answers of one node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeState {
+    /// What it is, by its own word.
+    pub role: Role,
+    /// Whom it follows.
+    pub primary: Option<NodeId>,
+    /// The epoch of its claim.
+    pub config_epoch: u64,
+    /// The slots that it says are its own.
+    pub slots: SlotSet,
+    /// Open slots that it takes in, and from whom.
+    pub importing: Vec<(Slot, NodeId)>,
+    /// Open slots that it gives away, and to whom.
+    pub migrating: Vec<(Slot, NodeId)>,
+    /// Who owns what in its view.
+    pub owners: Owners,
+    /// Nodes that it finds failing, or may do so.
+    pub failing: Vec<NodeId>,
+    /// Its numbers.
+    pub facts: NodeFacts,
+    /// Its keys in each slot, where they were asked for.
+    pub counts: Option<KeyCounts>,
+    /// Native migrations that it takes part in, in a few words each.
+    pub native: Vec<String>,
+    /// Connections of running jobs of ours: their names and from where.
+    pub jobs: Vec<String>,
+}
+
+impl NodeState {
+    /// Slots that it takes in.
+    pub fn importing_slots(&self) -> SlotSet {
+        self.importing.iter().map(|(slot, _)| *slot).collect()
+    }
+}
+
+/// A node and what it answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Surveyed {
+    /// Its name.
+    pub id: NodeId,
+    /// Where it is reached.
+    pub address: Address,
+    /// What it is in the eyes of the node that told us of it.
+    pub told_role: Role,
+    /// Whom it follows, likewise.
+    pub told_primary: Option<NodeId>,
+    /// What it answered; or why there is no answer, in words.
+    pub answer: std::result::Result<NodeState, String>,
+}
+
+impl Surveyed {
+    /// For people.
+    pub fn name(&self) -> NodeName {
+        NodeName { id: self.id.clone(), address: self.address.clone() }
+    }
+
+    /// What it answered, if it did.
+    pub fn state(&self) -> Option<&NodeState> {
+        self.answer.as_ref().ok()
+    }
+
+    /// Whether it is a primary: by its own word, or else by others'.
+    pub fn is_primary(&self) -> bool {
+        self.state().map_or(self.told_role, |s| s.role) == Role::Primary
+    }
+
+    /// Whom it follows, likewise.
+    pub fn primary(&self) -> Option<&NodeId> {
+        match self.state() {
+            Some(state) => state.primary.as_ref(),
+            None => self.told_primary.as_ref(),
+        }
+    }
+}
+
+/// Every node's own word, gathered at about the same time.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Survey {
+    /// Every node that any of them knows, in the order of ids. Nodes that are still being introduced are left out: their
+    /// ids are not their own yet.
+    pub nodes: Vec<Surveyed>,
+}
+
+impl Survey {
+    /// Asks every node everything, 16 at once. A node that does not answer is in the result with the reason.
+    ///
+    /// # Errors
+    /// Where no node can be asked for the list of nodes.
+    pub async fn take(deployment: &Deployment) -> Result<Survey> {
+        Survey::take_with(deployment, SurveyOptions { counts: true, activity: true }).await
+    }
+
+    /// [`Survey::take`], with a choice of what to ask.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub async fn take_with(deployment: &Deployment, what: SurveyOptions) -> Result<Survey> {
+        let first = first_view(deployment).await?;
+        let mut told: BTreeMap<NodeId, Node> = BTreeMap::new();
+        let mut answers: BTreeMap<NodeId, std::result::Result<NodeState, String>> = BTreeMap::new();
+        let mut waiting: VecDeque<Node> = VecDeque::new();
+        learn(first, &mut told, &mut waiting);
+        for _ in 0..ROUNDS_MAX {
+            let mut running = JoinSet::new();
+            let mut heard = Vec::new();
+            loop {
+                while running.len() < PARALLEL_MAX
+                    && let Some(node) = waiting.pop_front()
+                {
+                    let (endpoint, options) = (deployment.endpoint.clone(), deployment.options);
+                    running.spawn(async move {
+                        let answer = interview(&endpoint, &node, options, what).await;
+                        (node.id, answer)
+                    });
+                }
+                let Some(joined) = running.join_next().await else { break };
+                let (id, answer) = joined.map_err(|e| Error::own("ask a node", e))?;
+                match answer {
+                    Ok((view, state)) => {
+                        // Only what is new is kept: all views together may be large.
+                        heard.extend(view.nodes.into_iter().filter(|n| !told.contains_key(&n.id)));
+                        answers.insert(id, Ok(state));
+                    }
+                    Err(e) => {
+                        answers.insert(id, Err(reason(e)));
+                    }
+                }
+            }
+            for node in heard {
+                learn_node(node, &mut told, &mut waiting);
+            }
+            if waiting.is_empty() {
+                break;
+            }
+        }
+        let nodes = told
+            .into_values()
+            .map(|node| Surveyed {
+                answer: answers
+                    .remove(&node.id)
+                    .unwrap_or_else(|| Err("only known to a node that was asked last".to_owned())),
+                id: node.id,
+                address: node.address,
+                told_role: node.role,
+                told_primary: node.primary,
+            })
+            .collect();
+        Ok(Survey { nodes })
+    }
+
+    /// A node by its name.
+    pub fn node(&self, id: &NodeId) -> Option<&Surveyed> {
+        self.nodes.binary_search_by(|n| n.id.cmp(id)).ok().map(|at| &self.nodes[at])
+    }
+
+    /// For people; a node that is not part of the survey has no address.
+    pub fn name(&self, id: &NodeId) -> NodeName {
+        match self.node(id) {
+            Some(node) => node.name(),
+            None => NodeName { id: id.clone(), address: Address::Tcp(String::new(), 0) },
+        }
+    }
+
+    /// All primaries, those that did not answer included.
+    pub fn primaries(&self) -> impl Iterator<Item = &Surveyed> {
+        self.nodes.iter().filter(|n| n.is_primary())
+    }
+
+    /// The primaries that answered.
+    pub fn answering_primaries(&self) -> impl Iterator<Item = (&Surveyed, &NodeState)> {
+        self.nodes.iter().filter_map(|n| Some((n, n.state()?))).filter(|(_, s)| s.role == Role::Primary)
+    }
+
+    /// The replicas of a primary, those that did not answer included.
+    pub fn replicas_of<'a>(&'a self, primary: &'a NodeId) -> impl Iterator<Item = &'a Surveyed> {
+        self.nodes.iter().filter(move |n| !n.is_primary() && n.primary() == Some(primary))
+    }
+}
+
+/// What an error says, without whom it is about and what to do: a finding says that itself.
+fn reason(mut e: Error) -> String {
+    e.remedy = None;
+    let about = format!("{} {}: ", e.side, e.at);
+    let text = e.to_string();
+    text.strip_prefix(&about).map(str::to_owned).unwrap_or(text)
+}
+
+fn learn(view: ClusterView, told: &mut BTreeMap<NodeId, Node>, waiting: &mut VecDeque<Node>) {
+    for node in view.nodes {
+        learn_node(node, told, waiting);
+    }
+}
+
+fn learn_node(node: Node, told: &mut BTreeMap<NodeId, Node>, waiting: &mut VecDeque<Node>) {
+    if !node.flags.handshake && !told.contains_key(&node.id) {
+        // Slots are asked of each node itself; a set of them for each node would add up.
+        let node = Node { slots: SlotSet::new(), ..node };
+        told.insert(node.id.clone(), node.clone());
+        waiting.push_back(node);
+    }
+}
+
+/// The view of the first node that has one, beginning with the one that the user named.
+async fn first_view(deployment: &Deployment) -> Result<ClusterView> {
+    let topology = deployment.topology();
+    let mut candidates = vec![deployment.endpoint.address.clone()];
+    candidates.extend(topology.shards.iter().map(|s| s.primary.clone()));
+    candidates.extend(topology.shards.iter().flat_map(|s| s.replicas.iter().cloned()));
+    let mut failure = None;
+    for address in candidates {
+        match async { ClusterView::ask(&mut deployment.open(&address, 0).await?).await }.await {
+            Ok(view) => return Ok(view),
+            // The error of the node that was named says most.
+            Err(e) => failure = failure.or(Some(e)),
+        }
+    }
+    Err(failure.expect("there is at least the address that was named"))
+}
+
+async fn interview(
+    endpoint: &Arc<Endpoint>,
+    node: &Node,
+    options: LinkOptions,
+    what: SurveyOptions,
+) -> Result<(ClusterView, NodeState)> {
+    if node.flags.noaddr {
+        let what = "the cluster has lost its address";
+        return Err(Error::unfit(endpoint.side, node.id.short(), "connect", what));
+    }
+    let mut options = LinkOptions { db: 0, ..options };
+    if node.flags.fail {
+        options.connect_timeout_ms = options.connect_timeout_ms.min(FAILING_CONNECT_TIMEOUT_MS);
+    }
+    let mut link = Link::open(endpoint, &node.address, options).await?;
+    let view = ClusterView::ask(&mut link).await?;
+    if view.myself != node.id {
+        let what = format!("another node answers there: {}", view.myself.short());
+        let error = Error::unfit(endpoint.side, node.address.to_string(), "ask the node", what);
+        return Err(
+            error.with_remedy("see the address map, and that each node announces an address of its own")
+        );
+    }
+    let facts = facts(&mut link).await?;
+    let mut state = summary(&view, facts);
+    if what.counts {
+        state.counts = Some(key_counts(&mut link, &SlotSet::full()).await?);
+    }
+    if what.activity && state.role == Role::Primary {
+        state.native = native_migrations(&mut link).await?;
+        // Last: a reply that is too long leaves the link out of step.
+        state.jobs = job_connections(&mut link).await?;
+    }
+    Ok((view, state))
+}
+
+fn summary(view: &ClusterView, facts: NodeFacts) -> NodeState {
+    let me = view.me();
+    NodeState {
+        role: me.role,
+        primary: me.primary.clone(),
+        config_epoch: me.config_epoch,
+        slots: me.slots.clone(),
+        importing: me.importing.clone(),
+        migrating: me.migrating.clone(),
+        owners: Owners::new(view.nodes.iter().map(|n| (n.id.clone(), n.slots.clone()))),
+        failing: view
+            .nodes
+            .iter()
+            .filter(|n| n.flags.fail || n.flags.maybe_fail)
+            .map(|n| n.id.clone())
+            .collect(),
+        facts,
+        counts: None,
+        native: Vec::new(),
+        jobs: Vec::new(),
+    }
+}
+
+async fn facts(link: &mut Link) -> Result<NodeFacts> {
+    let server = ServerFacts::ask(link).await?;
+    let info = Info::ask(link, "").await?;
+    let reply = link.call(&[b"CLUSTER", b"INFO"]).await?;
+    let cluster = match reply.as_bytes() {
+        Some(text) => Info::parse(text),
+        None => return Err(link.unexpected("CLUSTER INFO", &reply)),
+    };
+    let keyspace = info.keyspace();
+    let number = |name| info.number(name).unwrap_or(0);
+    let offset = if server.replica { "slave_repl_offset" } else { "master_repl_offset" };
+    Ok(NodeFacts {
+        version: server.version,
+        run_id: server.run_id,
+        cluster_ok: cluster.field("cluster_state") == Some("ok"),
+        keys: keyspace.get(&0).map_or(0, |db| db.keys),
+        keys_elsewhere: keyspace.iter().filter(|(db, _)| **db != 0).map(|(_, db)| db.keys).sum(),
+        dataset_bytes: server.dataset_bytes,
+        used_memory_bytes: number("used_memory"),
+        maxmemory_bytes: number("maxmemory"),
+        evicted_keys: server.evicted_keys,
+        ops_per_second: number("instantaneous_ops_per_sec"),
+        repl_offset: number(offset),
+        primary_link_up: server.replica.then(|| info.field("master_link_status") == Some("up")),
+    })
+}
+
+/// States of a native migration that is over.
+const OVER: [&str; 6] = ["success", "failed", "cancelled", "canceled", "completed", "none"];
+
+/// The native migrations that a node takes part in, on servers that have any: `CLUSTER GETSLOTMIGRATIONS` of Valkey 9,
+/// `CLUSTER MIGRATION STATUS ALL` of Redis 8.4.
+async fn native_migrations(link: &mut Link) -> Result<Vec<String>> {
+    link.push(&[b"CLUSTER", b"GETSLOTMIGRATIONS"]);
+    link.push(&[b"CLUSTER", b"MIGRATION", b"STATUS", b"ALL"]);
+    link.flush().await?;
+    let mut found = Vec::new();
+    for reply in link.replies(2).await? {
+        // A server that does not know the command, or forbids it, has nothing to tell.
+        let Some(migrations) = reply.as_items() else { continue };
+        for migration in migrations {
+            let text = |name| migration.field(name).and_then(Value::as_str).unwrap_or("?");
+            if OVER.contains(&text("state")) {
+                continue;
+            }
+            let name = if migration.field("name").is_some() { text("name") } else { text("id") };
+            let slots =
+                if migration.field("slot_ranges").is_some() { text("slot_ranges") } else { text("slots") };
+            found.push(format!(
+                "{} {name} of slots {slots}: {}",
+                text("operation").to_lowercase(),
+                text("state")
+            ));
+        }
+    }
+    Ok(found)
+}
+
+/// The connections to a node whose names say that they belong to a job of ours.
+async fn job_connections(link: &mut Link) -> Result<Vec<String>> {
+    link.push(&[b"CLIENT", b"LIST"]);
+    link.flush().await?;
+    let reply = match link.replies_within(1, CLIENT_LIST_BYTES_MAX).await {
+        Ok(mut replies) => replies.remove(0),
+        Err(e) if e.is_too_large() => return Ok(Vec::new()),
+        Err(e) => return Err(e),
+    };
+    if let Some(error) = ServerError::of(&reply) {
+        return match error.code {
+            // Where it is forbidden, the marks of open slots still tell.
+            Code::NoPermission | Code::UnknownCommand => Ok(Vec::new()),
+            _ => Err(link.server_error(error, b"CLIENT LIST")),
+        };
+    }
+    let Some(text) = reply.as_bytes() else {
+        return Err(link.unexpected("CLIENT LIST", &reply));
+    };
+    Ok(named_connections(&String::from_utf8_lossy(text)))
+}
+
+fn named_connections(clients: &str) -> Vec<String> {
+    let field = |line: &str, name: &str| {
+        line.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned)
+    };
+    let mut found: Vec<String> = clients
+        .lines()
+        .filter_map(|line| {
+            let name = field(line, "name").filter(|name| name.starts_with(JOB_CLIENT_NAME))?;
+            let host = field(line, "addr")?;
+            Some(format!("{name} from {}", host.rsplit_once(':').map_or(host.as_str(), |(host, _)| host)))
+        })
+        .collect();
+    // A job has several connections.
+    found.sort();
+    found.dedup();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_of_jobs_are_told_from_others() {
+        let clients = "id=3 addr=127.0.0.1:5000 laddr=127.0.0.1:6379 fd=8 name=whimbrel age=1\n\
+                       id=4 addr=10.0.0.7:5001 laddr=127.0.0.1:6379 fd=9 name=whimbrel:job:17 age=1\n\
+                       id=5 addr=10.0.0.7:5002 laddr=127.0.0.1:6379 fd=9 name=whimbrel:job:17 age=1\n\
+                       id=6 addr=[::1]:5003 laddr=127.0.0.1:6379 fd=9 name= age=1\n";
+        assert_eq!(named_connections(clients), ["whimbrel:job:17 from 10.0.0.7"]);
+    }
+
+    #[test]
+    fn owners_are_kept_in_little_space() {
+        let id = |digit: char| digit.to_string().repeat(40).parse::<NodeId>().expect("an id");
+        let slots = |text: &str| text.parse::<SlotSet>().expect("slots");
+        let owners = Owners::new([(id('a'), slots("0-5")), (id('b'), SlotSet::new()), (id('c'), slots("7"))]);
+        let of = |n| owners.of(Slot::new(n).expect("a slot")).cloned();
+        assert_eq!((of(5), of(6), of(7)), (Some(id('a')), None, Some(id('c'))));
+        assert_eq!(owners.ids.len(), 2);
+    }
+}

@@ -1,0 +1,457 @@
+//! The classic way to move slots: `SETSLOT IMPORTING` and `MIGRATING`, `MIGRATE` key by key, `SETSLOT NODE`.
+//!
+//! This is what `redis-cli` and `valkey-cli` do. It is here to be compared with, and for servers where every other way is
+//! forbidden: clients see `ASK` and `TRYAGAIN` while a slot moves, `MIGRATE` blocks both servers for as long as a key
+//! takes, and every slot costs several commands at every primary.
+//!
+//! A slot on its way is served by both nodes, so that being cut off in the middle of one loses nothing, but leaves it
+//! marked: the same call finishes it. There is no way back for one that is half moved: without its marks the source would
+//! answer for keys that are already at the target. A source that loses its last slot becomes a replica of the target, where
+//! `cluster-allow-replica-migration` is not switched off.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::node::NodeId;
+use whimbrel_core::slot::{Slot, SlotSet};
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::endpoint::{Address, Endpoint};
+use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError, Side};
+use whimbrel_engine::link::{Link, LinkOptions};
+use whimbrel_engine::nodes::{ClusterView, Node};
+use whimbrel_wire::value::Value;
+
+use crate::retry::{Backoff, RetryPolicy};
+
+/// How a slot is moved.
+#[derive(Debug, Clone, Copy)]
+pub struct LegacyOptions {
+    /// Keys in one `MIGRATE`; the classic tools take 10. At least 1, at most [`KEYS_PER_MIGRATE_MAX`].
+    pub keys_per_migrate: usize,
+    /// How long one `MIGRATE` may wait for the target; the classic tools take 60 s.
+    pub migrate_timeout_ms: u32,
+    /// Overwrite keys that the target has already and that differ. Keys that are equal on both, as a `MIGRATE` whose
+    /// reply was lost leaves them, are always overwritten.
+    pub replace: bool,
+    /// Tell the other primaries of each slot, as the classic tools do, and do not leave it to gossip.
+    pub tell_all: bool,
+    /// Bounds on trying a slot again after a broken link or a transient error.
+    pub retry: RetryPolicy,
+}
+
+impl Default for LegacyOptions {
+    fn default() -> Self {
+        LegacyOptions {
+            keys_per_migrate: 10,
+            migrate_timeout_ms: 60_000,
+            replace: false,
+            tell_all: true,
+            retry: RetryPolicy { give_up_after_ms: 10_000, ..RetryPolicy::default() },
+        }
+    }
+}
+
+/// More keys than this in one `MIGRATE` would stall both servers for long, and make one command of them.
+pub const KEYS_PER_MIGRATE_MAX: usize = 10_000;
+
+/// How often a slot's first keys may turn out to be gone without any key leaving the slot.
+const IDLE_ROUNDS_MAX: u32 = 100;
+
+/// The pause after such a round.
+const IDLE_PAUSE: Duration = Duration::from_millis(10);
+
+/// How much longer than a `MIGRATE` we wait for its reply.
+const GRACE_MS: u64 = 5_000;
+
+/// How far a move is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LegacyProgress {
+    /// Slots to move.
+    pub slots_total: usize,
+    /// Slots moved.
+    pub slots_done: usize,
+    /// Keys moved, those of the current slot included.
+    pub keys: u64,
+    /// The slot on its way.
+    pub slot: Option<Slot>,
+}
+
+/// What a move came to.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LegacyReport {
+    /// The slots that are at the target now.
+    pub moved: SlotSet,
+    /// Keys that went with them.
+    pub keys: u64,
+    /// How long it took.
+    pub duration_ms: u64,
+    /// True where it stopped because it was told to, before all slots had moved.
+    pub cancelled: bool,
+}
+
+/// Moves slots one after another, as the classic tools do. `cancel` is looked at between slots: the current one is finished
+/// first, so that none is left half moved.
+///
+/// # Errors
+/// `Unfit` where the nodes are not two primaries of this cluster, or the target has other values for keys that are to
+/// move; what a server refuses; what breaks for longer than the retries last. The slots before the
+/// one that failed have moved; the message says which slot it is, and whether it is left half moved.
+pub async fn move_slots(
+    deployment: &Deployment,
+    source: &NodeId,
+    target: &NodeId,
+    slots: &SlotSet,
+    options: LegacyOptions,
+    mut progress: impl FnMut(LegacyProgress),
+    cancel: &CancellationToken,
+) -> Result<LegacyReport> {
+    let started = Instant::now();
+    let mut mover = Mover::open(deployment, source, target, options).await?;
+    let mut state = LegacyProgress { slots_total: slots.len(), ..LegacyProgress::default() };
+    let mut report = LegacyReport::default();
+    for slot in slots {
+        if cancel.is_cancelled() {
+            report.cancelled = true;
+            break;
+        }
+        state.slot = Some(slot);
+        progress(state);
+        let mut backoff = Backoff::new(options.retry);
+        let mut is_first = true;
+        loop {
+            let mut count = |keys: u64| {
+                state.keys += keys;
+                progress(state);
+            };
+            let error = match mover.move_slot(slot, is_first, &mut count).await {
+                Ok(()) => break,
+                Err(e) => e,
+            };
+            is_first = false;
+            if let Err(e) = backoff.pause(as_transient(error)).await {
+                return Err(mover.explain(slot, e).await);
+            }
+            mover.reconnect();
+        }
+        report.moved.insert(slot);
+        state.slots_done += 1;
+        report.keys = state.keys;
+    }
+    state.slot = None;
+    progress(state);
+    report.duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+    Ok(report)
+}
+
+/// `MIGRATE` reports a target that it cannot reach as an error of its own: worth another try, as a broken link is.
+fn as_transient(mut error: Error) -> Error {
+    let text = error.server().filter(|e| e.text.starts_with("IOERR")).map(|e| e.text.clone());
+    if let Some(text) = text {
+        error.kind = ErrorKind::Broken(std::io::Error::other(text));
+        error.remedy =
+            Some("see that the source can reach the target, then run the same command again".into());
+    }
+    if error.is_link() && error.remedy.is_none() {
+        error.remedy =
+            Some("see that the server is up and reachable, then run the same command again".into());
+    }
+    error
+}
+
+/// One node, with a connection that is opened when it is needed.
+struct Party {
+    endpoint: Arc<Endpoint>,
+    address: Address,
+    options: LinkOptions,
+    link: Option<Link>,
+}
+
+impl Party {
+    async fn link(&mut self) -> Result<&mut Link> {
+        if self.link.is_none() {
+            self.link = Some(Link::open(&self.endpoint, &self.address, self.options).await?);
+        }
+        Ok(self.link.as_mut().expect("it was opened just now"))
+    }
+
+    fn error(&self, tried: &str, what: impl Into<String>) -> Error {
+        Error::unfit(self.endpoint.side, self.address.to_string(), tried, what)
+    }
+}
+
+struct Mover {
+    options: LegacyOptions,
+    source_id: NodeId,
+    target_id: NodeId,
+    source: Party,
+    target: Party,
+    others: Vec<Party>,
+    /// Host and port under which the nodes themselves know the target.
+    announced: (String, String),
+    /// Slots that the target had before the first was moved: of a call that was cut off.
+    at_target: SlotSet,
+}
+
+impl Mover {
+    async fn open(
+        deployment: &Deployment,
+        source: &NodeId,
+        target: &NodeId,
+        options: LegacyOptions,
+    ) -> Result<Mover> {
+        let tried = "look at the cluster";
+        let own = &deployment.endpoint;
+        let mut link = deployment.open(&own.address, 0).await?;
+        let reply = link.call(&[b"CLUSTER", b"NODES"]).await?;
+        let text = reply.as_str().unwrap_or_default();
+        let unexpected = || link.unexpected("CLUSTER NODES", &reply);
+        let view = ClusterView::parse(text, own, &own.address).ok_or_else(unexpected)?;
+        // The nodes reach each other under what they announce, whatever we have to use.
+        let bare = Endpoint { address_map: Vec::new(), ..(**own).clone() };
+        let as_announced = ClusterView::parse(text, &bare, &own.address).ok_or_else(unexpected)?;
+
+        let link_options = LinkOptions {
+            db: 0,
+            reply_timeout_ms: deployment
+                .options
+                .reply_timeout_ms
+                .max(u64::from(options.migrate_timeout_ms) + GRACE_MS),
+            ..deployment.options
+        };
+        let party = |side: Side, node: &Node| Party {
+            endpoint: Arc::new(Endpoint { side, ..(**own).clone() }),
+            address: node.address.clone(),
+            options: link_options,
+            link: None,
+        };
+        let primary = |side: Side, id: &NodeId| match view.node(id) {
+            Some(node) if node.is_primary() => Ok(party(side, node)),
+            Some(node) => Err(Error::unfit(
+                side,
+                node.address.to_string(),
+                tried,
+                format!("node {} is a replica", id.short()),
+            )),
+            None => {
+                let what = format!("node {} is not in the cluster", id.short());
+                Err(Error::unfit(side, own.address.to_string(), tried, what))
+            }
+        };
+        let (source_party, target_party) = (primary(Side::Source, source)?, primary(Side::Target, target)?);
+        if source == target {
+            return Err(target_party.error(tried, "source and target are the same node"));
+        }
+        let announced = match as_announced.node(target).map(|n| &n.address) {
+            Some(Address::Tcp(host, port)) => (host.clone(), port.to_string()),
+            _ => return Err(target_party.error(tried, "the cluster does not know its address")),
+        };
+        let is_other = |n: &&Node| n.id != *source && n.id != *target && n.is_usable();
+        let others = view.primaries().filter(is_other).map(|n| party(Side::Source, n)).collect();
+        let mut mover = Mover {
+            options,
+            source_id: source.clone(),
+            target_id: target.clone(),
+            source: source_party,
+            target: target_party,
+            others,
+            announced,
+            at_target: SlotSet::new(),
+        };
+        mover.at_target = ClusterView::ask(mover.target.link().await?).await?.me().slots.clone();
+        Ok(mover)
+    }
+
+    /// Moves one slot. After a failure it may be called again: every step may be repeated.
+    async fn move_slot(&mut self, slot: Slot, is_first: bool, count: &mut impl FnMut(u64)) -> Result<()> {
+        let number = slot.to_string();
+        let (source_id, target_id) = (self.source_id.to_string(), self.target_id.to_string());
+        // A try before may have got further than it knows.
+        let is_done = if is_first { self.at_target.contains(slot) } else { self.is_at_target(slot).await? };
+        if !is_done {
+            setslot(&mut self.target, &number, "IMPORTING", &source_id).await?;
+            setslot(&mut self.source, &number, "MIGRATING", &target_id).await?;
+            self.move_keys(&number, count).await?;
+        }
+        // The new owner first: if the old one lost it first, nobody would have it for a moment.
+        setslot(&mut self.target, &number, "NODE", &target_id).await?;
+        setslot(&mut self.source, &number, "NODE", &target_id).await?;
+        if self.options.tell_all {
+            for other in &mut self.others {
+                // The owner's claim reaches it by gossip as well.
+                if let Err(error) = setslot(other, &number, "NODE", &target_id).await {
+                    tracing::debug!(%error, slot = slot.number(), "a primary could not be told of a slot");
+                    other.link = None;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn is_at_target(&mut self, slot: Slot) -> Result<bool> {
+        let view = ClusterView::ask(self.target.link().await?).await?;
+        Ok(view.me().slots.contains(slot))
+    }
+
+    /// Sends keys until the source has none left. No new ones can come: for a key that is not there, a MIGRATING slot sends
+    /// clients to the target.
+    async fn move_keys(&mut self, slot: &str, count: &mut impl FnMut(u64)) -> Result<()> {
+        let most = self.options.keys_per_migrate.clamp(1, KEYS_PER_MIGRATE_MAX).to_string();
+        let mut idle = 0;
+        loop {
+            let link = self.source.link().await?;
+            let list: [&[u8]; 4] = [b"CLUSTER", b"GETKEYSINSLOT", slot.as_bytes(), most.as_bytes()];
+            let reply = link.call(&list).await?;
+            let Some(items) = reply.as_items() else {
+                return Err(link.unexpected("CLUSTER GETKEYSINSLOT", &reply));
+            };
+            let keys: Vec<Bytes> = items.iter().filter_map(|k| k.as_bytes().cloned()).collect();
+            if keys.is_empty() {
+                return Ok(());
+            }
+            if self.migrate(slot, &keys).await? {
+                count(keys.len() as u64);
+                idle = 0;
+                continue;
+            }
+            // All of them have expired, or were deleted meanwhile.
+            idle += 1;
+            if idle >= IDLE_ROUNDS_MAX {
+                let what = format!("slot {slot} lists keys that the server does not find");
+                return Err(self.source.error("MIGRATE", what));
+            }
+            tokio::time::sleep(IDLE_PAUSE).await;
+        }
+    }
+
+    /// Sends some keys; false where none of them was there any more.
+    async fn migrate(&mut self, slot: &str, keys: &[Bytes]) -> Result<bool> {
+        let reply = self.send_migrate(keys, self.options.replace).await?;
+        let Some(e) = ServerError::of(&reply) else {
+            return Ok(reply.as_bytes().is_none_or(|text| &text[..] != b"NOKEY"));
+        };
+        // "ERR Target instance replied with error: BUSYKEY Target key name already exists."
+        let is_busy = e.code == Code::BusyKey || e.text.contains("BUSYKEY");
+        if !is_busy {
+            let about = match e.text.contains("Target instance replied") {
+                true => &self.target,
+                false => &self.source,
+            };
+            let error = Error::new(
+                about.endpoint.side,
+                about.address.to_string(),
+                "MIGRATE",
+                ErrorKind::Server(e.clone()),
+            );
+            return Err(match e.text.contains("OOM") {
+                true => error.with_remedy("raise maxmemory on that server or make room"),
+                false => error,
+            });
+        }
+        let differing = self.differing(keys).await?;
+        if differing > 0 {
+            let what = format!("it has other values for {differing} keys of slot {slot}");
+            return Err(self
+                .target
+                .error("MIGRATE", what)
+                .with_remedy("see which are right and delete the others, or let keys be replaced"));
+        }
+        let reply = self.send_migrate(keys, true).await?;
+        self.source.link().await?.check(reply, b"MIGRATE")?;
+        Ok(true)
+    }
+
+    async fn send_migrate(&mut self, keys: &[Bytes], replace: bool) -> Result<Value> {
+        let (host, port) = &self.announced;
+        let endpoint = self.source.endpoint.clone();
+        let timeout = self.options.migrate_timeout_ms.max(1).to_string();
+        let mut words: Vec<&[u8]> =
+            vec![b"MIGRATE", host.as_bytes(), port.as_bytes(), b"", b"0", timeout.as_bytes()];
+        if replace {
+            words.push(b"REPLACE");
+        }
+        // The source logs in at the target as we do. Servers keep these words out of their own logs.
+        match (&endpoint.user, &endpoint.password) {
+            (_, None) => {}
+            (None, Some(password)) => words.extend([b"AUTH", password.expose().as_bytes()]),
+            (Some(user), Some(password)) => {
+                words.extend([&b"AUTH2"[..], user.as_bytes(), password.expose().as_bytes()]);
+            }
+        }
+        words.push(b"KEYS");
+        words.extend(keys.iter().map(|key| &key[..]));
+        self.source.link().await?.ask(&words).await
+    }
+
+    /// How many of the keys both nodes have with different payloads.
+    async fn differing(&mut self, keys: &[Bytes]) -> Result<usize> {
+        let mut payloads = [Vec::new(), Vec::new()];
+        for (party, payloads) in [&mut self.source, &mut self.target].into_iter().zip(&mut payloads) {
+            let asking = party.endpoint.side == Side::Target;
+            let link = party.link().await?;
+            for key in keys {
+                if asking {
+                    link.push(&[b"ASKING"]);
+                }
+                link.push(&[b"DUMP", key]);
+            }
+            link.flush().await?;
+            for _ in keys {
+                if asking {
+                    link.reply().await?;
+                }
+                payloads.push(link.reply().await?);
+            }
+        }
+        let [source, target] = payloads;
+        let is_there = |v: &Value| v.as_bytes().is_some();
+        Ok(source.iter().zip(&target).filter(|(s, t)| is_there(s) && is_there(t) && s != t).count())
+    }
+
+    /// The next try begins with new connections.
+    fn reconnect(&mut self) {
+        self.source.link = None;
+        self.target.link = None;
+    }
+
+    /// Says what became of the slot that failed. One of which no key has left is given back clean.
+    async fn explain(&mut self, slot: Slot, mut error: Error) -> Error {
+        self.reconnect();
+        let left = match self.undo(slot).await {
+            Ok(true) => "it was left at the source",
+            _ => "it may be half moved: both nodes serve it, and the same command finishes it",
+        };
+        error.tried = format!("{}, slot {slot} ({left})", error.tried).into();
+        error
+    }
+
+    /// Clears the marks of a slot whose keys are all still at the source. False where that is not so.
+    async fn undo(&mut self, slot: Slot) -> Result<bool> {
+        let number = slot.to_string();
+        if self.is_at_target(slot).await? {
+            return Ok(false);
+        }
+        let stable: [&[u8]; 4] = [b"CLUSTER", b"SETSLOT", number.as_bytes(), b"STABLE"];
+        // The target first: from then on it takes no new keys of the slot, and a count of none stays true. Clients that
+        // the source sends to it come back to the source for that moment.
+        self.target.link().await?.call(&stable).await?;
+        let count: [&[u8]; 3] = [b"CLUSTER", b"COUNTKEYSINSLOT", number.as_bytes()];
+        if self.target.link().await?.call(&count).await?.as_int() != Some(0) {
+            let source = self.source_id.to_string();
+            setslot(&mut self.target, &number, "IMPORTING", &source).await?;
+            return Ok(false);
+        }
+        self.source.link().await?.call(&stable).await?;
+        Ok(true)
+    }
+}
+
+/// `CLUSTER SETSLOT slot STATE node`.
+async fn setslot(party: &mut Party, slot: &str, state: &str, node: &str) -> Result<()> {
+    let words: [&[u8]; 5] = [b"CLUSTER", b"SETSLOT", slot.as_bytes(), state.as_bytes(), node.as_bytes()];
+    let link = party.link().await?;
+    let reply = link.ask(&words).await?;
+    link.check(reply, format!("CLUSTER SETSLOT {slot} {state}").as_bytes())?;
+    Ok(())
+}

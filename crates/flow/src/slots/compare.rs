@@ -1,0 +1,249 @@
+//! Compares a batch of slots, source against target, while the slots are still the source's.
+//!
+//! It shares nothing with the lanes that moved the keys: what it asks and how it judges is its own. Payloads of `DUMP`
+//! are compared first. They are equal wherever both servers keep a value in the same way; where they are not, the
+//! elements are compared.
+
+use bytes::Bytes;
+use whimbrel_core::slot::{Slot, SlotSet};
+use whimbrel_engine::error::{Result, ServerError};
+use whimbrel_engine::link::Link;
+use whimbrel_wire::payload::Footer;
+use whimbrel_wire::value::Value;
+
+/// Slots asked for in one pipeline.
+const SLOTS_AT_ONCE: usize = 512;
+
+/// Keys compared in one pipeline.
+const KEYS_AT_ONCE: usize = 64;
+
+/// How many differences are told.
+const TOLD_MAX: usize = 10;
+
+/// Values with more elements than this are compared by their number of elements only.
+const ELEMENTS_MAX: i64 = 10_000;
+
+/// How far the remaining times of one key may lie apart, in milliseconds: servers tell them relative to now.
+const TTL_TOLERANCE_MS: u64 = 1_000;
+
+/// What a comparison found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Comparison {
+    /// Keys whose values were compared.
+    pub compared: u64,
+    /// Slots whose number of keys was compared.
+    pub counted: u64,
+    /// How many keys or slots differ.
+    pub differences: u64,
+    /// The first of them, for people.
+    pub told: Vec<String>,
+}
+
+impl Comparison {
+    fn differs(&mut self, what: String) {
+        self.differences += 1;
+        if self.told.len() < TOLD_MAX {
+            self.told.push(what);
+        }
+    }
+
+    /// Adds what another one found.
+    pub(super) fn add(&mut self, other: Comparison) {
+        self.compared += other.compared;
+        self.counted += other.counted;
+        self.differences += other.differences;
+        self.told.extend(other.told);
+        self.told.truncate(TOLD_MAX);
+    }
+}
+
+/// How many keys `link`'s node has in each slot, in the order of the set.
+///
+/// # Errors
+/// Whatever the link or the server reports.
+pub async fn count_keys(link: &mut Link, slots: &SlotSet) -> Result<Vec<(Slot, u64)>> {
+    let slots: Vec<Slot> = slots.iter().collect();
+    let mut counts = Vec::with_capacity(slots.len());
+    for part in slots.chunks(SLOTS_AT_ONCE) {
+        for slot in part {
+            let number = slot.number().to_string();
+            link.push(&[b"CLUSTER", b"COUNTKEYSINSLOT", number.as_bytes()]);
+        }
+        link.flush().await?;
+        for slot in part {
+            let reply = link.reply().await?;
+            let reply = link.check(reply, b"CLUSTER COUNTKEYSINSLOT")?;
+            match reply.as_int().and_then(|n| u64::try_from(n).ok()) {
+                Some(n) => counts.push((*slot, n)),
+                None => return Err(link.unexpected("CLUSTER COUNTKEYSINSLOT", &reply)),
+            }
+        }
+    }
+    Ok(counts)
+}
+
+/// Compares the number of keys of each slot. Where it differs the keys are looked at: one whose time has come may
+/// have been removed on one side only.
+///
+/// # Errors
+/// Whatever a link or a server reports.
+pub(super) async fn counts(source: &mut Link, target: &mut Link, slots: &SlotSet) -> Result<Comparison> {
+    let (ours, theirs) = tokio::join!(count_keys(source, slots), count_keys(target, slots));
+    let (ours, theirs) = (ours?, theirs?);
+    let mut found = Comparison { counted: ours.len() as u64, ..Comparison::default() };
+    for ((slot, ours), (_, theirs)) in ours.into_iter().zip(theirs) {
+        if ours == theirs {
+            continue;
+        }
+        let number = slot.number().to_string();
+        let count = (ours.max(theirs) + 16).to_string();
+        let args: [&[u8]; 4] = [b"CLUSTER", b"GETKEYSINSLOT", number.as_bytes(), count.as_bytes()];
+        let (here, there) = tokio::join!(source.call(&args), target.call(&args));
+        let names = |reply: Value| -> Vec<Bytes> {
+            reply.into_items().unwrap_or_default().into_iter().filter_map(Value::into_bytes).collect()
+        };
+        let mut keys = names(here?);
+        keys.extend(names(there?));
+        keys.sort();
+        keys.dedup();
+        let different = self::keys(source, target, &keys).await?;
+        // All of them equal: what made the difference has expired meanwhile.
+        found.add(different);
+    }
+    Ok(found)
+}
+
+/// Compares keys by value and expiry.
+///
+/// # Errors
+/// Whatever a link or a server reports.
+pub(super) async fn keys(source: &mut Link, target: &mut Link, keys: &[Bytes]) -> Result<Comparison> {
+    let mut found = Comparison::default();
+    for part in keys.chunks(KEYS_AT_ONCE) {
+        let (ours, theirs) = tokio::join!(read(source, part, false), read(target, part, true));
+        for (key, (ours, theirs)) in part.iter().zip(ours?.into_iter().zip(theirs?)) {
+            found.compared += 1;
+            let name = || crate::copy::shown(key);
+            match (ours, theirs) {
+                (None, None) => {}
+                // A key that is there with an expiry in the past is gone for every client.
+                (Some(one), None) | (None, Some(one)) if one.is_due() => {}
+                (Some(_), None) => found.differs(format!("{} is missing on the target", name())),
+                (None, Some(_)) => found.differs(format!("{} is on the target only", name())),
+                (Some(ours), Some(theirs)) => {
+                    if !ours.same_expiry(&theirs) {
+                        found.differs(format!("{} expires at different times", name()));
+                    } else if ours.payload != theirs.payload && !same_elements(source, target, key).await? {
+                        found.differs(format!("{} has different values", name()));
+                    }
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// What is compared first.
+struct Look {
+    payload: Bytes,
+    /// What `PTTL` says.
+    ttl_ms: i64,
+}
+
+impl Look {
+    /// Its time comes at any moment, and may have come on one side already.
+    fn is_due(&self) -> bool {
+        (0..100).contains(&self.ttl_ms)
+    }
+
+    /// Both sides are asked within a moment; a difference beyond that is one that matters.
+    fn same_expiry(&self, other: &Look) -> bool {
+        match (self.ttl_ms, other.ttl_ms) {
+            (-1, ttl) | (ttl, -1) => ttl == -1,
+            (a, b) => a.abs_diff(b) <= TTL_TOLERANCE_MS,
+        }
+    }
+}
+
+async fn read(link: &mut Link, keys: &[Bytes], asking: bool) -> Result<Vec<Option<Look>>> {
+    for key in keys {
+        let commands: [&[&[u8]]; 2] = [&[b"PTTL", key], &[b"DUMP", key]];
+        for command in commands {
+            if asking {
+                link.push(&[b"ASKING"]);
+            }
+            link.push(command);
+        }
+    }
+    link.flush().await?;
+    let mut looks = Vec::with_capacity(keys.len());
+    for _ in keys {
+        let ttl = reply(link, asking, b"PTTL").await?.as_int().unwrap_or(-2);
+        let dump = reply(link, asking, b"DUMP").await?.into_bytes();
+        looks.push(dump.filter(|_| ttl != -2).map(|dump| {
+            let len = dump.len().saturating_sub(Footer::LEN);
+            Look { payload: dump.slice(..len), ttl_ms: ttl }
+        }));
+    }
+    Ok(looks)
+}
+
+async fn reply(link: &mut Link, asking: bool, command: &[u8]) -> Result<Value> {
+    if asking {
+        link.reply().await?;
+    }
+    let reply = link.reply().await?;
+    link.check(reply, command)
+}
+
+async fn ask(link: &mut Link, asking: bool, args: &[&[u8]]) -> Result<Value> {
+    if asking {
+        link.push(&[b"ASKING"]);
+    }
+    link.push(args);
+    link.flush().await?;
+    if asking {
+        link.reply().await?;
+    }
+    link.reply().await
+}
+
+/// Whether two values whose payloads differ hold the same elements: sets and hashes have no order.
+async fn same_elements(source: &mut Link, target: &mut Link, key: &Bytes) -> Result<bool> {
+    let mut sides = Vec::with_capacity(2);
+    for (link, asking) in [(source, false), (target, true)] {
+        let kind = ask(link, asking, &[b"TYPE", key]).await?;
+        let kind = kind.as_str().unwrap_or_default().to_owned();
+        let (length, all): (&[u8], &[&[u8]]) = match kind.as_str() {
+            "hash" => (b"HLEN", &[b"HGETALL", key]),
+            "set" => (b"SCARD", &[b"SMEMBERS", key]),
+            "zset" => (b"ZCARD", &[b"ZRANGE", key, b"0", b"-1", b"WITHSCORES"]),
+            "list" => (b"LLEN", &[b"LRANGE", key, b"0", b"-1"]),
+            "stream" => (b"XLEN", &[b"XRANGE", key, b"-", b"+"]),
+            "string" => (b"STRLEN", &[b"GET", key]),
+            _ => return Ok(false),
+        };
+        let length = ask(link, asking, &[length, key]).await?.as_int().unwrap_or(-1);
+        let mut elements: Vec<Vec<Value>> = Vec::new();
+        if length <= ELEMENTS_MAX || kind == "string" {
+            let reply = ask(link, asking, all).await?;
+            if ServerError::of(&reply).is_some() {
+                return Ok(false);
+            }
+            elements = match reply {
+                Value::Map(pairs) => pairs.into_iter().map(|(k, v)| vec![k, v]).collect(),
+                other if kind == "hash" => {
+                    let items = other.into_items().unwrap_or_default();
+                    items.chunks(2).map(<[Value]>::to_vec).collect()
+                }
+                Value::Array(items) | Value::Set(items) => items.into_iter().map(|v| vec![v]).collect(),
+                single => vec![vec![single]],
+            };
+            if matches!(kind.as_str(), "hash" | "set") {
+                elements.sort_by_cached_key(|e| e.first().and_then(|v| v.as_bytes().cloned()));
+            }
+        }
+        sides.push((kind, length, elements));
+    }
+    Ok(sides[0] == sides[1])
+}

@@ -1,0 +1,202 @@
+//! Follows a large hash, set or sorted set by its elements.
+//!
+//! What is transferred is the state of each changed element, read from the source now, not the command that changed
+//! it. So doing it twice, or late, changes nothing, exactly as with whole keys.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use whimbrel_engine::error::{Code, Result, ServerError};
+use whimbrel_engine::feed::Collection;
+use whimbrel_engine::link::Link;
+use whimbrel_wire::value::Value;
+
+use crate::typed::KeyType;
+
+/// Elements read or written by one command.
+const ELEMENTS_MAX: usize = 256;
+
+/// What changed of one key.
+pub(super) struct Change<'a> {
+    pub(super) key: &'a Bytes,
+    pub(super) kind: KeyType,
+    pub(super) names: BTreeSet<Bytes>,
+    /// The expiry of the key as a whole changed, too.
+    pub(super) expiry: bool,
+}
+
+/// What [`transfer`] did.
+pub(super) struct Followed {
+    pub(super) bytes: u64,
+    /// False where the key is not what it was taken for any more, and has to be transferred whole.
+    pub(super) is_exact: bool,
+}
+
+/// Which side knows times to live of hash fields: source and target.
+pub(super) struct FieldTtls {
+    pub(super) source: bool,
+    pub(super) target: bool,
+    /// `PEXPIRETIME` exists on the source.
+    pub(super) pexpiretime: bool,
+}
+
+/// Whether the elements that were touched are those of a key of type `kind`.
+pub(super) fn fits(collection: Option<Collection>, kind: &KeyType) -> bool {
+    match collection {
+        // Only the expiry was touched.
+        None => true,
+        Some(Collection::Hash) => *kind == KeyType::Hash,
+        Some(Collection::Set) => *kind == KeyType::Set,
+        Some(Collection::SortedSet) => *kind == KeyType::Zset,
+    }
+}
+
+/// Commands for the target, each as its arguments.
+#[derive(Default)]
+struct Commands(Vec<Vec<Bytes>>);
+
+impl Commands {
+    fn add(&mut self, name: &'static str, key: &Bytes, args: impl IntoIterator<Item = Bytes>) {
+        let mut command = vec![Bytes::from_static(name.as_bytes()), key.clone()];
+        command.extend(args);
+        if command.len() > 2 {
+            self.0.push(command);
+        }
+    }
+}
+
+/// Transfers the state of the changed elements.
+///
+/// # Errors
+/// Whatever a link or a server reports.
+pub(super) async fn transfer(
+    (source, target): (&mut Link, &mut Link),
+    change: &Change<'_>,
+    ttls: &FieldTtls,
+) -> Result<Followed> {
+    let names: Vec<&Bytes> = change.names.iter().collect();
+    let mut bytes = 0;
+    for part in names.chunks(ELEMENTS_MAX) {
+        let Some(commands) = read(source, change, part, ttls).await? else {
+            return Ok(Followed { bytes, is_exact: false });
+        };
+        bytes += commands.0.iter().flatten().map(|arg| arg.len() as u64).sum::<u64>();
+        send(target, &commands).await?;
+    }
+    if change.expiry {
+        let mut commands = Commands::default();
+        let command: &[u8] = if ttls.pexpiretime { b"PEXPIRETIME" } else { b"PTTL" };
+        source.push(&[b"TIME"]);
+        source.push(&[command, change.key]);
+        source.flush().await?;
+        let (time, reply) = (source.reply().await?, source.reply().await?);
+        match crate::state::expiry(&reply, ttls.pexpiretime, &time) {
+            crate::state::Expiry::At(ms) => {
+                commands.add("PEXPIREAT", change.key, [Bytes::from(ms.max(1).to_string())]);
+            }
+            crate::state::Expiry::Never => {
+                commands.0.push(vec![Bytes::from_static(b"PERSIST"), change.key.clone()]);
+            }
+            crate::state::Expiry::Gone => return Ok(Followed { bytes, is_exact: false }),
+            crate::state::Expiry::Unknown => return Err(source.unexpected("PEXPIRETIME", &reply)),
+        }
+        send(target, &commands).await?;
+    }
+    Ok(Followed { bytes, is_exact: true })
+}
+
+/// Reads the state of some elements, as the commands that bring it about. `None` where the key is of another type now.
+async fn read(
+    source: &mut Link,
+    change: &Change<'_>,
+    names: &[&Bytes],
+    ttls: &FieldTtls,
+) -> Result<Option<Commands>> {
+    let (command, add, remove): (&[u8], _, _) = match change.kind {
+        KeyType::Hash => (b"HMGET", "HSET", "HDEL"),
+        KeyType::Set => (b"SMISMEMBER", "SADD", "SREM"),
+        KeyType::Zset => (b"ZMSCORE", "ZADD", "ZREM"),
+        _ => return Ok(None),
+    };
+    let with_ttls = change.kind == KeyType::Hash && ttls.source;
+    let mut args: Vec<&[u8]> = vec![command, change.key];
+    args.extend(names.iter().map(|name| &name[..]));
+    source.push(&args);
+    if with_ttls {
+        let count = names.len().to_string();
+        let mut args: Vec<&[u8]> = vec![b"HPEXPIRETIME", change.key, b"FIELDS", count.as_bytes()];
+        args.extend(names.iter().map(|name| &name[..]));
+        source.push(&args);
+    }
+    source.flush().await?;
+    let values = source.reply().await?;
+    let times = if with_ttls { source.reply().await? } else { Value::Null };
+    for reply in [&values, &times] {
+        match ServerError::of(reply) {
+            Some(e) if e.code == Code::WrongType => return Ok(None),
+            Some(e) => return Err(source.server_error(e, command)),
+            None => {}
+        }
+    }
+    let values = match values.as_items() {
+        Some(values) if values.len() == names.len() => values,
+        _ => return Err(source.unexpected("read elements", &values)),
+    };
+    let (mut present, mut absent) = (Vec::new(), Vec::new());
+    let mut expiries: BTreeMap<i64, Vec<Bytes>> = BTreeMap::new();
+    for (i, (&name, value)) in names.iter().zip(values).enumerate() {
+        match (&change.kind, value) {
+            (KeyType::Set, value) if value.as_int() == Some(1) => present.push(name.clone()),
+            (KeyType::Set, _) | (_, Value::Null) => absent.push(name.clone()),
+            (KeyType::Zset, score) => match score.as_bytes() {
+                Some(score) => present.extend([score.clone(), name.clone()]),
+                None => return Err(source.unexpected("ZMSCORE", score)),
+            },
+            (_, value) => match value.as_bytes() {
+                Some(value) => {
+                    present.extend([name.clone(), value.clone()]);
+                    // Where the key is gone meanwhile the reply is no array, and the feed says so.
+                    let at = times.as_items().and_then(|times| times.get(i)).and_then(Value::as_int);
+                    if let Some(at) = at.filter(|&at| at > 0) {
+                        expiries.entry(at).or_default().push(name.clone());
+                    }
+                }
+                None => return Err(source.unexpected("HMGET", value)),
+            },
+        }
+    }
+    if !expiries.is_empty() && !ttls.target {
+        return Ok(None);
+    }
+    let mut commands = Commands::default();
+    commands.add(remove, change.key, absent);
+    commands.add(add, change.key, present);
+    for (at, fields) in expiries {
+        let mut args =
+            vec![at.to_string().into(), Bytes::from_static(b"FIELDS"), fields.len().to_string().into()];
+        args.extend(fields);
+        commands.add("HPEXPIREAT", change.key, args);
+    }
+    Ok(Some(commands))
+}
+
+async fn send(target: &mut Link, commands: &Commands) -> Result<()> {
+    for command in &commands.0 {
+        let out = target.outbox();
+        out.push(&[b"ASKING"]);
+        out.command(command.len());
+        for arg in command {
+            out.arg_bytes(arg);
+        }
+    }
+    target.flush().await?;
+    let mut failure = None;
+    for command in &commands.0 {
+        target.reply().await?;
+        let reply = target.reply().await?;
+        if let Err(e) = target.check(reply, &command[0]) {
+            failure.get_or_insert(e);
+        }
+    }
+    failure.map_or(Ok(()), Err)
+}

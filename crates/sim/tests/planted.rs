@@ -1,0 +1,65 @@
+//! The machine with a mistake in its driver: each is found, so that finding nothing means something.
+
+use whimbrel_sim::{Bug, Fence, Limits, explore};
+
+const LIMITS: Limits = Limits { faults: 2, writes: 2 };
+
+fn is_found(fence: Fence, bug: Bug, what: &str) {
+    let report = explore(fence, Some(bug), LIMITS);
+    let Some(found) = report.found else { panic!("{bug:?} was not found in {} states", report.states) };
+    println!("{bug:?}, {fence:?}, after {} states: {found}", report.states);
+    assert!(found.what.contains(what), "found something else: {found}");
+}
+
+#[test]
+fn a_fence_that_is_taken_to_have_held() {
+    is_found(Fence::Redirecting, Bug::HeldUnseen, "without an acknowledged write");
+}
+
+#[test]
+fn a_fence_without_a_reply_that_is_taken_to_have_held() {
+    is_found(Fence::Redirecting, Bug::HeldUnknown, "without an acknowledged write");
+}
+
+#[test]
+fn resuming_forward_from_the_fence() {
+    is_found(Fence::Gossip, Bug::ResumeForward, "source and target both accept writes");
+}
+
+#[test]
+fn a_drain_that_does_not_wait_for_replicas() {
+    is_found(
+        Fence::Redirecting,
+        Bug::NoReplicaWait,
+        "the target serves slot 0 without an acknowledged write",
+    );
+}
+
+#[test]
+fn a_takeover_that_comes_too_late() {
+    is_found(Fence::Gossip, Bug::NoGuard, "source and target both accept writes");
+}
+
+#[test]
+fn an_observation_that_leaves_commands_lingering() {
+    is_found(Fence::Redirecting, Bug::LeaveLingering, "a mark left");
+}
+
+#[test]
+fn marks_that_are_left_when_the_fence_comes() {
+    is_found(Fence::Bare, Bug::FenceMarked, "the target serves slot");
+}
+
+#[test]
+fn a_pause_that_is_lifted_before_the_source_knows() {
+    is_found(Fence::Gossip, Bug::ReleaseEarly, "source and target both accept writes");
+}
+
+#[test]
+fn an_observation_that_overlooks_the_target() {
+    is_found(
+        Fence::Redirecting,
+        Bug::OverlookTarget,
+        "the source serves slot 0 without an acknowledged write",
+    );
+}

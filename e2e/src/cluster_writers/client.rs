@@ -1,0 +1,190 @@
+//! A cluster client that is as plain as can be: a table of slots, MOVED followed, everything else noted.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use redis::{Cmd, Connection, RedisError, Value};
+
+use super::observed::{IncidentKind, Observed};
+use crate::deployment::slot_of;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longer than any pause of writes that a server may be left with, so that a stall is seen as a stall.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
+/// As many as the most common clients follow.
+const REDIRECTIONS_MAX: usize = 5;
+/// Letters of a command that are shown.
+const SHOWN: usize = 100;
+
+/// How a command ended.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// The server has done it.
+    Acknowledged(Value),
+    /// Certainly not done: the server said no, or never got it.
+    Refused,
+    /// Sent, and no answer came.
+    Unknown,
+}
+
+/// One client with connections of its own.
+pub(super) struct Client {
+    /// All addresses ever heard of, to learn the slots from.
+    addresses: Vec<String>,
+    slots: HashMap<u16, String>,
+    connections: HashMap<String, Connection>,
+    pub(super) observed: Observed,
+}
+
+impl Client {
+    /// Learns the slots from the first address that answers.
+    pub(super) fn new(addresses: Vec<String>, observed: Observed) -> Self {
+        let mut client = Self { addresses, slots: HashMap::new(), connections: HashMap::new(), observed };
+        client.learn();
+        client
+    }
+
+    /// Sends one command to the owner of `key`, and never sends twice what may have been done.
+    pub(super) fn send(&mut self, key: &str, command: &Cmd) -> Outcome {
+        let sent = Instant::now();
+        let outcome = self.send_on(key, command);
+        self.observed.command(sent, || words_of(command));
+        outcome
+    }
+
+    fn send_on(&mut self, key: &str, command: &Cmd) -> Outcome {
+        let slot = slot_of(key.as_bytes());
+        let Some(mut address) = self.slots.get(&slot).or_else(|| self.addresses.first()).cloned() else {
+            return Outcome::Refused;
+        };
+        let mut asking = false;
+        for _ in 0..=REDIRECTIONS_MAX {
+            let error = match self.send_to(&address, command, asking) {
+                Ok(reply) => return Outcome::Acknowledged(reply),
+                Err(Failure::NotSent(reason)) => {
+                    self.note(IncidentKind::NotConnected, &address, command, &reason);
+                    self.learn();
+                    return Outcome::Refused;
+                }
+                Err(Failure::NoAnswer(reason)) => {
+                    self.note(IncidentKind::Disconnected, &address, command, &reason);
+                    self.connections.remove(&address);
+                    self.learn();
+                    return Outcome::Unknown;
+                }
+                Err(Failure::Answer(error)) => error,
+            };
+            let code = error.code().unwrap_or_default().to_owned();
+            let next = error.redirect_node().map(|(next, _)| next.to_owned());
+            match (code.as_str(), next) {
+                ("MOVED", Some(next)) => {
+                    self.observed.moved += 1;
+                    self.slots.insert(slot, next.clone());
+                    (address, asking) = (next, false);
+                }
+                ("ASK", Some(next)) => {
+                    self.note(IncidentKind::Ask, &address, command, &error.to_string());
+                    (address, asking) = (next, true);
+                }
+                (code, _) => {
+                    self.note(IncidentKind::of_code(code), &address, command, &error.to_string());
+                    return Outcome::Refused;
+                }
+            }
+        }
+        self.note(IncidentKind::TooManyRedirections, &address, command, "gave up");
+        self.learn();
+        Outcome::Refused
+    }
+
+    fn send_to(&mut self, address: &str, command: &Cmd, asking: bool) -> Result<Value, Failure> {
+        if !self.connections.contains_key(address) {
+            let connection = connect(address).map_err(|error| Failure::NotSent(format!("{error:#}")))?;
+            self.connections.insert(address.to_owned(), connection);
+        }
+        let connection = self.connections.get_mut(address).expect("connected above");
+        if asking {
+            redis::cmd("ASKING").exec(connection).map_err(Failure::of)?;
+        }
+        command.query(connection).map_err(Failure::of)
+    }
+
+    fn note(&mut self, kind: IncidentKind, address: &str, command: &Cmd, reason: &str) {
+        self.observed.incident(kind, || format!("{reason}, from {address} to {}", words_of(command)));
+    }
+
+    /// Asks the addresses in turn who owns what, until one answers. If none does all stays as it was.
+    fn learn(&mut self) {
+        for address in self.addresses.clone() {
+            if let Ok(slots) = slots_of(&address) {
+                for known in slots.values() {
+                    if !self.addresses.contains(known) {
+                        self.addresses.push(known.clone());
+                    }
+                }
+                self.slots = slots;
+                return;
+            }
+        }
+    }
+}
+
+fn connect(address: &str) -> Result<Connection> {
+    let connection =
+        redis::Client::open(format!("redis://{address}/"))?.get_connection_with_timeout(CONNECT_TIMEOUT)?;
+    connection.set_read_timeout(Some(REPLY_TIMEOUT))?;
+    connection.set_write_timeout(Some(REPLY_TIMEOUT))?;
+    Ok(connection)
+}
+
+fn slots_of(address: &str) -> Result<HashMap<u16, String>> {
+    let mut connection = connect(address)?;
+    connection.set_read_timeout(Some(CONNECT_TIMEOUT))?;
+    let reply: Vec<Vec<Value>> = redis::cmd("CLUSTER").arg("SLOTS").query(&mut connection)?;
+    let mut slots = HashMap::new();
+    for range in reply {
+        let mut range = range.into_iter();
+        let mut next = || range.next().context("a short entry in CLUSTER SLOTS");
+        let (first, last): (u16, u16) =
+            (redis::from_redis_value(next()?)?, redis::from_redis_value(next()?)?);
+        let node: Vec<Value> = redis::from_redis_value(next()?)?;
+        let host: String = redis::from_redis_value_ref(node.first().context("a node without host")?)?;
+        let port: u16 = redis::from_redis_value_ref(node.get(1).context("a node without port")?)?;
+        slots.extend((first..=last).map(|slot| (slot, format!("{host}:{port}"))));
+    }
+    Ok(slots)
+}
+
+/// A command as a person would type it, cut to a readable length.
+pub(super) fn words_of(command: &Cmd) -> String {
+    let mut words = String::new();
+    for argument in command.args_iter() {
+        if let redis::Arg::Simple(bytes) = argument {
+            words.push_str(&bytes.escape_ascii().to_string());
+            words.push(' ');
+        }
+        if words.len() > SHOWN {
+            words.truncate(SHOWN);
+            words.push('…');
+            break;
+        }
+    }
+    words.trim_end().to_owned()
+}
+
+enum Failure {
+    NotSent(String),
+    NoAnswer(String),
+    Answer(RedisError),
+}
+
+impl Failure {
+    fn of(error: RedisError) -> Self {
+        // Only what a server said has a code.
+        match error.code() {
+            Some(_) => Self::Answer(error),
+            None => Self::NoAnswer(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,433 @@
+//! Whimbrel is killed, nodes are killed, jobs are cancelled, in every phase of a move, while clients read and write.
+//! Afterwards every slot has one owner that all agree on, nothing acknowledged is lost, no key is left where it does
+//! not belong, and replicas hold what their primaries hold.
+//!
+//! Usually each engine meets a part of the phases, such that all engines together meet all. `WHIMBREL_FAULTS=all` has
+//! each engine meet all.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use whimbrel_e2e::binary::Running;
+use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
+use whimbrel_e2e::resharding::{PATIENCE, Scene, Told, wait_for_phase};
+use whimbrel_e2e::shards;
+use whimbrel_lab::{Engine, Server};
+
+/// Slots that move, and what tells them on the command line.
+const MOVING: std::ops::RangeInclusive<u16> = 0..=599;
+const MOVING_TEXT: &str = "0-599";
+
+/// Keys in the moving slots besides those of the writers, so that there is something to copy.
+const KEYS: usize = 4_000;
+
+/// The effects of a move that goes well, and the phase that a job is in during each.
+const EFFECTS: [(&str, &str); 13] = [
+    ("check", "preparing"),
+    ("mark-importing", "preparing"),
+    ("attach", "attaching"),
+    ("snapshot", "snapshotting"),
+    ("catch-up", "streaming"),
+    ("pause", "pausing"),
+    ("drain", "draining"),
+    ("compare", "comparing"),
+    ("fence", "fencing"),
+    ("take-over", "taking-over"),
+    ("release", "releasing"),
+    ("confirm", "confirming"),
+    ("clean-up", "cleaning-up"),
+];
+
+/// Those of them before the fence.
+const BEFORE_FENCE: usize = 8;
+
+/// Two halves of a list of cases, one for every other engine; or all of it.
+fn share<T>(engine: Engine, cases: Vec<T>, parts: usize) -> Vec<T> {
+    if std::env::var("WHIMBREL_FAULTS").is_ok_and(|which| which == "all") {
+        return cases;
+    }
+    let own = Engine::ALL.iter().position(|&other| other == engine).expect("it is one of all") % parts;
+    cases.into_iter().enumerate().filter(|(place, _)| place % parts == own).map(|(_, case)| case).collect()
+}
+
+/// Two shards that pass the moving slots to and fro; each has a replica.
+fn scene(engine: Engine) -> Scene {
+    filled(Scene::of(engine, 1, &[vec![0..=8191], vec![8192..=16383]]).start())
+}
+
+fn filled(scene: Scene) -> Scene {
+    let tags = tags_in(MOVING, 200);
+    let mut connection = scene.cluster.connection_to(0);
+    for chunk in (0..KEYS).collect::<Vec<_>>().chunks(500) {
+        let mut pipeline = redis::pipe();
+        for number in chunk {
+            let key = format!("plain:{{{}}}:{number}", tags[number % tags.len()]);
+            pipeline.cmd("SET").arg(key).arg(format!("value of {number}")).ignore();
+        }
+        pipeline.exec(&mut connection).expect("the source takes the data");
+    }
+    scene
+}
+
+/// A third shard has a vote when one of the others has lost its primary.
+fn scene_with_failovers(engine: Engine) -> Scene {
+    let layout = [vec![0..=8191], vec![8192..=16000], vec![16001..=16383]];
+    let scene = Scene::of(engine, 1, &layout).cluster(|cluster| {
+        // As servers are by default: a primary that comes back and has lost its slots becomes a replica.
+        cluster.node_timeout_ms(4000).arg("cluster-allow-replica-migration", "yes")
+    });
+    filled(scene.start())
+}
+
+/// Indexes of the nodes of the third shard.
+const BYSTANDERS: [usize; 2] = [2, 5];
+
+/// Writers with a name of their own: several follow one another on one cluster.
+fn writers(scene: &Scene, name: &str) -> ClusterWriters {
+    let mut tags = tags_in(MOVING, 24);
+    tags.extend(tags_in(0..16384, 4));
+    let load = Load { clients: 8, subjects: 27, prefix: name.to_owned(), ..Load::on(tags) };
+    let writers = scene.write(&load);
+    assert!(writers.wait_for(400, PATIENCE), "{name}: the writers do not come to work");
+    writers
+}
+
+/// The owner of the moving slots, and the other primary, by index as created. All slots must have one owner.
+#[track_caller]
+fn owner(scene: &Scene, case: &str) -> (usize, usize) {
+    let owners: Vec<usize> =
+        [0, 300, 599].map(|slot| scene.cluster.owner_of(slot).expect("every slot has an owner")).to_vec();
+    assert!(owners.windows(2).all(|pair| pair[0] == pair[1]), "{case}: the slots are split: {owners:?}");
+    let primaries = scene.cluster.current_primaries().expect("the nodes answer");
+    let is_other = |node: &usize| {
+        *node != owners[0] && (scene.cluster.primaries().len() == 2 || !BYSTANDERS.contains(node))
+    };
+    let other = primaries.into_iter().find(is_other).expect("there is another primary");
+    (owners[0], other)
+}
+
+fn whimbrel_is_killed(engine: Engine) {
+    let scene = scene(engine);
+    let before = scene.unwritten();
+    let cases =
+        EFFECTS.iter().flat_map(|(effect, _)| [format!("{effect}:before"), format!("{effect}:after")]);
+    for (number, place) in share(engine, cases.collect(), 2).iter().enumerate() {
+        let writers = writers(&scene, &format!("killed{number}"));
+        let (source, target) = owner(&scene, place);
+        // In several batches, so that some are handed over and some are not.
+        let command = scene.reshard(MOVING_TEXT, target, &["--method", "external", "--batch-keys", "2500"]);
+        let batch = number % 2;
+        let output = command.env("WHIMBREL_FAILPOINT", format!("{place}@{batch}")).run();
+        assert_eq!(output.code(), None, "{place}: it was not killed: {output:#?}");
+        assert_eq!(scene.unfinished().len(), 1, "{place}");
+        writers.wait_for(50, Duration::from_secs(1));
+        scene.resume();
+        assert!(writers.wait_for(100, PATIENCE), "{place}: the writers have stopped");
+        let record = writers.stop();
+        eprintln!("{engine}, killed at {place}@{batch}: {}", record.observed);
+        scene.assert_kept(&record);
+        assert_eq!(owner(&scene, place), (target, source), "{place}: resumed, but not done");
+        scene.assert_unchanged(&before);
+    }
+}
+
+/// Whimbrel is killed while it undoes what it began.
+fn whimbrel_is_killed_while_it_rolls_back(engine: Engine) {
+    let scene = scene(engine);
+    let before = scene.unwritten();
+    let cases = vec![
+        ("snapshot:after", "wipe:before"),
+        ("drain:after", "wipe:after"),
+        ("compare:after", "lift-pause:after"),
+        ("catch-up:after", "clear-marks:before"),
+        ("pause:after", "clear-marks:after"),
+        ("fence:after", "observe:after"),
+        ("fence:after", "give-back:before"),
+        ("fence:after", "give-back:after"),
+        ("take-over:before", "observe:before"),
+        ("take-over:after", "release:before"),
+    ];
+    for (number, (first, second)) in share(engine, cases, 2).into_iter().enumerate() {
+        let place = format!("{first}, then {second}");
+        let writers = writers(&scene, &format!("twice{number}"));
+        let (source, target) = owner(&scene, &place);
+        let command = scene.reshard(MOVING_TEXT, target, &["--method", "external"]);
+        let output = command.env("WHIMBREL_FAILPOINT", first).run();
+        assert_eq!(output.code(), None, "{place}: it was not killed: {output:#?}");
+        // Where the fence does not outlive the pause nothing has to be given back: then it just ends.
+        let seed = scene.cluster.seed();
+        let again = scene.jobs(&["resume", "--cluster", &seed]).env("WHIMBREL_FAILPOINT", second).run();
+        assert!(matches!(again.code(), None | Some(0)), "{place}: {again:#?}");
+        scene.resume();
+        assert!(writers.wait_for(100, PATIENCE), "{place}: the writers have stopped");
+        let record = writers.stop();
+        eprintln!("{engine}, killed at {place}: {}", record.observed);
+        scene.assert_kept(&record);
+        assert_eq!(owner(&scene, &place), (target, source), "{place}: resumed, but not done");
+        scene.assert_unchanged(&before);
+    }
+}
+
+/// Before the fence a cancelled job leaves nothing behind, and clients have seen nothing of it.
+fn jobs_are_cancelled(engine: Engine) {
+    let scene = scene(engine);
+    let before = scene.unwritten();
+    let cases = EFFECTS[..BEFORE_FENCE]
+        .iter()
+        .flat_map(|&(effect, phase)| [(effect, "before", phase), (effect, "after", phase)]);
+    for (number, (effect, side, phase)) in share(engine, cases.collect(), 4).into_iter().enumerate() {
+        let place = format!("{effect}:{side}");
+        let writers = writers(&scene, &format!("cancelled{number}"));
+        let owners = owner(&scene, &place);
+        let (mut running, go_on) = paused_at(&scene, &place, phase, owners.1);
+        let by_signal = number % 2 == 1;
+        let mut asked = None;
+        if by_signal {
+            running.terminate();
+        } else {
+            let unfinished = scene.unfinished();
+            asked = Some(scene.jobs(&["cancel", &unfinished[0]]).spawn());
+        }
+        thread::sleep(Duration::from_millis(300));
+        std::fs::write(&go_on, "").expect("a file in our folder");
+        let output = running.wait(PATIENCE).unwrap_or_else(|| panic!("{place}: it does not end"));
+        let told = Told::of(output.expect_code(130));
+        assert_eq!(told.report["jobs"][0]["ending"], "cancelled", "{place}: {:#}", told.report);
+        if let Some(mut asked) = asked {
+            asked
+                .wait(PATIENCE)
+                .unwrap_or_else(|| panic!("{place}: jobs cancel does not end"))
+                .expect_code(0);
+        }
+        assert!(writers.wait_for(100, PATIENCE), "{place}: the writers have stopped");
+        let record = writers.stop();
+        eprintln!("{engine}, cancelled at {place}: {}", record.observed);
+        record.observed.assert_only_moved();
+        assert_eq!(owner(&scene, &place), owners, "{place}: cancelled, but moved");
+        assert!(scene.unfinished().is_empty(), "{place}");
+        scene.assert_kept(&record);
+        scene.assert_unchanged(&before);
+    }
+}
+
+/// Starts a move that waits at a failpoint. Returns it once it is there, and the file that lets it go on.
+fn paused_at(scene: &Scene, place: &str, phase: &str, target: usize) -> (Running, std::path::PathBuf) {
+    let go_on = scene.file(&format!("go-on-{}", place.replace(':', "-")));
+    // Left over from an earlier case it would let this one pass at once.
+    let _ = std::fs::remove_file(&go_on);
+    let command = scene.reshard(MOVING_TEXT, target, &["--method", "external", "--report", "1"]);
+    let mut running =
+        command.env("WHIMBREL_FAILPOINT_PAUSE", place).env("WHIMBREL_FAILPOINT_FILE", &go_on).spawn();
+    wait_for_phase(&mut running, phase);
+    thread::sleep(Duration::from_millis(200));
+    (running, go_on)
+}
+
+/// A node that is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Victim {
+    Source,
+    Target,
+    ReplicaOfSource,
+    ReplicaOfTarget,
+}
+
+fn nodes_are_killed(engine: Engine) {
+    let places = [
+        ("snapshot:before", "snapshotting"),
+        ("catch-up:after", "streaming"),
+        ("drain:after", "draining"),
+        ("fence:after", "fencing"),
+        ("take-over:after", "taking-over"),
+        ("clean-up:before", "cleaning-up"),
+    ];
+    let victims = [Victim::Source, Victim::Target, Victim::ReplicaOfSource, Victim::ReplicaOfTarget];
+    // In this order each engine meets every phase with some victim, and every victim in some phase.
+    let cases: Vec<_> = (0..places.len() * victims.len())
+        .map(|number| {
+            (places[number / victims.len()], victims[(number + number / victims.len()) % victims.len()])
+        })
+        .collect();
+    let scene = scene_with_failovers(engine);
+    let before = scene.unwritten();
+    for (number, ((place, phase), victim)) in share(engine, cases, 4).into_iter().enumerate() {
+        let case = format!("{victim:?} killed at {place}");
+        let writers = writers(&scene, &format!("node{number}"));
+        let (source, target) = owner(&scene, &case);
+        let (mut running, go_on) = paused_at(&scene, place, phase, target);
+        let index = match victim {
+            Victim::Source => source,
+            Victim::Target => target,
+            Victim::ReplicaOfSource => replica_of(&scene, source),
+            Victim::ReplicaOfTarget => replica_of(&scene, target),
+        };
+        let node = &scene.cluster.nodes()[index];
+        {
+            // What a server acknowledges before its replica has it may be lost with it: that is the server's promise.
+            let _hold = writers.hold();
+            if matches!(victim, Victim::Source | Victim::Target) {
+                wait_until_replica_follows(&scene, index);
+            }
+            node.kill9().expect("it can be killed");
+        }
+        std::fs::write(&go_on, "").expect("a file in our folder");
+        let output = match running.wait(PATIENCE) {
+            Some(output) => output,
+            None => panic!("{case}: it does not end: {:#?}", running.kill9()),
+        };
+        eprintln!("{engine}, {case}: ended with {:?}, {}", output.code(), Told::of(output.clone()).reason());
+        assert!(matches!(output.code(), Some(0 | 7)), "{case}: {output:#?}");
+        if matches!(victim, Victim::Source | Victim::Target) {
+            wait_for_failover(&scene, &case);
+        }
+        scene.resume();
+        // Without another crash than that.
+        let others = scene.cluster.nodes().iter().filter(|other| !std::ptr::eq(*other, node));
+        for other in others.filter(|other| !other.is_running()) {
+            panic!("{case}: {} has crashed:\n{}", other.addr(), other.log());
+        }
+        node.restart().expect("it restarts");
+        scene.cluster.wait_ok().unwrap_or_else(|error| panic!("{case}: {error}\n{}", views(&scene)));
+        assert!(writers.wait_for(200, PATIENCE), "{case}: the writers have stopped");
+        let record = writers.stop();
+        eprintln!("{engine}, {case}: {}", record.observed);
+        scene.assert_kept(&record);
+        owner(&scene, &case);
+        scene.assert_unchanged(&before);
+    }
+}
+
+/// The cluster in the eyes of all nodes, for messages.
+fn views(scene: &Scene) -> String {
+    let view = |node: &Server| {
+        let text: String = redis::from_redis_value(node.call(&["CLUSTER", "NODES"])).unwrap_or_default();
+        format!("as {} sees it:\n{text}", node.addr())
+    };
+    scene.cluster.nodes().iter().map(view).collect::<Vec<_>>().join("\n")
+}
+
+/// The replica of a primary now, by index.
+fn replica_of(scene: &Scene, primary: usize) -> usize {
+    let id = scene.cluster.node_id(primary);
+    let is_replica = |node: &Server| {
+        let text = node.call(&["CLUSTER", "NODES"]);
+        let text: String = redis::from_redis_value(text).expect("CLUSTER NODES is text");
+        text.lines().any(|line| {
+            let words: Vec<&str> = line.split(' ').collect();
+            words[2].contains("myself") && words[3] == id
+        })
+    };
+    scene.cluster.nodes().iter().position(is_replica).expect("each primary has a replica")
+}
+
+fn replication(node: &Server, field: &str) -> String {
+    let text: String = redis::from_redis_value(node.call(&["INFO", "replication"])).expect("INFO is text");
+    let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':').map(str::to_owned));
+    line.unwrap_or_default()
+}
+
+fn wait_until_replica_follows(scene: &Scene, primary: usize) {
+    let number = |text: String| text.parse::<u64>().expect("an offset is a number");
+    let nodes = scene.cluster.nodes();
+    let offset = number(replication(&nodes[primary], "master_repl_offset"));
+    let replica = &nodes[replica_of(scene, primary)];
+    let deadline = Instant::now() + PATIENCE;
+    while number(replication(replica, "slave_repl_offset")) < offset {
+        assert!(Instant::now() < deadline, "the replica does not follow");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn wait_for_failover(scene: &Scene, case: &str) {
+    let deadline = Instant::now() + PATIENCE;
+    while scene.cluster.current_primaries().map_or(0, |primaries| primaries.len()) < 3 {
+        assert!(Instant::now() < deadline, "{case}: no failover");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Keys vanish from one side while they move: the source's are gone for good, the target's are copied again.
+fn keys_are_flushed(engine: Engine) {
+    let cases = vec![
+        ("catch-up:after", "streaming", false),
+        ("catch-up:after", "streaming", true),
+        ("drain:after", "draining", true),
+        ("snapshot:before", "snapshotting", false),
+    ];
+    for (place, phase, of_target) in share(engine, cases, 4) {
+        let scene = scene(engine);
+        let before = scene.unwritten();
+        let (source, target) = owner(&scene, place);
+        let (running, go_on) = paused_at(&scene, place, phase, target);
+        let node = if of_target { target } else { source };
+        scene.cluster.nodes()[node].call(&["FLUSHALL"]);
+        std::fs::write(&go_on, "").expect("a file in our folder");
+        Told::by(running).assert_done();
+        shards::assert_sound(&scene.cluster);
+        assert_eq!(owner(&scene, place), (target, source));
+        if of_target {
+            scene.assert_unchanged(&before);
+        } else {
+            assert_eq!(scene.cluster.total_keys().expect("the nodes answer"), 0, "{place}");
+        }
+    }
+}
+
+/// A target without memory, marks of somebody else, a second whimbrel: refused or rolled back, with the reason.
+fn what_cannot_go_well_is_refused(engine: Engine) {
+    let scene = scene(engine);
+    let before = scene.unwritten();
+    let owners = owner(&scene, "at first");
+    let (source, target) = owners;
+    let untouched = |case: &str| {
+        assert_eq!(owner(&scene, case), owners, "{case}");
+        shards::assert_sound(&scene.cluster);
+        scene.assert_unchanged(&before);
+    };
+
+    let full = &scene.cluster.nodes()[target];
+    full.call(&["CONFIG", "SET", "maxmemory", "1mb"]);
+    let output = scene.reshard(MOVING_TEXT, target, &["--method", "external"]).run().expect_code(7);
+    let reason = Told::of(output).reason();
+    assert!(reason.to_lowercase().contains("memory"), "{reason}");
+    full.call(&["CONFIG", "SET", "maxmemory", "0"]);
+    untouched("without memory");
+
+    let id = scene.cluster.node_id(source).to_owned();
+    full.call(&["CLUSTER", "SETSLOT", "5", "IMPORTING", &id]);
+    let output = scene.reshard(MOVING_TEXT, target, &["--method", "external"]).run().expect_code(4);
+    assert!(output.stdout.contains("importing"), "{}", output.stdout);
+    full.call(&["CLUSTER", "SETSLOT", "5", "STABLE"]);
+    untouched("with a stranger's mark");
+
+    let (running, go_on) = paused_at(&scene, "snapshot:after", "snapshotting", target);
+    let other_state = tempfile::tempdir().expect("a folder");
+    let args =
+        ["reshard", &scene.cluster.seed(), "--slots", "700-710", "--to", scene.cluster.node_id(target)];
+    let rest = ["--yes", "--json", "--state-dir", other_state.path().to_str().expect("a plain path")];
+    let args: Vec<&str> = args.into_iter().chain(rest).collect();
+    whimbrel_e2e::binary::run(&args).expect_code(4);
+    std::fs::write(&go_on, "").expect("a file in our folder");
+    Told::by(running).assert_done();
+    shards::assert_sound(&scene.cluster);
+    scene.assert_unchanged(&before);
+    assert_eq!(owner(&scene, "at last"), (target, source));
+}
+
+macro_rules! for_each_engine {
+    ($($check:ident)*) => {
+        mod redis_7_0 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Redis70) })* }
+        mod redis_8_0 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Redis80) })* }
+        mod valkey_8_1 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Valkey81) })* }
+        mod valkey_9_1 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Valkey91) })* }
+    };
+}
+
+for_each_engine! {
+    whimbrel_is_killed
+    whimbrel_is_killed_while_it_rolls_back
+    jobs_are_cancelled
+    nodes_are_killed
+    keys_are_flushed
+    what_cannot_go_well_is_refused
+}
