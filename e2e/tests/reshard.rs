@@ -99,7 +99,8 @@ fn moving_without_psync_loses_nothing(engine: Engine) {
     assert!(writers.wait_for(WARM / 3, PATIENCE));
     let record = writers.stop();
     eprintln!("{engine}: {}", record.observed);
-    record.observed.assert_only_moved();
+    // Without an offset nobody can wait at the target for the fence: clients may be sent back and forth for a moment.
+    record.observed.assert_only_redirected();
     scene.assert_kept(&record);
     scene.assert_unchanged(&before);
 }

@@ -63,7 +63,7 @@ pub enum Command {
     Status(Box<StatusArgs>),
     /// Find half-done migrations, slots without owner and keys in slots of another node, and mend them
     Repair(Box<RepairArgs>),
-    /// Start two real servers, copy a million keys between them, and prove it
+    /// Start a real cluster, rebalance a million keys while clients write, and prove that nothing is lost
     Demo(DemoArgs),
     /// Measure whimbrel beside other ways to do the same, in one run
     Bench {
@@ -419,10 +419,35 @@ pub struct VerifyArgs {
 
 /// `whimbrel demo`.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct DemoArgs {
+    /// Which demo; the rebalance unless told.
+    #[command(subcommand)]
+    pub demo: Option<Demo>,
+
+    #[command(flatten)]
+    pub options: DemoOptions,
+}
+
+/// The demos.
+#[derive(Debug, Subcommand)]
+pub enum Demo {
+    /// Rebalance a cluster onto an empty shard while clients read and write, and prove it; this is the default
+    Reshard(DemoOptions),
+    /// Copy all keys of one server to another, and prove it
+    Copy(DemoOptions),
+}
+
+/// What a demo is made of.
+#[derive(Debug, Args)]
+pub struct DemoOptions {
     /// How many keys
     #[arg(long, default_value = "1000000", value_parser = parse_count)]
     pub keys: u64,
+
+    /// Servers to start: redis-7.0, redis-8.0, valkey-8.1 or valkey-9.1
+    #[arg(long, default_value = "redis-7.0")]
+    pub engine: String,
 }
 
 /// The measurements.

@@ -8,6 +8,7 @@ mod demo;
 mod display;
 mod exit;
 mod moving;
+mod serving;
 mod sides;
 mod verifying;
 mod which;
@@ -51,6 +52,7 @@ fn run(command: Command) -> Exit {
         Command::Reshard(args) => block_on(|stop| async move { moving::reshard(&args, stop).await }),
         Command::Rebalance(args) => block_on(|stop| async move { moving::rebalance(&args, stop).await }),
         Command::Drain(args) => block_on(|stop| async move { moving::drain(&args, stop).await }),
+        Command::Serve(args) => block_on(|stop| async move { serving::run(&args, stop).await }),
         Command::Jobs(args) => block_on(|stop| async move { moving::jobs::run(&args, stop).await }),
         Command::Status(args) => block_on(|stop| async move { cluster::status::run(&args, stop).await }),
         Command::Repair(args) => block_on(|stop| async move { cluster::repair::run(&args, stop).await }),

@@ -21,10 +21,12 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Code, Error};
 use whimbrel_engine::feed::{Feed, FeedOptions, TouchedLimits};
-use whimbrel_engine::handover::{Handover, HandoverOptions, Members, Paused};
+use whimbrel_engine::handover::{FenceKind, Handover, HandoverOptions, Members, Paused};
 use whimbrel_flow::budget::{Rate, Rates};
 use whimbrel_flow::functions;
-use whimbrel_flow::slots::{Level, Quiet, QuietGuard, SlotMover, SlotOptions, SlotProgress, count_keys};
+use whimbrel_flow::slots::{
+    Level, Quiet, QuietGuard, SlotMover, SlotOptions, SlotProgress, count_keys, has_other_databases,
+};
 
 use crate::options::TransferOptions;
 
@@ -94,6 +96,8 @@ pub(crate) struct Executor {
     /// From before the pause until the writers are let go.
     quiet: Option<QuietGuard>,
     sealed_at: Option<Instant>,
+    /// The slots that were taken over together with their fence.
+    taken: Option<SlotSet>,
     /// The nodes of both shards as they were when the job last looked: a promoted replica is found among them.
     members: Option<Members>,
     functions_shared: bool,
@@ -126,6 +130,7 @@ impl Executor {
             paused: None,
             quiet: None,
             sealed_at: None,
+            taken: None,
             members,
             functions_shared: false,
             compared_ahead: false,
@@ -182,6 +187,7 @@ impl Executor {
         self.paused = None;
         self.quiet = None;
         self.sealed_at = None;
+        self.taken = None;
     }
 
     async fn perform(&mut self, effect: &Effect) -> Done {
@@ -199,6 +205,7 @@ impl Executor {
             Action::Drain { replica_wait_ms } => self.drain(*replica_wait_ms).await,
             Action::Compare { verify } => self.compare(slots, *verify).await,
             Action::Fence => self.fence(slots).await,
+            Action::TakeOver { .. } if self.taken.take().as_ref() == Some(slots) => Ok(Detail::Nothing),
             Action::TakeOver { guard_ms } => {
                 let limit = Duration::from_millis(*guard_ms);
                 if self.sealed_at.is_none_or(|at| at.elapsed() > limit) {
@@ -279,6 +286,7 @@ impl Executor {
                     bytes: self.options.rate_bytes.map(Rate::new),
                 },
                 job: self.job.clone(),
+                drain_ms_max: self.rules.max_pause_ms / 2,
                 quiet: quiet_of(&target),
             };
             let (deployment, progress) = (self.deployment.clone(), self.progress.moved.clone());
@@ -322,6 +330,15 @@ impl Executor {
                 seen.target.keys
             );
             return Err(because(Why::Busy, message));
+        }
+        let handover = self.handover().await?;
+        for address in [handover.source_address().clone(), handover.target_address().clone()] {
+            if has_other_databases(&mut self.deployment.open(&address, 0).await?).await? {
+                let message = format!(
+                    "{address} holds keys in another database than 0, which this method does not move; use --method native"
+                );
+                return Err(because(Why::Permanent, message));
+            }
         }
         let (source, target) = (seen.source.process, seen.target.process);
         self.members = Some(self.handover().await?.members().clone());
@@ -446,8 +463,7 @@ impl Executor {
             return Err(e.into());
         }
         if brake_percent > 0 {
-            // The select may have cut a command of the brake in two.
-            self.handover = None;
+            // The select may have cut the brake short with its pause on.
             self.handover().await?.release().await?;
         }
         self.learn(repeated, started.elapsed());
@@ -583,7 +599,16 @@ impl Executor {
             return Err(because(Why::TooSlow, "the source is not paused any more"));
         };
         let paused = paused.clone();
-        let fenced = self.handover().await?.fence(slots, &paused).await?;
+        let handover = self.handover().await?;
+        let fenced = if handover.fence_kind() == FenceKind::Redirecting {
+            // From the fence on clients are sent to the target, so there must be no moment in which it sends them back, not
+            // even that of a journal. What a process that dies in between leaves is looked into as after any fence.
+            let fenced = handover.fence_and_take_over(slots, &paused).await?;
+            self.taken = fenced.held.then(|| slots.clone());
+            fenced
+        } else {
+            handover.fence(slots, &paused).await?
+        };
         self.sealed_at = Some(Instant::now());
         Ok(Detail::Fenced { held: fenced.held })
     }
@@ -610,8 +635,13 @@ async fn hold_back(handover: &mut Handover, percent: u8, max_pause_ms: u64, prog
         if let Err(e) = handover.pause(pause_ms).await {
             return e;
         }
+        tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+        // Servers notice the end of a pause every 100 ms only; one that overlaps with the next would never end.
+        if let Err(e) = handover.release().await {
+            return e;
+        }
         progress.braked_ms.fetch_add(pause_ms, Ordering::Relaxed);
-        tokio::time::sleep(period).await;
+        tokio::time::sleep(period.saturating_sub(Duration::from_millis(pause_ms))).await;
     }
 }
 

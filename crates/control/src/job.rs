@@ -138,6 +138,10 @@ async fn drive(
     view: &View,
     cancel: &CancellationToken,
 ) -> Result<()> {
+    if record.job.has_ended() {
+        // It was killed before it could say so.
+        return Ok(());
+    }
     let mut effects = Vec::new();
     let fresh = *record.job.phase() == Phase::Queued;
     advance(&mut record.job, if fresh { Event::Start } else { Event::Resume }, &mut effects)?;

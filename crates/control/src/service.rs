@@ -1,6 +1,6 @@
 //! Makes jobs of planned moves and runs them, each by its method, those with different sources at the same time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -341,13 +341,17 @@ pub async fn run(
         queues.entry(ready.task.source().clone()).or_default().push(ready);
     }
     let enough = CancellationToken::new();
+    // The pause of a source would hold up the takeover of a job that has it for its target.
+    let targets: BTreeSet<NodeId> =
+        queues.values().flatten().map(|ready| ready.task.target().clone()).collect();
+    let parallel_max = if queues.keys().any(|source| targets.contains(source)) { 1 } else { PARALLEL_MAX };
     let mut waiting: Vec<Vec<Ready>> = queues.into_values().collect();
     waiting.reverse();
     let mut running = JoinSet::new();
     let mut reports = Vec::new();
     let mut failure = None;
     loop {
-        while running.len() < PARALLEL_MAX
+        while running.len() < parallel_max
             && let Some(queue) = waiting.pop()
         {
             let (deployment, cancel, enough) = (deployment.clone(), cancel.clone(), enough.clone());

@@ -13,10 +13,10 @@ use whimbrel_core::slot::{Slot, SlotSet, tag_for_slot};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::{Address, Endpoint, Secret};
 use whimbrel_engine::error::{Code, Side};
-use whimbrel_engine::handover::{FenceKind, Handover, HandoverOptions};
+use whimbrel_engine::handover::{FenceKind, Fenced, Handover, HandoverOptions};
 use whimbrel_engine::link::{Link, LinkOptions};
 use whimbrel_engine::nodes::{ClusterView, key_counts};
-use whimbrel_lab::{Cluster, ClusterBuilder, Engine};
+use whimbrel_lab::{Cluster, ClusterBuilder, Engine, Tls};
 use whimbrel_wire::value::Value;
 
 /// Long enough for any machine; nothing waits that long unless it fails.
@@ -138,7 +138,7 @@ impl Field {
     }
 
     /// The whole procedure for one batch. What clients write meanwhile is copied under the pause.
-    async fn hand_over(&self, handover: &mut Handover, from: usize, to: usize, slots: &SlotSet) {
+    async fn hand_over(&self, handover: &mut Handover, from: usize, to: usize, slots: &SlotSet) -> Fenced {
         handover.mark_importing(slots).await.expect("marks");
         self.stage(from, to, slots).await;
         handover.raise_epoch().await.expect("an epoch");
@@ -150,6 +150,7 @@ impl Field {
         handover.settle(slots).await.expect("settled");
         handover.confirm(slots).await.expect("confirmed");
         handover.clean_up(slots, None).await.expect("cleaned up");
+        fenced
     }
 
     /// Slots as the fence wants them in one batch.
@@ -384,7 +385,8 @@ async fn slots_move_under_load_and_nobody_notices() {
         handover.check_permissions().await.expect("permissions");
         assert_eq!(handover.other_jobs().await.expect("a list"), Vec::<String>::new());
         for batch in Field::batches(&handover, &moving) {
-            field.hand_over(&mut handover, 0, 1, &batch).await;
+            let fenced = field.hand_over(&mut handover, 0, 1, &batch).await;
+            assert!(fenced.seamless, "clients were sent back and forth");
         }
         tokio::time::sleep(Duration::from_millis(300)).await;
         clients.finish(&field).await;
@@ -439,9 +441,10 @@ fn ways(engine: Engine) -> Vec<HandoverOptions> {
         let bare = HandoverOptions { fence: Some(FenceKind::Bare), ..usual.clone() };
         vec![usual, bare]
     } else {
+        let without_gate = HandoverOptions { gate: false, ..usual.clone() };
         let transaction = HandoverOptions { scripts: false, ..usual.clone() };
         let lists = HandoverOptions { scripts: false, ranges: false, ..usual.clone() };
-        vec![usual, transaction, lists]
+        vec![usual, without_gate, transaction, lists]
     }
 }
 
@@ -699,5 +702,43 @@ async fn after_a_failover_the_promoted_replica_is_found() {
             seen.source == Seen::Unreachable
         })
         .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn passwords_and_certificates_are_no_hindrance() {
+    for engine in [Engine::Redis80, Engine::Valkey81] {
+        let tls = Tls::new().expect("certificates");
+        let cluster = Cluster::builder(engine)
+            .primaries(2)
+            .replicas(1)
+            .password("secret")
+            .tls(&tls)
+            .arg("slowlog-log-slower-than", "0")
+            .arg("slowlog-max-len", "10000")
+            .start()
+            .expect("a cluster");
+        let seed = &cluster.nodes()[0];
+        let mut endpoint = Endpoint::parse(Side::Source, &seed.tls_url().expect("TLS")).expect("an address");
+        endpoint.tls.as_mut().expect("TLS").ca_file = Some(tls.ca());
+        let deployment = Deployment::probe(endpoint, LinkOptions::default()).await.expect("a deployment");
+        let id = |i: usize| cluster.node_id(i).parse().expect("a node id");
+        let mut handover = Handover::open(&deployment, id(0), id(1)).await.expect("a handover");
+        let moving = slots("0-99");
+        handover.check_permissions().await.expect("permissions");
+        handover.mark_importing(&moving).await.expect("marks");
+        handover.raise_epoch().await.expect("an epoch");
+        let paused = handover.pause(PAUSE_MS).await.expect("a pause");
+        let fenced = handover.fence_and_take_over(&moving, &paused).await.expect("a fence");
+        assert!(fenced.held && fenced.seamless, "{fenced:?}");
+        handover.settle(&moving).await.expect("settled");
+        handover.confirm(&moving).await.expect("confirmed");
+        for node in cluster.nodes() {
+            assert!(!node.log().contains("secret"), "a password in the log");
+            let slow = format!("{:?}", node.call(&["SLOWLOG", "GET", "-1"]));
+            assert!(slow.contains("CLUSTER"), "nothing is logged: {slow}");
+            assert!(!slow.contains("secret"), "a password in the slow log: {slow}");
+        }
+        assert_eq!(cluster.owner_of(99).expect("an owner"), 1);
     }
 }

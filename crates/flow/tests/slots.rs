@@ -133,6 +133,7 @@ impl Scene {
             memory_bytes: 8 << 20,
             rates: Rates::default(),
             job: "test".to_owned(),
+            drain_ms_max: 60_000,
             quiet: Quiet::default(),
         };
         let progress = Arc::new(SlotProgress::default());

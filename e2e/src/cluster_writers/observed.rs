@@ -146,6 +146,14 @@ impl Observed {
         self.longest.as_ref().map_or(Duration::ZERO, |stall| stall.took)
     }
 
+    /// Panics with the first incidents unless there was nothing but replies and MOVED, however often.
+    #[track_caller]
+    pub fn assert_only_redirected(&self) {
+        let others: Vec<&Incident> =
+            self.incidents.iter().filter(|i| i.kind != IncidentKind::TooManyRedirections).take(10).collect();
+        assert!(others.is_empty(), "clients saw {:?} in {} commands: {others:?}", self.counts, self.commands);
+    }
+
     /// Panics with the first incidents unless there was nothing but replies and MOVED.
     #[track_caller]
     pub fn assert_only_moved(&self) {

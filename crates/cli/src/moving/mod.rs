@@ -3,6 +3,7 @@
 pub mod jobs;
 mod plan;
 mod progress;
+mod submit;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -115,12 +116,19 @@ async fn try_command(
     wanted: impl Fn(&Situation) -> Result<Vec<Move>>,
     begun: &mut bool,
 ) -> Result<Exit> {
+    let daemon = moving.daemon()?;
     let deployment = Arc::new(cluster::connect(at).await?);
     let situation = Situation::find(&deployment).await?;
     let moves = wanted(&situation)?;
     let involved: Vec<NodeId> = moves.iter().flat_map(|m| [m.source.clone(), m.target.clone()]).collect();
-    situation.refuse_trouble(&involved)?;
-    let (method, why) = situation.method(&deployment, &moves, moving.method).await?;
+    if daemon.is_none() {
+        // A daemon has jobs wait for those that it runs, and looks again before each.
+        situation.refuse_trouble(&involved)?;
+    }
+    let (method, mut why) = situation.method(&deployment, &moves, moving.method).await?;
+    if let Some(daemon) = &daemon {
+        why.push_str(&format!("; unless the daemon at {} was told otherwise", daemon.address));
+    }
     let plan = Plan::new(&deployment, &situation, moves, (method, why), moving).await?;
     plan.show(moving);
     if plan.moves.is_empty() {
@@ -135,11 +143,33 @@ async fn try_command(
         }
         Decision::CannotAsk => return Ok(Exit::Refused),
     }
+    if let Some(daemon) = daemon {
+        return Ok(submit::run(daemon, at.link_options(), &deployment, &plan.moves, &moving.show, stop).await);
+    }
     let store = Store::new(&state_dir(moving.state_dir.as_deref())?);
     let keys_of = |node: &NodeId, slot| situation.keys_of(node, slot);
     let jobs = service::prepare(&store, &deployment, &plan.moves, &settings(moving, method), keys_of).await?;
     *begun = true;
     run_begun(&deployment, jobs, &moving.show, stop).await
+}
+
+/// How a daemon moves slots, and why by this method: any primary may give some, and get some.
+///
+/// # Errors
+/// Where the cluster cannot be looked at, or its nodes lack the method that is asked for.
+pub async fn settings_of_daemon(
+    deployment: &Arc<Deployment>,
+    moving: &MovingArgs,
+) -> Result<(Settings, String)> {
+    let situation = Situation::find(deployment).await?;
+    let next = situation.shards.iter().cycle().skip(1);
+    let any = situation.shards.iter().zip(next).map(|(source, target)| Move {
+        source: source.id.clone(),
+        target: target.id.clone(),
+        slots: source.slots.clone(),
+    });
+    let (method, why) = situation.method(deployment, &any.collect::<Vec<_>>(), moving.method).await?;
+    Ok((settings(moving, method), why))
 }
 
 fn settings(moving: &MovingArgs, method: Method) -> Settings {

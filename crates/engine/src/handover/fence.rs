@@ -21,6 +21,9 @@ const PING_BYTES: u64 = 14;
 /// How long the second of two broadcasts may wait for the acknowledgement of the first, and some more.
 const BROADCAST_GAP: Duration = Duration::from_millis(60);
 
+/// How long the target may take to hear of the source's epoch, when that was changed.
+const EPOCH_PATIENCE: Duration = Duration::from_secs(5);
+
 /// How long the source gets to learn by gossip before it is told: as long as it serves reads, and where clients see
 /// `CLUSTERDOWN`.
 const GOSSIP_PATIENCE: Duration = Duration::from_millis(100);
@@ -41,20 +44,55 @@ const TAKE_OVER_RESERVE: Duration = Duration::from_secs(3);
 const FENCE_SCRIPT: &str = include_str!("fence.lua");
 
 impl Handover {
-    /// Gives the target an epoch above the source's, where it has none: a claim with a lower one would not be believed, and
-    /// the target would lose the slots again, with their keys. Has the connections ready for what follows under a pause.
+    /// Prepares what must not take time under the pause: sees to it that the target's claim will have an epoch above the
+    /// source's, since one with a lower epoch would not be believed, and the target would lose the slots again, with their
+    /// keys; has the connections ready; and tries out whether the target can wait for the source.
     ///
-    /// Safe to repeat; waits some milliseconds if it had to, so that the take-over's broadcast is not held up.
+    /// Call it before every pause. Safe to repeat; waits some milliseconds where epochs had to be changed.
     ///
     /// # Errors
-    /// As [`Link::call`](crate::link::Link::call).
+    /// As [`Link::call`](crate::link::Link::call); `Unfit` where the target does not hear of the source's epoch.
     pub async fn raise_epoch(&mut self) -> Result<()> {
-        let (source, target) = tokio::try_join!(epoch(&mut self.source), epoch(&mut self.target))?;
-        if target <= source {
-            self.target.run(async |link| link.call(&[b"CLUSTER", b"BUMPEPOCH"]).await).await?;
-            sleep(BROADCAST_GAP).await;
-        }
+        self.settle_epochs(EPOCH_PATIENCE).await?;
+        self.prepare_gate().await;
         Ok(())
+    }
+
+    /// [`Handover::raise_epoch`] for the epochs alone. With no patience at all it begins what takes time, and does not
+    /// wait.
+    pub(super) async fn settle_epochs(&mut self, patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        let mut bumped = false;
+        loop {
+            let (source, target) = tokio::try_join!(epochs(&mut self.source), epochs(&mut self.target))?;
+            if self.target.traits.setslot_waits {
+                // The target takes an epoch above all that it knows of in the turn in which it claims the slots, and
+                // tells all others; but it does so only if some node's is above its own. So that is the source.
+                if target.highest > target.own && target.highest >= source.own {
+                    return Ok(());
+                }
+                if !bumped {
+                    self.source.run(async |link| link.call(&[b"CLUSTER", b"BUMPEPOCH"]).await).await?;
+                    bumped = true;
+                }
+            } else {
+                if target.own > source.own {
+                    return Ok(());
+                }
+                self.target.run(async |link| link.call(&[b"CLUSTER", b"BUMPEPOCH"]).await).await?;
+                sleep(BROADCAST_GAP.min(patience)).await;
+            }
+            if patience.is_zero() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(self
+                    .target
+                    .unfit("prepare a handover", "the two nodes do not come to agree on their epochs")
+                    .with_remedy("see that the nodes can reach each other's cluster bus ports"));
+            }
+            sleep(SETTLE_POLL).await;
+        }
     }
 
     /// Stops writes on the source for `pause_ms`, counted by the source from when it gets the command. Reads go on.
@@ -93,23 +131,30 @@ impl Handover {
     }
 
     /// [`Handover::fence`], and [`Handover::take_over`] at once if it held. With [`FenceKind::Redirecting`] this is the
-    /// only way in which clients are not sent back and forth for as long as the caller takes in between.
+    /// only way in which clients are not sent back and forth between the two nodes for as long as the caller takes in
+    /// between.
     ///
     /// # Errors
     /// `Server` where nothing was changed. After any other it is not known what is true.
     pub async fn fence_and_take_over(&mut self, slots: &SlotSet, paused: &Paused) -> Result<Fenced> {
-        let t0 = Instant::now();
+        if let Some(gate) = self.gate.take().filter(|_| paused.offset.is_some())
+            && let Some(fenced) = self.fence_with_gate(&gate, slots, paused).await?
+        {
+            return Ok(fenced);
+        }
         let fenced = self.fence(slots, paused).await?;
-        let t1 = Instant::now();
         if fenced.held {
-            let r = self.take_over(slots).await;
-            eprintln!("FENCE {:?} TAKE {:?}", t1 - t0, t1.elapsed());
-            r.map_err(|e| match e.server() {
-                Some(_) => self.target.in_doubt("take over", e),
-                None => e,
-            })?;
+            self.take_over_after_fence(slots).await?;
         }
         Ok(fenced)
+    }
+
+    /// The take-over as the second half of something: a refusal does not mean that nothing was changed.
+    pub(super) async fn take_over_after_fence(&mut self, slots: &SlotSet) -> Result<()> {
+        self.take_over(slots).await.map_err(|e| match e.server() {
+            Some(_) => self.target.in_doubt("take over", e),
+            None => e,
+        })
     }
 
     /// Makes the source refuse or hold back every write to `slots`, and finds out in the same turn of its event loop whether
@@ -130,7 +175,7 @@ impl Handover {
         let scripted =
             kind == FenceKind::Redirecting && self.source.traits.scripts && paused.offset.is_some();
         let fenced = match scripted {
-            true => self.fence_by_script(slots, paused).await,
+            true => self.fence_by_script(slots, paused, false).await,
             false => self.fence_by_transaction(kind, slots, paused).await,
         };
         let is_undone = match &fenced {
@@ -146,8 +191,13 @@ impl Handover {
         fenced
     }
 
-    /// Looks first, and acts only if nothing was written.
-    async fn fence_by_script(&mut self, slots: &SlotSet, paused: &Paused) -> Result<Fenced> {
+    /// Looks first, and acts only if nothing was written. With `unpause` the pause is lifted in the same turn.
+    pub(super) async fn fence_by_script(
+        &mut self,
+        slots: &SlotSet,
+        paused: &Paused,
+        unpause: bool,
+    ) -> Result<Fenced> {
         let expected = paused.offset.unwrap_or_default();
         let target = self.target.id.clone();
         let told = self
@@ -167,14 +217,17 @@ impl Handover {
                     outbox.arg_int(i64::from(range.start().number()));
                     outbox.arg_int(i64::from(range.end().number()));
                 }
+                if unpause {
+                    link.push(&[b"CLIENT", b"UNPAUSE"]);
+                }
                 link.flush().await?;
-                let reply = link.reply().await?;
+                let reply = link.replies(1 + usize::from(unpause)).await?.swap_remove(0);
                 let reply = link.check(reply, b"the fence")?;
                 reply.as_str().map(str::to_owned).ok_or_else(|| link.unexpected("the fence", &reply))
             })
             .await?;
         if let Some(offset) = told.strip_prefix("held ") {
-            return Ok(Fenced { held: true, offset: offset.parse().ok() });
+            return Ok(Fenced { held: true, offset: offset.parse().ok(), seamless: false });
         }
         tracing::info!(expected, told, "the fence did not hold");
         if told.starts_with("broken ") {
@@ -186,7 +239,7 @@ impl Handover {
             return self.source.run(async |link| Err(link.server_error(e, b"the fence"))).await;
         }
         let offset = told.strip_prefix("written ").and_then(|offset| offset.parse().ok());
-        Ok(Fenced { held: false, offset })
+        Ok(Fenced { held: false, offset, seamless: false })
     }
 
     /// Acts and looks in one transaction, and undoes what it did if something was written.
@@ -231,7 +284,8 @@ impl Handover {
         if held {
             let long = Duration::from_millis(self.long_pause_ms);
             self.fenced_until = (kind == FenceKind::Gossip).then(|| answer.sent + long);
-            return Ok(Fenced { held: true, offset: answer.offset });
+            let seamless = kind == FenceKind::Gossip;
+            return Ok(Fenced { held: true, offset: answer.offset, seamless });
         }
         tracing::info!(
             refused = answer.refused.as_deref().unwrap_or_default(),
@@ -247,7 +301,7 @@ impl Handover {
                 let e = ServerError::classify(refused.as_bytes());
                 self.source.run(async |link| Err(link.server_error(e, b"the fence"))).await
             }
-            None => Ok(Fenced { held: false, offset: answer.offset }),
+            None => Ok(Fenced { held: false, offset: answer.offset, seamless: false }),
         }
     }
 
@@ -298,70 +352,53 @@ impl Handover {
         {
             return Err(self.source.unfit("take over", "the time of the write pause has run out"));
         }
-        // The slot by whose assignment the others are told; one that is marked as importing, as it must be, if possible.
-        let marked = slots.intersection(&self.marked);
-        let Some(messenger) = last(&marked).or_else(|| last(slots)) else { return Ok(()) };
-        let mut rest = slots.clone();
-        rest.remove(messenger);
-        let is_marked = marked.contains(messenger);
-        if !self.claim(&rest, &rest, messenger, is_marked).await? {
+        if !slots.is_empty() && !self.claim(slots, slots).await? {
             self.claim_what_is_missing(slots).await?;
         }
         self.marked = self.marked.difference(slots);
         Ok(())
     }
 
-    /// Deletes the slots `known` in the target's view, adds `added`, and assigns `messenger` to the target, which makes it
-    /// take the next epoch and broadcast. False where one of these was refused.
-    async fn claim(
-        &mut self,
-        known: &SlotSet,
-        added: &SlotSet,
-        messenger: Slot,
-        is_marked: bool,
-    ) -> Result<bool> {
+    /// Deletes the slots `known` in the target's view, and adds `added`, with a new epoch and a broadcast. False where one
+    /// of these was refused.
+    async fn claim(&mut self, known: &SlotSet, added: &SlotSet) -> Result<bool> {
         let traits = self.target.traits;
         let importing = Mark::Importing(self.source.id.clone());
         let node = Mark::Node(self.target.id.clone());
+        // Assigning a slot that is marked as importing bumps the epoch and broadcasts, but must not be done in a
+        // transaction where it waits for replicas. There, bumping the epoch broadcasts by itself.
+        let messenger = last(added).filter(|_| !traits.setslot_waits);
+        let (mut known, mut added) = (known.clone(), added.clone());
+        if let Some(messenger) = messenger {
+            known.remove(messenger);
+            added.remove(messenger);
+        }
         self.target
             .run(async |link| {
-                let items = if known.is_empty() && added.is_empty() && traits.setslot_waits {
-                    Vec::new()
-                } else {
-                    transaction(link, "the take-over", |link| {
-                        let mut commands = 0;
-                        for (command, slots) in [("DELSLOTS", known), ("ADDSLOTS", added)] {
-                            if !slots.is_empty() {
-                                Party::push_slots(traits, link, command, slots);
-                                commands += 1;
-                            }
+                let items = transaction(link, "the take-over", |link| {
+                    let mut commands = 0;
+                    for (command, slots) in [("DELSLOTS", &known), ("ADDSLOTS", &added)] {
+                        if !slots.is_empty() {
+                            Party::push_slots(traits, link, command, slots);
+                            commands += 1;
                         }
-                        if !traits.setslot_waits {
+                    }
+                    match messenger {
+                        Some(messenger) => {
                             importing.push(link, messenger);
                             node.push(link, messenger);
-                            commands += 2;
+                            commands + 2
                         }
-                        commands
-                    })
-                    .await?
-                };
-                if items.iter().any(|item| item.as_error().is_some()) {
-                    return Ok(false);
-                }
-                if traits.setslot_waits {
-                    if !is_marked {
-                        importing.push(link, messenger);
+                        None => {
+                            link.push(&[b"CLUSTER", b"BUMPEPOCH"]);
+                            commands + 1
+                        }
                     }
-                    node.push(link, messenger);
-                    link.flush().await?;
-                    let replies = link.replies(1 + usize::from(!is_marked)).await?;
-                    if replies.iter().any(|reply| reply.as_error().is_some()) {
-                        return Ok(false);
-                    }
-                }
+                })
+                .await?;
                 // Wakes the server, so that it sends its broadcast now.
                 link.call(&[b"PING"]).await?;
-                Ok(true)
+                Ok(items.iter().all(|item| item.as_error().is_none()))
             })
             .await
     }
@@ -377,23 +414,22 @@ impl Handover {
         if !me.is_primary() {
             return Err(self.target.unfit("take over", "the target has become a replica"));
         }
-        let mut missing = slots.difference(&me.slots);
+        let missing = slots.difference(&me.slots);
         let highest = view.nodes.iter().map(|n| n.config_epoch).max().unwrap_or(0);
-        match last(&missing) {
-            Some(messenger) => {
-                missing.remove(messenger);
+        match missing.is_empty() {
+            false => {
                 let known: SlotSet = missing.iter().filter(|slot| view.primary_of(*slot).is_some()).collect();
-                let claimed = self.claim(&known, &missing, messenger, false).await;
+                let claimed = self.claim(&known, &missing).await;
                 if !claimed.map_err(|e| doubt(&self.target, e))? {
                     return Err(self.target.in_doubt("take over", "the target refused some of the slots"));
                 }
             }
             // Taken over before, but perhaps not told to anybody.
-            None if me.config_epoch < highest => {
+            true if me.config_epoch < highest => {
                 let bumped = self.target.run(async |link| link.call(&[b"CLUSTER", b"BUMPEPOCH"]).await).await;
                 bumped.map_err(|e| doubt(&self.target, e))?;
             }
-            None => {}
+            true => {}
         }
         let view = self.target.view().await.map_err(|e| doubt(&self.target, e))?;
         if !slots.difference(&view.me().slots).is_empty() {
@@ -600,17 +636,27 @@ fn history(info: &Info) -> String {
     }
 }
 
-fn last(slots: &SlotSet) -> Option<Slot> {
+pub(super) fn last(slots: &SlotSet) -> Option<Slot> {
     slots.ranges().last().map(|range| range.end())
 }
 
-/// The epoch of a node's claim.
-async fn epoch(party: &mut Party) -> Result<u64> {
+/// The epochs that a node knows of.
+struct Epochs {
+    /// That of its own claim.
+    own: u64,
+    /// The highest.
+    highest: u64,
+}
+
+async fn epochs(party: &mut Party) -> Result<Epochs> {
     party
         .run(async |link| {
             let reply = link.call(&[b"CLUSTER", b"INFO"]).await?;
             let info = Info::parse(reply.as_bytes().map_or(&[], |b| b));
-            info.number("cluster_my_epoch").ok_or_else(|| link.unexpected("CLUSTER INFO", &reply))
+            match (info.number("cluster_my_epoch"), info.number("cluster_current_epoch")) {
+                (Some(own), Some(highest)) => Ok(Epochs { own, highest }),
+                _ => Err(link.unexpected("CLUSTER INFO", &reply)),
+            }
         })
         .await
 }

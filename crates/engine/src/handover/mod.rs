@@ -20,8 +20,8 @@
 //!   directly is refused while it holds keys.) Clients that come before the take-over are sent back and forth
 //!   between the two nodes, so that must follow at once: [`Handover::fence_and_take_over`]. A script does the same where
 //!   it may be used: it looks first, and acts only if nothing was written. Its single short answer makes the time
-//!   until the take-over so short that clients hardly ever see a second redirection; answers to two thousand
-//!   commands of a transaction do not.
+//!   until the take-over short; answers to a thousand commands of a transaction do not. And where the target can be
+//!   made to wait for the source, there is no such time at all.
 //! - [`FenceKind::Gossip`] (Valkey 8.1 and later, where `SETSLOT` in a transaction crashes, and where learning by gossip under
 //!   a pause does not): one transaction prolongs the pause and reads the replication offset. If nothing was written
 //!   until then, nothing can be until long after the take-over. The source learns of that by gossip and deletes its
@@ -36,6 +36,9 @@
 //! - The bus connections that a server opens have Nagle's algorithm on: of two broadcasts within 40 ms the second one waits
 //!   for the acknowledgement of the first. `CLUSTER BUMPEPOCH` broadcasts. So the epoch is raised well before the
 //!   pause, and the take-over broadcasts once.
+//! - `BUMPEPOCH` in the transaction that adds slots announces them at once, but answers `STILL` and announces nothing where
+//!   the node's epoch is the highest already. So on Valkey, where `SETSLOT` cannot be used in a transaction and would make
+//!   writers wait for replicas, the source's epoch is raised above the target's beforehand.
 //! - Since Valkey 8 a `SETSLOT` takes effect between two turns of the event loop, and its broadcast is sent in the next: on
 //!   an idle server after up to 100 ms, or when a command wakes it. So each take-over is followed by a `PING`.
 //! - A node and its replicas that see the node lose its last slot turn into replicas of the new owner, unless
@@ -47,6 +50,7 @@
 //!   replication stream, and no write: it does not break a fence.
 
 mod fence;
+mod gate;
 mod party;
 mod sweep;
 mod watch;
@@ -96,7 +100,7 @@ impl FenceKind {
             // Two lines in the source's log for each, in one go, 5 to 10 µs a line, and one in the log of every other node.
             FenceKind::Gossip => 512,
             // One command for each, 1 to 2 µs.
-            FenceKind::Redirecting => 2_048,
+            FenceKind::Redirecting => 1_024,
             // As many, but each is then told to the source once more, while clients see CLUSTERDOWN.
             FenceKind::Bare => 256,
         }
@@ -128,6 +132,8 @@ pub struct HandoverOptions {
     /// Fence with a script where the server and the user's permissions allow it: it looks before it acts, and is
     /// faster.
     pub scripts: bool,
+    /// Have the target wait for the source where that can be done, so that no client is sent back and forth.
+    pub gate: bool,
     /// How long [`Handover::confirm`] waits for all nodes.
     pub confirm_ms: u64,
     /// How long [`Handover::settle`] waits for the source.
@@ -142,6 +148,7 @@ impl Default for HandoverOptions {
             fence: None,
             ranges: true,
             scripts: true,
+            gate: true,
             confirm_ms: 10_000,
             settle_ms: 10_000,
         }
@@ -189,6 +196,9 @@ pub struct Fenced {
     pub held: bool,
     /// The source's offset at the fence, where it keeps one.
     pub offset: Option<u64>,
+    /// True where there is no moment in which a client can be sent back and forth between the two nodes, or be told that
+    /// the slots have no owner.
+    pub seamless: bool,
 }
 
 /// What one of the two nodes says of some slots.
@@ -217,7 +227,7 @@ pub struct Inspection {
 
 /// The connections and the knowledge for handing slots of one primary over to another.
 ///
-/// Holds one connection to each node, at most 32 more to each where marks wait for replicas, and one to every other node
+/// Holds one connection to each node, at most 64 more to each where marks wait for replicas, and one to every other node
 /// while [`Handover::confirm`] asks them. All are visible in `CLIENT LIST` as `whimbrel:job`. Dropping it closes
 /// them and changes nothing on the servers.
 ///
@@ -238,6 +248,8 @@ pub struct Handover {
     /// Nodes on which replicas were kept from following the slots, and that want it switched on again.
     sheltered: Vec<(NodeId, Address)>,
     members: Members,
+    /// How the target waits for the source, if it can; found out before each pause.
+    gate: Option<gate::Gate>,
     /// Connections to other nodes.
     watchers: watch::Watchers,
 }
@@ -292,6 +304,7 @@ impl Handover {
             fenced_until: None,
             sheltered: Vec::new(),
             members,
+            gate: None,
             watchers: watch::Watchers::default(),
         })
     }
@@ -327,8 +340,9 @@ impl Handover {
             &[b"INFO", b"replication"],
             &[b"UNLINK", PROBE_KEY],
         ];
-        let of_source: [&[&[u8]]; 1] = [&[b"CLIENT", b"PAUSE", b"-1", b"WRITE"]];
-        let of_target: [&[&[u8]]; 1] = [&[b"WAIT", b"0", b"1"]];
+        let of_source: &[&[&[u8]]] =
+            &[&[b"CLIENT", b"PAUSE", b"-1", b"WRITE"], &[b"CLIENT", b"UNPAUSE", b"too", b"many"]];
+        let of_target: &[&[&[u8]]] = &[&[b"WAIT", b"0", b"1"]];
         for (party, own) in [(&mut self.source, of_source), (&mut self.target, of_target)] {
             let ranges: &[&[&[u8]]] = match party.traits.ranges {
                 true => &[
@@ -337,7 +351,7 @@ impl Handover {
                 ],
                 false => &[],
             };
-            let commands: Vec<&[&[u8]]> = both.iter().chain(&own).chain(ranges).copied().collect();
+            let commands: Vec<&[&[u8]]> = both.iter().chain(own).chain(ranges).copied().collect();
             party
                 .run(async |link| {
                     for command in &commands {
@@ -405,8 +419,8 @@ impl Handover {
         Ok(slots.len() > 1 && all && target_is_empty && has_replicas && !self.source.traits.setslot_waits)
     }
 
-    /// Marks `slots` on the target as importing from the source, and gives the target an epoch above the source's.
-    /// Staged keys can be written to them then, with `ASKING`. Safe to repeat.
+    /// Marks `slots` on the target as importing from the source. Staged keys can be written to them then, with `ASKING`.
+    /// Begins what [`Handover::raise_epoch`] waits for. Safe to repeat.
     ///
     /// Where these are the source's last slots, its replicas and itself are kept from following them, until
     /// [`Handover::confirm`], [`Handover::clear_marks`] or [`Handover::give_back`].
@@ -421,7 +435,7 @@ impl Handover {
         let mark = Mark::Importing(self.source.id.clone());
         self.target.set_slots(slots, &mark).await?;
         self.marked = self.marked.union(slots);
-        self.raise_epoch().await
+        self.settle_epochs(Duration::ZERO).await
     }
 
     /// Clears the marks of `slots` on the target. Safe to repeat.

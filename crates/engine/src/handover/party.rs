@@ -23,8 +23,9 @@ use super::{FenceKind, HandoverOptions};
 const PIPELINED: usize = 256;
 
 /// Connections over which slots are marked where each mark waits for the node's replicas. Every turn of the server's event
-/// loop takes one from each of them and then writes `nodes.conf`, so their number divides the time.
-const POOL_MAX: usize = 32;
+/// loop takes one from each of them and then writes `nodes.conf`, so their number divides the time; more than these
+/// gain nothing.
+const POOL_MAX: usize = 64;
 
 /// Slots that are worth one more of those connections.
 const SLOTS_PER_LINK: usize = 8;
@@ -229,7 +230,7 @@ impl Party {
         if slots.is_empty() {
             return Ok(());
         }
-        if !self.traits.setslot_waits {
+        if !self.traits.setslot_waits || self.replication().await?.number("connected_slaves") == Some(0) {
             return self.run(async |link| set_slots_over(link, &slots, mark).await).await;
         }
         if self.pool_used.elapsed() > IDLE_MAX {
@@ -260,6 +261,26 @@ impl Party {
         }
         self.pool_used = Instant::now();
         outcome
+    }
+
+    /// A connection besides the control connection.
+    pub(super) async fn spare(&mut self) -> Result<Link> {
+        if self.pool_used.elapsed() > IDLE_MAX {
+            self.pool.clear();
+        }
+        if let Some(link) = self.pool.pop() {
+            return Ok(link);
+        }
+        let (link, number) = self.door.open(&self.address).await?;
+        self.own.extend(number);
+        Ok(link)
+    }
+
+    /// Keeps a spare connection that is in step, for the next time.
+    pub(super) fn keep_spare(&mut self, link: Link) {
+        self.pool.truncate(POOL_MAX - 1);
+        self.pool.push(link);
+        self.pool_used = Instant::now();
     }
 
     /// Queues `CLUSTER ADDSLOTS` or `DELSLOTS` for all of `slots`, by ranges where the server knows those. One command.

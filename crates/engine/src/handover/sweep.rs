@@ -63,6 +63,10 @@ impl Handover {
             return Err(self.source.unfit("clean up", what));
         }
         let deleted = sweep(&mut self.source, &view, slots, keys_per_s, true).await?;
+        // Also those of a clean-up that was killed: its slots may hold no key any more.
+        let view = self.source.view().await?;
+        let marked: SlotSet = view.me().importing.iter().map(|(slot, _)| *slot).collect();
+        self.source.set_slots(&marked.intersection(slots), &Mark::Stable).await?;
         emptied_on_replicas(&self.source, &view, slots).await?;
         Ok(deleted)
     }
@@ -164,7 +168,10 @@ fn acknowledged(info: &Info) -> Vec<u64> {
     };
     (0..info.number("connected_slaves").unwrap_or(0))
         .filter_map(|i| info.field(&format!("slave{i}")).map(str::to_owned))
-        .filter(|line| field(line, "state").as_deref() == Some("online"))
+        // A change feed is counted as a replica, has no port to be reached at, and never acknowledges anything.
+        .filter(|line| {
+            field(line, "state").as_deref() == Some("online") && field(line, "port").as_deref() != Some("0")
+        })
         .filter_map(|line| field(&line, "offset")?.parse().ok())
         .collect()
 }

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::error::{Result, ServerError};
 use whimbrel_engine::link::Link;
+use whimbrel_engine::probe::Info;
 use whimbrel_wire::payload::Footer;
 use whimbrel_wire::value::Value;
 
@@ -22,6 +23,12 @@ const TOLD_MAX: usize = 10;
 
 /// Values with more elements than this are compared by their number of elements only.
 const ELEMENTS_MAX: i64 = 10_000;
+
+/// How many more keys are asked for than were counted: some may have come meanwhile.
+pub(super) const LISTED_SLACK: u64 = 16;
+
+/// A slot with more keys than this is not looked into where the numbers differ.
+const LOOKED_INTO_KEYS_MAX: u64 = 2_000;
 
 /// How far the remaining times of one key may lie apart, in milliseconds: servers tell them relative to now.
 const TTL_TOLERANCE_MS: u64 = 1_000;
@@ -82,6 +89,26 @@ pub async fn count_keys(link: &mut Link, slots: &SlotSet) -> Result<Vec<(Slot, u
     Ok(counts)
 }
 
+/// All keys of a slot, which held `count` keys a moment ago. Servers list the newest first, or in any order, so a list that
+/// is as long as was asked for may lack some of the old ones: then more are asked for.
+///
+/// # Errors
+/// Whatever the link or the server reports.
+pub(super) async fn list_keys(link: &mut Link, slot: Slot, count: u64) -> Result<Vec<Bytes>> {
+    let number = slot.number().to_string();
+    let mut asked = count.saturating_add(LISTED_SLACK);
+    loop {
+        let text = asked.to_string();
+        let reply = link.call(&[b"CLUSTER", b"GETKEYSINSLOT", number.as_bytes(), text.as_bytes()]).await?;
+        let keys: Vec<Bytes> =
+            reply.into_items().unwrap_or_default().into_iter().filter_map(Value::into_bytes).collect();
+        if (keys.len() as u64) < asked {
+            return Ok(keys);
+        }
+        asked = asked.saturating_mul(2);
+    }
+}
+
 /// Compares the number of keys of each slot. Where it differs the keys are looked at: one whose time has come may
 /// have been removed on one side only.
 ///
@@ -95,15 +122,16 @@ pub(super) async fn counts(source: &mut Link, target: &mut Link, slots: &SlotSet
         if ours == theirs {
             continue;
         }
-        let number = slot.number().to_string();
-        let count = (ours.max(theirs) + 16).to_string();
-        let args: [&[u8]; 4] = [b"CLUSTER", b"GETKEYSINSLOT", number.as_bytes(), count.as_bytes()];
-        let (here, there) = tokio::join!(source.call(&args), target.call(&args));
-        let names = |reply: Value| -> Vec<Bytes> {
-            reply.into_items().unwrap_or_default().into_iter().filter_map(Value::into_bytes).collect()
-        };
-        let mut keys = names(here?);
-        keys.extend(names(there?));
+        if ours.max(theirs) > LOOKED_INTO_KEYS_MAX {
+            found.differs(format!(
+                "slot {} has {ours} keys on the source and {theirs} on the target",
+                slot.number()
+            ));
+            continue;
+        }
+        let (here, there) = tokio::join!(list_keys(source, slot, ours), list_keys(target, slot, theirs));
+        let mut keys = here?;
+        keys.extend(there?);
         keys.sort();
         keys.dedup();
         let different = self::keys(source, target, &keys).await?;
@@ -141,6 +169,46 @@ pub(super) async fn keys(source: &mut Link, target: &mut Link, keys: &[Bytes]) -
         }
     }
     Ok(found)
+}
+
+/// Compares how many elements keys have that are followed by their elements.
+///
+/// # Errors
+/// Whatever a link or a server reports.
+pub(super) async fn cardinalities(
+    source: &mut Link,
+    target: &mut Link,
+    keys: &[(Bytes, &'static [u8])],
+) -> Result<Comparison> {
+    let mut found = Comparison::default();
+    for part in keys.chunks(KEYS_AT_ONCE) {
+        for (key, command) in part {
+            source.push(&[command, key]);
+            target.push(&[b"ASKING"]);
+            target.push(&[command, key]);
+        }
+        source.flush().await?;
+        target.flush().await?;
+        for (key, command) in part {
+            let ours = reply(source, false, command).await?.as_int();
+            let theirs = reply(target, true, command).await?.as_int();
+            found.compared += 1;
+            if ours != theirs {
+                let name = crate::copy::shown(key);
+                found.differs(format!("{name} has different numbers of elements"));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Whether `link`'s node holds keys in another database than the first.
+///
+/// # Errors
+/// Whatever the link or the server reports.
+pub async fn has_other_databases(link: &mut Link) -> Result<bool> {
+    let info = Info::ask(link, "keyspace").await?;
+    Ok(info.keyspace().iter().any(|(db, counts)| *db != 0 && counts.keys > 0))
 }
 
 /// What is compared first.

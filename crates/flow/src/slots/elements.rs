@@ -81,7 +81,9 @@ pub(super) async fn transfer(
             return Ok(Followed { bytes, is_exact: false });
         };
         bytes += commands.0.iter().flatten().map(|arg| arg.len() as u64).sum::<u64>();
-        send(target, &commands).await?;
+        if !send(target, change.key, &commands).await? {
+            return Ok(Followed { bytes, is_exact: false });
+        }
     }
     if change.expiry {
         let mut commands = Commands::default();
@@ -100,7 +102,9 @@ pub(super) async fn transfer(
             crate::state::Expiry::Gone => return Ok(Followed { bytes, is_exact: false }),
             crate::state::Expiry::Unknown => return Err(source.unexpected("PEXPIRETIME", &reply)),
         }
-        send(target, &commands).await?;
+        if !send(target, change.key, &commands).await? {
+            return Ok(Followed { bytes, is_exact: false });
+        }
     }
     Ok(Followed { bytes, is_exact: true })
 }
@@ -180,7 +184,10 @@ async fn read(
     Ok(Some(commands))
 }
 
-async fn send(target: &mut Link, commands: &Commands) -> Result<()> {
+/// Sends the commands; false where the target has no such key (any more), and so may have made a fragment of them.
+async fn send(target: &mut Link, key: &Bytes, commands: &Commands) -> Result<bool> {
+    target.push(&[b"ASKING"]);
+    target.push(&[b"EXISTS", key]);
     for command in &commands.0 {
         let out = target.outbox();
         out.push(&[b"ASKING"]);
@@ -190,6 +197,9 @@ async fn send(target: &mut Link, commands: &Commands) -> Result<()> {
         }
     }
     target.flush().await?;
+    target.reply().await?;
+    let reply = target.reply().await?;
+    let exists = target.check(reply, b"EXISTS")?.as_int() == Some(1);
     let mut failure = None;
     for command in &commands.0 {
         target.reply().await?;
@@ -198,5 +208,5 @@ async fn send(target: &mut Link, commands: &Commands) -> Result<()> {
             failure.get_or_insert(e);
         }
     }
-    failure.map_or(Ok(()), Err)
+    failure.map_or(Ok(exists), Err)
 }

@@ -18,6 +18,7 @@ use whimbrel_wire::payload;
 use whimbrel_wire::value::Value;
 
 use super::Shared;
+use super::compare::{LISTED_SLACK, list_keys};
 use super::elements;
 use crate::state::{
     Body, CAREFUL_AVERAGE_BYTES, CAREFUL_VALUE_BYTES, Expiry, GROUP_BYTES, GROUP_KEYS_MAX, SAMPLES_FIRST,
@@ -34,10 +35,6 @@ pub(super) const GIANT_SLOT_KEYS: u64 = 20_000;
 
 /// `COUNT` of that `SCAN`.
 const SCAN_COUNT: &[u8] = b"1000";
-
-/// How many more keys are asked for than were counted: some may have come meanwhile. Those that do not fit have been
-/// created since, and are in the feed.
-const LISTED_SLACK: u64 = 16;
 
 /// Most bytes taken in for a group whose sizes were not asked.
 const UNMEASURED_BYTES_MAX: u64 = 4 * GROUP_BYTES;
@@ -130,10 +127,20 @@ impl Lane {
         }
         self.source.flush().await?;
         let mut keys = Vec::new();
-        for _ in piece {
+        let mut grown = Vec::new();
+        for (slot, count) in piece {
             let reply = self.source.reply().await?;
             let reply = self.source.check(reply, b"CLUSTER GETKEYSINSLOT")?;
-            keys.extend(reply.into_items().unwrap_or_default().into_iter().filter_map(Value::into_bytes));
+            let listed = reply.into_items().unwrap_or_default();
+            if listed.len() as u64 >= count + LISTED_SLACK {
+                // As many as were asked for: it has grown since it was counted, and old ones may be missing.
+                grown.push((*slot, 2 * (count + LISTED_SLACK)));
+            } else {
+                keys.extend(listed.into_iter().filter_map(Value::into_bytes));
+            }
+        }
+        for (slot, count) in grown {
+            keys.extend(list_keys(&mut self.source, slot, count).await?);
         }
         self.transfer(keys, expires).await
     }
@@ -173,7 +180,9 @@ impl Lane {
             match (change.elements, kind) {
                 (Some((collection, names)), Some(kind)) if elements::fits(collection, &kind) => {
                     self.shared.check_stop()?;
-                    let change = elements::Change { key: &change.key, kind, names, expiry: change.expiry };
+                    // Before the pause the key has no expiry there; under it, it gets it.
+                    let expiry = change.expiry && self.shared.is_draining();
+                    let change = elements::Change { key: &change.key, kind, names, expiry };
                     let links = (&mut self.source, &mut self.target);
                     let followed = elements::transfer(links, &change, &self.shared.hash_field_ttls()).await?;
                     self.shared.progress.add_touched(1, followed.bytes);
@@ -386,11 +395,22 @@ impl Lane {
         // Held for the beginning only: a large key may take longer than anybody can wait.
         drop(shared.turn().await);
         let _permit = shared.big_transfers.start().await;
+        let is_draining = shared.is_draining();
+        if is_draining && shared.took_ms(&key) > shared.options.drain_ms_max {
+            let what = format!(
+                "key {} took {} ms the last time it moved as a whole, too long for a pause, and its writers go on to replace \
+                 it or to change more of it than can be followed",
+                crate::copy::shown(&key),
+                shared.took_ms(&key)
+            );
+            return Err(Error::own("move a large key", what)
+                .with_remedy("stop its writers for a while, or allow a longer pause with --max-pause"));
+        }
         let started = Instant::now();
         let t = Transfer {
             key: &key,
             existing: typed::Existing::Replace,
-            place: Place::Importing,
+            place: Place::Importing { mortal: is_draining },
             chunk_bytes: shared.options.chunk_bytes,
             job: &shared.options.job,
             source: &shared.source.capabilities,
@@ -399,6 +419,8 @@ impl Lane {
         };
         match typed::transfer(&mut self.source, &mut self.target, &t).await? {
             Outcome::Written { bytes, .. } => {
+                let took_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+                shared.batch().took_ms.insert(key.clone(), took_ms);
                 shared.settled(&key);
                 shared.progress.add_written(1, bytes);
                 shared.paced(1, bytes).await;

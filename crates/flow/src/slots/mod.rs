@@ -39,7 +39,7 @@ use whimbrel_engine::probe::{Capabilities, ServerFacts};
 use whimbrel_wire::payload::Dialect;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-pub use self::compare::{Comparison, count_keys};
+pub use self::compare::{Comparison, count_keys, has_other_databases};
 use self::elements::FieldTtls;
 use self::lane::{Lane, Work};
 use crate::budget::{BigTransfers, Rates};
@@ -51,8 +51,9 @@ pub const FOLLOWED_MAX: usize = 10_000;
 /// How many keys are compared under the pause where samples are compared.
 const SAMPLE_KEYS: usize = 64;
 
-/// A sampled key's value is at most this large: the comparison happens under the pause.
+/// A sampled key's value is at most this large, and all of them together: the comparison happens under the pause.
 const SAMPLE_BYTES_MAX: u64 = 64 << 10;
+const SAMPLES_BYTES_MAX: u64 = 256 << 10;
 
 /// Touched keys that one round of the catch-up takes.
 const ROUND_KEYS_MAX: usize = 32 << 10;
@@ -81,6 +82,8 @@ pub struct SlotOptions {
     pub rates: Rates,
     /// Name of the job.
     pub job: String,
+    /// A key that took longer than this when it last moved in chunks does not do so under a pause, in milliseconds.
+    pub drain_ms_max: u64,
     /// Shared by all movers with the same target.
     pub quiet: Quiet,
 }
@@ -160,6 +163,10 @@ impl Change {
     fn whole(key: Bytes) -> Change {
         Change { key, elements: None, expiry: false }
     }
+
+    fn expiry(key: Bytes) -> Change {
+        Change { key, elements: Some((None, BTreeSet::new())), expiry: true }
+    }
 }
 
 /// What all lanes share.
@@ -186,10 +193,14 @@ struct Batch {
     followed: HashMap<Bytes, KeyType>,
     /// Keys that changed while they were read, with how often and how long the last read took.
     again: HashMap<Bytes, Changing>,
+    /// How long keys took that moved in chunks, in milliseconds.
+    took_ms: HashMap<Bytes, u64>,
     /// Streams, where the feed does not see all of their changes.
     streams: HashSet<Bytes>,
     /// Those with the smallest hashes: a sample that needs no random numbers and does not depend on the order.
-    sample: BinaryHeap<(u64, Bytes)>,
+    sample: BinaryHeap<(u64, Bytes, u64)>,
+    /// Bytes of those.
+    sample_bytes: u64,
 }
 
 struct Changing {
@@ -230,9 +241,34 @@ impl Shared {
         self.batch().followed.get(key).cloned()
     }
 
+    /// Followed keys with the commands that count their elements. Hashes are left out where fields may expire: servers
+    /// count those that have for a while longer; only that the key is there is asked then.
+    fn counted(&self) -> Vec<(Bytes, &'static [u8])> {
+        let mortal = self.source.capabilities.hash_field_ttl;
+        let command = |kind: &KeyType| -> &'static [u8] {
+            match kind {
+                KeyType::Hash if !mortal => b"HLEN",
+                KeyType::Set => b"SCARD",
+                KeyType::Zset => b"ZCARD",
+                _ => b"EXISTS",
+            }
+        };
+        self.batch().followed.iter().map(|(key, kind)| (key.clone(), command(kind))).collect()
+    }
+
+    /// Whether writers wait for the rest.
+    fn is_draining(&self) -> bool {
+        self.is_draining.load(Ordering::Relaxed)
+    }
+
+    /// How long the key took when it last moved in chunks, in milliseconds.
+    fn took_ms(&self, key: &Bytes) -> u64 {
+        self.batch().took_ms.get(key).copied().unwrap_or(0)
+    }
+
     /// Waits while another job has the target to itself, which it cannot begin before the permit is dropped.
     async fn turn(&self) -> Option<RwLockReadGuard<'_, ()>> {
-        if self.is_draining.load(Ordering::Relaxed) {
+        if self.is_draining() {
             return None;
         }
         Some(self.options.quiet.0.read().await)
@@ -280,14 +316,22 @@ impl Shared {
         }
         let hash = xxh3_64_with_seed(key, 1);
         let mut batch = self.batch();
-        if batch.sample.len() >= SAMPLE_KEYS {
-            match batch.sample.peek() {
-                Some((largest, _)) if *largest > hash => {}
-                _ => return,
-            }
-            batch.sample.pop();
+        let is_full =
+            |batch: &Batch| batch.sample.len() >= SAMPLE_KEYS || batch.sample_bytes >= SAMPLES_BYTES_MAX;
+        if batch.sample.iter().any(|(known, ..)| *known == hash) {
+            return;
         }
-        batch.sample.push((hash, key.clone()));
+        if is_full(&batch) && batch.sample.peek().is_some_and(|(largest, ..)| *largest <= hash) {
+            return;
+        }
+        batch.sample.push((hash, key.clone(), bytes));
+        batch.sample_bytes += bytes;
+        while batch.sample.len() > SAMPLE_KEYS
+            || batch.sample_bytes > SAMPLES_BYTES_MAX && batch.sample.len() > 1
+        {
+            let Some((_, _, bytes)) = batch.sample.pop() else { break };
+            batch.sample_bytes -= bytes;
+        }
     }
 
     /// Waits for what the rates allow, cut short when the job is stopped.
@@ -454,17 +498,22 @@ impl SlotMover {
             if count == 0 {
                 continue;
             }
-            let (slot, count) = (slot.number().to_string(), (count + 16).to_string());
-            let args: [&[u8]; 4] = [b"CLUSTER", b"GETKEYSINSLOT", slot.as_bytes(), count.as_bytes()];
-            let keys = target.call(&args).await?.into_items().unwrap_or_default();
-            staged.extend(keys.into_iter().filter_map(|key| key.into_bytes()));
+            staged.extend(compare::list_keys(target, slot, count).await?);
         }
         self.snapshot(&ours?).await?;
+        self.transfer_changes(staged.into_iter().map(Change::whole).collect()).await
+    }
+
+    /// Each in the lane of its slot.
+    async fn transfer_changes(&mut self, changes: Vec<Change>) -> Result<()> {
+        if changes.is_empty() {
+            return Ok(());
+        }
         let lanes = self.shared.options.lanes.max(1);
         let mut work: Vec<Vec<Change>> = Vec::new();
         work.resize_with(lanes, Vec::new);
-        for key in staged {
-            work[usize::from(Slot::of_key(&key).number()) % lanes].push(Change::whole(key));
+        for change in changes {
+            work[usize::from(Slot::of_key(&change.key).number()) % lanes].push(change);
         }
         self.run(work.into_iter().map(|changes| vec![Work::Touches(changes)]).collect()).await
     }
@@ -508,6 +557,10 @@ impl SlotMover {
         for key in streams {
             self.shared.batch().again.entry(key).or_insert(Changing::stream());
         }
+        // Followed keys have no expiry on the target before this: they could expire there while others still move, and
+        // what came after would make a fragment of them.
+        let followed: Vec<Bytes> = self.shared.batch().followed.keys().cloned().collect();
+        self.transfer_changes(followed.into_iter().map(Change::expiry).collect()).await?;
         loop {
             // A round is never cut short, so nothing that was taken is lost; it may end after the deadline.
             let is_late = Instant::now() >= deadline;
@@ -532,10 +585,7 @@ impl SlotMover {
                 continue;
             }
             self.shared.check_stop()?;
-            let (number, count) = (slot.number().to_string(), (count + 16).to_string());
-            let args: [&[u8]; 4] = [b"CLUSTER", b"GETKEYSINSLOT", number.as_bytes(), count.as_bytes()];
-            let keys = source.call(&args).await?.into_items().unwrap_or_default();
-            let keys: Vec<Bytes> = keys.into_iter().filter_map(|key| key.into_bytes()).collect();
+            let keys = compare::list_keys(&mut source, slot, count).await?;
             for part in keys.chunks(RUN_KEYS_MAX) {
                 if compare::keys(&mut source, &mut target, part).await?.differences > 0 {
                     // Some of them are being written right now; all of them are compared again when nobody writes.
@@ -558,10 +608,15 @@ impl SlotMover {
     /// Whatever a link or a server reports; with [`Level::Full`], too many keys that were touched since.
     pub async fn compare(&mut self, slots: &SlotSet, level: Level) -> Result<Comparison> {
         let (mut source, mut target) = self.links().await?;
+        if has_other_databases(&mut source).await? {
+            let what = "the source holds keys in another database than 0, which would be lost with the slots";
+            return Err(Error::own("compare both sides", what).with_remedy("use --method native"));
+        }
         let mut found = compare::counts(&mut source, &mut target, slots).await?;
+        found.add(compare::cardinalities(&mut source, &mut target, &self.shared.counted()).await?);
         let keys: Vec<Bytes> = match (level, &self.recheck) {
             (Level::Counts, _) => Vec::new(),
-            (Level::Sample, _) => self.shared.batch().sample.iter().map(|(_, key)| key.clone()).collect(),
+            (Level::Sample, _) => self.shared.batch().sample.iter().map(|(_, key, _)| key.clone()).collect(),
             (Level::Full, Some(Some(recheck))) => recheck.iter().cloned().collect(),
             (Level::Full, _) => {
                 return Err(Error::own(

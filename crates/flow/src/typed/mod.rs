@@ -81,7 +81,11 @@ pub enum Place {
     /// Under its own name, in a slot that the target is importing: every command follows an `ASKING`. What is there is
     /// replaced. A key that changes while it is read is either read again (strings, lists, streams), or the caller
     /// transfers its changed elements once more (hashes, sets, sorted sets).
-    Importing,
+    Importing {
+        /// Whether a hash, set or sorted set gets its expiry. One that is still followed must not: it could expire there
+        /// while its source lives on, and the next change would make a fragment of it.
+        mortal: bool,
+    },
 }
 
 /// What to transfer, and how.
@@ -205,7 +209,7 @@ pub fn staging_key(job: &str, key: &[u8]) -> Vec<u8> {
 pub async fn transfer(source: &mut Link, target: &mut Link, t: &Transfer<'_>) -> Result<Outcome> {
     let staging = match t.place {
         Place::Staging => Bytes::from(staging_key(t.job, t.key)),
-        Place::Importing => Bytes::copy_from_slice(t.key),
+        Place::Importing { .. } => Bytes::copy_from_slice(t.key),
     };
     let mover = Mover { t, staging };
     let result = mover.run(source, target).await;
@@ -297,7 +301,7 @@ impl Mover<'_> {
     }
 
     fn importing(&self) -> bool {
-        self.t.place == Place::Importing
+        matches!(self.t.place, Place::Importing { .. })
     }
 
     /// Whether changes of the key's elements are somebody else's business.
@@ -567,7 +571,9 @@ impl Mover<'_> {
 
         let at = closing.expires_at_ms.map(|ms| ms.max(1).to_string());
         if self.importing() {
-            if let Some(at) = at {
+            let followed = !matches!(cardinality_command, b"STRLEN" | b"LLEN" | b"XLEN");
+            let immortal = followed && self.t.place == Place::Importing { mortal: false };
+            if let Some(at) = at.filter(|_| !immortal) {
                 self.push(target, &[b"PEXPIREAT", key, at.as_bytes()]);
                 target.flush().await?;
                 let reply = self.reply(target).await?;

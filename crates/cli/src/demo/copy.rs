@@ -1,57 +1,46 @@
-//! `whimbrel demo`: a real copy between two real servers, and its proof.
+//! `whimbrel demo copy`: a real copy between two real servers, and its proof.
 
-use std::io::{Write, stdout};
 use std::process::ExitStatus;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use redis::{Connection, cmd};
-use whimbrel_core::units::{format_count, format_duration_ms};
+use redis::cmd;
+use whimbrel_core::units::format_count;
 use whimbrel_lab::{Engine, Server};
 
-use crate::args::DemoArgs;
+use super::{duration, exit_of, patient_connection, say};
 use crate::bench::check;
 use crate::bench::child::{self, Ended};
 use crate::bench::contender::own_binary;
 use crate::bench::data::{self, DataSet};
-use crate::bench::interrupt::{self, Interrupt};
+use crate::bench::interrupt::Interrupt;
 use crate::bench::machine::full_version;
 use crate::exit::Exit;
 
-/// What every Debian 12 has.
-const ENGINE: Engine = Engine::Redis70;
-
 /// Keys that are read from both servers.
 const SAMPLE_KEYS: usize = 1000;
-
-/// A digest of very many keys takes its time.
-const REPLY_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Starts two servers, fills one, copies it into the other with this same binary as a user would, and proves by other
 /// means than `verify` that both are equal. Everything is gone afterwards.
 ///
 /// # Errors
 /// When the servers are not on this machine or go away, or something of our own fails.
-pub fn run(args: &DemoArgs) -> anyhow::Result<Exit> {
-    interrupt::run(|interrupt| show(args, interrupt))
-}
-
-fn show(args: &DemoArgs, interrupt: &Interrupt) -> anyhow::Result<Exit> {
-    let keys = format_count(args.keys);
+pub fn show(engine: Engine, key_count: u64, interrupt: &Interrupt) -> anyhow::Result<Exit> {
+    let keys = format_count(key_count);
     say(&format!(
         "This starts two real servers ({}), fills one with {keys} keys, copies them into the other with\n\
          `whimbrel copy --verify`, and then proves by other means that both hold the same.\n\
          All of it happens on loopback; servers and files are gone when it ends.\n",
-        full_version(ENGINE)
+        full_version(engine)
     ))?;
-    let source = Server::builder(ENGINE).name("source").start()?;
-    let target = Server::builder(ENGINE).name("target").start()?;
+    let source = Server::builder(engine).name("source").start()?;
+    let target = Server::builder(engine).name("target").start()?;
     say(&format!("1. The source listens at {}, the target at {}.", source.addr(), target.addr()))?;
 
     say(&format!("2. Filling the source with {keys} keys: {}.", DataSet::Demo.content()))?;
     let started = Instant::now();
-    data::fill(&mut patient_connection(&source)?, DataSet::Demo, args.keys, interrupt)?;
+    data::fill(&mut patient_connection(&source)?, DataSet::Demo, key_count, interrupt)?;
     say(&format!("   That took {}.", duration(started.elapsed())))?;
 
     let (status, wall) = copy(&source, &target, interrupt)?;
@@ -70,7 +59,7 @@ fn show(args: &DemoArgs, interrupt: &Interrupt) -> anyhow::Result<Exit> {
         say("\nThe servers are NOT equal.")?;
         return Ok(Exit::Different);
     }
-    let rate = (args.keys as f64 / wall.as_secs_f64()).round() as u64;
+    let rate = (key_count as f64 / wall.as_secs_f64()).round() as u64;
     say(&format!(
         "\n{keys} keys copied and verified in {}, {} keys/s for both together, and proven equal. Both servers are \
          stopped.",
@@ -135,42 +124,4 @@ fn prove(source: &Server, target: &Server) -> anyhow::Result<bool> {
 fn digest(server: &Server) -> anyhow::Result<String> {
     let mut connection = patient_connection(server)?;
     cmd("DEBUG").arg("DIGEST").query(&mut connection).context("DEBUG DIGEST")
-}
-
-fn patient_connection(server: &Server) -> anyhow::Result<Connection> {
-    let connection = server.try_connection()?;
-    connection.set_read_timeout(Some(REPLY_TIMEOUT))?;
-    Ok(connection)
-}
-
-/// The exit code of the copy is ours as well. One that was killed has none.
-fn exit_of(status: ExitStatus) -> Exit {
-    Exit::TABLE
-        .into_iter()
-        .map(|(exit, _)| exit)
-        .find(|exit| status.code() == Some(i32::from(*exit as u8)))
-        .unwrap_or(Exit::Internal)
-}
-
-fn duration(duration: Duration) -> String {
-    format_duration_ms(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
-}
-
-/// Not `println!`, which panics where standard output is a pipe that nobody reads any more.
-fn say(text: &str) -> anyhow::Result<()> {
-    writeln!(stdout(), "{text}").context("write to standard output")
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::process::ExitStatusExt;
-
-    use super::*;
-
-    #[test]
-    fn the_copy_decides_the_exit_code() {
-        assert_eq!(exit_of(ExitStatus::from_raw(6 << 8)), Exit::Different);
-        assert_eq!(exit_of(ExitStatus::from_raw(130 << 8)), Exit::Stopped);
-        assert_eq!(exit_of(ExitStatus::from_raw(9)), Exit::Internal, "killed by a signal");
-    }
 }

@@ -1,0 +1,26 @@
+-- Waits until the source has fenced its slots, then takes them over, without serving anybody in between.
+--
+-- KEYS[1]: a key of a slot that this node imports. ARGV: where the source is, how many milliseconds to wait, the two forms in
+-- which it may redirect to this node, a slot to be told by, the source, this node, and the ranges of the other slots.
+--
+-- It answers `taken`; `waited WHY` where it did nothing; `broken ERROR` where it did so in part.
+redis.call('SET', KEYS[1], '', 'PX', 60000)
+local answer = redis.pcall('MIGRATE', ARGV[1], ARGV[2], KEYS[1], 0, ARGV[3], 'COPY', 'REPLACE')
+redis.call('DEL', KEYS[1])
+local told = answer.err or answer.ok or ''
+local function ends_with(text, tail) return tail ~= '' and string.sub(text, -string.len(tail)) == tail end
+if not (string.find(told, 'MOVED', 1, true) and (ends_with(told, ARGV[4]) or ends_with(told, ARGV[5]))) then
+  return 'waited ' .. told
+end
+local ranges = {}
+for i = 9, #ARGV do ranges[#ranges + 1] = ARGV[i] end
+local commands = {{'SETSLOT', ARGV[6], 'IMPORTING', ARGV[7]}, {'SETSLOT', ARGV[6], 'NODE', ARGV[8]}}
+if #ranges > 0 then
+  table.insert(commands, 1, {'DELSLOTSRANGE', unpack(ranges)})
+  table.insert(commands, 2, {'ADDSLOTSRANGE', unpack(ranges)})
+end
+for _, command in ipairs(commands) do
+  local done = redis.pcall('CLUSTER', unpack(command))
+  if done.err then return 'broken ' .. done.err end
+end
+return 'taken'

@@ -1,0 +1,261 @@
+//! Fencing and taking over without a moment in which clients are sent back and forth between the two nodes.
+//!
+//! With [`FenceKind::Redirecting`](super::FenceKind::Redirecting) the source redirects from the moment of the fence, and the target does so until it has taken
+//! over. The time in between is that of our own round trips, and a client may be faster. So, where it can be had, the
+//! target waits for the source by itself and serves nobody meanwhile:
+//!
+//! - a script on the target sends the source a key with `MIGRATE`. The source is paused for writes, so it does not answer;
+//!   a `MIGRATE` is synchronous, so the target does nothing else;
+//! - the fence on the source is followed by `CLIENT UNPAUSE` in the same turn. The source takes the `MIGRATE` up again, and
+//!   answers `MOVED`, to the target: it does not own the slot any more. That answer *is* the proof that the fence is in
+//!   effect, whatever became of us. No other answer is taken for one, a redirection to another node neither;
+//! - the script takes over, and only then the target serves clients again.
+//!
+//! The key is empty, the script deletes it, and it has a time to live besides. If the fence did not hold, the source is
+//! not paused any more and may get that key: it is deleted there, too.
+//!
+//! Whether all this is possible (the target reaches the source under the address that it knows, with our credentials, and
+//! scripts and `MIGRATE` are permitted) is tried out before the pause. If not, the take-over follows the fence at once.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use tokio::time::timeout;
+use whimbrel_core::slot::{Slot, SlotSet, tag_for_slot};
+
+use super::fence::last;
+use super::{FenceKind, Fenced, Handover, Paused};
+use crate::error::Result;
+use crate::link::Link;
+
+/// The script on the target.
+const GATE_SCRIPT: &str = include_str!("gate.lua");
+
+/// How long the target waits for the source at most. It serves nobody for that long, so this is short.
+const WAIT_MS: u64 = 30;
+
+/// How long a try before the pause may take.
+const TRY_MS: u64 = 100;
+
+/// A server that does not answer for so long has begun to wait.
+const BEGUN: Duration = Duration::from_millis(1);
+
+/// How often it is asked whether it has.
+const BEGUN_ROUNDS: u32 = 5;
+
+/// How the target reaches the source, and how the source names the target.
+#[derive(Debug, Clone)]
+pub(super) struct Gate {
+    host: String,
+    port: String,
+    /// The ends of a redirection to the target: by its IP address, and by its host name, or nothing.
+    named: [String; 2],
+}
+
+impl Handover {
+    /// Finds out whether the target can wait for the source, and opens what it needs for it. Before every pause: servers
+    /// close connections for `MIGRATE` after 10 s, and with them goes the authentication.
+    pub(super) async fn prepare_gate(&mut self) {
+        self.gate = None;
+        let (source, target) = (self.source.traits, self.target.traits);
+        let wanted = self.options.gate
+            && self.fence_kind() == FenceKind::Redirecting
+            && source.scripts
+            && target.scripts
+            && !target.takes_by_itself;
+        if !wanted {
+            return;
+        }
+        match self.try_gate().await {
+            Ok(gate) => self.gate = gate,
+            Err(e) => tracing::debug!(error = %e, "the target cannot wait for the source"),
+        }
+    }
+
+    async fn try_gate(&mut self) -> Result<Option<Gate>> {
+        let (source, target) = (self.source.id.clone(), self.target.id.clone());
+        let Some((place, _)) = self.target.run(async |link| announced(link, source.as_str()).await).await?
+        else {
+            return Ok(None);
+        };
+        let Some(named) = self.source.run(async |link| announced(link, target.as_str()).await).await? else {
+            return Ok(None);
+        };
+        let Some((host, port)) = place.trim_start().rsplit_once(':').filter(|(host, _)| !host.is_empty())
+        else {
+            return Ok(None);
+        };
+        let gate = Gate { host: host.to_owned(), port: port.to_owned(), named: [named.0, named.1] };
+        // A slot of the target's own: the source redirects to it. Where it has none, one that it imports: then the
+        // source takes the key, and it is deleted there.
+        let own = self.target.view().await?.me().slots.clone();
+        let (slot, importing) = match (own.iter().next(), self.marked.iter().next()) {
+            (Some(slot), _) => (slot, false),
+            (None, Some(slot)) => (slot, true),
+            (None, None) => return Ok(None),
+        };
+        let key = key_in(slot);
+        let told = self.target.run(async |link| send_key(link, &gate, &key, importing).await).await?;
+        let works = if importing {
+            self.source.run(async |link| link.ask(&[b"UNLINK", key.as_bytes()]).await).await?;
+            told == "OK"
+        } else {
+            told.contains("MOVED") && gate.named.iter().any(|name| !name.is_empty() && told.ends_with(name))
+        };
+        if !works {
+            tracing::debug!(told, "the target cannot wait for the source");
+        }
+        Ok(works.then_some(gate))
+    }
+
+    /// The fence and the take-over, with the target waiting. `None` where that could not be begun: then nothing has
+    /// happened.
+    pub(super) async fn fence_with_gate(
+        &mut self,
+        gate: &Gate,
+        slots: &SlotSet,
+        paused: &Paused,
+    ) -> Result<Option<Fenced>> {
+        let Some(messenger) = last(slots) else { return Ok(None) };
+        let key = key_in(messenger);
+        let Ok(mut waiting) = self.target.spare().await else { return Ok(None) };
+        let Ok(mut probe) = self.target.spare().await else { return Ok(None) };
+        self.push_gate(&mut waiting, gate, &key, messenger, slots);
+        if waiting.flush().await.is_err() {
+            return Ok(None);
+        }
+        let mut fenced = None;
+        for round in 1..=BEGUN_ROUNDS {
+            probe.push(&[b"PING"]);
+            if probe.flush().await.is_err() {
+                break;
+            }
+            let begun = {
+                let mut pong = pin!(probe.reply());
+                let begun = timeout(BEGUN, &mut pong).await.is_err();
+                if begun || round == BEGUN_ROUNDS {
+                    fenced = Some(self.fence_by_script(slots, paused, true).await);
+                }
+                if begun { pong.await.is_ok() } else { false }
+            };
+            if fenced.is_some() {
+                if begun {
+                    self.target.keep_spare(probe);
+                }
+                break;
+            }
+        }
+        let fenced = match fenced {
+            Some(fenced) => fenced,
+            None => self.fence_by_script(slots, paused, true).await,
+        };
+        // Bounded by the time that the target waits, and what it takes to answer.
+        let told = waiting.replies(2).await.ok().and_then(|mut replies| {
+            let told = replies.pop()?;
+            Some(match told.as_error() {
+                Some(e) => String::from_utf8_lossy(e).into_owned(),
+                None => told.as_str().unwrap_or_default().to_owned(),
+            })
+        });
+        if told.is_some() {
+            self.target.keep_spare(waiting);
+        }
+        let mut fenced = fenced?;
+        if !fenced.held {
+            if told.is_none() {
+                // It may still come to it, and find the source fenced by somebody else.
+                return Err(self.target.in_doubt("the fence", "the target does not answer"));
+            }
+            // The source may have taken the key instead. Another's word would be as good: nobody needs it.
+            let removed = self.source.run(async |link| link.ask(&[b"UNLINK", key.as_bytes()]).await).await;
+            removed.map_err(|e| self.source.in_doubt("remove a key of ours", e))?;
+            return Ok(Some(fenced));
+        }
+        if told.as_deref() == Some("taken") {
+            fenced.seamless = true;
+            self.marked = self.marked.difference(slots);
+        } else {
+            tracing::info!(told, "the target did not wait for the source");
+            self.take_over_after_fence(slots).await?;
+        }
+        Ok(Some(fenced))
+    }
+
+    fn push_gate(&self, link: &mut Link, gate: &Gate, key: &str, messenger: Slot, slots: &SlotSet) {
+        let mut rest = slots.clone();
+        rest.remove(messenger);
+        let ranges = rest.ranges();
+        link.push(&[b"ASKING"]);
+        let outbox = link.outbox();
+        outbox.command(12 + 2 * ranges.len());
+        for word in ["EVAL", GATE_SCRIPT, "1", key, &gate.host, &gate.port] {
+            outbox.arg(word.as_bytes());
+        }
+        outbox.arg(WAIT_MS.to_string().as_bytes());
+        gate.named.iter().for_each(|name| outbox.arg(name.as_bytes()));
+        outbox.arg_int(i64::from(messenger.number()));
+        outbox.arg(self.source.id.as_str().as_bytes());
+        outbox.arg(self.target.id.as_str().as_bytes());
+        for range in ranges {
+            outbox.arg_int(i64::from(range.start().number()));
+            outbox.arg_int(i64::from(range.end().number()));
+        }
+    }
+}
+
+/// The key in a slot that stands for nothing.
+fn key_in(slot: Slot) -> String {
+    format!("whimbrel:gate:{{{}}}", tag_for_slot(slot))
+}
+
+/// Has the server behind `link` send a key to another; what that said.
+async fn send_key(link: &mut Link, gate: &Gate, key: &str, importing: bool) -> Result<String> {
+    let (user, password) = (link.endpoint().user.clone(), link.endpoint().password.clone());
+    let limit = TRY_MS.to_string();
+    let asking = |link: &mut Link| {
+        if importing {
+            link.push(&[b"ASKING"]);
+        }
+    };
+    asking(link);
+    link.push(&[b"SET", key.as_bytes(), b"", b"PX", b"60000"]);
+    asking(link);
+    let mut migrate: Vec<&[u8]> =
+        vec![b"MIGRATE", gate.host.as_bytes(), gate.port.as_bytes(), key.as_bytes(), b"0", limit.as_bytes()];
+    migrate.extend([b"COPY".as_slice(), b"REPLACE"]);
+    match (&user, &password) {
+        // Servers keep these arguments out of their slow log, here, but not among the arguments of a script.
+        (Some(user), Some(password)) => {
+            migrate.extend([b"AUTH2".as_slice(), user.as_bytes(), password.expose().as_bytes()]);
+        }
+        (None, Some(password)) => migrate.extend([b"AUTH".as_slice(), password.expose().as_bytes()]),
+        (_, None) => {}
+    }
+    link.push(&migrate);
+    asking(link);
+    link.push(&[b"DEL", key.as_bytes()]);
+    link.flush().await?;
+    let replies = link.replies(if importing { 6 } else { 3 }).await?;
+    let told = &replies[replies.len() - if importing { 3 } else { 2 }];
+    Ok(match told.as_error() {
+        Some(e) => String::from_utf8_lossy(e).into_owned(),
+        None => told.as_str().unwrap_or_default().to_owned(),
+    })
+}
+
+/// The address of node `id` as the server behind `link` knows it, as `HOST:PORT`; and with its host name, or nothing.
+async fn announced(link: &mut Link, id: &str) -> Result<Option<(String, String)>> {
+    let reply = link.call(&[b"CLUSTER", b"NODES"]).await?;
+    let text = reply.as_str().unwrap_or_default();
+    let Some(place) = text.lines().find_map(|line| line.strip_prefix(id)?.split_ascii_whitespace().next())
+    else {
+        return Ok(None);
+    };
+    let (address, names) = place.split_once('@').unwrap_or((place, ""));
+    let by_name = address.rsplit_once(':').and_then(|(_, port)| {
+        let name = names.split(',').nth(1).filter(|name| !name.is_empty() && !name.contains('='))?;
+        Some(format!(" {name}:{port}"))
+    });
+    // Redirections end with a blank and the place; without the blank `10.0.0.1:1` would end `110.0.0.1:1` as well.
+    Ok(Some((format!(" {address}"), by_name.unwrap_or_default())))
+}
