@@ -10,14 +10,14 @@ use whimbrel_lab::{Cluster, ClusterBuilder, Engine};
 
 use crate::binary::{Invocation, Output, Running};
 use crate::cluster_writers::{ClusterWriters, Load, Record, tags_in};
-use crate::compare::{Snapshot, diff, snapshot};
+use crate::compare::{Snapshot, diff};
 use crate::deployment::Deployment;
 use crate::shards::{self, Ranges};
 
 /// Far more than anything here takes on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Of the log of a server that has crashed.
+/// Of a server's log, shown when a test fails.
 const LOG_LINES: usize = 120;
 
 /// What the names of the writers' keys begin with.
@@ -102,7 +102,7 @@ impl Scene {
 
     /// Everything but the writers' keys, as it is now. Nothing else may write.
     pub fn unwritten(&self) -> Snapshot {
-        let mut all = snapshot(&self.deployment(), 0).expect("the cluster can be read");
+        let mut all = shards::keys(&self.cluster).expect("the cluster can be read");
         all.keys.retain(|key, _| !key.starts_with(WRITTEN.as_bytes()));
         all
     }
@@ -118,9 +118,7 @@ impl Scene {
     #[track_caller]
     pub fn assert_all_run(&self) {
         if let Some(node) = self.cluster.nodes().iter().find(|node| !node.is_running()) {
-            let log = node.log();
-            let start = log.rmatch_indices('\n').nth(LOG_LINES).map_or(0, |(at, _)| at);
-            panic!("{} has ended, with this log:\n{}", node.addr(), &log[start..]);
+            panic!("{} has ended, with this log:\n{}", node.addr(), end_of(&node.log()));
         }
     }
 
@@ -190,6 +188,31 @@ impl Scene {
             panic!("still unfinished after resuming: {last:#?}");
         }
     }
+}
+
+/// A test that fails tells how it left the cluster.
+impl Drop for Scene {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            return;
+        }
+        for node in self.cluster.nodes() {
+            let view = match node.is_running() {
+                true => node.try_call(&["CLUSTER", "NODES"]).map(redis::from_redis_value::<String>),
+                false => continue,
+            };
+            eprintln!("as {} sees it: {}", node.addr(), view.map_or("?".into(), Result::unwrap_or_default));
+        }
+        for node in self.cluster.nodes() {
+            eprintln!("log of {}:\n{}", node.addr(), end_of(&node.log()));
+        }
+    }
+}
+
+/// The last lines of a log, without those that servers write for each single slot.
+fn end_of(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().filter(|line| !line.contains(" slot ")).collect();
+    lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
 }
 
 impl Told {

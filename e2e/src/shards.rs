@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use whimbrel_lab::{Cluster, Server};
 
-use crate::compare::{NodeKeys, Snapshot, ValueState, diff, node_keys};
+use crate::compare::{NodeKeys, Snapshot, Stray, ValueState, diff, node_keys};
 use crate::dataset::knows_command;
 use crate::deployment::{Deployment, SLOTS};
 
@@ -160,6 +160,29 @@ fn without_read_counters(snapshot: &Snapshot) -> Snapshot {
         }
     }
     snapshot
+}
+
+/// Every key of every node that calls itself a primary. Meant for clusters that are sound, and that nobody writes to.
+///
+/// Fails when a node that runs does not answer, or two primaries hold the same key.
+pub fn keys(cluster: &Cluster) -> Result<Snapshot> {
+    let mut all = Snapshot { keys: BTreeMap::new(), strays: Vec::new(), read_ms: 0 };
+    for node in cluster.nodes().iter().filter(|node| node.is_running()) {
+        let view = View::of(node)?;
+        if view.primary.is_some() {
+            continue;
+        }
+        let field_expiries = knows_command(&Deployment::at(node.addr())?, "HPEXPIRETIME")?;
+        let owns = |slot: u16| view.owners[usize::from(slot)].as_ref() == Some(&view.id);
+        let found = node_keys(node.try_connection()?, field_expiries, owns)?;
+        all.strays.extend(found.strays.into_iter().map(|key| Stray { node: node.addr(), key }));
+        all.read_ms = found.own.read_ms;
+        for (key, state) in found.own.keys {
+            let name = key.escape_ascii().to_string();
+            ensure!(all.keys.insert(key, state).is_none(), "two primaries hold {name}");
+        }
+    }
+    Ok(all)
 }
 
 /// Who owns a slot, as the first running node sees it: the id of a primary.

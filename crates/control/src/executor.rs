@@ -499,11 +499,11 @@ impl Executor {
     async fn pause(&mut self, pause_ms: u64) -> Done {
         self.feed()?;
         self.mover().await?;
-        let handover = self.handover().await?;
-        handover.raise_epoch().await?;
-        // Before the pause: what other jobs have on their way to the target would make writers wait longer.
-        let target = handover.target_address().clone();
+        // Before the pause: what other jobs have on their way to the target would make writers wait longer. And before
+        // the epochs are looked at: a takeover of another job would change the target's.
+        let target = self.handover().await?.target_address().clone();
         self.quiet = Some(quiet_of(&target).begin().await);
+        self.handover().await?.raise_epoch().await?;
         let handover = self.handover().await?;
         let started = Instant::now();
         let paused = handover.pause(pause_ms).await?;

@@ -182,6 +182,10 @@ impl fmt::Display for Observed {
             ms(self.quantile(0.99)),
             ms(self.quantile(0.999))
         )?;
+        if let Some(other) = self.incidents.iter().find(|incident| incident.kind == IncidentKind::OtherError)
+        {
+            write!(f, ", such as {other}")?;
+        }
         match &self.longest {
             Some(stall) => {
                 write!(f, ", longest {:.1} ms ({} after {:?})", ms(stall.took), stall.command, stall.at)

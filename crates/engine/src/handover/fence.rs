@@ -352,11 +352,22 @@ impl Handover {
         {
             return Err(self.source.unfit("take over", "the time of the write pause has run out"));
         }
-        if !slots.is_empty() && !self.claim(slots, slots).await? {
+        if slots.is_empty() {
+            return Ok(());
+        }
+        // Owners are not made to give up what they have and take it again.
+        let is_repeated = slots.difference(&self.taken).is_empty();
+        if is_repeated || !self.claim(slots, slots).await? {
             self.claim_what_is_missing(slots).await?;
         }
-        self.marked = self.marked.difference(slots);
+        self.note_taken(slots);
         Ok(())
+    }
+
+    /// The target owns `slots` now.
+    pub(super) fn note_taken(&mut self, slots: &SlotSet) {
+        self.marked = self.marked.difference(slots);
+        self.taken = slots.clone();
     }
 
     /// Deletes the slots `known` in the target's view, and adds `added`, with a new epoch and a broadcast. False where one

@@ -173,7 +173,7 @@ impl Handover {
         }
         if told.as_deref() == Some("taken") {
             fenced.seamless = true;
-            self.marked = self.marked.difference(slots);
+            self.note_taken(slots);
         } else {
             tracing::info!(told, "the target did not wait for the source");
             self.take_over_after_fence(slots).await?;

@@ -39,8 +39,9 @@
 //! - `BUMPEPOCH` in the transaction that adds slots announces them at once, but answers `STILL` and announces nothing where
 //!   the node's epoch is the highest already. So on Valkey, where `SETSLOT` cannot be used in a transaction and would make
 //!   writers wait for replicas, the source's epoch is raised above the target's beforehand.
-//! - Since Valkey 8 a `SETSLOT` takes effect between two turns of the event loop, and its broadcast is sent in the next: on
-//!   an idle server after up to 100 ms, or when a command wakes it. So each take-over is followed by a `PING`.
+//! - Since Valkey 8 a `SETSLOT` of a node with replicas takes effect between two turns of the event loop, and its broadcast
+//!   leaves in the next: on an idle server after up to 100 ms, unless a command wakes it. So each take-over is followed
+//!   by a `PING`.
 //! - A node and its replicas that see the node lose its last slot turn into replicas of the new owner, unless
 //!   `cluster-allow-replica-migration` is off. It is switched off on the source and its replicas while its last slots move.
 //!   Even then, on Redis, the source's replicas follow where *all* slots of the source go to a target without slots *at
@@ -243,6 +244,8 @@ pub struct Handover {
     long_pause_ms: u64,
     /// Slots that the target is known to have marked.
     marked: SlotSet,
+    /// The slots of the last take-over.
+    taken: SlotSet,
     /// Until when a fence that relies on the pause holds.
     fenced_until: Option<Instant>,
     /// Nodes on which replicas were kept from following the slots, and that want it switched on again.
@@ -301,6 +304,7 @@ impl Handover {
             long_pause_ms: (2 * node_timeout_ms.unwrap_or(NODE_TIMEOUT_MS)).max(LONG_PAUSE_MS_MIN),
             options,
             marked: SlotSet::new(),
+            taken: SlotSet::new(),
             fenced_until: None,
             sheltered: Vec::new(),
             members,
