@@ -109,6 +109,9 @@ pub fn troubles(cluster: &Cluster) -> Result<Vec<String>> {
         if other > 0 {
             found.push(format!("{name} and {} disagree on {other} slots", first_node.addr()));
         }
+        if view.primaries != first.primaries {
+            found.push(format!("{name} and {} disagree on who is whose replica", first_node.addr()));
+        }
         found.extend(view.marks.iter().map(|mark| format!("{name} has a mark: {mark}")));
     }
     if !found.is_empty() {
@@ -213,6 +216,8 @@ struct View {
     ranges: Ranges,
     /// Its own importing and migrating slots, as `CLUSTER NODES` writes them.
     marks: Vec<String>,
+    /// Of whom each node is a replica.
+    primaries: BTreeMap<String, Option<String>>,
 }
 
 impl View {
@@ -225,13 +230,16 @@ impl View {
             owners: vec![None; usize::from(SLOTS)],
             ranges: Vec::new(),
             marks: Vec::new(),
+            primaries: BTreeMap::new(),
         };
         for line in text.lines() {
             let words: Vec<&str> = line.split_whitespace().collect();
             ensure!(words.len() >= 8, "a line of CLUSTER NODES has {} words: {line}", words.len());
+            let primary = (words[3] != "-").then(|| words[3].to_owned());
+            view.primaries.insert(words[0].to_owned(), primary.clone());
             if words[2].split(',').any(|flag| flag == "myself") {
                 view.id = words[0].to_owned();
-                view.primary = (words[3] != "-").then(|| words[3].to_owned());
+                view.primary = primary;
             }
             for word in &words[8..] {
                 if word.starts_with('[') {

@@ -455,6 +455,8 @@ pub struct DemoOptions {
 pub enum Bench {
     /// A copy beside REPLICAOF, MIGRATE, and other tools that are on PATH
     Copy(BenchCopyArgs),
+    /// Moving slots beside the classic tools and the servers' own migration
+    Reshard(crate::bench::reshard::BenchReshardArgs),
 }
 
 /// `whimbrel bench copy`.

@@ -58,6 +58,7 @@ fn run(command: Command) -> Exit {
         Command::Repair(args) => block_on(|stop| async move { cluster::repair::run(&args, stop).await }),
         Command::Demo(args) => shown(demo::run(&args)),
         Command::Bench { bench: Bench::Copy(args) } => shown(bench::copy::run(&args)),
+        Command::Bench { bench: Bench::Reshard(args) } => shown(bench::reshard::run(&args)),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "whimbrel", &mut std::io::stdout());
             Exit::Success

@@ -36,6 +36,9 @@ const SEAL_RESERVE: Duration = Duration::from_millis(10);
 /// How long one round of catching up lasts at most when writers are held back.
 const BRAKED_ROUND: Duration = Duration::from_millis(500);
 
+/// Touched elements of one key that are followed; beyond it the key moves as a whole again.
+const TOUCHED_ELEMENTS_MAX: usize = 65_536;
+
 /// How fast keys are taken to move before anything was measured, per second.
 const KEYS_PER_S_FIRST: f64 = 30_000.0;
 
@@ -298,6 +301,20 @@ impl Executor {
     }
 
     async fn check(&mut self, slots: &SlotSet) -> Done {
+        let former = match (&self.members, &self.between) {
+            (Some(members), Some((_, target))) => members.target.first().filter(|f| *f != target).cloned(),
+            _ => None,
+        };
+        if let Some(former) = former
+            && self.handover().await?.may_come_back_and_take(&former).await?
+        {
+            let message = format!(
+                "the target's shard failed over, and its former primary {former} is down with slots marked as importing: \
+                 when it comes back it would take them by itself, with old keys; start again when it is back, or after \
+                 CLUSTER FORGET"
+            );
+            return Err(because(Why::Permanent, message));
+        }
         let handover = self.handover().await?;
         handover.check_permissions().await?;
         let others = handover.other_jobs().await?;
@@ -368,7 +385,7 @@ impl Executor {
                 let options = FeedOptions {
                     limits: TouchedLimits {
                         bytes_max: self.options.touched_bytes,
-                        ..TouchedLimits::default()
+                        elements_max: TOUCHED_ELEMENTS_MAX,
                     },
                     ..FeedOptions::default()
                 };

@@ -19,7 +19,7 @@ const SHOWN: usize = 100;
 
 /// How a command ended.
 #[derive(Debug)]
-pub(super) enum Outcome {
+pub enum Outcome {
     /// The server has done it.
     Acknowledged(Value),
     /// Certainly not done: the server said no, or never got it.
@@ -29,24 +29,25 @@ pub(super) enum Outcome {
 }
 
 /// One client with connections of its own.
-pub(super) struct Client {
+pub struct Client {
     /// All addresses ever heard of, to learn the slots from.
     addresses: Vec<String>,
     slots: HashMap<u16, String>,
     connections: HashMap<String, Connection>,
-    pub(super) observed: Observed,
+    /// What it has seen so far.
+    pub observed: Observed,
 }
 
 impl Client {
-    /// Learns the slots from the first address that answers.
-    pub(super) fn new(addresses: Vec<String>, observed: Observed) -> Self {
+    /// Learns the slots from the first address (`HOST:PORT`) that answers.
+    pub fn new(addresses: Vec<String>, observed: Observed) -> Self {
         let mut client = Self { addresses, slots: HashMap::new(), connections: HashMap::new(), observed };
         client.learn();
         client
     }
 
     /// Sends one command to the owner of `key`, and never sends twice what may have been done.
-    pub(super) fn send(&mut self, key: &str, command: &Cmd) -> Outcome {
+    pub fn send(&mut self, key: &str, command: &Cmd) -> Outcome {
         let sent = Instant::now();
         let outcome = self.send_on(key, command);
         self.observed.command(sent, || words_of(command));

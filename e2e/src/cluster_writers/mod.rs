@@ -12,23 +12,26 @@ mod subject;
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
+pub use client::{Client, Outcome};
 pub use observed::{Incident, IncidentKind, Observed, Stall};
 
 use crate::compare::{KeyState, states_of};
 use crate::dataset::random::Random;
 use crate::deployment::{Deployment, now_ms, slot_of};
-use client::{Client, Outcome, words_of};
+use client::words_of;
 use subject::{Contradiction, Kind, Model};
 
 /// How long a client waits after an error before it goes on.
 const ERROR_PAUSE: Duration = Duration::from_millis(10);
+/// How long a command may be under way before it counts as paused.
+const HOLD_PATIENCE: Duration = Duration::from_millis(300);
 /// Commands of a subject that are remembered, to be shown if it turns out wrong.
 const PAST_KEPT: usize = 24;
 /// Subjects that one client gives up in favour of new ones, at most.
@@ -93,14 +96,22 @@ pub struct ClusterWriters {
 #[derive(Debug)]
 struct Shared {
     stop: AtomicBool,
-    /// Held by a client during each command, and by whoever wants none to be under way.
-    gate: RwLock<()>,
+    /// Whether no command may be sent.
+    held: AtomicBool,
+    /// Commands that were sent and not answered.
+    under_way: AtomicU64,
     acknowledged: AtomicU64,
 }
 
-/// As long as it lives no command of the clients is under way, and none is sent.
+/// As long as it lives the clients send nothing.
 #[derive(Debug)]
-pub struct Hold<'a>(#[expect(dead_code, reason = "it is held, not looked at")] RwLockWriteGuard<'a, ()>);
+pub struct Hold<'a>(&'a Shared);
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.0.held.store(false, Ordering::SeqCst);
+    }
+}
 
 impl ClusterWriters {
     /// Starts the clients, which learn the slots from any of `addresses` (`HOST:PORT`). Keys of the same prefix must
@@ -111,7 +122,8 @@ impl ClusterWriters {
         assert!(!load.tags.is_empty(), "the writers have no tags");
         let shared = Arc::new(Shared {
             stop: AtomicBool::new(false),
-            gate: RwLock::new(()),
+            held: AtomicBool::new(false),
+            under_way: AtomicU64::new(0),
             acknowledged: AtomicU64::new(0),
         });
         let started = Instant::now();
@@ -150,10 +162,16 @@ impl ClusterWriters {
         true
     }
 
-    /// Waits until no command is under way, and lets none be sent until the hold is dropped. For crashes that must
-    /// not lose what a server acknowledged before its replicas had it: that is the server's promise, not ours.
+    /// Lets no command be sent until the hold is dropped, and waits until none is under way, but not for those that
+    /// a server has paused. For crashes that must not lose what a server acknowledged before its replicas had it:
+    /// that is the server's promise, not ours.
     pub fn hold(&self) -> Hold<'_> {
-        Hold(self.shared.gate.write().unwrap_or_else(PoisonError::into_inner))
+        self.shared.held.store(true, Ordering::SeqCst);
+        let deadline = Instant::now() + HOLD_PATIENCE;
+        while self.shared.under_way.load(Ordering::SeqCst) > 0 && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
+        Hold(&self.shared)
     }
 
     /// Ends the writing and gives the record of it.
@@ -246,11 +264,16 @@ impl<'a> Writer<'a> {
     fn write_until_stopped(mut self) -> (Vec<Subject>, Observed) {
         let shared = self.shared;
         while !shared.stop.load(Ordering::Relaxed) {
+            // Counted first and looked at then: whoever holds does it the other way round.
+            shared.under_way.fetch_add(1, Ordering::SeqCst);
+            if shared.held.load(Ordering::SeqCst) {
+                shared.under_way.fetch_sub(1, Ordering::SeqCst);
+                thread::sleep(Duration::from_millis(1));
+                continue;
+            }
             let place = self.random.below(self.subjects.len() as u64);
-            let next = {
-                let _open = shared.gate.read().unwrap_or_else(PoisonError::into_inner);
-                self.write_once(place as usize)
-            };
+            let next = self.write_once(place as usize);
+            shared.under_way.fetch_sub(1, Ordering::SeqCst);
             if next != Next::Stays {
                 self.generations += 1;
                 let fresh = self.new_subject(place);

@@ -91,7 +91,8 @@ pub struct Observed {
 }
 
 impl Observed {
-    pub(super) fn since(started: Instant) -> Self {
+    /// Nothing yet; incidents and stalls will tell their time from `started`.
+    pub fn since(started: Instant) -> Self {
         let latencies_us = Histogram::new_with_bounds(1, LONGEST_US, 3).expect("these bounds are in range");
         Self {
             commands: 0,

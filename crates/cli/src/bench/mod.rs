@@ -8,3 +8,4 @@ pub mod data;
 pub mod interrupt;
 pub mod machine;
 pub mod report;
+pub mod reshard;

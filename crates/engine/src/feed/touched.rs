@@ -98,7 +98,7 @@ pub struct TouchedLimits {
 
 impl Default for TouchedLimits {
     fn default() -> Self {
-        TouchedLimits { bytes_max: 256 << 20, elements_max: 65_536 }
+        TouchedLimits { bytes_max: 256 << 20, elements_max: 4_096 }
     }
 }
 

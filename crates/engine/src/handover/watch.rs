@@ -120,6 +120,20 @@ impl Handover {
         &self.members
     }
 
+    /// Whether `former`, the target's shard's primary of an earlier try, may take slots by itself when it comes back: it died
+    /// with slots marked as importing, and Valkey 8 and later claims those as soon as their source claims them no longer.
+    ///
+    /// # Errors
+    /// As [`ClusterView::ask`].
+    pub async fn may_come_back_and_take(&mut self, former: &NodeId) -> Result<bool> {
+        if !self.target.traits.takes_by_itself {
+            return Ok(false);
+        }
+        let view = self.target.view().await?;
+        // One that is a replica again has no marks of its own any more, and one that is forgotten is not believed.
+        Ok(view.node(former).is_some_and(|node| !node.is_usable() || node.is_primary()))
+    }
+
     /// Finds out what is true: who leads the shards of `source` and `target` now, and which of `slots` those claim.
     ///
     /// Makes sure that nothing which an earlier process, or a dropped handover, has sent can still be executed:
