@@ -82,6 +82,15 @@ pub struct JobProgress {
     pub braked_ms: AtomicU64,
 }
 
+/// What was written down of the cluster by the process that ran the job before.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    /// The nodes of both shards.
+    pub members: Option<Members>,
+    /// Nodes on which `cluster-allow-replica-migration` has to be switched on again.
+    pub sheltered: Vec<NodeId>,
+}
+
 /// Carries out effects for one job.
 pub(crate) struct Executor {
     deployment: Arc<Deployment>,
@@ -103,6 +112,8 @@ pub(crate) struct Executor {
     taken: Option<SlotSet>,
     /// The nodes of both shards as they were when the job last looked: a promoted replica is found among them.
     members: Option<Members>,
+    /// Nodes whose replicas are kept from following the slots, as the last handover knew.
+    sheltered: Vec<NodeId>,
     functions_shared: bool,
     compared_ahead: bool,
     keys_per_s: f64,
@@ -117,8 +128,9 @@ impl Executor {
         job: String,
         progress: Arc<JobProgress>,
         stop: CancellationToken,
-        members: Option<Members>,
+        known: Known,
     ) -> Executor {
+        let Known { members, sheltered } = known;
         Executor {
             deployment,
             options,
@@ -135,6 +147,7 @@ impl Executor {
             sealed_at: None,
             taken: None,
             members,
+            sheltered,
             functions_shared: false,
             compared_ahead: false,
             keys_per_s: KEYS_PER_S_FIRST,
@@ -145,6 +158,12 @@ impl Executor {
     /// The nodes of both shards, to be written down with the job.
     pub(crate) fn members(&self) -> Option<&Members> {
         self.members.as_ref()
+    }
+
+    /// The nodes on which `cluster-allow-replica-migration` has to be switched on again, to be written down with the job
+    /// before it is switched off.
+    pub(crate) fn sheltered(&self) -> &[NodeId] {
+        &self.sheltered
     }
 
     /// What the user should know.
@@ -162,6 +181,9 @@ impl Executor {
             self.between = Some(between);
         }
         let done = self.perform(effect).await;
+        if let Some(handover) = &self.handover {
+            self.sheltered = handover.sheltered().cloned().collect();
+        }
         let trouble = match done {
             Ok(detail) => return Outcome::Done(detail),
             Err(trouble) => trouble,
@@ -271,6 +293,7 @@ impl Executor {
         HandoverOptions {
             label: self.job.clone(),
             process: process_name().to_owned(),
+            sheltered: self.sheltered.clone(),
             ..HandoverOptions::default()
         }
     }
@@ -357,20 +380,29 @@ impl Executor {
                 return Err(because(Why::Permanent, message));
             }
         }
+        // Written down with the outcome of this, before anything is switched off.
+        self.handover().await?.find_shelter(slots).await?;
         let (source, target) = (seen.source.process, seen.target.process);
         self.members = Some(self.handover().await?.members().clone());
         if !std::mem::replace(&mut self.functions_shared, true) {
-            let handover = self.handover().await?;
-            let (from, to) = (handover.source_address().clone(), handover.target_address().clone());
-            let (mut from, mut to) =
-                (self.deployment.open(&from, 0).await?, self.deployment.open(&to, 0).await?);
-            for library in functions::share(&mut from, &mut to).await? {
-                self.notices.push(format!(
-                    "function library {library} differs between source and target; the target's was left as it is"
-                ));
-            }
+            self.share_functions().await?;
         }
         Ok(Detail::Checked { source, target })
+    }
+
+    async fn share_functions(&mut self) -> Result<(), Trouble> {
+        let handover = self.handover().await?;
+        let (from, to) = (handover.source_address().clone(), handover.target_address().clone());
+        let (mut from, mut to) = (self.deployment.open(&from, 0).await?, self.deployment.open(&to, 0).await?);
+        for library in functions::share(&mut from, &mut to).await? {
+            let notice = format!(
+                "function library {library} differs between source and target; the target's was left as it is"
+            );
+            if !self.notices.contains(&notice) {
+                self.notices.push(notice);
+            }
+        }
+        Ok(())
     }
 
     async fn attach(&mut self, slots: &SlotSet) -> Done {
@@ -521,8 +553,9 @@ impl Executor {
         let target = self.handover().await?.target_address().clone();
         self.quiet = Some(quiet_of(&target).begin().await);
         self.handover().await?.raise_epoch().await?;
-        let handover = self.handover().await?;
         let started = Instant::now();
+        self.sealed_at = None;
+        let handover = self.handover().await?;
         let paused = handover.pause(pause_ms).await?;
         self.paused = Some((paused, started));
         Ok(Detail::Nothing)
@@ -538,9 +571,12 @@ impl Executor {
     /// What a released pause comes to.
     fn released(&mut self) -> Detail {
         self.quiet = None;
-        let paused_ms = self.paused.take().map_or(0, |(_, started)| {
+        let sealed = self.sealed_at.is_some();
+        let paused_ms = self.paused.take().map_or(0, |(paused, started)| {
+            // Where no fence prolonged it, it has ended by itself when its time was up.
+            let end = if sealed { Instant::now() } else { Instant::now().min(paused.until) };
             // A pause of less than a millisecond is one, too.
-            u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX).max(1)
+            u64::try_from((end - started).as_millis()).unwrap_or(u64::MAX).max(1)
         });
         Detail::Released { paused_ms }
     }
@@ -578,6 +614,10 @@ impl Executor {
         }
         // A flush may have come with the last bytes of the feed.
         self.feed()?;
+        if touched.take_functions_changed() {
+            // Nobody can change them any more until the slots are the target's, and callers are sent there.
+            self.share_functions().await?;
+        }
         let left = deadline.saturating_duration_since(Instant::now());
         let wait_ms = replica_wait_ms.min(u64::try_from(left.as_millis()).unwrap_or(u64::MAX)).max(1);
         if !self.handover().await?.wait_replicas(wait_ms).await? {
@@ -596,10 +636,13 @@ impl Executor {
             Verify::Sample => Level::Sample,
             Verify::Full => Level::Full,
         };
-        let found = self.mover().await?.compare(slots, level).await?;
-        if Instant::now() >= until {
+        let Ok(found) = tokio::time::timeout_at(until, self.mover().await?.compare(slots, level)).await
+        else {
+            // What was sent is not answered yet: those connections cannot be used any more.
+            self.mover = None;
             return Err(because(Why::TooSlow, "the comparison did not fit into the pause"));
-        }
+        };
+        let found = found?;
         if found.differences > 0 {
             let message = format!(
                 "source and target differ in {} places, so the slots were not handed over: {}",

@@ -14,7 +14,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::handover::Members;
 
-use crate::executor::{Executor, JobProgress};
+use crate::executor::{Executor, JobProgress, Known};
 use crate::failpoint::{self, When};
 use crate::options::TransferOptions;
 use crate::report::{Ending, JobReport, Pauses};
@@ -38,14 +38,21 @@ pub struct Record {
     /// The nodes of the source's and the target's shard, as the job last saw them; empty before that.
     #[serde(default)]
     pub members: (Vec<NodeId>, Vec<NodeId>),
+    /// Nodes on which `cluster-allow-replica-migration` is to be switched on again.
+    #[serde(default)]
+    pub sheltered: Vec<NodeId>,
+    /// Addresses of the cluster's nodes when the job was made, for when the one above is gone.
+    #[serde(default)]
+    pub nodes: Vec<String>,
     /// The job itself.
     pub job: Job,
 }
 
 impl Record {
     /// A new job, as of now.
-    pub fn new(cluster: String, transfer: TransferOptions, job: Job) -> Record {
-        Record { cluster, created_s: now_s(), transfer, members: Default::default(), job }
+    pub fn new(cluster: String, nodes: Vec<String>, transfer: TransferOptions, job: Job) -> Record {
+        let (members, sheltered) = Default::default();
+        Record { cluster, created_s: now_s(), transfer, members, sheltered, nodes, job }
     }
 }
 
@@ -115,20 +122,37 @@ pub async fn run(
         record.job.id().to_string(),
         view.progress.clone(),
         asked.clone(),
-        known_members(&record),
+        known(&record),
     );
     let (store, id) = (journal.store().clone(), journal.id().to_owned());
     let watcher = tokio::spawn(watch_for_cancel(store, id, cancel, asked.clone()));
-    let outcome = drive(&mut record, journal, &mut executor, view, &asked).await;
+    let latest = Mutex::new(Some(status(&record)));
+    let outcome = tokio::select! {
+        biased;
+        outcome = drive(&mut record, journal, &mut executor, view, &latest, &asked) => outcome,
+        never = publish(journal, &latest) => match never {},
+    };
     watcher.abort();
     journal.publish(&status(&record));
     outcome?;
     Ok(report(&record.job, started.elapsed(), view, executor.take_notices()))
 }
 
-fn known_members(record: &Record) -> Option<Members> {
+/// Shows others every now and then how the job stands, also while one long effect is carried out.
+async fn publish(journal: &Journal, latest: &Mutex<Option<Status>>) -> std::convert::Infallible {
+    loop {
+        let latest = latest.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(latest) = latest {
+            journal.publish(&latest);
+        }
+        tokio::time::sleep(PUBLISH_PERIOD).await;
+    }
+}
+
+fn known(record: &Record) -> Known {
     let (source, target) = record.members.clone();
-    (!source.is_empty() && !target.is_empty()).then_some(Members { source, target })
+    let members = (!source.is_empty() && !target.is_empty()).then_some(Members { source, target });
+    Known { members, sheltered: record.sheltered.clone() }
 }
 
 async fn drive(
@@ -136,6 +160,7 @@ async fn drive(
     journal: &Journal,
     executor: &mut Executor,
     view: &View,
+    latest: &Mutex<Option<Status>>,
     cancel: &CancellationToken,
 ) -> Result<()> {
     if record.job.has_ended() {
@@ -145,7 +170,8 @@ async fn drive(
     let mut effects = Vec::new();
     let fresh = *record.job.phase() == Phase::Queued;
     advance(&mut record.job, if fresh { Event::Start } else { Event::Resume }, &mut effects)?;
-    let mut published: Option<Instant> = None;
+    // Why the journal could not be written, while the batch is where it must not stop.
+    let mut failure = None;
     loop {
         if cancel.is_cancelled() && !record.job.is_cancelling() && !record.job.has_ended() {
             // A job that is about to end anyway cannot be cancelled, and need not be.
@@ -156,18 +182,20 @@ async fn drive(
         view.show(record.job.summary());
         let waited_for = matches!(record.job.phase(), Phase::Draining | Phase::Comparing);
         if !waited_for {
-            journal.save(record)?;
+            failure = match journal.save(record) {
+                Ok(()) => None,
+                Err(e) if must_go_on(record.job.phase()) => Some(e),
+                Err(e) => return Err(e),
+            };
         }
         let is_sealed = waited_for
             || matches!(
                 record.job.phase(),
                 Phase::Pausing | Phase::Fencing | Phase::TakingOver { .. } | Phase::Releasing
             );
-        if !is_sealed && published.is_none_or(|at| at.elapsed() >= PUBLISH_PERIOD) {
-            journal.publish(&status(record));
-            published = Some(Instant::now());
-        }
-        let Some(effect) = effects.pop() else { return Ok(()) };
+        // Writers do not wait for a file that nothing depends on.
+        *latest.lock().unwrap_or_else(PoisonError::into_inner) = (!is_sealed).then(|| status(record));
+        let Some(effect) = effects.pop() else { return failure.map_or(Ok(()), Err) };
         let name = effect.action.name();
         let batch = record.job.batches().iter().position(|b| b.slots == effect.slots).unwrap_or(0);
         failpoint::reached(name, When::Before, batch).await;
@@ -178,6 +206,7 @@ async fn drive(
         if let Some(members) = executor.members() {
             record.members = (members.source.clone(), members.target.clone());
         }
+        record.sheltered = executor.sheltered().to_vec();
         if cancel.is_cancelled() && !record.job.is_cancelling() {
             // Before the outcome: an effect that broke off because of it is then understood.
             if let Err(reject) = step(&mut record.job, Event::Cancel, &mut effects) {
@@ -186,6 +215,16 @@ async fn drive(
         }
         advance(&mut record.job, Event::Finished { effect, outcome }, &mut effects)?;
     }
+}
+
+/// Whether stopping here would leave slots without an owner, or writers paused: then the job goes on, although it cannot be
+/// written down. Should the process die as well, what is on disk says `fencing`, or later, and resuming from there begins
+/// with a look at what is true.
+fn must_go_on(phase: &Phase) -> bool {
+    matches!(
+        phase,
+        Phase::TakingOver { .. } | Phase::Releasing | Phase::Confirming | Phase::GivingBack { .. }
+    )
 }
 
 fn advance(job: &mut Job, event: Event, effects: &mut Vec<whimbrel_core::migration::Effect>) -> Result<()> {
@@ -213,6 +252,7 @@ pub fn status(record: &Record) -> Status {
     Status {
         id: job.id().to_string(),
         cluster: record.cluster.clone(),
+        nodes: record.nodes.clone(),
         source: job.source().to_string(),
         target: job.target().to_string(),
         slots: job.slots().to_string(),

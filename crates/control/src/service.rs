@@ -27,6 +27,9 @@ use crate::store::{Journal, Status, Store};
 /// How many jobs run at once: each has its own source, and its own connections and buffers.
 pub const PARALLEL_MAX: usize = 8;
 
+/// How many addresses are written down with a job.
+const NODES_MAX: usize = 32;
+
 /// By which means slots move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -122,6 +125,9 @@ pub async fn cut(
 pub struct PlainRecord {
     /// The cluster, as `HOST:PORT`, without credentials.
     pub cluster: String,
+    /// Addresses of the cluster's primaries when the job was made, for when the one above is gone.
+    #[serde(default)]
+    pub nodes: Vec<String>,
     /// When the job was made, in seconds since the epoch.
     pub created_s: u64,
     /// Its name.
@@ -244,6 +250,7 @@ impl PlainRecord {
         Status {
             id: self.id.to_string(),
             cluster: self.cluster.clone(),
+            nodes: self.nodes.clone(),
             source: self.source.to_string(),
             target: self.target.to_string(),
             slots: self.slots.to_string(),
@@ -292,6 +299,8 @@ pub async fn prepare(
     keys_of: impl Fn(&NodeId, Slot) -> u64,
 ) -> Result<Vec<Ready>> {
     let cluster = deployment.endpoint.address.to_string();
+    let nodes: Vec<String> =
+        deployment.topology().shards.iter().take(NODES_MAX).map(|shard| shard.primary.to_string()).collect();
     static MADE: AtomicU64 = AtomicU64::new(0);
     let mut jobs = Vec::with_capacity(moves.len());
     for planned in moves {
@@ -305,10 +314,16 @@ pub async fn prepare(
                 let (_, parts) = cut(deployment, planned, settings.batch_keys, keys_of).await?;
                 let (source, target) = (planned.source.clone(), planned.target.clone());
                 let job = Job::new(id, source, target, parts, settings.rules.clone());
-                Task::External(Box::new(Record::new(cluster.clone(), settings.transfer.clone(), job)))
+                Task::External(Box::new(Record::new(
+                    cluster.clone(),
+                    nodes.clone(),
+                    settings.transfer.clone(),
+                    job,
+                )))
             }
             method => Task::Plain(PlainRecord {
                 cluster: cluster.clone(),
+                nodes: nodes.clone(),
                 created_s: now_s(),
                 id,
                 method,

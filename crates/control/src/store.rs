@@ -37,6 +37,9 @@ pub struct Status {
     pub id: String,
     /// The cluster, as `HOST:PORT` without credentials.
     pub cluster: String,
+    /// Addresses of the cluster's primaries when the job was made, likewise.
+    #[serde(default)]
+    pub nodes: Vec<String>,
     /// Node id of the source.
     pub source: String,
     /// Node id of the target.
@@ -294,6 +297,7 @@ mod tests {
         let status = Status {
             id: "a-1".to_owned(),
             cluster: "127.0.0.1:7000".to_owned(),
+            nodes: Vec::new(),
             source: "s".to_owned(),
             target: "t".to_owned(),
             slots: "0-5".to_owned(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::service::{Ready, Task};
-use whimbrel_control::store::{Entry, Store};
+use whimbrel_control::store::{Entry, Status, Store};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::link::LinkOptions;
@@ -155,10 +155,26 @@ fn show(entry: &Entry, as_json: bool) {
     }
 }
 
-async fn open(access: &JobAccess, cluster: &str) -> Result<Arc<Deployment>> {
-    let at = access.cluster.as_deref().unwrap_or(cluster);
-    let endpoint = access.endpoint(at)?;
-    Ok(Arc::new(Deployment::probe(endpoint, LinkOptions::default()).await?))
+/// Opens the cluster of a job: where the user says, else where it was reached when the job was made, else by any of the
+/// primaries that it had then.
+async fn open(access: &JobAccess, status: &Status) -> Result<Arc<Deployment>> {
+    let named = access.cluster.as_deref();
+    let probe = async |at: &str| {
+        let endpoint = access.endpoint(at)?;
+        Deployment::probe(endpoint, LinkOptions::default()).await.map(Arc::new)
+    };
+    let first = named.unwrap_or(&status.cluster);
+    let failure = match probe(first).await {
+        Err(e) if e.is_link() && named.is_none() => e,
+        outcome => return outcome,
+    };
+    for other in status.nodes.iter().filter(|other| *other != first) {
+        match probe(other).await {
+            Err(e) if e.is_link() => {}
+            outcome => return outcome,
+        }
+    }
+    Err(failure.with_remedy("name a node of the cluster that answers with --cluster"))
 }
 
 async fn cancel(store: &Store, entry: &Entry, access: &JobAccess, as_json: bool) -> Result<Exit> {
@@ -171,7 +187,7 @@ async fn cancel(store: &Store, entry: &Entry, access: &JobAccess, as_json: bool)
         let stop = CancellationToken::new();
         // Resumed and cancelled at once: what was begun is looked at and rolled back.
         stop.cancel();
-        let deployment = open(access, &entry.status.cluster).await?;
+        let deployment = open(access, &entry.status).await?;
         let ready = Ready::open(store, id)?;
         let show = quiet(as_json);
         let exit = super::run_begun(&deployment, vec![ready], &show, &stop).await?;
@@ -209,6 +225,7 @@ async fn resume(
     clusters.dedup();
     for cluster in clusters {
         let mut jobs = Vec::new();
+        let mut at = None;
         for entry in entries.iter().filter(|entry| entry.status.cluster == cluster) {
             if entry.status.ended {
                 say(
@@ -223,11 +240,10 @@ async fn resume(
                 eprintln!("note     job {} begins again with what is left to move", entry.status.id);
             }
             jobs.push(ready);
+            at = Some(&entry.status);
         }
-        if jobs.is_empty() {
-            continue;
-        }
-        let deployment = open(access, cluster).await?;
+        let Some(at) = at else { continue };
+        let deployment = open(access, at).await?;
         let ended = super::run_begun(&deployment, jobs, &quiet(as_json), stop).await?;
         if ended != Exit::Success {
             exit = ended;

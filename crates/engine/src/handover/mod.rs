@@ -139,6 +139,9 @@ pub struct HandoverOptions {
     pub confirm_ms: u64,
     /// How long [`Handover::settle`] waits for the source.
     pub settle_ms: u64,
+    /// Nodes on which an earlier process, or a handover that was dropped, may have left replicas kept from following the
+    /// slots: what [`Handover::sheltered`] said then.
+    pub sheltered: Vec<NodeId>,
 }
 
 impl Default for HandoverOptions {
@@ -152,6 +155,7 @@ impl Default for HandoverOptions {
             gate: true,
             confirm_ms: 10_000,
             settle_ms: 10_000,
+            sheltered: Vec::new(),
         }
     }
 }
@@ -291,6 +295,8 @@ impl Handover {
             Party::open(door, id, address, &options).await
         };
         let members = Members::of(&view, &source, &target);
+        let sheltered = options.sheltered.iter().filter_map(|id| view.node(id));
+        let sheltered = sheltered.map(|node| (node.id.clone(), node.address.clone())).collect();
         let (mut source, target) = tokio::try_join!(open(Side::Source, source), open(Side::Target, target))?;
         let node_timeout_ms = source
             .run(async |link| {
@@ -306,7 +312,7 @@ impl Handover {
             marked: SlotSet::new(),
             taken: SlotSet::new(),
             fenced_until: None,
-            sheltered: Vec::new(),
+            sheltered,
             members,
             gate: None,
             watchers: watch::Watchers::default(),
@@ -423,6 +429,37 @@ impl Handover {
         Ok(slots.len() > 1 && all && target_is_empty && has_replicas && !self.source.traits.setslot_waits)
     }
 
+    /// Finds the nodes on which replicas must be kept from following `slots`: the source and its replicas, where these are
+    /// its last. Changes nothing; whoever means to survive his own death writes [`Handover::sheltered`] down before
+    /// [`Handover::mark_importing`].
+    ///
+    /// # Errors
+    /// As [`ClusterView::ask`]; where a replica of the source cannot be reached.
+    pub async fn find_shelter(&mut self, slots: &SlotSet) -> Result<()> {
+        let view = self.source.view().await?;
+        if !view.me().slots.difference(slots).is_empty() {
+            return Ok(());
+        }
+        let replicas = view.replicas_of(&self.source.id).filter(|n| n.is_usable());
+        for node in replicas.chain([view.me()]) {
+            if self.sheltered.iter().any(|(known, _)| *known == node.id) {
+                continue;
+            }
+            let (mut link, _) = self.source.door.open(&node.address).await?;
+            let reply = link.ask(&[b"CONFIG", b"GET", MIGRATION_OPTION]).await?;
+            // Where it cannot be read it cannot be set, and then the replicas follow: no harm to any key.
+            if reply.as_items().and_then(|r| r.get(1)).and_then(|v| v.as_str()) == Some("yes") {
+                self.sheltered.push((node.id.clone(), node.address.clone()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Nodes on which `cluster-allow-replica-migration` is off for now, or about to be.
+    pub fn sheltered(&self) -> impl Iterator<Item = &NodeId> {
+        self.sheltered.iter().map(|(id, _)| id)
+    }
+
     /// Marks `slots` on the target as importing from the source. Staged keys can be written to them then, with `ASKING`.
     /// Begins what [`Handover::raise_epoch`] waits for. Safe to repeat.
     ///
@@ -432,9 +469,11 @@ impl Handover {
     /// # Errors
     /// As [`Link::call`](crate::link::Link::call). Some of the slots may then be marked.
     pub async fn mark_importing(&mut self, slots: &SlotSet) -> Result<()> {
-        let view = self.source.view().await?;
-        if view.me().slots.difference(slots).is_empty() {
-            self.shelter(&view).await?;
+        self.find_shelter(slots).await?;
+        for (_, address) in &self.sheltered {
+            let (mut link, _) = self.source.door.open(address).await?;
+            // Refused where the user may not: then the replicas follow, and no key comes to harm.
+            link.ask(&[b"CONFIG", b"SET", MIGRATION_OPTION, b"no"]).await?;
         }
         let mark = Mark::Importing(self.source.id.clone());
         self.target.set_slots(slots, &mark).await?;
@@ -456,30 +495,7 @@ impl Handover {
         Ok(())
     }
 
-    /// Switches `cluster-allow-replica-migration` off on the source and its replicas.
-    async fn shelter(&mut self, view: &ClusterView) -> Result<()> {
-        let nodes: Vec<(NodeId, Address)> = view
-            .replicas_of(&self.source.id)
-            .filter(|n| n.is_usable())
-            .chain([view.me()])
-            .map(|n| (n.id.clone(), n.address.clone()))
-            .collect();
-        for (id, address) in nodes {
-            if self.sheltered.iter().any(|(known, _)| *known == id) {
-                continue;
-            }
-            let (mut link, _) = self.source.door.open(&address).await?;
-            let reply = link.ask(&[b"CONFIG", b"GET", MIGRATION_OPTION]).await?;
-            let on = reply.as_items().and_then(|r| r.get(1)).and_then(|v| v.as_str()) == Some("yes");
-            // Where it cannot be read it cannot be set, and then the replicas follow: no harm to any key.
-            if on && link.ask(&[b"CONFIG", b"SET", MIGRATION_OPTION, b"no"]).await?.as_error().is_none() {
-                self.sheltered.push((id, address));
-            }
-        }
-        Ok(())
-    }
-
-    /// Switches it on again. What cannot be reached is left: a node that is down has forgotten it anyway.
+    /// Switches `cluster-allow-replica-migration` on again. What cannot be reached is left: a node that is down has forgotten it anyway.
     async fn unshelter(&mut self) {
         for (_, address) in std::mem::take(&mut self.sheltered) {
             let restored = async {

@@ -7,7 +7,7 @@ use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_core::units::format_count;
 
-use super::survey::{NodeName, NodeState, Survey};
+use super::survey::{NodeName, NodeState, Survey, Surveyed};
 use super::view::Role;
 
 /// Who some nodes say owns some slots.
@@ -387,20 +387,30 @@ impl Survey {
         }
     }
 
+    /// Slots that a replica has marked and its primary has not. A replica of Valkey 8 repeats its primary's marks; a
+    /// primary that died and comes back as a replica keeps those that it had, and would act on them if it were promoted.
+    pub fn stray_marks(&self, replica: &Surveyed) -> SlotSet {
+        let Some(state) = replica.state().filter(|state| state.role == Role::Replica) else {
+            return SlotSet::new();
+        };
+        let Some(primary) = state.primary.as_ref().and_then(|id| self.node(id)?.state()) else {
+            return SlotSet::new();
+        };
+        state.marked_slots().difference(&primary.marked_slots())
+    }
+
     /// Groups open slots by their marks.
     fn find_open_slots(&self, found: &mut Vec<Finding>) {
         type Marks<'a> = Vec<(&'a NodeId, &'a NodeId)>;
         let mut by_slot: BTreeMap<Slot, (Marks<'_>, Marks<'_>)> = BTreeMap::new();
         for node in &self.nodes {
             let Some(state) = node.state() else { continue };
-            // A replica of Valkey 8 repeats its primary's marks.
-            if state.role == Role::Replica {
-                continue;
-            }
-            for (slot, from) in &state.importing {
+            let stray = self.stray_marks(node);
+            let counts = |slot: &Slot| state.role == Role::Primary || stray.contains(*slot);
+            for (slot, from) in state.importing.iter().filter(|(slot, _)| counts(slot)) {
                 by_slot.entry(*slot).or_default().0.push((&node.id, from));
             }
-            for (slot, to) in &state.migrating {
+            for (slot, to) in state.migrating.iter().filter(|(slot, _)| counts(slot)) {
                 by_slot.entry(*slot).or_default().1.push((&node.id, to));
             }
         }

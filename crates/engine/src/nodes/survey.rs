@@ -151,6 +151,11 @@ impl NodeState {
     pub fn importing_slots(&self) -> SlotSet {
         self.importing.iter().map(|(slot, _)| *slot).collect()
     }
+
+    /// Slots that it takes in or gives away.
+    pub fn marked_slots(&self) -> SlotSet {
+        self.importing.iter().chain(&self.migrating).map(|(slot, _)| *slot).collect()
+    }
 }
 
 /// A node and what it answered.

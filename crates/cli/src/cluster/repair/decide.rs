@@ -454,8 +454,13 @@ impl<'a> Draft<'a> {
     /// Keys of replicas that their primaries do not have, in slots that these do not own.
     fn replicas(&mut self) {
         for replica in self.survey.nodes.iter().filter(|n| !n.is_primary()) {
-            let Some(counts) = replica.state().and_then(|s| s.counts.as_ref()) else { continue };
             let Some(primary) = replica.primary().and_then(|id| self.index(id)) else { continue };
+            for slot in &self.survey.stray_marks(replica) {
+                // What clears a mark of the primary is repeated to its replicas, also where the primary has none.
+                let change = Change::ClearMarks { node: self.primaries[primary].id.clone() };
+                self.add(change, slot, 0, "a replica kept marks that its primary does not have");
+            }
+            let Some(counts) = replica.state().and_then(|s| s.counts.as_ref()) else { continue };
             let state = self.primaries[primary].state;
             let foreign = counts.occupied().difference(&state.slots).difference(&state.importing_slots());
             for slot in &foreign {
