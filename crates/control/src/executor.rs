@@ -243,8 +243,8 @@ impl Executor {
                 self.handover().await?.settle(slots).await?;
                 Ok(self.released())
             }
-            Action::Confirm => {
-                self.handover().await?.confirm(slots).await?;
+            Action::Confirm { everywhere } => {
+                self.handover().await?.confirm(slots, everywhere).await?;
                 Ok(Detail::Nothing)
             }
             Action::CleanUp => {

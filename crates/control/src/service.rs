@@ -107,7 +107,7 @@ pub async fn cut(
     let mut handover = Handover::open(deployment, planned.source.clone(), planned.target.clone()).await?;
     let fence = handover.fence_kind();
     let keys_max = batch_keys.unwrap_or(fence.batch_keys_max()).max(1);
-    let limits = BatchLimits { keys_max, slots_max: fence.batch_slots_max() };
+    let limits = BatchLimits { keys_max, slots_max: handover.batch_slots_max() };
     let mut parts = batches(&planned.slots, keys_of, limits);
     if let [only] = &parts[..]
         && handover.should_split(only).await?

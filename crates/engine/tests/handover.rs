@@ -148,7 +148,7 @@ impl Field {
         let fenced = handover.fence_and_take_over(slots, &paused).await.expect("a fence");
         assert!(fenced.held, "{fenced:?}");
         handover.settle(slots).await.expect("settled");
-        handover.confirm(slots).await.expect("confirmed");
+        handover.confirm(slots, slots).await.expect("confirmed");
         handover.clean_up(slots, None).await.expect("cleaned up");
         fenced
     }
@@ -156,7 +156,7 @@ impl Field {
     /// Slots as the fence wants them in one batch.
     fn batches(handover: &Handover, slots: &SlotSet) -> Vec<SlotSet> {
         let all: Vec<Slot> = slots.iter().collect();
-        let max = handover.fence_kind().batch_slots_max();
+        let max = handover.batch_slots_max();
         all.chunks(max).map(|part| part.iter().copied().collect()).collect()
     }
 
@@ -581,7 +581,7 @@ async fn what_was_dropped_half_way_is_found_out_and_mended() {
             handover.settle(&moving).await.expect("settled");
             handover.settle(&moving).await.expect("settled again");
             assert!(is_moved_to(&field, &set(&field, 0, some).await, 1));
-            handover.confirm(&moving).await.expect("confirmed");
+            handover.confirm(&moving, &moving).await.expect("confirmed");
             handover.clean_up(&moving, Some(100_000)).await.expect("cleaned up");
             handover.clean_up(&moving, None).await.expect("cleaned up again");
             field.all_well(&moving, 1).await;
@@ -732,7 +732,7 @@ async fn passwords_and_certificates_are_no_hindrance() {
         let fenced = handover.fence_and_take_over(&moving, &paused).await.expect("a fence");
         assert!(fenced.held && fenced.seamless, "{fenced:?}");
         handover.settle(&moving).await.expect("settled");
-        handover.confirm(&moving).await.expect("confirmed");
+        handover.confirm(&moving, &moving).await.expect("confirmed");
         for node in cluster.nodes() {
             assert!(!node.log().contains("secret"), "a password in the log");
             let slow = format!("{:?}", node.call(&["SLOWLOG", "GET", "-1"]));

@@ -118,8 +118,8 @@ impl Driver {
         let mut ended = Ended::Done;
         match order.effect.action {
             Action::Check | Action::Compare { .. } => {}
-            Action::Confirm if world.has_news() => return None,
-            Action::Confirm => {}
+            Action::Confirm { .. } if world.has_news() => return None,
+            Action::Confirm { .. } => {}
             Action::Attach => {
                 world.feed = true;
                 world.touched = 0;
@@ -243,7 +243,7 @@ impl Driver {
             Action::Check
             | Action::Attach
             | Action::Compare { .. }
-            | Action::Confirm
+            | Action::Confirm { .. }
             | Action::Detach
             | Action::Observe { .. } => return None,
         };

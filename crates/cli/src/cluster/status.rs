@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_core::units::{format_bytes, format_count};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::Result;
-use whimbrel_engine::nodes::{Finding, NodeState, Survey, SurveyOptions, Surveyed, shortened};
+use whimbrel_engine::nodes::{Counted, Finding, NodeState, Survey, SurveyOptions, Surveyed, shortened};
 
 use super::json as describe;
 use super::table::{Align, Screen, Table};
@@ -37,7 +37,8 @@ pub async fn run(args: &StatusArgs, stop: CancellationToken) -> Exit {
 
 async fn run_inner(args: &StatusArgs) -> Result<Exit> {
     let deployment = super::connect(&args.at).await?;
-    let what = SurveyOptions { counts: !args.no_counts, activity: true };
+    let counts = if args.no_counts { Counted::Nothing } else { Counted::Everything };
+    let what = SurveyOptions { counts, activity: true };
     let survey = Survey::take_with(&deployment, what).await?;
     let findings = survey.findings();
     let healthy = Survey::is_healthy(&findings);

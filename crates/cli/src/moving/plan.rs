@@ -12,7 +12,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::handover::FenceKind;
 use whimbrel_engine::native::NativeSupport;
-use whimbrel_engine::nodes::{NodeState, Survey, SurveyOptions, Surveyed};
+use whimbrel_engine::nodes::{Counted, NodeState, Survey, SurveyOptions, Surveyed};
 
 use crate::args::{Balanced, MethodChoice, MovingArgs, VerifyChoice};
 
@@ -42,7 +42,8 @@ impl Situation {
     /// # Errors
     /// Where no node answers, or a primary with slots does not.
     pub async fn find(deployment: &Deployment) -> Result<Situation> {
-        let survey = Survey::take_with(deployment, SurveyOptions { counts: true, activity: true }).await?;
+        let what = SurveyOptions { counts: Counted::Owned, activity: true };
+        let survey = Survey::take_with(deployment, what).await?;
         let mut shards = Vec::new();
         let mut owners = BTreeMap::new();
         for (node, state) in survey.answering_primaries() {

@@ -104,9 +104,14 @@ pub enum Action {
     /// write to them.
     Release,
 
-    /// Wait until all primaries and the replicas of both nodes show the target as the owner. Changes nothing. Not
-    /// yet is [`Why::Transient`].
-    Confirm,
+    /// Wait until both nodes and their replicas show the target as the owner of the slots, and all other primaries as the
+    /// owner of those in `everywhere`. Changes nothing. Not yet is [`Why::Transient`].
+    Confirm {
+        /// All slots that were handed over, with the last batch; nothing before: what a client is told by a node that has
+        /// not heard yet leads it to the source, which knows. So a job does not ask every node after every batch.
+        #[serde(with = "super::slots")]
+        everywhere: SlotSet,
+    },
 
     /// Delete the keys that the source still holds in these slots, paced, on its replicas as well. Safe to repeat.
     /// Done with [`Detail::Moved`] (of what was deleted) when none is left.
@@ -155,7 +160,7 @@ impl Action {
             Action::Fence => "fence",
             Action::TakeOver { .. } => "take-over",
             Action::Release => "release",
-            Action::Confirm => "confirm",
+            Action::Confirm { .. } => "confirm",
             Action::CleanUp => "clean-up",
             Action::LiftPause => "lift-pause",
             Action::Wipe => "wipe",

@@ -68,7 +68,7 @@ fn fits(action: &Action, outcome: &Outcome) -> bool {
         | Action::Attach
         | Action::Pause { .. }
         | Action::TakeOver { .. }
-        | Action::Confirm
+        | Action::Confirm { .. }
         | Action::ClearMarks
         | Action::Detach
         | Action::GiveBack => matches!(detail, Detail::Nothing),
@@ -508,7 +508,10 @@ fn finished_after_fence(job: &mut Job, outcome: Outcome, effects: &mut Vec<Effec
     }
     match job.phase {
         Phase::TakingOver { .. } => act(job, Phase::Releasing, Action::Release, effects),
-        Phase::Releasing => act(job, Phase::Confirming, Action::Confirm, effects),
+        Phase::Releasing => {
+            let everywhere = slots_to_announce(job);
+            act(job, Phase::Confirming, Action::Confirm { everywhere }, effects);
+        }
         Phase::Confirming => act(job, Phase::CleaningUp, Action::CleanUp, effects),
         _ => {
             at_hand(job).state = BatchState::HandedOver;
@@ -711,6 +714,12 @@ fn decide(
         }
         _ => act(job, Phase::GivingBack { then }, Action::GiveBack, effects),
     }
+}
+
+/// What every node has to know of before the job goes on: all of it, if this is the last that is handed over.
+fn slots_to_announce(job: &Job) -> SlotSet {
+    let is_last = job.at + 1 == job.batches.len() || job.is_cancelling();
+    if is_last { job.slots_handed_over().union(&job.batches[job.at].slots) } else { SlotSet::new() }
 }
 
 /// Leaves a part of the batch at hand for later.

@@ -17,13 +17,13 @@
 //! Whether all this is possible (the target reaches the source under the address that it knows, with our credentials, and
 //! scripts and `MIGRATE` are permitted) is tried out before the pause. If not, the take-over follows the fence at once.
 
-use std::pin::pin;
 use std::time::Duration;
 
-use tokio::time::timeout;
+use tokio::time::Instant;
 use whimbrel_core::slot::{Slot, SlotSet, tag_for_slot};
 
 use super::fence::last;
+use super::party::client_field;
 use super::{FenceKind, Fenced, Handover, Paused};
 use crate::error::Result;
 use crate::link::Link;
@@ -37,11 +37,11 @@ const WAIT_MS: u64 = 30;
 /// How long a try before the pause may take.
 const TRY_MS: u64 = 100;
 
-/// A server that does not answer for so long has begun to wait.
-const BEGUN: Duration = Duration::from_millis(1);
+/// How long the target may take to begin, while writers wait.
+const BEGUN_WITHIN: Duration = Duration::from_millis(10);
 
-/// How often it is asked whether it has.
-const BEGUN_ROUNDS: u32 = 5;
+/// Connections of the target that are watched for that, at most.
+const MESSENGERS_MAX: usize = 16;
 
 /// How the target reaches the source, and how the source names the target.
 #[derive(Debug, Clone)]
@@ -50,6 +50,8 @@ pub(super) struct Gate {
     port: String,
     /// The ends of a redirection to the target: by its IP address, and by its host name, or nothing.
     named: [String; 2],
+    /// The source's numbers for connections over which keys are sent to it; the target's is one of them.
+    messengers: Vec<String>,
 }
 
 impl Handover {
@@ -85,7 +87,8 @@ impl Handover {
         else {
             return Ok(None);
         };
-        let gate = Gate { host: host.to_owned(), port: port.to_owned(), named: [named.0, named.1] };
+        let named = [named.0, named.1];
+        let mut gate = Gate { host: host.to_owned(), port: port.to_owned(), named, messengers: Vec::new() };
         // A slot of the target's own: the source redirects to it. Where it has none, one that it imports: then the
         // source takes the key, and it is deleted there.
         let own = self.target.view().await?.me().slots.clone();
@@ -105,7 +108,11 @@ impl Handover {
         if !works {
             tracing::debug!(told, "the target cannot wait for the source");
         }
-        Ok(works.then_some(gate))
+        gate.messengers = self.source.clients(sends_keys).await?;
+        // Sorted by age: the one just used may be the newest, or be used again.
+        let spare = gate.messengers.len().saturating_sub(MESSENGERS_MAX);
+        gate.messengers.drain(..spare);
+        Ok((works && !gate.messengers.is_empty()).then_some(gate))
     }
 
     /// The fence and the take-over, with the target waiting. `None` where that could not be begun: then nothing has
@@ -119,36 +126,13 @@ impl Handover {
         let Some(messenger) = last(slots) else { return Ok(None) };
         let key = key_in(messenger);
         let Ok(mut waiting) = self.target.spare().await else { return Ok(None) };
-        let Ok(mut probe) = self.target.spare().await else { return Ok(None) };
         self.push_gate(&mut waiting, gate, &key, messenger, slots);
         if waiting.flush().await.is_err() {
             return Ok(None);
         }
-        let mut fenced = None;
-        for round in 1..=BEGUN_ROUNDS {
-            probe.push(&[b"PING"]);
-            if probe.flush().await.is_err() {
-                break;
-            }
-            let begun = {
-                let mut pong = pin!(probe.reply());
-                let begun = timeout(BEGUN, &mut pong).await.is_err();
-                if begun || round == BEGUN_ROUNDS {
-                    fenced = Some(self.fence_by_script(slots, paused, true).await);
-                }
-                if begun { pong.await.is_ok() } else { false }
-            };
-            if fenced.is_some() {
-                if begun {
-                    self.target.keep_spare(probe);
-                }
-                break;
-            }
-        }
-        let fenced = match fenced {
-            Some(fenced) => fenced,
-            None => self.fence_by_script(slots, paused, true).await,
-        };
+        // Where it is not seen to wait the fence follows all the same: then clients may be sent back and forth a few times.
+        let begun = self.wait_until_begun(gate).await;
+        let fenced = self.fence_by_script(slots, paused, true).await;
         // Bounded by the time that the target waits, and what it takes to answer.
         let told = waiting.replies(2).await.ok().and_then(|mut replies| {
             let told = replies.pop()?;
@@ -172,13 +156,37 @@ impl Handover {
             return Ok(Some(fenced));
         }
         if told.as_deref() == Some("taken") {
-            fenced.seamless = true;
+            fenced.seamless = begun;
             self.note_taken(slots);
         } else {
             tracing::info!(told, "the target did not wait for the source");
             self.take_over_after_fence(slots).await?;
         }
         Ok(Some(fenced))
+    }
+
+    /// Whether the source holds up the message by which the target waits for it, as a client that is blocked. Nothing else
+    /// tells it: a target that does not answer us may just be busy.
+    async fn wait_until_begun(&mut self, gate: &Gate) -> bool {
+        let deadline = Instant::now() + BEGUN_WITHIN;
+        while Instant::now() < deadline {
+            let listed = self
+                .source
+                .run(async |link| {
+                    let mut command: Vec<&[u8]> = vec![b"CLIENT", b"LIST", b"ID"];
+                    command.extend(gate.messengers.iter().map(String::as_bytes));
+                    link.call(&command).await
+                })
+                .await;
+            let Ok(listed) = listed else { return false };
+            let is_blocked =
+                |line: &str| client_field(line, "flags").is_some_and(|flags| flags.contains('b'));
+            if listed.as_str().unwrap_or_default().lines().any(is_blocked) {
+                return true;
+            }
+        }
+        tracing::info!("the target was not seen to wait for the source");
+        false
     }
 
     fn push_gate(&self, link: &mut Link, gate: &Gate, key: &str, messenger: Slot, slots: &SlotSet) {
@@ -201,6 +209,12 @@ impl Handover {
             outbox.arg_int(i64::from(range.end().number()));
         }
     }
+}
+
+/// Whether a line of `CLIENT LIST` is of a connection whose last command was a key sent by `MIGRATE`.
+fn sends_keys(line: &str) -> Option<String> {
+    let is_one = matches!(client_field(line, "cmd"), Some("restore-asking" | "restore"));
+    client_field(line, "id").filter(|_| is_one).map(str::to_owned)
 }
 
 /// The key in a slot that stands for nothing.

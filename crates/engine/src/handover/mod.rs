@@ -94,18 +94,6 @@ impl FenceKind {
             FenceKind::Redirecting | FenceKind::Bare => 65_536,
         }
     }
-
-    /// How many slots a batch should have at most, likewise.
-    pub fn batch_slots_max(self) -> usize {
-        match self {
-            // Two lines in the source's log for each, in one go, 5 to 10 µs a line, and one in the log of every other node.
-            FenceKind::Gossip => 512,
-            // One command for each, 1 to 2 µs.
-            FenceKind::Redirecting => 1_024,
-            // As many, but each is then told to the source once more, while clients see CLUSTERDOWN.
-            FenceKind::Bare => 256,
-        }
-    }
 }
 
 impl fmt::Display for FenceKind {
@@ -332,6 +320,18 @@ impl Handover {
     /// How the source is fenced.
     pub fn fence_kind(&self) -> FenceKind {
         self.options.fence.unwrap_or(self.source.traits.fence)
+    }
+
+    /// How many slots a batch should have at most, so that the source does not block for more than about 20 ms.
+    pub fn batch_slots_max(&self) -> usize {
+        match self.fence_kind() {
+            // Two lines in the source's log for each, in one go, 5 to 10 µs a line, and one in the log of every other node.
+            FenceKind::Gossip if !self.source.traits.logs_ranges => 512,
+            // One command for each, 1 to 2 µs.
+            FenceKind::Gossip | FenceKind::Redirecting => 1_024,
+            // As many, but each is then told to the source once more, while clients see CLUSTERDOWN.
+            FenceKind::Bare => 256,
+        }
     }
 
     /// Finds out whether this user may do everything that a handover needs, before anything is changed.

@@ -47,6 +47,9 @@ pub(super) struct Traits {
     /// A node that imports a slot takes it over by itself as soon as the node that it imports from claims it no longer:
     /// Valkey 8.0 and later.
     pub(super) takes_by_itself: bool,
+    /// It writes one line to its log for each range of slots that changes hands, and not one for each slot: Valkey 9.0 and
+    /// later.
+    pub(super) logs_ranges: bool,
     /// `CLUSTER ADDSLOTSRANGE` and `DELSLOTSRANGE`: 7.0 and later.
     pub(super) ranges: bool,
     /// This user may run scripts that say they write nothing, which a write pause does not hold up: 7.0 and later.
@@ -64,7 +67,14 @@ impl Traits {
             Some(v) if v >= (8, 0) => FenceKind::Bare,
             _ => FenceKind::Redirecting,
         };
-        Traits { fence, setslot_waits: later_valkey, takes_by_itself: later_valkey, ranges, scripts }
+        Traits {
+            fence,
+            setslot_waits: later_valkey,
+            takes_by_itself: later_valkey,
+            logs_ranges: valkey.is_some_and(|v| v >= (9, 0)),
+            ranges,
+            scripts,
+        }
     }
 }
 
@@ -313,6 +323,21 @@ impl Party {
     /// The connections on this server that belong to a job of whimbrel's and are not our own, as their number and
     /// their name with the place that they come from.
     pub(super) async fn other_jobs(&mut self) -> Result<Vec<OtherJob>> {
+        let at = self.address.clone();
+        let found = self.clients(|line| {
+            let name =
+                client_field(line, "name").filter(|name| name.starts_with(JOB_CLIENT_NAME))?.to_owned();
+            let number = client_field(line, "id")?.parse().ok()?;
+            let from = client_field(line, "addr").unwrap_or_default().to_owned();
+            Some(OtherJob { number, name, from, at: at.clone() })
+        });
+        let mut found: Vec<OtherJob> = found.await?;
+        found.retain(|other| !self.own.contains(&other.number));
+        Ok(found)
+    }
+
+    /// What `of_line` makes of the lines of `CLIENT LIST`, for all connections that are neither replicas' nor subscribers'.
+    pub(super) async fn clients<T>(&mut self, of_line: impl FnMut(&str) -> Option<T>) -> Result<Vec<T>> {
         let list = self
             .run(async |link| {
                 link.push(&[b"CLIENT", b"LIST", b"TYPE", b"NORMAL"]);
@@ -322,17 +347,13 @@ impl Party {
             })
             .await?;
         let text = String::from_utf8_lossy(list.as_bytes().map_or(&[], |b| b)).into_owned();
-        let field = |line: &str, name: &str| {
-            line.split(' ').find_map(|f| f.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned)
-        };
-        let found = text.lines().filter_map(|line| {
-            let name = field(line, "name").filter(|name| name.starts_with(JOB_CLIENT_NAME))?;
-            let number = field(line, "id")?.parse().ok().filter(|id| !self.own.contains(id))?;
-            let from = field(line, "addr").unwrap_or_default();
-            Some(OtherJob { number, name, from, at: self.address.clone() })
-        });
-        Ok(found.collect())
+        Ok(text.lines().filter_map(of_line).collect())
     }
+}
+
+/// A field of a line of `CLIENT LIST`.
+pub(super) fn client_field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
+    line.split(' ').find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
 }
 
 /// A connection of a job that is not our own.

@@ -56,31 +56,36 @@ pub(super) async fn any_view(deployment: &Deployment) -> Result<ClusterView> {
 }
 
 impl Handover {
-    /// Waits until all primaries, and the replicas of both nodes, show the target as the owner of `slots`. Nodes that the
-    /// target finds unreachable are left out: they learn when they come back.
+    /// Waits until both nodes and their replicas show the target as the owner of `slots`, and all other primaries as the
+    /// owner of `everywhere`; those are not asked where it is empty. Nodes that the target finds unreachable are left out:
+    /// they learn when they come back.
     ///
     /// Each node is asked for its view as a whole; nothing is sent for single slots.
     ///
     /// # Errors
     /// `Unfit` where it takes too long; it names the nodes that do not know. As [`ClusterView::ask`].
-    pub async fn confirm(&mut self, slots: &SlotSet) -> Result<()> {
+    pub async fn confirm(&mut self, slots: &SlotSet, everywhere: &SlotSet) -> Result<()> {
         let view = self.target.view().await?;
-        let concerned = |n: &&Node| {
+        let (slots, everywhere) = (Arc::new(slots.clone()), Arc::new(everywhere.clone()));
+        // What each has to know of.
+        let lesson = |n: &Node| {
             let shard = n.primary.as_ref().unwrap_or(&n.id);
-            n.is_usable() && (n.is_primary() || *shard == self.source.id || *shard == self.target.id)
+            let is_involved = *shard == self.source.id || *shard == self.target.id;
+            let lesson = if is_involved { &slots } else { &everywhere };
+            let is_asked = n.is_usable() && (is_involved || n.is_primary()) && !lesson.is_empty();
+            is_asked.then(|| lesson.clone())
         };
-        let mut waiting: Vec<(NodeId, Address)> =
-            view.nodes.iter().filter(concerned).map(|n| (n.id.clone(), n.address.clone())).collect();
+        let mut waiting: Vec<(NodeId, Address, Arc<SlotSet>)> =
+            view.nodes.iter().filter_map(|n| Some((n.id.clone(), n.address.clone(), lesson(n)?))).collect();
         let deadline = Instant::now() + Duration::from_millis(self.options.confirm_ms);
-        let slots = Arc::new(slots.clone());
         let mut running = JoinSet::new();
         let mut ignorant = Vec::new();
         self.watchers.retain(|_, (_, used)| used.elapsed() < IDLE_MAX);
         loop {
             while running.len() < PARALLEL_MAX
-                && let Some((id, address)) = waiting.pop()
+                && let Some((id, address, slots)) = waiting.pop()
             {
-                let (door, slots, owner) = (self.target.door.clone(), slots.clone(), self.target.id.clone());
+                let (door, owner) = (self.target.door.clone(), self.target.id.clone());
                 let link = self.watchers.remove(&id).map(|(link, _)| link);
                 running.spawn(async move {
                     let asked = knows(&door, link, &address, &owner, &slots, deadline).await;

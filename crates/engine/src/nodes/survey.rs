@@ -32,11 +32,22 @@ const CLIENT_LIST_BYTES_MAX: u64 = 64 << 20;
 /// How the connections begin their names that belong to a running job of ours.
 pub const JOB_CLIENT_NAME: &str = "whimbrel:job";
 
+/// Which slots' keys a survey counts: one command a slot and node, about a microsecond each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counted {
+    /// None.
+    Nothing,
+    /// Those that each primary owns: 16,384 in all, however many nodes there are.
+    Owned,
+    /// All 16,384 of every node, where keys may be that do not belong there.
+    Everything,
+}
+
 /// What to ask besides each node's view and facts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SurveyOptions {
-    /// The keys in each of the 16,384 slots, of every node.
-    pub counts: bool,
+    /// Which slots' keys to count.
+    pub counts: Counted,
     /// Native migrations and connections of jobs of ours, of every primary.
     pub activity: bool,
 }
@@ -212,7 +223,7 @@ impl Survey {
     /// # Errors
     /// Where no node can be asked for the list of nodes.
     pub async fn take(deployment: &Deployment) -> Result<Survey> {
-        Survey::take_with(deployment, SurveyOptions { counts: true, activity: true }).await
+        Survey::take_with(deployment, SurveyOptions { counts: Counted::Everything, activity: true }).await
     }
 
     /// [`Survey::take`], with a choice of what to ask.
@@ -367,8 +378,13 @@ async fn interview(
     }
     let facts = facts(&mut link).await?;
     let mut state = summary(&view, facts);
-    if what.counts {
-        state.counts = Some(key_counts(&mut link, &SlotSet::full()).await?);
+    let counted = match what.counts {
+        Counted::Nothing => None,
+        Counted::Owned => Some(view.me().slots.clone()),
+        Counted::Everything => Some(SlotSet::full()),
+    };
+    if let Some(counted) = counted {
+        state.counts = Some(key_counts(&mut link, &counted).await?);
     }
     if what.activity && state.role == Role::Primary {
         state.native = native_migrations(&mut link).await?;

@@ -21,8 +21,8 @@ use super::Shared;
 use super::compare::{LISTED_SLACK, list_keys};
 use super::elements;
 use crate::state::{
-    Body, CAREFUL_AVERAGE_BYTES, CAREFUL_VALUE_BYTES, Expiry, GROUP_BYTES, GROUP_KEYS_MAX, SAMPLES_FIRST,
-    expiry, expiry_command, pack, was_sampled,
+    Body, CAREFUL_VALUE_BYTES, Expiry, GROUP_BYTES, GROUP_KEYS_MAX, SAMPLES_FIRST, expiry, expiry_command,
+    pack, was_sampled,
 };
 use crate::typed::{self, KeyType, Outcome, Place, Transfer};
 
@@ -38,6 +38,10 @@ const SCAN_COUNT: &[u8] = b"1000";
 
 /// Most bytes taken in for a group whose sizes were not asked.
 const UNMEASURED_BYTES_MAX: u64 = 4 * GROUP_BYTES;
+
+/// What values are taken to be before the first was seen. Taken for smaller, all lanes together would ask a node for so
+/// much at once that its clients wait.
+const FIRST_AVERAGE_BYTES: f64 = 16_384.0;
 
 /// The types of payloads that are streams, by the first byte: `RDB_TYPE_STREAM_LISTPACKS` and its later forms.
 const STREAM_TYPES: [u8; 3] = [15, 19, 21];
@@ -72,14 +76,15 @@ pub(super) struct Lane {
     source: Link,
     target: Link,
     careful: bool,
-    average_bytes: f64,
+    /// Of the values read so far; `None` before the first.
+    average_bytes: Option<f64>,
 }
 
 impl Lane {
     pub(super) async fn open(shared: &Arc<Shared>) -> Result<Lane> {
         let source = shared.deployment.open(&shared.source.address, 0).await?;
         let target = shared.deployment.open(&shared.target.address, 0).await?;
-        Ok(Lane { shared: shared.clone(), source, target, careful: false, average_bytes: 64.0 })
+        Ok(Lane { shared: shared.clone(), source, target, careful: false, average_bytes: None })
     }
 
     /// Does it. After an error the lane is out of step with its servers and must be dropped.
@@ -273,16 +278,21 @@ impl Lane {
                 Fetched::NotAString => others.push(key),
             }
         }
-        let mean = bytes as f64 / states.len().max(1) as f64;
-        self.average_bytes = (self.average_bytes * 0.7 + mean * 0.3).max(16.0);
-        if largest >= CAREFUL_VALUE_BYTES || self.average_bytes >= CAREFUL_AVERAGE_BYTES as f64 * 16.0 {
+        if !states.is_empty() {
+            let mean = (bytes as f64 / states.len() as f64).max(16.0);
+            self.average_bytes = Some(self.average_bytes.map_or(mean, |average| average * 0.7 + mean * 0.3));
+        }
+        // Not for values that are large on average: groups are as short then, and one that is larger than expected is
+        // noticed while it is read.
+        if largest >= CAREFUL_VALUE_BYTES {
             self.careful = true;
         }
         states
     }
 
     fn groups(&self, keys: Vec<Bytes>) -> Vec<Vec<Bytes>> {
-        let per_group = ((GROUP_BYTES as f64 / self.average_bytes) as usize).clamp(1, GROUP_KEYS_MAX);
+        let average_bytes = self.average_bytes.unwrap_or(FIRST_AVERAGE_BYTES);
+        let per_group = ((GROUP_BYTES as f64 / average_bytes) as usize).clamp(1, GROUP_KEYS_MAX);
         keys.chunks(per_group).map(<[Bytes]>::to_vec).collect()
     }
 

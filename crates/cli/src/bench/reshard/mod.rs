@@ -61,6 +61,9 @@ const PIPELINE: u32 = 16;
 /// What servers have by default. A node that is busy must not count as one that has failed.
 const NODE_TIMEOUT_MS: u32 = 15_000;
 
+/// Likewise. Without it a server forks at once for whoever asks for its replication stream.
+const SYNC_DELAY_S: u32 = 5;
+
 /// `whimbrel bench reshard`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
@@ -328,7 +331,10 @@ impl<'a> Bench<'a> {
     }
 
     fn start(&self, setting: &Setting, interrupt: &Interrupt) -> anyhow::Result<Fleet> {
-        let mut directives = vec![("cluster-node-timeout", NODE_TIMEOUT_MS.to_string())];
+        let mut directives = vec![
+            ("cluster-node-timeout", NODE_TIMEOUT_MS.to_string()),
+            ("repl-diskless-sync-delay", SYNC_DELAY_S.to_string()),
+        ];
         if let Some(threads) = self.args.io_threads {
             directives.push(("io-threads", threads.to_string()));
         }

@@ -9,7 +9,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::nodes::mend::{self, SlotMark};
-use whimbrel_engine::nodes::{Finding, NodeName, Survey, SurveyOptions};
+use whimbrel_engine::nodes::{Counted, Finding, NodeName, Survey, SurveyOptions};
 
 use super::decide::{Action, Change, Evidence, Fate};
 use super::keys::{self, Manner, Tally};
@@ -141,7 +141,7 @@ impl<'a> Surgeon<'a> {
     async fn settle(&self, slots: &SlotSet, owner: &NodeId) -> Result<()> {
         let mut told = false;
         for round in 0..SETTLE_ROUNDS {
-            let what = SurveyOptions { counts: false, activity: false };
+            let what = SurveyOptions { counts: Counted::Nothing, activity: false };
             let survey = Survey::take_with(self.deployment, what).await?;
             let agreed = !survey.findings().iter().any(|finding| match finding {
                 Finding::Unowned { slots: disputed, .. } | Finding::Disagreement { slots: disputed, .. } => {
