@@ -105,6 +105,30 @@ fn moving_without_psync_loses_nothing(engine: Engine) {
     scene.assert_unchanged(&before);
 }
 
+/// The permissions that the documentation names are enough.
+fn documented_permissions_are_enough(engine: Engine) {
+    let page = include_str!("../../docs/permissions.md");
+    let (_, section) = page.split_once("A user that moves slots").expect("the page has this section");
+    let line = section.lines().find_map(|line| line.strip_prefix("ACL SETUSER whimbrel on >PASSWORD "));
+    let rules = line.expect("the section has the command");
+    let scene = Scene::of(engine, 1, &[vec![0..=8191], vec![8192..=16383]])
+        .cluster(|cluster| cluster.user_acl(&format!("user mover on >secret {rules}")))
+        .start();
+    Dataset::generate(27, Scale::Tiny).with_functions().write_to(&scene.deployment()).unwrap();
+    let before = scene.unwritten();
+    let writers = scene.writers(MOVING);
+    assert!(writers.wait_for(WARM, PATIENCE), "the writers do not come to work");
+    let args = ["--user", "mover", "--method", "external"];
+    let told = Told::by(scene.reshard(MOVING_TEXT, 1, &args).env("WHIMBREL_PASSWORD", "secret").spawn());
+    told.assert_done();
+    assert!(writers.wait_for(WARM / 3, PATIENCE));
+    let record = writers.stop();
+    eprintln!("{engine}: {}", record.observed);
+    record.observed.assert_only_moved();
+    scene.assert_kept(&record);
+    scene.assert_unchanged(&before);
+}
+
 /// Nothing is changed without being told to.
 fn plans_are_only_shown(engine: Engine) {
     let scene = Scene::of(engine, 0, &[vec![0..=8191], vec![8192..=16383]]).start();
@@ -196,5 +220,6 @@ for_each_engine! {
     slots_move_under_writers
     shards_come_and_go
     moving_without_psync_loses_nothing
+    documented_permissions_are_enough
     plans_are_only_shown
 }

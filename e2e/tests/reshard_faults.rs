@@ -8,7 +8,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use whimbrel_e2e::binary::Running;
+use whimbrel_e2e::binary::{Invocation, Running};
 use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
 use whimbrel_e2e::resharding::{PATIENCE, Scene, Told, wait_for_phase};
 use whimbrel_e2e::shards;
@@ -56,7 +56,11 @@ fn scene(engine: Engine) -> Scene {
 }
 
 fn filled(scene: Scene) -> Scene {
-    let tags = tags_in(MOVING, 200);
+    filled_in(scene, MOVING)
+}
+
+fn filled_in(scene: Scene, slots: std::ops::RangeInclusive<u16>) -> Scene {
+    let tags = tags_in(slots, 200);
     let mut connection = scene.cluster.connection_to(0);
     for chunk in (0..KEYS).collect::<Vec<_>>().chunks(500) {
         let mut pipeline = redis::pipe();
@@ -366,6 +370,63 @@ fn wait_for_failover(scene: &Scene, case: &str) {
     }
 }
 
+/// While a node's last slots move, it and its replicas are kept from following them. That is put back, whoever does it.
+fn settings_are_put_back_by_who_goes_on(engine: Engine) {
+    let scene = Scene::of(engine, 1, &[vec![0..=399], vec![400..=16383]])
+        .cluster(|cluster| cluster.arg("cluster-allow-replica-migration", "yes"))
+        .start();
+    // In one batch, whatever the server.
+    let scene = filled_in(scene, 0..=399);
+    let before = scene.unwritten();
+    let is_on = |node: &Server| {
+        let setting = node.call(&["CONFIG", "GET", "cluster-allow-replica-migration"]);
+        format!("{setting:?}").contains("yes")
+    };
+    for (place, goes_on) in [("snapshot:after", false), ("release:after", true)] {
+        let command = scene.reshard("0-399", 1, &["--method", "external"]);
+        let output = command.env("WHIMBREL_FAILPOINT", place).run();
+        assert_eq!(output.code(), None, "{place}: it was not killed: {output:#?}");
+        assert!(!is_on(&scene.cluster.nodes()[0]), "{place}: nothing has to be put back");
+        if goes_on {
+            scene.resume();
+        } else {
+            let (job, seed) = (scene.unfinished().remove(0), scene.cluster.seed());
+            scene.jobs(&["cancel", &job, "--cluster", &seed]).run().expect_code(0);
+        }
+        for node in scene.cluster.nodes() {
+            assert!(is_on(node), "{place}: it stays off at {}", node.addr());
+        }
+        assert_eq!(scene.cluster.current_primaries().expect("the nodes answer"), [0, 1], "{place}");
+        scene.assert_unchanged(&before);
+    }
+    scene.assert_all_run();
+    shards::assert_sound(&scene.cluster);
+    assert_eq!(shards::slots_of(&scene.cluster, 0).expect("it answers").len(), 0);
+}
+
+/// A job goes on also where the node that it was started with is gone.
+fn jobs_go_on_without_their_first_node(engine: Engine) {
+    let scene = scene_with_failovers(engine);
+    let before = scene.unwritten();
+    let first = scene.cluster.nodes()[BYSTANDERS[0]].addr();
+    let state = scene.file("elsewhere");
+    let state = state.to_str().expect("a plain path");
+    let to = scene.cluster.node_id(1);
+    let args = ["reshard", &first, "--slots", MOVING_TEXT, "--to", to, "--yes", "--state-dir", state];
+    let args: Vec<&str> = args.into_iter().chain(["--method", "external"]).collect();
+    let output = Invocation::new(&args).env("WHIMBREL_FAILPOINT", "snapshot:after").run();
+    assert_eq!(output.code(), None, "it was not killed: {output:#?}");
+    scene.cluster.nodes()[BYSTANDERS[0]].kill9().expect("it can be killed");
+    wait_for_failover(&scene, "without the first node");
+    whimbrel_e2e::binary::run(&["jobs", "resume", "--state-dir", state]).expect_code(0);
+    scene.cluster.nodes()[BYSTANDERS[0]].restart().expect("it restarts");
+    scene.cluster.wait_ok().expect("it comes back");
+    rejoin_its_shard(&scene, BYSTANDERS[0]);
+    assert_eq!(owner(&scene, "at last"), (1, 0));
+    shards::assert_sound(&scene.cluster);
+    scene.assert_unchanged(&before);
+}
+
 /// Keys vanish from one side while they move: the source's are gone for good, the target's are copied again.
 fn keys_are_flushed(engine: Engine) {
     let cases = vec![
@@ -453,6 +514,8 @@ for_each_engine! {
     whimbrel_is_killed_while_it_rolls_back
     jobs_are_cancelled
     nodes_are_killed
+    settings_are_put_back_by_who_goes_on
+    jobs_go_on_without_their_first_node
     keys_are_flushed
     what_cannot_go_well_is_refused
 }

@@ -631,6 +631,38 @@ async fn replicas_that_lag_are_waited_for() {
     .await;
 }
 
+/// In an importing slot a server refuses several keys together where one of them has expired and is not gone yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_that_have_expired_are_removed_with_the_others() {
+    each_engine(async |engine| {
+        let field = Field::new(engine).await;
+        let moving = slots("0-9");
+        field.fill(0, &moving, 20).await;
+        let mut handover = field.handover(0, 1).await;
+        handover.mark_importing(&moving).await.expect("marks");
+        field.stage(0, 1, &moving).await;
+        let mut target = field.link(1).await;
+        target.call(&[b"DEBUG", b"SET-ACTIVE-EXPIRE", b"0"]).await.expect("nothing expires by itself");
+        for slot in &moving {
+            let key = format!("expired:{{{}}}", tag_for_slot(slot));
+            target.push(&[b"ASKING"]);
+            target.push(&[b"SET", key.as_bytes(), b"", b"PX", b"1"]);
+        }
+        target.flush().await.expect("sent");
+        for reply in target.replies(2 * moving.len()).await.expect("replies") {
+            assert!(reply.as_error().is_none(), "{reply:?}");
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        assert_eq!(field.keys_in(1, &moving).await, 210);
+        assert_eq!(handover.wipe(&moving, None).await.expect("wiped"), 200);
+        assert_eq!(field.keys_in(1, &moving).await, 0);
+        target.call(&[b"DEBUG", b"SET-ACTIVE-EXPIRE", b"1"]).await.expect("as before");
+        handover.clear_marks(&moving).await.expect("cleared");
+        field.all_well(&moving, 0).await;
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_forbidden_is_found_before_anything_changes() {
     for engine in [Engine::Redis70, Engine::Valkey91] {

@@ -1,19 +1,21 @@
 //! Removing keys from slots that are not the node's own, and waiting for replicas.
 //!
-//! Keys are deleted one by one with `ASKING` and `UNLINK` in slots that are marked as importing: so the deletions are
+//! Keys are deleted with `ASKING` and `UNLINK`, some of one slot at a time, in slots that are marked as importing: so the deletions are
 //! replicated, and the server is never blocked for longer than a small batch takes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::time::{Instant, sleep, timeout};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::{Slot, SlotSet, tag_for_slot};
+use whimbrel_wire::value::Value;
 
 use super::Handover;
 use super::party::{Door, Mark, Party};
 use crate::endpoint::Address;
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result, ServerError};
 use crate::link::Link;
 use crate::nodes::{ClusterView, key_counts};
 use crate::probe::Info;
@@ -232,42 +234,40 @@ async fn empty(link: &mut Link, group: &[Slot], keys_per_s: Option<u64>) -> Resu
             outbox.arg_int(KEYS_PER_SLOT as i64);
         }
         link.flush().await?;
-        let mut keys = Vec::new();
+        // Of one slot each.
+        let mut groups: Vec<Vec<Bytes>> = Vec::new();
         let mut holding = Vec::new();
         let replies = link.replies(left.len()).await?;
         for (slot, reply) in left.iter().zip(replies) {
             let reply = link.check(reply, b"CLUSTER GETKEYSINSLOT")?;
             let Some(items) = reply.into_items() else {
-                return Err(link.unexpected("CLUSTER GETKEYSINSLOT", &whimbrel_wire::value::Value::Null));
+                return Err(link.unexpected("CLUSTER GETKEYSINSLOT", &Value::Null));
             };
             if !items.is_empty() {
                 holding.push(*slot);
+                groups.push(items.into_iter().filter_map(Value::into_bytes).collect());
             }
-            keys.extend(items.into_iter().filter_map(whimbrel_wire::value::Value::into_bytes));
         }
+        let found = !groups.is_empty();
         let mut gone = 0;
-        for batch in keys.chunks(BATCH_KEYS) {
+        // In an importing slot several keys are refused together where one of them has just expired.
+        while let Some(mut batch) = groups.pop().map(|group| vec![group]) {
+            let mut keys = batch[0].len();
+            while let Some(next) = groups.pop_if(|next| keys + next.len() <= BATCH_KEYS) {
+                keys += next.len();
+                batch.push(next);
+            }
             let begun = Instant::now();
-            for key in batch {
-                link.push(&[b"ASKING"]);
-                let outbox = link.outbox();
-                outbox.command(2);
-                outbox.arg(b"UNLINK");
-                outbox.arg_bytes(key);
-            }
-            link.flush().await?;
-            let replies = link.replies(2 * batch.len()).await?;
-            for reply in replies {
-                let reply = link.check(reply, b"UNLINK")?;
-                gone += reply.as_int().and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
-            }
-            owed += rest(batch.len(), begun.elapsed(), keys_per_s);
+            let (unlinked, refused) = unlink(link, batch).await?;
+            gone += unlinked;
+            groups.extend(refused.into_iter().flatten().map(|key| vec![key]));
+            owed += rest(keys, begun.elapsed(), keys_per_s);
             // Timers are no finer than a millisecond: shorter rests are saved up.
             if owed >= REST_MIN {
                 sleep(std::mem::take(&mut owed)).await;
             }
         }
-        fruitless = if gone > 0 || keys.is_empty() { 0 } else { fruitless + 1 };
+        fruitless = if gone > 0 || !found { 0 } else { fruitless + 1 };
         if fruitless >= FRUITLESS_MAX {
             let (side, at) = (link.endpoint().side, link.address().to_string());
             return Err(Error::unfit(side, at, "remove keys", "keys in the slots cannot be deleted"));
@@ -276,6 +276,31 @@ async fn empty(link: &mut Link, group: &[Slot], keys_per_s: Option<u64>) -> Resu
         left = holding;
     }
     Ok(deleted)
+}
+
+/// Deletes groups of keys, each of one slot. How many are gone, and the groups of several that were refused.
+async fn unlink(link: &mut Link, groups: Vec<Vec<Bytes>>) -> Result<(u64, Vec<Vec<Bytes>>)> {
+    for group in &groups {
+        link.push(&[b"ASKING"]);
+        let outbox = link.outbox();
+        outbox.command(1 + group.len());
+        outbox.arg(b"UNLINK");
+        group.iter().for_each(|key| outbox.arg_bytes(key));
+    }
+    link.flush().await?;
+    let mut replies = link.replies(2 * groups.len()).await?.into_iter().skip(1).step_by(2);
+    let (mut gone, mut refused) = (0, Vec::new());
+    for group in groups {
+        let reply = replies.next().unwrap_or(Value::Null);
+        match ServerError::of(&reply) {
+            Some(e) if group.len() > 1 && e.code == Code::TryAgain => refused.push(group),
+            _ => {
+                let reply = link.check(reply, b"UNLINK")?;
+                gone += reply.as_int().and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
+            }
+        }
+    }
+    Ok((gone, refused))
 }
 
 /// How long to leave the server alone after a batch.

@@ -8,9 +8,9 @@ const PANEL_WIDTH: f64 = 460.0;
 const PANEL_HEIGHT: f64 = 130.0;
 const LEFT: f64 = 70.0;
 const TOP: f64 = 64.0;
-const GAP_X: f64 = 40.0;
+const GAP_X: f64 = 64.0;
 const GAP_Y: f64 = 52.0;
-const BOTTOM: f64 = 40.0;
+const BOTTOM: f64 = 8.0;
 
 /// Marks on an axis.
 const TICKS: u32 = 4;
