@@ -166,6 +166,19 @@ impl Executor {
         &self.sheltered
     }
 
+    /// Puts back what a job has changed besides slots and keys, where it ended in a way that did not.
+    pub(crate) async fn put_back(&mut self) {
+        if self.sheltered.is_empty() {
+            return;
+        }
+        match self.handover().await {
+            Ok(handover) => handover.unshelter().await,
+            Err(Trouble::Reason(reason)) => tracing::warn!(%reason, "a setting is not put back"),
+            Err(Trouble::Error(e)) => tracing::warn!(error = %e, "a setting is not put back"),
+        }
+        self.sheltered.clear();
+    }
+
     /// What the user should know.
     pub(crate) fn take_notices(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notices)
@@ -384,9 +397,6 @@ impl Executor {
         self.handover().await?.find_shelter(slots).await?;
         let (source, target) = (seen.source.process, seen.target.process);
         self.members = Some(self.handover().await?.members().clone());
-        if !std::mem::replace(&mut self.functions_shared, true) {
-            self.share_functions().await?;
-        }
         Ok(Detail::Checked { source, target })
     }
 
@@ -402,6 +412,7 @@ impl Executor {
                 self.notices.push(notice);
             }
         }
+        self.functions_shared = true;
         Ok(())
     }
 
@@ -428,6 +439,10 @@ impl Executor {
                     None => return Err(because(Why::Interrupted, "cancelled")),
                 }
             }
+        }
+        // Not before: of what is loaded from here on the feed tells.
+        if !self.functions_shared {
+            self.share_functions().await?;
         }
         Ok(Detail::Nothing)
     }
@@ -614,8 +629,9 @@ impl Executor {
         }
         // A flush may have come with the last bytes of the feed.
         self.feed()?;
-        if touched.take_functions_changed() {
+        if touched.take_functions_changed() || !self.functions_shared {
             // Nobody can change them any more until the slots are the target's, and callers are sent there.
+            self.functions_shared = false;
             self.share_functions().await?;
         }
         let left = deadline.saturating_duration_since(Instant::now());
@@ -682,7 +698,7 @@ impl Executor {
         let options = self.handover_options();
         let observation = Handover::observe_with(&self.deployment, &members, slots, &options).await?;
         self.sealed_at = Some(Instant::now());
-        Ok(Detail::Observed(observation))
+        Ok(Detail::Observed(Box::new(observation)))
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
-use whimbrel_core::migration::{End, Event, Job, Phase, Summary, step};
+use whimbrel_core::migration::{End, Event, Job, Phase, Reached, Summary, step};
 use whimbrel_core::node::NodeId;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
@@ -133,6 +133,9 @@ pub async fn run(
         never = publish(journal, &latest) => match never {},
     };
     watcher.abort();
+    if record.job.has_ended() {
+        executor.put_back().await;
+    }
     journal.publish(&status(&record));
     outcome?;
     Ok(report(&record.job, started.elapsed(), view, executor.take_notices()))
@@ -221,10 +224,11 @@ async fn drive(
 /// written down. Should the process die as well, what is on disk says `fencing`, or later, and resuming from there begins
 /// with a look at what is true.
 fn must_go_on(phase: &Phase) -> bool {
-    matches!(
-        phase,
-        Phase::TakingOver { .. } | Phase::Releasing | Phase::Confirming | Phase::GivingBack { .. }
-    )
+    match phase {
+        Phase::TakingOver { .. } | Phase::Releasing | Phase::Confirming | Phase::GivingBack { .. } => true,
+        Phase::Observing { reached, .. } => !matches!(reached, Reached::Nothing | Reached::Staging),
+        _ => false,
+    }
 }
 
 fn advance(job: &mut Job, event: Event, effects: &mut Vec<whimbrel_core::migration::Effect>) -> Result<()> {

@@ -338,10 +338,11 @@ impl Driver {
             (Ended::Unknown, _) => Outcome::Unknown { message: String::new() },
             (Ended::Refused(why), _) => Outcome::Refused(Reason::new(why, "")),
             (Ended::Slipped, _) => done(Detail::Fenced { held: false }),
-            (Ended::Saw { source, target }, _) => done(Detail::Observed(Observation {
+            (Ended::Saw { source, target }, _) => done(Detail::Observed(Box::new(Observation {
                 source: self.seen(true, source),
                 target: self.seen(false, target),
-            })),
+                elsewhere: SlotSet::new(),
+            }))),
             (Ended::Done, action) => done(match action {
                 Action::Check => Detail::Checked {
                     source: process(true, world.source.process),

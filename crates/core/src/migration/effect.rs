@@ -271,7 +271,7 @@ pub enum Detail {
         paused_ms: u64,
     },
     /// Of [`Action::Observe`].
-    Observed(Observation),
+    Observed(Box<Observation>),
 }
 
 /// What both sides say about the slots of the batch at hand.
@@ -281,6 +281,9 @@ pub struct Observation {
     pub source: Seen,
     /// The shard that gets them.
     pub target: Seen,
+    /// Those that belong to a third shard, by the word of one of the two: somebody has moved them on since.
+    #[serde(with = "super::slots")]
+    pub elsewhere: SlotSet,
 }
 
 /// What one side says. After a failover the side is the same shard with another primary.

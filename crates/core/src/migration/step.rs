@@ -636,6 +636,19 @@ fn decide(
     let slots = at_hand(job).slots.clone();
     let (at_source, at_target) = (share(source, &slots), share(target, &slots));
 
+    // What one of the two claims itself is theirs, whatever the other has heard.
+    let elsewhere = observation.elsewhere.intersection(&slots);
+    let elsewhere = elsewhere.difference(&source.claims).difference(&target.claims);
+    if !elsewhere.is_empty() && !matches!(reached, Reached::Nothing | Reached::Staging) {
+        // They must be neither taken nor given back: whoever has them has acknowledged writes to them.
+        let reason =
+            Reason::new(Why::OwnerChanged, format!("slots {elsewhere} belong to another node by now"));
+        if reached == Reached::Taken || at_target != Share::None {
+            return close(job, End::Failed(reason), effects);
+        }
+        return act(job, Phase::GivingBack { then: Then::Fail(reason) }, Action::GiveBack, effects);
+    }
+
     match reached {
         Reached::Nothing => match unless_cancelled(job, then) {
             Then::Cancel => close(job, End::Cancelled, effects),

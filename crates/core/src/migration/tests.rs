@@ -107,7 +107,7 @@ impl Run {
             Action::Fence => Detail::Fenced { held: true },
             Action::Release => Detail::Released { paused_ms: 7 },
             Action::LiftPause => Detail::Released { paused_ms: 0 },
-            Action::Observe { .. } => Detail::Observed(self.owned_by_source()),
+            Action::Observe { .. } => Detail::Observed(Box::new(self.owned_by_source())),
             _ => Detail::Nothing,
         };
         self.done(detail);
@@ -123,22 +123,34 @@ impl Run {
 
     fn owned_by_source(&self) -> Observation {
         let (all, none) = (self.batch_slots(), SlotSet::new());
-        Observation { source: self.seen('a', "s1", &all, 100), target: self.seen('b', "t1", &none, 100) }
+        Observation {
+            source: self.seen('a', "s1", &all, 100),
+            target: self.seen('b', "t1", &none, 100),
+            elsewhere: SlotSet::new(),
+        }
     }
 
     fn owned_by_nobody(&self) -> Observation {
         let none = SlotSet::new();
-        Observation { source: self.seen('a', "s1", &none, 100), target: self.seen('b', "t1", &none, 100) }
+        Observation {
+            source: self.seen('a', "s1", &none, 100),
+            target: self.seen('b', "t1", &none, 100),
+            elsewhere: SlotSet::new(),
+        }
     }
 
     fn owned_by_target(&self) -> Observation {
         let (all, none) = (self.batch_slots(), SlotSet::new());
-        Observation { source: self.seen('a', "s1", &none, 100), target: self.seen('b', "t1", &all, 100) }
+        Observation {
+            source: self.seen('a', "s1", &none, 100),
+            target: self.seen('b', "t1", &all, 100),
+            elsewhere: SlotSet::new(),
+        }
     }
 
     fn saw(&mut self, observation: Observation) {
         assert_eq!(self.asked(), "observe");
-        self.done(Detail::Observed(observation));
+        self.done(Detail::Observed(Box::new(observation)));
     }
 
     fn failure(&self) -> Why {
@@ -542,6 +554,7 @@ fn a_failover_before_the_fence_starts_the_batch_again_with_the_new_primary() {
             let observation = Observation {
                 source: run.seen(new_source, "new", &all, 100),
                 target: run.seen(new_target, "new", &SlotSet::new(), 0),
+                elsewhere: SlotSet::new(),
             };
             run.saw(observation);
             assert_eq!(run.asked(), "lift-pause", "{name}");
@@ -723,12 +736,36 @@ fn a_takeover_that_went_half_way_is_finished_if_the_rest_is_nobodys() {
 }
 
 #[test]
+fn slots_that_somebody_has_moved_on_are_neither_taken_nor_given_back() {
+    // Before the target owned them what was staged is removed; afterwards nothing is touched.
+    for (name, undone) in [("fence", true), ("take-over", true), ("release", false), ("clean-up", false)] {
+        let mut run = Run::until(name);
+        crash(&mut run);
+        let elsewhere = slots("3-4");
+        let moved_on = Observation { elsewhere, ..run.owned_by_nobody() };
+        run.saw(moved_on);
+        if undone {
+            assert_eq!(run.asked(), "give-back", "{name}");
+            run.do_it();
+            assert_eq!(run.asked(), "lift-pause", "{name}");
+            run.go_to("detach");
+        }
+        assert_eq!(run.rest(), ["detach"], "{name}");
+        let Phase::Ended(End::Failed(reason)) = run.job.phase() else {
+            panic!("{name}: {:?}", run.job.phase());
+        };
+        assert_eq!(reason.why, Why::OwnerChanged, "{name}");
+    }
+}
+
+#[test]
 fn a_takeover_that_went_half_way_is_divided_if_the_source_has_the_rest() {
     let mut run = Run::until("take-over");
     run.unknown();
     let half = Observation {
         source: run.seen('a', "s1", &slots("5-9"), 100),
         target: run.seen('b', "t1", &slots("0-4"), 100),
+        elsewhere: SlotSet::new(),
     };
     run.saw(half);
     assert_eq!(run.asked(), "release");

@@ -10,7 +10,7 @@ use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_wire::value::Value;
 
 use super::party::{Mark, Party, reply_array, transaction};
-use super::{FenceKind, Fenced, Handover, Paused};
+use super::{FenceKind, Fenced, Handover, Members, Paused};
 use crate::error::{Error, Result, ServerError};
 use crate::nodes::ClusterView;
 use crate::probe::Info;
@@ -426,6 +426,17 @@ impl Handover {
             return Err(self.target.unfit("take over", "the target has become a replica"));
         }
         let missing = slots.difference(&me.slots);
+        let Members { source, target } = &self.members;
+        // One that is down may be a former primary of either shard.
+        let is_elsewhere = |slot: &Slot| {
+            view.primary_of(*slot).is_some_and(|owner| {
+                owner.is_usable() && !source.contains(&owner.id) && !target.contains(&owner.id)
+            })
+        };
+        if let Some(slot) = missing.iter().find(is_elsewhere) {
+            let what = format!("slot {} belongs to another node by now", slot.number());
+            return Err(self.target.unfit("take over", what));
+        }
         let highest = view.nodes.iter().map(|n| n.config_epoch).max().unwrap_or(0);
         match missing.is_empty() {
             false => {
@@ -538,7 +549,7 @@ impl Handover {
         self.release().await
     }
 
-    /// Has the source own all of `slots`, whoever it takes for their owner.
+    /// Has the source own those of `slots` that nobody has, or the target in its view.
     async fn own_again(&mut self, slots: &SlotSet) -> Result<()> {
         let view = self.source.view().await?;
         let me = view.me();
@@ -547,19 +558,24 @@ impl Handover {
         }
         let missing = me.slots.intersection(slots);
         let missing = slots.difference(&missing);
-        let mut assigned = SlotSet::new();
+        let (mut assigned, mut elsewhere) = (SlotSet::new(), SlotSet::new());
         for slot in &missing {
             match view.primary_of(slot) {
                 Some(owner) if owner.id == self.target.id => {
                     assigned.insert(slot);
                 }
-                Some(owner) => {
-                    let what = format!("slot {} is owned by {} now", slot.number(), owner.id);
+                Some(owner) if !owner.is_usable() => {
+                    let what = format!("slot {} is owned by {}, which is down", slot.number(), owner.id);
                     return Err(self.source.unfit("give slots back", what));
+                }
+                // Somebody has moved it on: it must not be taken from him, and there is nothing to give back.
+                Some(_) => {
+                    elsewhere.insert(slot);
                 }
                 None => {}
             }
         }
+        let missing = missing.difference(&elsewhere);
         if missing.is_empty() {
             return Ok(());
         }

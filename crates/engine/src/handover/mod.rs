@@ -496,7 +496,7 @@ impl Handover {
     }
 
     /// Switches `cluster-allow-replica-migration` on again. What cannot be reached is left: a node that is down has forgotten it anyway.
-    async fn unshelter(&mut self) {
+    pub async fn unshelter(&mut self) {
         for (_, address) in std::mem::take(&mut self.sheltered) {
             let restored = async {
                 let (mut link, _) = self.source.door.open(&address).await?;

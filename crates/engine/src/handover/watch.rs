@@ -1,6 +1,6 @@
 //! Looking at the cluster from outside the two nodes: who knows of the new owner, and who leads the shards now.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -186,8 +186,15 @@ impl Handover {
         let view = any_view(deployment).await?;
         let source = look(deployment, &view, Side::Source, &members.source, slots, options);
         let target = look(deployment, &view, Side::Target, &members.target, slots, options);
-        let (source, target) = tokio::try_join!(source, target)?;
-        Ok(Observation { source, target })
+        let ((source, owners_of_one), (target, owners_of_other)) = tokio::try_join!(source, target)?;
+        let mut parties: BTreeSet<NodeId> = members.source.iter().chain(&members.target).cloned().collect();
+        parties.extend([&source, &target].into_iter().filter_map(|seen| match seen {
+            Seen::Primary(primary) => Some(primary.node.clone()),
+            Seen::Unreachable => None,
+        }));
+        let others = owners_of_one.into_iter().chain(owners_of_other).filter(|(id, _)| !parties.contains(id));
+        let elsewhere = others.fold(SlotSet::new(), |all, (_, slots)| all.union(&slots));
+        Ok(Observation { source, target, elsewhere })
     }
 }
 
@@ -235,7 +242,10 @@ async fn knows(
     }
 }
 
-/// What the primary of a shard says.
+/// Who has which slots, by somebody's word.
+type Owners = Vec<(NodeId, SlotSet)>;
+
+/// What the primary of a shard says of itself, and of who owns `slots`.
 async fn look(
     deployment: &Deployment,
     view: &ClusterView,
@@ -243,11 +253,11 @@ async fn look(
     members: &[NodeId],
     slots: &SlotSet,
     options: &HandoverOptions,
-) -> Result<Seen> {
+) -> Result<(Seen, Owners)> {
     let endpoint = Arc::new(Endpoint { side, ..(*deployment.endpoint).clone() });
     let door = Door { endpoint, options: deployment.options, name: options.client_name() };
     let Some((node, address)) = leader(deployment, &door, view, members, slots).await? else {
-        return Ok(Seen::Unreachable);
+        return Ok((Seen::Unreachable, Owners::new()));
     };
     let seen = async {
         let mut party = Party::open(door, node.clone(), address, options).await?;
@@ -263,15 +273,17 @@ async fn look(
                     claims: view.me().slots.intersection(slots),
                     keys,
                 };
-                Ok(view.me().is_primary().then_some(primary))
+                let owners = view.nodes.iter().map(|n| (n.id.clone(), n.slots.intersection(slots)));
+                let owners: Owners = owners.filter(|(_, slots)| !slots.is_empty()).collect();
+                Ok(view.me().is_primary().then_some((primary, owners)))
             })
             .await
     };
     match seen.await {
-        Ok(Some(primary)) => Ok(Seen::Primary(primary)),
+        Ok(Some((primary, owners))) => Ok((Seen::Primary(primary), owners)),
         // It has just been demoted.
-        Ok(None) => Ok(Seen::Unreachable),
-        Err(e) if e.is_transient() => Ok(Seen::Unreachable),
+        Ok(None) => Ok((Seen::Unreachable, Owners::new())),
+        Err(e) if e.is_transient() => Ok((Seen::Unreachable, Owners::new())),
         Err(e) => Err(e),
     }
 }

@@ -4,6 +4,8 @@
 //! are compared first. They are equal wherever both servers keep a value in the same way; where they are not, the
 //! elements are compared.
 
+use std::collections::HashSet;
+
 use bytes::Bytes;
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::error::{Result, ServerError};
@@ -27,8 +29,9 @@ const ELEMENTS_MAX: i64 = 10_000;
 /// How many more keys are asked for than were counted: some may have come meanwhile.
 pub(super) const LISTED_SLACK: u64 = 16;
 
-/// A slot with more keys than this is not looked into where the numbers differ.
-const LOOKED_INTO_KEYS_MAX: u64 = 2_000;
+/// A slot with more keys than this is not looked into where the numbers differ: listing them stalls a server for some ten
+/// milliseconds.
+const LOOKED_INTO_KEYS_MAX: u64 = 100_000;
 
 /// How far the remaining times of one key may lie apart, in milliseconds: servers tell them relative to now.
 const TTL_TOLERANCE_MS: u64 = 1_000;
@@ -109,8 +112,8 @@ pub(super) async fn list_keys(link: &mut Link, slot: Slot, count: u64) -> Result
     }
 }
 
-/// Compares the number of keys of each slot. Where it differs the keys are looked at: one whose time has come may
-/// have been removed on one side only.
+/// Compares the number of keys of each slot. Where it differs those are looked at that only one side lists: one whose time
+/// has come may have been removed there only.
 ///
 /// # Errors
 /// Whatever a link or a server reports.
@@ -130,12 +133,11 @@ pub(super) async fn counts(source: &mut Link, target: &mut Link, slots: &SlotSet
             continue;
         }
         let (here, there) = tokio::join!(list_keys(source, slot, ours), list_keys(target, slot, theirs));
-        let mut keys = here?;
-        keys.extend(there?);
-        keys.sort();
-        keys.dedup();
-        let different = self::keys(source, target, &keys).await?;
-        // All of them equal: what made the difference has expired meanwhile.
+        let (here, there): (HashSet<Bytes>, HashSet<Bytes>) =
+            (here?.into_iter().collect(), there?.into_iter().collect());
+        let one_sided: Vec<Bytes> = here.symmetric_difference(&there).cloned().collect();
+        let different = self::keys(source, target, &one_sided).await?;
+        // All of them equal: what made the difference has expired. Under a pause the source keeps such keys.
         found.add(different);
     }
     Ok(found)

@@ -20,10 +20,7 @@ use whimbrel_wire::value::Value;
 use super::Shared;
 use super::compare::{LISTED_SLACK, list_keys};
 use super::elements;
-use crate::state::{
-    Body, CAREFUL_VALUE_BYTES, Expiry, GROUP_BYTES, GROUP_KEYS_MAX, SAMPLES_FIRST, expiry, expiry_command,
-    pack, was_sampled,
-};
+use crate::state::{Body, Expiry, SAMPLES_FIRST, expiry, expiry_command, pack, was_sampled};
 use crate::typed::{self, KeyType, Outcome, Place, Transfer};
 
 /// Keys that are listed at once, and slots that are asked for at once.
@@ -35,13 +32,6 @@ pub(super) const GIANT_SLOT_KEYS: u64 = 20_000;
 
 /// `COUNT` of that `SCAN`.
 const SCAN_COUNT: &[u8] = b"1000";
-
-/// Most bytes taken in for a group whose sizes were not asked.
-const UNMEASURED_BYTES_MAX: u64 = 4 * GROUP_BYTES;
-
-/// What values are taken to be before the first was seen. Taken for smaller, all lanes together would ask a node for so
-/// much at once that its clients wait.
-const FIRST_AVERAGE_BYTES: f64 = 16_384.0;
 
 /// The types of payloads that are streams, by the first byte: `RDB_TYPE_STREAM_LISTPACKS` and its later forms.
 const STREAM_TYPES: [u8; 3] = [15, 19, 21];
@@ -75,16 +65,13 @@ pub(super) struct Lane {
     shared: Arc<Shared>,
     source: Link,
     target: Link,
-    careful: bool,
-    /// Of the values read so far; `None` before the first.
-    average_bytes: Option<f64>,
 }
 
 impl Lane {
     pub(super) async fn open(shared: &Arc<Shared>) -> Result<Lane> {
         let source = shared.deployment.open(&shared.source.address, 0).await?;
         let target = shared.deployment.open(&shared.target.address, 0).await?;
-        Ok(Lane { shared: shared.clone(), source, target, careful: false, average_bytes: None })
+        Ok(Lane { shared: shared.clone(), source, target })
     }
 
     /// Does it. After an error the lane is out of step with its servers and must be dropped.
@@ -230,70 +217,23 @@ impl Lane {
         others: &mut Vec<Bytes>,
         chunked: &mut Vec<Bytes>,
     ) -> Result<()> {
-        let mut measured = self.careful;
-        let mut groups = match measured {
-            true => self.measured_groups(keys, others, chunked).await?,
-            false => self.groups(keys),
-        };
-        groups.reverse();
+        // Sizes before values: nothing but its size tells that one is large, and a server that is asked for a large value
+        // has built the whole reply in memory before we can refuse it.
+        let groups = self.measured_groups(keys, others, chunked).await?;
         let mut read: Vec<State> = Vec::new();
-        while let Some(group) = groups.pop() {
+        for group in groups {
             self.shared.check_stop()?;
             let shared = self.shared.clone();
             let _turn = shared.turn().await;
-            let bytes_max = (!measured).then_some(UNMEASURED_BYTES_MAX);
             let (next, written) = tokio::join!(
-                fetch(&mut self.source, &self.shared, &group, b"GET", expires, bytes_max),
+                fetch(&mut self.source, &self.shared, &group, b"GET", expires),
                 write(&mut self.target, &self.shared, std::mem::take(&mut read)),
             );
             chunked.extend(written?);
-            match next {
-                Ok(fetched) => read = self.sort_out(fetched, others),
-                Err(e) if e.is_too_large() && !measured => {
-                    // The connection still has the rest of a huge reply in it.
-                    self.source = self.shared.deployment.open(&self.shared.source.address, 0).await?;
-                    (self.careful, measured) = (true, true);
-                    let left = group.into_iter().chain(groups.into_iter().rev().flatten()).collect();
-                    groups = self.measured_groups(left, others, chunked).await?;
-                    groups.reverse();
-                }
-                Err(e) => return Err(e),
-            }
+            read = sort_out(next?, others);
         }
         chunked.extend(write(&mut self.target, &self.shared, read).await?);
         Ok(())
-    }
-
-    fn sort_out(&mut self, fetched: Vec<(Bytes, Fetched)>, others: &mut Vec<Bytes>) -> Vec<State> {
-        let mut states = Vec::with_capacity(fetched.len());
-        let (mut bytes, mut largest) = (0, 0);
-        for (key, fetched) in fetched {
-            match fetched {
-                Fetched::Value(value, expires_at_ms) => {
-                    bytes += value.len() as u64;
-                    largest = largest.max(value.len() as u64);
-                    states.push(State { key, body: Some(Body::String(value)), expires_at_ms });
-                }
-                Fetched::Gone => states.push(State { key, body: None, expires_at_ms: None }),
-                Fetched::NotAString => others.push(key),
-            }
-        }
-        if !states.is_empty() {
-            let mean = (bytes as f64 / states.len() as f64).max(16.0);
-            self.average_bytes = Some(self.average_bytes.map_or(mean, |average| average * 0.7 + mean * 0.3));
-        }
-        // Not for values that are large on average: groups are as short then, and one that is larger than expected is
-        // noticed while it is read.
-        if largest >= CAREFUL_VALUE_BYTES {
-            self.careful = true;
-        }
-        states
-    }
-
-    fn groups(&self, keys: Vec<Bytes>) -> Vec<Vec<Bytes>> {
-        let average_bytes = self.average_bytes.unwrap_or(FIRST_AVERAGE_BYTES);
-        let per_group = ((GROUP_BYTES as f64 / average_bytes) as usize).clamp(1, GROUP_KEYS_MAX);
-        keys.chunks(per_group).map(<[Bytes]>::to_vec).collect()
     }
 
     async fn measured_groups(
@@ -349,7 +289,7 @@ impl Lane {
             let shared = self.shared.clone();
             let _turn = shared.turn().await;
             let (next, written) = tokio::join!(
-                fetch(&mut self.source, &self.shared, &group, b"DUMP", true, None),
+                fetch(&mut self.source, &self.shared, &group, b"DUMP", true),
                 write(&mut self.target, &self.shared, std::mem::take(&mut read)),
             );
             chunked.extend(written?);
@@ -463,6 +403,20 @@ impl Lane {
     }
 }
 
+fn sort_out(fetched: Vec<(Bytes, Fetched)>, others: &mut Vec<Bytes>) -> Vec<State> {
+    let mut states = Vec::with_capacity(fetched.len());
+    for (key, fetched) in fetched {
+        match fetched {
+            Fetched::Value(value, expires_at_ms) => {
+                states.push(State { key, body: Some(Body::String(value)), expires_at_ms });
+            }
+            Fetched::Gone => states.push(State { key, body: None, expires_at_ms: None }),
+            Fetched::NotAString => others.push(key),
+        }
+    }
+    states
+}
+
 /// What a look at one key gave.
 enum Fetched {
     Gone,
@@ -476,7 +430,6 @@ async fn fetch(
     keys: &[Bytes],
     command: &'static [u8],
     expires: bool,
-    bytes_max: Option<u64>,
 ) -> Result<Vec<(Bytes, Fetched)>> {
     let absolute = shared.source.capabilities.pexpiretime;
     let mut expected = keys.len();
@@ -494,11 +447,7 @@ async fn fetch(
         expected += keys.len();
     }
     source.flush().await?;
-    let replies = match bytes_max {
-        Some(bytes_max) => source.replies_within(expected, bytes_max).await?,
-        None => source.replies(expected).await?,
-    };
-    let mut replies = replies.into_iter();
+    let mut replies = source.replies(expected).await?.into_iter();
     let time = if expires && !absolute { replies.next().unwrap_or(Value::Null) } else { Value::Null };
     let mut found = Vec::with_capacity(keys.len());
     for key in keys {
