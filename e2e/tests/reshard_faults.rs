@@ -96,11 +96,15 @@ fn writers(scene: &Scene, name: &str) -> ClusterWriters {
     writers
 }
 
+/// The owners of some of the moving slots.
+fn owners_of_moving(scene: &Scene) -> [usize; 3] {
+    [0, 300, 599].map(|slot| scene.cluster.owner_of(slot).expect("every slot has an owner"))
+}
+
 /// The owner of the moving slots, and the other primary, by index as created. All slots must have one owner.
 #[track_caller]
 fn owner(scene: &Scene, case: &str) -> (usize, usize) {
-    let owners: Vec<usize> =
-        [0, 300, 599].map(|slot| scene.cluster.owner_of(slot).expect("every slot has an owner")).to_vec();
+    let owners = owners_of_moving(scene);
     assert!(owners.windows(2).all(|pair| pair[0] == pair[1]), "{case}: the slots are split: {owners:?}");
     let primaries = scene.cluster.current_primaries().expect("the nodes answer");
     let is_other = |node: &usize| {
@@ -378,15 +382,11 @@ fn settings_are_put_back_by_who_goes_on(engine: Engine) {
     // In one batch, whatever the server.
     let scene = filled_in(scene, 0..=399);
     let before = scene.unwritten();
-    let is_on = |node: &Server| {
-        let setting = node.call(&["CONFIG", "GET", "cluster-allow-replica-migration"]);
-        format!("{setting:?}").contains("yes")
-    };
     for (place, goes_on) in [("snapshot:after", false), ("release:after", true)] {
         let command = scene.reshard("0-399", 1, &["--method", "external"]);
         let output = command.env("WHIMBREL_FAILPOINT", place).run();
         assert_eq!(output.code(), None, "{place}: it was not killed: {output:#?}");
-        assert!(!is_on(&scene.cluster.nodes()[0]), "{place}: nothing has to be put back");
+        assert!(!migration_is_allowed(&scene.cluster.nodes()[0]), "{place}: nothing has to be put back");
         if goes_on {
             scene.resume();
         } else {
@@ -394,7 +394,7 @@ fn settings_are_put_back_by_who_goes_on(engine: Engine) {
             scene.jobs(&["cancel", &job, "--cluster", &seed]).run().expect_code(0);
         }
         for node in scene.cluster.nodes() {
-            assert!(is_on(node), "{place}: it stays off at {}", node.addr());
+            assert!(migration_is_allowed(node), "{place}: it stays off at {}", node.addr());
         }
         assert_eq!(scene.cluster.current_primaries().expect("the nodes answer"), [0, 1], "{place}");
         scene.assert_unchanged(&before);
@@ -402,6 +402,93 @@ fn settings_are_put_back_by_who_goes_on(engine: Engine) {
     scene.assert_all_run();
     shards::assert_sound(&scene.cluster);
     assert_eq!(shards::slots_of(&scene.cluster, 0).expect("it answers").len(), 0);
+}
+
+/// A job that was killed late knows little of what came after it. Slots that have been moved on since stay where they are.
+fn slots_that_somebody_moved_on_stay_there(engine: Engine) {
+    let cases = vec![
+        ("clean-up:before", "resume"),
+        ("release:before", "cancel"),
+        ("take-over:after", "resume"),
+        ("clean-up:before", "cancel"),
+    ];
+    for (place, verb) in share(engine, cases, 4) {
+        let case = format!("{verb} after {place}");
+        let layout = [vec![0..=8191], vec![8192..=16000], vec![16001..=16383]];
+        let scene = filled(Scene::of(engine, 1, &layout).start());
+        let output =
+            scene.reshard(MOVING_TEXT, 1, &["--method", "external"]).env("WHIMBREL_FAILPOINT", place).run();
+        assert_eq!(output.code(), None, "{case}: it was not killed: {output:#?}");
+        let old = scene.unfinished().remove(0);
+        if scene.cluster.owner_of(0).map_or(true, |owner| owner == 0) {
+            // Taken over, and told to nobody yet.
+            let seed = scene.cluster.seed();
+            whimbrel_e2e::binary::run(&["repair", &seed, "--yes"]).expect_code(0);
+        }
+        let (seed, state) = (scene.cluster.seed(), scene.file("of-another"));
+        let to = scene.cluster.node_id(2);
+        let state = state.to_str().expect("a plain path");
+        let args = ["reshard", &seed, "--slots", MOVING_TEXT, "--to", to, "--yes", "--state-dir", state];
+        let args: Vec<&str> = args.into_iter().chain(["--method", "external"]).collect();
+        whimbrel_e2e::binary::run(&args).expect_code(0);
+        // What clients write from here on only the third has.
+        let mut connection = scene.cluster.connection_to(2);
+        for tag in tags_in(MOVING, 50) {
+            redis::cmd("SET")
+                .arg(format!("late:{{{tag}}}"))
+                .arg("1")
+                .exec(&mut connection)
+                .expect("acknowledged");
+        }
+        let before = {
+            whimbrel_e2e::binary::run(&["repair", &seed, "--yes"]).expect_code(0);
+            scene.unwritten()
+        };
+        let output = scene.jobs(&[verb, &old, "--cluster", &seed]).run().expect_code(7);
+        assert!(Told::of(output.clone()).reason().contains("another node"), "{case}: {output:#?}");
+        assert_eq!(owners_of_moving(&scene), [2, 2, 2], "{case}");
+        shards::assert_sound(&scene.cluster);
+        scene.assert_unchanged(&before);
+        assert!(scene.unfinished().is_empty(), "{case}");
+    }
+}
+
+/// Somebody takes a slot away while a node's last slots move: the job fails, and puts its settings back.
+fn settings_are_put_back_where_a_job_fails(engine: Engine) {
+    let scene = Scene::of(engine, 1, &[vec![0..=399], vec![400..=8191], vec![8192..=16383]])
+        .cluster(|cluster| cluster.arg("cluster-allow-replica-migration", "yes"))
+        .start();
+    let go_on = scene.file("go-on");
+    let command = scene.reshard("0-399", 1, &["--method", "external", "--report", "1"]);
+    let mut running = command
+        .env("WHIMBREL_FAILPOINT_PAUSE", "snapshot:after")
+        .env("WHIMBREL_FAILPOINT_FILE", &go_on)
+        .spawn();
+    wait_for_phase(&mut running, "snapshotting");
+    let deadline = Instant::now() + PATIENCE;
+    while migration_is_allowed(&scene.cluster.nodes()[0]) {
+        assert!(Instant::now() < deadline, "nothing has to be put back");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let third = scene.cluster.node_id(2);
+    for node in [2, 0] {
+        scene.cluster.nodes()[node].call(&["CLUSTER", "SETSLOT", "5", "NODE", third]);
+    }
+    std::fs::write(&go_on, "").expect("a file in our folder");
+    let output = running.wait(PATIENCE).expect("it ends").expect_code(7);
+    eprintln!("{engine}: {}", Told::of(output).reason());
+    for node in scene.cluster.nodes() {
+        assert!(migration_is_allowed(node), "it stays off at {}", node.addr());
+    }
+    whimbrel_e2e::binary::run(&["repair", &scene.cluster.seed(), "--yes"]).expect_code(0);
+    assert_eq!([5, 6].map(|slot| scene.cluster.owner_of(slot).ok()), [Some(2), Some(0)]);
+    shards::assert_sound(&scene.cluster);
+}
+
+/// Whether a replica of this node may go to another primary, and the node become a replica when it has no slots left.
+fn migration_is_allowed(node: &Server) -> bool {
+    let setting = node.call(&["CONFIG", "GET", "cluster-allow-replica-migration"]);
+    format!("{setting:?}").contains("yes")
 }
 
 /// A job goes on also where the node that it was started with is gone.
@@ -515,6 +602,8 @@ for_each_engine! {
     jobs_are_cancelled
     nodes_are_killed
     settings_are_put_back_by_who_goes_on
+    settings_are_put_back_where_a_job_fails
+    slots_that_somebody_moved_on_stay_there
     jobs_go_on_without_their_first_node
     keys_are_flushed
     what_cannot_go_well_is_refused

@@ -11,7 +11,7 @@ use redis::{Cmd, Connection};
 use whimbrel_e2e::cluster_writers::{Client, Observed, Outcome, tags_in};
 use whimbrel_e2e::compare::Comparison;
 use whimbrel_e2e::deployment::Deployment;
-use whimbrel_e2e::resharding::{Scene, Told, runs};
+use whimbrel_e2e::resharding::{PATIENCE, Scene, Told, runs};
 use whimbrel_e2e::shards;
 use whimbrel_lab::{Engine, Server};
 
@@ -186,6 +186,41 @@ fn move_large(engine: Engine, kinds: &[Kind]) -> Told {
     told
 }
 
+/// The two servers remove keys whose time has come when each sees fit, the source none at all under a pause: that is no
+/// difference, however many keys a slot has.
+fn slots_full_of_expiring_keys_move(engine: Engine) {
+    const KEYS: u64 = 6_000;
+    let scene = Scene::of(engine, 0, &[vec![0..=8191], vec![8192..=16383]]).start();
+    let tag = &tags_in(0..100, 1)[0];
+    let fill = |node: usize| {
+        let mut connection = scene.cluster.connection_to(node);
+        for first in (0..KEYS).step_by(CHUNK) {
+            let mut pipeline = redis::pipe();
+            for number in first..(first + CHUNK as u64).min(KEYS) {
+                // Several come to their end in every millisecond, and a tenth stays.
+                let command = pipeline.cmd("SET").arg(format!("{{{tag}}}:{number}")).arg(number);
+                if number % 10 != 0 {
+                    command.arg("PX").arg(100 + number / 5);
+                }
+                command.ignore();
+            }
+            pipeline.exec(&mut connection).expect("a server takes the keys");
+        }
+    };
+    for turn in 0..6 {
+        let (source, target) = (turn % 2, 1 - turn % 2);
+        fill(source);
+        let output = scene.reshard("0-99", target, &["--method", "external"]).run().expect_code(0);
+        Told::of(output).assert_done();
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while scene.cluster.total_keys().expect("the nodes answer") != KEYS / 10 {
+        assert!(Instant::now() < deadline, "keys without an end are gone, or others stay");
+        thread::sleep(Duration::from_millis(100));
+    }
+    shards::assert_sound(&scene.cluster);
+}
+
 macro_rules! for_each_engine {
     ($($check:ident)*) => {
         mod redis_7_0 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Redis70) })* }
@@ -198,4 +233,5 @@ macro_rules! for_each_engine {
 for_each_engine! {
     large_hashes_and_sets_move
     large_lists_and_streams_move_or_are_refused
+    slots_full_of_expiring_keys_move
 }

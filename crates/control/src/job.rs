@@ -8,8 +8,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
-use whimbrel_core::migration::{End, Event, Job, Phase, Reached, Summary, step};
+use whimbrel_core::migration::{BatchState, End, Event, Job, Phase, Reached, Summary, step};
 use whimbrel_core::node::NodeId;
+use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::handover::Members;
@@ -185,7 +186,7 @@ async fn drive(
         view.show(record.job.summary());
         let waited_for = matches!(record.job.phase(), Phase::Draining | Phase::Comparing);
         if !waited_for {
-            failure = match journal.save(record) {
+            failure = match journal.save(record, Some(&status(record))) {
                 Ok(()) => None,
                 Err(e) if must_go_on(record.job.phase()) => Some(e),
                 Err(e) => return Err(e),
@@ -279,6 +280,7 @@ fn report(job: &Job, took: Duration, view: &View, notices: Vec<String>) -> JobRe
         _ => Ending::Suspended,
     };
     let handed_over = job.slots_handed_over();
+    let left = job.batches().iter().filter(|batch| batch.state == BatchState::LeftAsIs);
     JobReport {
         id: job.id().to_string(),
         source: job.source().clone(),
@@ -286,6 +288,7 @@ fn report(job: &Job, took: Duration, view: &View, notices: Vec<String>) -> JobRe
         slots: job.slots(),
         verified: summary.verified && !handed_over.is_empty(),
         slots_handed_over: handed_over,
+        slots_left_as_is: left.fold(SlotSet::new(), |all, batch| all.union(&batch.slots)),
         method: "external",
         ending,
         reason: match ending {

@@ -46,6 +46,9 @@ pub struct JobReport {
     /// Those that the target owns now.
     #[serde(serialize_with = "as_text")]
     pub slots_handed_over: SlotSet,
+    /// Those that were neither handed over nor rolled back, because their owner or keys are not what they should be.
+    #[serde(serialize_with = "as_text")]
+    pub slots_left_as_is: SlotSet,
     /// `external`, `native` or `legacy`.
     pub method: &'static str,
     /// How it ended.
@@ -87,6 +90,7 @@ impl JobReport {
             target,
             slots,
             slots_handed_over: SlotSet::new(),
+            slots_left_as_is: SlotSet::new(),
             method,
             ending: Ending::NotStarted,
             reason: None,

@@ -232,8 +232,8 @@ impl Task {
 
     fn save(&self, journal: &Journal) -> Result<()> {
         match self {
-            Task::External(record) => journal.save(&**record),
-            Task::Plain(plain) => journal.save(plain),
+            Task::External(record) => journal.save(&**record, Some(&job::status(record))),
+            Task::Plain(plain) => journal.save(plain, None),
         }
     }
 
@@ -411,7 +411,7 @@ async fn run_queue(
                 job::run(*record, &journal, deployment.clone(), &view, cancel.clone()).await?
             }
             Task::Plain(plain) => {
-                journal.save(&PlainRecord { begun: true, ..plain.clone() })?;
+                journal.save(&PlainRecord { begun: true, ..plain.clone() }, None)?;
                 let asked = CancellationToken::new();
                 let watcher = tokio::spawn(job::watch_for_cancel(
                     journal.store().clone(),

@@ -2,8 +2,9 @@
 //!
 //! One folder, and in it for each job:
 //!
-//! - `ID.job`: its journal, a redb file with one document. Whoever runs the job has it open, and locked;
-//! - `ID.json`: how it stands, for `whimbrel jobs list`, replaced as a whole every now and then;
+//! - `ID.job`: its journal, a redb file. Whoever runs the job has it open, and locked;
+//! - `ID.json`: how it stands, for `whimbrel jobs list`, replaced as a whole every now and then. The journal knows better,
+//!   but can be read only while nobody runs the job;
 //! - `ID.cancel`: somebody wants the job cancelled. Whoever runs it looks for this file.
 //!
 //! No password and no value is in any of them; names of keys may be in the reason why a job failed.
@@ -136,17 +137,25 @@ impl Store {
             .filter_map(|id| {
                 let text = std::fs::read_to_string(self.path(&id, "json")).ok()?;
                 let status: Status = serde_json::from_str(&text).ok()?;
-                let running = !status.ended && self.is_running(&id);
-                Some(Entry { status, running })
+                Some(if status.ended { Entry { status, running: false } } else { self.look(&id, status) })
             })
             .collect();
         entries.sort_by(|a, b| (a.status.created_s, &a.status.id).cmp(&(b.status.created_s, &b.status.id)));
         Ok(entries)
     }
 
-    /// Whether a process has the job open.
-    fn is_running(&self, id: &str) -> bool {
-        matches!(Database::open(self.path(id, "job")), Err(redb::DatabaseError::DatabaseAlreadyOpen))
+    /// Whether a process has the job open; where none has, what was written down last is what counts.
+    fn look(&self, id: &str, published: Status) -> Entry {
+        let db = match Database::open(self.path(id, "job")) {
+            Err(e) => {
+                let running = matches!(e, redb::DatabaseError::DatabaseAlreadyOpen);
+                return Entry { status: published, running };
+            }
+            Ok(db) => db,
+        };
+        let journal = Journal { store: self.clone(), id: id.to_owned(), db };
+        let saved = journal.read("status").ok().flatten().and_then(|text| serde_json::from_str(&text).ok());
+        Entry { status: saved.unwrap_or(published), running: false }
     }
 
     /// Asks whoever runs the job to cancel it.
@@ -207,13 +216,17 @@ impl Journal {
         &self.store
     }
 
-    /// Writes the job down; it is on disk when this returns.
+    /// Writes the job down, and how it stands; it is on disk when this returns. Without a `status` what was
+    /// [published](Journal::publish) is what others see.
     ///
     /// # Errors
     /// `Own` where it cannot be written: a full disk, for example. The job must stop then.
-    pub fn save(&self, job: &impl Serialize) -> Result<()> {
-        let text = serde_json::to_string(job).map_err(|e| self.fail(&e))?;
-        self.write(&[("job", &text)])
+    pub fn save(&self, job: &impl Serialize, status: Option<&Status>) -> Result<()> {
+        let job = serde_json::to_string(job).map_err(|e| self.fail(&e))?;
+        let status = status.map(serde_json::to_string).transpose().map_err(|e| self.fail(&e))?;
+        let mut documents = vec![("job", job.as_str())];
+        documents.extend(status.as_deref().map(|status| ("status", status)));
+        self.write(&documents)
     }
 
     /// What was written last.
@@ -281,7 +294,7 @@ mod tests {
         let (_folder, store) = store();
         assert!(store.list().expect("no folder yet").is_empty());
         let journal = store.create("a-1").expect("created");
-        journal.save(&vec![1, 2, 3]).expect("saved");
+        journal.save(&vec![1, 2, 3], None).expect("saved");
         assert!(store.create("a-1").is_err(), "a name is used once");
         assert!(store.open("a-1").expect_err("locked").to_string().contains("another whimbrel"));
         drop(journal);
@@ -311,8 +324,11 @@ mod tests {
         };
         journal.publish(&status);
         assert_eq!(store.list().expect("listed"), [Entry { status: status.clone(), running: true }]);
+        // Of a process that dies the journal tells where it was.
+        let later = Status { phase: "Draining".to_owned(), ..status };
+        journal.save(&vec![1], Some(&later)).expect("saved");
         drop(journal);
-        assert_eq!(store.list().expect("listed"), [Entry { status, running: false }]);
+        assert_eq!(store.list().expect("listed"), [Entry { status: later, running: false }]);
         assert!(!store.is_cancel_asked("a-1"));
         store.ask_to_cancel("a-1").expect("asked");
         assert!(store.is_cancel_asked("a-1"));

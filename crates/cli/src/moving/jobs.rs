@@ -192,20 +192,34 @@ async fn cancel(store: &Store, entry: &Entry, access: &JobAccess, as_json: bool)
         let show = quiet(as_json);
         let exit = super::run_begun(&deployment, vec![ready], &show, &stop).await?;
         // Rolled back is what was asked for.
-        return Ok(if exit == Exit::Stopped { Exit::Success } else { exit });
+        if exit == Exit::Stopped {
+            return Ok(Exit::Success);
+        }
+        if exit == Exit::Success {
+            say_too_late(id, as_json);
+        }
+        return Ok(exit);
     }
     store.ask_to_cancel(id)?;
     let asked = std::time::Instant::now();
     while asked.elapsed() < CANCEL_WAIT {
         let now = find(store, id)?;
         if now.status.ended || !now.running {
-            say(as_json, "cancelled", &format!("job {id}: {}", now.status.phase));
+            match now.status.phase == "done" {
+                true => say_too_late(id, as_json),
+                false => say(as_json, "cancelled", &format!("job {id}: {}", now.status.phase)),
+            }
             return Ok(Exit::Success);
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     let what = "whoever runs it has not ended it yet; it has been told";
     Err(Error::own(format!("cancel job {id}"), what).with_remedy("see `whimbrel jobs show`"))
+}
+
+fn say_too_late(id: &str, as_json: bool) {
+    let what = "all of its slots were behind the fence already, so it was finished";
+    say(as_json, "too-late", &format!("job {id} could not be cancelled any more: {what}"));
 }
 
 fn quiet(json: bool) -> Show {

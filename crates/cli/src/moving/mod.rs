@@ -258,7 +258,8 @@ fn show_reports(
         let words = match report.ending {
             Ending::Done => "moved",
             Ending::Cancelled => "CANCELLED, rolled back",
-            Ending::Failed => "FAILED, rolled back",
+            Ending::Failed if report.slots_left_as_is.is_empty() => "FAILED, rolled back",
+            Ending::Failed => "FAILED",
             Ending::Suspended => "SUSPENDED",
             Ending::NotStarted => "not started",
         };
@@ -272,6 +273,12 @@ fn show_reports(
         );
         if let Some(reason) = &report.reason {
             println!("         {reason}");
+        }
+        if !report.slots_left_as_is.is_empty() {
+            let left = &report.slots_left_as_is;
+            println!(
+                "         slots {left} are left as they are: `whimbrel repair` says what is to be done about them"
+            );
         }
         if report.ending == Ending::Suspended {
             println!("         go on with: whimbrel jobs resume {}", report.id);
