@@ -583,7 +583,7 @@ fn state_folders() {
         .with(&["--resume"])
         .state(folder.path())
         .on(&target)
-        .ends(INTERNAL, &["whimbrel", "no unfinished copy like this one", "--resume"]);
+        .ends(INTERNAL, &["whimbrel", "no unfinished job like this one", "--resume"]);
 }
 
 #[test]
@@ -601,10 +601,11 @@ fn the_same_copy_twice_at_once() {
     let mut first = Invocation::new(&args).env("XDG_STATE_HOME", state.path()).spawn();
     assert!(first.wait_for_text("written", PATIENCE), "{}", first.stderr());
     for resume in [&[][..], &["--resume"]] {
-        copy(&from, &to).with(&["--replace"]).with(resume).state(state.path()).ends(
-            INTERNAL,
-            &["whimbrel", "another whimbrel is running this very copy", "wait for it to end"],
-        );
+        copy(&from, &to)
+            .with(&["--replace"])
+            .with(resume)
+            .state(state.path())
+            .ends(INTERNAL, &["whimbrel", "another whimbrel is running this very job", "wait for it to end"]);
     }
     assert!(first.is_running(), "the first ended before the second was tried");
     first.wait(PATIENCE).expect("it ends").expect_code(0);

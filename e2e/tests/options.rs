@@ -12,6 +12,7 @@ use whimbrel_e2e::binary::{Invocation, Output};
 use whimbrel_e2e::compare::{Comparison, KeyState, assert_equal, snapshot};
 use whimbrel_e2e::dataset::{Dataset, Scale};
 use whimbrel_e2e::deployment::{Deployment, slot_of};
+use whimbrel_e2e::permissions::{denied, documented, give};
 use whimbrel_lab::{Cluster, Engine, Proxy, Server, ServerBuilder, Tls};
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -546,39 +547,9 @@ fn passwords() {
     );
 }
 
-/// The lines of docs/permissions.md under some headings, with a password, as commands for one of the two users.
-fn documented(user: &str, headings: &[&str], password: &str) -> Vec<Vec<String>> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/permissions.md");
-    let text = fs::read_to_string(&path).expect("the permissions are documented");
-    let mut wanted = false;
-    let mut commands = Vec::new();
-    for line in text.lines() {
-        if let Some(heading) = line.strip_prefix("## ") {
-            wanted = headings.contains(&heading);
-        } else if wanted && line.starts_with(&format!("ACL SETUSER {user} ")) {
-            commands.push(line.replace("PASSWORD", password).split(' ').map(str::to_owned).collect());
-        }
-    }
-    commands
-}
-
 /// What a user may do, as in ACL SETUSER: `memory|usage`.
 fn granted(commands: &[Vec<String>]) -> BTreeSet<String> {
     commands.iter().flatten().filter_map(|word| word.strip_prefix('+')).map(str::to_owned).collect()
-}
-
-fn give(server: &Server, commands: &[Vec<String>]) {
-    for command in commands {
-        server.call(&command.iter().map(String::as_str).collect::<Vec<_>>());
-    }
-    server.call(&["CONFIG", "RESETSTAT"]);
-    server.call(&["ACL", "LOG", "RESET"]);
-}
-
-fn denied(server: &Server) -> Vec<String> {
-    let log = server.call(&["ACL", "LOG"]);
-    let redis::Value::Array(entries) = log else { panic!("{log:?}") };
-    entries.iter().map(|entry| format!("{}: {entry:?}", server.addr())).collect()
 }
 
 /// With the documented permissions nothing is refused, and everything that is granted is used.

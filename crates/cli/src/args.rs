@@ -4,6 +4,7 @@
 
 mod cluster;
 mod moving;
+mod syncing;
 
 use std::path::PathBuf;
 
@@ -16,6 +17,7 @@ pub use self::moving::{
     Balanced, DrainArgs, JobAccess, JobsArgs, JobsCommand, MethodChoice, MovingArgs, RebalanceArgs,
     ReshardArgs, ServeArgs, VerifyChoice,
 };
+pub use self::syncing::{CompareChoice, CutoverArgs, FeedChoice, FenceChoice, SyncArgs};
 
 /// The command line.
 #[derive(Debug, Parser)]
@@ -49,6 +51,10 @@ pub enum Command {
     Copy(Box<CopyArgs>),
     /// Prove that two deployments hold equal keys
     Verify(Box<VerifyArgs>),
+    /// Keep a deployment equal to another while clients write, until the other takes over
+    Sync(Box<SyncArgs>),
+    /// Have the target of a running sync take over
+    Cutover(Box<CutoverArgs>),
     /// Move slots of a cluster to other primaries, while clients write
     Reshard(Box<ReshardArgs>),
     /// Give every primary of a cluster its share of the slots
@@ -225,6 +231,17 @@ access!(
 /// Which keys.
 #[derive(Debug, Args)]
 pub struct Which {
+    #[command(flatten)]
+    pub names: Names,
+
+    /// Only keys of these types: string, list, set, zset, hash, stream, or a module's; repeatable or with commas
+    #[arg(long = "type", value_name = "TYPE", value_delimiter = ',', value_parser = parse_type, help_heading = "Selection")]
+    pub types: Vec<String>,
+}
+
+/// Which keys, by name, slot and database.
+#[derive(Debug, Args)]
+pub struct Names {
     /// Only keys that match this pattern, as KEYS and SCAN understand it; repeatable: any of them
     #[arg(long = "match", visible_alias = "pattern", value_name = "PATTERN", help_heading = "Selection")]
     pub matches: Vec<String>,
@@ -232,10 +249,6 @@ pub struct Which {
     /// No keys that match this pattern; repeatable
     #[arg(long, value_name = "PATTERN", help_heading = "Selection")]
     pub exclude: Vec<String>,
-
-    /// Only keys of these types: string, list, set, zset, hash, stream, or a module's; repeatable or with commas
-    #[arg(long = "type", value_name = "TYPE", value_delimiter = ',', value_parser = parse_type, help_heading = "Selection")]
-    pub types: Vec<String>,
 
     /// Only keys in these slots: 0-5460,10000
     #[arg(long, value_name = "SLOTS", help_heading = "Selection")]

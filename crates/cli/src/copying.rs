@@ -10,7 +10,7 @@ use whimbrel_core::units::{format_bytes, format_count, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, ErrorKind, Result};
 use whimbrel_flow::copy::{self, CopyOptions, CopyReport, Existing, Plan};
-use whimbrel_flow::journal::Journal;
+use whimbrel_flow::journal::{self, Journal};
 use whimbrel_flow::progress::CopyProgress;
 use whimbrel_flow::retry::RetryPolicy;
 
@@ -20,7 +20,7 @@ use crate::exit::Exit;
 use crate::verifying;
 
 /// Size of the pieces in which large values move.
-const CHUNK_BYTES: usize = 512 << 10;
+pub const CHUNK_BYTES: usize = 512 << 10;
 
 /// Runs the command.
 pub async fn run(args: &CopyArgs, stop: CancellationToken) -> Exit {
@@ -40,8 +40,8 @@ pub async fn run(args: &CopyArgs, stop: CancellationToken) -> Exit {
 
 async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) -> Result<Exit> {
     let (source_endpoint, target_endpoint) = args.sides.endpoints()?;
-    let selection = args.which.selection()?;
-    args.which.named_dbs(target_endpoint.db)?;
+    let selection = args.which.names.selection()?;
+    args.which.names.named_dbs(target_endpoint.db)?;
     // Both are looked at; where both are wrong, the source is told of first, always.
     let (source, target) = tokio::join!(
         Deployment::probe(source_endpoint, args.sides.link_options(args.from_replicas)),
@@ -49,7 +49,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     );
     let (source, target) = (source?, target?);
     let (source, target) = (Arc::new(source), Arc::new(target));
-    let dbs = args.which.dbs(&source, &target).await?;
+    let dbs = args.which.names.dbs(&source, &target).await?;
     let refuse_existing = !(args.replace || args.skip || args.fail || args.dry_run);
     let existing = match (args.skip, args.fail) {
         (true, _) => Existing::Skip,
@@ -73,6 +73,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
         from_replicas: args.from_replicas,
         retry: RetryPolicy { give_up_after_ms: args.sides.retry_for, ..RetryPolicy::default() },
         job: String::new(),
+        mirror: false,
     };
     let description = describe(args, &options, &source, &target);
     options.job = format!("{:016x}", xxhash_rust::xxh3::xxh3_64(description.as_bytes()));
@@ -81,7 +82,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let plan = copy::plan(&source, &target, &options, !args.resume, refuse_existing, args.dry_run, stop)
         .await
         .map_err(|e| {
-            let unfinished = !args.resume && refuse_existing && Journal::exists(&folder, &name);
+            let unfinished = !args.resume && refuse_existing && journal::exists(&folder, &name);
             match &e.remedy {
                 Some(remedy) if unfinished && remedy.contains("--replace") => {
                     let remedy = format!(
@@ -98,7 +99,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     if args.dry_run {
         return Ok(if stop.is_cancelled() { Exit::Stopped } else { Exit::Success });
     }
-    if !args.resume && Journal::exists(&folder, &name) && !args.show.quiet {
+    if !args.resume && journal::exists(&folder, &name) && !args.show.quiet {
         say(
             args,
             "an earlier copy like this one did not finish; --resume would go on with it, this one starts anew",
@@ -154,10 +155,10 @@ fn describe(args: &CopyArgs, options: &CopyOptions, source: &Deployment, target:
         "source": source.endpoint.address.to_string(),
         "target": target.endpoint.address.to_string(),
         "dbs": options.dbs,
-        "match": args.which.matches,
-        "exclude": args.which.exclude,
+        "match": args.which.names.matches,
+        "exclude": args.which.names.exclude,
         "types": args.which.types,
-        "slots": args.which.slots.as_ref().map(ToString::to_string),
+        "slots": args.which.names.slots.as_ref().map(ToString::to_string),
         "existing": options.existing.described(),
         "limit": options.limit,
     })

@@ -43,7 +43,7 @@ impl Exit {
         (Exit::Different, "verify found differences"),
         (Exit::Interrupted, "stopped half-way by an error that trying again did not help; --resume goes on"),
         (Exit::Amiss, "something is amiss in the cluster: status found it, or repair left it"),
-        (Exit::Stopped, "stopped by Ctrl-C or SIGTERM, cleanly; copy --resume goes on"),
+        (Exit::Stopped, "stopped by Ctrl-C or SIGTERM; --resume, or jobs resume, goes on"),
     ];
 
     /// The code for an error. `begun` is true once keys may have been written.

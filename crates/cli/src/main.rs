@@ -10,6 +10,7 @@ mod exit;
 mod moving;
 mod serving;
 mod sides;
+mod syncing;
 mod verifying;
 mod which;
 
@@ -49,6 +50,8 @@ fn run(command: Command) -> Exit {
     match command {
         Command::Copy(args) => block_on(|stop| async move { copying::run(&args, stop).await }),
         Command::Verify(args) => block_on(|stop| async move { verifying::run(&args, stop).await }),
+        Command::Sync(args) => block_on(|stop| async move { syncing::run(&args, stop).await }),
+        Command::Cutover(args) => block_on(|_| async move { syncing::cutover::run(&args).await }),
         Command::Reshard(args) => block_on(|stop| async move { moving::reshard(&args, stop).await }),
         Command::Rebalance(args) => block_on(|stop| async move { moving::rebalance(&args, stop).await }),
         Command::Drain(args) => block_on(|stop| async move { moving::drain(&args, stop).await }),

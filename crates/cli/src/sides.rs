@@ -161,6 +161,7 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
     match command {
         Command::Copy(args) => both(&args.sides),
         Command::Verify(args) => both(&args.sides),
+        Command::Sync(args) => both(&args.sides),
         Command::Status(args) => vec![(&args.at.cluster, CLUSTER_PASSWORD)],
         Command::Repair(args) => vec![(&args.at.cluster, CLUSTER_PASSWORD)],
         Command::Reshard(args) => moved(&args.at, &args.moving),
@@ -173,9 +174,11 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
             }
             JobsCommand::List | JobsCommand::Show { .. } | JobsCommand::Clean => Vec::new(),
         },
-        Command::Demo(_) | Command::Bench { .. } | Command::Completions { .. } | Command::Man { .. } => {
-            Vec::new()
-        }
+        Command::Cutover(_)
+        | Command::Demo(_)
+        | Command::Bench { .. }
+        | Command::Completions { .. }
+        | Command::Man { .. } => Vec::new(),
     }
 }
 

@@ -31,7 +31,7 @@ pub async fn run(args: &VerifyArgs, stop: CancellationToken) -> Exit {
 
 async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyReport> {
     let (source_endpoint, target_endpoint) = args.sides.endpoints()?;
-    let selection = args.which.selection()?;
+    let selection = args.which.names.selection()?;
     let scope = args.sample.as_deref().map_or(Ok(Scope::All), scope)?;
     // Both are looked at; where both are wrong, the source is told of first, always.
     let (source, target) = tokio::join!(
@@ -48,7 +48,7 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
         scope,
         selection,
         types: args.which.types.clone(),
-        dbs: pairs(&args.which.dbs(&source, &target).await?),
+        dbs: pairs(&args.which.names.dbs(&source, &target).await?),
         ttl_tolerance_ms: args.ttl_tolerance,
         settle: Settle { rounds: args.settle, ..Settle::default() },
         retry: RetryPolicy { give_up_after_ms: args.sides.retry_for, ..RetryPolicy::default() },
@@ -85,7 +85,7 @@ fn scope(text: &str) -> Result<Scope> {
 /// A full verification of what a copy was about.
 pub fn options_after_copy(args: &CopyArgs, dbs: &[DbPair], check_extra: bool) -> Result<VerifyOptions> {
     Ok(VerifyOptions {
-        selection: args.which.selection()?,
+        selection: args.which.names.selection()?,
         types: args.which.types.clone(),
         dbs: pairs(dbs),
         retry: RetryPolicy { give_up_after_ms: args.sides.retry_for, ..RetryPolicy::default() },

@@ -6,9 +6,9 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_flow::copy::{DbPair, databases};
 
-use crate::args::Which;
+use crate::args::Names;
 
-impl Which {
+impl Names {
     /// The keys, by name and slot.
     ///
     /// # Errors
@@ -78,7 +78,7 @@ impl Which {
     /// The databases: what `--db` says, else what the source's URL names, else all that hold keys.
     ///
     /// # Errors
-    /// As [`Which::named_dbs`]; whatever the source answers.
+    /// As [`Names::named_dbs`]; whatever the source answers.
     pub async fn dbs(&self, source: &Deployment, target: &Deployment) -> Result<Vec<DbPair>> {
         let NamedDbs { mut pairs, all } = self.named_dbs(target.endpoint.db)?;
         let to = |db: u32| target.endpoint.db.unwrap_or(db);

@@ -7,6 +7,7 @@
 //! - [`nodes`]: how the nodes of a cluster see each other, and where their keys are;
 //! - [`native`]: the atomic slot migration that some servers have built in;
 //! - [`handover`]: handing slots over between two primaries from outside;
+//! - [`seal`]: holding all writers of a deployment, and keeping them out;
 //! - [`error`]: whose fault it was, what was tried, what the user can do.
 //!
 //! **Architecture invariant:** no other crate compares server versions. They ask for a capability.
@@ -20,4 +21,5 @@ pub mod link;
 pub mod native;
 pub mod nodes;
 pub mod probe;
+pub mod seal;
 mod tls;

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use redb::{Database, ReadableDatabase, TableDefinition};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::error::{Error, Result};
@@ -91,6 +92,17 @@ impl JournalState {
     }
 }
 
+/// True where a journal by this name is left over from an earlier run.
+pub fn exists(folder: &Path, name: &str) -> bool {
+    folder.join(format!("{name}.journal")).exists()
+}
+
+/// True where a process has the journal of this name open: the job runs.
+pub fn is_open(folder: &Path, name: &str) -> bool {
+    let path = folder.join(format!("{name}.journal"));
+    path.exists() && matches!(Database::open(path), Err(redb::DatabaseError::DatabaseAlreadyOpen))
+}
+
 mod slots_as_text {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
     use whimbrel_core::slot::SlotSet;
@@ -106,23 +118,23 @@ mod slots_as_text {
     }
 }
 
-/// The journal of one job.
+/// The journal of one job, with how far it is.
 #[derive(Debug)]
-pub struct Journal {
+pub struct Journal<S = JournalState> {
     path: PathBuf,
     db: Database,
-    state: JournalState,
+    state: S,
     saved: Option<String>,
 }
 
-impl Journal {
+impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
     /// Opens the journal of the job that `description` describes. The job's name is derived from it: the same copy
     /// finds its journal again. With `resume` what it holds is gone on with; otherwise it starts empty.
     ///
     /// # Errors
     /// `Own` where the folder or file cannot be used, where another whimbrel has it open, or where there is nothing to
     /// resume.
-    pub fn open(folder: &Path, name: &str, description: &str, resume: bool) -> Result<Journal> {
+    pub fn open(folder: &Path, name: &str, description: &str, resume: bool) -> Result<Journal<S>> {
         let path = folder.join(format!("{name}.journal"));
         let fail = |what: String| {
             Error::own(format!("journal {}", path.display()), what)
@@ -132,19 +144,18 @@ impl Journal {
         if resume && !path.exists() {
             return Err(Error::own(
                 format!("journal {}", path.display()),
-                "there is no unfinished copy like this one",
+                "there is no unfinished job like this one",
             )
-            .with_remedy("leave out --resume, or repeat the options of the copy that was interrupted, --replace, --skip or --fail included"));
+            .with_remedy("leave out --resume, or repeat the options of the one that was interrupted, --replace, --skip, --fail or --mirror included"));
         }
         let db = Database::create(&path).map_err(|e| match e {
-            redb::DatabaseError::DatabaseAlreadyOpen => Error::own(
-                format!("journal {}", path.display()),
-                "another whimbrel is running this very copy",
-            )
-            .with_remedy("wait for it to end"),
+            redb::DatabaseError::DatabaseAlreadyOpen => {
+                Error::own(format!("journal {}", path.display()), "another whimbrel is running this very job")
+                    .with_remedy("wait for it to end")
+            }
             other => fail(other.to_string()),
         })?;
-        let mut journal = Journal { path, db, state: JournalState::default(), saved: None };
+        let mut journal = Journal { path, db, state: S::default(), saved: None };
         if resume {
             journal.state = journal.load(description)?;
         }
@@ -154,13 +165,8 @@ impl Journal {
         Ok(journal)
     }
 
-    /// True where a journal by this name is left over from an earlier run.
-    pub fn exists(folder: &Path, name: &str) -> bool {
-        folder.join(format!("{name}.journal")).exists()
-    }
-
     /// What it held when it was opened.
-    pub fn state(&self) -> &JournalState {
+    pub fn state(&self) -> &S {
         &self.state
     }
 
@@ -168,7 +174,7 @@ impl Journal {
     ///
     /// # Errors
     /// `Own` where it cannot be written: a full disk, for example.
-    pub fn save(&mut self, state: &JournalState) -> Result<()> {
+    pub fn save(&mut self, state: &S) -> Result<()> {
         let text = serde_json::to_string(state).map_err(|e| self.fail(&e))?;
         if self.saved.as_deref() != Some(&text) {
             self.write(&[("state", &text)])?;
@@ -182,13 +188,13 @@ impl Journal {
     /// # Errors
     /// `Own` where it cannot be removed.
     pub fn finish(self) -> Result<()> {
-        let Journal { path, db, .. } = self;
-        drop(db);
+        let path = self.path;
+        drop(self.db);
         std::fs::remove_file(&path)
             .map_err(|e| Error::own(format!("remove the journal {}", path.display()), e))
     }
 
-    fn load(&self, description: &str) -> Result<JournalState> {
+    fn load(&self, description: &str) -> Result<S> {
         let read = || -> Result<[Option<String>; 3], redb::Error> {
             let tx = self.db.begin_read()?;
             let table = tx.open_table(DOCUMENTS)?;
@@ -200,7 +206,7 @@ impl Journal {
             return Err(self.fail(&"it was written by another version of whimbrel"));
         }
         if job.as_deref() != Some(description) {
-            return Err(self.fail(&"it belongs to a copy with other options"));
+            return Err(self.fail(&"it belongs to a job with other options"));
         }
         serde_json::from_str(&state.unwrap_or_default()).map_err(|e| self.fail(&e))
     }

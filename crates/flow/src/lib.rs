@@ -1,6 +1,7 @@
 //! Moves and compares key states.
 //!
 //! - [`copy`]: copies keys from one deployment to another;
+//! - [`sync`]: keeps one deployment equal to another, until the other takes over;
 //! - [`verify`]: proves that two deployments hold equal keys;
 //! - [`typed`]: transfers one key by its type's own commands, in chunks;
 //! - [`functions`]: copies function libraries;
@@ -20,5 +21,6 @@ pub mod retry;
 pub mod scan;
 pub mod slots;
 mod state;
+pub mod sync;
 pub mod typed;
 pub mod verify;

@@ -13,6 +13,8 @@ pub(crate) enum Body {
     Dump(Bytes),
     /// Not at all yet: the writing half moves it with commands of its type.
     Typed,
+    /// There is none: the key is gone, and is to be removed.
+    Gone,
 }
 
 impl Body {
@@ -20,7 +22,7 @@ impl Body {
     pub(crate) fn len(&self) -> usize {
         match self {
             Body::String(b) | Body::Dump(b) => b.len(),
-            Body::Typed => 0,
+            Body::Typed | Body::Gone => 0,
         }
     }
 

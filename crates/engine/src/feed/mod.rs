@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -125,9 +126,20 @@ impl fmt::Display for FeedFailure {
     }
 }
 
+/// A point in a server's history of changes. Replicas share the history of their primary.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct History {
+    /// Which history: `master_replid` of `INFO replication`.
+    pub replid: String,
+    /// How far in it, in bytes.
+    pub offset: u64,
+}
+
 /// How far a feed has come.
 #[derive(Debug, Default)]
 struct Progress {
+    /// The history that the offset is of; empty for a tracking feed.
+    replid: String,
     /// The offset up to which everything is in the [`Touched`].
     offset: u64,
     failure: Option<FeedFailure>,
@@ -143,6 +155,15 @@ struct Shared {
 }
 
 impl Shared {
+    fn new(slots: SlotSet, options: FeedOptions) -> Arc<Shared> {
+        Arc::new(Shared {
+            touched: Arc::new(Touched::new(slots, options.limits)),
+            progress: watch::Sender::new(Progress::default()),
+            bytes_read: AtomicU64::new(0),
+            resumed: AtomicU64::new(0),
+        })
+    }
+
     fn fail(&self, failure: FeedFailure) {
         tracing::warn!(%failure, "the feed has ended");
         self.progress.send_modify(|progress| progress.failure = Some(failure));
@@ -158,12 +179,26 @@ struct Place {
 }
 
 impl Place {
+    fn of(deployment: &Deployment, address: &Address) -> Place {
+        Place {
+            endpoint: deployment.endpoint.clone(),
+            address: address.clone(),
+            options: LinkOptions { db: 0, readonly: false, ..deployment.options },
+        }
+    }
+
     async fn open(&self) -> Result<Link> {
         let mut link = Link::open(&self.endpoint, &self.address, self.options).await?;
         // A courtesy, which an ACL may forbid.
         link.ask(&[b"CLIENT", b"SETNAME", FEED_CLIENT_NAME.as_bytes()]).await?;
         Ok(link)
     }
+}
+
+fn attach_timeout(deployment: &Deployment, address: &Address, options: FeedOptions) -> Error {
+    let kind = ErrorKind::Timeout(options.attach_timeout_ms);
+    Error::new(deployment.side(), address.to_string(), "attach a feed of changes", kind)
+        .with_remedy("see whether the server is busy with a snapshot for a replica")
 }
 
 /// A barrier that a tracking feed was asked for: answered once everything before it is recorded.
@@ -197,29 +232,39 @@ impl Feed {
         slots: SlotSet,
         options: FeedOptions,
     ) -> Result<Feed> {
-        let place = Place {
-            endpoint: deployment.endpoint.clone(),
-            address: address.clone(),
-            options: LinkOptions { db: 0, readonly: false, ..deployment.options },
-        };
-        let side = deployment.side();
+        let place = Place::of(deployment, address);
         let limit = Duration::from_millis(options.attach_timeout_ms);
-        let shared = Arc::new(Shared {
-            touched: Arc::new(Touched::new(slots, options.limits)),
-            progress: watch::Sender::new(Progress::default()),
-            bytes_read: AtomicU64::new(0),
-            resumed: AtomicU64::new(0),
-        });
-        let attached = timeout(limit, Feed::start(deployment, place, shared, options)).await;
-        attached.unwrap_or_else(|_| {
-            Err(Error::new(
-                side,
-                address.to_string(),
-                "attach a feed of changes",
-                ErrorKind::Timeout(options.attach_timeout_ms),
-            )
-            .with_remedy("see whether the server is busy with a snapshot for a replica"))
-        })
+        let attached =
+            timeout(limit, Feed::start(deployment, place, Shared::new(slots, options), options)).await;
+        attached.unwrap_or_else(|_| Err(attach_timeout(deployment, address, options)))
+    }
+
+    /// Attaches to the server at `address` and records touches from a point of its history on: what came after `from`
+    /// will be seen, however long ago it was. `None` where the server does not have all of that any more.
+    ///
+    /// # Errors
+    /// As [`Feed::attach`].
+    pub async fn attach_at(
+        deployment: &Deployment,
+        address: &Address,
+        slots: SlotSet,
+        options: FeedOptions,
+        from: &History,
+    ) -> Result<Option<Feed>> {
+        let place = Place::of(deployment, address);
+        let shared = Shared::new(slots, options);
+        let limit = Duration::from_millis(options.attach_timeout_ms);
+        let attached = timeout(limit, stream::attach_at(deployment, &place, &shared, options, from)).await;
+        let stream = attached.unwrap_or_else(|_| Err(attach_timeout(deployment, address, options)))?;
+        Ok(stream.map(|stream| Feed {
+            kind: stream.kind(),
+            side: deployment.side(),
+            address: address.clone(),
+            progress: shared.progress.subscribe(),
+            shared,
+            barriers: None,
+            task: tokio::spawn(stream.run()),
+        }))
     }
 
     async fn start(
@@ -276,6 +321,13 @@ impl Feed {
     /// The replication offset up to which everything is in [`Feed::touched`]; 0 for a tracking feed.
     pub fn offset(&self) -> u64 {
         self.progress.borrow().offset
+    }
+
+    /// The point up to which everything is in [`Feed::touched`]; `None` for a tracking feed.
+    pub fn history(&self) -> Option<History> {
+        let progress = self.progress.borrow();
+        let history = || History { replid: progress.replid.clone(), offset: progress.offset };
+        (!progress.replid.is_empty()).then(history)
     }
 
     /// Waits until everything up to `offset` of the server (`master_repl_offset` of `INFO replication`) is in

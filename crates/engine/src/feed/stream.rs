@@ -10,7 +10,7 @@ use whimbrel_wire::replication::{Opening, Parser};
 use whimbrel_wire::value::Value;
 
 use super::command::{Decoder, Rules};
-use super::{FeedFailure, FeedKind, FeedOptions, Place, Shared};
+use super::{FeedFailure, FeedKind, FeedOptions, History, Place, Shared};
 use crate::deployment::Deployment;
 use crate::error::{Code, Error, ErrorKind, Result, ServerError};
 use crate::link::Link;
@@ -41,13 +41,6 @@ const BACKLOG_EVERY: Duration = Duration::from_millis(1);
 /// The first and the longest pause between two attempts to resume.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
-
-/// A point in a server's history.
-#[derive(Debug, Clone)]
-struct History {
-    replid: String,
-    offset: u64,
-}
 
 /// A replication link, attached.
 #[derive(Debug)]
@@ -155,6 +148,51 @@ pub(super) async fn attach(
     stream.acknowledged = stream.parser.offset();
     stream.publish();
     Ok(Ok(stream))
+}
+
+/// Attaches a replication link that continues from `from`. `None` where the server no longer has what came after it, or
+/// lets nobody continue.
+pub(super) async fn attach_at(
+    deployment: &Deployment,
+    place: &Place,
+    shared: &Arc<Shared>,
+    options: FeedOptions,
+    from: &History,
+) -> Result<Option<Stream>> {
+    let mut link = place.open().await?;
+    let db = starting_db(deployment, &mut link).await?;
+    let rules = learn_rules(&mut link).await?;
+    if let Offer::Nothing(why) = offer(&mut link).await? {
+        tracing::info!(at = %place.address, %why, "no replication link");
+        return Ok(None);
+    }
+    let mut stream = Stream {
+        place: place.clone(),
+        options,
+        shared: shared.clone(),
+        kind: FeedKind::Partial,
+        parser: Parser::new(from.offset),
+        decoder: Decoder::new(rules, db),
+        replid: String::new(),
+        acknowledged: from.offset,
+        hurry_until: None,
+        heard: Instant::now(),
+        link,
+    };
+    match stream.psync(Some(from)).await? {
+        Opening::Continue { replid } => stream.replid = replid.unwrap_or(from.replid.clone()),
+        // With all its data, perhaps: the link is dropped before any of it is taken in.
+        Opening::Full { .. } => return Ok(None),
+        Opening::Refused(text) => {
+            let e = ServerError::classify(&text);
+            return match e.code.is_transient() {
+                true => Err(stream.link.server_error(e, b"PSYNC")),
+                false => Ok(None),
+            };
+        }
+    }
+    stream.publish();
+    Ok(Some(stream))
 }
 
 /// The database that commands are for at the start of a stream, where that is certain: a cluster has one database
@@ -316,8 +354,11 @@ impl Stream {
     fn publish(&self) {
         let offset = self.parser.offset();
         self.shared.progress.send_if_modified(|progress| {
-            let changed = progress.offset != offset;
+            let changed = progress.offset != offset || progress.replid != self.replid;
             progress.offset = offset;
+            if progress.replid != self.replid {
+                progress.replid.clone_from(&self.replid);
+            }
             changed
         });
     }

@@ -17,6 +17,7 @@
 //! scanned, and slots whose target primary was replaced or restarted after it had acknowledged writes, are *in doubt*.
 //! After a pass they are copied once more, until a pass ends without doubt.
 
+mod lanes;
 mod preflight;
 mod read;
 mod track;
@@ -29,7 +30,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -40,13 +40,11 @@ use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Error, Result, ServerError, Side};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::ServerFacts;
-use xxhash_rust::xxh3::xxh3_64;
 
 pub use preflight::{DbPair, Plan, PlannedDb, databases, plan};
 
-use self::read::{KeyBatch, Reader};
-use self::track::{Origins, Tracker};
-use self::write::Writer;
+pub(crate) use self::lanes::Lanes;
+pub(crate) use self::track::Tracker;
 use crate::budget::{BigTransfers, MemoryBudget, Rate, Rates};
 use crate::journal::{Journal, JournalState, UnitMark};
 use crate::progress::{CopyCounts, CopyProgress};
@@ -89,6 +87,9 @@ pub struct CopyOptions {
     pub retry: RetryPolicy,
     /// Short name of this job: part of the names of staging keys.
     pub job: String,
+    /// Keys that are gone from the source are removed from the target, and keys that change each time they are read are
+    /// left to whoever follows the changes, instead of being reported.
+    pub mirror: bool,
 }
 
 /// A key that was not copied, and why.
@@ -137,12 +138,6 @@ const OPEN_SLOTS_PAUSE: Duration = Duration::from_millis(500);
 /// How often the journal is written.
 const JOURNAL_PERIOD: Duration = Duration::from_millis(500);
 
-/// Keys collected for a lane before they are handed over.
-const BATCH_KEYS: usize = 512;
-
-/// Batches that may wait between two stages of a lane.
-const QUEUE_BATCHES: usize = 2;
-
 /// What all parts of one copy share.
 pub(crate) struct Shared {
     pub(crate) source: Arc<Deployment>,
@@ -158,6 +153,8 @@ pub(crate) struct Shared {
     left_of_limit: AtomicI64,
     failures: Mutex<Vec<KeyFailure>>,
     doubt: Mutex<Doubt>,
+    /// By shard of the source: keys that changed every time they were read, with their databases.
+    again: Mutex<HashMap<String, Vec<(u32, Bytes)>>>,
 }
 
 /// What has to be gone through again.
@@ -172,13 +169,74 @@ struct Doubt {
 }
 
 impl Shared {
+    pub(crate) fn new(
+        source: Arc<Deployment>,
+        target: Arc<Deployment>,
+        options: CopyOptions,
+        progress: Arc<CopyProgress>,
+        stop: CancellationToken,
+    ) -> Shared {
+        let limit = options.limit.map_or(i64::MAX, |n| i64::try_from(n).unwrap_or(i64::MAX));
+        Shared {
+            budget: MemoryBudget::new(options.memory_bytes),
+            big_transfers: BigTransfers::new(options.memory_bytes, options.chunk_bytes as u64),
+            rates: Rates { keys: options.rate_keys.map(Rate::new), bytes: options.rate_bytes.map(Rate::new) },
+            left_of_limit: AtomicI64::new(limit),
+            source,
+            target,
+            options,
+            progress,
+            stop,
+            failures: Mutex::default(),
+            doubt: Mutex::default(),
+            again: Mutex::default(),
+        }
+    }
+
     /// Notes a key that could not be copied.
     pub(crate) fn failed(&self, db: u32, key: &[u8], reason: String) {
-        CopyProgress::add(&self.progress.failed, 1);
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.options.mirror {
+            // It is tried as often as it changes.
+            let name = shown(key);
+            if let Some(known) = failures.iter_mut().find(|known| known.db == db && known.key == name) {
+                known.reason = reason;
+                return;
+            }
+        }
+        CopyProgress::add(&self.progress.failed, 1);
         if failures.len() < FAILURES_MAX {
             failures.push(KeyFailure { db, key: shown(key), slot: Slot::of_key(key).number(), reason });
         }
+    }
+
+    /// Notes that a key has arrived, or is gone, that may have been noted as failed before.
+    pub(crate) fn arrived(&self, db: u32, key: &[u8]) {
+        if !self.options.mirror || self.progress.failed.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let name = shown(key);
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = failures.len();
+        failures.retain(|known| known.db != db || known.key != name);
+        self.progress.failed.fetch_sub((before - failures.len()) as u64, Ordering::Relaxed);
+    }
+
+    /// Leaves a key of a unit to be transferred again.
+    pub(crate) fn touch_again(&self, unit: &Unit, key: Bytes) {
+        let mut again = self.again.lock().unwrap_or_else(PoisonError::into_inner);
+        again.entry(unit.shard_id.clone()).or_default().push((unit.db, key));
+    }
+
+    /// The keys of a shard that have to be transferred again, with their databases; they are forgotten here.
+    pub(crate) fn take_again(&self, shard_id: &str) -> Vec<(u32, Bytes)> {
+        let mut again = self.again.lock().unwrap_or_else(PoisonError::into_inner);
+        again.remove(shard_id).unwrap_or_default()
+    }
+
+    /// The first keys that could not be copied.
+    pub(crate) fn failures(&self) -> Vec<KeyFailure> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// A pause before the next try, cut short when the user stops.
@@ -200,6 +258,20 @@ impl Shared {
     /// Notes that a slot of the source was found on the move.
     pub(crate) fn doubt_source(&self, slot: Slot) {
         self.doubt.lock().unwrap_or_else(PoisonError::into_inner).source.insert(slot);
+    }
+
+    /// Notes slots of the source that have to be gone through again.
+    pub(crate) fn doubt_source_slots(&self, slots: &SlotSet) {
+        if !slots.is_empty() {
+            let mut doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+            doubt.source = doubt.source.union(slots);
+        }
+    }
+
+    /// All slots in doubt so far.
+    pub(crate) fn in_doubt(&self) -> SlotSet {
+        let doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+        doubt.source.union(&doubt.target)
     }
 
     /// Notes that a slot of the target was found on the move.
@@ -271,7 +343,7 @@ impl Shared {
     }
 
     /// Takes over what an earlier run had found.
-    fn remember(&self, state: &JournalState) {
+    pub(crate) fn remember(&self, state: &JournalState) {
         self.progress.failed.store(state.failed, Ordering::Relaxed);
         *self.failures.lock().unwrap_or_else(PoisonError::into_inner) = state.failures.clone();
         let mut doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
@@ -281,7 +353,7 @@ impl Shared {
 
     /// Writes down what a later run has to know. It comes after the positions of the same save have been taken: a key is
     /// noted as failed or in doubt before its page counts as dealt with, and must not be forgotten once it does.
-    fn record(&self, state: &mut JournalState) {
+    pub(crate) fn record(&self, state: &mut JournalState) {
         state.failed = self.progress.failed.load(Ordering::Relaxed);
         state.failures.clone_from(&self.failures.lock().unwrap_or_else(PoisonError::into_inner));
         let doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
@@ -290,7 +362,7 @@ impl Shared {
     }
 
     /// Keys of these slots are copied once more: what failed may succeed now, or fails again.
-    fn forget_failures(&self, slots: &SlotSet) {
+    pub(crate) fn forget_failures(&self, slots: &SlotSet) {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         let before = failures.len();
         failures.retain(|f| !Slot::new(f.slot).is_some_and(|slot| slots.contains(slot)));
@@ -298,7 +370,7 @@ impl Shared {
     }
 
     /// Keys that the target has evicted since it was first met.
-    fn evicted(&self) -> u64 {
+    pub(crate) fn evicted(&self) -> u64 {
         let doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
         doubt.evicted.values().map(|(first, last)| last.saturating_sub(*first)).sum()
     }
@@ -365,20 +437,7 @@ pub async fn copy(
     stop: CancellationToken,
 ) -> Result<CopyReport> {
     let started = Instant::now();
-    let limit = options.limit.map_or(i64::MAX, |n| i64::try_from(n).unwrap_or(i64::MAX));
-    let shared = Arc::new(Shared {
-        budget: MemoryBudget::new(options.memory_bytes),
-        big_transfers: BigTransfers::new(options.memory_bytes, options.chunk_bytes as u64),
-        rates: Rates { keys: options.rate_keys.map(Rate::new), bytes: options.rate_bytes.map(Rate::new) },
-        left_of_limit: AtomicI64::new(limit),
-        source,
-        target,
-        options,
-        progress,
-        stop,
-        failures: Mutex::default(),
-        doubt: Mutex::default(),
-    });
+    let shared = Arc::new(Shared::new(source, target, options, progress, stop));
     let mut state = match &journal {
         Some(journal) => journal.state().clone(),
         None => JournalState::default(),
@@ -400,6 +459,43 @@ pub async fn copy(
         state = JournalState { target_runs: state.target_runs, ..JournalState::default() };
         shared.remember(&state);
     }
+    let complete = passes(&shared, &mut state, &mut |state| match &mut journal {
+        Some(journal) => journal.save(state),
+        None => Ok(()),
+    })
+    .await?;
+    if complete && let Some(journal) = journal.take() {
+        journal.finish()?;
+    }
+    let evicted = shared.evicted();
+    if evicted > 0 {
+        shared.progress.notice(format!(
+            "the target evicted {evicted} keys meanwhile to stay within its maxmemory: it does not hold everything"
+        ));
+    }
+    let failures = shared.failures.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    Ok(CopyReport {
+        counts: shared.progress.snapshot(),
+        duration_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+        passes: state.pass,
+        complete,
+        resumed,
+        evicted,
+        failures,
+        notices: shared.progress.notices(),
+    })
+}
+
+/// Writes down how far a copy is.
+pub(crate) type Keep<'a> = dyn FnMut(&JournalState) -> Result<()> + Send + 'a;
+
+/// Goes through the source, and again through what is in doubt afterwards, until nothing is; false where it was stopped
+/// before.
+pub(crate) async fn passes(
+    shared: &Arc<Shared>,
+    state: &mut JournalState,
+    keep: &mut Keep<'_>,
+) -> Result<bool> {
     // The pass that was under way is gone on with.
     state.pass = state.pass.saturating_sub(1);
     let mut complete = false;
@@ -408,11 +504,11 @@ pub async fn copy(
         let before = shared.source.topology();
         let before_target = shared.target.topology();
         state.source_layout = layout(&before);
-        complete = run_pass(&shared, &mut state, &mut journal).await?;
+        complete = run_pass(shared, state, keep).await?;
         if !complete {
             break;
         }
-        let (again, open) = doubtful(&shared, &before, &before_target).await?;
+        let (again, open) = doubtful(shared, &before, &before_target).await?;
         if again.is_empty() {
             break;
         }
@@ -434,42 +530,22 @@ pub async fn copy(
         shared.forget_failures(&again);
         state.begin_pass(&again);
     }
-    if complete {
-        if let Some(journal) = journal.take() {
-            journal.finish()?;
-        }
-    } else if state.pass >= PASSES_MAX {
+    if !complete && state.pass >= PASSES_MAX {
         let what = format!("slots were on the move, or changed hands, during {PASSES_MAX} passes");
         return Err(Error::own("copy", what)
             .with_remedy("finish or undo the slot migrations of both clusters, then go on with --resume"));
     }
-    let evicted = shared.evicted();
-    if evicted > 0 {
-        shared.progress.notice(format!(
-            "the target evicted {evicted} keys meanwhile to stay within its maxmemory: it does not hold everything"
-        ));
-    }
-    let failures = shared.failures.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    Ok(CopyReport {
-        counts: shared.progress.snapshot(),
-        duration_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
-        passes: state.pass,
-        complete,
-        resumed,
-        evicted,
-        failures,
-        notices: shared.progress.notices(),
-    })
+    Ok(complete)
 }
 
 /// Which shard owns which slots, for the journal.
-fn layout(topology: &Topology) -> BTreeMap<String, String> {
+pub(crate) fn layout(topology: &Topology) -> BTreeMap<String, String> {
     topology.shards.iter().map(|s| (s.id.clone(), s.slots.to_string())).collect()
 }
 
 /// The process behind each primary of the target, for the journal and for later comparison. After a failure the
 /// topology is asked for again: a primary that is gone is not waited for when another has taken its place.
-async fn target_runs(shared: &Arc<Shared>) -> Result<HashMap<String, String>> {
+pub(crate) async fn target_runs(shared: &Arc<Shared>) -> Result<HashMap<String, String>> {
     let mut backoff = Backoff::new(shared.options.retry);
     loop {
         match try_target_runs(shared).await {
@@ -495,9 +571,16 @@ async fn try_target_runs(shared: &Arc<Shared>) -> Result<HashMap<String, String>
     Ok(now.shards.iter().filter_map(primary).collect())
 }
 
+/// Looks whether the primaries of the target are the processes they were; those that are not are in doubt.
+pub(crate) async fn look_at_target(shared: &Arc<Shared>) {
+    if let Err(error) = try_target_runs(shared).await {
+        tracing::debug!(%error, "a primary of the target does not answer");
+    }
+}
+
 /// After a pass: the slots that have to be gone through again, and those of them that are on the move right now. Asks
 /// both sides how they are.
-async fn doubtful(
+pub(crate) async fn doubtful(
     shared: &Arc<Shared>,
     before: &Topology,
     before_target: &Topology,
@@ -531,10 +614,10 @@ async fn open_slots(shared: &Arc<Shared>) -> Result<SlotSet> {
 }
 
 /// Goes through everything once, or through the slots of the state; true where nothing was left out.
-async fn run_pass(
+pub(crate) async fn run_pass(
     shared: &Arc<Shared>,
     state: &mut JournalState,
-    journal: &mut Option<Journal>,
+    keep: &mut Keep<'_>,
 ) -> Result<bool> {
     let mut backoff = Backoff::new(shared.options.retry);
     let open = loop {
@@ -617,9 +700,7 @@ async fn run_pass(
             note(state, name, Some(tracker));
         }
         shared.record(state);
-        if let Some(journal) = journal.as_mut() {
-            journal.save(state)?;
-        }
+        keep(state)?;
     }
     match failure {
         Some(e) => Err(e),
@@ -648,30 +729,9 @@ async fn run_unit(
     from: Option<crate::scan::Position>,
     tracker: Arc<Tracker>,
 ) -> Result<bool> {
-    let mut tasks: JoinSet<Result<()>> = JoinSet::new();
-    let mut lanes = Vec::new();
-    let average_bytes = average_bytes(&shared);
-    for _ in 0..shared.options.lanes.max(1) {
-        let (key_tx, key_rx) = mpsc::channel(QUEUE_BATCHES);
-        let (state_tx, state_rx) = mpsc::channel(QUEUE_BATCHES);
-        let reader = Reader::new(shared.clone(), unit.clone(), average_bytes);
-        let writer = Writer::new(shared.clone(), unit.clone(), target_db, tracker.clone());
-        tasks.spawn(reader.run(key_rx, state_tx));
-        tasks.spawn(writer.run(state_rx));
-        lanes.push(Lane { to_reader: key_tx, keys: Vec::new(), origins: Vec::new() });
-    }
+    let mut lanes = Lanes::open(&shared, &unit, target_db, average_bytes(&shared), tracker.clone());
     let scanned = feed_lanes(&shared, &unit, slots, from, &tracker, &mut lanes).await;
-    // The lanes end when nothing can come any more.
-    drop(lanes);
-    let mut failure = None;
-    while let Some(joined) = tasks.join_next().await {
-        match joined {
-            Ok(Ok(())) => {}
-            Ok(Err(e)) => failure = failure.or(Some(e)),
-            Err(e) => failure = failure.or(Some(Error::own("copy keys", e))),
-        }
-    }
-    match (scanned, failure) {
+    match (scanned, lanes.close().await.err()) {
         // Stopped by the user, or because another shard has failed: no error of this one, it is only not complete.
         (_, Some(e)) | (Err(e), None) if shared.stop.is_cancelled() && e.side == Side::Own => {
             tracing::debug!(error = %e, "stopped");
@@ -683,30 +743,11 @@ async fn run_unit(
 }
 
 /// By the source's own count, for sizing the first groups.
-fn average_bytes(shared: &Shared) -> u64 {
+pub(crate) fn average_bytes(shared: &Shared) -> u64 {
     let keys = shared.progress.keys_total.load(Ordering::Relaxed).max(1);
     let shards = shared.source.topology().shards.len() as u64;
     // `dataset_bytes` is one node's share.
     shared.source.facts.dataset_bytes.saturating_mul(shards) / keys
-}
-
-struct Lane {
-    to_reader: mpsc::Sender<KeyBatch>,
-    keys: Vec<Bytes>,
-    origins: Origins,
-}
-
-impl Lane {
-    /// False where the lane has ended because of an error.
-    async fn flush(&mut self, progress: &CopyProgress) -> bool {
-        if self.origins.is_empty() {
-            return true;
-        }
-        let batch =
-            KeyBatch { keys: std::mem::take(&mut self.keys), origins: std::mem::take(&mut self.origins) };
-        CopyProgress::shift(&progress.waiting_to_read, 1);
-        self.to_reader.send(batch).await.is_ok()
-    }
 }
 
 /// Scans and hands the keys to their lanes; true where the scan came to its end.
@@ -716,7 +757,7 @@ async fn feed_lanes(
     slots: Option<SlotSet>,
     from: Option<crate::scan::Position>,
     tracker: &Tracker,
-    lanes: &mut [Lane],
+    lanes: &mut Lanes,
 ) -> Result<bool> {
     let mut selection = shared.options.selection.clone();
     if slots.is_some() {
@@ -735,13 +776,13 @@ async fn feed_lanes(
     let progress = &shared.progress;
     loop {
         if shared.limit_reached() {
-            return flush_all(lanes, progress).await.then_some(true).ok_or_else(lane_ended);
+            return lanes.flush().await.map(|()| true);
         }
         let page = tokio::select! {
             biased;
             () = shared.stop.cancelled() => {
-                flush_all(lanes, progress).await;
-                return Ok(false);
+                // Where that fails, the lanes tell why when they are closed.
+                return lanes.flush().await.map(|()| false);
             }
             page = scan.next() => page?,
         };
@@ -760,30 +801,8 @@ async fn feed_lanes(
         }
         let number = tracker.opened(keys.len(), page.next);
         for key in keys {
-            let index = usize::try_from(xxh3_64(&key) % lanes.len() as u64).unwrap_or(0);
-            let lane = &mut lanes[index];
-            lane.keys.push(key);
-            match lane.origins.last_mut() {
-                Some((page, keys)) if *page == number => *keys += 1,
-                _ => lane.origins.push((number, 1)),
-            }
-            if lane.keys.len() >= BATCH_KEYS && !lane.flush(progress).await {
-                return Err(lane_ended());
-            }
+            lanes.push(key, number).await?;
         }
     }
-    if flush_all(lanes, progress).await { Ok(true) } else { Err(lane_ended()) }
-}
-
-async fn flush_all(lanes: &mut [Lane], progress: &CopyProgress) -> bool {
-    let mut alive = true;
-    for lane in lanes {
-        alive &= lane.flush(progress).await;
-    }
-    alive
-}
-
-/// Never seen by a user: the lane's own error is what is reported.
-fn lane_ended() -> Error {
-    Error::own("hand keys to a lane", "the lane has ended")
+    lanes.flush().await.map(|()| true)
 }

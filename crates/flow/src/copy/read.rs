@@ -89,6 +89,8 @@ enum Fetched {
     Redirected,
     /// Found elsewhere, and read there.
     Elsewhere(State),
+    /// Its slot is in doubt, and is gone through again: it is left alone until then.
+    Later,
     Refused(ServerError),
 }
 
@@ -301,8 +303,12 @@ impl Reader {
                 }
                 Fetched::Elsewhere(state) => found.states.push(state),
                 Fetched::NotAString => found.others.push(key),
-                Fetched::Gone => CopyProgress::add(&self.shared.progress.gone, 1),
+                Fetched::Gone => self.gone(key, &mut found.states),
+                Fetched::Later => {}
                 Fetched::Refused(e) => self.shared.failed(self.unit.db, &key, format!("source: {}", e.text)),
+                Fetched::Unstable if self.shared.options.mirror => {
+                    self.shared.touch_again(&self.unit, key);
+                }
                 Fetched::Unstable | Fetched::Redirected => {
                     self.shared.failed(
                         self.unit.db,
@@ -311,6 +317,15 @@ impl Reader {
                     );
                 }
             }
+        }
+    }
+
+    /// The key does not exist.
+    fn gone(&self, key: Bytes, states: &mut Vec<State>) {
+        match self.shared.options.mirror {
+            // Counted when it has been removed.
+            true => states.push(State { key, body: Body::Gone, expires_at_ms: None, ask: None }),
+            false => CopyProgress::add(&self.shared.progress.gone, 1),
         }
     }
 
@@ -420,7 +435,7 @@ impl Reader {
                     typed.push(in_chunks(key))
                 }
                 (Value::Int(n), _) => sized.push((key, n.unsigned_abs())),
-                (Value::Null, _) => CopyProgress::add(&self.shared.progress.gone, 1),
+                (Value::Null, _) => self.gone(key, typed),
                 (_, Some(Code::NoPermission)) => {
                     let text = ServerError::of(&reply).map(|e| e.text).unwrap_or_default();
                     self.shared.failed(self.unit.db, &key, format!("source: {text}"));
@@ -472,8 +487,12 @@ impl Reader {
                     states.push(State { key, body: Body::Dump(payload), expires_at_ms, ask: None });
                 }
                 Fetched::Elsewhere(state) => states.push(state),
-                Fetched::Gone => CopyProgress::add(&self.shared.progress.gone, 1),
+                Fetched::Gone => self.gone(key, &mut states),
+                Fetched::Later => {}
                 Fetched::Refused(e) => self.shared.failed(self.unit.db, &key, format!("source: {}", e.text)),
+                Fetched::Unstable if self.shared.options.mirror => {
+                    self.shared.touch_again(&self.unit, key);
+                }
                 Fetched::NotAString | Fetched::Unstable | Fetched::Redirected => {
                     self.shared.failed(
                         self.unit.db,
@@ -593,7 +612,7 @@ impl Reader {
                 if size.as_int().is_some_and(|n| n.unsigned_abs() > big) {
                     // Too large to be read here in one piece: its slot is gone through again when it has settled.
                     self.shared.doubt_source(Slot::of_key(key));
-                    return Ok(Fetched::Gone);
+                    return Ok(Fetched::Later);
                 }
                 fetch = Fetch::Dump;
                 value = self.follow_call(key, &[b"DUMP", key]).await?;

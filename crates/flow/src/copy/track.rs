@@ -4,7 +4,10 @@
 //! its page, and of all pages before it, has been dealt with: copied and acknowledged, skipped, gone, or reported.
 
 use std::collections::VecDeque;
+use std::pin::pin;
 use std::sync::{Mutex, PoisonError};
+
+use tokio::sync::Notify;
 
 use crate::scan::Position;
 
@@ -27,21 +30,28 @@ struct Inner {
 
 /// The pages of one unit that are under way.
 #[derive(Debug, Default)]
-pub(super) struct Tracker(Mutex<Inner>);
+pub(crate) struct Tracker {
+    inner: Mutex<Inner>,
+    /// Notified when every page has been dealt with.
+    settled: Notify,
+}
 
 impl Tracker {
     /// Notes a page of `keys` keys after which the iteration stands at `next`; returns its number.
     pub(super) fn opened(&self, keys: usize, next: Option<Position>) -> u64 {
-        let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.pages.push_back(Pending { left: keys, next });
         let page = inner.first + inner.pages.len() as u64 - 1;
         inner.settle();
+        if inner.pages.is_empty() {
+            self.settled.notify_waiters();
+        }
         page
     }
 
     /// The iteration starts again: what was safe is safe no more.
     pub(super) fn restarted(&self) {
-        let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.safe = None;
         // Keys of older pages are still under way; their pages must not set the safe position any more.
         for page in &mut inner.pages {
@@ -51,7 +61,7 @@ impl Tracker {
 
     /// Notes keys that have been dealt with.
     pub(super) fn done(&self, origins: &Origins) {
-        let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let first = inner.first;
         for (page, keys) in origins {
             let page = page.checked_sub(first).and_then(|i| usize::try_from(i).ok());
@@ -60,16 +70,32 @@ impl Tracker {
             }
         }
         inner.settle();
+        if inner.pages.is_empty() {
+            self.settled.notify_waiters();
+        }
+    }
+
+    /// Waits until every key of every page has been dealt with.
+    pub(super) async fn settled(&self) {
+        loop {
+            let mut settled = pin!(self.settled.notified());
+            // Before the look, so that nothing is missed between the two.
+            settled.as_mut().enable();
+            if self.is_settled() {
+                return;
+            }
+            settled.await;
+        }
     }
 
     /// Whether every key of every page has been dealt with.
     pub(super) fn is_settled(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).pages.is_empty()
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).pages.is_empty()
     }
 
     /// Where a later run may go on: every key before it has been dealt with.
     pub(super) fn safe(&self) -> Option<Position> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).safe.clone()
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).safe.clone()
     }
 }
 

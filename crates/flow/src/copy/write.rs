@@ -155,7 +155,12 @@ impl Writer {
                     left.push(self.redirected(state, &e));
                     failure = Some(e);
                 }
+                Some(Fate::Done) if matches!(state.body, Body::Gone) => {
+                    CopyProgress::add(&self.shared.progress.gone, 1);
+                    self.shared.arrived(self.unit.db, &state.key);
+                }
                 Some(Fate::Done) => {
+                    self.shared.arrived(self.unit.db, &state.key);
                     CopyProgress::add(&self.shared.progress.written, 1);
                     CopyProgress::add(&self.shared.progress.bytes_written, state.bytes());
                 }
@@ -275,6 +280,7 @@ impl Writer {
                         out.arg(b"REPLACE");
                     }
                 }
+                Body::Gone => out.push(&[b"UNLINK", &state.key]),
                 // `fit` has taken these out.
                 Body::Typed => return Err(Error::own("write a batch", "a typed state in a batch")),
             }
@@ -312,6 +318,7 @@ impl Writer {
         let Some(e) = ServerError::of(reply) else {
             return match reply {
                 Value::Simple(_) => Fate::Done,
+                Value::Int(_) if matches!(state.body, Body::Gone) => Fate::Done,
                 // SET NX found the key.
                 Value::Null if existing == Existing::Skip => Fate::Skipped,
                 Value::Null if existing == Existing::Fail => Fate::Exists,
@@ -333,7 +340,11 @@ impl Writer {
             }
             ref code if code.is_transient() => Fate::Retry(link.server_error(e, b"write keys")),
             Code::NoPermission | Code::NoAuth | Code::UnknownCommand => {
-                let command = if matches!(state.body, Body::Dump(_)) { "RESTORE" } else { "SET" };
+                let command = match state.body {
+                    Body::Dump(_) => "RESTORE",
+                    Body::Gone => "UNLINK",
+                    Body::String(_) | Body::Typed => "SET",
+                };
                 Fate::Retry(link.server_error(e, command.as_bytes()))
             }
             _ => Fate::Failed(format!("target: {}", e.text)),
@@ -366,13 +377,20 @@ impl Writer {
         CopyProgress::shift(&progress.big_in_flight, 1);
         let outcome = self.transfer(&key).await;
         CopyProgress::shift(&progress.big_in_flight, -1);
-        match outcome? {
+        let Some(outcome) = outcome? else { return Ok(()) };
+        match outcome {
             typed::Outcome::Written { bytes, .. } => {
+                self.shared.arrived(self.unit.db, &key);
                 CopyProgress::add(&progress.big, 1);
                 CopyProgress::add(&progress.written, 1);
                 CopyProgress::add(&progress.bytes_read, bytes);
                 CopyProgress::add(&progress.bytes_written, bytes);
                 self.shared.paced(self.shared.rates.take_bytes(bytes)).await;
+            }
+            typed::Outcome::Gone if self.shared.options.mirror => {
+                let state = State { key, body: Body::Gone, expires_at_ms: None, ask: None };
+                // Boxed: a write may end in chunks, and chunks in a removal.
+                Box::pin(self.write(vec![state])).await?;
             }
             typed::Outcome::Gone => CopyProgress::add(&progress.gone, 1),
             typed::Outcome::Skipped => CopyProgress::add(&progress.skipped, 1),
@@ -383,6 +401,9 @@ impl Writer {
             typed::Outcome::Unholdable(why) => {
                 self.shared.failed(self.unit.db, &key, format!("the target cannot hold it: {why}"));
             }
+            typed::Outcome::Changing if self.shared.options.mirror => {
+                self.shared.touch_again(&self.unit, key)
+            }
             typed::Outcome::Changing => {
                 let why = "it changed every time it was read; the target was not touched".to_owned();
                 self.shared.failed(self.unit.db, &key, why);
@@ -391,12 +412,13 @@ impl Writer {
         Ok(())
     }
 
-    async fn transfer(&mut self, key: &Bytes) -> Result<typed::Outcome> {
+    /// `None` where the slot of the key is in doubt, and gone through again.
+    async fn transfer(&mut self, key: &Bytes) -> Result<Option<typed::Outcome>> {
         let slot = Slot::of_key(key);
         let mut backoff = Backoff::new(self.shared.options.retry);
         loop {
             let e = match self.try_transfer(key, slot).await {
-                Ok(outcome) => return Ok(outcome),
+                Ok(outcome) => return Ok(Some(outcome)),
                 Err(e) => e,
             };
             CopyProgress::add(&self.shared.progress.retries, 1);
@@ -405,12 +427,12 @@ impl Writer {
             {
                 // Its slot is leaving the node we read from: it is copied when the slot has settled.
                 self.shared.doubt_source(slot);
-                return Ok(typed::Outcome::Gone);
+                return Ok(None);
             }
             if matches!(e.server().map(|e| &e.code), Some(Code::Ask(..))) {
                 // The target's slot is on the move: its other node would want ASKING before each command.
                 self.shared.doubt_target(slot);
-                return Ok(typed::Outcome::Gone);
+                return Ok(None);
             }
             self.shared.pause(&mut backoff, e).await?;
             self.shared.refresh_source().await;

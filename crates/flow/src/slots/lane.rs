@@ -49,14 +49,13 @@ pub(super) enum Work {
 #[derive(Debug)]
 struct State {
     key: Bytes,
-    /// `None` where the source has no such key.
-    body: Option<Body>,
+    body: Body,
     expires_at_ms: Option<i64>,
 }
 
 impl State {
     fn bytes(&self) -> u64 {
-        (self.key.len() + self.body.as_ref().map_or(0, Body::len)) as u64
+        (self.key.len() + self.body.len()) as u64
     }
 }
 
@@ -300,12 +299,12 @@ impl Lane {
                             self.shared.stream(&key);
                         }
                         let version_max = self.shared.target.payloads.get().copied().flatten();
-                        (Some(Body::Dump(dump).fit(dialects, version_max)), at)
+                        (Body::Dump(dump).fit(dialects, version_max), at)
                     }
-                    Fetched::Gone | Fetched::NotAString => (None, None),
+                    Fetched::Gone | Fetched::NotAString => (Body::Gone, None),
                 };
                 match body {
-                    Some(Body::Typed) => chunked.push(key),
+                    Body::Typed => chunked.push(key),
                     body => read.push(State { key, body, expires_at_ms }),
                 }
             }
@@ -377,7 +376,7 @@ impl Lane {
             }
             Outcome::Gone => {
                 shared.follow(&key, None);
-                let gone = State { key, body: None, expires_at_ms: None };
+                let gone = State { key, body: Body::Gone, expires_at_ms: None };
                 write(&mut self.target, &shared, vec![gone]).await?;
             }
             Outcome::Changing => {
@@ -408,9 +407,9 @@ fn sort_out(fetched: Vec<(Bytes, Fetched)>, others: &mut Vec<Bytes>) -> Vec<Stat
     for (key, fetched) in fetched {
         match fetched {
             Fetched::Value(value, expires_at_ms) => {
-                states.push(State { key, body: Some(Body::String(value)), expires_at_ms });
+                states.push(State { key, body: Body::String(value), expires_at_ms });
             }
-            Fetched::Gone => states.push(State { key, body: None, expires_at_ms: None }),
+            Fetched::Gone => states.push(State { key, body: Body::Gone, expires_at_ms: None }),
             Fetched::NotAString => others.push(key),
         }
     }
@@ -484,8 +483,8 @@ async fn write(target: &mut Link, shared: &Shared, states: Vec<State>) -> Result
         let out = target.outbox();
         out.push(&[b"ASKING"]);
         match &state.body {
-            None | Some(Body::Typed) => out.push(&[b"UNLINK", &state.key]),
-            Some(Body::String(value)) => {
+            Body::Gone | Body::Typed => out.push(&[b"UNLINK", &state.key]),
+            Body::String(value) => {
                 out.command(if state.expires_at_ms.is_some() { 5 } else { 3 });
                 out.arg(b"SET");
                 out.arg_bytes(&state.key);
@@ -496,7 +495,7 @@ async fn write(target: &mut Link, shared: &Shared, states: Vec<State>) -> Result
                     out.arg_int(at.max(1));
                 }
             }
-            Some(Body::Dump(dump)) => {
+            Body::Dump(dump) => {
                 out.command(if state.expires_at_ms.is_some() { 6 } else { 5 });
                 out.arg(b"RESTORE");
                 out.arg_bytes(&state.key);
@@ -521,7 +520,7 @@ async fn write(target: &mut Link, shared: &Shared, states: Vec<State>) -> Result
             None => {
                 shared.settled(&state.key);
                 shared.sampled(&state.key, state.bytes());
-                written += u64::from(state.body.is_some());
+                written += u64::from(!matches!(state.body, Body::Gone));
                 bytes += state.bytes();
             }
             Some(e) if matches!(e.code, Code::PayloadVersion | Code::PayloadFormat) => {

@@ -191,6 +191,19 @@ pub(crate) async fn is_same(
     key: &Bytes,
     retry: RetryPolicy,
 ) -> Result<bool> {
+    Ok(differing(source, target, vec![key.clone()], retry).await?.is_empty())
+}
+
+/// Those of `keys`, a few hundred at most, that are not the [same](is_same) on both sides.
+///
+/// # Errors
+/// As [`is_same`].
+pub(crate) async fn differing(
+    source: (&Arc<Deployment>, u32),
+    target: (&Arc<Deployment>, u32),
+    keys: Vec<Bytes>,
+    retry: RetryPolicy,
+) -> Result<Vec<Bytes>> {
     /// A key that changes while it is compared is looked at again.
     const TRIES_MAX: u32 = 5;
     let peer = |(deployment, db): (&Arc<Deployment>, u32)| Peer::new(deployment.clone(), db, false, retry);
@@ -206,14 +219,24 @@ pub(crate) async fn is_same(
             check_extra: true,
         },
     };
+    let (mut open, mut differing) = (keys, Vec::new());
     for _ in 0..TRIES_MAX {
-        match pair.compare(std::slice::from_ref(key)).await?.pop().map(|case| case.verdict) {
-            Some(Verdict::Equal | Verdict::Gone) => return Ok(true),
-            Some(Verdict::Shifted) => {}
-            _ => return Ok(false),
+        if open.is_empty() {
+            break;
         }
+        let verdicts = pair.compare(&open).await?;
+        let mut again = Vec::new();
+        for case in verdicts {
+            match case.verdict {
+                Verdict::Equal | Verdict::Gone => {}
+                Verdict::Shifted => again.push(case.key),
+                _ => differing.push(case.key),
+            }
+        }
+        open = again;
     }
-    Ok(false)
+    differing.append(&mut open);
+    Ok(differing)
 }
 
 /// The servers' own input buffers and our own memory set the limit.

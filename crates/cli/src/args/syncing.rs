@@ -1,0 +1,172 @@
+//! What the user types to keep two deployments equal.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::{Names, Show, Sides, parse_bytes, parse_count, parse_ms, parse_small};
+
+/// How changes are learnt of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum FeedChoice {
+    /// A replication link where one can be had, else tracking
+    Auto,
+    /// A replication link, or nothing
+    Replication,
+    /// Invalidations of client-side caching, which do not tell of changes to consumer groups
+    Tracking,
+}
+
+/// `whimbrel sync`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The target is kept equal to the source: what is deleted there is removed here. Give it up with Ctrl-C; --resume goes on
+later. When it follows, `whimbrel cutover` has the target take over.
+
+Examples:
+  whimbrel sync old:6379 new:6379                     everything, into an empty target
+  whimbrel sync old:6379 new-cluster:7000 --db 0      one database, into a cluster
+  whimbrel sync old:6379 new:6379 --mirror            into a target that holds keys, which it loses or gets replaced
+  whimbrel sync old:6379 new:6379 --resume            go on where it was interrupted
+
+Exit codes: see whimbrel --help")]
+pub struct SyncArgs {
+    #[command(flatten)]
+    pub sides: Sides,
+
+    #[command(flatten)]
+    pub names: Names,
+
+    /// Into a target that holds keys: they are replaced, or removed where the source has no such key
+    #[arg(long, help_heading = "Existing keys")]
+    pub mirror: bool,
+
+    /// Look at both sides, write nothing
+    #[arg(long, help_heading = "What else")]
+    pub dry_run: bool,
+
+    /// Copy function libraries too, and again at the cutover if they have changed
+    #[arg(long, help_heading = "What else")]
+    pub functions: bool,
+
+    /// Go on with the same sync where it was interrupted
+    #[arg(long, conflicts_with = "dry_run", help_heading = "What else")]
+    pub resume: bool,
+
+    /// Where journals are kept [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
+    #[arg(long, value_name = "FOLDER", help_heading = "What else")]
+    pub state_dir: Option<PathBuf>,
+
+    /// How changes of the source are learnt of
+    #[arg(long, value_enum, default_value_t = FeedChoice::Auto, help_heading = "What else")]
+    pub feed: FeedChoice,
+
+    /// Read at most so many keys per second
+    #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Limits")]
+    pub rate_keys: Option<u64>,
+
+    /// Read at most so many bytes of values per second
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
+    pub rate_bytes: Option<u64>,
+
+    /// Values in flight at any time
+    #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = parse_bytes, help_heading = "Limits")]
+    pub memory: u64,
+
+    /// Names of touched keys remembered for each primary of the source; beyond it whole slots are transferred again
+    #[arg(long, value_name = "BYTES", default_value = "256MiB", value_parser = parse_bytes, help_heading = "Limits")]
+    pub feed_memory: u64,
+
+    /// Values above this size move in chunks
+    #[arg(long, value_name = "BYTES", default_value = "4MiB", value_parser = parse_bytes, help_heading = "Limits")]
+    pub big_key: u64,
+
+    /// Lanes for each shard and database: connections that read, and as many to each node that is written to
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = parse_small, help_heading = "Limits")]
+    pub lanes: usize,
+
+    /// Shards copied at the same time
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = parse_small, help_heading = "Limits")]
+    pub shards: usize,
+
+    /// COUNT of each SCAN: how much a server looks at in one command
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=100_000),
+          help_heading = "Limits")]
+    pub scan_count: u32,
+
+    #[command(flatten)]
+    pub show: Show,
+}
+
+/// How writers are kept away from the source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum FenceChoice {
+    /// Not at all: they are let go when both sides are equal, and the sync goes on following those who still write
+    None,
+    /// They stay paused for --fence-for, and have to find the target meanwhile
+    Pause,
+    /// Every ACL user but whimbrel's own loses the right to write, on all nodes
+    Acl,
+    /// The source becomes a replica of nobody, which serves reads and refuses writes; not for clusters
+    ReadonlyReplica,
+}
+
+/// How much is compared before the target takes over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CompareChoice {
+    /// Nothing
+    None,
+    /// The number of keys that do not expire
+    Counts,
+    /// That, and the content of a sample of keys
+    Sample,
+}
+
+/// `whimbrel cutover`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Holds the writers of the source, transfers what is left, compares, fences the writers off. If that does not succeed within
+--max-pause, they are let go and the sync goes on as before.
+
+Examples:
+  whimbrel cutover --dry-run                          how long would writers be held?
+  whimbrel cutover --fence acl --max-pause 100ms
+  whimbrel cutover sync-3f2a --fence pause --fence-for 30s
+
+Exit codes: see whimbrel --help")]
+pub struct CutoverArgs {
+    /// The sync, or the beginning of its name [default: the only one that runs]
+    pub job: Option<String>,
+
+    /// How long writers may be held
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_ms)]
+    pub max_pause: u64,
+
+    /// How writers are kept away from the source afterwards
+    #[arg(long, value_enum, required_unless_present = "dry_run")]
+    pub fence: Option<FenceChoice>,
+
+    /// With --fence pause: for how long
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_ms)]
+    pub fence_for: u64,
+
+    /// How much is compared before
+    #[arg(long, value_enum, default_value_t = CompareChoice::Sample)]
+    pub compare: CompareChoice,
+
+    /// Go on although keys are known that are not on the target
+    #[arg(long)]
+    pub accept_failures: bool,
+
+    /// Say what would happen and how long writers would be held
+    #[arg(long)]
+    pub dry_run: bool,
+
+    /// Where the sync keeps its journal [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
+    #[arg(long, value_name = "FOLDER")]
+    pub state_dir: Option<PathBuf>,
+
+    /// Print the outcome as JSON
+    #[arg(long)]
+    pub json: bool,
+}

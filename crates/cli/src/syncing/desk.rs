@@ -1,0 +1,237 @@
+//! How other processes see a sync and ask it for something: by files in the state folder.
+//!
+//! - `NAME.journal`: held open by whoever runs the sync;
+//! - `NAME.json`: how it stands, replaced about once a second;
+//! - `NAME.ask`: somebody asks for a cutover;
+//! - `NAME.answer`: what came of it.
+//!
+//! All are replaced as a whole. No password and no value is in any of them.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::sleep;
+use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
+use whimbrel_engine::seal::FenceKind;
+use whimbrel_flow::journal;
+use whimbrel_flow::sync::{Ask, Compare, CutoverOptions, SyncShown, SyncStatus};
+
+use crate::exit::Exit;
+
+/// How often the status is written.
+const PUBLISH_PERIOD: Duration = Duration::from_secs(1);
+
+/// How often somebody looks whether something was asked or answered.
+const LOOK_PERIOD: Duration = Duration::from_millis(20);
+
+/// How a sync stands, for others.
+#[derive(Debug, Serialize)]
+pub struct Card<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// The source, without credentials.
+    pub source: &'a str,
+    /// The target, without credentials.
+    pub target: &'a str,
+    /// How it stands.
+    pub status: SyncShown,
+}
+
+/// A cutover that somebody asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wish {
+    /// Tells its answer from that to another.
+    pub id: String,
+    /// See [`CutoverOptions`].
+    pub max_pause_ms: u64,
+    /// See [`CutoverOptions`].
+    pub fence: FenceKind,
+    /// `none`, `counts` or `sample`.
+    pub compare: String,
+    /// See [`CutoverOptions`].
+    pub accept_failures: bool,
+    /// See [`CutoverOptions`].
+    pub dry_run: bool,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Reply {
+    /// Which [`Wish`] it answers.
+    pub id: String,
+    /// The report, where it succeeded.
+    pub report: Option<serde_json::Value>,
+    /// Why it did not.
+    pub error: Option<String>,
+    /// What the process that asked should end with.
+    pub exit: u8,
+}
+
+/// The files of one sync.
+#[derive(Debug, Clone)]
+pub struct Desk {
+    folder: PathBuf,
+    name: String,
+}
+
+impl Desk {
+    /// Of the sync of this name.
+    pub fn new(folder: &Path, name: &str) -> Desk {
+        Desk { folder: folder.to_owned(), name: name.to_owned() }
+    }
+
+    /// The desks of all syncs that run.
+    ///
+    /// # Errors
+    /// `Own` where the folder cannot be read.
+    pub fn running(folder: &Path) -> Result<Vec<Desk>> {
+        let files = match std::fs::read_dir(folder) {
+            Ok(files) => files,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(Error::own(format!("read {}", folder.display()), e)),
+        };
+        let mut names: Vec<String> = files
+            .filter_map(|file| {
+                let name = file.ok()?.file_name();
+                let name = name.to_str()?.strip_suffix(".journal")?;
+                name.starts_with("sync-").then(|| name.to_owned())
+            })
+            .collect();
+        names.sort_unstable();
+        let desks = names.iter().map(|name| Desk::new(folder, name));
+        Ok(desks.filter(Desk::is_attended).collect())
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether a process runs the sync.
+    pub fn is_attended(&self) -> bool {
+        journal::is_open(&self.folder, &self.name)
+    }
+
+    fn path(&self, ending: &str) -> PathBuf {
+        self.folder.join(format!("{}.{ending}", self.name))
+    }
+
+    fn put(&self, ending: &str, content: &impl Serialize) -> Result<()> {
+        let (path, draft) = (self.path(ending), self.path(&format!("{ending}-draft")));
+        serde_json::to_string(content)
+            .map_err(std::io::Error::other)
+            .and_then(|text| std::fs::write(&draft, text))
+            .and_then(|()| std::fs::rename(&draft, &path))
+            .map_err(|e| Error::own(format!("write {}", path.display()), e))
+    }
+
+    fn take<T: for<'de> Deserialize<'de>>(&self, ending: &str) -> Option<T> {
+        let path = self.path(ending);
+        let text = std::fs::read_to_string(&path).ok()?;
+        // Taken is taken, whatever it says.
+        std::fs::remove_file(&path).ok()?;
+        serde_json::from_str(&text).ok()
+    }
+
+    /// Serves those who ask, and shows how the sync stands, until it is dropped.
+    pub async fn attend(
+        self,
+        source: String,
+        target: String,
+        status: Arc<SyncStatus>,
+        asks: mpsc::Sender<Ask>,
+    ) -> std::convert::Infallible {
+        // Left over from an earlier run: whoever asked has gone.
+        let _: Option<Wish> = self.take("ask");
+        let serve = async {
+            loop {
+                if let Some(wish) = self.take::<Wish>("ask") {
+                    let reply = self.pass_on(wish, &asks).await;
+                    if let Err(error) = self.put("answer", &reply) {
+                        tracing::warn!(%error, "an answer could not be given");
+                    }
+                }
+                sleep(LOOK_PERIOD).await;
+            }
+        };
+        let publish = async {
+            loop {
+                let status = status.shown();
+                let card = Card { name: &self.name, source: &source, target: &target, status };
+                if let Err(error) = self.put("json", &card) {
+                    tracing::warn!(%error, "the status could not be written");
+                }
+                sleep(PUBLISH_PERIOD).await;
+            }
+        };
+        let (never, _): (std::convert::Infallible, std::convert::Infallible) = tokio::join!(serve, publish);
+        never
+    }
+
+    async fn pass_on(&self, wish: Wish, asks: &mpsc::Sender<Ask>) -> Reply {
+        let options = CutoverOptions {
+            max_pause_ms: wish.max_pause_ms,
+            fence: wish.fence,
+            compare: match wish.compare.as_str() {
+                "none" => Compare::None,
+                "counts" => Compare::Counts,
+                _ => Compare::Sample,
+            },
+            accept_failures: wish.accept_failures,
+            dry_run: wish.dry_run,
+        };
+        let (answer, told) = oneshot::channel();
+        let gone = || Error::own("cut over", "the sync has ended");
+        let outcome = match asks.send(Ask { options, answer }).await {
+            Ok(()) => told.await.unwrap_or_else(|_| Err(gone())),
+            Err(_) => Err(gone()),
+        };
+        match outcome {
+            Ok(report) => {
+                Reply { id: wish.id, report: serde_json::to_value(&report).ok(), error: None, exit: 0 }
+            }
+            Err(e) => {
+                let exit = match (&e.kind, e.side) {
+                    // Nothing was changed, or everything was undone.
+                    (ErrorKind::Unfit(_), _) => Exit::Refused,
+                    (_, Side::Own) => Exit::Internal,
+                    _ => Exit::Interrupted,
+                };
+                Reply { id: wish.id, report: None, error: Some(e.to_string()), exit: exit as u8 }
+            }
+        }
+    }
+
+    /// Asks the process that runs the sync, and waits for its answer.
+    ///
+    /// # Errors
+    /// `Own` where it does not run, ends before it answers, or does not answer within `limit`.
+    pub async fn ask(&self, wish: &Wish, limit: Duration) -> Result<Reply> {
+        // An answer that nobody waited for.
+        let _: Option<Reply> = self.take("answer");
+        self.put("ask", wish)?;
+        let asked = std::time::Instant::now();
+        loop {
+            sleep(LOOK_PERIOD).await;
+            if let Some(reply) = self.take::<Reply>("answer").filter(|reply| reply.id == wish.id) {
+                return Ok(reply);
+            }
+            if !self.path("journal").exists() || asked.elapsed() > limit {
+                let what = format!("{} does not answer", self.name);
+                return Err(Error::own("ask for the cutover", what)
+                    .with_remedy("see what the process says that runs the sync"));
+            }
+        }
+    }
+
+    /// Removes what only a running sync shows.
+    pub fn clear(&self) {
+        for ending in ["json", "ask"] {
+            // It may not be there.
+            let _ = std::fs::remove_file(self.path(ending));
+        }
+    }
+}

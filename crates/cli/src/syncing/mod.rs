@@ -1,0 +1,313 @@
+//! `whimbrel sync`.
+
+pub mod cutover;
+mod desk;
+
+use std::sync::Arc;
+
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::units::{format_bytes, format_count, format_duration_ms};
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::endpoint::Endpoint;
+use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
+use whimbrel_engine::feed::{FeedKind, FeedOptions, TouchedLimits};
+use whimbrel_flow::copy::{self, CopyOptions, DbPair, Existing, Plan};
+use whimbrel_flow::journal::{self, Journal};
+use whimbrel_flow::retry::RetryPolicy;
+use whimbrel_flow::sync::{self, SyncOptions, SyncPhase, SyncReport, SyncShown, SyncStatus};
+use whimbrel_wire::value::Value;
+
+use self::desk::Desk;
+use crate::args::{FeedChoice, SyncArgs};
+use crate::copying::{CHUNK_BYTES, state_dir};
+use crate::display::{Display, Form};
+use crate::exit::Exit;
+
+/// How many may ask for a cutover at once; the others wait.
+const ASKS_MAX: usize = 4;
+
+/// Failed keys that are listed without `--json`.
+const FAILURES_SHOWN: usize = 20;
+
+/// Runs the command.
+pub async fn run(args: &SyncArgs, stop: CancellationToken) -> Exit {
+    let mut begun = false;
+    match run_inner(args, &stop, &mut begun).await {
+        Ok(exit) => exit,
+        Err(e) => {
+            let exit = if begun && crate::stopped_by_user() { Exit::Stopped } else { Exit::of(&e, begun) };
+            crate::show_error(&e, args.show.json, exit);
+            if exit == Exit::Interrupted && !args.show.json && !matches!(e.kind, ErrorKind::Unfit(_)) {
+                eprintln!("         the same command with --resume goes on from here");
+            }
+            exit
+        }
+    }
+}
+
+async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) -> Result<Exit> {
+    let (source_endpoint, target_endpoint) = args.sides.endpoints()?;
+    let selection = args.names.selection()?;
+    args.names.named_dbs(target_endpoint.db)?;
+    let (source, target) = tokio::join!(
+        Deployment::probe(source_endpoint, args.sides.link_options(false)),
+        Deployment::probe(target_endpoint, args.sides.link_options(false)),
+    );
+    let (source, target) = (Arc::new(source?), Arc::new(target?));
+    let (dbs, all_dbs) = databases(args, &source, &target).await?;
+    let mut options = CopyOptions {
+        selection,
+        types: Vec::new(),
+        dbs,
+        existing: Existing::Replace,
+        limit: None,
+        memory_bytes: args.memory,
+        big_key_bytes: args.big_key,
+        chunk_bytes: CHUNK_BYTES,
+        rate_keys: args.rate_keys,
+        rate_bytes: args.rate_bytes,
+        scan_count: args.scan_count,
+        lanes: args.lanes,
+        shards_at_once: args.shards,
+        from_replicas: false,
+        retry: RetryPolicy { give_up_after_ms: args.sides.retry_for, ..RetryPolicy::default() },
+        job: String::new(),
+        mirror: true,
+    };
+    let description = describe(args, &source.endpoint, &target.endpoint);
+    options.job = format!("{:016x}", xxhash_rust::xxh3::xxh3_64(description.as_bytes()));
+    let name = format!("sync-{}", options.job);
+    let folder = state_dir(args.state_dir.as_deref())?;
+    let refuse_existing = !(args.mirror || args.dry_run);
+    let plan = copy::plan(&source, &target, &options, !args.resume, refuse_existing, false, stop)
+        .await
+        .map_err(|e| remedied(e, !args.resume && journal::exists(&folder, &name)))?;
+    if !args.show.quiet {
+        show_plan(args, &name, &plan);
+    }
+    if args.dry_run {
+        return Ok(if stop.is_cancelled() { Exit::Stopped } else { Exit::Success });
+    }
+    let journal = Journal::open(&folder, &name, &description, args.resume)?;
+    let status = Arc::new(SyncStatus::default());
+    if !args.functions && plan.functions_left > 0 {
+        status.copy.notice(format!(
+            "the source has {} function libraries that are not copied; --functions copies them",
+            plan.functions_left
+        ));
+    }
+    let total: u64 = plan.dbs.iter().map(|db| db.source_keys).sum();
+    let options = SyncOptions {
+        copy: options,
+        feed: FeedOptions {
+            limits: TouchedLimits { bytes_max: args.feed_memory, ..TouchedLimits::default() },
+            kind: (args.feed == FeedChoice::Tracking).then_some(FeedKind::Tracking),
+            ..FeedOptions::default()
+        },
+        replication_only: args.feed == FeedChoice::Replication,
+        // Those that an earlier run has left count as well.
+        sweep_first: args.resume || plan.dbs.iter().any(|db| db.target_keys > 0),
+        functions: args.functions,
+        all_dbs,
+    };
+    *begun = true;
+    let (asks, asked) = mpsc::channel(ASKS_MAX);
+    let desk = Desk::new(&folder, &name);
+    let (at_source, at_target) = (source.endpoint.address.to_string(), target.endpoint.address.to_string());
+    let attending = tokio::spawn(desk.clone().attend(at_source, at_target, status.clone(), asks));
+    let display = display(Form::of(&args.show), status.clone(), total);
+    let outcome = sync::sync(source, target, options, status, journal, asked, stop.clone()).await;
+    display.finish().await;
+    // An answer that is on its way is given before the process ends.
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    attending.abort();
+    desk.clear();
+    let report = outcome?;
+    show_report(args, &report);
+    Ok(match &report.cutover {
+        Some(_) if report.counts.failed > 0 || report.evicted > 0 => Exit::Partial,
+        Some(_) => Exit::Success,
+        None => Exit::Stopped,
+    })
+}
+
+/// The databases: what `--db` or the source's URL says, else all there are, empty ones included: they may not stay so. And
+/// whether it is all.
+async fn databases(args: &SyncArgs, source: &Deployment, target: &Deployment) -> Result<(Vec<DbPair>, bool)> {
+    let named = args.names.dbs(source, target).await?;
+    let all = args.names.dbs.is_empty() && source.endpoint.db.is_none();
+    if !all || source.is_cluster() || target.is_cluster() || target.endpoint.db.is_some() {
+        return Ok((named, all));
+    }
+    let (Some(ours), Some(theirs)) = (how_many(source).await?, how_many(target).await?) else {
+        return Ok((named, true));
+    };
+    let mut dbs: Vec<DbPair> = (0..ours.min(theirs)).map(|db| DbPair { source: db, target: db }).collect();
+    // One that the target does not have is complained about when it is looked at.
+    dbs.extend(named.into_iter().filter(|pair| pair.source >= ours.min(theirs)));
+    Ok((dbs, true))
+}
+
+/// How many databases a server has; `None` where it does not say.
+async fn how_many(deployment: &Deployment) -> Result<Option<u32>> {
+    let mut link = deployment.open(&deployment.endpoint.address, 0).await?;
+    let reply = link.ask(&[b"CONFIG", b"GET", b"databases"]).await?;
+    let number = reply.field("databases").and_then(Value::as_int);
+    Ok(number.and_then(|n| u32::try_from(n).ok()))
+}
+
+fn remedied(e: Error, is_unfinished: bool) -> Error {
+    let is_about_keys = e.remedy.as_deref().is_some_and(|remedy| remedy.contains("--replace"));
+    match (is_about_keys && e.side == Side::Target, is_unfinished) {
+        (false, _) => e,
+        (true, true) => e.with_remedy(
+            "an earlier sync like this one did not finish: go on with --resume, or add --mirror to begin anew",
+        ),
+        (true, false) => {
+            e.with_remedy("empty it; or add --mirror, which replaces or removes the keys that it holds")
+        }
+    }
+}
+
+/// What makes two syncs the same sync. No password is in it.
+fn describe(args: &SyncArgs, source: &Endpoint, target: &Endpoint) -> String {
+    json!({
+        "kind": "sync",
+        "source": source.address.to_string(),
+        "target": target.address.to_string(),
+        "databases": [source.db, target.db],
+        "db": args.names.dbs,
+        "match": args.names.matches,
+        "exclude": args.names.exclude,
+        "slots": args.names.slots.as_ref().map(ToString::to_string),
+    })
+    .to_string()
+}
+
+fn show_plan(args: &SyncArgs, name: &str, plan: &Plan) {
+    if args.show.json {
+        println!(
+            "{}",
+            json!({"event": "plan", "name": name, "dry_run": args.dry_run, "mirror": args.mirror, "plan": plan})
+        );
+        return;
+    }
+    eprintln!("source   {}", plan.source);
+    eprintln!("target   {}", plan.target);
+    for db in plan.dbs.iter().filter(|db| db.source_keys + db.target_keys > 0) {
+        eprintln!(
+            "db {:<5} {} keys; to db {}, which holds {}",
+            db.db.source,
+            format_count(db.source_keys),
+            db.db.target,
+            format_count(db.target_keys)
+        );
+    }
+    eprintln!("sync     {name}");
+    if args.dry_run {
+        eprintln!("dry run: nothing was written");
+    }
+}
+
+fn display(form: Form, status: Arc<SyncStatus>, total: u64) -> Display {
+    let started = std::time::Instant::now();
+    Display::of_lines(form, move || {
+        let shown = status.shown();
+        let counts = &shown.counts;
+        let elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let (position, length) = match shown.phase {
+            SyncPhase::Attaching | SyncPhase::Snapshotting => (counts.scanned.min(counts.read), total),
+            _ => (1, 1),
+        };
+        let text = line(&shown, elapsed_ms, total);
+        let json = json!({"event": "progress", "elapsed_ms": elapsed_ms, "status": shown});
+        (position, length.max(1), text, json)
+    })
+}
+
+fn line(shown: &SyncShown, elapsed_ms: u64, total: u64) -> String {
+    let c = &shown.counts;
+    let sum = |of: fn(&sync::SourceShown) -> u64| shown.sources.iter().map(of).sum::<u64>();
+    let lag_ms = shown.sources.iter().map(|source| source.lag_ms).max().unwrap_or(0);
+    let mut text = format!("{:>7}  ", format_duration_ms(elapsed_ms));
+    match shown.phase {
+        SyncPhase::Attaching => text.push_str("attaching feeds"),
+        SyncPhase::Snapshotting => text.push_str(&format!(
+            "snapshot  {} of {} keys  {}",
+            format_count(c.written),
+            format_count(total),
+            format_bytes(c.bytes_written)
+        )),
+        SyncPhase::Following => text.push_str(&format!(
+            "following  lag {lag_ms} ms, {}  {} keys and {} written",
+            format_bytes(sum(|source| source.lag_bytes)),
+            format_count(c.written),
+            format_bytes(c.bytes_written)
+        )),
+        SyncPhase::Reconciling => {
+            text.push_str("going through slots again whose changes may have been missed")
+        }
+        SyncPhase::CuttingOver => text.push_str("cutting over"),
+        SyncPhase::CutOver => text.push_str("cut over"),
+        SyncPhase::Stopped => text.push_str("stopped"),
+    }
+    for (n, name) in [
+        (sum(|source| source.touched), "touched keys wait"),
+        (c.gone, "removed"),
+        (c.failed, "FAILED"),
+        (c.big_in_flight, "in chunks now"),
+        (shown.doubtful_slots as u64, "slots in doubt"),
+        (sum(|source| source.resumed), "links resumed"),
+        (c.retries, "retries"),
+    ] {
+        if n > 0 {
+            text.push_str(&format!("  {} {name}", format_count(n)));
+        }
+    }
+    text
+}
+
+fn show_report(args: &SyncArgs, report: &SyncReport) {
+    if args.show.json {
+        println!("{}", json!({"event": "report", "report": report}));
+        return;
+    }
+    let c = &report.counts;
+    for notice in &report.notices {
+        eprintln!("note     {notice}");
+    }
+    for failure in report.failures.iter().take(FAILURES_SHOWN) {
+        eprintln!("failed   db {} key {}: {}", failure.db, failure.key, failure.reason);
+    }
+    println!(
+        "{} {} keys written, {} in {}, {} removed{}{}",
+        if report.cutover.is_some() { "cut over" } else { "stopped " },
+        format_count(c.written),
+        format_bytes(c.bytes_written),
+        format_duration_ms(report.duration_ms),
+        format_count(c.gone),
+        if c.failed > 0 { format!(", {} FAILED", format_count(c.failed)) } else { String::new() },
+        match report.reconciled_slots {
+            0 => String::new(),
+            slots => format!(", {} slots gone through again", format_count(slots)),
+        },
+    );
+    match &report.cutover {
+        Some(cutover) => println!(
+            "writers  held for {} ms; {} keys transferred meanwhile, {} compared in full",
+            cutover.pause_ms,
+            format_count(cutover.drained),
+            format_count(cutover.compared)
+        ),
+        None if report.snapshot_done => {
+            println!(
+                "         the target was equal up to now; the same command with --resume goes on from here"
+            );
+        }
+        None => println!(
+            "         the snapshot is not complete; the same command with --resume goes on from here"
+        ),
+    }
+}

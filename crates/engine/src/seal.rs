@@ -1,0 +1,261 @@
+//! Holding all writers of a deployment at one moment, and keeping them out afterwards.
+//!
+//! A [`Seal`] pauses writes on every primary (`CLIENT PAUSE … WRITE`); readers go on. The servers let writers go by
+//! themselves when its time is up, so that nobody is held for ever by a whimbrel that died.
+//!
+//! A [`Fence`] is what keeps writers out once the other side is the one that counts. See [`FenceKind`] for the ways.
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use whimbrel_wire::value::Value;
+
+use crate::deployment::Deployment;
+use crate::endpoint::Address;
+use crate::error::{Error, Result};
+use crate::link::Link;
+use crate::probe::Info;
+
+/// Where `readonly-replica` sends a server for its data: the port is reserved, and nobody listens there.
+const NOWHERE: (&[u8], &[u8]) = (b"127.0.0.1", b"1");
+
+/// Connections to all primaries, by which their writers can be held.
+#[derive(Debug)]
+pub struct Seal {
+    links: Vec<Link>,
+    until: Option<Instant>,
+}
+
+/// How far one primary is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reached {
+    /// Which.
+    pub address: Address,
+    /// Its replication offset.
+    pub offset: u64,
+}
+
+impl Seal {
+    /// Connects to all primaries. Nobody is held yet.
+    ///
+    /// # Errors
+    /// As [`Deployment::open`].
+    pub async fn open(deployment: &Deployment) -> Result<Seal> {
+        let mut links = Vec::new();
+        for shard in &deployment.topology().shards {
+            links.push(deployment.open(&shard.primary, 0).await?);
+        }
+        Ok(Seal { links, until: None })
+    }
+
+    /// Holds all writers from now on, for `limit_ms` at most, and tells how far the primaries are. Where one refuses, the
+    /// others are let go.
+    ///
+    /// # Errors
+    /// As [`Link::call`].
+    pub async fn hold(&mut self, limit_ms: u64) -> Result<Vec<Reached>> {
+        // Counted from before the first server hears of it: none lets go earlier than this.
+        self.until = Some(Instant::now() + Duration::from_millis(limit_ms));
+        match self.try_hold(limit_ms).await {
+            Ok(reached) => Ok(reached),
+            Err(e) => {
+                if let Err(e) = self.release().await {
+                    tracing::warn!(error = %e, "writers are held until the pause ends by itself");
+                }
+                Err(e)
+            }
+        }
+    }
+
+    async fn try_hold(&mut self, limit_ms: u64) -> Result<Vec<Reached>> {
+        let limit = limit_ms.to_string();
+        for link in &mut self.links {
+            link.push(&[b"CLIENT", b"PAUSE", limit.as_bytes(), b"WRITE"]);
+            // Answered in order: the offset is one after which no writer came.
+            link.push(&[b"INFO", b"replication"]);
+            link.flush().await?;
+        }
+        let mut reached = Vec::new();
+        for link in &mut self.links {
+            let paused = link.reply().await?;
+            let info = link.reply().await?;
+            link.check(paused, b"CLIENT PAUSE")?;
+            let info = link.check(info, b"INFO")?;
+            let info = Info::parse(info.as_bytes().map_or(&[], |text| text));
+            let offset = info.number("master_repl_offset").unwrap_or(0);
+            reached.push(Reached { address: link.address().clone(), offset });
+        }
+        Ok(reached)
+    }
+
+    /// When the first of the servers lets its writers go by itself; `None` where nobody is held.
+    pub fn until(&self) -> Option<Instant> {
+        self.until
+    }
+
+    /// Lets all writers go.
+    ///
+    /// # Errors
+    /// The first that occurred; the other servers have been told all the same.
+    pub async fn release(&mut self) -> Result<()> {
+        self.until = None;
+        let mut outcome = Ok(());
+        for link in &mut self.links {
+            let released = link.call(&[b"CLIENT", b"UNPAUSE"]).await.map(drop);
+            outcome = outcome.and(released);
+        }
+        outcome
+    }
+}
+
+/// How writers are kept away from the side that no longer counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FenceKind {
+    /// Not at all: writers are let go, and somebody else sees to it that they come to the other side.
+    None,
+    /// They stay paused for so many milliseconds, and find the other side meanwhile.
+    Pause {
+        /// For how long.
+        limit_ms: u64,
+    },
+    /// Every ACL user but our own loses the right to write, on all nodes.
+    Acl,
+    /// The server becomes a replica of nobody: it serves reads and refuses writes. Not for clusters.
+    ReadonlyReplica,
+}
+
+/// What was done to keep writers out, and what undoes it. No password is in it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fence {
+    kind: FenceKind,
+    users: Vec<FencedUser>,
+}
+
+/// A user that lost the right to write.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct FencedUser {
+    at: String,
+    name: String,
+    /// The rules about commands that it had, as `ACL GETUSER` tells them.
+    commands: String,
+}
+
+impl Fence {
+    /// Finds out whether a fence of this kind can be put up, and what would undo it. Changes nothing.
+    ///
+    /// # Errors
+    /// `Unfit` where it cannot; as [`Deployment::open`] and [`Link::call`].
+    pub async fn plan(deployment: &Deployment, kind: FenceKind) -> Result<Fence> {
+        let mut users = Vec::new();
+        match kind {
+            FenceKind::None | FenceKind::Pause { .. } => {}
+            FenceKind::ReadonlyReplica if deployment.is_cluster() => {
+                let at = deployment.endpoint.address.to_string();
+                let what = "the primaries of a cluster cannot be made replicas of nobody";
+                return Err(Error::unfit(deployment.side(), at, "fence the writers off", what)
+                    .with_remedy("choose another way with --fence: acl, pause or none"));
+            }
+            FenceKind::ReadonlyReplica => {}
+            FenceKind::Acl => {
+                for address in nodes(deployment) {
+                    let mut link = deployment.open(&address, 0).await?;
+                    users.extend(writers(&mut link, &address).await?);
+                }
+                if users.is_empty() {
+                    let at = deployment.endpoint.address.to_string();
+                    let what = "there is no other ACL user than whimbrel's own that may write";
+                    return Err(Error::unfit(deployment.side(), at, "fence the writers off", what)
+                        .with_remedy("give whimbrel a user of its own, or choose --fence pause or none"));
+                }
+            }
+        }
+        Ok(Fence { kind, users })
+    }
+
+    /// Puts it up. Writers should be held meanwhile. With [`FenceKind::None`] and [`FenceKind::Pause`] there is nothing
+    /// to do here but to release, or to hold longer.
+    ///
+    /// # Errors
+    /// As [`Deployment::open`] and [`Link::call`]: part of it may be up, and [`Fence::lift`] takes that down.
+    pub async fn raise(&self, deployment: &Deployment) -> Result<()> {
+        if self.kind == FenceKind::ReadonlyReplica {
+            let mut link = deployment.open(&deployment.endpoint.address, 0).await?;
+            link.call(&[b"REPLICAOF", NOWHERE.0, NOWHERE.1]).await?;
+        }
+        for address in nodes(deployment).iter().filter(|_| !self.users.is_empty()) {
+            let mut link = deployment.open(address, 0).await?;
+            let at = address.to_string();
+            for user in self.users.iter().filter(|user| user.at == at) {
+                link.call(&[b"ACL", b"SETUSER", user.name.as_bytes(), b"-@write"]).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes it down.
+    ///
+    /// # Errors
+    /// As [`Deployment::open`] and [`Link::call`].
+    pub async fn lift(&self, deployment: &Deployment) -> Result<()> {
+        if self.kind == FenceKind::ReadonlyReplica {
+            let mut link = deployment.open(&deployment.endpoint.address, 0).await?;
+            link.call(&[b"REPLICAOF", b"NO", b"ONE"]).await?;
+        }
+        for address in nodes(deployment).iter().filter(|_| !self.users.is_empty()) {
+            let mut link = deployment.open(address, 0).await?;
+            let at = address.to_string();
+            for user in self.users.iter().filter(|user| user.at == at) {
+                let mut command: Vec<&[u8]> = vec![b"ACL", b"SETUSER", user.name.as_bytes()];
+                // They begin with what resets them: `+@all` or `-@all`.
+                command.extend(user.commands.split(' ').filter(|rule| !rule.is_empty()).map(str::as_bytes));
+                link.call(&command).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Which way.
+    pub fn kind(&self) -> FenceKind {
+        self.kind
+    }
+}
+
+/// Primaries and replicas: a replica that is promoted has rules of its own.
+fn nodes(deployment: &Deployment) -> Vec<Address> {
+    let topology = deployment.topology();
+    topology.shards.iter().flat_map(|s| std::iter::once(&s.primary).chain(&s.replicas)).cloned().collect()
+}
+
+/// The users of one node that may write, but for our own.
+async fn writers(link: &mut Link, address: &Address) -> Result<Vec<FencedUser>> {
+    let own = link.call(&[b"ACL", b"WHOAMI"]).await?;
+    let own = own.as_str().unwrap_or_default().to_owned();
+    let names = link.call(&[b"ACL", b"USERS"]).await?;
+    let names: Vec<String> =
+        names.as_items().unwrap_or_default().iter().filter_map(Value::as_str).map(str::to_owned).collect();
+    let mut users = Vec::new();
+    for name in names.into_iter().filter(|name| *name != own) {
+        let user = link.call(&[b"ACL", b"GETUSER", name.as_bytes()]).await?;
+        let commands = user.field("commands").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let is_on = user
+            .field("flags")
+            .and_then(Value::as_items)
+            .is_some_and(|flags| flags.iter().any(|flag| flag.as_str() == Some("on")));
+        if !is_on || commands == "-@all" {
+            continue;
+        }
+        if user.field("selectors").and_then(Value::as_items).is_some_and(|selectors| !selectors.is_empty()) {
+            let what = format!("ACL user {name} has selectors, which may let it write all the same");
+            return Err(Error::unfit(
+                link.endpoint().side,
+                address.to_string(),
+                "fence the writers off",
+                what,
+            )
+            .with_remedy("choose another way with --fence, or take the selectors away"));
+        }
+        users.push(FencedUser { at: address.to_string(), name, commands });
+    }
+    Ok(users)
+}

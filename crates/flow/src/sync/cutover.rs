@@ -1,0 +1,369 @@
+//! The target takes over.
+//!
+//! Writers of the source are held on all primaries; the feeds come to the offsets at which they were held; what is still
+//! touched is transferred; both sides are compared; then the writers are fenced off and the pause is lifted. Where any of
+//! this does not succeed within the pause, the writers are let go and everything is as before.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde::Serialize;
+use tokio::time::{Instant, timeout_at};
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_engine::probe::Info;
+use whimbrel_engine::seal::{Fence, FenceKind, Reached, Seal};
+
+use super::{Round, Source, SyncPhase, Syncer};
+use crate::scan::{KeyScan, ScanOptions};
+use crate::{copy, verify};
+
+/// Keys of each database that are compared.
+const SAMPLE_KEYS: usize = 64;
+
+/// How often slots are mended before a cutover gives up on them.
+const MENDS_MAX: u32 = 20;
+
+/// How many rounds are made before the pause, to have little left to do in it.
+const ROUNDS_MAX: u32 = 50;
+
+/// What is left of the pause for fencing the writers off, when everything has been compared.
+const FENCE_SHARE: f64 = 0.2;
+
+/// How much is compared before the writers are fenced off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Compare {
+    /// Nothing.
+    None,
+    /// The number of keys that do not expire, in each database.
+    Counts,
+    /// That, and the whole content of a sample of keys.
+    Sample,
+}
+
+/// How the target is to take over.
+#[derive(Debug, Clone, Copy)]
+pub struct CutoverOptions {
+    /// How long writers may be held, in milliseconds.
+    pub max_pause_ms: u64,
+    /// How they are kept out afterwards.
+    pub fence: FenceKind,
+    /// How much is compared before.
+    pub compare: Compare,
+    /// Go on although keys are known that are not on the target.
+    pub accept_failures: bool,
+    /// Only find out whether it could be done, and how long writers would be held.
+    pub dry_run: bool,
+}
+
+/// What a cutover came to.
+#[derive(Debug, Clone, Serialize)]
+pub struct CutoverReport {
+    /// Nothing was done: it was only looked how it would go.
+    pub dry_run: bool,
+    /// How long writers would be held, by what it took before anybody was held, in milliseconds.
+    pub estimate_ms: u64,
+    /// How long they were held, in milliseconds; with `--fence pause` until they were fenced off.
+    pub pause_ms: u64,
+    /// Touched keys that were transferred under the pause.
+    pub drained: u64,
+    /// Keys that were compared in full.
+    pub compared: u64,
+    /// How writers of the source are kept out.
+    pub fence: FenceKind,
+}
+
+impl CutoverReport {
+    /// Whether the sync ends with it. Without a fence it goes on following those who still write to the source.
+    pub(super) fn is_final(&self) -> bool {
+        !self.dry_run && self.fence != FenceKind::None
+    }
+}
+
+/// Keys to compare, by pairs of databases.
+type Sample = BTreeMap<(u32, u32), Vec<Bytes>>;
+
+impl Syncer {
+    pub(super) async fn cutover(&mut self, options: &CutoverOptions) -> Result<CutoverReport> {
+        for _ in 0..MENDS_MAX {
+            self.mend().await?;
+            if self.is_calm() {
+                break;
+            }
+        }
+        self.status.phase(SyncPhase::CuttingOver);
+        self.check(options)?;
+        let source = self.shared.source.clone();
+        let fence = Fence::plan(&source, options.fence).await?;
+        let mut seal = Seal::open(&source).await?;
+        let sample = self.sample(options).await?;
+        // As it will be under the pause, and without: what it takes is the estimate.
+        for _ in 0..ROUNDS_MAX {
+            if self.rounds().await? != Round::Part {
+                break;
+            }
+        }
+        let rehearsed = Instant::now();
+        self.rounds().await?;
+        self.compare(options, &sample, false).await?;
+        let estimate_ms = millis(rehearsed) + 1;
+        let mut report = CutoverReport {
+            dry_run: options.dry_run,
+            estimate_ms,
+            pause_ms: 0,
+            drained: 0,
+            compared: 0,
+            fence: options.fence,
+        };
+        if options.dry_run {
+            return Ok(report);
+        }
+        if estimate_ms > options.max_pause_ms {
+            let what = format!("the pause would take about {estimate_ms} ms, which is more than allowed");
+            return Err(refused(what).with_remedy("allow more with --max-pause, or compare less"));
+        }
+        // Most of what was written during the rehearsal.
+        self.rounds().await?;
+
+        let held = Instant::now();
+        let reached = seal.hold(options.max_pause_ms).await?;
+        let share = options.max_pause_ms as f64 * (1.0 - FENCE_SHARE);
+        let deadline = held + Duration::from_millis(share as u64);
+        let sealed = {
+            let sealing = self.seal_off(options, &reached, &sample);
+            tokio::pin!(sealing);
+            match timeout_at(deadline, &mut sealing).await {
+                Ok(sealed) => sealed,
+                Err(_) => {
+                    let_go(&mut seal).await;
+                    // What has been taken is transferred; nobody waits for it any more.
+                    let _ = sealing.await;
+                    let what = format!("it did not come to an end within {} ms", options.max_pause_ms);
+                    return Err(refused(what).with_remedy("allow more with --max-pause, or compare less"));
+                }
+            }
+        };
+        let sealed = match sealed {
+            Ok((drained, compared)) => {
+                (report.drained, report.compared) = (drained, compared);
+                raise(&fence, &source, &mut seal).await
+            }
+            Err(e) => Err(e),
+        };
+        if let Err(e) = sealed {
+            let_go(&mut seal).await;
+            return Err(e);
+        }
+        report.pause_ms = millis(held);
+        self.state.cut_over = Some(fence);
+        self.save()?;
+        Ok(report)
+    }
+
+    fn is_calm(&self) -> bool {
+        self.doubt.is_empty() && self.shared.in_doubt().is_empty()
+    }
+
+    fn check(&self, options: &CutoverOptions) -> Result<()> {
+        if !self.is_calm() {
+            let doubt = self.doubt.union(&self.shared.in_doubt());
+            let what = format!("slots {doubt} are on the move, or have just been");
+            return Err(refused(what).with_remedy("finish the slot migrations of both sides first"));
+        }
+        let failed = self.status.copy.snapshot().failed;
+        if failed > 0 && !options.accept_failures {
+            let what = format!("{failed} keys are not on the target");
+            return Err(refused(what)
+                .with_remedy("see them in the report of the sync; --accept-failures goes on without them"));
+        }
+        Ok(())
+    }
+
+    /// What happens under the pause; returns how many keys were transferred and compared.
+    async fn seal_off(
+        &mut self,
+        options: &CutoverOptions,
+        reached: &[Reached],
+        sample: &Sample,
+    ) -> Result<(u64, u64)> {
+        let counted = |sync: &Syncer| {
+            let counts = sync.status.copy.snapshot();
+            counts.written + counts.gone
+        };
+        let before = counted(self);
+        for source in &self.sources {
+            let Some(at) = reached.iter().find(|at| at.address == *source.feed.address()) else {
+                return Err(refused("a primary of the source is not the one that was followed"));
+            };
+            if !source.feed.reach(at.offset, options.max_pause_ms).await? {
+                return Err(refused("the feed did not come to the end of what was written"));
+            }
+        }
+        if self.sources.len() != reached.len() {
+            return Err(refused("a primary of the source is not followed"));
+        }
+        if self.sources.iter().any(|source| source.feed.misses_consumer_groups()) {
+            self.streams_again().await?;
+        }
+        while self.rounds().await? != Round::All {
+            let is_broken =
+                |source: &Source| source.feed.failure().is_some() || source.feed.touched().flushed();
+            if self.shared.stop.is_cancelled() || self.sources.iter().any(is_broken) {
+                return Err(refused("it was stopped, a feed ended, or a database was emptied"));
+            }
+        }
+        let is_drained = |source: &Source| source.feed.touched().is_empty();
+        if !self.sources.iter().all(is_drained) || !self.is_calm() {
+            return Err(refused("keys changed that could not be transferred at once"));
+        }
+        let functions = self.sources.iter().any(|source| source.feed.touched().take_functions_changed());
+        if self.options.functions && functions {
+            self.copy_functions().await?;
+        }
+        let drained = counted(self) - before;
+        Ok((drained, self.compare(options, sample, true).await?))
+    }
+
+    /// The feed does not see changes of consumer groups: all streams are transferred once more.
+    async fn streams_again(&mut self) -> Result<()> {
+        let shared = self.shared.clone();
+        for source in &mut self.sources {
+            for pair in &shared.options.dbs {
+                let unit = crate::scan::Unit { db: pair.source, ..source.unit.clone() };
+                let options = ScanOptions {
+                    count: shared.options.scan_count,
+                    pattern: None,
+                    type_name: Some("stream".to_owned()),
+                };
+                let mut scan = KeyScan::new(shared.source.clone(), unit, options, shared.options.retry, None);
+                while let Some(page) = scan.next().await? {
+                    let mut keys = page.keys;
+                    keys.retain(|key| shared.options.selection.admits(key));
+                    if !keys.is_empty() {
+                        source.transfer(pair.source, keys).await?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Chooses keys to compare.
+    async fn sample(&self, options: &CutoverOptions) -> Result<Sample> {
+        let mut sample = Sample::new();
+        if options.compare != Compare::Sample {
+            return Ok(sample);
+        }
+        let topology = self.shared.source.topology();
+        let each = SAMPLE_KEYS.div_ceil(topology.shards.len().max(1));
+        for pair in &self.shared.options.dbs {
+            let mut keys = Vec::new();
+            for shard in &topology.shards {
+                let mut link = self.shared.source.open(&shard.primary, pair.source).await?;
+                for _ in 0..each {
+                    link.push(&[b"RANDOMKEY"]);
+                }
+                link.flush().await?;
+                for reply in link.replies(each).await? {
+                    keys.extend(reply.into_bytes().filter(|key| self.shared.options.selection.admits(key)));
+                }
+            }
+            keys.sort_unstable();
+            keys.dedup();
+            sample.insert((pair.source, pair.target), keys);
+        }
+        Ok(sample)
+    }
+
+    /// Compares both sides; returns how many keys were compared in full. What writers may have made different counts only
+    /// where it is `final`.
+    async fn compare(&self, options: &CutoverOptions, sample: &Sample, is_final: bool) -> Result<u64> {
+        let shared = &self.shared;
+        let is_whole = shared.options.selection.is_everything() && self.status.copy.snapshot().failed == 0;
+        if options.compare != Compare::None && is_whole {
+            let (ours, theirs) = tokio::join!(lasting(&shared.source), lasting(&shared.target));
+            let (ours, theirs) = (ours?, theirs?);
+            let mut expected: BTreeMap<u32, u64> = BTreeMap::new();
+            for pair in &shared.options.dbs {
+                *expected.entry(pair.target).or_default() += ours.get(&pair.source).copied().unwrap_or(0);
+            }
+            for (db, keys) in expected {
+                let found = theirs.get(&db).copied().unwrap_or(0);
+                if is_final && found != keys {
+                    let what = format!(
+                        "of the keys that do not expire, database {db} of the target holds {found} and should hold {keys}"
+                    );
+                    return Err(refused(what).with_remedy("see what differs with whimbrel verify"));
+                }
+            }
+        }
+        let mut compared = 0;
+        for ((source, target), keys) in sample {
+            compared += keys.len() as u64;
+            let (ours, theirs) = ((&shared.source, *source), (&shared.target, *target));
+            let differing = verify::differing(ours, theirs, keys.clone(), shared.options.retry).await?;
+            if is_final && let Some(key) = differing.first() {
+                let what = format!("key {} differs", copy::shown(key));
+                return Err(refused(what).with_remedy("see what differs with whimbrel verify"));
+            }
+        }
+        Ok(compared)
+    }
+}
+
+/// The keys of each database that do not expire. Those that do are counted by either server until it removes them.
+async fn lasting(deployment: &Deployment) -> Result<BTreeMap<u32, u64>> {
+    let mut sums = BTreeMap::new();
+    for shard in &deployment.topology().shards {
+        let mut link = deployment.open(&shard.primary, 0).await?;
+        for (db, counts) in Info::ask(&mut link, "keyspace").await?.keyspace() {
+            *sums.entry(db).or_default() += counts.keys.saturating_sub(counts.expires);
+        }
+    }
+    Ok(sums)
+}
+
+/// Fences the writers off, and ends the pause or makes it the fence.
+///
+/// **Invariant:** no writer comes in between. The pause is still on everywhere when the fence is up, or else the fence is
+/// taken down again.
+async fn raise(fence: &Fence, source: &Deployment, seal: &mut Seal) -> Result<()> {
+    let until = seal.until();
+    let in_time = || match until {
+        Some(until) if std::time::Instant::now() < until => Ok(()),
+        _ => Err(refused("fencing the writers off took longer than the pause")
+            .with_remedy("allow more with --max-pause")),
+    };
+    match fence.kind() {
+        FenceKind::None => in_time().and(seal.release().await),
+        FenceKind::Pause { limit_ms } => seal.hold(limit_ms).await.and_then(|_| in_time()),
+        FenceKind::Acl | FenceKind::ReadonlyReplica => {
+            if let Err(e) = fence.raise(source).await.and_then(|()| in_time()) {
+                if let Err(e) = fence.lift(source).await {
+                    tracing::warn!(error = %e, "a part of the fence stays");
+                }
+                return Err(e);
+            }
+            // The writers are fenced off already: this failing keeps them waiting a little longer, no more.
+            let_go(seal).await;
+            Ok(())
+        }
+    }
+}
+
+/// Lets writers go. Where that fails, the servers do it when the pause is over.
+async fn let_go(seal: &mut Seal) {
+    if let Err(e) = seal.release().await {
+        tracing::warn!(error = %e, "writers are held until the pause ends by itself");
+    }
+}
+
+fn refused(what: impl Into<String>) -> Error {
+    Error::unfit(Side::Own, "", "cut over", what)
+}
+
+fn millis(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,582 @@
+//! Keeps one deployment equal to another for as long as it is wanted, until the other takes over.
+//!
+//! ```text
+//!  feed of each primary ──▶ touched keys ──┐ rounds
+//!                                          ▼
+//!  SCAN ──▶ lanes of the shard: read from the source ──▶ write to the target, or remove there
+//! ```
+//!
+//! Each primary of the source has a [feed](whimbrel_engine::feed) of touched keys. It is attached before the first key is read, so that
+//! what the snapshot misses is touched, and what is touched is transferred again, in its present state: a key that is gone is
+//! removed. Reads and writes go through the lanes of [`copy`](crate::copy).
+//!
+//! **Rounds.** A round takes what is touched, transfers it, and ends when all of it has been acknowledged. Then the
+//! position of the feed from before the round is safe: a later run can go on there.
+//!
+//! **Epochs.** All primaries are followed at the same time until something happens that a round cannot deal with: slots
+//! move, a feed ends, a primary fails over, a database is emptied, somebody asks for the cutover. Then all rounds are
+//! finished, and while nothing is under way it is dealt with. So nobody ever writes a key that somebody else writes.
+//!
+//! **Doubt.** What may have been missed is in doubt by whole slots, as in a copy, and is [reconciled](reconcile): all
+//! keys of the slots are transferred once more, and those that only the target has are removed.
+//!
+//! **Bounds.** As a copy, and [`TouchedLimits`](whimbrel_engine::feed::TouchedLimits) for each primary of the source.
+
+mod cutover;
+mod reconcile;
+mod source;
+mod status;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::slot::SlotSet;
+use whimbrel_engine::deployment::{Deployment, Shard, Topology};
+use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_engine::feed::{Feed, FeedKind, FeedOptions};
+use whimbrel_engine::probe::Info;
+use whimbrel_engine::seal::Fence;
+
+pub use self::cutover::{Compare, CutoverOptions, CutoverReport};
+use self::source::{Position, Round, Source};
+pub use self::status::{SourceShown, SyncPhase, SyncShown, SyncStatus};
+use crate::copy::{self, CopyOptions, KeyFailure, Shared};
+use crate::journal::{Journal, JournalState};
+use crate::progress::CopyCounts;
+use crate::retry::Backoff;
+
+/// How often positions are written down.
+const JOURNAL_PERIOD: Duration = Duration::from_millis(500);
+
+/// How often both sides are asked how they are.
+const LOOK_PERIOD: Duration = Duration::from_secs(1);
+
+/// Every so many looks the primaries of the target are met.
+const LOOKS_PER_MEETING: u32 = 5;
+
+/// What to keep equal, and how.
+#[derive(Debug, Clone)]
+pub struct SyncOptions {
+    /// Which keys, and how they are transferred. [`CopyOptions::mirror`] must be set, and no types and no limit.
+    pub copy: CopyOptions,
+    /// How changes are learnt of.
+    pub feed: FeedOptions,
+    /// A tracking feed will not do.
+    pub replication_only: bool,
+    /// The target held keys before: those that the source does not have are removed after the snapshot.
+    pub sweep_first: bool,
+    /// Function libraries are copied, and once more at the cutover.
+    pub functions: bool,
+    /// All databases were meant: keys in one that was left out are worth a word.
+    pub all_dbs: bool,
+}
+
+/// How far a sync is: what its journal keeps.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SyncState {
+    /// Of the snapshot.
+    copy: JournalState,
+    /// Every key has been transferred once.
+    snapshot_done: bool,
+    /// The target still has to be searched for keys that the source does not have.
+    sweep: bool,
+    /// Where the feeds can go on.
+    positions: Vec<Position>,
+    /// Slots to go through again, as ranges.
+    doubt: String,
+    /// What was done to the source at the cutover.
+    cut_over: Option<Fence>,
+}
+
+/// Somebody wants the target to take over.
+#[derive(Debug)]
+pub struct Ask {
+    /// How.
+    pub options: CutoverOptions,
+    /// Where the outcome goes.
+    pub answer: oneshot::Sender<Result<CutoverReport>>,
+}
+
+/// What a sync did.
+#[derive(Debug, Clone, Serialize)]
+pub struct SyncReport {
+    /// All counters. Keys that were removed from the target count as `gone`.
+    pub counts: CopyCounts,
+    /// How long it ran.
+    pub duration_ms: u64,
+    /// True where it went on from a journal.
+    pub resumed: bool,
+    /// True where every key had been transferred at least once.
+    pub snapshot_done: bool,
+    /// How many slots were gone through again, repetitions included.
+    pub reconciled_slots: u64,
+    /// The cutover, where there was one.
+    pub cutover: Option<CutoverReport>,
+    /// Keys that the target evicted meanwhile.
+    pub evicted: u64,
+    /// The first keys that are not on the target; their number is in the counters.
+    pub failures: Vec<KeyFailure>,
+    /// What the user should know.
+    pub notices: Vec<String>,
+}
+
+/// What comes after an epoch.
+enum Next {
+    Stop,
+    Mend,
+    Cutover(Box<Ask>),
+}
+
+struct Syncer {
+    shared: Arc<Shared>,
+    options: SyncOptions,
+    status: Arc<SyncStatus>,
+    journal: Journal<SyncState>,
+    state: SyncState,
+    sources: Vec<Source>,
+    /// Slots to be reconciled.
+    doubt: SlotSet,
+    /// The topologies by which slots that moved are found.
+    seen: (Arc<Topology>, Arc<Topology>),
+    reconciled_slots: u64,
+}
+
+/// Syncs until it is stopped or the target has taken over. The plan has been made, and agreed to, before.
+///
+/// With a journal that holds an earlier run, that run is gone on with. Cutovers are asked for by `asks`.
+///
+/// # Errors
+/// What could not be helped by trying again. The journal stays, and a later run can go on.
+pub async fn sync(
+    source: Arc<Deployment>,
+    target: Arc<Deployment>,
+    options: SyncOptions,
+    status: Arc<SyncStatus>,
+    journal: Journal<SyncState>,
+    mut asks: mpsc::Receiver<Ask>,
+    stop: CancellationToken,
+) -> Result<SyncReport> {
+    let started = Instant::now();
+    let seen = (source.topology(), target.topology());
+    let shared = Shared::new(source, target, options.copy.clone(), status.copy.clone(), stop.clone());
+    let state = journal.state().clone();
+    let resumed = !state.copy.is_fresh();
+    let mut sync = Syncer {
+        shared: Arc::new(shared),
+        doubt: state.doubt.parse().unwrap_or_default(),
+        options,
+        status,
+        journal,
+        state,
+        sources: Vec::new(),
+        seen,
+        reconciled_slots: 0,
+    };
+    if !resumed {
+        sync.state.sweep = sync.options.sweep_first;
+    }
+    let outcome = sync.run(resumed, &mut asks).await;
+    let cutover = match outcome {
+        Ok(cutover) => cutover,
+        Err(e) => {
+            sync.status.phase(SyncPhase::Stopped);
+            sync.save()?;
+            return Err(e);
+        }
+    };
+    let snapshot_done = sync.state.snapshot_done;
+    let evicted = sync.shared.evicted();
+    if evicted > 0 {
+        sync.status.copy.notice(format!(
+            "the target evicted {evicted} keys meanwhile to stay within its maxmemory: it does not hold everything"
+        ));
+    }
+    if cutover.is_some() {
+        sync.status.phase(SyncPhase::CutOver);
+        sync.journal.finish()?;
+    } else {
+        sync.status.phase(SyncPhase::Stopped);
+        sync.save()?;
+    }
+    Ok(SyncReport {
+        counts: sync.status.copy.snapshot(),
+        duration_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+        resumed,
+        snapshot_done,
+        reconciled_slots: sync.reconciled_slots,
+        cutover,
+        evicted,
+        failures: sync.shared.failures(),
+        notices: sync.status.copy.notices(),
+    })
+}
+
+impl Syncer {
+    async fn run(&mut self, resumed: bool, asks: &mut mpsc::Receiver<Ask>) -> Result<Option<CutoverReport>> {
+        let runs = copy::target_runs(&self.shared).await?;
+        self.shared.remember(&self.state.copy);
+        if resumed && self.state.copy.target_runs != runs {
+            self.notice("a server of the target is not the process it was: everything is gone through again");
+            self.distrust_everything();
+        }
+        self.state.copy.target_runs = runs;
+        self.attach().await?;
+        if !resumed {
+            // Nothing has been missed that the snapshot would not find.
+            self.doubt = SlotSet::new();
+        } else if !self.state.snapshot_done && !self.doubt.is_empty() {
+            self.notice("changes were missed while nobody followed: the snapshot starts again");
+            self.distrust_everything();
+            self.doubt = SlotSet::new();
+        } else if !self.doubt.is_empty() {
+            self.notice(
+                "changes were missed while nobody followed: what may have changed is gone through again",
+            );
+        }
+        self.save()?;
+        if self.options.functions {
+            self.copy_functions().await?;
+        }
+        if !self.state.snapshot_done && !self.snapshot(asks).await? {
+            return Ok(None);
+        }
+        if self.state.sweep {
+            self.status.phase(SyncPhase::Reconciling);
+            if !self.sweep(&SlotSet::full()).await? {
+                return Ok(None);
+            }
+            self.state.sweep = false;
+        }
+        self.mend().await?;
+        loop {
+            match self.epoch(asks).await? {
+                Next::Stop => return Ok(None),
+                Next::Mend => self.mend().await?,
+                Next::Cutover(ask) => {
+                    let Ask { options, answer } = *ask;
+                    self.status.phase(SyncPhase::CuttingOver);
+                    let outcome = self.cutover(&options).await;
+                    let report = outcome.as_ref().ok().filter(|report| report.is_final()).cloned();
+                    // Whoever asked may have gone.
+                    let _ = answer.send(outcome);
+                    if report.is_some() {
+                        return Ok(report);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The snapshot has to be taken again, as if there had never been one; keys that are gone since are looked for.
+    fn distrust_everything(&mut self) {
+        let target_runs = std::mem::take(&mut self.state.copy.target_runs);
+        self.state.copy = JournalState { target_runs, ..JournalState::default() };
+        self.shared.remember(&self.state.copy);
+        (self.state.snapshot_done, self.state.sweep) = (false, true);
+    }
+
+    /// Transfers every key once; false where the user stopped it before.
+    async fn snapshot(&mut self, asks: &mut mpsc::Receiver<Ask>) -> Result<bool> {
+        self.status.phase(SyncPhase::Snapshotting);
+        self.seen = (self.shared.source.topology(), self.shared.target.topology());
+        let layout = copy::layout(&self.seen.0);
+        if !self.state.copy.is_fresh() && self.state.copy.source_layout != layout {
+            // A slot may have moved from a shard that was not scanned yet to one that was.
+            self.notice("slots of the source have moved since: the snapshot starts again");
+            self.distrust_everything();
+        }
+        self.state.copy.pass = 1;
+        self.state.copy.source_layout = layout;
+        let mut copy = self.state.copy.clone();
+        let complete = {
+            let (shared, journal, state) = (&self.shared, &mut self.journal, &mut self.state);
+            let mut keep = |copy: &JournalState| {
+                state.copy.clone_from(copy);
+                journal.save(state)
+            };
+            let pass = copy::run_pass(shared, &mut copy, &mut keep);
+            tokio::pin!(pass);
+            loop {
+                tokio::select! {
+                    complete = &mut pass => break complete?,
+                    Some(ask) = asks.recv() => {
+                        let what = "the snapshot is still being taken";
+                        let refused = Error::unfit(Side::Own, "", "cut over", what)
+                            .with_remedy("wait until the sync follows");
+                        // Whoever asked may have gone.
+                        let _ = ask.answer.send(Err(refused));
+                    }
+                }
+            }
+        };
+        if complete {
+            self.state.copy = copy;
+            self.state.snapshot_done = true;
+        }
+        Ok(complete)
+    }
+
+    /// Gives every primary of the source a feed. What may have been missed is in doubt afterwards.
+    async fn attach(&mut self) -> Result<()> {
+        self.status.phase(SyncPhase::Attaching);
+        let topology = self.shared.source.topology();
+        let mut old = std::mem::take(&mut self.sources);
+        // Those that are written down are older, and count only where there are no others.
+        let mut known: Vec<Position> = old.iter().filter_map(Source::position).collect();
+        known.extend(self.state.positions.iter().filter(|_| old.is_empty()).cloned());
+        let alive = |source: &Source, shard: &Shard| {
+            *source.feed.address() == shard.primary && source.feed.failure().is_none()
+        };
+        let mut sources = Vec::new();
+        for shard in &topology.shards {
+            if let Some(index) = old.iter().position(|source| alive(source, shard)) {
+                let mut source = old.swap_remove(index);
+                source.become_shard(shard);
+                sources.push(source);
+                continue;
+            }
+            sources.push(self.attach_to(shard, &known).await?);
+        }
+        self.sources = sources;
+        self.status.sources(self.sources.iter().map(|source| source.view.clone()).collect());
+        Ok(())
+    }
+
+    async fn attach_to(&mut self, shard: &Shard, known: &[Position]) -> Result<Source> {
+        let shared = self.shared.clone();
+        let mut backoff = Backoff::new(shared.options.retry);
+        loop {
+            match try_attach(&shared, shard, known, &self.options).await {
+                Ok((feed, Some(position))) => {
+                    tracing::info!(at = %shard.primary, offset = position.history.offset, "following goes on");
+                    return Ok(Source::new(
+                        &shared,
+                        shard,
+                        feed,
+                        Some(position.history),
+                        self.options.all_dbs,
+                    ));
+                }
+                Ok((feed, None)) => {
+                    self.doubt = self.doubt.union(&shard.slots);
+                    return Ok(Source::new(&shared, shard, feed, None, self.options.all_dbs));
+                }
+                Err(e) => shared.pause(&mut backoff, e).await?,
+            }
+            // Another node may lead the shard by now: who asked looks at the topology again.
+            shared.refresh_source().await;
+            let topology = shared.source.topology();
+            if !topology.shards.iter().any(|now| now.primary == shard.primary)
+                && let Some(now) =
+                    topology.shards.iter().max_by_key(|s| s.slots.intersection(&shard.slots).len())
+            {
+                return Box::pin(self.attach_to(&now.clone(), known)).await;
+            }
+        }
+    }
+
+    /// Puts in order what a round cannot deal with. Nothing is under way meanwhile.
+    async fn mend(&mut self) -> Result<()> {
+        let (again, open) = copy::doubtful(&self.shared, &self.seen.0, &self.seen.1).await?;
+        self.seen = (self.shared.source.topology(), self.shared.target.topology());
+        self.doubt = self.doubt.union(&again);
+        for source in &self.sources {
+            if source.feed.touched().take_flushed() {
+                self.doubt = self.doubt.union(&source.unit.slots);
+            }
+        }
+        self.attach().await?;
+        let ready = self.doubt.difference(&open);
+        self.status.doubtful(self.doubt.len());
+        self.save()?;
+        if !ready.is_empty() {
+            self.status.phase(SyncPhase::Reconciling);
+            if !self.reconcile(&ready).await? {
+                return Ok(());
+            }
+            self.reconciled_slots += ready.len() as u64;
+            self.doubt = self.doubt.difference(&ready);
+            self.status.doubtful(self.doubt.len());
+            self.save()?;
+        }
+        Ok(())
+    }
+
+    /// Follows all primaries until something else is to be done.
+    async fn epoch(&mut self, asks: &mut mpsc::Receiver<Ask>) -> Result<Next> {
+        self.status.phase(SyncPhase::Following);
+        let enough = CancellationToken::new();
+        let mut followers = JoinSet::new();
+        let positions: Vec<_> = self.sources.iter().map(Source::position_handle).collect();
+        for mut source in std::mem::take(&mut self.sources) {
+            let enough = enough.clone();
+            followers.spawn(async move {
+                let outcome = source.follow(&enough).await;
+                (source, outcome)
+            });
+        }
+        let mut helpers = JoinSet::new();
+        helpers.spawn(look(self.shared.clone(), self.status.clone(), !self.doubt.is_empty(), enough.clone()));
+        let stop = self.shared.stop.clone();
+        let mut tick = interval(JOURNAL_PERIOD);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut next, mut failure, mut asking) = (None, None, true);
+        loop {
+            tokio::select! {
+                joined = followers.join_next() => match joined {
+                    None => break,
+                    Some(Ok((source, outcome))) => {
+                        failure = failure.or(outcome.err());
+                        self.sources.push(source);
+                    }
+                    Some(Err(e)) => failure = failure.or(Some(Error::own("follow a primary", e))),
+                },
+                () = stop.cancelled(), if next.is_none() => next = Some(Next::Stop),
+                ask = asks.recv(), if next.is_none() && asking => match ask {
+                    Some(ask) => next = Some(Next::Cutover(Box::new(ask))),
+                    None => asking = false,
+                },
+                _ = tick.tick() => {
+                    self.state.positions = positions.iter().filter_map(read_position).collect();
+                    self.write_down()?;
+                    continue;
+                }
+            }
+            enough.cancel();
+        }
+        helpers.shutdown().await;
+        // As the topology has them, so that what is shown does not jump about.
+        self.sources.sort_by_key(|a| a.feed.address().to_string());
+        self.save()?;
+        match failure {
+            Some(_) if stop.is_cancelled() => Ok(Next::Stop),
+            Some(e) => Err(e),
+            None => Ok(next.unwrap_or(Next::Mend)),
+        }
+    }
+
+    /// One round of all primaries at the same time. What came of it is what came of the worst.
+    async fn rounds(&mut self) -> Result<Round> {
+        let mut running = JoinSet::new();
+        for mut source in std::mem::take(&mut self.sources) {
+            running.spawn(async move {
+                let outcome = source.round().await;
+                (source, outcome)
+            });
+        }
+        let (mut worst, mut failure) = (Round::All, None);
+        while let Some(joined) = running.join_next().await {
+            match joined {
+                Ok((source, outcome)) => {
+                    self.sources.push(source);
+                    match outcome {
+                        Ok(round) => worst = worst.max(round),
+                        Err(e) => failure = failure.or(Some(e)),
+                    }
+                }
+                Err(e) => failure = failure.or(Some(Error::own("follow a primary", e))),
+            }
+        }
+        failure.map_or(Ok(worst), Err)
+    }
+
+    async fn copy_functions(&self) -> Result<()> {
+        let Shared { source, target, .. } = &*self.shared;
+        crate::functions::copy(source, target, copy::Existing::Replace).await.map(drop)
+    }
+
+    /// Writes down how far it is.
+    fn save(&mut self) -> Result<()> {
+        if !self.sources.is_empty() {
+            self.state.positions = self.sources.iter().filter_map(Source::position).collect();
+        }
+        self.write_down()
+    }
+
+    /// The positions have been read before: a slot is in doubt before the position goes beyond what made it so.
+    fn write_down(&mut self) -> Result<()> {
+        self.shared.record(&mut self.state.copy);
+        self.status.failures(&self.state.copy.failures);
+        self.state.doubt = self.doubt.union(&self.shared.in_doubt()).to_string();
+        self.journal.save(&self.state)
+    }
+
+    fn notice(&self, text: &str) {
+        self.status.copy.notice(text.to_owned());
+    }
+}
+
+fn read_position(
+    (slots, position): &(String, Arc<std::sync::Mutex<Option<whimbrel_engine::feed::History>>>),
+) -> Option<Position> {
+    let history = position.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()?;
+    Some(Position { history, slots: slots.clone() })
+}
+
+/// A feed, and the position from which it goes on, where there was one.
+async fn try_attach(
+    shared: &Arc<Shared>,
+    shard: &Shard,
+    known: &[Position],
+    options: &SyncOptions,
+) -> Result<(Feed, Option<Position>)> {
+    // A slot that comes to this primary later has been watched from the beginning.
+    let slots = SlotSet::full();
+    let wanted = |position: &&Position| {
+        options.feed.kind != Some(FeedKind::Tracking) && position.is_about(&shard.slots)
+    };
+    for position in known.iter().filter(wanted) {
+        let at = &position.history;
+        let found = Feed::attach_at(&shared.source, &shard.primary, slots.clone(), options.feed, at).await?;
+        if let Some(feed) = found {
+            return Ok((feed, Some(position.clone())));
+        }
+    }
+    let feed = Feed::attach(&shared.source, &shard.primary, slots, options.feed).await?;
+    if feed.kind() == FeedKind::Tracking {
+        if options.replication_only {
+            let at = shard.primary.to_string();
+            let what = "the server does not let us have a replication link";
+            return Err(Error::unfit(shared.source.side(), at, "attach a feed of changes", what)
+                .with_remedy("allow PSYNC and REPLCONF, or leave out --feed replication"));
+        }
+        shared.progress.notice(format!(
+            "{} is followed by tracking: changes of consumer groups and functions arrive with the cutover only",
+            shard.primary
+        ));
+    }
+    Ok((feed, None))
+}
+
+/// Asks both sides every now and then how they are, and ends the epoch where something is in doubt: something new, or
+/// something from before that had to wait.
+async fn look(shared: Arc<Shared>, status: Arc<SyncStatus>, waits: bool, enough: CancellationToken) {
+    let mut looks = 0u32;
+    loop {
+        sleep(LOOK_PERIOD).await;
+        shared.refresh_source().await;
+        shared.refresh_target().await;
+        if looks.is_multiple_of(LOOKS_PER_MEETING) {
+            copy::look_at_target(&shared).await;
+        }
+        looks = looks.wrapping_add(1);
+        for view in status.views() {
+            let asked = async {
+                let mut link = shared.source.open(view.feed.address(), 0).await?;
+                Info::ask(&mut link, "replication").await
+            };
+            if let Ok(info) = asked.await {
+                view.server_offset.store(info.number("master_repl_offset").unwrap_or(0), Ordering::Relaxed);
+            }
+        }
+        if waits || !shared.in_doubt().is_empty() {
+            return enough.cancel();
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Goes through slots again whose changes may have been missed.
+//!
+//! Nothing is followed meanwhile, so no lane is at work; the feeds record what is touched, and that is transferred
+//! afterwards. So what is read here may be old by the time it is written, but never stays so.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use whimbrel_core::slot::{Slot, SlotSet};
+use whimbrel_engine::endpoint::Address;
+use whimbrel_engine::error::{Code, Error, Result, ServerError};
+use whimbrel_engine::link::Link;
+use whimbrel_wire::value::Value;
+
+use super::Syncer;
+use crate::copy;
+use crate::journal::JournalState;
+use crate::retry::Backoff;
+use crate::scan::{KeyScan, ScanOptions, Unit};
+
+/// So few slots of a cluster are listed one by one; for more of them all keys are scanned.
+const LISTED_SLOTS_MAX: usize = 256;
+
+/// A slot with more keys than this is scanned for: listing it would stall its node.
+const LISTED_KEYS_MAX: u64 = 50_000;
+
+/// Names that begin so are not keys of the source: values are assembled under them.
+const STAGING_PREFIX: &[u8] = b"whimbrel:staging:";
+
+impl Syncer {
+    /// Transfers all keys of `slots` once more, and removes those that only the target has; false where the user stopped it
+    /// before.
+    ///
+    /// # Errors
+    /// What could not be helped by trying again.
+    pub(super) async fn reconcile(&mut self, slots: &SlotSet) -> Result<bool> {
+        self.shared.forget_failures(slots);
+        let few = self.shared.source.is_cluster() && slots.len() <= LISTED_SLOTS_MAX;
+        let scanned = match few {
+            true => self.transfer_listed(slots).await?,
+            false => slots.clone(),
+        };
+        if !scanned.is_empty() {
+            let slots = (!scanned.is_full()).then_some(scanned);
+            let mut state = JournalState { pass: 1, slots, ..JournalState::default() };
+            // Killed meanwhile, it begins anew: the slots are written down as being in doubt.
+            if !copy::run_pass(&self.shared, &mut state, &mut |_| Ok(())).await? {
+                return Ok(false);
+            }
+        }
+        self.sweep(slots).await
+    }
+
+    /// Transfers the keys of slots of a cluster, slot by slot. Returns those that were left out, because they have too
+    /// many, or moved meanwhile.
+    async fn transfer_listed(&mut self, slots: &SlotSet) -> Result<SlotSet> {
+        let shared = self.shared.clone();
+        let mut left = SlotSet::new();
+        for source in &mut self.sources {
+            let own = slots.intersection(&source.unit.slots);
+            if own.is_empty() {
+                continue;
+            }
+            let mut backoff = Backoff::new(shared.options.retry);
+            let listed = loop {
+                match list(source.feed.address(), &shared, &own).await {
+                    Ok(listed) => break listed,
+                    Err(e) => shared.pause(&mut backoff, e).await?,
+                }
+            };
+            for (slot, keys) in listed {
+                let Some(mut keys) = keys else {
+                    left.insert(slot);
+                    continue;
+                };
+                keys.retain(|key| shared.options.selection.admits(key));
+                if !source.transfer(0, keys).await? {
+                    left.insert(slot);
+                }
+            }
+        }
+        Ok(left)
+    }
+
+    /// Removes the keys of `slots` from the target that the source does not have; false where the user stopped it before.
+    ///
+    /// # Errors
+    /// What could not be helped by trying again.
+    pub(super) async fn sweep(&mut self, slots: &SlotSet) -> Result<bool> {
+        let shared = self.shared.clone();
+        let is_wanted = |key: &Bytes| {
+            slots.contains(Slot::of_key(key))
+                && shared.options.selection.admits(key)
+                && !key.starts_with(STAGING_PREFIX)
+        };
+        for pair in &shared.options.dbs {
+            for unit in Unit::of_all(&shared.target, pair.target, false) {
+                if shared.target.is_cluster() && unit.slots.intersection(slots).is_empty() {
+                    continue;
+                }
+                let options = ScanOptions {
+                    count: shared.options.scan_count,
+                    pattern: shared.options.selection.server_side_match().map(Bytes::copy_from_slice),
+                    type_name: None,
+                };
+                let mut scan = KeyScan::new(shared.target.clone(), unit, options, shared.options.retry, None);
+                while let Some(page) = scan.next().await? {
+                    if shared.stop.is_cancelled() {
+                        return Ok(false);
+                    }
+                    let keys: Vec<Bytes> = page.keys.into_iter().filter(is_wanted).collect();
+                    if !self.remove_missing(pair.source, keys).await? {
+                        return Ok(false);
+                    }
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Has the lanes look at those of `keys` that the source seems not to have: they remove what is gone.
+    async fn remove_missing(&mut self, db: u32, keys: Vec<Bytes>) -> Result<bool> {
+        let shared = self.shared.clone();
+        let topology = shared.source.topology();
+        for source in &mut self.sources {
+            let own = |key: &&Bytes| {
+                !topology.cluster
+                    || topology.shard_of(Slot::of_key(key)).is_some_and(|s| s.id == source.unit.shard_id)
+            };
+            let mut keys: Vec<Bytes> = keys.iter().filter(own).cloned().collect();
+            keys.sort_unstable();
+            keys.dedup();
+            if keys.is_empty() {
+                continue;
+            }
+            let mut backoff = Backoff::new(shared.options.retry);
+            let missing = loop {
+                let asked = async {
+                    let mut link = shared.source.open(source.feed.address(), db).await?;
+                    missing(&mut link, &keys).await
+                };
+                match asked.await {
+                    Ok(missing) => break missing,
+                    Err(e) => shared.pause(&mut backoff, e).await?,
+                }
+            };
+            if !missing.is_empty() && !source.transfer(db, missing).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// The keys of each slot; `None` where the node has too many of them.
+async fn list(
+    address: &Address,
+    shared: &copy::Shared,
+    slots: &SlotSet,
+) -> Result<BTreeMap<Slot, Option<Vec<Bytes>>>> {
+    /// So many more than were counted may have come meanwhile; what came later is touched.
+    const SLACK: u64 = 64;
+    let mut link = shared.source.open(address, 0).await?;
+    let mut listed = BTreeMap::new();
+    for slot in slots {
+        let number = slot.number().to_string();
+        let count = link.call(&[b"CLUSTER", b"COUNTKEYSINSLOT", number.as_bytes()]).await?;
+        let count = count.as_int().unwrap_or(0).unsigned_abs();
+        if count > LISTED_KEYS_MAX {
+            listed.insert(slot, None);
+            continue;
+        }
+        let most = (count + SLACK).to_string();
+        let reply = link.call(&[b"CLUSTER", b"GETKEYSINSLOT", number.as_bytes(), most.as_bytes()]).await?;
+        let Some(items) = reply.into_items() else {
+            return Err(Error::own("list the keys of a slot", "an unexpected reply"));
+        };
+        listed.insert(slot, Some(items.into_iter().filter_map(Value::into_bytes).collect()));
+    }
+    Ok(listed)
+}
+
+/// Those of `keys` that do not exist, or that the node cannot tell of.
+async fn missing(link: &mut Link, keys: &[Bytes]) -> Result<Vec<Bytes>> {
+    for key in keys {
+        link.push(&[b"EXISTS", key]);
+    }
+    link.flush().await?;
+    let replies = link.replies(keys.len()).await?;
+    for e in replies.iter().filter_map(ServerError::of) {
+        // A key on the move seems to be missing; the lane finds it.
+        let is_elsewhere = matches!(e.code, Code::Moved(..) | Code::Ask(..) | Code::TryAgain);
+        if e.code.is_transient() && !is_elsewhere {
+            return Err(link.server_error(e, b"EXISTS"));
+        }
+    }
+    let is_missing = |reply: &Value| reply.as_int() != Some(1);
+    Ok(keys.iter().zip(&replies).filter(|(_, reply)| is_missing(reply)).map(|(key, _)| key.clone()).collect())
+}

@@ -1,0 +1,220 @@
+//! Follows one primary of the source.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::slot::{Slot, SlotSet};
+use whimbrel_engine::deployment::Shard;
+use whimbrel_engine::error::Result;
+use whimbrel_engine::feed::{Feed, History, Touch, What};
+
+use super::status::SourceView;
+use crate::copy::{Lanes, Shared, Tracker, average_bytes};
+use crate::scan::Unit;
+
+/// Touched keys that one round takes.
+const ROUND_KEYS_MAX: usize = 16 << 10;
+
+/// How long a round waits for more to come, so that a busy source is not followed key by key.
+const GATHER: Duration = Duration::from_millis(2);
+
+/// The point of a primary's history before which everything has been transferred, and the slots that it is about.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Position {
+    pub(super) history: History,
+    pub(super) slots: String,
+}
+
+impl Position {
+    /// Whether it is about a shard with these slots.
+    pub(super) fn is_about(&self, slots: &SlotSet) -> bool {
+        let own: SlotSet = self.slots.parse().unwrap_or_default();
+        !own.intersection(slots).is_empty()
+    }
+}
+
+/// What came of a round, the better first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Round {
+    /// It took everything there was.
+    All,
+    /// There was more than one round takes.
+    Part,
+    /// Something happened that a round cannot deal with: the feed ended, a database was emptied, or the user stopped.
+    Broken,
+}
+
+/// One primary of the source: its feed, and the lanes that transfer what it touches.
+pub(super) struct Source {
+    pub(super) shared: Arc<Shared>,
+    pub(super) unit: Unit,
+    pub(super) feed: Arc<Feed>,
+    pub(super) view: Arc<SourceView>,
+    all_dbs: bool,
+    /// By database of the source.
+    lanes: BTreeMap<u32, Lanes>,
+    position: Arc<Mutex<Option<History>>>,
+}
+
+impl Source {
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        shard: &Shard,
+        feed: Feed,
+        from: Option<History>,
+        all_dbs: bool,
+    ) -> Source {
+        let feed = Arc::new(feed);
+        let position = from.or_else(|| feed.history());
+        let view = Arc::new(SourceView {
+            feed: feed.clone(),
+            caught_up: Mutex::new(Instant::now()),
+            server_offset: std::sync::atomic::AtomicU64::new(0),
+        });
+        Source {
+            shared: shared.clone(),
+            unit: unit_of(shard),
+            feed,
+            view,
+            all_dbs,
+            lanes: BTreeMap::new(),
+            position: Arc::new(Mutex::new(position)),
+        }
+    }
+
+    /// The shard has changed its slots.
+    pub(super) fn become_shard(&mut self, shard: &Shard) {
+        let unit = unit_of(shard);
+        if self.unit != unit {
+            // Nothing is under way in them: this happens between rounds.
+            self.lanes.clear();
+            self.unit = unit;
+        }
+    }
+
+    /// Where a later run may go on.
+    pub(super) fn position(&self) -> Option<Position> {
+        let position = self.position.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        position.map(|history| Position { history, slots: self.unit.slots.to_string() })
+    }
+
+    /// A handle by which the position can be read while the source is at work elsewhere.
+    pub(super) fn position_handle(&self) -> (String, Arc<Mutex<Option<History>>>) {
+        (self.unit.slots.to_string(), self.position.clone())
+    }
+
+    /// Transfers what is touched, again and again, until it is told to stop or something has to be mended.
+    ///
+    /// # Errors
+    /// What could not be helped by trying again.
+    pub(super) async fn follow(&mut self, enough: &CancellationToken) -> Result<()> {
+        let touched = self.feed.touched();
+        let feed = self.feed.clone();
+        loop {
+            tokio::select! {
+                biased;
+                () = enough.cancelled() => return Ok(()),
+                _ = feed.failed() => return Ok(()),
+                () = touched.changed() => sleep(GATHER).await,
+            }
+            if self.round().await? == Round::Broken {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Transfers what is touched now.
+    ///
+    /// # Errors
+    /// What could not be helped by trying again.
+    pub(super) async fn round(&mut self) -> Result<Round> {
+        let touched = self.feed.touched();
+        if self.feed.failure().is_some() || touched.flushed() {
+            return Ok(Round::Broken);
+        }
+        let began = Instant::now();
+        // Before the taking: whatever is up to here is either taken, or was taken before.
+        let history = self.feed.history();
+        let overflown = touched.take_slots();
+        let touches = touched.take(ROUND_KEYS_MAX);
+        let is_all = touches.len() < ROUND_KEYS_MAX;
+        self.shared.doubt_source_slots(&overflown);
+        for (db, keys) in self.sorted(touches) {
+            if !self.transfer(db, keys).await? {
+                return Ok(Round::Broken);
+            }
+        }
+        let again = self.shared.take_again(&self.unit.shard_id);
+        let is_settled = again.is_empty();
+        let touch = |(db, key)| Touch { db: Some(db), key, what: What::Whole };
+        touched.put_back(again.into_iter().map(touch));
+        if is_all && is_settled {
+            // Slots in doubt are written down together with the position, and after it was read.
+            *self.position.lock().unwrap_or_else(PoisonError::into_inner) = history;
+            self.view.caught_up(began);
+        }
+        Ok(if is_all { Round::All } else { Round::Part })
+    }
+
+    /// Transfers keys of one database; false where the user stopped it before all were.
+    ///
+    /// # Errors
+    /// What could not be helped by trying again.
+    pub(super) async fn transfer(&mut self, db: u32, keys: Vec<Bytes>) -> Result<bool> {
+        let Some(pair) = self.shared.options.dbs.iter().find(|pair| pair.source == db) else {
+            if self.all_dbs && !keys.is_empty() {
+                self.shared.progress.notice(format!(
+                    "database {db} of the source is written to, and is not part of this sync; see --db"
+                ));
+            }
+            return Ok(true);
+        };
+        let (shared, unit) = (&self.shared, Unit { db, ..self.unit.clone() });
+        let lanes = self.lanes.entry(db).or_insert_with(|| {
+            Lanes::open(shared, &unit, pair.target, average_bytes(shared), Arc::new(Tracker::default()))
+        });
+        lanes.transfer(keys).await
+    }
+
+    /// The keys that the sync is about, by database.
+    fn sorted(&self, touches: Vec<Touch>) -> BTreeMap<u32, Vec<Bytes>> {
+        let topology = self.shared.source.topology();
+        let own = |slot| topology.shard_of(slot).is_none_or(|shard| shard.id == self.unit.shard_id);
+        let mut sorted: BTreeMap<u32, Vec<Bytes>> = BTreeMap::new();
+        for touch in touches {
+            if !self.shared.options.selection.admits(&touch.key) {
+                continue;
+            }
+            let slot = Slot::of_key(&touch.key);
+            if topology.cluster && !own(slot) {
+                // Its slot is on its way from or to this node: two lanes must not have it at the same time, so it is
+                // transferred with the whole slot when that has settled.
+                self.shared.doubt_source(slot);
+                continue;
+            }
+            match touch.db {
+                Some(db) => sorted.entry(db).or_default().push(touch.key),
+                None => {
+                    for pair in &self.shared.options.dbs {
+                        sorted.entry(pair.source).or_default().push(touch.key.clone());
+                    }
+                }
+            }
+        }
+        for keys in sorted.values_mut() {
+            // A touch without a database and one with it are two.
+            keys.sort_unstable();
+            keys.dedup();
+        }
+        sorted
+    }
+}
+
+fn unit_of(shard: &Shard) -> Unit {
+    Unit { shard_id: shard.id.clone(), slots: shard.slots.clone(), db: 0, from_replica: false }
+}

@@ -1,0 +1,159 @@
+//! What a display reads of a sync.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::Serialize;
+use tokio::time::Instant;
+use whimbrel_engine::feed::Feed;
+
+use crate::copy::KeyFailure;
+use crate::progress::{CopyCounts, CopyProgress};
+
+/// What a sync is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SyncPhase {
+    /// Feeds are being attached to the primaries of the source.
+    #[default]
+    Attaching,
+    /// Every key is transferred once.
+    Snapshotting,
+    /// What changes is transferred.
+    Following,
+    /// Slots that moved, or whose changes may have been missed, are gone through again.
+    Reconciling,
+    /// Writers of the source are held for the change to the target.
+    CuttingOver,
+    /// The target is the one that counts.
+    CutOver,
+    /// Stopped by the user, or by an error.
+    Stopped,
+}
+
+/// One primary of the source, as a display sees it.
+#[derive(Debug)]
+pub(super) struct SourceView {
+    pub(super) feed: Arc<Feed>,
+    /// When everything was last known to be transferred.
+    pub(super) caught_up: Mutex<Instant>,
+    /// The primary's own offset, when it was last asked.
+    pub(super) server_offset: AtomicU64,
+}
+
+impl SourceView {
+    /// Notes that everything that was known at this time has been transferred.
+    pub(super) fn caught_up(&self, at: Instant) {
+        *self.caught_up.lock().unwrap_or_else(PoisonError::into_inner) = at;
+    }
+
+    fn shown(&self) -> SourceShown {
+        let touched = self.feed.touched();
+        let offset = self.feed.offset();
+        let caught_up = *self.caught_up.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_calm = touched.is_empty() && caught_up.elapsed().as_secs() < 1;
+        SourceShown {
+            address: self.feed.address().to_string(),
+            feed: self.feed.kind().to_string(),
+            offset,
+            lag_bytes: self.server_offset.load(Ordering::Relaxed).saturating_sub(offset),
+            lag_ms: match is_calm {
+                true => 0,
+                false => u64::try_from(caught_up.elapsed().as_millis()).unwrap_or(u64::MAX),
+            },
+            touched: touched.len() as u64,
+            resumed: self.feed.resumed(),
+        }
+    }
+}
+
+/// One primary of the source.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SourceShown {
+    /// Which.
+    pub address: String,
+    /// How changes are learnt of.
+    pub feed: String,
+    /// The replication offset up to which changes are known; 0 for a tracking feed.
+    pub offset: u64,
+    /// How far the server was ahead of that when it was last asked, about once a second.
+    pub lag_bytes: u64,
+    /// How long ago everything that was known then had been transferred.
+    pub lag_ms: u64,
+    /// Touched keys that wait to be transferred.
+    pub touched: u64,
+    /// How often a dropped link was resumed without a gap.
+    pub resumed: u64,
+}
+
+/// How a sync stands.
+#[derive(Debug, Default)]
+pub struct SyncStatus {
+    /// Counters of keys and bytes.
+    pub copy: Arc<CopyProgress>,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    phase: SyncPhase,
+    sources: Vec<Arc<SourceView>>,
+    doubtful_slots: usize,
+    failures: Vec<KeyFailure>,
+}
+
+/// Failed keys that are shown while a sync runs.
+const FAILURES_SHOWN: usize = 20;
+
+/// How a sync stands at one moment.
+#[derive(Debug, Clone, Serialize)]
+pub struct SyncShown {
+    /// What it is doing.
+    pub phase: SyncPhase,
+    /// The primaries of the source.
+    pub sources: Vec<SourceShown>,
+    /// Slots that have to be gone through again.
+    pub doubtful_slots: usize,
+    /// The first keys that are not on the target; their number is in `counts`.
+    pub failures: Vec<KeyFailure>,
+    /// Keys and bytes. Keys that were removed from the target count as `gone`.
+    pub counts: CopyCounts,
+}
+
+impl SyncStatus {
+    /// How it stands now.
+    pub fn shown(&self) -> SyncShown {
+        let inner = self.lock();
+        SyncShown {
+            phase: inner.phase,
+            sources: inner.sources.iter().map(|source| source.shown()).collect(),
+            doubtful_slots: inner.doubtful_slots,
+            failures: inner.failures.clone(),
+            counts: self.copy.snapshot(),
+        }
+    }
+
+    pub(super) fn phase(&self, phase: SyncPhase) {
+        self.lock().phase = phase;
+    }
+
+    pub(super) fn sources(&self, sources: Vec<Arc<SourceView>>) {
+        self.lock().sources = sources;
+    }
+
+    pub(super) fn views(&self) -> Vec<Arc<SourceView>> {
+        self.lock().sources.clone()
+    }
+
+    pub(super) fn doubtful(&self, slots: usize) {
+        self.lock().doubtful_slots = slots;
+    }
+
+    pub(super) fn failures(&self, failures: &[KeyFailure]) {
+        self.lock().failures = failures.iter().take(FAILURES_SHOWN).cloned().collect();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,436 @@
+//! Deployments are kept equal while clients write to every type, whimbrel is killed, links are cut, primaries fail over and
+//! slots move. After the cutover both sides are equal by a comparison that shares no code with whimbrel, and what was
+//! acknowledged by the source is on the target.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use whimbrel_e2e::binary::{Invocation, Output, Running};
+use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, Record, tags_in};
+use whimbrel_e2e::compare::Comparison;
+use whimbrel_e2e::dataset::{Dataset, Scale};
+use whimbrel_e2e::deployment::Deployment;
+use whimbrel_e2e::permissions::{denied, documented, give};
+use whimbrel_e2e::resharding::runs;
+use whimbrel_e2e::shards;
+use whimbrel_lab::{Cluster, ClusterBuilder, Engine, Proxy, Server};
+
+/// Far more than any of these takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Keys that nobody writes to while the sync runs.
+const KEYS: usize = 20_000;
+
+fn deployment(addr: impl std::fmt::Display) -> Deployment {
+    Deployment::at(addr).expect("the servers answer")
+}
+
+fn cluster(engine: Engine) -> ClusterBuilder {
+    Cluster::builder(engine).primaries(3).replicas(1).node_timeout_ms(4_000)
+}
+
+fn fill(source: &Deployment) {
+    Dataset::generate(7, Scale::Tiny)
+        .with_databases(&[0])
+        .write_to(source)
+        .expect("the source takes the data");
+    for (index, primary) in source.primaries().iter().enumerate() {
+        let mut connection = primary.connect(0).expect("the source answers");
+        let names = (0..KEYS).map(|n| format!("plain:{n}"));
+        let own: Vec<String> = names.filter(|name| source.owner_of(name.as_bytes()) == Some(index)).collect();
+        for names in own.chunks(2_000) {
+            let mut pipeline = redis::pipe();
+            for name in names {
+                pipeline.cmd("SET").arg(name).arg(format!("value of {name}")).ignore();
+            }
+            pipeline.exec(&mut connection).expect("the source takes the data");
+        }
+    }
+}
+
+fn writers(addresses: &[String], name: &str) -> ClusterWriters {
+    let load = Load { clients: 8, prefix: format!("w:{name}"), ..Load::on(tags_in(0..16384, 56)) };
+    let writers = ClusterWriters::start(addresses, &load);
+    assert!(writers.wait_for(400, PATIENCE), "the writers do not come to work");
+    writers
+}
+
+/// One sync, and the folder of its journal.
+struct Sync {
+    args: Vec<String>,
+    state: tempfile::TempDir,
+}
+
+impl Sync {
+    fn new(source: &str, target: &str, more: &[&str]) -> Sync {
+        let args = ["sync", source, target, "--json", "--report", "1", "--retry-for", "60s"];
+        Sync {
+            args: args.iter().chain(more).map(ToString::to_string).collect(),
+            state: tempfile::tempdir().expect("a folder for journals"),
+        }
+    }
+
+    fn start(&self, more: &[&str]) -> Running {
+        let args: Vec<&str> = self.args.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        Invocation::new(&args).env("XDG_STATE_HOME", self.state.path()).timeout(PATIENCE).spawn()
+    }
+
+    fn cutover(&self, more: &[&str]) -> Output {
+        let args: Vec<&str> = ["cutover", "--json"].iter().chain(more).copied().collect();
+        Invocation::new(&args).env("XDG_STATE_HOME", self.state.path()).timeout(PATIENCE).run()
+    }
+
+    /// Asks until the target is equal, which it may not be at once: slots may have to be gone through again.
+    #[track_caller]
+    fn cutover_without_fence(&self) -> Value {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let output = self.cutover(&["--fence", "none", "--max-pause", "2s"]);
+            if output.code() == Some(0) {
+                return report(&output)["report"].clone();
+            }
+            eprintln!("not yet: {}", output.stdout);
+            assert!(Instant::now() < deadline, "no cutover: {output:#?}");
+            thread::sleep(Duration::from_millis(500));
+        }
+    }
+}
+
+/// The last object that was printed.
+#[track_caller]
+fn report(output: &Output) -> Value {
+    let last = output.stdout.lines().filter_map(|line| serde_json::from_str(line).ok()).next_back();
+    last.unwrap_or_else(|| panic!("nothing in {output:#?}"))
+}
+
+/// Waits until a sync follows: the latest line says so.
+#[track_caller]
+fn wait_until_following(sync: &mut Running) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let output = sync.stdout();
+        if output.lines().next_back().is_some_and(|line| line.contains("\"phase\":\"following\"")) {
+            return;
+        }
+        assert!(sync.is_running(), "it ended: {output}\n{}", sync.stderr());
+        assert!(Instant::now() < deadline, "it does not come to follow: {output}\n{}", sync.stderr());
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Stops the writers, lets the sync come to their last write, ends it, and compares.
+#[track_caller]
+fn finish(
+    job: &Sync,
+    mut sync: Running,
+    writers: ClusterWriters,
+    source: &str,
+    target: &str,
+    except: &[&[u8]],
+) {
+    let pause = job.cutover_without_fence()["pause_ms"].clone();
+    writers.wait_for(200, Duration::from_secs(5));
+    let record = writers.stop();
+    eprintln!("{}; writers held for {pause} ms at the cutover", record.observed);
+    job.cutover_without_fence();
+    sync.terminate();
+    let output = sync.wait(PATIENCE).expect("it ends").expect_code(130);
+    assert_equal(&record, source, target, except);
+    let report = report(&output);
+    eprintln!("{}", report["report"]["counts"]);
+    assert_eq!(report["report"]["snapshot_done"], true, "{report:#}");
+}
+
+#[track_caller]
+fn assert_equal(record: &Record, source: &str, target: &str, except: &[&[u8]]) {
+    let (source, target) = (deployment(source), deployment(target));
+    record.assert_kept(&source);
+    record.assert_kept(&target);
+    Comparison::default()
+        .databases(&[(0, 0)])
+        .tolerance_ms(1)
+        .except(except.iter().copied())
+        .assert_equal(&source, &target);
+}
+
+/// Cuts the link for a while.
+fn cut(proxy: &Proxy) {
+    proxy.cut();
+    thread::sleep(Duration::from_millis(1_500));
+    proxy.heal().expect("the proxy listens again");
+}
+
+#[test]
+fn a_server_becomes_a_cluster_across_kills_cuts_and_a_failover() {
+    let source = Server::builder(Engine::Redis70).start().expect("the source starts");
+    let target = cluster(Engine::Valkey81).start().expect("the target starts");
+    fill(&deployment(source.addr()));
+    let proxy = Proxy::start(&source.addr()).expect("a proxy");
+    let writers = writers(&[source.addr()], "one");
+    let job = Sync::new(&proxy.addr(), &target.seed(), &["--db", "0"]);
+    let mut sync = job.start(&["--rate-keys", "20000"]);
+    thread::sleep(Duration::from_millis(700));
+    // In the middle of the snapshot.
+    sync.kill9();
+    let mut sync = job.start(&["--resume"]);
+    wait_until_following(&mut sync);
+    for _ in 0..2 {
+        cut(&proxy);
+        writers.wait_for(200, PATIENCE);
+    }
+    sync.kill9();
+    writers.wait_for(400, PATIENCE);
+    let mut sync = job.start(&["--resume"]);
+    wait_until_following(&mut sync);
+    // The target's replica may lack what was acknowledged: it is found out and mended.
+    target.kill9(1).expect("it can be killed");
+    target.wait_failover(1).expect("its replica takes over");
+    writers.wait_for(400, PATIENCE);
+    target.nodes()[1].restart().expect("it restarts");
+    target.wait_ok().expect("it comes back");
+    finish(&job, sync, writers, &source.addr(), &target.seed(), &[]);
+}
+
+#[test]
+fn a_cluster_becomes_a_cluster_while_slots_move_and_a_primary_fails_over() {
+    let source = cluster(Engine::Valkey81).start().expect("the source starts");
+    let target = cluster(Engine::Valkey91).start().expect("the target starts");
+    fill(&deployment(source.seed()));
+    let writers = writers(&shards::addresses(&source), "two");
+    let job = Sync::new(&source.seed(), &target.seed(), &[]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    // Of the source by whimbrel, of the target by its own means, in both cases while keys of these slots are written.
+    for (cluster, method) in [(&source, "external"), (&target, "native")] {
+        let (seed, state) = (cluster.seed(), tempfile::tempdir().expect("a folder"));
+        let state = state.path().to_str().expect("a plain path");
+        let to = cluster.node_id(2);
+        let args = ["reshard", &seed, "--slots", "0-499", "--to", to, "--yes", "--state-dir", state];
+        let args: Vec<&str> = args.into_iter().chain(["--method", method]).collect();
+        whimbrel_e2e::binary::run(&args).expect_code(0);
+        writers.wait_for(400, PATIENCE);
+    }
+    // The classic way, slot by slot.
+    for slot in 5_500..5_503 {
+        source.move_slot(slot, 1, 0).expect("the slot moves");
+    }
+    {
+        // What a server acknowledges before its replica has it may be lost with it: that is the server's promise.
+        let _hold = writers.hold();
+        thread::sleep(Duration::from_millis(500));
+        source.kill9(0).expect("it can be killed");
+    }
+    source.wait_failover(0).expect("its replica takes over");
+    assert!(writers.wait_for(400, PATIENCE), "the writers have stopped");
+    source.nodes()[0].restart().expect("it restarts");
+    source.wait_ok().expect("it comes back");
+    finish(&job, sync, writers, &source.seed(), &target.seed(), &[]);
+}
+
+#[test]
+fn a_cluster_becomes_a_server_and_what_it_cannot_hold_is_told() {
+    let source = cluster(Engine::Redis80).start().expect("the source starts");
+    let target = Server::builder(Engine::Redis70).start().expect("the target starts");
+    let from = deployment(source.seed());
+    fill(&from);
+    let special = "{special}:hash";
+    let owner = from.owner_of(special.as_bytes()).expect("every slot has an owner");
+    let mut connection = from.primaries()[owner].connect(0).expect("the source answers");
+    redis::cmd("HSET").arg(special).arg("a").arg(1).exec(&mut connection).expect("written");
+    let mut expire = redis::cmd("HPEXPIRE");
+    expire.arg(special).arg(10_000_000).arg("FIELDS").arg(1).arg("a").exec(&mut connection).expect("written");
+    let writers = writers(&shards::addresses(&source), "three");
+    let job = Sync::new(&source.seed(), &target.addr(), &[]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    writers.wait_for(1_000, PATIENCE);
+    let refused = job.cutover(&["--fence", "none", "--max-pause", "2s"]).expect_code(4);
+    assert!(refused.stdout.contains("not on the target"), "{}", refused.stdout);
+    // Without what cannot be held there is nothing to complain about.
+    let names: Vec<Vec<u8>> = report_of_failures(&sync).into_iter().map(String::into_bytes).collect();
+    assert!(names.iter().any(|name| name == special.as_bytes()), "{names:?}");
+    for name in &names {
+        let owner = from.owner_of(name).expect("every slot has an owner");
+        let mut connection = from.primaries()[owner].connect(0).expect("the source answers");
+        redis::cmd("DEL").arg(name).exec(&mut connection).expect("deleted");
+    }
+    finish(&job, sync, writers, &source.seed(), &target.addr(), &[]);
+}
+
+/// The names of the keys that the status file of a sync lists as failed.
+fn report_of_failures(sync: &Running) -> Vec<String> {
+    let last = sync.stdout();
+    let last = last.lines().next_back().expect("there is a line").to_owned();
+    let line: Value = serde_json::from_str(&last).expect("it is JSON");
+    let failures = line["status"]["failures"].as_array().cloned().unwrap_or_default();
+    let names = failures.iter().filter_map(|failure| failure["key"].as_str());
+    names.map(|name| name.trim_matches('"').to_owned()).collect()
+}
+
+/// A service that forbids replication: consumer groups, of which the feed knows nothing, arrive with the cutover.
+#[test]
+fn tracking_will_do_where_replication_is_forbidden() {
+    let rule = "user sync on >secret ~* &* +@all -psync -sync -replconf";
+    let source = Server::builder(Engine::Redis70).user_acl(rule).start().expect("the source starts");
+    let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
+    fill(&deployment(source.addr()));
+    let writers = writers(&[source.addr()], "four");
+    let from = format!("redis://sync:secret@{}", source.addr());
+    let job = Sync::new(&from, &target.addr(), &[]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    assert!(sync.stdout().contains("tracking"), "{}", sync.stdout());
+    writers.wait_for(2_000, PATIENCE);
+    finish(&job, sync, writers, &source.addr(), &target.addr(), &[]);
+    let refused =
+        Sync::new(&from, &target.addr(), &["--feed", "replication", "--mirror"]).start(&[]).wait(PATIENCE);
+    let refused = refused.expect("it ends");
+    assert!(refused.stdout.contains("replication link"), "{refused:#?}");
+}
+
+/// Where the source cannot continue from where the sync was, nothing is lost and nothing comes back.
+#[test]
+fn what_was_missed_is_found() {
+    let source = Server::builder(Engine::Redis80).start().expect("the source starts");
+    let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
+    let (from, to) = (deployment(source.addr()), deployment(target.addr()));
+    fill(&from);
+    let job = Sync::new(&source.addr(), &target.addr(), &[]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    sync.kill9();
+    let mut connection = source.connection();
+    for number in 0..500 {
+        redis::cmd("DEL").arg(format!("plain:{number}")).exec(&mut connection).expect("deleted");
+        redis::cmd("SET")
+            .arg(format!("plain:{}", 1_000 + number))
+            .arg("changed")
+            .exec(&mut connection)
+            .expect("written");
+    }
+    // Far more than the backlog holds.
+    for _ in 0..40 {
+        redis::cmd("SET").arg("filler").arg(vec![b'x'; 100_000]).exec(&mut connection).expect("written");
+    }
+    let mut sync = job.start(&["--resume"]);
+    wait_until_following(&mut sync);
+    // Another database than before is written to, and one is emptied.
+    let mut third = from.primaries()[0].connect(3).expect("the source answers");
+    redis::cmd("SET").arg("late").arg(1).exec(&mut third).expect("written");
+    job.cutover_without_fence();
+    Comparison::default().databases(&[(0, 0), (3, 3)]).assert_equal(&from, &to);
+    redis::cmd("FLUSHDB").exec(&mut third).expect("emptied");
+    redis::cmd("DEL").arg("filler").exec(&mut connection).expect("deleted");
+    job.cutover_without_fence();
+    Comparison::default().databases(&[(0, 0), (3, 3)]).assert_equal(&from, &to);
+    sync.terminate();
+    let output = sync.wait(PATIENCE).expect("it ends").expect_code(130);
+    assert!(report(&output)["report"]["reconciled_slots"].as_u64() > Some(0), "{}", output.stdout);
+}
+
+/// A target with keys is refused, or loses them where the user says so.
+#[test]
+fn a_target_with_keys_is_mirrored_only_when_told() {
+    let source = Server::builder(Engine::Redis70).start().expect("the source starts");
+    let target = Server::builder(Engine::Redis70).start().expect("the target starts");
+    let (from, to) = (deployment(source.addr()), deployment(target.addr()));
+    fill(&from);
+    target.call(&["SET", "stranger", "1"]);
+    target.call(&["SET", "plain:1", "another"]);
+    let job = Sync::new(&source.addr(), &target.addr(), &[]);
+    let refused = job.start(&[]).wait(PATIENCE).expect("it ends").expect_code(4);
+    assert!(refused.stdout.contains("--mirror"), "{}", refused.stdout);
+    let job = Sync::new(&source.addr(), &target.addr(), &["--mirror"]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    job.cutover_without_fence();
+    Comparison::default().databases(&[(0, 0)]).assert_equal(&from, &to);
+    sync.terminate();
+    sync.wait(PATIENCE).expect("it ends").expect_code(130);
+}
+
+/// Each way to keep writers out does so, and the sync ends with it.
+#[test]
+fn writers_are_kept_out_after_the_cutover() {
+    for fence in ["acl", "readonly-replica", "pause"] {
+        let rules = ["user mover on >secret ~* &* +@all", "user app on >secret ~* &* +@all"];
+        let source = Server::builder(Engine::Valkey81).user_acl(rules[0]).user_acl(rules[1]);
+        let source = source.start().expect("the source starts");
+        let target = Server::builder(Engine::Valkey81).start().expect("the target starts");
+        let (from, to) = (deployment(source.addr()), deployment(target.addr()));
+        fill(&from);
+        let job = Sync::new(&format!("valkey://mover:secret@{}", source.addr()), &target.addr(), &[]);
+        let mut sync = job.start(&[]);
+        wait_until_following(&mut sync);
+        let app = redis::Client::open(format!("redis://app:secret@{}/", source.addr())).expect("an address");
+        let mut app = app.get_connection().expect("the source answers");
+        redis::cmd("SET").arg("before").arg(1).exec(&mut app).expect("written");
+        let planned = job.cutover(&["--fence", fence, "--dry-run"]).expect_code(0);
+        assert_eq!(report(&planned)["report"]["dry_run"], true, "{planned:#?}");
+        redis::cmd("SET").arg("before").arg(2).exec(&mut app).expect("nothing was done yet");
+        // A pause that is too short for anything is given up, and nobody is held any more.
+        job.cutover(&["--fence", fence, "--max-pause", "1ms"]).expect_code(4);
+        redis::cmd("SET").arg("before").arg(3).exec(&mut app).expect("everything is as before");
+        let done = job.cutover(&["--fence", fence, "--fence-for", "5s", "--max-pause", "2s"]).expect_code(0);
+        eprintln!("{fence}: {}", report(&done)["report"]);
+        let output = sync.wait(PATIENCE).expect("it ends").expect_code(0);
+        assert!(report(&output)["report"]["cutover"]["pause_ms"].is_u64(), "{fence}: {output:#?}");
+        app.set_read_timeout(Some(Duration::from_millis(500))).expect("a timeout");
+        let late = redis::cmd("SET").arg("late").arg(1).exec(&mut app);
+        let error = late.expect_err("nobody writes any more").to_string();
+        eprintln!("{fence}: {error}");
+        Comparison::default().databases(&[(0, 0)]).assert_equal(&from, &to);
+    }
+}
+
+/// With the documented permissions nothing is refused.
+#[test]
+fn documented_permissions_are_enough() {
+    for engine in Engine::ALL {
+        let mut headings = vec!["Source", "Target", "Comparison", "Functions", "Following"];
+        if matches!(engine, Engine::Redis80 | Engine::Valkey91) {
+            headings.push("Hash fields with a time to live");
+        }
+        let users = [("whimbrel-source", "one"), ("whimbrel-target", "two")];
+        let [ours, theirs] = users.map(|(user, password)| documented(user, &headings, password));
+        let source = Cluster::builder(engine).primaries(2).start().expect("the source starts");
+        let target = Cluster::builder(engine).primaries(2).start().expect("the target starts");
+        let (from, to) = (deployment(source.seed()), deployment(target.seed()));
+        Dataset::generate(8, Scale::Tiny)
+            .with_functions()
+            .write_to(&from)
+            .expect("the source takes the data");
+        source.nodes().iter().for_each(|node| give(node, &ours));
+        target.nodes().iter().for_each(|node| give(node, &theirs));
+        let writers = writers(&shards::addresses(&source), "five");
+        let url = |user: &str, password: &str, at: String| format!("redis://{user}:{password}@{at}");
+        let [from_url, to_url] =
+            [(users[0], source.seed()), (users[1], target.seed())].map(|((u, p), at)| url(u, p, at));
+        let job = Sync::new(&from_url, &to_url, &["--functions", "--big-key", "2000"]);
+        let mut sync = job.start(&[]);
+        wait_until_following(&mut sync);
+        // Slots are gone through again, which takes more than following.
+        source.move_slot(0, 0, 1).expect("the slot moves");
+        writers.wait_for(500, PATIENCE);
+        finish(&job, sync, writers, &source.seed(), &target.seed(), &[]);
+        Comparison::default().databases(&[(0, 0)]).functions().assert_equal(&from.refreshed().unwrap(), &to);
+        let all = source.nodes().iter().chain(target.nodes());
+        let denied: Vec<String> = all.flat_map(denied).collect();
+        assert!(denied.is_empty(), "{engine}: {denied:#?}");
+    }
+}
+
+/// Another kind of load: the fastest there is, for `WHIMBREL_SYNC_SECONDS`.
+#[test]
+fn many_writers_are_followed() {
+    let source = Server::builder(Engine::Valkey91).start().expect("the source starts");
+    let target = Server::builder(Engine::Redis80).start().expect("the target starts");
+    let load = Load { clients: 16, pause: Duration::ZERO, ..Load::on(tags_in(0..16384, 64)) };
+    let writers = ClusterWriters::start(&[source.addr()], &load);
+    let job = Sync::new(&source.addr(), &target.addr(), &[]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    thread::sleep(Duration::from_secs(runs("WHIMBREL_SYNC_SECONDS", 4) as u64));
+    finish(&job, sync, writers, &source.addr(), &target.addr(), &[]);
+}
