@@ -522,6 +522,19 @@ fn parse_ms(text: &str) -> Result<u64, String> {
     u64::try_from(duration.as_millis()).map_err(|_| "that is too long".to_owned())
 }
 
+/// How long writers may be held. A number without a unit would be seconds, which nobody means here.
+fn parse_pause(text: &str) -> Result<u64, String> {
+    const LONGEST_MS: u64 = 60_000;
+    if text.chars().all(|c| c.is_ascii_digit() || c == '.') {
+        return Err("say the unit, for example 50ms or 0.2s".to_owned());
+    }
+    match parse_ms(text)? {
+        0 => Err("writers have to be held for a moment: from 1ms on".to_owned()),
+        ms if ms > LONGEST_MS => Err("writers are held for a minute at most".to_owned()),
+        ms => Ok(ms),
+    }
+}
+
 fn parse_count(text: &str) -> Result<u64, String> {
     let digits: String = text.chars().filter(|c| *c != ',' && *c != '_').collect();
     let (digits, factor) = match digits.strip_suffix(['k', 'K']) {

@@ -10,7 +10,7 @@ pub enum Exit {
     Success = 0,
     /// Something of our own failed: a file, the journal, a defect.
     Internal = 1,
-    /// The command line makes no sense. Nothing was contacted.
+    /// The command line makes no sense, or not for the cluster that it names. Nothing was changed.
     Usage = 2,
     /// A server could not be reached, or refused us, before anything was written.
     Unreachable = 3,
@@ -33,7 +33,7 @@ impl Exit {
     pub const TABLE: [(Exit, &'static str); 10] = [
         (Exit::Success, "done; verify found no difference"),
         (Exit::Internal, "something of whimbrel's own failed: a file, the journal, a defect"),
-        (Exit::Usage, "the command line makes no sense; nothing was contacted"),
+        (Exit::Usage, "the command line makes no sense, or not for this cluster; nothing was changed"),
         (Exit::Unreachable, "a server could not be reached or refused the login; nothing was written"),
         (Exit::Refused, "refused before writing: the target is not empty, full, a replica, …"),
         (

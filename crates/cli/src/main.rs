@@ -109,6 +109,10 @@ fn watch_signals(stop: CancellationToken) {
                 _ = terminate.recv() => {}
             }
             if STOPPED_BY_USER.swap(true, Ordering::Relaxed) {
+                eprintln!(
+                    "stopped at once, half-way: `whimbrel jobs list` shows what is left of moving slots, and --resume \
+                     goes on with a copy or a sync"
+                );
                 std::process::exit(Exit::Stopped as i32);
             }
             eprintln!("stopping: what is in flight is finished; once more to stop at once");

@@ -212,6 +212,15 @@ impl Deployment {
         Link::open(&self.endpoint, address, LinkOptions { db, ..self.options }).await
     }
 
+    /// As [`Deployment::open`], where the node is one `side` of a transfer inside this deployment: its errors say so.
+    ///
+    /// # Errors
+    /// As [`Link::open`].
+    pub async fn open_as(&self, side: Side, address: &Address, db: u32) -> Result<Link> {
+        let endpoint = Arc::new(Endpoint { side, ..(*self.endpoint).clone() });
+        Link::open(&endpoint, address, LinkOptions { db, ..self.options }).await
+    }
+
     /// The error for a slot without an owner: transient, since a failover leaves slots so for a while.
     pub fn unowned(&self, slot: Slot) -> Error {
         let text = format!("CLUSTERDOWN slot {} has no owner", slot.number());

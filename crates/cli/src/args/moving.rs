@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use whimbrel_core::slot::SlotSet;
 
-use super::{ClusterArgs, Show, parse_bytes, parse_count, parse_ms};
+use super::{ClusterArgs, Show, parse_bytes, parse_count, parse_pause};
 
 /// By which means slots move.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum MethodChoice {
-    /// The servers' own atomic migration where they have one, whimbrel's own otherwise
+    /// The servers' own atomic migration where they have one and it can do what is asked, whimbrel's own otherwise
     #[default]
     Auto,
     /// Whimbrel's own: feed, snapshot, catch-up, fence, takeover
@@ -43,13 +43,13 @@ pub struct MovingArgs {
     #[arg(long, value_enum, default_value_t, help_heading = "Method")]
     pub method: MethodChoice,
 
-    /// How long writers of a node may be held at once (external)
-    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_ms, help_heading = "Method")]
-    pub max_pause: u64,
+    /// How long writers of a node may be held at once (external) [default: 100ms]
+    #[arg(long, value_name = "TIME", value_parser = parse_pause, help_heading = "Method")]
+    pub max_pause: Option<u64>,
 
-    /// What is compared before slots are handed over (external)
-    #[arg(long, value_enum, default_value_t, value_name = "HOW", help_heading = "Method")]
-    pub verify: VerifyChoice,
+    /// What is compared before slots are handed over (external) [default: sample]
+    #[arg(long, value_enum, value_name = "HOW", help_heading = "Method")]
+    pub verify: Option<VerifyChoice>,
 
     /// Roll back rather than slow down writers that outrun the catch-up (external)
     #[arg(long, help_heading = "Method")]
@@ -99,6 +99,36 @@ pub struct MovingArgs {
 
     #[command(flatten)]
     pub show: Show,
+}
+
+/// How long writers may be held unless told otherwise, in milliseconds.
+const MAX_PAUSE_MS: u64 = 100;
+
+impl MovingArgs {
+    /// How long writers of a node may be held at once, in milliseconds.
+    pub fn max_pause_ms(&self) -> u64 {
+        self.max_pause.unwrap_or(MAX_PAUSE_MS)
+    }
+
+    /// What is compared before slots are handed over.
+    pub fn verify(&self) -> VerifyChoice {
+        self.verify.unwrap_or_default()
+    }
+
+    /// An option that was given and that only the external method knows.
+    pub fn external_only(&self) -> Option<&'static str> {
+        let compares = self.verify.is_some_and(|verify| verify != VerifyChoice::None);
+        [
+            (self.max_pause.is_some(), "--max-pause"),
+            (compares, "--verify"),
+            (self.no_brake, "--no-brake"),
+            (self.batch_keys.is_some(), "--batch-keys"),
+            (self.rate_keys.is_some(), "--rate-keys"),
+            (self.rate_bytes.is_some(), "--rate-bytes"),
+        ]
+        .into_iter()
+        .find_map(|(given, name)| given.then_some(name))
+    }
 }
 
 /// What makes no sense for a daemon, of the options that it shares with the commands that move slots. `--listen` is

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{Names, Show, Sides, parse_bytes, parse_count, parse_ms, parse_small};
+use super::{Names, Show, Sides, parse_bytes, parse_count, parse_ms, parse_pause, parse_small};
 
 /// How changes are learnt of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -139,7 +139,7 @@ pub struct CutoverArgs {
     pub job: Option<String>,
 
     /// How long writers may be held
-    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_ms)]
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_pause)]
     pub max_pause: u64,
 
     /// How writers are kept away from the source afterwards

@@ -168,7 +168,8 @@ fn as_text(
             format!("{}   a migration is running; nothing else is amiss\n", screen.good("health"))
         }
         (false, _) => format!(
-            "{}   {} amiss; whimbrel repair --dry-run shows what it would do\n",
+            "{}   {} amiss; whimbrel repair --dry-run shows what it would do, and whimbrel jobs list whether a job \
+             of this machine was interrupted\n",
             screen.bad("health"),
             match findings.iter().filter(|f| f.is_problem()).count() {
                 1 => "1 thing is".to_owned(),

@@ -107,11 +107,11 @@ fn list(entries: &[Entry], as_json: bool) {
         println!("no jobs are written down here");
         return;
     }
-    println!("{:<20} {:<9} {:<24} {:<21} MOVES", "JOB", "METHOD", "STATE", "CLUSTER");
+    println!("{:<20} {:<9} {:<26} {:<21} MOVES", "JOB", "METHOD", "STATE", "CLUSTER");
     for entry in entries {
         let status = &entry.status;
         println!(
-            "{:<20} {:<9} {:<24} {:<21} {} of {} slots, {} -> {}",
+            "{:<20} {:<9} {:<26} {:<21} {} of {} slots, {} -> {}",
             status.id,
             status.method,
             state(entry),

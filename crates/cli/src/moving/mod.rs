@@ -125,7 +125,7 @@ async fn try_command(
         // A daemon has jobs wait for those that it runs, and looks again before each.
         situation.refuse_trouble(&involved)?;
     }
-    let (method, mut why) = situation.method(&deployment, &moves, moving.method).await?;
+    let (method, mut why) = situation.method(&deployment, &moves, moving).await?;
     if let Some(daemon) = &daemon {
         why.push_str(&format!("; unless the daemon at {} was told otherwise", daemon.address));
     }
@@ -139,7 +139,7 @@ async fn try_command(
         Decision::OnlyShow => return Ok(Exit::Success),
         Decision::Declined => {
             eprintln!("nothing was done");
-            return Ok(Exit::Success);
+            return Ok(Exit::Stopped);
         }
         Decision::CannotAsk => return Ok(Exit::Refused),
     }
@@ -166,9 +166,10 @@ pub async fn settings_of_daemon(
     let any = situation.shards.iter().zip(next).map(|(source, target)| Move {
         source: source.id.clone(),
         target: target.id.clone(),
-        slots: source.slots.clone(),
+        // Which ones nobody knows yet.
+        slots: SlotSet::new(),
     });
-    let (method, why) = situation.method(deployment, &any.collect::<Vec<_>>(), moving.method).await?;
+    let (method, why) = situation.method(deployment, &any.collect::<Vec<_>>(), moving).await?;
     Ok((settings(moving, method), why))
 }
 
@@ -176,8 +177,8 @@ fn settings(moving: &MovingArgs, method: Method) -> Settings {
     Settings {
         method,
         rules: Rules {
-            max_pause_ms: moving.max_pause,
-            verify: match moving.verify {
+            max_pause_ms: moving.max_pause_ms(),
+            verify: match moving.verify() {
                 VerifyChoice::None => Verify::None,
                 VerifyChoice::Counts => Verify::Counts,
                 VerifyChoice::Sample => Verify::Sample,
@@ -257,7 +258,8 @@ fn show_reports(
     for report in reports {
         let words = match report.ending {
             Ending::Done => "moved",
-            Ending::Cancelled => "CANCELLED, rolled back",
+            Ending::Cancelled if report.slots_handed_over.is_empty() => "CANCELLED, rolled back",
+            Ending::Cancelled => "CANCELLED, the rest rolled back",
             Ending::Failed if report.slots_left_as_is.is_empty() => "FAILED, rolled back",
             Ending::Failed => "FAILED",
             Ending::Suspended => "SUSPENDED",
@@ -287,13 +289,18 @@ fn show_reports(
             println!("note     {notice}");
         }
     }
-    println!(
-        "moved    {slots} slots in {}, {} keys and {} transferred, {} of the keys again because they were written meanwhile",
-        format_duration_ms(duration_ms),
-        format_count(sum(|r| r.keys)),
-        format_bytes(sum(|r| r.bytes)),
-        format_count(sum(|r| r.touched)),
-    );
+    if reports.iter().all(|r| r.method == "external") {
+        println!(
+            "moved    {slots} slots in {}, {} keys and {} transferred, {} of the keys again because they were written meanwhile",
+            format_duration_ms(duration_ms),
+            format_count(sum(|r| r.keys)),
+            format_bytes(sum(|r| r.bytes)),
+            format_count(sum(|r| r.touched)),
+        );
+    } else {
+        // The servers do not tell what they have moved.
+        println!("moved    {slots} slots in {}", format_duration_ms(duration_ms));
+    }
     if reports.iter().any(|r| r.method == "external") {
         println!(
             "writers  held {} times, {} together, {} at most{}",
@@ -318,7 +325,11 @@ fn show_reports(
     );
     println!(
         "verified {}",
-        if verified { "yes: source and target were compared before each handover" } else { "no" }
+        match verified {
+            true => "yes: source and target were compared before each handover",
+            false if reports.iter().any(|r| r.method != "external") => "no: this method does not compare",
+            false => "no",
+        }
     );
 }
 

@@ -67,7 +67,11 @@ impl Situation {
             |nodes: &[&Surveyed]| nodes.iter().map(|n| n.name().to_string()).collect::<Vec<_>>().join(", ");
         let what = match &found[..] {
             [one] if self.owners.contains_key(&one.id) => return Ok(one.id.clone()),
-            [one] => format!("node {} does not answer", one.name()),
+            [one] => {
+                let at = one.name().to_string();
+                return Err(Error::unfit(Side::Source, at, "find a node", "it does not answer")
+                    .with_remedy("see `whimbrel status`"));
+            }
             [] => match self
                 .survey
                 .nodes
@@ -155,18 +159,44 @@ impl Situation {
         Ok(())
     }
 
+    /// A node that is left without slots.
+    fn emptied(&self, moves: &[Move]) -> Option<&NodeId> {
+        let shard = self.shards.iter().find(|shard| {
+            let given = moves.iter().filter(|m| m.source == shard.id);
+            let given = given.fold(SlotSet::new(), |all, m| all.union(&m.slots));
+            !given.is_empty() && shard.slots.difference(&given).is_empty()
+        });
+        shard.map(|shard| &shard.id)
+    }
+
     /// By which means the moves are made, and why.
     pub async fn method(
         &self,
         deployment: &Deployment,
         moves: &[Move],
-        choice: MethodChoice,
+        moving: &MovingArgs,
     ) -> Result<(Method, String)> {
+        let choice = moving.method;
         let chosen = |method| Ok((method, format!("--method {}", choice.word())));
         match choice {
             MethodChoice::External => return chosen(Method::External),
             MethodChoice::Legacy => return chosen(Method::Legacy),
-            MethodChoice::Auto | MethodChoice::Native => {}
+            MethodChoice::Native => {
+                if let Some(option) = moving.external_only() {
+                    let what = format!("the servers' own migration knows nothing like {option}");
+                    return Err(super::usage(&what).with_remedy("leave it out, or leave out --method"));
+                }
+            }
+            MethodChoice::Auto => {
+                if let Some(option) = moving.external_only() {
+                    return Ok((Method::External, format!("the servers' own knows nothing like {option}")));
+                }
+                if let Some(node) = self.emptied(moves) {
+                    let name = self.survey.name(node);
+                    let why = format!("the servers' own would make {name}, left without slots, a replica");
+                    return Ok((Method::External, why));
+                }
+            }
         }
         let mut kinds = Vec::new();
         let mut nodes: Vec<&NodeId> = moves.iter().flat_map(|m| [&m.source, &m.target]).collect();
@@ -210,6 +240,10 @@ pub struct Plan {
     why: String,
     max_pause_ms: u64,
     verify: &'static str,
+    rate_keys: Option<u64>,
+    rate_bytes: Option<u64>,
+    /// A node that the servers' own migration makes a replica.
+    demoted: Option<String>,
 }
 
 struct Row {
@@ -254,13 +288,22 @@ impl Plan {
                 fence,
             });
         }
+        let demoted = match method {
+            Method::Native(_) => {
+                situation.emptied(&moves).map(|node| situation.survey.name(node).to_string())
+            }
+            Method::External | Method::Legacy => None,
+        };
         Ok(Plan {
+            demoted,
+            rate_keys: moving.rate_keys.filter(|_| method == Method::External),
+            rate_bytes: moving.rate_bytes.filter(|_| method == Method::External),
             moves,
             rows,
             method,
             why,
-            max_pause_ms: moving.max_pause,
-            verify: match moving.verify {
+            max_pause_ms: moving.max_pause_ms(),
+            verify: match moving.verify() {
                 VerifyChoice::None => "nothing is compared",
                 VerifyChoice::Counts => "the number of keys of each slot is compared",
                 VerifyChoice::Sample => "the number of keys of each slot and a sample of keys are compared",
@@ -273,8 +316,9 @@ impl Plan {
     fn estimate_ms(&self) -> u64 {
         let mut by_source: BTreeMap<&str, f64> = BTreeMap::new();
         for row in &self.rows {
-            let keys_ms = row.keys as f64 / KEYS_PER_S * 1_000.0;
-            let bytes_ms = row.bytes as f64 / BYTES_PER_S * 1_000.0;
+            let slower = |own: f64, rate: Option<u64>| rate.map_or(own, |rate| own.min(rate as f64));
+            let keys_ms = row.keys as f64 / slower(KEYS_PER_S, self.rate_keys) * 1_000.0;
+            let bytes_ms = row.bytes as f64 / slower(BYTES_PER_S, self.rate_bytes) * 1_000.0;
             *by_source.entry(&row.source).or_default() +=
                 keys_ms.max(bytes_ms) + row.slots.len() as f64 * SLOT_MS + row.batches as f64 * BATCH_MS;
         }
@@ -327,9 +371,14 @@ impl Plan {
         }
         eprintln!("method   {}: {}", self.method.name(), self.why);
         if self.method == Method::External {
-            let batches: usize = self.rows.iter().map(|row| row.batches).sum();
+            let mut of_source: BTreeMap<&str, usize> = BTreeMap::new();
+            for row in &self.rows {
+                *of_source.entry(&row.source).or_default() += row.batches;
+            }
+            let batches = of_source.values().copied().max().unwrap_or(0);
             eprintln!(
-                "writers  of a source are held {batches} times, for {} at most; reads go on",
+                "writers  of a source are held {}, for {} at most; reads go on",
+                if batches == 1 { "once".to_owned() } else { format!("up to {batches} times") },
                 format_duration_ms(self.max_pause_ms)
             );
             if self.rows.iter().any(|row| row.fence == Some(FenceKind::Bare)) {
@@ -338,6 +387,14 @@ impl Plan {
                 );
             }
             eprintln!("verify   {} before each handover", self.verify);
+        }
+        if let Method::Native(_) = self.method {
+            eprintln!("verify   nothing is compared, and no rate is kept: the servers do it");
+        }
+        if let Some(node) = &self.demoted {
+            eprintln!(
+                "note     {node} is left without slots, and becomes a replica; not so with --method external"
+            );
         }
         eprintln!("time     about {} without load", format_duration_ms(self.estimate_ms()));
         if moving.dry_run {

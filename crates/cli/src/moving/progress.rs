@@ -57,7 +57,7 @@ fn line(jobs: &[Shown], started: Instant) -> (u64, u64, String, serde_json::Valu
         moved += summary.slots_handed_over;
         details.push(json!({
             "job": job.id, "phase": summary.phase, "slots": summary.slots, "slots_handed_over": summary.slots_handed_over,
-            "batch": summary.batches_handed_over + 1, "batches": summary.batches, "keys": keys, "bytes": bytes,
+            "batch": (summary.batches_handed_over + 1).min(summary.batches), "batches": summary.batches, "keys": keys, "bytes": bytes,
             "touched_waiting": touched, "pauses": summary.work.pauses, "paused_ms": summary.work.paused_ms,
             "longest_pause_ms": summary.work.longest_pause_ms, "braked_ms": braked_ms, "attempt": summary.attempt,
         }));
@@ -101,7 +101,8 @@ fn line(jobs: &[Shown], started: Instant) -> (u64, u64, String, serde_json::Valu
         }
         _ => String::new(),
     };
-    let text = format!("{moved}/{slots} slots{left}; {}", parts.join("; "));
+    let parts: String = parts.iter().map(|part| format!("; {part}")).collect();
+    let text = format!("{moved}/{slots} slots{left}{parts}");
     let json = json!({"event": "progress", "elapsed_ms": elapsed_ms, "slots": slots, "slots_handed_over": moved, "jobs": details});
     (moved, slots, text, json)
 }

@@ -301,7 +301,12 @@ fn finished(job: &mut Job, outcome: Outcome, effects: &mut Vec<Effect>) {
             Outcome::Done(Detail::Observed(observation)) => {
                 decide(job, reached, then, tries, &observation, effects);
             }
-            Outcome::Refused(reason) => not_seen(job, reached, then, tries, None, reason, effects),
+            Outcome::Refused(reason) => {
+                // What is not allowed will not be the next time either.
+                let is_final = matches!(reason.why, Why::Forbidden | Why::Permanent);
+                let tries = if is_final { job.rules.observations_max } else { tries };
+                not_seen(job, reached, then, tries, None, reason, effects);
+            }
             Outcome::Unknown { message } => {
                 let reason = Reason::new(Why::Unknown, message);
                 not_seen(job, reached, then, tries, None, reason, effects);
@@ -396,12 +401,20 @@ fn next_round(job: &mut Job, streaming: Streaming, detail: &Detail, effects: &mu
     next.stalled = if stalled { streaming.stalled + 1 } else { 0 };
     let gives_up = next.stalled > STALLED_ROUNDS_MAX && !job.rules.brake;
     if gives_up || next.round > job.rules.rounds_max {
-        let message = format!(
-            "writers outrun the catch-up: {left} keys still wait after {} rounds, which would take a pause of \
-             {drain_ms} ms, and {budget_ms} ms are allowed for it{}",
-            streaming.round,
-            if job.rules.brake { "" } else { ", and writers may not be held back" },
-        );
+        let message = match left {
+            0 => format!(
+                "a handover would take a pause of about {} ms even without writers, and {} ms are allowed: allow more \
+                 with --max-pause",
+                drain_ms * 2,
+                job.rules.max_pause_ms,
+            ),
+            _ => format!(
+                "writers outrun the catch-up: {left} keys still wait after {} rounds, which would take a pause of \
+                 {drain_ms} ms, and {budget_ms} ms are allowed for it{}",
+                streaming.round,
+                if job.rules.brake { "" } else { ", and writers may not be held back" },
+            ),
+        };
         return undo(job, Then::Fail(Reason::new(Why::NotConverging, message)), effects);
     }
     if stalled && job.rules.brake {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::time::Instant;
 use whimbrel_core::slot::Slot;
-use whimbrel_engine::error::{Code, Error, Result, ServerError};
+use whimbrel_engine::error::{Code, Error, Result, ServerError, Side};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Info;
 use whimbrel_wire::payload;
@@ -69,7 +69,7 @@ pub(super) struct Lane {
 impl Lane {
     pub(super) async fn open(shared: &Arc<Shared>) -> Result<Lane> {
         let source = shared.deployment.open(&shared.source.address, 0).await?;
-        let target = shared.deployment.open(&shared.target.address, 0).await?;
+        let target = shared.deployment.open_as(Side::Target, &shared.target.address, 0).await?;
         Ok(Lane { shared: shared.clone(), source, target })
     }
 
@@ -387,7 +387,7 @@ impl Lane {
             Outcome::Unholdable(why) => {
                 let what = format!("key {} cannot be held there: {why}", crate::copy::shown(&key));
                 return Err(Error::unfit(
-                    shared.deployment.side(),
+                    Side::Target,
                     shared.target.address.to_string(),
                     "write a key",
                     what,

@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_core::slot::{Slot, SlotSet, tag_for_slot};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Address;
-use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::feed::{Collection, Touch, Touched, What};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::{Capabilities, ServerFacts};
@@ -386,7 +386,8 @@ impl SlotMover {
         progress: Arc<SlotProgress>,
         stop: CancellationToken,
     ) -> Result<SlotMover> {
-        let (source, target) = tokio::join!(node(&deployment, source), node(&deployment, target));
+        let (source, target) =
+            tokio::join!(node(&deployment, Side::Source, source), node(&deployment, Side::Target, target),);
         let chunk_bytes = options.chunk_bytes as u64;
         let shared = Shared {
             deployment,
@@ -430,7 +431,7 @@ impl SlotMover {
     async fn probe_payloads(&self, importing: Slot) -> Result<()> {
         let target = &self.shared.target;
         if target.payloads.get().is_none() {
-            let mut link = self.shared.deployment.open(&target.address, 0).await?;
+            let mut link = self.shared.deployment.open_as(Side::Target, &target.address, 0).await?;
             let key = format!("whimbrel:probe:{{{}}}", tag_for_slot(importing));
             let mut capabilities = target.capabilities;
             capabilities.probe_payload_version(&mut link, key.as_bytes(), true).await?;
@@ -449,7 +450,8 @@ impl SlotMover {
         let whole_slots = touched.take_slots();
         if !whole_slots.is_empty() {
             let mut link = self.shared.deployment.open(&self.shared.source.address, 0).await?;
-            let mut at_target = self.shared.deployment.open(&self.shared.target.address, 0).await?;
+            let target = &self.shared.target.address;
+            let mut at_target = self.shared.deployment.open_as(Side::Target, target, 0).await?;
             self.transfer_slots(&mut link, &mut at_target, &whole_slots).await?;
             if let Some(recheck) = &mut self.recheck {
                 *recheck = None;
@@ -634,8 +636,10 @@ impl SlotMover {
 
     async fn links(&self) -> Result<(Link, Link)> {
         let Shared { deployment, source, target, .. } = &*self.shared;
-        let (source, target) =
-            tokio::join!(deployment.open(&source.address, 0), deployment.open(&target.address, 0));
+        let (source, target) = tokio::join!(
+            deployment.open(&source.address, 0),
+            deployment.open_as(Side::Target, &target.address, 0),
+        );
         Ok((source?, target?))
     }
 
@@ -688,8 +692,8 @@ impl From<Touch> for Change {
     }
 }
 
-async fn node(deployment: &Deployment, address: &Address) -> Result<Node> {
-    let mut link = deployment.open(address, 0).await?;
+async fn node(deployment: &Deployment, side: Side, address: &Address) -> Result<Node> {
+    let mut link = deployment.open_as(side, address, 0).await?;
     let facts = ServerFacts::ask(&mut link).await?;
     let capabilities = Capabilities::probe(&mut link).await?;
     Ok(Node { address: address.clone(), capabilities, dialect: facts.dialect, payloads: OnceLock::new() })

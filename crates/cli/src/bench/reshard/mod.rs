@@ -131,7 +131,7 @@ pub struct BenchReshardArgs {
     #[arg(long, default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..))]
     pub limit: u64,
 
-    /// An argument to add to whimbrel's own turns, such as --whimbrel-arg=--max-pause=50; repeatable
+    /// An argument to add to whimbrel's own turns, such as --whimbrel-arg=--max-pause=50ms; repeatable
     #[arg(long, allow_hyphen_values = true)]
     pub whimbrel_arg: Vec<String>,
 
