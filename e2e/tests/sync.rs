@@ -384,6 +384,68 @@ fn writers_are_kept_out_after_the_cutover() {
     }
 }
 
+/// What is written to the target after the cutover is not lost on the way back.
+#[test]
+fn the_way_back_loses_nothing() {
+    let rule = "user mover on >secret ~* &* +@all";
+    let source = Server::builder(Engine::Redis70).user_acl(rule).start().expect("the source starts");
+    let target = cluster(Engine::Valkey91).user_acl(rule).start().expect("the target starts");
+    let url = |at: String| format!("redis://mover:secret@{at}");
+    fill(&deployment(source.addr()));
+    let forth = writers(&[source.addr()], "forth");
+    let job = Sync::new(&url(source.addr()), &url(target.seed()), &["--db", "0"]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    forth.wait_for(400, PATIENCE);
+    job.cutover(&["--fence", "acl", "--back"]).expect_code(4);
+    job.cutover(&["--fence", "none", "--reverse-sync"]).expect_code(4);
+    let record = {
+        // Nobody is told off by the fence: that clients move is not what this is about.
+        let hold = forth.hold();
+        job.cutover(&["--fence", "acl", "--reverse-sync", "--max-pause", "2s"]).expect_code(0);
+        drop(hold);
+        forth.stop()
+    };
+    let late = source.try_call(&["SET", "late", "1"]);
+    assert!(late.is_err(), "writers are not kept away from the source: {late:?}");
+    record.assert_kept(&deployment(target.seed()));
+    let back = writers(&shards::addresses(&target), "back");
+    wait_until_following(&mut sync);
+    back.wait_for(1_000, PATIENCE);
+    // Where whimbrel is killed on the way, it goes on from where the target was.
+    sync.kill9();
+    back.wait_for(400, PATIENCE);
+    let state = job.state.path();
+    let resumed = [
+        "sync",
+        &url(target.seed()),
+        &url(source.addr()),
+        "--db",
+        "0",
+        "--json",
+        "--report",
+        "1",
+        "--resume",
+    ];
+    let mut sync = Invocation::new(&resumed).env("XDG_STATE_HOME", state).timeout(PATIENCE).spawn();
+    wait_until_following(&mut sync);
+    back.wait_for(400, PATIENCE);
+    let record = {
+        let hold = back.hold();
+        job.cutover(&["--fence", "acl", "--back", "--max-pause", "2s"]).expect_code(0);
+        drop(hold);
+        back.stop()
+    };
+    let output = sync.wait(PATIENCE).expect("it ends").expect_code(0);
+    assert_eq!(report(&output)["report"]["reconciled_slots"], 0, "it went on without a gap: {output:#?}");
+    assert_equal(&record, &target.seed(), &source.addr(), &[]);
+    source.call(&["SET", "home", "again"]);
+    let late = target.nodes()[0]
+        .try_call(&["SET", "late", "1"])
+        .or_else(|_| target.nodes()[1].try_call(&["SET", "late", "1"]));
+    assert!(late.is_err(), "writers are not kept away from the target: {late:?}");
+}
+
 /// With the documented permissions nothing is refused.
 #[test]
 fn documented_permissions_are_enough() {

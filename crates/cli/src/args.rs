@@ -17,7 +17,7 @@ pub use self::moving::{
     Balanced, DrainArgs, JobAccess, JobsArgs, JobsCommand, MethodChoice, MovingArgs, RebalanceArgs,
     ReshardArgs, ServeArgs, VerifyChoice,
 };
-pub use self::syncing::{CompareChoice, CutoverArgs, FeedChoice, FenceChoice, SyncArgs};
+pub use self::syncing::{CompareChoice, CutoverArgs, FeedChoice, FenceChoice, SyncArgs, WatchArgs};
 
 /// The command line.
 #[derive(Debug, Parser)]
@@ -55,6 +55,8 @@ pub enum Command {
     Sync(Box<SyncArgs>),
     /// Have the target of a running sync take over
     Cutover(Box<CutoverArgs>),
+    /// Show how a running sync stands
+    Watch(WatchArgs),
     /// Move slots of a cluster to other primaries, while clients write
     Reshard(Box<ReshardArgs>),
     /// Give every primary of a cluster its share of the slots

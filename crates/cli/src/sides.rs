@@ -175,6 +175,7 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
             JobsCommand::List | JobsCommand::Show { .. } | JobsCommand::Clean => Vec::new(),
         },
         Command::Cutover(_)
+        | Command::Watch(_)
         | Command::Demo(_)
         | Command::Bench { .. }
         | Command::Completions { .. }

@@ -170,6 +170,16 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
         &self.state
     }
 
+    /// The job begins with this state.
+    ///
+    /// # Errors
+    /// As [`Journal::save`].
+    pub fn begin_with(&mut self, state: S) -> Result<()> {
+        self.save(&state)?;
+        self.state = state;
+        Ok(())
+    }
+
     /// Writes the state, durably, where it differs from what was written last.
     ///
     /// # Errors

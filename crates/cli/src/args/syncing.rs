@@ -45,6 +45,10 @@ pub struct SyncArgs {
     #[arg(long, help_heading = "What else")]
     pub dry_run: bool,
 
+    /// End as soon as nothing is left to transfer; --resume goes on from there later
+    #[arg(long, conflicts_with = "dry_run", help_heading = "What else")]
+    pub once: bool,
+
     /// Copy function libraries too, and again at the cutover if they have changed
     #[arg(long, help_heading = "What else")]
     pub functions: bool,
@@ -98,6 +102,32 @@ pub struct SyncArgs {
     pub show: Show,
 }
 
+/// `whimbrel watch`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  whimbrel watch                                      a page for the sync that runs here, until Ctrl-C
+  whimbrel watch --once                               how it stands now
+  whimbrel watch --json | jq '.status.sources[].lag_ms'
+
+Exit codes: see whimbrel --help")]
+pub struct WatchArgs {
+    /// The sync, or the beginning of its name [default: the only one that runs]
+    pub job: Option<String>,
+
+    /// Show it once and end
+    #[arg(long)]
+    pub once: bool,
+
+    /// Where the sync keeps its journal [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
+    #[arg(long, value_name = "FOLDER")]
+    pub state_dir: Option<PathBuf>,
+
+    /// Print a JSON object a line, once a second
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// How writers are kept away from the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum FenceChoice {
@@ -132,6 +162,8 @@ Examples:
   whimbrel cutover --dry-run                          how long would writers be held?
   whimbrel cutover --fence acl --max-pause 100ms
   whimbrel cutover sync-3f2a --fence pause --fence-for 30s
+  whimbrel cutover --fence acl --reverse-sync         and later, without losing what was written since:
+  whimbrel cutover --fence acl --back
 
 Exit codes: see whimbrel --help")]
 pub struct CutoverArgs {
@@ -153,6 +185,15 @@ pub struct CutoverArgs {
     /// How much is compared before
     #[arg(long, value_enum, default_value_t = CompareChoice::Sample)]
     pub compare: CompareChoice,
+
+    /// Be able to come back: the same process goes on following the target back into the source, which needs a fence that
+    /// does not hold whimbrel (acl or pause)
+    #[arg(long)]
+    pub reverse_sync: bool,
+
+    /// Come back, with the sync that a cutover with --reverse-sync has begun: let writers in again where they came from
+    #[arg(long, conflicts_with = "reverse_sync")]
+    pub back: bool,
 
     /// Go on although keys are known that are not on the target
     #[arg(long)]

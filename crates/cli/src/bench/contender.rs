@@ -33,6 +33,8 @@ const LAST_WORDS_CHARS_MAX: usize = 200;
 pub enum Contender {
     /// `whimbrel copy`, this very binary.
     Whimbrel,
+    /// `whimbrel sync`, until nothing is left to transfer.
+    WhimbrelSync,
     /// A full sync between the servers themselves.
     Replicaof,
     /// The MIGRATE command, driven by a script.
@@ -79,8 +81,9 @@ pub enum Ran {
 
 impl Contender {
     /// All of them. Whimbrel first: the others are compared with it.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Whimbrel,
+        Self::WhimbrelSync,
         Self::Replicaof,
         Self::Migrate,
         Self::GoRedisMigrate,
@@ -92,6 +95,7 @@ impl Contender {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Whimbrel => "whimbrel",
+            Self::WhimbrelSync => "whimbrel-sync",
             Self::Replicaof => "replicaof",
             Self::Migrate => "migrate",
             Self::GoRedisMigrate => "go-redis-migrate",
@@ -109,6 +113,9 @@ impl Contender {
     pub fn how(self) -> String {
         match self {
             Self::Whimbrel => "whimbrel copy SOURCE TARGET --quiet; lanes and limits as they are by default".to_owned(),
+            Self::WhimbrelSync => {
+                "whimbrel sync SOURCE TARGET --once --quiet: feed, snapshot, catch-up; all else by default".to_owned()
+            }
             Self::Replicaof => "REPLICAOF on the target until master_link_status is up and DBSIZE is equal, then \
                  REPLICAOF NO ONE; the source sends without a file and without delay (repl-diskless-sync yes, \
                  repl-diskless-sync-delay 0), the target loads as it does by default"
@@ -128,7 +135,7 @@ impl Contender {
     /// The program that has to be on `PATH`, if it is not ours.
     pub const fn needs(self) -> Option<&'static str> {
         match self {
-            Self::Whimbrel | Self::Replicaof | Self::Migrate => None,
+            Self::Whimbrel | Self::WhimbrelSync | Self::Replicaof | Self::Migrate => None,
             Self::GoRedisMigrate => Some("go-redis-migrate"),
             Self::RedisShakeScan | Self::RedisShakeSync => Some("redis-shake"),
         }
@@ -140,7 +147,8 @@ impl Contender {
     /// When the user stops us, or something of our own fails. What the contender fails at is no error: see [`Ran`].
     pub fn run(self, turn: &Turn<'_>) -> anyhow::Result<Ran> {
         match self {
-            Self::Whimbrel => run_program(turn, &mut whimbrel(turn)?),
+            Self::Whimbrel => run_program(turn, &mut whimbrel(turn, &["copy"])?),
+            Self::WhimbrelSync => run_program(turn, &mut whimbrel(turn, &["sync", "--once"])?),
             Self::GoRedisMigrate => {
                 let mut command = on_path_command("go-redis-migrate")?;
                 command.arg("copy").args([turn.source.addr(), turn.target.addr()]).arg("--pattern=*");
@@ -187,9 +195,9 @@ fn on_path_command(program: &str) -> anyhow::Result<Command> {
     Ok(Command::new(std::path::absolute(path)?))
 }
 
-fn whimbrel(turn: &Turn<'_>) -> anyhow::Result<Command> {
+fn whimbrel(turn: &Turn<'_>, what: &[&str]) -> anyhow::Result<Command> {
     let mut command = own_binary()?;
-    command.arg("copy").args([turn.source.addr(), turn.target.addr()]).arg("--quiet");
+    command.args(what).args([turn.source.addr(), turn.target.addr()]).arg("--quiet");
     command.arg("--state-dir").arg(turn.scratch.join("state"));
     Ok(command)
 }

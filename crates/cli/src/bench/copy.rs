@@ -287,7 +287,9 @@ fn exit_of(report: &Report) -> Exit {
         .data_sets
         .iter()
         .flat_map(|set| &set.runs)
-        .filter(|run| run.contender == Contender::Whimbrel.name())
+        .filter(|run| {
+            [Contender::Whimbrel, Contender::WhimbrelSync].map(Contender::name).contains(&run.contender)
+        })
         .map(|run| match run.outcome {
             Outcome::Equal => Exit::Success,
             Outcome::Wrong => Exit::Different,

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
 use whimbrel_core::units::format_count;
-use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_engine::error::Result;
 use whimbrel_engine::seal::FenceKind;
 
 use super::desk::{Desk, Reply, Wish};
@@ -28,7 +28,8 @@ pub async fn run(args: &CutoverArgs) -> Exit {
 }
 
 async fn ask(args: &CutoverArgs) -> Result<Reply> {
-    let desk = find(args)?;
+    let folder = state_dir(args.state_dir.as_deref())?;
+    let desk = Desk::find(&folder, args.job.as_deref().unwrap_or_default())?;
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let wish = Wish {
         id: format!("{}-{}", std::process::id(), since.as_nanos()),
@@ -45,6 +46,8 @@ async fn ask(args: &CutoverArgs) -> Result<Reply> {
             CompareChoice::Sample => "sample",
         }
         .to_owned(),
+        reverse: args.reverse_sync,
+        back: args.back,
         accept_failures: args.accept_failures,
         dry_run: args.dry_run,
     };
@@ -52,27 +55,6 @@ async fn ask(args: &CutoverArgs) -> Result<Reply> {
         eprintln!("sync     {}", desk.name());
     }
     desk.ask(&wish, ANSWER_WITHIN + Duration::from_millis(args.max_pause)).await
-}
-
-/// The sync that is meant.
-fn find(args: &CutoverArgs) -> Result<Desk> {
-    let folder = state_dir(args.state_dir.as_deref())?;
-    let running = Desk::running(&folder)?;
-    let wanted = args.job.as_deref().unwrap_or_default();
-    let mut found: Vec<Desk> = running.into_iter().filter(|desk| desk.name().starts_with(wanted)).collect();
-    match (found.pop(), found.is_empty()) {
-        (Some(desk), true) => Ok(desk),
-        (None, _) => {
-            let what = format!("no sync runs here{}", if wanted.is_empty() { "" } else { " by this name" });
-            Err(Error::unfit(Side::Own, "", "find the sync", what)
-                .with_remedy("start it with whimbrel sync, or name its folder with --state-dir"))
-        }
-        (Some(last), false) => {
-            let names: Vec<&str> = found.iter().chain([&last]).map(Desk::name).collect();
-            let what = format!("several run: {}", names.join(", "));
-            Err(Error::unfit(Side::Own, "", "find the sync", what).with_remedy("name the one you mean"))
-        }
-    }
 }
 
 fn show(args: &CutoverArgs, reply: &Reply) -> Exit {
@@ -101,6 +83,14 @@ fn show(args: &CutoverArgs, reply: &Reply) -> Exit {
             println!("drained  {} keys under the pause", format_count(number("drained")));
             println!("compared {} keys in full", format_count(number("compared")));
             println!("{}", fenced(args));
+            if args.reverse_sync {
+                println!(
+                    "way back the target is followed back into the source; whimbrel cutover --back returns to it"
+                );
+            }
+            if args.back {
+                println!("back     writers are let in again where they came from");
+            }
         }
         (None, error) => {
             eprintln!("error: {}", error.as_deref().unwrap_or("the sync gave no reason"));

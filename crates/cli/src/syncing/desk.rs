@@ -52,6 +52,10 @@ pub struct Wish {
     /// `none`, `counts` or `sample`.
     pub compare: String,
     /// See [`CutoverOptions`].
+    pub reverse: bool,
+    /// See [`CutoverOptions`].
+    pub back: bool,
+    /// See [`CutoverOptions`].
     pub accept_failures: bool,
     /// See [`CutoverOptions`].
     pub dry_run: bool,
@@ -87,7 +91,7 @@ impl Desk {
     ///
     /// # Errors
     /// `Own` where the folder cannot be read.
-    pub fn running(folder: &Path) -> Result<Vec<Desk>> {
+    fn running(folder: &Path) -> Result<Vec<Desk>> {
         let files = match std::fs::read_dir(folder) {
             Ok(files) => files,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -103,6 +107,34 @@ impl Desk {
         names.sort_unstable();
         let desks = names.iter().map(|name| Desk::new(folder, name));
         Ok(desks.filter(Desk::is_attended).collect())
+    }
+
+    /// The one that runs and whose name begins with `wanted`; where that is empty, the only one.
+    ///
+    /// # Errors
+    /// `Unfit` where there is none, or more than one; `Own` where the folder cannot be read.
+    pub fn find(folder: &Path, wanted: &str) -> Result<Desk> {
+        let running = Desk::running(folder)?;
+        let mut found: Vec<Desk> = running.into_iter().filter(|desk| desk.name.starts_with(wanted)).collect();
+        match (found.pop(), found.is_empty()) {
+            (Some(desk), true) => Ok(desk),
+            (None, _) => {
+                let which = if wanted.is_empty() { "" } else { " by this name" };
+                let what = format!("no sync runs in {}{which}", folder.display());
+                Err(Error::unfit(Side::Own, "", "find the sync", what)
+                    .with_remedy("start it with whimbrel sync, or name its folder with --state-dir"))
+            }
+            (Some(last), false) => {
+                let names: Vec<&str> = found.iter().chain([&last]).map(Desk::name).collect();
+                let what = format!("several run: {}", names.join(", "));
+                Err(Error::unfit(Side::Own, "", "find the sync", what).with_remedy("name the one you mean"))
+            }
+        }
+    }
+
+    /// How the sync stood about a second ago; `None` where nothing is shown.
+    pub fn card(&self) -> Option<serde_json::Value> {
+        serde_json::from_str(&std::fs::read_to_string(self.path("json")).ok()?).ok()
     }
 
     /// Its name.
@@ -180,6 +212,8 @@ impl Desk {
                 "counts" => Compare::Counts,
                 _ => Compare::Sample,
             },
+            reverse: wish.reverse,
+            back: wish.back,
             accept_failures: wish.accept_failures,
             dry_run: wish.dry_run,
         };
@@ -214,17 +248,21 @@ impl Desk {
         let _: Option<Reply> = self.take("answer");
         self.put("ask", wish)?;
         let asked = std::time::Instant::now();
-        loop {
+        let mut looked = asked;
+        let mut is_attended = true;
+        while is_attended && asked.elapsed() < limit {
             sleep(LOOK_PERIOD).await;
             if let Some(reply) = self.take::<Reply>("answer").filter(|reply| reply.id == wish.id) {
                 return Ok(reply);
             }
-            if !self.path("journal").exists() || asked.elapsed() > limit {
-                let what = format!("{} does not answer", self.name);
-                return Err(Error::own("ask for the cutover", what)
-                    .with_remedy("see what the process says that runs the sync"));
+            if looked.elapsed() > PUBLISH_PERIOD {
+                looked = std::time::Instant::now();
+                is_attended = self.is_attended();
             }
         }
+        let what = format!("{} does not answer", self.name);
+        Err(Error::own("ask for the cutover", what)
+            .with_remedy("see what the process says that runs the sync"))
     }
 
     /// Removes what only a running sync shows.

@@ -2,6 +2,7 @@
 
 pub mod cutover;
 mod desk;
+pub mod watch;
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use whimbrel_engine::feed::{FeedKind, FeedOptions, TouchedLimits};
 use whimbrel_flow::copy::{self, CopyOptions, DbPair, Existing, Plan};
 use whimbrel_flow::journal::{self, Journal};
 use whimbrel_flow::retry::RetryPolicy;
-use whimbrel_flow::sync::{self, SyncOptions, SyncPhase, SyncReport, SyncShown, SyncStatus};
+use whimbrel_flow::sync::{self, Back, SyncOptions, SyncPhase, SyncReport, SyncShown, SyncState, SyncStatus};
 use whimbrel_wire::value::Value;
 
 use self::desk::Desk;
@@ -76,7 +77,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) 
         job: String::new(),
         mirror: true,
     };
-    let description = describe(args, &source.endpoint, &target.endpoint);
+    let description = describe(args, &args.names.dbs, &source.endpoint, &target.endpoint);
     options.job = format!("{:016x}", xxhash_rust::xxh3::xxh3_64(description.as_bytes()));
     let name = format!("sync-{}", options.job);
     let folder = state_dir(args.state_dir.as_deref())?;
@@ -99,7 +100,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) 
         ));
     }
     let total: u64 = plan.dbs.iter().map(|db| db.source_keys).sum();
-    let options = SyncOptions {
+    let mut options = SyncOptions {
         copy: options,
         feed: FeedOptions {
             limits: TouchedLimits { bytes_max: args.feed_memory, ..TouchedLimits::default() },
@@ -110,11 +111,55 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) 
         // Those that an earlier run has left count as well.
         sweep_first: args.resume || plan.dbs.iter().any(|db| db.target_keys > 0),
         functions: args.functions,
+        once: args.once,
         all_dbs,
     };
     *begun = true;
-    let (asks, asked) = mpsc::channel(ASKS_MAX);
     let desk = Desk::new(&folder, &name);
+    let (mut report, mut back) =
+        attended(args, desk, (source, target), options.clone(), (status, total), journal, stop).await?;
+    let mut direction = Direction::Forth;
+    while let Some(from) = back.take() {
+        direction = direction.turned();
+        let (source, target) = direction.probe(args).await?;
+        let description = direction.describe(args, &source.endpoint, &target.endpoint);
+        for pair in &mut options.copy.dbs {
+            *pair = DbPair { source: pair.target, target: pair.source };
+        }
+        options.copy.job = format!("{:016x}", xxhash_rust::xxh3::xxh3_64(description.as_bytes()));
+        (options.sweep_first, options.once) = (false, false);
+        let name = format!("sync-{}", options.copy.job);
+        if !args.show.quiet {
+            say_back(args, &name, &source, &target);
+        }
+        let mut journal = Journal::open(&folder, &name, &description, false)?;
+        journal.begin_with(SyncState::leading_back(&from))?;
+        let desk = Desk::new(&folder, &name);
+        let status = Arc::new(SyncStatus::default());
+        let done =
+            attended(args, desk, (source, target), options.clone(), (status, 0), journal, stop).await?;
+        drop(from);
+        (report, back) = done;
+    }
+    let is_partial = report.counts.failed > 0 || report.evicted > 0;
+    Ok(match report.cutover.is_some() || report.caught_up {
+        true if is_partial => Exit::Partial,
+        true => Exit::Success,
+        false => Exit::Stopped,
+    })
+}
+
+/// Syncs, shows how it stands, serves those who ask, and tells what came of it.
+async fn attended(
+    args: &SyncArgs,
+    desk: Desk,
+    (source, target): (Arc<Deployment>, Arc<Deployment>),
+    options: SyncOptions,
+    (status, total): (Arc<SyncStatus>, u64),
+    journal: Journal<SyncState>,
+    stop: &CancellationToken,
+) -> Result<(SyncReport, Option<Back>)> {
+    let (asks, asked) = mpsc::channel(ASKS_MAX);
     let (at_source, at_target) = (source.endpoint.address.to_string(), target.endpoint.address.to_string());
     let attending = tokio::spawn(desk.clone().attend(at_source, at_target, status.clone(), asks));
     let display = display(Form::of(&args.show), status.clone(), total);
@@ -124,13 +169,62 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) 
     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     attending.abort();
     desk.clear();
-    let report = outcome?;
+    let (report, back) = outcome?;
     show_report(args, &report);
-    Ok(match &report.cutover {
-        Some(_) if report.counts.failed > 0 || report.evicted > 0 => Exit::Partial,
-        Some(_) => Exit::Success,
-        None => Exit::Stopped,
-    })
+    Ok((report, back))
+}
+
+/// Which of the two that were named is the source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Forth,
+    Back,
+}
+
+impl Direction {
+    fn turned(self) -> Direction {
+        match self {
+            Direction::Forth => Direction::Back,
+            Direction::Back => Direction::Forth,
+        }
+    }
+
+    /// Source and target, asked anew: what a target is asked for is not what a source is.
+    async fn probe(self, args: &SyncArgs) -> Result<(Arc<Deployment>, Arc<Deployment>)> {
+        let (mut source, mut target) = args.sides.endpoints()?;
+        if self == Direction::Back {
+            (source, target) =
+                (Endpoint { side: Side::Source, ..target }, Endpoint { side: Side::Target, ..source });
+        }
+        let (source, target) = tokio::join!(
+            Deployment::probe(source, args.sides.link_options(false)),
+            Deployment::probe(target, args.sides.link_options(false)),
+        );
+        Ok((Arc::new(source?), Arc::new(target?)))
+    }
+
+    /// As whoever resumes it would type it.
+    fn describe(self, args: &SyncArgs, source: &Endpoint, target: &Endpoint) -> String {
+        let turned = |text: &String| match (self, text.split_once(':')) {
+            (Direction::Back, Some((from, to))) => format!("{to}:{from}"),
+            _ => text.clone(),
+        };
+        let dbs: Vec<String> = args.names.dbs.iter().map(turned).collect();
+        describe(args, &dbs, source, target)
+    }
+}
+
+fn say_back(args: &SyncArgs, name: &str, source: &Deployment, target: &Deployment) {
+    let (from, to) = (&source.endpoint.address, &target.endpoint.address);
+    if args.show.json {
+        println!(
+            "{}",
+            json!({"event": "back", "name": name, "source": from.to_string(), "target": to.to_string()})
+        );
+    } else {
+        eprintln!("back     {from} is followed into {to}");
+        eprintln!("sync     {name}; interrupted, it goes on with: whimbrel sync {from} {to} --resume");
+    }
 }
 
 /// The databases: what `--db` or the source's URL says, else all there are, empty ones included: they may not stay so. And
@@ -172,13 +266,13 @@ fn remedied(e: Error, is_unfinished: bool) -> Error {
 }
 
 /// What makes two syncs the same sync. No password is in it.
-fn describe(args: &SyncArgs, source: &Endpoint, target: &Endpoint) -> String {
+fn describe(args: &SyncArgs, dbs: &[String], source: &Endpoint, target: &Endpoint) -> String {
     json!({
         "kind": "sync",
         "source": source.address.to_string(),
         "target": target.address.to_string(),
         "databases": [source.db, target.db],
-        "db": args.names.dbs,
+        "db": dbs,
         "match": args.names.matches,
         "exclude": args.names.exclude,
         "slots": args.names.slots.as_ref().map(ToString::to_string),
@@ -283,7 +377,11 @@ fn show_report(args: &SyncArgs, report: &SyncReport) {
     }
     println!(
         "{} {} keys written, {} in {}, {} removed{}{}",
-        if report.cutover.is_some() { "cut over" } else { "stopped " },
+        match (report.cutover.is_some(), report.caught_up) {
+            (true, _) => "cut over",
+            (false, true) => "equal   ",
+            (false, false) => "stopped ",
+        },
         format_count(c.written),
         format_bytes(c.bytes_written),
         format_duration_ms(report.duration_ms),

@@ -10,12 +10,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde::Serialize;
 use tokio::time::{Instant, timeout_at};
+use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_engine::feed::{Feed, FeedKind, History};
 use whimbrel_engine::probe::Info;
 use whimbrel_engine::seal::{Fence, FenceKind, Reached, Seal};
 
-use super::{Round, Source, SyncPhase, Syncer};
+use super::{Back, Position, Round, Source, SyncPhase, Syncer};
+use crate::copy::Shared;
 use crate::scan::{KeyScan, ScanOptions};
 use crate::{copy, verify};
 
@@ -54,6 +57,10 @@ pub struct CutoverOptions {
     pub compare: Compare,
     /// Go on although keys are known that are not on the target.
     pub accept_failures: bool,
+    /// Be able to come back: the target is followed from the very moment of the cutover.
+    pub reverse: bool,
+    /// Come back: writers are let in again where this sync leads to. Only for one that leads back.
+    pub back: bool,
     /// Only find out whether it could be done, and how long writers would be held.
     pub dry_run: bool,
 }
@@ -73,6 +80,8 @@ pub struct CutoverReport {
     pub compared: u64,
     /// How writers of the source are kept out.
     pub fence: FenceKind,
+    /// The target is followed back into the source from now on.
+    pub reverse: bool,
 }
 
 impl CutoverReport {
@@ -97,6 +106,7 @@ impl Syncer {
         self.check(options)?;
         let source = self.shared.source.clone();
         let fence = Fence::plan(&source, options.fence).await?;
+        let lift = self.state.lift.clone().filter(|_| options.back);
         let mut seal = Seal::open(&source).await?;
         let sample = self.sample(options).await?;
         // As it will be under the pause, and without: what it takes is the estimate.
@@ -116,6 +126,7 @@ impl Syncer {
             drained: 0,
             compared: 0,
             fence: options.fence,
+            reverse: options.reverse,
         };
         if options.dry_run {
             return Ok(report);
@@ -124,6 +135,7 @@ impl Syncer {
             let what = format!("the pause would take about {estimate_ms} ms, which is more than allowed");
             return Err(refused(what).with_remedy("allow more with --max-pause, or compare less"));
         }
+        let feeds = if options.reverse { self.follow_target().await? } else { Vec::new() };
         // Most of what was written during the rehearsal.
         self.rounds().await?;
 
@@ -148,18 +160,80 @@ impl Syncer {
         let sealed = match sealed {
             Ok((drained, compared)) => {
                 (report.drained, report.compared) = (drained, compared);
-                raise(&fence, &source, &mut seal).await
+                self.switch(&fence, lift.as_ref(), &feeds, &mut seal).await
             }
             Err(e) => Err(e),
         };
-        if let Err(e) = sealed {
-            let_go(&mut seal).await;
-            return Err(e);
+        let positions = match sealed {
+            Ok(positions) => positions,
+            Err(e) => {
+                let_go(&mut seal).await;
+                return Err(e);
+            }
+        };
+        if options.reverse {
+            self.back = Some(Back { positions, fence: fence.clone(), _feeds: feeds });
         }
         report.pause_ms = millis(held);
         self.state.cut_over = Some(fence);
         self.save()?;
         Ok(report)
+    }
+
+    /// Attaches feeds to all primaries of the target. They will not see our own writes as somebody else's: those are over
+    /// before the positions are taken.
+    async fn follow_target(&self) -> Result<Vec<Feed>> {
+        let target = &self.shared.target;
+        let mut feeds = Vec::new();
+        for shard in &target.topology().shards {
+            let feed = Feed::attach(target, &shard.primary, SlotSet::full(), self.options.feed).await?;
+            if feed.kind() == FeedKind::Tracking {
+                let what = format!("{} does not let us have a replication link", shard.primary);
+                return Err(
+                    refused(what).with_remedy("allow PSYNC and REPLCONF there, or leave out --reverse-sync")
+                );
+            }
+            feeds.push(feed);
+        }
+        Ok(feeds)
+    }
+
+    /// Has writers fenced off on the source, and let in on the target where they were not. Returns where the target is:
+    /// nobody but us has written to it so far.
+    async fn switch(
+        &self,
+        fence: &Fence,
+        lift: Option<&Fence>,
+        feeds: &[Feed],
+        seal: &mut Seal,
+    ) -> Result<Vec<Position>> {
+        let Shared { source, target, .. } = &*self.shared;
+        let mut positions = Vec::new();
+        for feed in feeds {
+            let mut link = target.open(feed.address(), 0).await?;
+            let info = Info::ask(&mut link, "replication").await?;
+            let offset = info.number("master_repl_offset").unwrap_or(0);
+            let Some(history) = feed.history() else {
+                return Err(refused("the target's history is not known"));
+            };
+            let topology = target.topology();
+            let own = topology.shards.iter().find(|shard| shard.primary == *feed.address());
+            let slots = own.map(|shard| shard.slots.to_string()).unwrap_or_default();
+            positions.push(Position { history: History { offset, ..history }, slots });
+        }
+        // Whoever writes there from now on is not followed by us any more, and everything is equal.
+        if let Some(lift) = lift {
+            lift.lift(target).await?;
+        }
+        if let Err(e) = raise(fence, source, seal).await {
+            if let Some(lift) = lift
+                && let Err(e) = lift.raise(target).await
+            {
+                tracing::warn!(error = %e, "writers of the target are not kept out any more");
+            }
+            return Err(e);
+        }
+        Ok(positions)
     }
 
     fn is_calm(&self) -> bool {
@@ -171,6 +245,14 @@ impl Syncer {
             let doubt = self.doubt.union(&self.shared.in_doubt());
             let what = format!("slots {doubt} are on the move, or have just been");
             return Err(refused(what).with_remedy("finish the slot migrations of both sides first"));
+        }
+        if options.back && self.state.lift.is_none() {
+            let what = "this sync does not lead back to where clients came from";
+            return Err(refused(what).with_remedy("leave out --back"));
+        }
+        if options.reverse && matches!(options.fence, FenceKind::None | FenceKind::ReadonlyReplica) {
+            let what = "the way back needs a source that we can write to and others cannot";
+            return Err(refused(what).with_remedy("use --fence acl or pause with --reverse-sync"));
         }
         let failed = self.status.copy.snapshot().failed;
         if failed > 0 && !options.accept_failures {

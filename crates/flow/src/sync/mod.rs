@@ -73,6 +73,8 @@ pub struct SyncOptions {
     pub sweep_first: bool,
     /// Function libraries are copied, and once more at the cutover.
     pub functions: bool,
+    /// End as soon as nothing is left to transfer.
+    pub once: bool,
     /// All databases were meant: keys in one that was left out are worth a word.
     pub all_dbs: bool,
 }
@@ -92,6 +94,31 @@ pub struct SyncState {
     doubt: String,
     /// What was done to the source at the cutover.
     cut_over: Option<Fence>,
+    /// What keeps writers away from the target: it was the source before, and this sync leads back to it.
+    lift: Option<Fence>,
+}
+
+impl SyncState {
+    /// Of a sync that leads back to where another one came from, and begins where that one ended.
+    pub fn leading_back(back: &Back) -> SyncState {
+        SyncState {
+            copy: JournalState { pass: 1, ..JournalState::default() },
+            snapshot_done: true,
+            positions: back.positions.clone(),
+            lift: Some(back.fence.clone()),
+            ..SyncState::default()
+        }
+    }
+}
+
+/// What a sync needs that leads back to the source of one that was cut over.
+#[derive(Debug)]
+pub struct Back {
+    /// Where the target was at the cutover: what comes after that was written by others.
+    positions: Vec<Position>,
+    fence: Fence,
+    /// They make the target keep a backlog from there on, until somebody else follows it.
+    _feeds: Vec<Feed>,
 }
 
 /// Somebody wants the target to take over.
@@ -116,6 +143,8 @@ pub struct SyncReport {
     pub snapshot_done: bool,
     /// How many slots were gone through again, repetitions included.
     pub reconciled_slots: u64,
+    /// True where it ended by itself because nothing was left to transfer.
+    pub caught_up: bool,
     /// The cutover, where there was one.
     pub cutover: Option<CutoverReport>,
     /// Keys that the target evicted meanwhile.
@@ -145,11 +174,14 @@ struct Syncer {
     /// The topologies by which slots that moved are found.
     seen: (Arc<Topology>, Arc<Topology>),
     reconciled_slots: u64,
+    back: Option<Back>,
+    caught_up: bool,
 }
 
 /// Syncs until it is stopped or the target has taken over. The plan has been made, and agreed to, before.
 ///
-/// With a journal that holds an earlier run, that run is gone on with. Cutovers are asked for by `asks`.
+/// With a journal that holds an earlier run, that run is gone on with. Cutovers are asked for by `asks`. After one that was to
+/// be able to come back, [`Back`] is what the sync in the other direction begins with.
 ///
 /// # Errors
 /// What could not be helped by trying again. The journal stays, and a later run can go on.
@@ -161,7 +193,7 @@ pub async fn sync(
     journal: Journal<SyncState>,
     mut asks: mpsc::Receiver<Ask>,
     stop: CancellationToken,
-) -> Result<SyncReport> {
+) -> Result<(SyncReport, Option<Back>)> {
     let started = Instant::now();
     let seen = (source.topology(), target.topology());
     let shared = Shared::new(source, target, options.copy.clone(), status.copy.clone(), stop.clone());
@@ -177,6 +209,8 @@ pub async fn sync(
         sources: Vec::new(),
         seen,
         reconciled_slots: 0,
+        back: None,
+        caught_up: false,
     };
     if !resumed {
         sync.state.sweep = sync.options.sweep_first;
@@ -204,24 +238,27 @@ pub async fn sync(
         sync.status.phase(SyncPhase::Stopped);
         sync.save()?;
     }
-    Ok(SyncReport {
+    let report = SyncReport {
         counts: sync.status.copy.snapshot(),
         duration_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
         resumed,
         snapshot_done,
         reconciled_slots: sync.reconciled_slots,
+        caught_up: sync.caught_up,
         cutover,
         evicted,
         failures: sync.shared.failures(),
         notices: sync.status.copy.notices(),
-    })
+    };
+    Ok((report, sync.back))
 }
 
 impl Syncer {
     async fn run(&mut self, resumed: bool, asks: &mut mpsc::Receiver<Ask>) -> Result<Option<CutoverReport>> {
         let runs = copy::target_runs(&self.shared).await?;
         self.shared.remember(&self.state.copy);
-        if resumed && self.state.copy.target_runs != runs {
+        let known = &self.state.copy.target_runs;
+        if resumed && !known.is_empty() && *known != runs {
             self.notice("a server of the target is not the process it was: everything is gone through again");
             self.distrust_everything();
         }
@@ -255,6 +292,10 @@ impl Syncer {
         }
         self.mend().await?;
         loop {
+            if self.options.once && self.catch_up().await? {
+                self.caught_up = true;
+                return Ok(None);
+            }
             match self.epoch(asks).await? {
                 Next::Stop => return Ok(None),
                 Next::Mend => self.mend().await?,
@@ -484,6 +525,14 @@ impl Syncer {
             }
         }
         failure.map_or(Ok(worst), Err)
+    }
+
+    /// Transfers what is touched; true where nothing is left, and nothing is in doubt.
+    async fn catch_up(&mut self) -> Result<bool> {
+        while self.rounds().await? == Round::Part {}
+        let is_left = |source: &Source| source.feed.failure().is_some() || source.feed.touched().flushed();
+        let doubt = self.doubt.union(&self.shared.in_doubt());
+        Ok(doubt.is_empty() && !self.shared.stop.is_cancelled() && !self.sources.iter().any(is_left))
     }
 
     async fn copy_functions(&self) -> Result<()> {

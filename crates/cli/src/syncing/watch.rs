@@ -1,0 +1,143 @@
+//! `whimbrel watch`.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::units::{format_bytes, format_count};
+
+use super::desk::Desk;
+use crate::args::WatchArgs;
+use crate::copying::state_dir;
+use crate::exit::Exit;
+
+/// How often it looks; the sync tells as often how it stands.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// Moves to the top left and clears what is below.
+const CLEAR: &str = "\x1b[H\x1b[J";
+
+/// Runs the command.
+pub async fn run(args: &WatchArgs, stop: CancellationToken) -> Exit {
+    let found = state_dir(args.state_dir.as_deref())
+        .and_then(|f| Desk::find(&f, args.job.as_deref().unwrap_or_default()));
+    let desk = match found {
+        Ok(desk) => desk,
+        Err(e) => {
+            let exit = Exit::of(&e, false);
+            crate::show_error(&e, args.json, exit);
+            return exit;
+        }
+    };
+    let mut last: Option<Value> = None;
+    loop {
+        if let Some(card) = desk.card() {
+            show(args, &card, last.as_ref());
+            if args.once {
+                return Exit::Success;
+            }
+            last = Some(card);
+        }
+        if stop.run_until_cancelled(tokio::time::sleep(PERIOD)).await.is_none() {
+            return Exit::Success;
+        }
+        if !desk.is_attended() {
+            if !args.json {
+                println!("ended    {} does not run any more", desk.name());
+            }
+            return Exit::Success;
+        }
+    }
+}
+
+fn show(args: &WatchArgs, card: &Value, last: Option<&Value>) {
+    if args.json {
+        println!("{card}");
+        return;
+    }
+    let clear = if !args.once && std::io::stdout().is_terminal() { CLEAR } else { "" };
+    print!("{clear}{}", page(card, last));
+}
+
+fn page(card: &Value, last: Option<&Value>) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
+    let status = &card["status"];
+    let counts = &status["counts"];
+    let per_second = |name: &str| {
+        last.map_or(0, |last| number(&counts[name]).saturating_sub(number(&last["status"]["counts"][name])))
+    };
+    let mut page = format!(
+        "sync     {}: {} -> {}\nphase    {}\nwritten  {} keys, {}; {} keys/s, {}/s; {} removed\n",
+        text(&card["name"]),
+        text(&card["source"]),
+        text(&card["target"]),
+        text(&status["phase"]),
+        format_count(number(&counts["written"])),
+        format_bytes(number(&counts["bytes_written"])),
+        format_count(per_second("written")),
+        format_bytes(per_second("bytes_written")),
+        format_count(number(&counts["gone"])),
+    );
+    page.push_str(&format!(
+        "trouble  {} retries, {} keys failed, {} slots in doubt; {} large keys on their way\n\n",
+        format_count(number(&counts["retries"])),
+        format_count(number(&counts["failed"])),
+        format_count(number(&status["doubtful_slots"])),
+        format_count(number(&counts["big_in_flight"])),
+    ));
+    page.push_str(&format!(
+        "{:<22} {:>16} {:>10} {:>9} {:>9} {:>8}  FEED\n",
+        "PRIMARY", "OFFSET", "LAG", "LAG MS", "TOUCHED", "RESUMED"
+    ));
+    for source in status["sources"].as_array().into_iter().flatten() {
+        page.push_str(&format!(
+            "{:<22} {:>16} {:>10} {:>9} {:>9} {:>8}  {}\n",
+            text(&source["address"]),
+            format_count(number(&source["offset"])),
+            format_bytes(number(&source["lag_bytes"])),
+            format_count(number(&source["lag_ms"])),
+            format_count(number(&source["touched"])),
+            format_count(number(&source["resumed"])),
+            text(&source["feed"]),
+        ));
+    }
+    for failure in status["failures"].as_array().into_iter().flatten() {
+        page.push_str(&format!(
+            "failed   db {} key {}: {}\n",
+            number(&failure["db"]),
+            text(&failure["key"]),
+            text(&failure["reason"])
+        ));
+    }
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_page_tells_of_each_primary() {
+        let card = |written: u64| {
+            json!({
+                "name": "sync-1", "source": "a:1", "target": "b:2",
+                "status": {
+                    "phase": "following", "doubtful_slots": 0, "failures": [],
+                    "counts": {"written": written, "bytes_written": 2048, "gone": 3, "retries": 0, "failed": 0, "big_in_flight": 0},
+                    "sources": [{"address": "a:1", "feed": "tracking", "offset": 0, "lag_bytes": 0, "lag_ms": 7, "touched": 12, "resumed": 0}],
+                },
+            })
+        };
+        let page = page(&card(1_500), Some(&card(1_000)));
+        assert!(page.contains("sync-1: a:1 -> b:2") && page.contains("1,500 keys"), "{page}");
+        assert!(
+            page.contains("; 500 keys/s")
+                && page.lines().any(|l| l.contains("a:1") && l.ends_with("tracking")),
+            "{page}"
+        );
+    }
+}
