@@ -350,6 +350,39 @@ fn a_target_with_keys_is_mirrored_only_when_told() {
     sync.wait(PATIENCE).expect("it ends").expect_code(130);
 }
 
+/// It ends by itself where that is wanted, goes on later, and shows how it stands.
+#[test]
+fn it_ends_when_nothing_is_left_and_goes_on_later() {
+    let source = Server::builder(Engine::Valkey81).start().expect("the source starts");
+    let target = Server::builder(Engine::Valkey81).start().expect("the target starts");
+    let (from, to) = (deployment(source.addr()), deployment(target.addr()));
+    fill(&from);
+    let job = Sync::new(&source.addr(), &target.addr(), &["--db", "0"]);
+    let output = job.start(&["--once"]).wait(PATIENCE).expect("it ends").expect_code(0);
+    assert_eq!(report(&output)["report"]["caught_up"], true, "{output:#?}");
+    Comparison::default().databases(&[(0, 0)]).assert_equal(&from, &to);
+    source.call(&["SET", "later", "1"]);
+    source.call(&["DEL", "plain:5"]);
+    let output = job.start(&["--once", "--resume"]).wait(PATIENCE).expect("it ends").expect_code(0);
+    let counts = report(&output)["report"]["counts"].clone();
+    // From the backlog: nothing else was looked at.
+    assert!(counts["written"].as_u64() < Some(10) && counts["scanned"] == 0, "{counts}");
+    Comparison::default().databases(&[(0, 0)]).assert_equal(&from, &to);
+
+    let watch = || {
+        let shown = Invocation::new(&["watch", "--once"]).env("XDG_STATE_HOME", job.state.path());
+        shown.timeout(PATIENCE).run()
+    };
+    assert!(watch().expect_code(2).stderr.contains("no sync runs"));
+    let mut sync = job.start(&["--resume"]);
+    wait_until_following(&mut sync);
+    thread::sleep(Duration::from_millis(1_500));
+    let page = watch().expect_code(0).stdout;
+    assert!(page.contains("following") && page.contains(&source.addr()), "{page}");
+    sync.terminate();
+    sync.wait(PATIENCE).expect("it ends").expect_code(130);
+}
+
 /// Each way to keep writers out does so, and the sync ends with it.
 #[test]
 fn writers_are_kept_out_after_the_cutover() {

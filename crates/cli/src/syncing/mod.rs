@@ -29,6 +29,9 @@ use crate::exit::Exit;
 /// How many may ask for a cutover at once; the others wait.
 const ASKS_MAX: usize = 4;
 
+/// How long the answer to a cutover may take to be written.
+const ANSWER_TIME: std::time::Duration = std::time::Duration::from_millis(100);
+
 /// Failed keys that are listed without `--json`.
 const FAILURES_SHOWN: usize = 20;
 
@@ -165,8 +168,10 @@ async fn attended(
     let display = display(Form::of(&args.show), status.clone(), total);
     let outcome = sync::sync(source, target, options, status, journal, asked, stop.clone()).await;
     display.finish().await;
-    // An answer that is on its way is given before the process ends.
-    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    if matches!(&outcome, Ok((report, _)) if report.cutover.is_some()) {
+        // Whoever asked for it is told before the process ends.
+        tokio::time::sleep(ANSWER_TIME).await;
+    }
     attending.abort();
     desk.clear();
     let (report, back) = outcome?;

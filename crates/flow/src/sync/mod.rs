@@ -255,6 +255,9 @@ pub async fn sync(
 
 impl Syncer {
     async fn run(&mut self, resumed: bool, asks: &mut mpsc::Receiver<Ask>) -> Result<Option<CutoverReport>> {
+        let keys = copy::databases(&self.shared.source).await?.iter().map(|(_, keys)| keys).sum();
+        // The first groups are sized by it: without, every value would be measured before it is read.
+        self.status.copy.keys_total.store(keys, Ordering::Relaxed);
         let runs = copy::target_runs(&self.shared).await?;
         self.shared.remember(&self.state.copy);
         let known = &self.state.copy.target_runs;
