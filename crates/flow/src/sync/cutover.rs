@@ -216,10 +216,8 @@ impl Syncer {
             let Some(history) = feed.history() else {
                 return Err(refused("the target's history is not known"));
             };
-            let topology = target.topology();
-            let own = topology.shards.iter().find(|shard| shard.primary == *feed.address());
-            let slots = own.map(|shard| shard.slots.to_string()).unwrap_or_default();
-            positions.push(Position { history: History { offset, ..history }, slots });
+            let history = History { offset, ..history };
+            positions.push(Position { address: feed.address().to_string(), seen: history.clone(), history });
         }
         // Whoever writes there from now on is not followed by us any more, and everything is equal.
         if let Some(lift) = lift {
@@ -305,7 +303,15 @@ impl Syncer {
             self.copy_functions().await?;
         }
         let drained = counted(self) - before;
-        Ok((drained, self.compare(options, sample, true).await?))
+        let compared = self.compare(options, sample, true).await?;
+        // A primary of the target that was replaced may lack what its predecessor had acknowledged, and slots of the
+        // source that moved may be written to where nobody is held.
+        copy::look_at_target(&self.shared).await;
+        self.shared.refresh_source().await;
+        if !self.is_calm() {
+            return Err(refused("slots moved, or a server of the target was replaced"));
+        }
+        Ok((drained, compared))
     }
 
     /// The feed does not see changes of consumer groups: all streams are transferred once more.

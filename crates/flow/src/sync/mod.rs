@@ -44,7 +44,7 @@ use whimbrel_engine::probe::Info;
 use whimbrel_engine::seal::Fence;
 
 pub use self::cutover::{Compare, CutoverOptions, CutoverReport};
-use self::source::{Position, Round, Source};
+use self::source::{Position, PositionHandle, Round, Source};
 pub use self::status::{SourceShown, SyncPhase, SyncShown, SyncStatus};
 use crate::copy::{self, CopyOptions, KeyFailure, Shared};
 use crate::journal::{Journal, JournalState};
@@ -487,7 +487,7 @@ impl Syncer {
                     None => asking = false,
                 },
                 _ = tick.tick() => {
-                    self.state.positions = positions.iter().filter_map(read_position).collect();
+                    self.state.positions = positions.iter().filter_map(PositionHandle::read).collect();
                     self.write_down()?;
                     continue;
                 }
@@ -564,13 +564,6 @@ impl Syncer {
     }
 }
 
-fn read_position(
-    (slots, position): &(String, Arc<std::sync::Mutex<Option<whimbrel_engine::feed::History>>>),
-) -> Option<Position> {
-    let history = position.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()?;
-    Some(Position { history, slots: slots.clone() })
-}
-
 /// A feed, and the position from which it goes on, where there was one.
 async fn try_attach(
     shared: &Arc<Shared>,
@@ -580,13 +573,17 @@ async fn try_attach(
 ) -> Result<(Feed, Option<Position>)> {
     // A slot that comes to this primary later has been watched from the beginning.
     let slots = SlotSet::full();
-    let wanted = |position: &&Position| {
-        options.feed.kind != Some(FeedKind::Tracking) && position.is_about(&shard.slots)
-    };
+    let at = shard.primary.to_string();
+    let wanted =
+        |position: &&Position| options.feed.kind != Some(FeedKind::Tracking) && position.address == at;
     for position in known.iter().filter(wanted) {
-        let at = &position.history;
-        let found = Feed::attach_at(&shared.source, &shard.primary, slots.clone(), options.feed, at).await?;
-        if let Some(feed) = found {
+        let attach = async |from| {
+            Feed::attach_at(&shared.source, &shard.primary, slots.clone(), options.feed, from).await
+        };
+        if position.seen != position.history && attach(&position.seen).await?.is_none() {
+            continue;
+        }
+        if let Some(feed) = attach(&position.history).await? {
             return Ok((feed, Some(position.clone())));
         }
     }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
-use whimbrel_core::slot::{Slot, SlotSet};
+use whimbrel_core::slot::Slot;
 use whimbrel_engine::deployment::Shard;
 use whimbrel_engine::error::Result;
 use whimbrel_engine::feed::{Feed, History, Touch, What};
@@ -23,18 +23,31 @@ const ROUND_KEYS_MAX: usize = 16 << 10;
 /// How long a round waits for more to come, so that a busy source is not followed key by key.
 const GATHER: Duration = Duration::from_millis(2);
 
-/// The point of a primary's history before which everything has been transferred, and the slots that it is about.
+/// Where a later feed of a primary can go on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Position {
+    /// Which primary. After a failover nobody goes on from there: the new primary may lack what the old one had
+    /// acknowledged, and what has been transferred already.
+    pub(super) address: String,
+    /// The point of its history before which everything has been transferred.
     pub(super) history: History,
-    pub(super) slots: String,
+    /// How far its history was seen: something of what came in between may have been transferred as well. A server that does
+    /// not have all of that any more has forgotten some of it.
+    pub(super) seen: History,
 }
 
-impl Position {
-    /// Whether it is about a shard with these slots.
-    pub(super) fn is_about(&self, slots: &SlotSet) -> bool {
-        let own: SlotSet = self.slots.parse().unwrap_or_default();
-        !own.intersection(slots).is_empty()
+/// A source's position, readable while the source is at work elsewhere.
+pub(super) struct PositionHandle {
+    feed: Arc<Feed>,
+    position: Arc<Mutex<Option<History>>>,
+}
+
+impl PositionHandle {
+    /// Where a later feed can go on; `None` where it cannot.
+    pub(super) fn read(&self) -> Option<Position> {
+        let history = self.position.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        let seen = self.feed.history()?;
+        Some(Position { address: self.feed.address().to_string(), history, seen })
     }
 }
 
@@ -99,13 +112,12 @@ impl Source {
 
     /// Where a later run may go on.
     pub(super) fn position(&self) -> Option<Position> {
-        let position = self.position.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        position.map(|history| Position { history, slots: self.unit.slots.to_string() })
+        self.position_handle().read()
     }
 
     /// A handle by which the position can be read while the source is at work elsewhere.
-    pub(super) fn position_handle(&self) -> (String, Arc<Mutex<Option<History>>>) {
-        (self.unit.slots.to_string(), self.position.clone())
+    pub(super) fn position_handle(&self) -> PositionHandle {
+        PositionHandle { feed: self.feed.clone(), position: self.position.clone() }
     }
 
     /// Transfers what is touched, again and again, until it is told to stop or something has to be mended.
