@@ -2,6 +2,7 @@
 //! slots move. After the cutover both sides are equal by a comparison that shares no code with whimbrel, and what was
 //! acknowledged by the source is on the target.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -514,6 +515,60 @@ fn documented_permissions_are_enough() {
         let denied: Vec<String> = all.flat_map(denied).collect();
         assert!(denied.is_empty(), "{engine}: {denied:#?}");
     }
+}
+
+/// A large key that is never at rest arrives with the cutover, and the others do not wait for it until then.
+#[test]
+fn a_large_key_that_changes_all_the_time_arrives() {
+    const FIELDS: u64 = 60_000;
+    let source = Server::builder(Engine::Redis80).start().expect("the source starts");
+    let target = Server::builder(Engine::Redis80).start().expect("the target starts");
+    let mut connection = source.connection();
+    for first in (0..FIELDS).step_by(1_000) {
+        let mut command = redis::cmd("HSET");
+        command.arg("large");
+        for field in first..first + 1_000 {
+            command.arg(field).arg("x".repeat(100));
+        }
+        command.exec(&mut connection).expect("written");
+    }
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut connection = source.connection();
+            let mut turn = 0_u64;
+            while !stop.load(Ordering::Relaxed) {
+                let field = turn * 7_919 % FIELDS;
+                if redis::cmd("HSET").arg("large").arg(field).arg(turn).exec(&mut connection).is_err() {
+                    return true;
+                }
+                turn += 1;
+                thread::sleep(Duration::from_micros(500));
+            }
+            false
+        });
+        let job = Sync::new(&source.addr(), &target.addr(), &["--db", "0", "--big-key", "100KiB"]);
+        let mut sync = job.start(&[]);
+        wait_until_following(&mut sync);
+        let deadline = Instant::now() + PATIENCE;
+        for number in 0..20 {
+            let name = format!("marker:{number}");
+            source.call(&["SET", &name, "1"]);
+            while target.call(&["EXISTS", &name]) != redis::Value::Int(1) {
+                assert!(Instant::now() < deadline, "{name} does not arrive");
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+        let cut_over = job.cutover(&["--fence", "readonly-replica", "--max-pause", "20s"]).expect_code(0);
+        eprintln!("{}", report(&cut_over)["report"]);
+        thread::sleep(Duration::from_millis(100));
+        stop.store(true, Ordering::Relaxed);
+        assert!(writer.join().expect("no panic"), "the writer was not kept out");
+        sync.wait(PATIENCE).expect("it ends").expect_code(0);
+    });
+    Comparison::default()
+        .databases(&[(0, 0)])
+        .assert_equal(&deployment(source.addr()), &deployment(target.addr()));
 }
 
 /// Another kind of load: the fastest there is, for `WHIMBREL_SYNC_SECONDS`.

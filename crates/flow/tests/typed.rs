@@ -12,7 +12,9 @@ use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Code, Error, Side};
 use whimbrel_engine::link::{Link, LinkOptions};
 use whimbrel_engine::probe::Capabilities;
-use whimbrel_flow::typed::{Existing, KeyType, Outcome, Place, Transfer, staging_key, transfer, type_of};
+use whimbrel_flow::typed::{
+    Existing, KeyType, Outcome, Place, TRIES_MAX, Transfer, staging_key, transfer, type_of,
+};
 use whimbrel_lab::{Engine, Server};
 use whimbrel_wire::value::Value;
 
@@ -66,6 +68,7 @@ impl Pair {
             existing,
             place: Place::Staging,
             chunk_bytes,
+            tries_max: TRIES_MAX,
             job: JOB,
             source: &self.source_can,
             target: &self.target_can,
@@ -542,6 +545,7 @@ async fn a_key_that_becomes_another_starts_over() {
         existing: Existing::Replace,
         place: Place::Staging,
         chunk_bytes: 1,
+        tries_max: TRIES_MAX,
         job: JOB,
         source: &pair.source_can,
         target: &pair.target_can,
@@ -734,6 +738,7 @@ async fn a_stopped_transfer_leaves_nothing() {
         existing: Existing::Replace,
         place: Place::Staging,
         chunk_bytes: 1,
+        tries_max: TRIES_MAX,
         job: JOB,
         source: &pair.source_can,
         target: &pair.target_can,
@@ -790,6 +795,7 @@ async fn a_key_that_appears_on_the_way_is_respected() {
             existing,
             place: Place::Staging,
             chunk_bytes: 1,
+            tries_max: TRIES_MAX,
             job: JOB,
             source: &pair.source_can,
             target: &pair.target_can,
@@ -863,6 +869,7 @@ async fn lost_elements_are_noticed() {
         existing: Existing::Replace,
         place: Place::Staging,
         chunk_bytes: 1,
+        tries_max: TRIES_MAX,
         job: JOB,
         source: &pair.source_can,
         target: &pair.target_can,

@@ -455,6 +455,7 @@ impl Writer {
                 existing: options.existing,
                 place: typed::Place::Staging,
                 chunk_bytes: options.chunk_bytes,
+                tries_max: if options.mirror { typed::TRIES_FOLLOWED_MAX } else { typed::TRIES_MAX },
                 job: &options.job,
                 source: &self.shared.source.capabilities,
                 target: &self.shared.target.capabilities,

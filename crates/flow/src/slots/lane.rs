@@ -361,6 +361,7 @@ impl Lane {
             existing: typed::Existing::Replace,
             place: Place::Importing { mortal: is_draining },
             chunk_bytes: shared.options.chunk_bytes,
+            tries_max: typed::TRIES_FOLLOWED_MAX,
             job: &shared.options.job,
             source: &shared.source.capabilities,
             target: &shared.target.capabilities,
@@ -382,7 +383,7 @@ impl Lane {
             Outcome::Changing => {
                 // Several reads were tried.
                 let read_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-                shared.changed(key, kind, read_ms / u64::from(typed::TRIES_IMPORTING_MAX));
+                shared.changed(key, kind, read_ms / u64::from(typed::TRIES_FOLLOWED_MAX));
             }
             Outcome::Unholdable(why) => {
                 let what = format!("key {} cannot be held there: {why}", crate::copy::shown(&key));

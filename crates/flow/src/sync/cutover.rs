@@ -144,7 +144,7 @@ impl Syncer {
         let share = options.max_pause_ms as f64 * (1.0 - FENCE_SHARE);
         let deadline = held + Duration::from_millis(share as u64);
         let sealed = {
-            let sealing = self.seal_off(options, &reached, &sample);
+            let sealing = self.seal_off(options, deadline, &reached, &sample);
             tokio::pin!(sealing);
             match timeout_at(deadline, &mut sealing).await {
                 Ok(sealed) => sealed,
@@ -265,6 +265,7 @@ impl Syncer {
     async fn seal_off(
         &mut self,
         options: &CutoverOptions,
+        deadline: Instant,
         reached: &[Reached],
         sample: &Sample,
     ) -> Result<(u64, u64)> {
@@ -290,8 +291,12 @@ impl Syncer {
         while self.rounds().await? != Round::All {
             let is_broken =
                 |source: &Source| source.feed.failure().is_some() || source.feed.touched().flushed();
-            if self.shared.stop.is_cancelled() || self.sources.iter().any(is_broken) {
-                return Err(refused("it was stopped, a feed ended, or a database was emptied"));
+            // Writers have been let go by then, and there may be no end to what they touch.
+            let is_late = Instant::now() >= deadline;
+            if is_late || self.shared.stop.is_cancelled() || self.sources.iter().any(is_broken) {
+                return Err(refused(
+                    "it took too long or was stopped, a feed ended, or a database was emptied",
+                ));
             }
         }
         let is_drained = |source: &Source| source.feed.touched().is_empty();

@@ -510,7 +510,7 @@ impl Syncer {
         let mut running = JoinSet::new();
         for mut source in std::mem::take(&mut self.sources) {
             running.spawn(async move {
-                let outcome = source.round().await;
+                let outcome = source.round(true).await;
                 (source, outcome)
             });
         }

@@ -1,12 +1,12 @@
 //! Follows one primary of the source.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::slot::Slot;
 use whimbrel_engine::deployment::Shard;
@@ -19,6 +19,9 @@ use crate::scan::Unit;
 
 /// Touched keys that one round takes.
 const ROUND_KEYS_MAX: usize = 16 << 10;
+
+/// How long a key is left alone that changed every time it was read, so that the others need not wait for it.
+const LATER: Duration = Duration::from_secs(1);
 
 /// How long a round waits for more to come, so that a busy source is not followed key by key.
 const GATHER: Duration = Duration::from_millis(2);
@@ -54,9 +57,9 @@ impl PositionHandle {
 /// What came of a round, the better first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Round {
-    /// It took everything there was.
+    /// Everything there was has been transferred.
     All,
-    /// There was more than one round takes.
+    /// There was more than one round takes, or something changed while it was read.
     Part,
     /// Something happened that a round cannot deal with: the feed ended, a database was emptied, or the user stopped.
     Broken,
@@ -69,6 +72,9 @@ pub(super) struct Source {
     pub(super) feed: Arc<Feed>,
     pub(super) view: Arc<SourceView>,
     all_dbs: bool,
+    /// Keys that changed every time they were read, with their databases, and since when they are left alone.
+    later: BTreeSet<(u32, Bytes)>,
+    later_since: Instant,
     /// By database of the source.
     lanes: BTreeMap<u32, Lanes>,
     position: Arc<Mutex<Option<History>>>,
@@ -95,6 +101,8 @@ impl Source {
             feed,
             view,
             all_dbs,
+            later: BTreeSet::new(),
+            later_since: Instant::now(),
             lanes: BTreeMap::new(),
             position: Arc::new(Mutex::new(position)),
         }
@@ -133,23 +141,28 @@ impl Source {
                 () = enough.cancelled() => return Ok(()),
                 _ = feed.failed() => return Ok(()),
                 () = touched.changed() => sleep(GATHER).await,
+                () = sleep_until(self.later_since + LATER), if !self.later.is_empty() => {}
             }
-            if self.round().await? == Round::Broken {
+            if self.round(false).await? == Round::Broken {
                 return Ok(());
             }
         }
     }
 
-    /// Transfers what is touched now.
+    /// Transfers what is touched now. Where it is not `urgent`, keys that change all the time have to wait for their turn.
     ///
     /// # Errors
     /// What could not be helped by trying again.
-    pub(super) async fn round(&mut self) -> Result<Round> {
+    pub(super) async fn round(&mut self, urgent: bool) -> Result<Round> {
         let touched = self.feed.touched();
         if self.feed.failure().is_some() || touched.flushed() {
             return Ok(Round::Broken);
         }
         let began = Instant::now();
+        let touch = |(db, key)| Touch { db: Some(db), key, what: What::Whole };
+        if urgent || self.later_since.elapsed() >= LATER {
+            touched.put_back(std::mem::take(&mut self.later).into_iter().map(touch));
+        }
         // Before the taking: whatever is up to here is either taken, or was taken before.
         let history = self.feed.history();
         let overflown = touched.take_slots();
@@ -162,15 +175,21 @@ impl Source {
             }
         }
         let again = self.shared.take_again(&self.unit.shard_id);
-        let is_settled = again.is_empty();
-        let touch = |(db, key)| Touch { db: Some(db), key, what: What::Whole };
-        touched.put_back(again.into_iter().map(touch));
+        let is_settled = again.is_empty() && self.later.is_empty();
+        if urgent {
+            touched.put_back(again.into_iter().map(touch));
+        } else if !again.is_empty() {
+            if self.later.is_empty() {
+                self.later_since = Instant::now();
+            }
+            self.later.extend(again);
+        }
         if is_all && is_settled {
             // Slots in doubt are written down together with the position, and after it was read.
             *self.position.lock().unwrap_or_else(PoisonError::into_inner) = history;
             self.view.caught_up(began);
         }
-        Ok(if is_all { Round::All } else { Round::Part })
+        Ok(if is_all && is_settled { Round::All } else { Round::Part })
     }
 
     /// Transfers keys of one database; false where the user stopped it before all were.
@@ -209,13 +228,16 @@ impl Source {
                 self.shared.doubt_source(slot);
                 continue;
             }
-            match touch.db {
-                Some(db) => sorted.entry(db).or_default().push(touch.key),
-                None => {
-                    for pair in &self.shared.options.dbs {
-                        sorted.entry(pair.source).or_default().push(touch.key.clone());
-                    }
+            let mut add = |db: u32, key: Bytes| {
+                let key = (db, key);
+                // It gets its turn anyway.
+                if !self.later.contains(&key) {
+                    sorted.entry(db).or_default().push(key.1);
                 }
+            };
+            match touch.db {
+                Some(db) => add(db, touch.key),
+                None => self.shared.options.dbs.iter().for_each(|pair| add(pair.source, touch.key.clone())),
             }
         }
         for keys in sorted.values_mut() {

@@ -47,11 +47,11 @@ use scanned::{Scanned, ScannedType};
 use sequence::{ListReader, StringReader};
 use stream::StreamReader;
 
-/// How often a transfer starts over because the key changed while it was read.
-const TRIES_MAX: u32 = 5;
+/// How often a transfer is tried because the key changed while it was read, where nobody follows its changes.
+pub const TRIES_MAX: u32 = 5;
 
-/// The same for a key that moves with its slot: it is tried again later anyway, with all that has been touched.
-pub(crate) const TRIES_IMPORTING_MAX: u32 = 2;
+/// The same for a key whose changes are followed: it is tried again later anyway, with all that has been touched.
+pub(crate) const TRIES_FOLLOWED_MAX: u32 = 2;
 
 /// The pause before the first new start. Each further one is twice as long.
 const PAUSE_FIRST_MS: u64 = 20;
@@ -99,6 +99,8 @@ pub struct Transfer<'a> {
     pub place: Place,
     /// How much to read or write at once, in bytes. An element that is larger moves alone.
     pub chunk_bytes: usize,
+    /// How often to try, because the key changed while it was read.
+    pub tries_max: u32,
     /// A short name of the job, part of the names of staging keys: two jobs never write to the same one.
     pub job: &'a str,
     /// What the source can do.
@@ -276,8 +278,7 @@ impl Mover<'_> {
                 return self.judge_existing(source, target).await;
             }
         }
-        let tries_max = if self.importing() { TRIES_IMPORTING_MAX } else { TRIES_MAX };
-        for attempt in 0..tries_max {
+        for attempt in 0..self.t.tries_max {
             if attempt > 0 {
                 self.pause(PAUSE_FIRST_MS << (attempt - 1)).await?;
             }
