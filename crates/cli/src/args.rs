@@ -472,6 +472,8 @@ pub enum Bench {
     Copy(BenchCopyArgs),
     /// Moving slots beside the classic tools and the servers' own migration
     Reshard(crate::bench::reshard::BenchReshardArgs),
+    /// How far a target is behind writers, beside REPLICAOF, and how long a cutover holds them
+    Sync(crate::bench::sync::BenchSyncArgs),
 }
 
 /// `whimbrel bench copy`.

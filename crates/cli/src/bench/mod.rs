@@ -9,3 +9,4 @@ pub mod interrupt;
 pub mod machine;
 pub mod report;
 pub mod reshard;
+pub mod sync;

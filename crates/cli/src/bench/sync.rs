@@ -1,0 +1,342 @@
+//! `whimbrel bench sync`: how far a target is behind while writers are at work, beside `REPLICAOF`, and how long the
+//! cutover holds them.
+
+use std::fs::File;
+use std::io::Write;
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use redis::{Connection, cmd};
+use serde::Serialize;
+use serde_json::Value;
+use whimbrel_core::units::format_count;
+use whimbrel_lab::{Engine, Server};
+
+use super::contender::own_binary;
+use super::interrupt::{self, Interrupt};
+use super::machine::Machine;
+use super::report::{aligned, median};
+use crate::exit::Exit;
+
+/// Threads that write.
+const WRITERS: u64 = 4;
+
+/// Each sends what is due in one pipeline, so often.
+const BEAT: Duration = Duration::from_millis(5);
+
+/// Bytes of each value.
+const VALUE_BYTES: usize = 100;
+
+/// Between two markers.
+const MARKER_PAUSE: Duration = Duration::from_millis(10);
+
+/// Between two looks for one: the precision of what is measured.
+const LOOK: Duration = Duration::from_micros(200);
+
+/// How long a contender may take to come to follow.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// `whimbrel bench sync`.
+#[derive(Debug, Args)]
+pub struct BenchSyncArgs {
+    /// Servers to measure with: redis-7.0, redis-8.0, valkey-8.1 or valkey-9.1
+    #[arg(long, default_value = "redis-7.0")]
+    pub engine: String,
+
+    /// SET commands a second, all writers together
+    #[arg(long, default_value_t = 20_000)]
+    pub rate: u64,
+
+    /// Keys that are written, 100 bytes each
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    pub keys: u64,
+
+    /// How long each contender is measured
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
+    pub seconds: u64,
+
+    /// Cutovers, of which each ends with writers being let go
+    #[arg(long, default_value_t = 5)]
+    pub cutovers: u32,
+
+    /// Print the results as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    bench: &'static str,
+    machine: Machine,
+    rate: u64,
+    keys: u64,
+    followers: Vec<Follower>,
+    cutovers: Vec<Cutover>,
+}
+
+/// How one contender followed.
+#[derive(Debug, Serialize)]
+struct Follower {
+    name: &'static str,
+    writes_per_second: f64,
+    markers: usize,
+    lag_p50_ms: f64,
+    lag_p99_ms: f64,
+    lag_max_ms: f64,
+}
+
+/// One cutover.
+#[derive(Debug, Serialize)]
+struct Cutover {
+    estimate_ms: u64,
+    pause_ms: u64,
+    /// The longest that a pipeline of a writer took from shortly before the cutover to shortly after.
+    writers_longest_ms: f64,
+}
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// When servers do not start or go away, whimbrel does not follow, or something of our own fails.
+pub fn run(args: &BenchSyncArgs) -> anyhow::Result<Exit> {
+    let Some(engine) = Engine::from_name(&args.engine) else {
+        eprintln!("error: there is no engine {}", args.engine);
+        return Ok(Exit::Usage);
+    };
+    interrupt::run(|interrupt| measure(engine, args, interrupt))
+}
+
+fn measure(engine: Engine, args: &BenchSyncArgs, interrupt: &Interrupt) -> anyhow::Result<Exit> {
+    let machine = Machine::of_this(engine);
+    let source = Server::builder(engine).name("source").arg("repl-diskless-sync-delay", "0").start()?;
+    let (writes, longest_us, stop) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+    let (followers, cutovers) = thread::scope(|scope| {
+        let writers: Vec<_> = (0..WRITERS)
+            .map(|number| {
+                let (source, writes, longest_us, stop) = (&source, &writes, &longest_us, &stop);
+                scope.spawn(move || write(source, number, args, writes, longest_us, stop))
+            })
+            .collect();
+        let outcome = (|| {
+            let mut followers = vec![replicaof(engine, &source, args, &writes, interrupt)?];
+            let (follower, cutovers) = whimbrel(engine, &source, args, &writes, &longest_us, interrupt)?;
+            followers.push(follower);
+            anyhow::Ok((followers, cutovers))
+        })();
+        stop.store(true, Ordering::Relaxed);
+        for writer in writers {
+            match writer.join() {
+                Ok(written) => written?,
+                Err(_) => bail!("a writer has panicked"),
+            }
+        }
+        outcome
+    })?;
+    let report = Report { bench: "sync", machine, rate: args.rate, keys: args.keys, followers, cutovers };
+    let mut out = std::io::stdout();
+    match args.json {
+        true => writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?,
+        false => writeln!(out, "{}", report.text())?,
+    }
+    Ok(Exit::Success)
+}
+
+/// Writes what is due, beat by beat, until it is told to stop.
+fn write(
+    source: &Server,
+    number: u64,
+    args: &BenchSyncArgs,
+    writes: &AtomicU64,
+    longest_us: &AtomicU64,
+    stop: &AtomicBool,
+) -> anyhow::Result<()> {
+    let mut connection = source.try_connection()?;
+    let each = (args.rate / WRITERS * BEAT.as_millis() as u64 / 1_000).max(1);
+    let value = [b'x'; VALUE_BYTES];
+    let (mut due, mut turn) = (Instant::now(), number);
+    while !stop.load(Ordering::Relaxed) {
+        due += BEAT;
+        if let Some(early) = due.checked_duration_since(Instant::now()) {
+            thread::sleep(early);
+        }
+        let mut pipeline = redis::pipe();
+        for _ in 0..each {
+            // Spread over the keys by a step that shares no factor with most numbers.
+            turn = turn.wrapping_add(WRITERS * 7_919);
+            pipeline.cmd("SET").arg(format!("key:{}", turn % args.keys)).arg(&value[..]).ignore();
+        }
+        let sent = Instant::now();
+        pipeline.exec(&mut connection)?;
+        longest_us.fetch_max(sent.elapsed().as_micros() as u64, Ordering::Relaxed);
+        writes.fetch_add(each, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// Measures how long markers take from the source to the target.
+fn follow(
+    name: &'static str,
+    source: &Server,
+    target: &Server,
+    args: &BenchSyncArgs,
+    writes: &AtomicU64,
+    interrupt: &Interrupt,
+) -> anyhow::Result<Follower> {
+    let (mut from, mut to) = (source.try_connection()?, target.try_connection()?);
+    let (began, before) = (Instant::now(), writes.load(Ordering::Relaxed));
+    let mut lags = Vec::new();
+    while began.elapsed() < Duration::from_secs(args.seconds) {
+        interrupt.check()?;
+        let marker = format!("marker:{name}:{}", lags.len());
+        cmd("SET").arg(&marker).arg(1).exec(&mut from)?;
+        let sent = Instant::now();
+        await_marker(&mut to, &marker, sent)?;
+        lags.push(sent.elapsed().as_secs_f64() * 1_000.0);
+        thread::sleep(MARKER_PAUSE);
+    }
+    let written = writes.load(Ordering::Relaxed) - before;
+    lags.sort_by(f64::total_cmp);
+    let at = |share: f64| lags[((lags.len() - 1) as f64 * share) as usize];
+    let follower = Follower {
+        name,
+        writes_per_second: written as f64 / began.elapsed().as_secs_f64(),
+        markers: lags.len(),
+        lag_p50_ms: at(0.5),
+        lag_p99_ms: at(0.99),
+        lag_max_ms: at(1.0),
+    };
+    eprintln!("{name}: lag {:.1} ms, p99 {:.1} ms", follower.lag_p50_ms, follower.lag_p99_ms);
+    Ok(follower)
+}
+
+fn await_marker(target: &mut Connection, marker: &str, sent: Instant) -> anyhow::Result<()> {
+    while cmd("EXISTS").arg(marker).query::<u64>(target)? == 0 {
+        if sent.elapsed() > PATIENCE {
+            bail!("{marker} does not arrive");
+        }
+        thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
+fn replicaof(
+    engine: Engine,
+    source: &Server,
+    args: &BenchSyncArgs,
+    writes: &AtomicU64,
+    interrupt: &Interrupt,
+) -> anyhow::Result<Follower> {
+    let target = Server::builder(engine).name("replica").start()?;
+    cmd("REPLICAOF").arg("127.0.0.1").arg(source.port()).exec(&mut target.try_connection()?)?;
+    let mut from = source.try_connection()?;
+    cmd("SET").arg("marker:replica").arg(1).exec(&mut from)?;
+    await_marker(&mut target.try_connection()?, "marker:replica", Instant::now())?;
+    follow("replicaof", source, &target, args, writes, interrupt)
+}
+
+/// The running sync, killed when it is dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn whimbrel(
+    engine: Engine,
+    source: &Server,
+    args: &BenchSyncArgs,
+    writes: &AtomicU64,
+    longest_us: &AtomicU64,
+    interrupt: &Interrupt,
+) -> anyhow::Result<(Follower, Vec<Cutover>)> {
+    let target = Server::builder(engine).name("target").start()?;
+    let state = target.dir().join("state");
+    let output = target.dir().join("sync-output");
+    let file = File::create(&output)?;
+    let mut command = own_binary()?;
+    command.arg("sync").args([source.addr(), target.addr()]).arg("--quiet").arg("--state-dir").arg(&state);
+    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+    let mut running = Running(command.spawn().context("start whimbrel")?);
+    let began = Instant::now();
+    // Until it follows it refuses to cut over.
+    while cutover(&state, &["--dry-run"])?.is_none() {
+        interrupt.check()?;
+        if running.0.try_wait()?.is_some() || began.elapsed() > PATIENCE {
+            bail!("whimbrel does not follow: {}", std::fs::read_to_string(&output).unwrap_or_default());
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+    let follower = follow("whimbrel", source, &target, args, writes, interrupt)?;
+    let mut cutovers = Vec::new();
+    for _ in 0..args.cutovers {
+        interrupt.check()?;
+        thread::sleep(Duration::from_millis(500));
+        longest_us.store(0, Ordering::Relaxed);
+        let Some(report) = cutover(&state, &["--fence", "none"])? else { bail!("a cutover was refused") };
+        thread::sleep(Duration::from_millis(100));
+        let number = |name: &str| report["report"][name].as_u64().unwrap_or(0);
+        cutovers.push(Cutover {
+            estimate_ms: number("estimate_ms"),
+            pause_ms: number("pause_ms"),
+            writers_longest_ms: longest_us.load(Ordering::Relaxed) as f64 / 1_000.0,
+        });
+    }
+    Ok((follower, cutovers))
+}
+
+/// What a cutover came to; `None` where it was refused, or nobody was there to ask.
+fn cutover(state: &std::path::Path, how: &[&str]) -> anyhow::Result<Option<Value>> {
+    let output = own_binary()?
+        .args(["cutover", "--json", "--state-dir"])
+        .arg(state)
+        .args(how)
+        .output()
+        .context("cut over")?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok(text
+        .lines()
+        .next_back()
+        .and_then(|line| serde_json::from_str(line).ok())
+        .filter(|_| output.status.success()))
+}
+
+impl Report {
+    fn text(&self) -> String {
+        let head = ["follower", "writes/s", "markers", "lag p50 ms", "p99 ms", "longest ms", ""];
+        let mut rows = vec![head.map(str::to_owned).to_vec()];
+        for follower in &self.followers {
+            rows.push(vec![
+                follower.name.to_owned(),
+                format_count(follower.writes_per_second as u64),
+                format_count(follower.markers as u64),
+                format!("{:.1}", follower.lag_p50_ms),
+                format!("{:.1}", follower.lag_p99_ms),
+                format!("{:.1}", follower.lag_max_ms),
+                String::new(),
+            ]);
+        }
+        let of =
+            |value: fn(&Cutover) -> f64| median(self.cutovers.iter().map(value).collect()).unwrap_or(0.0);
+        let most = |value: fn(&Cutover) -> f64| self.cutovers.iter().map(value).fold(0.0, f64::max);
+        format!(
+            "{}\n\n{}\ncutovers: {}; writers held for {:.0} ms (median; {:.0} at most), {:.0} ms estimated; \
+             the longest write around them {:.1} ms (median; {:.1} at most)",
+            self.machine.describe(),
+            aligned(&rows),
+            self.cutovers.len(),
+            of(|c| c.pause_ms as f64),
+            most(|c| c.pause_ms as f64),
+            of(|c| c.estimate_ms as f64),
+            of(|c| c.writers_longest_ms),
+            most(|c| c.writers_longest_ms),
+        )
+    }
+}
