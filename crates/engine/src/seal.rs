@@ -156,7 +156,19 @@ impl Fence {
                 return Err(Error::unfit(deployment.side(), at, "fence the writers off", what)
                     .with_remedy("choose another way with --fence: acl, pause or none"));
             }
-            FenceKind::ReadonlyReplica => {}
+            FenceKind::ReadonlyReplica => {
+                let mut link = deployment.open(&deployment.endpoint.address, 0).await?;
+                // The older name is known to all servers.
+                let reply = link.call(&[b"CONFIG", b"GET", b"slave-read-only"]).await?;
+                if reply.field("slave-read-only").and_then(Value::as_str) != Some("yes") {
+                    let at = deployment.endpoint.address.to_string();
+                    let what = "replicas take writes there (replica-read-only)";
+                    return Err(Error::unfit(deployment.side(), at, "fence the writers off", what)
+                        .with_remedy(
+                            "CONFIG SET replica-read-only yes, or choose another way with --fence",
+                        ));
+                }
+            }
             FenceKind::Acl => {
                 for address in nodes(deployment) {
                     let mut link = deployment.open(&address, 0).await?;
@@ -238,13 +250,6 @@ async fn writers(link: &mut Link, address: &Address) -> Result<Vec<FencedUser>> 
     for name in names.into_iter().filter(|name| *name != own) {
         let user = link.call(&[b"ACL", b"GETUSER", name.as_bytes()]).await?;
         let commands = user.field("commands").and_then(Value::as_str).unwrap_or_default().to_owned();
-        let is_on = user
-            .field("flags")
-            .and_then(Value::as_items)
-            .is_some_and(|flags| flags.iter().any(|flag| flag.as_str() == Some("on")));
-        if !is_on || commands == "-@all" {
-            continue;
-        }
         if user.field("selectors").and_then(Value::as_items).is_some_and(|selectors| !selectors.is_empty()) {
             let what = format!("ACL user {name} has selectors, which may let it write all the same");
             return Err(Error::unfit(
@@ -255,7 +260,10 @@ async fn writers(link: &mut Link, address: &Address) -> Result<Vec<FencedUser>> 
             )
             .with_remedy("choose another way with --fence, or take the selectors away"));
         }
-        users.push(FencedUser { at: address.to_string(), name, commands });
+        // One that is off as well: its connections of before go on.
+        if commands != "-@all" {
+            users.push(FencedUser { at: address.to_string(), name, commands });
+        }
     }
     Ok(users)
 }

@@ -3,6 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 use whimbrel_core::units::format_count;
 use whimbrel_engine::error::Result;
 use whimbrel_engine::seal::FenceKind;
@@ -16,8 +17,15 @@ use crate::exit::Exit;
 const ANSWER_WITHIN: Duration = Duration::from_secs(600);
 
 /// Runs the command.
-pub async fn run(args: &CutoverArgs) -> Exit {
-    match ask(args).await {
+pub async fn run(args: &CutoverArgs, stop: CancellationToken) -> Exit {
+    let asked = tokio::select! {
+        asked = ask(args) => asked,
+        () = stop.cancelled() => {
+            eprintln!("withdrawn: unless writers were held already, nothing was done; `whimbrel watch` shows how it stands");
+            return Exit::Stopped;
+        }
+    };
+    match asked {
         Ok(reply) => show(args, &reply),
         Err(e) => {
             let exit = Exit::of(&e, false);
@@ -33,6 +41,7 @@ async fn ask(args: &CutoverArgs) -> Result<Reply> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let wish = Wish {
         id: format!("{}-{}", std::process::id(), since.as_nanos()),
+        pid: std::process::id(),
         max_pause_ms: args.max_pause,
         fence: match args.fence {
             None | Some(FenceChoice::None) => FenceKind::None,

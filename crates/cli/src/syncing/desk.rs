@@ -2,8 +2,8 @@
 //!
 //! - `NAME.journal`: held open by whoever runs the sync;
 //! - `NAME.json`: how it stands, replaced about once a second;
-//! - `NAME.ask`: somebody asks for a cutover;
-//! - `NAME.answer`: what came of it.
+//! - `NAME.ask`: somebody asks for a cutover; only one at a time can;
+//! - `NAME.answer-ID`: what came of it.
 //!
 //! All are replaced as a whole. No password and no value is in any of them.
 
@@ -14,6 +14,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::seal::FenceKind;
 use whimbrel_flow::journal;
@@ -45,6 +46,8 @@ pub struct Card<'a> {
 pub struct Wish {
     /// Tells its answer from that to another.
     pub id: String,
+    /// The process that asks: when it is gone, the wish is withdrawn.
+    pub pid: u32,
     /// See [`CutoverOptions`].
     pub max_pause_ms: u64,
     /// See [`CutoverOptions`].
@@ -79,6 +82,18 @@ pub struct Reply {
 pub struct Desk {
     folder: PathBuf,
     name: String,
+}
+
+impl Wish {
+    /// The ending of the file with its answer.
+    fn answer(&self) -> String {
+        format!("answer-{}", self.id)
+    }
+
+    /// Whether the process that asked still runs.
+    fn is_awaited(&self) -> bool {
+        Path::new("/proc").join(self.pid.to_string()).exists()
+    }
 }
 
 impl Desk {
@@ -160,6 +175,27 @@ impl Desk {
             .map_err(|e| Error::own(format!("write {}", path.display()), e))
     }
 
+    /// As [`Desk::put`], where nothing is there yet.
+    fn put_new(&self, ending: &str, content: &Wish) -> Result<()> {
+        let (path, draft) = (self.path(ending), self.path(&format!("{ending}-{}", content.id)));
+        let written = serde_json::to_string(content).map_err(std::io::Error::other);
+        let written = written.and_then(|text| std::fs::write(&draft, text));
+        // A link is made only where the name is free.
+        let linked = written.and_then(|()| std::fs::hard_link(&draft, &path));
+        // It may not be there.
+        let _ = std::fs::remove_file(&draft);
+        linked.map_err(|e| match e.kind() {
+            std::io::ErrorKind::AlreadyExists => Error::unfit(
+                Side::Own,
+                "",
+                "ask for the cutover",
+                "somebody else is asking for one right now",
+            )
+            .with_remedy("wait for that to end"),
+            _ => Error::own(format!("write {}", path.display()), e),
+        })
+    }
+
     fn take<T: for<'de> Deserialize<'de>>(&self, ending: &str) -> Option<T> {
         let path = self.path(ending);
         let text = std::fs::read_to_string(&path).ok()?;
@@ -181,8 +217,10 @@ impl Desk {
         let serve = async {
             loop {
                 if let Some(wish) = self.take::<Wish>("ask") {
-                    let reply = self.pass_on(wish, &asks).await;
-                    if let Err(error) = self.put("answer", &reply) {
+                    let reply = self.pass_on(&wish, &asks).await;
+                    if wish.is_awaited()
+                        && let Err(error) = self.put(&wish.answer(), &reply)
+                    {
                         tracing::warn!(%error, "an answer could not be given");
                     }
                 }
@@ -203,7 +241,7 @@ impl Desk {
         never
     }
 
-    async fn pass_on(&self, wish: Wish, asks: &mpsc::Sender<Ask>) -> Reply {
+    async fn pass_on(&self, wish: &Wish, asks: &mpsc::Sender<Ask>) -> Reply {
         let options = CutoverOptions {
             max_pause_ms: wish.max_pause_ms,
             fence: wish.fence,
@@ -219,14 +257,29 @@ impl Desk {
         };
         let (answer, told) = oneshot::channel();
         let gone = || Error::own("cut over", "the sync has ended");
-        let outcome = match asks.send(Ask { options, answer }).await {
-            Ok(()) => told.await.unwrap_or_else(|_| Err(gone())),
+        let withdrawn = CancellationToken::new();
+        let ask = Ask { options, withdrawn: withdrawn.clone(), answer };
+        let watch = async {
+            while wish.is_awaited() {
+                sleep(LOOK_PERIOD).await;
+            }
+            withdrawn.cancel();
+            std::future::pending::<std::convert::Infallible>().await
+        };
+        let outcome = match asks.send(ask).await {
+            Ok(()) => tokio::select! {
+                told = told => told.unwrap_or_else(|_| Err(gone())),
+                never = watch => match never {},
+            },
             Err(_) => Err(gone()),
         };
         match outcome {
-            Ok(report) => {
-                Reply { id: wish.id, report: serde_json::to_value(&report).ok(), error: None, exit: 0 }
-            }
+            Ok(report) => Reply {
+                id: wish.id.clone(),
+                report: serde_json::to_value(&report).ok(),
+                error: None,
+                exit: 0,
+            },
             Err(e) => {
                 let exit = match (&e.kind, e.side) {
                     // Nothing was changed, or everything was undone.
@@ -234,7 +287,7 @@ impl Desk {
                     (_, Side::Own) => Exit::Internal,
                     _ => Exit::Interrupted,
                 };
-                Reply { id: wish.id, report: None, error: Some(e.to_string()), exit: exit as u8 }
+                Reply { id: wish.id.clone(), report: None, error: Some(e.to_string()), exit: exit as u8 }
             }
         }
     }
@@ -244,15 +297,13 @@ impl Desk {
     /// # Errors
     /// `Own` where it does not run, ends before it answers, or does not answer within `limit`.
     pub async fn ask(&self, wish: &Wish, limit: Duration) -> Result<Reply> {
-        // An answer that nobody waited for.
-        let _: Option<Reply> = self.take("answer");
-        self.put("ask", wish)?;
+        self.put_new("ask", wish)?;
         let asked = std::time::Instant::now();
         let mut looked = asked;
         let mut is_attended = true;
         while is_attended && asked.elapsed() < limit {
             sleep(LOOK_PERIOD).await;
-            if let Some(reply) = self.take::<Reply>("answer").filter(|reply| reply.id == wish.id) {
+            if let Some(reply) = self.take::<Reply>(&wish.answer()).filter(|reply| reply.id == wish.id) {
                 return Ok(reply);
             }
             if looked.elapsed() > PUBLISH_PERIOD {

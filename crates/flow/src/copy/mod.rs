@@ -23,7 +23,7 @@ mod read;
 mod track;
 mod write;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -40,6 +40,7 @@ use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Error, Result, ServerError, Side};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::ServerFacts;
+use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 pub use preflight::{DbPair, Plan, PlannedDb, databases, plan};
 
@@ -151,10 +152,30 @@ pub(crate) struct Shared {
     /// Cancelled when the user wants to stop: scanning ends, what is in the lanes is finished.
     pub(crate) stop: CancellationToken,
     left_of_limit: AtomicI64,
-    failures: Mutex<Vec<KeyFailure>>,
+    failures: Mutex<Failures>,
     doubt: Mutex<Doubt>,
     /// By shard of the source: keys that changed every time they were read, with their databases.
     again: Mutex<HashMap<String, Vec<(u32, Bytes)>>>,
+}
+
+/// Keys that could not be copied.
+#[derive(Debug, Default)]
+struct Failures {
+    /// The first of them, for people.
+    listed: Vec<(u128, KeyFailure)>,
+    /// All of them, where changes are followed: 16 bytes for each.
+    failing: HashSet<u128>,
+}
+
+impl Failures {
+    fn list(&self) -> Vec<KeyFailure> {
+        self.listed.iter().map(|(_, failure)| failure.clone()).collect()
+    }
+}
+
+/// Tells keys apart, in all likelihood.
+fn name_of(db: u32, key: &[u8]) -> u128 {
+    xxh3_128_with_seed(key, u64::from(db))
 }
 
 /// What has to be gone through again.
@@ -193,20 +214,16 @@ impl Shared {
         }
     }
 
-    /// Notes a key that could not be copied.
+    /// Notes a key that could not be copied. Where changes are followed it is tried as often as it changes, and counts once.
     pub(crate) fn failed(&self, db: u32, key: &[u8], reason: String) {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.options.mirror {
-            // It is tried as often as it changes.
-            let name = shown(key);
-            if let Some(known) = failures.iter_mut().find(|known| known.db == db && known.key == name) {
-                known.reason = reason;
-                return;
-            }
+        if self.options.mirror && !failures.failing.insert(name_of(db, key)) {
+            return;
         }
         CopyProgress::add(&self.progress.failed, 1);
-        if failures.len() < FAILURES_MAX {
-            failures.push(KeyFailure { db, key: shown(key), slot: Slot::of_key(key).number(), reason });
+        if failures.listed.len() < FAILURES_MAX {
+            let failure = KeyFailure { db, key: shown(key), slot: Slot::of_key(key).number(), reason };
+            failures.listed.push((name_of(db, key), failure));
         }
     }
 
@@ -215,11 +232,12 @@ impl Shared {
         if !self.options.mirror || self.progress.failed.load(Ordering::Relaxed) == 0 {
             return;
         }
-        let name = shown(key);
+        let name = name_of(db, key);
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = failures.len();
-        failures.retain(|known| known.db != db || known.key != name);
-        self.progress.failed.fetch_sub((before - failures.len()) as u64, Ordering::Relaxed);
+        if failures.failing.remove(&name) {
+            failures.listed.retain(|(listed, _)| *listed != name);
+            self.progress.failed.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// Leaves a key of a unit to be transferred again.
@@ -236,7 +254,7 @@ impl Shared {
 
     /// The first keys that could not be copied.
     pub(crate) fn failures(&self) -> Vec<KeyFailure> {
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).list()
     }
 
     /// A pause before the next try, cut short when the user stops.
@@ -345,7 +363,10 @@ impl Shared {
     /// Takes over what an earlier run had found.
     pub(crate) fn remember(&self, state: &JournalState) {
         self.progress.failed.store(state.failed, Ordering::Relaxed);
-        *self.failures.lock().unwrap_or_else(PoisonError::into_inner) = state.failures.clone();
+        // Of those that are not listed no name is known, of the others only what a person needs to know.
+        let listed = state.failures.iter().map(|failure| (0, failure.clone())).collect();
+        *self.failures.lock().unwrap_or_else(PoisonError::into_inner) =
+            Failures { listed, failing: HashSet::new() };
         let mut doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
         doubt.source = state.doubt_source.clone().unwrap_or_default();
         doubt.target = state.doubt_target.clone().unwrap_or_default();
@@ -355,7 +376,7 @@ impl Shared {
     /// noted as failed or in doubt before its page counts as dealt with, and must not be forgotten once it does.
     pub(crate) fn record(&self, state: &mut JournalState) {
         state.failed = self.progress.failed.load(Ordering::Relaxed);
-        state.failures.clone_from(&self.failures.lock().unwrap_or_else(PoisonError::into_inner));
+        state.failures = self.failures();
         let doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
         state.doubt_source = Some(doubt.source.clone()).filter(|s| !s.is_empty());
         state.doubt_target = Some(doubt.target.clone()).filter(|s| !s.is_empty());
@@ -364,9 +385,15 @@ impl Shared {
     /// Keys of these slots are copied once more: what failed may succeed now, or fails again.
     pub(crate) fn forget_failures(&self, slots: &SlotSet) {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = failures.len();
-        failures.retain(|f| !Slot::new(f.slot).is_some_and(|slot| slots.contains(slot)));
-        self.progress.failed.fetch_sub((before - failures.len()) as u64, Ordering::Relaxed);
+        let before = failures.listed.len();
+        let is_in = |failure: &KeyFailure| Slot::new(failure.slot).is_some_and(|slot| slots.contains(slot));
+        let gone: Vec<u128> =
+            failures.listed.iter().filter(|(_, f)| is_in(f)).map(|(name, _)| *name).collect();
+        failures.listed.retain(|(_, failure)| !is_in(failure));
+        for name in gone {
+            failures.failing.remove(&name);
+        }
+        self.progress.failed.fetch_sub((before - failures.listed.len()) as u64, Ordering::Relaxed);
     }
 
     /// Keys that the target has evicted since it was first met.
@@ -473,7 +500,7 @@ pub async fn copy(
             "the target evicted {evicted} keys meanwhile to stay within its maxmemory: it does not hold everything"
         ));
     }
-    let failures = shared.failures.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let failures = shared.failures();
     Ok(CopyReport {
         counts: shared.progress.snapshot(),
         duration_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
@@ -760,9 +787,10 @@ async fn feed_lanes(
     lanes: &mut Lanes,
 ) -> Result<bool> {
     let mut selection = shared.options.selection.clone();
-    if slots.is_some() {
-        selection.slots = slots;
-    }
+    selection.slots = match (selection.slots, slots) {
+        (Some(wanted), Some(slots)) => Some(wanted.intersection(&slots)),
+        (wanted, slots) => wanted.or(slots),
+    };
     let everything = selection.is_everything();
     let options = ScanOptions {
         count: shared.options.scan_count,

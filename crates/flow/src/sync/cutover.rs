@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde::Serialize;
 use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
@@ -95,7 +96,11 @@ impl CutoverReport {
 type Sample = BTreeMap<(u32, u32), Vec<Bytes>>;
 
 impl Syncer {
-    pub(super) async fn cutover(&mut self, options: &CutoverOptions) -> Result<CutoverReport> {
+    pub(super) async fn cutover(
+        &mut self,
+        options: &CutoverOptions,
+        withdrawn: &CancellationToken,
+    ) -> Result<CutoverReport> {
         for _ in 0..MENDS_MAX {
             self.mend().await?;
             if self.is_calm() {
@@ -107,7 +112,6 @@ impl Syncer {
         let source = self.shared.source.clone();
         let fence = Fence::plan(&source, options.fence).await?;
         let lift = self.state.lift.clone().filter(|_| options.back);
-        let mut seal = Seal::open(&source).await?;
         let sample = self.sample(options).await?;
         // As it will be under the pause, and without: what it takes is the estimate.
         for _ in 0..ROUNDS_MAX {
@@ -136,9 +140,42 @@ impl Syncer {
             return Err(refused(what).with_remedy("allow more with --max-pause, or compare less"));
         }
         let feeds = if options.reverse { self.follow_target().await? } else { Vec::new() };
-        // Most of what was written during the rehearsal.
-        self.rounds().await?;
+        // Most of what was written during the rehearsal; and what it has brought into doubt would be found under the pause.
+        for _ in 0..MENDS_MAX {
+            self.rounds().await?;
+            if self.is_calm() {
+                break;
+            }
+            self.mend().await?;
+            self.status.phase(SyncPhase::CuttingOver);
+        }
+        self.check(options)?;
+        if withdrawn.is_cancelled() {
+            return Err(refused("whoever asked for it has gone"));
+        }
+        // Written down before it goes up: whoever goes on after a crash knows what to take down.
+        self.state.cut_over = Some(fence.clone());
+        self.save()?;
+        let outcome =
+            self.hold_and_switch(options, &mut report, (&fence, lift.as_ref()), feeds, sample).await;
+        if outcome.is_err() || options.fence == FenceKind::None {
+            self.state.cut_over = None;
+            self.save()?;
+        }
+        outcome.map(|()| report)
+    }
 
+    /// All that happens while writers are held.
+    async fn hold_and_switch(
+        &mut self,
+        options: &CutoverOptions,
+        report: &mut CutoverReport,
+        (fence, lift): (&Fence, Option<&Fence>),
+        feeds: Vec<Feed>,
+        sample: Sample,
+    ) -> Result<()> {
+        let source = self.shared.source.clone();
+        let mut seal = Seal::open(&source).await?;
         let held = Instant::now();
         let reached = seal.hold(options.max_pause_ms).await?;
         let share = options.max_pause_ms as f64 * (1.0 - FENCE_SHARE);
@@ -160,7 +197,7 @@ impl Syncer {
         let sealed = match sealed {
             Ok((drained, compared)) => {
                 (report.drained, report.compared) = (drained, compared);
-                self.switch(&fence, lift.as_ref(), &feeds, &mut seal).await
+                self.switch(fence, lift, &feeds, &mut seal).await
             }
             Err(e) => Err(e),
         };
@@ -175,9 +212,7 @@ impl Syncer {
             self.back = Some(Back { positions, fence: fence.clone(), _feeds: feeds });
         }
         report.pause_ms = millis(held);
-        self.state.cut_over = Some(fence);
-        self.save()?;
-        Ok(report)
+        Ok(())
     }
 
     /// Attaches feeds to all primaries of the target. They will not see our own writes as somebody else's: those are over
@@ -252,8 +287,20 @@ impl Syncer {
             let what = "the way back needs a source that we can write to and others cannot";
             return Err(refused(what).with_remedy("use --fence acl or pause with --reverse-sync"));
         }
+        if options.accept_failures {
+            return Ok(());
+        }
+        let evicted = self.shared.evicted();
+        if evicted > 0 {
+            let what = format!("the target has evicted {evicted} keys to stay within its maxmemory");
+            return Err(refused(what).with_remedy("give it more memory and sync anew; or --accept-failures"));
+        }
+        if self.unmapped || self.sources.iter().any(|source| source.unmapped) {
+            let what = "a database of the source was written to that is not part of this sync";
+            return Err(refused(what).with_remedy("name the databases with --db; or --accept-failures"));
+        }
         let failed = self.status.copy.snapshot().failed;
-        if failed > 0 && !options.accept_failures {
+        if failed > 0 {
             let what = format!("{failed} keys are not on the target");
             return Err(refused(what)
                 .with_remedy("see them in the report of the sync; --accept-failures goes on without them"));
@@ -316,6 +363,7 @@ impl Syncer {
         if !self.is_calm() {
             return Err(refused("slots moved, or a server of the target was replaced"));
         }
+        self.check(options)?;
         Ok((drained, compared))
     }
 

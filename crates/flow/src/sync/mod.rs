@@ -27,6 +27,7 @@ mod reconcile;
 mod source;
 mod status;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -36,7 +37,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
-use whimbrel_core::slot::SlotSet;
+use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::deployment::{Deployment, Shard, Topology};
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::feed::{Feed, FeedKind, FeedOptions};
@@ -90,6 +91,8 @@ pub struct SyncState {
     sweep: bool,
     /// Where the feeds can go on.
     positions: Vec<Position>,
+    /// Which shard of the source owned which slots when nothing was in doubt but what is below: shard id and slots.
+    layout: BTreeMap<String, String>,
     /// Slots to go through again, as ranges.
     doubt: String,
     /// What was done to the source at the cutover.
@@ -126,6 +129,8 @@ pub struct Back {
 pub struct Ask {
     /// How.
     pub options: CutoverOptions,
+    /// Cancelled when nobody waits for the answer any more: then nothing is begun.
+    pub withdrawn: CancellationToken,
     /// Where the outcome goes.
     pub answer: oneshot::Sender<Result<CutoverReport>>,
 }
@@ -176,6 +181,8 @@ struct Syncer {
     reconciled_slots: u64,
     back: Option<Back>,
     caught_up: bool,
+    /// Something was written to a database that should be part of this sync and is not.
+    unmapped: bool,
 }
 
 /// Syncs until it is stopped or the target has taken over. The plan has been made, and agreed to, before.
@@ -211,6 +218,7 @@ pub async fn sync(
         reconciled_slots: 0,
         back: None,
         caught_up: false,
+        unmapped: false,
     };
     if !resumed {
         sync.state.sweep = sync.options.sweep_first;
@@ -266,6 +274,15 @@ impl Syncer {
             self.distrust_everything();
         }
         self.state.copy.target_runs = runs;
+        if let Some(fence) = self.state.cut_over.take() {
+            // It died while it cut over. Whoever asked for that was not told that it succeeded.
+            fence.lift(&self.shared.source).await?;
+            self.notice("a cutover was interrupted: writers of the source are let in again");
+        }
+        if resumed {
+            self.doubt_what_moved();
+            self.retry_failures();
+        }
         self.attach().await?;
         if !resumed {
             // Nothing has been missed that the snapshot would not find.
@@ -303,9 +320,9 @@ impl Syncer {
                 Next::Stop => return Ok(None),
                 Next::Mend => self.mend().await?,
                 Next::Cutover(ask) => {
-                    let Ask { options, answer } = *ask;
+                    let Ask { options, withdrawn, answer } = *ask;
                     self.status.phase(SyncPhase::CuttingOver);
-                    let outcome = self.cutover(&options).await;
+                    let outcome = self.cutover(&options, &withdrawn).await;
                     let report = outcome.as_ref().ok().filter(|report| report.is_final()).cloned();
                     // Whoever asked may have gone.
                     let _ = answer.send(outcome);
@@ -315,6 +332,33 @@ impl Syncer {
                 }
             }
         }
+    }
+
+    /// Slots that left their shard while nobody followed: their last changes there were not seen.
+    fn doubt_what_moved(&mut self) {
+        let topology = self.shared.source.topology();
+        for (id, slots) in &self.state.layout {
+            let before: SlotSet = slots.parse().unwrap_or_default();
+            let now = topology.shards.iter().find(|shard| shard.id == *id).map(|shard| &shard.slots);
+            let left = now.map_or(before.clone(), |now| before.difference(now));
+            self.doubt = self.doubt.union(&left);
+        }
+    }
+
+    /// Keys that failed in an earlier run are tried again, and counted anew.
+    fn retry_failures(&mut self) {
+        let copy = &mut self.state.copy;
+        let listed = copy.failures.len() as u64;
+        let slots = copy.failures.drain(..).filter_map(|failure| Slot::new(failure.slot));
+        let slots = slots.fold(SlotSet::new(), |mut all, slot| {
+            all.insert(slot);
+            all
+        });
+        // Not all of them are listed where there are many.
+        let slots = if copy.failed > listed { SlotSet::full() } else { slots };
+        copy.failed = 0;
+        self.doubt = self.doubt.union(&slots);
+        self.shared.remember(&self.state.copy);
     }
 
     /// The snapshot has to be taken again, as if there had never been one; keys that are gone since are looked for.
@@ -377,6 +421,7 @@ impl Syncer {
         let alive = |source: &Source, shard: &Shard| {
             *source.feed.address() == shard.primary && source.feed.failure().is_none()
         };
+        self.unmapped |= old.iter().any(|source| source.unmapped);
         let mut sources = Vec::new();
         for shard in &topology.shards {
             if let Some(index) = old.iter().position(|source| alive(source, shard)) {
@@ -385,7 +430,15 @@ impl Syncer {
                 sources.push(source);
                 continue;
             }
-            sources.push(self.attach_to(shard, &known).await?);
+            match self.attach_to(shard, &known).await {
+                Ok(source) => sources.push(source),
+                Err(e) => {
+                    // Whoever goes on after this finds them as they were, and mends them again.
+                    sources.append(&mut old);
+                    self.sources = sources;
+                    return Err(e);
+                }
+            }
         }
         self.sources = sources;
         self.status.sources(self.sources.iter().map(|source| source.view.clone()).collect());
@@ -436,6 +489,9 @@ impl Syncer {
             }
         }
         self.attach().await?;
+        if let Some(wanted) = &self.shared.options.selection.slots {
+            self.doubt = self.doubt.intersection(wanted);
+        }
         let ready = self.doubt.difference(&open);
         self.status.doubtful(self.doubt.len());
         self.save()?;
@@ -553,6 +609,7 @@ impl Syncer {
 
     /// The positions have been read before: a slot is in doubt before the position goes beyond what made it so.
     fn write_down(&mut self) -> Result<()> {
+        self.state.layout = copy::layout(&self.seen.0);
         self.shared.record(&mut self.state.copy);
         self.status.failures(&self.state.copy.failures);
         self.state.doubt = self.doubt.union(&self.shared.in_doubt()).to_string();

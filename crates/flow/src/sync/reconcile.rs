@@ -35,7 +35,9 @@ impl Syncer {
     /// What could not be helped by trying again.
     pub(super) async fn reconcile(&mut self, slots: &SlotSet) -> Result<bool> {
         self.shared.forget_failures(slots);
-        let few = self.shared.source.is_cluster() && slots.len() <= LISTED_SLOTS_MAX;
+        // Slots are listed in database 0 only.
+        let is_one = self.shared.options.dbs.iter().all(|pair| pair.source == 0);
+        let few = self.shared.source.is_cluster() && is_one && slots.len() <= LISTED_SLOTS_MAX;
         let scanned = match few {
             true => self.transfer_listed(slots).await?,
             false => slots.clone(),

@@ -72,6 +72,8 @@ pub(super) struct Source {
     pub(super) feed: Arc<Feed>,
     pub(super) view: Arc<SourceView>,
     all_dbs: bool,
+    /// Something was written to a database that should be part of this sync and is not.
+    pub(super) unmapped: bool,
     /// Keys that changed every time they were read, with their databases, and since when they are left alone.
     later: BTreeSet<(u32, Bytes)>,
     later_since: Instant,
@@ -101,6 +103,7 @@ impl Source {
             feed,
             view,
             all_dbs,
+            unmapped: false,
             later: BTreeSet::new(),
             later_since: Instant::now(),
             lanes: BTreeMap::new(),
@@ -169,9 +172,17 @@ impl Source {
         let touches = touched.take(ROUND_KEYS_MAX);
         let is_all = touches.len() < ROUND_KEYS_MAX;
         self.shared.doubt_source_slots(&overflown);
-        for (db, keys) in self.sorted(touches) {
-            if !self.transfer(db, keys).await? {
-                return Ok(Round::Broken);
+        let mut sorted = self.sorted(touches);
+        while let Some((db, keys)) = sorted.pop_first() {
+            let outcome = self.transfer(db, keys.clone()).await;
+            if !matches!(outcome, Ok(true)) {
+                // Whoever goes on after this, a cutover that was given up for example, finds all of them again.
+                let touch = |db: u32| move |key| Touch { db: Some(db), key, what: What::Whole };
+                touched.put_back(keys.into_iter().map(touch(db)));
+                for (db, keys) in sorted {
+                    touched.put_back(keys.into_iter().map(touch(db)));
+                }
+                return outcome.map(|_| Round::Broken);
             }
         }
         let again = self.shared.take_again(&self.unit.shard_id);
@@ -199,6 +210,7 @@ impl Source {
     pub(super) async fn transfer(&mut self, db: u32, keys: Vec<Bytes>) -> Result<bool> {
         let Some(pair) = self.shared.options.dbs.iter().find(|pair| pair.source == db) else {
             if self.all_dbs && !keys.is_empty() {
+                self.unmapped = true;
                 self.shared.progress.notice(format!(
                     "database {db} of the source is written to, and is not part of this sync; see --db"
                 ));
@@ -209,7 +221,12 @@ impl Source {
         let lanes = self.lanes.entry(db).or_insert_with(|| {
             Lanes::open(shared, &unit, pair.target, average_bytes(shared), Arc::new(Tracker::default()))
         });
-        lanes.transfer(keys).await
+        let outcome = lanes.transfer(keys).await;
+        if !matches!(outcome, Ok(true)) {
+            // They may hold what was not dealt with.
+            self.lanes.remove(&db);
+        }
+        outcome
     }
 
     /// The keys that the sync is about, by database.
