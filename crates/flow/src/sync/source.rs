@@ -94,7 +94,7 @@ impl Source {
         let position = from.or_else(|| feed.history());
         let view = Arc::new(SourceView {
             feed: feed.clone(),
-            caught_up: Mutex::new(Instant::now()),
+            behind_since: Mutex::new(None),
             server_offset: std::sync::atomic::AtomicU64::new(0),
         });
         Source {
@@ -161,7 +161,7 @@ impl Source {
         if self.feed.failure().is_some() || touched.flushed() {
             return Ok(Round::Broken);
         }
-        let began = Instant::now();
+        self.view.is_behind(Instant::now());
         let touch = |(db, key)| Touch { db: Some(db), key, what: What::Whole };
         if urgent || self.later_since.elapsed() >= LATER {
             touched.put_back(std::mem::take(&mut self.later).into_iter().map(touch));
@@ -198,7 +198,7 @@ impl Source {
         if is_all && is_settled {
             // Slots in doubt are written down together with the position, and after it was read.
             *self.position.lock().unwrap_or_else(PoisonError::into_inner) = history;
-            self.view.caught_up(began);
+            self.view.is_level();
         }
         Ok(if is_all && is_settled { Round::All } else { Round::Part })
     }

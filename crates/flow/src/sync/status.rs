@@ -35,32 +35,34 @@ pub enum SyncPhase {
 #[derive(Debug)]
 pub(super) struct SourceView {
     pub(super) feed: Arc<Feed>,
-    /// When everything was last known to be transferred.
-    pub(super) caught_up: Mutex<Instant>,
+    /// Since when there is something to transfer; `None` where there is nothing.
+    pub(super) behind_since: Mutex<Option<Instant>>,
     /// The primary's own offset, when it was last asked.
     pub(super) server_offset: AtomicU64,
 }
 
 impl SourceView {
-    /// Notes that everything that was known at this time has been transferred.
-    pub(super) fn caught_up(&self, at: Instant) {
-        *self.caught_up.lock().unwrap_or_else(PoisonError::into_inner) = at;
+    /// Notes that something is to be transferred.
+    pub(super) fn is_behind(&self, now: Instant) {
+        self.behind_since.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(now);
+    }
+
+    /// Notes that everything has been transferred.
+    pub(super) fn is_level(&self) {
+        *self.behind_since.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     fn shown(&self) -> SourceShown {
         let touched = self.feed.touched();
         let offset = self.feed.offset();
-        let caught_up = *self.caught_up.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_calm = touched.is_empty() && caught_up.elapsed().as_secs() < 1;
+        let behind_since = *self.behind_since.lock().unwrap_or_else(PoisonError::into_inner);
         SourceShown {
             address: self.feed.address().to_string(),
             feed: self.feed.kind().to_string(),
             offset,
             lag_bytes: self.server_offset.load(Ordering::Relaxed).saturating_sub(offset),
-            lag_ms: match is_calm {
-                true => 0,
-                false => u64::try_from(caught_up.elapsed().as_millis()).unwrap_or(u64::MAX),
-            },
+            lag_ms: behind_since
+                .map_or(0, |since| u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)),
             touched: touched.len() as u64,
             resumed: self.feed.resumed(),
         }
@@ -78,7 +80,7 @@ pub struct SourceShown {
     pub offset: u64,
     /// How far the server was ahead of that when it was last asked, about once a second.
     pub lag_bytes: u64,
-    /// How long ago everything that was known then had been transferred.
+    /// For how long something has been waiting to be transferred.
     pub lag_ms: u64,
     /// Touched keys that wait to be transferred.
     pub touched: u64,
