@@ -330,6 +330,91 @@ fn what_was_missed_is_found() {
     assert!(report(&output)["report"]["reconciled_slots"].as_u64() > Some(0), "{}", output.stdout);
 }
 
+/// Slots leave a primary, and keys with a time to live are deleted there, while nobody follows.
+#[test]
+fn slots_that_left_while_nobody_followed_are_gone_through_again() {
+    let source = Cluster::builder(Engine::Redis70).primaries(2).start().expect("the source starts");
+    let target = Server::builder(Engine::Redis70).start().expect("the target starts");
+    let from = deployment(source.seed());
+    let tag = &tags_in(0..1, 1)[0];
+    let mut connection = source.connection_to(0);
+    for number in 0..200 {
+        let key = format!("{{{tag}}}:{number}");
+        redis::cmd("SET").arg(key).arg(1).arg("EX").arg(100_000).exec(&mut connection).expect("written");
+    }
+    let job = Sync::new(&source.seed(), &target.addr(), &[]);
+    job.start(&["--once"]).wait(PATIENCE).expect("it ends").expect_code(0);
+    for number in 0..50 {
+        redis::cmd("DEL").arg(format!("{{{tag}}}:{number}")).exec(&mut connection).expect("deleted");
+    }
+    source.move_slot(0, 0, 1).expect("the slot moves");
+    job.start(&["--once", "--resume"]).wait(PATIENCE).expect("it ends").expect_code(0);
+    let to = deployment(target.addr());
+    Comparison::default().databases(&[(0, 0)]).assert_equal(&from.refreshed().expect("it answers"), &to);
+}
+
+/// Whatever happens, nothing outside the selection is written or removed.
+#[test]
+fn only_what_is_selected_is_touched() {
+    let source = Server::builder(Engine::Valkey81).start().expect("the source starts");
+    let target = Server::builder(Engine::Valkey81).start().expect("the target starts");
+    fill(&deployment(source.addr()));
+    let (inside, outside) = (&tags_in(0..100, 1)[0], &tags_in(5_000..5_100, 1)[0]);
+    for tag in [inside, outside] {
+        source.call(&["SET", &format!("{{{tag}}}:both"), "the source's"]);
+        target.call(&["SET", &format!("{{{tag}}}:both"), "the target's"]);
+        target.call(&["SET", &format!("{{{tag}}}:target"), "the target's"]);
+    }
+    let job = Sync::new(&source.addr(), &target.addr(), &["--db", "0", "--slots", "0-99", "--mirror"]);
+    job.start(&["--once"]).wait(PATIENCE).expect("it ends").expect_code(0);
+    let count = |server: &Server| match server.call(&["DBSIZE"]) {
+        redis::Value::Int(keys) => keys,
+        other => panic!("{other:?}"),
+    };
+    let before = count(&target);
+    // Everything is gone through again: the source's history is another one.
+    source.call(&["DEBUG", "CHANGE-REPL-ID"]);
+    for _ in 0..40 {
+        source.call(&["SET", "filler", &"x".repeat(100_000)]);
+    }
+    job.start(&["--once", "--resume"]).wait(PATIENCE).expect("it ends").expect_code(0);
+    assert_eq!(count(&target), before);
+    let value = |tag: &str, name: &str| target.call(&["GET", &format!("{{{tag}}}:{name}")]);
+    let bytes = |text: &str| redis::Value::BulkString(text.as_bytes().to_vec());
+    assert_eq!(value(inside, "both"), bytes("the source's"));
+    assert_eq!(value(inside, "target"), redis::Value::Nil);
+    assert_eq!(
+        [value(outside, "both"), value(outside, "target")],
+        [bytes("the target's"), bytes("the target's")]
+    );
+}
+
+/// A cutover is refused where the target is known not to hold everything.
+#[test]
+fn what_the_target_lacks_keeps_it_from_taking_over() {
+    let source = Server::builder(Engine::Redis80).start().expect("the source starts");
+    let target = Cluster::builder(Engine::Redis70).primaries(1).start().expect("the target starts");
+    source.call(&["SET", "a", "1"]);
+    let job = Sync::new(&source.addr(), &target.seed(), &[]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    job.cutover(&["--fence", "none", "--max-pause", "2s"]).expect_code(0);
+    // It expires by its fields, which the target does not know.
+    source.call(&["HSET", "fields", "f", "v"]);
+    source.call(&["HPEXPIRE", "fields", "1000000", "FIELDS", "1", "f"]);
+    let refused = job.cutover(&["--fence", "readonly-replica", "--max-pause", "2s"]).expect_code(4);
+    assert!(refused.stdout.contains("not on the target"), "{}", refused.stdout);
+    source.call(&["DEL", "fields"]);
+    job.cutover(&["--fence", "none", "--max-pause", "2s"]).expect_code(0);
+    // A database that nobody thought of.
+    let mut second = deployment(source.addr()).primaries()[0].connect(1).expect("the source answers");
+    redis::cmd("SET").arg("b").arg(1).exec(&mut second).expect("written");
+    let refused = job.cutover(&["--fence", "none", "--max-pause", "2s"]).expect_code(4);
+    assert!(refused.stdout.contains("not part of this sync"), "{}", refused.stdout);
+    sync.terminate();
+    sync.wait(PATIENCE).expect("it ends").expect_code(130);
+}
+
 /// A target with keys is refused, or loses them where the user says so.
 #[test]
 fn a_target_with_keys_is_mirrored_only_when_told() {
