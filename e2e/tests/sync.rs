@@ -10,7 +10,7 @@ use serde_json::Value;
 use whimbrel_e2e::binary::{Invocation, Output, Running};
 use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, Record, tags_in};
 use whimbrel_e2e::compare::Comparison;
-use whimbrel_e2e::dataset::{Dataset, Scale};
+use whimbrel_e2e::dataset::{Dataset, Scale, write_strings};
 use whimbrel_e2e::deployment::Deployment;
 use whimbrel_e2e::permissions::{denied, documented, give};
 use whimbrel_e2e::resharding::runs;
@@ -36,18 +36,7 @@ fn fill(source: &Deployment) {
         .with_databases(&[0])
         .write_to(source)
         .expect("the source takes the data");
-    for (index, primary) in source.primaries().iter().enumerate() {
-        let mut connection = primary.connect(0).expect("the source answers");
-        let names = (0..KEYS).map(|n| format!("plain:{n}"));
-        let own: Vec<String> = names.filter(|name| source.owner_of(name.as_bytes()) == Some(index)).collect();
-        for names in own.chunks(2_000) {
-            let mut pipeline = redis::pipe();
-            for name in names {
-                pipeline.cmd("SET").arg(name).arg(format!("value of {name}")).ignore();
-            }
-            pipeline.exec(&mut connection).expect("the source takes the data");
-        }
-    }
+    write_strings(source, KEYS).expect("the source takes the data");
 }
 
 fn writers(addresses: &[String], name: &str) -> ClusterWriters {

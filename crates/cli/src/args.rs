@@ -261,6 +261,39 @@ pub struct Names {
     pub dbs: Vec<String>,
 }
 
+/// Bounds of whatever transfers keys.
+#[derive(Debug, Args)]
+pub struct Limits {
+    /// Read at most so many keys per second
+    #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Limits")]
+    pub rate_keys: Option<u64>,
+
+    /// Read at most so many bytes of values per second
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
+    pub rate_bytes: Option<u64>,
+
+    /// Values in flight at any time; resident memory stays under this plus 64 MiB
+    #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = parse_bytes, help_heading = "Limits")]
+    pub memory: u64,
+
+    /// Values above this size move in chunks
+    #[arg(long, value_name = "BYTES", default_value = "4MiB", value_parser = parse_bytes, help_heading = "Limits")]
+    pub big_key: u64,
+
+    /// Lanes for each shard: connections that read, and as many to each node that is written to
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = parse_small, help_heading = "Limits")]
+    pub lanes: usize,
+
+    /// Shards copied at the same time
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = parse_small, help_heading = "Limits")]
+    pub shards: usize,
+
+    /// COUNT of each SCAN: how much the source looks at in one command
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=100_000),
+          help_heading = "Limits")]
+    pub scan_count: u32,
+}
+
 /// How the result is shown.
 #[derive(Debug, Args)]
 pub struct Show {
@@ -335,34 +368,8 @@ pub struct CopyArgs {
     #[arg(long, help_heading = "What else")]
     pub from_replicas: bool,
 
-    /// Read at most so many keys per second
-    #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Limits")]
-    pub rate_keys: Option<u64>,
-
-    /// Read at most so many bytes of values per second
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
-    pub rate_bytes: Option<u64>,
-
-    /// Values in flight at any time; resident memory stays under this plus 64 MiB
-    #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = parse_bytes, help_heading = "Limits")]
-    pub memory: u64,
-
-    /// Values above this size move in chunks
-    #[arg(long, value_name = "BYTES", default_value = "4MiB", value_parser = parse_bytes, help_heading = "Limits")]
-    pub big_key: u64,
-
-    /// Lanes for each shard: connections that read, and as many to each node that is written to
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = parse_small, help_heading = "Limits")]
-    pub lanes: usize,
-
-    /// Shards copied at the same time
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = parse_small, help_heading = "Limits")]
-    pub shards: usize,
-
-    /// COUNT of each SCAN: how much the source looks at in one command
-    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=100_000),
-          help_heading = "Limits")]
-    pub scan_count: u32,
+    #[command(flatten)]
+    pub limits: Limits,
 
     #[command(flatten)]
     pub show: Show,

@@ -152,3 +152,23 @@ pub(crate) fn knows_command(deployment: &Deployment, name: &str) -> Result<bool>
     let reply: Vec<redis::Value> = redis::cmd("COMMAND").arg("INFO").arg(name).query(&mut connection)?;
     Ok(reply.iter().any(|entry| !matches!(entry, redis::Value::Nil)))
 }
+
+/// Writes so many short strings, `plain:0` and so on, into database 0 of a deployment.
+///
+/// Fails when a primary does not answer or refuses.
+pub fn write_strings(deployment: &Deployment, keys: usize) -> Result<()> {
+    for (index, primary) in deployment.primaries().iter().enumerate() {
+        let mut connection = primary.connect(0)?;
+        let names = (0..keys).map(|n| format!("plain:{n}"));
+        let own: Vec<String> =
+            names.filter(|name| deployment.owner_of(name.as_bytes()) == Some(index)).collect();
+        for names in own.chunks(5_000) {
+            let mut pipeline = redis::pipe();
+            for name in names {
+                pipeline.cmd("SET").arg(name).arg(format!("value of {name}")).ignore();
+            }
+            pipeline.exec(&mut connection)?;
+        }
+    }
+    Ok(())
+}

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{Names, Show, Sides, parse_bytes, parse_count, parse_ms, parse_pause, parse_small};
+use super::{Limits, Names, Show, Sides, parse_bytes, parse_ms, parse_pause};
 
 /// How changes are learnt of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -65,38 +65,12 @@ pub struct SyncArgs {
     #[arg(long, value_enum, default_value_t = FeedChoice::Auto, help_heading = "What else")]
     pub feed: FeedChoice,
 
-    /// Read at most so many keys per second
-    #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Limits")]
-    pub rate_keys: Option<u64>,
-
-    /// Read at most so many bytes of values per second
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
-    pub rate_bytes: Option<u64>,
-
-    /// Values in flight at any time
-    #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = parse_bytes, help_heading = "Limits")]
-    pub memory: u64,
-
     /// Names of touched keys remembered for each primary of the source; beyond it whole slots are transferred again
     #[arg(long, value_name = "BYTES", default_value = "256MiB", value_parser = parse_bytes, help_heading = "Limits")]
     pub feed_memory: u64,
 
-    /// Values above this size move in chunks
-    #[arg(long, value_name = "BYTES", default_value = "4MiB", value_parser = parse_bytes, help_heading = "Limits")]
-    pub big_key: u64,
-
-    /// Lanes for each shard and database: connections that read, and as many to each node that is written to
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = parse_small, help_heading = "Limits")]
-    pub lanes: usize,
-
-    /// Shards copied at the same time
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = parse_small, help_heading = "Limits")]
-    pub shards: usize,
-
-    /// COUNT of each SCAN: how much a server looks at in one command
-    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=100_000),
-          help_heading = "Limits")]
-    pub scan_count: u32,
+    #[command(flatten)]
+    pub limits: Limits,
 
     #[command(flatten)]
     pub show: Show,
