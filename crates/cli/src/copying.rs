@@ -6,15 +6,17 @@ use std::sync::atomic::Ordering;
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
+use whimbrel_core::select::Selection;
 use whimbrel_core::units::{format_bytes, format_count, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, ErrorKind, Result};
-use whimbrel_flow::copy::{self, CopyOptions, CopyReport, Existing, Plan};
+use whimbrel_flow::copy::{self, CopyOptions, CopyReport, DbPair, Existing, Plan};
 use whimbrel_flow::journal::{self, Journal};
 use whimbrel_flow::progress::CopyProgress;
 use whimbrel_flow::retry::RetryPolicy;
+use xxhash_rust::xxh3::xxh3_64;
 
-use crate::args::CopyArgs;
+use crate::args::{CopyArgs, Limits};
 use crate::display::{Display, Form};
 use crate::exit::Exit;
 use crate::verifying;
@@ -25,30 +27,52 @@ pub const CHUNK_BYTES: usize = 512 << 10;
 /// Runs the command.
 pub async fn run(args: &CopyArgs, stop: CancellationToken) -> Exit {
     let mut begun = false;
-    match run_inner(args, &stop, &mut begun).await {
-        Ok(exit) => exit,
-        Err(e) => {
-            let exit = if begun && crate::stopped_by_user() { Exit::Stopped } else { Exit::of(&e, begun) };
-            crate::show_error(&e, args.show.json, exit);
-            if exit == Exit::Interrupted && !args.show.json && !matches!(e.kind, ErrorKind::Unfit(_)) {
-                eprintln!("         the same command with --resume goes on from here");
-            }
-            exit
-        }
+    run_inner(args, &stop, &mut begun).await.unwrap_or_else(|e| end_of(&e, args.show.json, begun))
+}
+
+/// Shows why a copy or a sync ended, and says what the process ends with. `begun` is true once keys may have been written.
+pub fn end_of(error: &Error, as_json: bool, begun: bool) -> Exit {
+    let exit = crate::exit_of(error, begun);
+    crate::show_error(error, as_json, exit);
+    if exit == Exit::Interrupted && !as_json && !matches!(error.kind, ErrorKind::Unfit(_)) {
+        eprintln!("         the same command with --resume goes on from here");
+    }
+    exit
+}
+
+/// How to copy, as far as copies and syncs have options in common: everything, and over what is there.
+pub fn options(selection: Selection, dbs: Vec<DbPair>, limits: &Limits, retry_for_ms: u64) -> CopyOptions {
+    CopyOptions {
+        selection,
+        types: Vec::new(),
+        dbs,
+        existing: Existing::Replace,
+        limit: None,
+        memory_bytes: limits.memory,
+        big_key_bytes: limits.big_key,
+        chunk_bytes: CHUNK_BYTES,
+        rate_keys: limits.rate_keys,
+        rate_bytes: limits.rate_bytes,
+        scan_count: limits.scan_count,
+        lanes: limits.lanes,
+        shards_at_once: limits.shards,
+        from_replicas: false,
+        retry: RetryPolicy { give_up_after_ms: retry_for_ms, ..RetryPolicy::default() },
+        job: String::new(),
+        mirror: false,
     }
 }
 
+/// The short name of the job that is described so.
+pub fn job_of(description: &str) -> String {
+    format!("{:016x}", xxh3_64(description.as_bytes()))
+}
+
 async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) -> Result<Exit> {
-    let (source_endpoint, target_endpoint) = args.sides.endpoints()?;
+    let endpoints = args.sides.endpoints()?;
     let selection = args.which.names.selection()?;
-    args.which.names.named_dbs(target_endpoint.db)?;
-    // Both are looked at; where both are wrong, the source is told of first, always.
-    let (source, target) = tokio::join!(
-        Deployment::probe(source_endpoint, args.sides.link_options(args.from_replicas)),
-        Deployment::probe(target_endpoint, args.sides.link_options(false)),
-    );
-    let (source, target) = (source?, target?);
-    let (source, target) = (Arc::new(source), Arc::new(target));
+    args.which.names.named_dbs(endpoints.1.db)?;
+    let (source, target) = args.sides.probe(endpoints, args.from_replicas).await?;
     let dbs = args.which.names.dbs(&source, &target).await?;
     let refuse_existing = !(args.replace || args.skip || args.fail || args.dry_run);
     let existing = match (args.skip, args.fail) {
@@ -57,26 +81,14 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
         _ => Existing::Replace,
     };
     let mut options = CopyOptions {
-        selection,
         types: args.which.types.clone(),
-        dbs,
         existing,
         limit: args.limit,
-        memory_bytes: args.limits.memory,
-        big_key_bytes: args.limits.big_key,
-        chunk_bytes: CHUNK_BYTES,
-        rate_keys: args.limits.rate_keys,
-        rate_bytes: args.limits.rate_bytes,
-        scan_count: args.limits.scan_count,
-        lanes: args.limits.lanes,
-        shards_at_once: args.limits.shards,
         from_replicas: args.from_replicas,
-        retry: RetryPolicy { give_up_after_ms: args.sides.retry_for, ..RetryPolicy::default() },
-        job: String::new(),
-        mirror: false,
+        ..options(selection, dbs, &args.limits, args.sides.retry_for)
     };
     let description = describe(args, &options, &source, &target);
-    options.job = format!("{:016x}", xxhash_rust::xxh3::xxh3_64(description.as_bytes()));
+    options.job = job_of(&description);
     let name = format!("copy-{}", options.job);
     let folder = state_dir(args.state_dir.as_deref())?;
     let plan = copy::plan(&source, &target, &options, !args.resume, refuse_existing, args.dry_run, stop)

@@ -98,6 +98,11 @@ pub fn stopped_by_user() -> bool {
     STOPPED_BY_USER.load(Ordering::Relaxed)
 }
 
+/// What the process ends with after an error. `begun` is true once something may have been written.
+pub fn exit_of(error: &Error, begun: bool) -> Exit {
+    if begun && stopped_by_user() { Exit::Stopped } else { Exit::of(error, begun) }
+}
+
 /// The first signal stops cleanly, the second at once.
 fn watch_signals(stop: CancellationToken) {
     tokio::spawn(async move {

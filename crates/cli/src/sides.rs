@@ -2,7 +2,9 @@
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::sync::Arc;
 
+use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::{Address, Endpoint, Secret, TlsOptions};
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::LinkOptions;
@@ -70,8 +72,24 @@ impl Sides {
         ))
     }
 
+    /// Looks at both sides. Where both are wrong, the source is told of first, always.
+    ///
+    /// # Errors
+    /// As [`Deployment::probe`].
+    pub async fn probe(
+        &self,
+        (source, target): (Endpoint, Endpoint),
+        from_replicas: bool,
+    ) -> Result<(Arc<Deployment>, Arc<Deployment>)> {
+        let (source, target) = tokio::join!(
+            Deployment::probe(source, self.link_options(from_replicas)),
+            Deployment::probe(target, self.link_options(false)),
+        );
+        Ok((Arc::new(source?), Arc::new(target?)))
+    }
+
     /// How connections behave.
-    pub fn link_options(&self, readonly: bool) -> LinkOptions {
+    fn link_options(&self, readonly: bool) -> LinkOptions {
         LinkOptions {
             db: 0,
             readonly,

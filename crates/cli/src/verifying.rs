@@ -30,15 +30,10 @@ pub async fn run(args: &VerifyArgs, stop: CancellationToken) -> Exit {
 }
 
 async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyReport> {
-    let (source_endpoint, target_endpoint) = args.sides.endpoints()?;
+    let endpoints = args.sides.endpoints()?;
     let selection = args.which.names.selection()?;
     let scope = args.sample.as_deref().map_or(Ok(Scope::All), scope)?;
-    // Both are looked at; where both are wrong, the source is told of first, always.
-    let (source, target) = tokio::join!(
-        Deployment::probe(source_endpoint, args.sides.link_options(args.from_replicas)),
-        Deployment::probe(target_endpoint, args.sides.link_options(false)),
-    );
-    let (source, target) = (source?, target?);
+    let (source, target) = args.sides.probe(endpoints, args.from_replicas).await?;
     let options = VerifyOptions {
         depth: match args.depth {
             Depth::Counts => verify::Depth::Counts,
@@ -62,7 +57,7 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
         eprintln!("source   {}: {}", source.endpoint.address, source.facts.version);
         eprintln!("target   {}: {}", target.endpoint.address, target.facts.version);
     }
-    verify(Arc::new(source), Arc::new(target), options, &args.show, stop).await
+    verify(source, target, options, &args.show, stop).await
 }
 
 fn scope(text: &str) -> Result<Scope> {

@@ -15,6 +15,7 @@ use redb::{Database, ReadableDatabase, TableDefinition};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use whimbrel_engine::error::{Error, Result};
+use whimbrel_flow::journal::write_whole;
 
 /// The only table: names to JSON documents.
 const DOCUMENTS: TableDefinition<'_, &str, &str> = TableDefinition::new("documents");
@@ -240,12 +241,7 @@ impl Journal {
 
     /// Shows others how the job stands. Nothing depends on it, so a failure is no error.
     pub fn publish(&self, status: &Status) {
-        let (path, draft) = (self.store.path(&self.id, "json"), self.store.path(&self.id, "json-draft"));
-        let written = serde_json::to_string(status)
-            .map_err(std::io::Error::other)
-            .and_then(|text| std::fs::write(&draft, text))
-            .and_then(|()| std::fs::rename(&draft, &path));
-        if let Err(error) = written {
+        if let Err(error) = write_whole(&self.store.path(&self.id, "json"), status) {
             tracing::warn!(%error, "the job's status could not be written");
         }
     }

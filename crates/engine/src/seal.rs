@@ -141,6 +141,13 @@ struct FencedUser {
     commands: String,
 }
 
+impl FencedUser {
+    /// What it was allowed, rule by rule. They begin with what resets them: `+@all` or `-@all`.
+    fn rules(&self) -> Vec<&str> {
+        self.commands.split(' ').filter(|rule| !rule.is_empty()).collect()
+    }
+}
+
 impl Fence {
     /// Finds out whether a fence of this kind can be put up, and what would undo it. Changes nothing.
     ///
@@ -195,14 +202,7 @@ impl Fence {
             let mut link = deployment.open(&deployment.endpoint.address, 0).await?;
             link.call(&[b"REPLICAOF", NOWHERE.0, NOWHERE.1]).await?;
         }
-        for address in nodes(deployment).iter().filter(|_| !self.users.is_empty()) {
-            let mut link = deployment.open(address, 0).await?;
-            let at = address.to_string();
-            for user in self.users.iter().filter(|user| user.at == at) {
-                link.call(&[b"ACL", b"SETUSER", user.name.as_bytes(), b"-@write"]).await?;
-            }
-        }
-        Ok(())
+        self.rule(deployment, |_| vec!["-@write"]).await
     }
 
     /// Takes it down.
@@ -214,13 +214,17 @@ impl Fence {
             let mut link = deployment.open(&deployment.endpoint.address, 0).await?;
             link.call(&[b"REPLICAOF", b"NO", b"ONE"]).await?;
         }
+        self.rule(deployment, FencedUser::rules).await
+    }
+
+    /// Gives each user the rules that `rules` has for it.
+    async fn rule(&self, deployment: &Deployment, rules: fn(&FencedUser) -> Vec<&str>) -> Result<()> {
         for address in nodes(deployment).iter().filter(|_| !self.users.is_empty()) {
             let mut link = deployment.open(address, 0).await?;
             let at = address.to_string();
             for user in self.users.iter().filter(|user| user.at == at) {
                 let mut command: Vec<&[u8]> = vec![b"ACL", b"SETUSER", user.name.as_bytes()];
-                // They begin with what resets them: `+@all` or `-@all`.
-                command.extend(user.commands.split(' ').filter(|rule| !rule.is_empty()).map(str::as_bytes));
+                command.extend(rules(user).into_iter().map(str::as_bytes));
                 link.call(&command).await?;
             }
         }

@@ -92,6 +92,18 @@ impl JournalState {
     }
 }
 
+/// Writes a document for others to read: they find the whole of it, or the whole of what was there before.
+///
+/// # Errors
+/// Whatever the file system reports.
+pub fn write_whole(path: &Path, content: &impl Serialize) -> std::io::Result<()> {
+    let mut draft = path.as_os_str().to_owned();
+    draft.push("-draft");
+    let text = serde_json::to_string(content)?;
+    std::fs::write(&draft, text)?;
+    std::fs::rename(&draft, path)
+}
+
 /// True where a journal by this name is left over from an earlier run.
 pub fn exists(folder: &Path, name: &str) -> bool {
     folder.join(format!("{name}.journal")).exists()

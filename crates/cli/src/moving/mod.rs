@@ -102,7 +102,7 @@ async fn command(
     match try_command(at, moving, &stop, wanted, &mut begun).await {
         Ok(exit) => exit,
         Err(e) => {
-            let exit = if begun && crate::stopped_by_user() { Exit::Stopped } else { Exit::of(&e, begun) };
+            let exit = crate::exit_of(&e, begun);
             cluster::show_error(&e, moving.show.json, exit);
             exit
         }

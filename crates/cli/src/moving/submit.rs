@@ -99,7 +99,7 @@ pub async fn run(
     match outcome.await {
         Ok(exit) => exit,
         Err(e) => {
-            let exit = if begun && crate::stopped_by_user() { Exit::Stopped } else { Exit::of(&e, begun) };
+            let exit = crate::exit_of(&e, begun);
             show_error(&e, show.json, exit);
             exit
         }

@@ -167,12 +167,8 @@ impl Desk {
     }
 
     fn put(&self, ending: &str, content: &impl Serialize) -> Result<()> {
-        let (path, draft) = (self.path(ending), self.path(&format!("{ending}-draft")));
-        serde_json::to_string(content)
-            .map_err(std::io::Error::other)
-            .and_then(|text| std::fs::write(&draft, text))
-            .and_then(|()| std::fs::rename(&draft, &path))
-            .map_err(|e| Error::own(format!("write {}", path.display()), e))
+        let path = self.path(ending);
+        journal::write_whole(&path, content).map_err(|e| Error::own(format!("write {}", path.display()), e))
     }
 
     /// As [`Desk::put`], where nothing is there yet.

@@ -12,17 +12,16 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_core::units::{format_bytes, format_count, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Endpoint;
-use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
+use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::feed::{FeedKind, FeedOptions, TouchedLimits};
-use whimbrel_flow::copy::{self, CopyOptions, DbPair, Existing, Plan};
+use whimbrel_flow::copy::{self, CopyOptions, DbPair, Plan};
 use whimbrel_flow::journal::{self, Journal};
-use whimbrel_flow::retry::RetryPolicy;
 use whimbrel_flow::sync::{self, Back, SyncOptions, SyncPhase, SyncReport, SyncShown, SyncState, SyncStatus};
 use whimbrel_wire::value::Value;
 
 use self::desk::Desk;
 use crate::args::{FeedChoice, SyncArgs};
-use crate::copying::{CHUNK_BYTES, state_dir};
+use crate::copying::{self, state_dir};
 use crate::display::{Display, Form};
 use crate::exit::Exit;
 
@@ -38,50 +37,21 @@ const FAILURES_SHOWN: usize = 20;
 /// Runs the command.
 pub async fn run(args: &SyncArgs, stop: CancellationToken) -> Exit {
     let mut begun = false;
-    match run_inner(args, &stop, &mut begun).await {
-        Ok(exit) => exit,
-        Err(e) => {
-            let exit = if begun && crate::stopped_by_user() { Exit::Stopped } else { Exit::of(&e, begun) };
-            crate::show_error(&e, args.show.json, exit);
-            if exit == Exit::Interrupted && !args.show.json && !matches!(e.kind, ErrorKind::Unfit(_)) {
-                eprintln!("         the same command with --resume goes on from here");
-            }
-            exit
-        }
-    }
+    run_inner(args, &stop, &mut begun).await.unwrap_or_else(|e| copying::end_of(&e, args.show.json, begun))
 }
 
 async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) -> Result<Exit> {
-    let (source_endpoint, target_endpoint) = args.sides.endpoints()?;
+    let endpoints = args.sides.endpoints()?;
     let selection = args.names.selection()?;
-    args.names.named_dbs(target_endpoint.db)?;
-    let (source, target) = tokio::join!(
-        Deployment::probe(source_endpoint, args.sides.link_options(false)),
-        Deployment::probe(target_endpoint, args.sides.link_options(false)),
-    );
-    let (source, target) = (Arc::new(source?), Arc::new(target?));
+    args.names.named_dbs(endpoints.1.db)?;
+    let (source, target) = args.sides.probe(endpoints, false).await?;
     let (dbs, all_dbs) = databases(args, &source, &target).await?;
-    let mut options = CopyOptions {
-        selection,
-        types: Vec::new(),
-        dbs,
-        existing: Existing::Replace,
-        limit: None,
-        memory_bytes: args.limits.memory,
-        big_key_bytes: args.limits.big_key,
-        chunk_bytes: CHUNK_BYTES,
-        rate_keys: args.limits.rate_keys,
-        rate_bytes: args.limits.rate_bytes,
-        scan_count: args.limits.scan_count,
-        lanes: args.limits.lanes,
-        shards_at_once: args.limits.shards,
-        from_replicas: false,
-        retry: RetryPolicy { give_up_after_ms: args.sides.retry_for, ..RetryPolicy::default() },
-        job: String::new(),
-        mirror: true,
-    };
     let description = describe(args, &args.names.dbs, &source.endpoint, &target.endpoint);
-    options.job = format!("{:016x}", xxhash_rust::xxh3::xxh3_64(description.as_bytes()));
+    let options = CopyOptions {
+        job: copying::job_of(&description),
+        mirror: true,
+        ..copying::options(selection, dbs, &args.limits, args.sides.retry_for)
+    };
     let name = format!("sync-{}", options.job);
     let folder = state_dir(args.state_dir.as_deref())?;
     let refuse_existing = !(args.mirror || args.dry_run);
@@ -102,7 +72,6 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) 
             plan.functions_left
         ));
     }
-    let total: u64 = plan.dbs.iter().map(|db| db.source_keys).sum();
     let mut options = SyncOptions {
         copy: options,
         feed: FeedOptions {
@@ -120,7 +89,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) 
     *begun = true;
     let desk = Desk::new(&folder, &name);
     let (mut report, mut back) =
-        attended(args, desk, (source, target), options.clone(), (status, total), journal, stop).await?;
+        attended(args, desk, (source, target), options.clone(), status, journal, stop).await?;
     let mut direction = Direction::Forth;
     while let Some(from) = back.take() {
         direction = direction.turned();
@@ -129,7 +98,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) 
         for pair in &mut options.copy.dbs {
             *pair = DbPair { source: pair.target, target: pair.source };
         }
-        options.copy.job = format!("{:016x}", xxhash_rust::xxh3::xxh3_64(description.as_bytes()));
+        options.copy.job = copying::job_of(&description);
         (options.sweep_first, options.once) = (false, false);
         let name = format!("sync-{}", options.copy.job);
         if !args.show.quiet {
@@ -139,8 +108,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) 
         journal.begin_with(SyncState::leading_back(&from))?;
         let desk = Desk::new(&folder, &name);
         let status = Arc::new(SyncStatus::default());
-        let done =
-            attended(args, desk, (source, target), options.clone(), (status, 0), journal, stop).await?;
+        let done = attended(args, desk, (source, target), options.clone(), status, journal, stop).await?;
         drop(from);
         (report, back) = done;
     }
@@ -158,14 +126,14 @@ async fn attended(
     desk: Desk,
     (source, target): (Arc<Deployment>, Arc<Deployment>),
     options: SyncOptions,
-    (status, total): (Arc<SyncStatus>, u64),
+    status: Arc<SyncStatus>,
     journal: Journal<SyncState>,
     stop: &CancellationToken,
 ) -> Result<(SyncReport, Option<Back>)> {
     let (asks, asked) = mpsc::channel(ASKS_MAX);
     let (at_source, at_target) = (source.endpoint.address.to_string(), target.endpoint.address.to_string());
     let attending = tokio::spawn(desk.clone().attend(at_source, at_target, status.clone(), asks));
-    let display = display(Form::of(&args.show), status.clone(), total);
+    let display = display(Form::of(&args.show), status.clone());
     let outcome = sync::sync(source, target, options, status, journal, asked, stop.clone()).await;
     display.finish().await;
     if matches!(&outcome, Ok((report, _)) if report.cutover.is_some()) {
@@ -201,11 +169,7 @@ impl Direction {
             (source, target) =
                 (Endpoint { side: Side::Source, ..target }, Endpoint { side: Side::Target, ..source });
         }
-        let (source, target) = tokio::join!(
-            Deployment::probe(source, args.sides.link_options(false)),
-            Deployment::probe(target, args.sides.link_options(false)),
-        );
-        Ok((Arc::new(source?), Arc::new(target?)))
+        args.sides.probe((source, target), false).await
     }
 
     /// As whoever resumes it would type it.
@@ -310,23 +274,25 @@ fn show_plan(args: &SyncArgs, name: &str, plan: &Plan) {
     }
 }
 
-fn display(form: Form, status: Arc<SyncStatus>, total: u64) -> Display {
+fn display(form: Form, status: Arc<SyncStatus>) -> Display {
     let started = std::time::Instant::now();
     Display::of_lines(form, move || {
         let shown = status.shown();
         let counts = &shown.counts;
         let elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let (position, length) = match shown.phase {
-            SyncPhase::Attaching | SyncPhase::Snapshotting => (counts.scanned.min(counts.read), total),
+            SyncPhase::Attaching | SyncPhase::Snapshotting => {
+                (counts.scanned.min(counts.read), counts.keys_total)
+            }
             _ => (1, 1),
         };
-        let text = line(&shown, elapsed_ms, total);
+        let text = line(&shown, elapsed_ms);
         let json = json!({"event": "progress", "elapsed_ms": elapsed_ms, "status": shown});
         (position, length.max(1), text, json)
     })
 }
 
-fn line(shown: &SyncShown, elapsed_ms: u64, total: u64) -> String {
+fn line(shown: &SyncShown, elapsed_ms: u64) -> String {
     let c = &shown.counts;
     let sum = |of: fn(&sync::SourceShown) -> u64| shown.sources.iter().map(of).sum::<u64>();
     let lag_ms = shown.sources.iter().map(|source| source.lag_ms).max().unwrap_or(0);
@@ -336,7 +302,7 @@ fn line(shown: &SyncShown, elapsed_ms: u64, total: u64) -> String {
         SyncPhase::Snapshotting => text.push_str(&format!(
             "snapshot  {} of {} keys  {}",
             format_count(c.written),
-            format_count(total),
+            format_count(c.keys_total),
             format_bytes(c.bytes_written)
         )),
         SyncPhase::Following => text.push_str(&format!(

@@ -70,13 +70,16 @@ enum Offer {
     Nothing(String),
 }
 
-/// Attaches a replication link, or says why none can be had.
-pub(super) async fn attach(
-    deployment: &Deployment,
-    place: &Place,
-    shared: &Arc<Shared>,
-    options: FeedOptions,
-) -> Result<Result<Stream, String>> {
+/// A link on which a replication stream can be asked for.
+struct Ready {
+    link: Link,
+    decoder: Decoder,
+    /// Snapshots are without data.
+    filtered: bool,
+}
+
+/// Makes such a link, or says why none can be had.
+async fn prepare(deployment: &Deployment, place: &Place) -> Result<Result<Ready, String>> {
     let mut link = place.open().await?;
     let db = starting_db(deployment, &mut link).await?;
     let rules = learn_rules(&mut link).await?;
@@ -84,6 +87,20 @@ pub(super) async fn attach(
         Offer::Filtered => true,
         Offer::Plain => false,
         Offer::Nothing(why) => return Ok(Err(why)),
+    };
+    Ok(Ok(Ready { link, decoder: Decoder::new(rules, db), filtered }))
+}
+
+/// Attaches a replication link, or says why none can be had.
+pub(super) async fn attach(
+    deployment: &Deployment,
+    place: &Place,
+    shared: &Arc<Shared>,
+    options: FeedOptions,
+) -> Result<Result<Stream, String>> {
+    let Ready { mut link, decoder, filtered } = match prepare(deployment, place).await? {
+        Ok(ready) => ready,
+        Err(why) => return Ok(Err(why)),
     };
     let mut from = None;
     // Keeps a snapshot from being forgotten until the backlog that it made is in use.
@@ -108,19 +125,8 @@ pub(super) async fn attach(
     if from.is_none() && (!filtered || options.kind == Some(FeedKind::Partial)) {
         return Ok(Err("the server has no backlog to continue from".to_owned()));
     }
-    let mut stream = Stream {
-        place: place.clone(),
-        options,
-        shared: shared.clone(),
-        kind: FeedKind::Partial,
-        parser: Parser::new(from.as_ref().map_or(0, |from| from.offset)),
-        decoder: Decoder::new(rules, db),
-        replid: String::new(),
-        acknowledged: 0,
-        hurry_until: None,
-        heard: Instant::now(),
-        link,
-    };
+    let offset = from.as_ref().map_or(0, |from| from.offset);
+    let mut stream = Stream::new(place, shared, options, (link, decoder), offset);
     match stream.psync(from.as_ref()).await? {
         Opening::Continue { replid } => {
             stream.replid = replid.or(from.map(|from| from.replid)).unwrap_or_default();
@@ -136,13 +142,7 @@ pub(super) async fn attach(
             }
             stream.hurry_until = Some(Instant::now() + FIRST_ACKS);
         }
-        Opening::Refused(text) => {
-            let e = ServerError::classify(&text);
-            return match e.code.is_transient() {
-                true => Err(stream.link.server_error(e, b"PSYNC")),
-                false => Ok(Err(e.text)),
-            };
-        }
+        Opening::Refused(text) => return stream.refused(&text).map(Err),
     }
     drop(asking);
     stream.acknowledged = stream.parser.offset();
@@ -159,37 +159,19 @@ pub(super) async fn attach_at(
     options: FeedOptions,
     from: &History,
 ) -> Result<Option<Stream>> {
-    let mut link = place.open().await?;
-    let db = starting_db(deployment, &mut link).await?;
-    let rules = learn_rules(&mut link).await?;
-    if let Offer::Nothing(why) = offer(&mut link).await? {
-        tracing::info!(at = %place.address, %why, "no replication link");
-        return Ok(None);
-    }
-    let mut stream = Stream {
-        place: place.clone(),
-        options,
-        shared: shared.clone(),
-        kind: FeedKind::Partial,
-        parser: Parser::new(from.offset),
-        decoder: Decoder::new(rules, db),
-        replid: String::new(),
-        acknowledged: from.offset,
-        hurry_until: None,
-        heard: Instant::now(),
-        link,
+    let ready = match prepare(deployment, place).await? {
+        Ok(ready) => ready,
+        Err(why) => {
+            tracing::info!(at = %place.address, %why, "no replication link");
+            return Ok(None);
+        }
     };
+    let mut stream = Stream::new(place, shared, options, (ready.link, ready.decoder), from.offset);
     match stream.psync(Some(from)).await? {
         Opening::Continue { replid } => stream.replid = replid.unwrap_or(from.replid.clone()),
         // With all its data, perhaps: the link is dropped before any of it is taken in.
         Opening::Full { .. } => return Ok(None),
-        Opening::Refused(text) => {
-            let e = ServerError::classify(&text);
-            return match e.code.is_transient() {
-                true => Err(stream.link.server_error(e, b"PSYNC")),
-                false => Ok(None),
-            };
-        }
+        Opening::Refused(text) => return stream.refused(&text).map(|_| None),
     }
     stream.publish();
     Ok(Some(stream))
@@ -286,6 +268,35 @@ async fn ask_for_snapshot(place: &Place) -> Result<Option<Link>> {
 }
 
 impl Stream {
+    /// Of a link on which nothing has been asked for yet; the first byte to come is the one after `offset`.
+    fn new(
+        place: &Place,
+        shared: &Arc<Shared>,
+        options: FeedOptions,
+        (link, decoder): (Link, Decoder),
+        offset: u64,
+    ) -> Stream {
+        Stream {
+            place: place.clone(),
+            options,
+            shared: shared.clone(),
+            kind: FeedKind::Partial,
+            parser: Parser::new(offset),
+            decoder,
+            replid: String::new(),
+            acknowledged: offset,
+            hurry_until: None,
+            heard: Instant::now(),
+            link,
+        }
+    }
+
+    /// Why a stream is refused for good; an error where it may be had later.
+    fn refused(&self, text: &[u8]) -> Result<String> {
+        let e = ServerError::classify(text);
+        if e.code.is_transient() { Err(self.link.server_error(e, b"PSYNC")) } else { Ok(e.text) }
+    }
+
     /// How it was attached.
     pub(super) fn kind(&self) -> FeedKind {
         self.kind

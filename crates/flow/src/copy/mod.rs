@@ -402,6 +402,17 @@ impl Shared {
         doubt.evicted.values().map(|(first, last)| last.saturating_sub(*first)).sum()
     }
 
+    /// As [`Shared::evicted`]; where there are any, the user should know.
+    pub(crate) fn note_evicted(&self) -> u64 {
+        let evicted = self.evicted();
+        if evicted > 0 {
+            self.progress.notice(format!(
+                "the target evicted {evicted} keys meanwhile to stay within its maxmemory: it does not hold everything"
+            ));
+        }
+        evicted
+    }
+
     /// Whether the server cannot filter by type, so that each key's has to be asked before it is selected.
     pub(crate) fn types_asked(&self) -> bool {
         self.options.types.len() > 1
@@ -494,12 +505,7 @@ pub async fn copy(
     if complete && let Some(journal) = journal.take() {
         journal.finish()?;
     }
-    let evicted = shared.evicted();
-    if evicted > 0 {
-        shared.progress.notice(format!(
-            "the target evicted {evicted} keys meanwhile to stay within its maxmemory: it does not hold everything"
-        ));
-    }
+    let evicted = shared.note_evicted();
     let failures = shared.failures();
     Ok(CopyReport {
         counts: shared.progress.snapshot(),

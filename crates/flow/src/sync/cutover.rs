@@ -269,14 +269,9 @@ impl Syncer {
         Ok(positions)
     }
 
-    fn is_calm(&self) -> bool {
-        self.doubt.is_empty() && self.shared.in_doubt().is_empty()
-    }
-
     fn check(&self, options: &CutoverOptions) -> Result<()> {
         if !self.is_calm() {
-            let doubt = self.doubt.union(&self.shared.in_doubt());
-            let what = format!("slots {doubt} are on the move, or have just been");
+            let what = format!("slots {} are on the move, or have just been", self.all_doubt());
             return Err(refused(what).with_remedy("finish the slot migrations of both sides first"));
         }
         if options.back && self.state.lift.is_none() {
@@ -336,11 +331,9 @@ impl Syncer {
             self.streams_again().await?;
         }
         while self.rounds().await? != Round::All {
-            let is_broken =
-                |source: &Source| source.feed.failure().is_some() || source.feed.touched().flushed();
             // Writers have been let go by then, and there may be no end to what they touch.
             let is_late = Instant::now() >= deadline;
-            if is_late || self.shared.stop.is_cancelled() || self.sources.iter().any(is_broken) {
+            if is_late || self.shared.stop.is_cancelled() || self.sources.iter().any(Source::is_broken) {
                 return Err(refused(
                     "it took too long or was stopped, a feed ended, or a database was emptied",
                 ));

@@ -233,12 +233,7 @@ pub async fn sync(
         }
     };
     let snapshot_done = sync.state.snapshot_done;
-    let evicted = sync.shared.evicted();
-    if evicted > 0 {
-        sync.status.copy.notice(format!(
-            "the target evicted {evicted} keys meanwhile to stay within its maxmemory: it does not hold everything"
-        ));
-    }
+    let evicted = sync.shared.note_evicted();
     if cutover.is_some() {
         sync.status.phase(SyncPhase::CutOver);
         sync.journal.finish()?;
@@ -263,7 +258,9 @@ pub async fn sync(
 
 impl Syncer {
     async fn run(&mut self, resumed: bool, asks: &mut mpsc::Receiver<Ask>) -> Result<Option<CutoverReport>> {
-        let keys = copy::databases(&self.shared.source).await?.iter().map(|(_, keys)| keys).sum();
+        let wanted = |db| self.shared.options.dbs.iter().any(|pair| pair.source == db);
+        let found = copy::databases(&self.shared.source).await?;
+        let keys = found.into_iter().filter(|(db, _)| wanted(*db)).map(|(_, keys)| keys).sum();
         // The first groups are sized by it: without, every value would be measured before it is read.
         self.status.copy.keys_total.store(keys, Ordering::Relaxed);
         let runs = copy::target_runs(&self.shared).await?;
@@ -374,11 +371,6 @@ impl Syncer {
         self.status.phase(SyncPhase::Snapshotting);
         self.seen = (self.shared.source.topology(), self.shared.target.topology());
         let layout = copy::layout(&self.seen.0);
-        if !self.state.copy.is_fresh() && self.state.copy.source_layout != layout {
-            // A slot may have moved from a shard that was not scanned yet to one that was.
-            self.notice("slots of the source have moved since: the snapshot starts again");
-            self.distrust_everything();
-        }
         self.state.copy.pass = 1;
         self.state.copy.source_layout = layout;
         let mut copy = self.state.copy.clone();
@@ -589,9 +581,16 @@ impl Syncer {
     /// Transfers what is touched; true where nothing is left, and nothing is in doubt.
     async fn catch_up(&mut self) -> Result<bool> {
         while self.rounds().await? == Round::Part {}
-        let is_left = |source: &Source| source.feed.failure().is_some() || source.feed.touched().flushed();
-        let doubt = self.doubt.union(&self.shared.in_doubt());
-        Ok(doubt.is_empty() && !self.shared.stop.is_cancelled() && !self.sources.iter().any(is_left))
+        Ok(self.is_calm() && !self.shared.stop.is_cancelled() && !self.sources.iter().any(Source::is_broken))
+    }
+
+    /// All that has to be gone through again: what was found before, and what has come to it since.
+    fn all_doubt(&self) -> SlotSet {
+        self.doubt.union(&self.shared.in_doubt())
+    }
+
+    fn is_calm(&self) -> bool {
+        self.all_doubt().is_empty()
     }
 
     async fn copy_functions(&self) -> Result<()> {
@@ -612,7 +611,7 @@ impl Syncer {
         self.state.layout = copy::layout(&self.seen.0);
         self.shared.record(&mut self.state.copy);
         self.status.failures(&self.state.copy.failures);
-        self.state.doubt = self.doubt.union(&self.shared.in_doubt()).to_string();
+        self.state.doubt = self.all_doubt().to_string();
         self.journal.save(&self.state)
     }
 

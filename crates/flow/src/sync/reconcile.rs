@@ -17,15 +17,13 @@ use crate::copy;
 use crate::journal::JournalState;
 use crate::retry::Backoff;
 use crate::scan::{KeyScan, ScanOptions, Unit};
+use crate::typed::STAGING_PREFIX;
 
 /// So few slots of a cluster are listed one by one; for more of them all keys are scanned.
 const LISTED_SLOTS_MAX: usize = 256;
 
 /// A slot with more keys than this is scanned for: listing it would stall its node.
 const LISTED_KEYS_MAX: u64 = 50_000;
-
-/// Names that begin so are not keys of the source: values are assembled under them.
-const STAGING_PREFIX: &[u8] = b"whimbrel:staging:";
 
 impl Syncer {
     /// Transfers all keys of `slots` once more, and removes those that only the target has; false where the user stopped it
@@ -93,7 +91,7 @@ impl Syncer {
         let is_wanted = |key: &Bytes| {
             slots.contains(Slot::of_key(key))
                 && shared.options.selection.admits(key)
-                && !key.starts_with(STAGING_PREFIX)
+                && !key.starts_with(STAGING_PREFIX.as_bytes())
         };
         for pair in &shared.options.dbs {
             for unit in Unit::of_all(&shared.target, pair.target, false) {

@@ -121,6 +121,11 @@ impl Source {
         }
     }
 
+    /// Whether something happened that a round cannot deal with: the feed ended, or a database was emptied.
+    pub(super) fn is_broken(&self) -> bool {
+        self.feed.failure().is_some() || self.feed.touched().flushed()
+    }
+
     /// Where a later run may go on.
     pub(super) fn position(&self) -> Option<Position> {
         self.position_handle().read()
@@ -157,10 +162,10 @@ impl Source {
     /// # Errors
     /// What could not be helped by trying again.
     pub(super) async fn round(&mut self, urgent: bool) -> Result<Round> {
-        let touched = self.feed.touched();
-        if self.feed.failure().is_some() || touched.flushed() {
+        if self.is_broken() {
             return Ok(Round::Broken);
         }
+        let touched = self.feed.touched();
         self.view.is_behind(Instant::now());
         let touch = |(db, key)| Touch { db: Some(db), key, what: What::Whole };
         if urgent || self.later_since.elapsed() >= LATER {
@@ -177,10 +182,8 @@ impl Source {
             let outcome = self.transfer(db, keys.clone()).await;
             if !matches!(outcome, Ok(true)) {
                 // Whoever goes on after this, a cutover that was given up for example, finds all of them again.
-                let touch = |db: u32| move |key| Touch { db: Some(db), key, what: What::Whole };
-                touched.put_back(keys.into_iter().map(touch(db)));
-                for (db, keys) in sorted {
-                    touched.put_back(keys.into_iter().map(touch(db)));
+                for (db, keys) in std::iter::once((db, keys)).chain(sorted) {
+                    touched.put_back(keys.into_iter().map(|key| touch((db, key))));
                 }
                 return outcome.map(|_| Round::Broken);
             }
@@ -217,8 +220,9 @@ impl Source {
             }
             return Ok(true);
         };
-        let (shared, unit) = (&self.shared, Unit { db, ..self.unit.clone() });
+        let (shared, unit) = (&self.shared, &self.unit);
         let lanes = self.lanes.entry(db).or_insert_with(|| {
+            let unit = Unit { db, ..unit.clone() };
             Lanes::open(shared, &unit, pair.target, average_bytes(shared), Arc::new(Tracker::default()))
         });
         let outcome = lanes.transfer(keys).await;

@@ -56,6 +56,9 @@ pub(crate) const TRIES_FOLLOWED_MAX: u32 = 2;
 /// The pause before the first new start. Each further one is twice as long.
 const PAUSE_FIRST_MS: u64 = 20;
 
+/// Names that begin so are not keys of the source: values are assembled under them.
+pub(crate) const STAGING_PREFIX: &str = "whimbrel:staging:";
+
 /// How long a staging key outlives its last chunk.
 const STAGING_TTL_MS: &[u8] = b"3600000";
 
@@ -197,7 +200,7 @@ pub async fn type_of(link: &mut Link, key: &[u8]) -> Result<Option<KeyType>> {
 /// Where `job` assembles `key` on the target: `whimbrel:staging:{TAG}:JOB:HASH`, always in the slot of `key`.
 pub fn staging_key(job: &str, key: &[u8]) -> Vec<u8> {
     let tag = tag_for_slot(Slot::of_key(key));
-    format!("whimbrel:staging:{{{tag}}}:{job}:{:032x}", xxh3_128(key)).into_bytes()
+    format!("{STAGING_PREFIX}{{{tag}}}:{job}:{:032x}", xxh3_128(key)).into_bytes()
 }
 
 /// Transfers one key from `source` to `target`.
