@@ -536,10 +536,10 @@ fn a_server_that_is_loading() {
         }
         let () = pipe.query(&mut slow.connection()).expect("it takes keys");
         slow.call(&["SAVE"]);
-        // Seconds, by a delay after each key.
+        // Half a minute, by a delay after each key; it is taken away in the end.
         let config = slow.dir().join("server.conf");
         let text = fs::read_to_string(&config).expect("the configuration is there");
-        fs::write(&config, format!("{text}key-load-delay 2000\n")).expect("it can be written");
+        fs::write(&config, format!("{text}key-load-delay 10000\n")).expect("it can be written");
         let other = server(engine);
         thread::scope(|scope| {
             let restarting = scope.spawn(|| slow.restart());
