@@ -13,4 +13,5 @@ pub mod deployment;
 pub mod permissions;
 pub mod resharding;
 pub mod shards;
+pub mod syncing;
 pub mod writers;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use whimbrel_lab::{Cluster, Server};
 
-use crate::compare::{NodeKeys, Snapshot, Stray, ValueState, diff, node_keys};
+use crate::compare::{NodeKeys, Snapshot, Stray, diff, node_keys};
 use crate::dataset::knows_command;
 use crate::deployment::{Deployment, SLOTS};
 
@@ -146,23 +146,12 @@ pub fn troubles(cluster: &Cluster) -> Result<Vec<String>> {
             continue;
         };
         let NodeKeys { own, .. } = &by_node[&view.id];
-        let differences = diff(&without_read_counters(&expected.own), &without_read_counters(own), 0);
+        let differences = diff(&expected.own.without_read_counters(), &own.without_read_counters(), 0);
         found.extend(
             differences.iter().map(|words| format!("replica {} against its primary: {words}", node.addr())),
         );
     }
     Ok(found)
-}
-
-/// Redis 7.0 does not tell its replicas the logical read counters of groups.
-fn without_read_counters(snapshot: &Snapshot) -> Snapshot {
-    let mut snapshot = snapshot.clone();
-    for state in snapshot.keys.values_mut() {
-        if let ValueState::Stream(stream) = &mut state.value {
-            stream.groups.values_mut().for_each(|group| group.entries_read = None);
-        }
-    }
-    snapshot
 }
 
 /// Every key of every node that calls itself a primary. Meant for clusters that are sound, and that nobody writes to.

@@ -6,150 +6,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
-use whimbrel_e2e::binary::{Invocation, Output, Running};
-use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, Record, tags_in};
+use whimbrel_e2e::binary::Invocation;
+use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
 use whimbrel_e2e::compare::Comparison;
-use whimbrel_e2e::dataset::{Dataset, Scale, write_strings};
-use whimbrel_e2e::deployment::Deployment;
+use whimbrel_e2e::dataset::{Dataset, Scale};
 use whimbrel_e2e::permissions::{denied, documented, give};
 use whimbrel_e2e::resharding::runs;
 use whimbrel_e2e::shards;
-use whimbrel_lab::{Cluster, ClusterBuilder, Engine, Proxy, Server};
-
-/// Far more than any of these takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(180);
-
-/// Keys that nobody writes to while the sync runs.
-const KEYS: usize = 20_000;
-
-fn deployment(addr: impl std::fmt::Display) -> Deployment {
-    Deployment::at(addr).expect("the servers answer")
-}
-
-fn cluster(engine: Engine) -> ClusterBuilder {
-    Cluster::builder(engine).primaries(3).replicas(1).node_timeout_ms(4_000)
-}
-
-fn fill(source: &Deployment) {
-    Dataset::generate(7, Scale::Tiny)
-        .with_databases(&[0])
-        .write_to(source)
-        .expect("the source takes the data");
-    write_strings(source, KEYS).expect("the source takes the data");
-}
-
-fn writers(addresses: &[String], name: &str) -> ClusterWriters {
-    let load = Load { clients: 8, prefix: format!("w:{name}"), ..Load::on(tags_in(0..16384, 56)) };
-    let writers = ClusterWriters::start(addresses, &load);
-    assert!(writers.wait_for(400, PATIENCE), "the writers do not come to work");
-    writers
-}
-
-/// One sync, and the folder of its journal.
-struct Sync {
-    args: Vec<String>,
-    state: tempfile::TempDir,
-}
-
-impl Sync {
-    fn new(source: &str, target: &str, more: &[&str]) -> Sync {
-        let args = ["sync", source, target, "--json", "--report", "1", "--retry-for", "60s"];
-        Sync {
-            args: args.iter().chain(more).map(ToString::to_string).collect(),
-            state: tempfile::tempdir().expect("a folder for journals"),
-        }
-    }
-
-    fn start(&self, more: &[&str]) -> Running {
-        let args: Vec<&str> = self.args.iter().map(String::as_str).chain(more.iter().copied()).collect();
-        Invocation::new(&args).env("XDG_STATE_HOME", self.state.path()).timeout(PATIENCE).spawn()
-    }
-
-    fn cutover(&self, more: &[&str]) -> Output {
-        let args: Vec<&str> = ["cutover", "--json"].iter().chain(more).copied().collect();
-        Invocation::new(&args).env("XDG_STATE_HOME", self.state.path()).timeout(PATIENCE).run()
-    }
-
-    /// Asks until the target is equal, which it may not be at once: slots may have to be gone through again.
-    #[track_caller]
-    fn cutover_without_fence(&self) -> Value {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let output = self.cutover(&["--fence", "none", "--max-pause", "2s"]);
-            if output.code() == Some(0) {
-                return report(&output)["report"].clone();
-            }
-            eprintln!("not yet: {}", output.stdout);
-            assert!(Instant::now() < deadline, "no cutover: {output:#?}");
-            thread::sleep(Duration::from_millis(500));
-        }
-    }
-}
-
-/// The last object that was printed.
-#[track_caller]
-fn report(output: &Output) -> Value {
-    let last = output.stdout.lines().filter_map(|line| serde_json::from_str(line).ok()).next_back();
-    last.unwrap_or_else(|| panic!("nothing in {output:#?}"))
-}
-
-/// Waits until a sync follows: the latest line says so.
-#[track_caller]
-fn wait_until_following(sync: &mut Running) {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let output = sync.stdout();
-        if output.lines().next_back().is_some_and(|line| line.contains("\"phase\":\"following\"")) {
-            return;
-        }
-        assert!(sync.is_running(), "it ended: {output}\n{}", sync.stderr());
-        assert!(Instant::now() < deadline, "it does not come to follow: {output}\n{}", sync.stderr());
-        thread::sleep(Duration::from_millis(50));
-    }
-}
-
-/// Stops the writers, lets the sync come to their last write, ends it, and compares.
-#[track_caller]
-fn finish(
-    job: &Sync,
-    mut sync: Running,
-    writers: ClusterWriters,
-    source: &str,
-    target: &str,
-    except: &[&[u8]],
-) {
-    let pause = job.cutover_without_fence()["pause_ms"].clone();
-    writers.wait_for(200, Duration::from_secs(5));
-    let record = writers.stop();
-    eprintln!("{}; writers held for {pause} ms at the cutover", record.observed);
-    job.cutover_without_fence();
-    sync.terminate();
-    let output = sync.wait(PATIENCE).expect("it ends").expect_code(130);
-    assert_equal(&record, source, target, except);
-    let report = report(&output);
-    eprintln!("{}", report["report"]["counts"]);
-    assert_eq!(report["report"]["snapshot_done"], true, "{report:#}");
-}
-
-#[track_caller]
-fn assert_equal(record: &Record, source: &str, target: &str, except: &[&[u8]]) {
-    let (source, target) = (deployment(source), deployment(target));
-    record.assert_kept(&source);
-    record.assert_kept(&target);
-    Comparison::default()
-        .databases(&[(0, 0)])
-        .tolerance_ms(1)
-        .except(except.iter().copied())
-        .assert_equal(&source, &target);
-}
-
-/// Cuts the link for a while.
-fn cut(proxy: &Proxy) {
-    proxy.cut();
-    thread::sleep(Duration::from_millis(1_500));
-    proxy.heal().expect("the proxy listens again");
-}
+use whimbrel_e2e::syncing::{
+    PATIENCE, Sync, assert_equal, cluster, comparison, cut, delete, deployment, failures_of, fill, finish,
+    report, wait_until_following, writers,
+};
+use whimbrel_lab::{Cluster, Engine, Proxy, Server};
 
 #[test]
 fn a_server_becomes_a_cluster_across_kills_cuts_and_a_failover() {
@@ -166,7 +34,7 @@ fn a_server_becomes_a_cluster_across_kills_cuts_and_a_failover() {
     let mut sync = job.start(&["--resume"]);
     wait_until_following(&mut sync);
     for _ in 0..2 {
-        cut(&proxy);
+        cut(&proxy, Duration::from_millis(1_500));
         writers.wait_for(200, PATIENCE);
     }
     sync.kill9();
@@ -179,7 +47,7 @@ fn a_server_becomes_a_cluster_across_kills_cuts_and_a_failover() {
     writers.wait_for(400, PATIENCE);
     target.nodes()[1].restart().expect("it restarts");
     target.wait_ok().expect("it comes back");
-    finish(&job, sync, writers, &source.addr(), &target.seed(), &[]);
+    finish(&job, sync, writers, &source.addr(), &target.seed(), &comparison());
 }
 
 #[test]
@@ -215,7 +83,7 @@ fn a_cluster_becomes_a_cluster_while_slots_move_and_a_primary_fails_over() {
     assert!(writers.wait_for(400, PATIENCE), "the writers have stopped");
     source.nodes()[0].restart().expect("it restarts");
     source.wait_ok().expect("it comes back");
-    finish(&job, sync, writers, &source.seed(), &target.seed(), &[]);
+    finish(&job, sync, writers, &source.seed(), &target.seed(), &comparison());
 }
 
 #[test]
@@ -238,24 +106,10 @@ fn a_cluster_becomes_a_server_and_what_it_cannot_hold_is_told() {
     let refused = job.cutover(&["--fence", "none", "--max-pause", "2s"]).expect_code(4);
     assert!(refused.stdout.contains("not on the target"), "{}", refused.stdout);
     // Without what cannot be held there is nothing to complain about.
-    let names: Vec<Vec<u8>> = report_of_failures(&sync).into_iter().map(String::into_bytes).collect();
-    assert!(names.iter().any(|name| name == special.as_bytes()), "{names:?}");
-    for name in &names {
-        let owner = from.owner_of(name).expect("every slot has an owner");
-        let mut connection = from.primaries()[owner].connect(0).expect("the source answers");
-        redis::cmd("DEL").arg(name).exec(&mut connection).expect("deleted");
-    }
-    finish(&job, sync, writers, &source.seed(), &target.addr(), &[]);
-}
-
-/// The names of the keys that the status file of a sync lists as failed.
-fn report_of_failures(sync: &Running) -> Vec<String> {
-    let last = sync.stdout();
-    let last = last.lines().next_back().expect("there is a line").to_owned();
-    let line: Value = serde_json::from_str(&last).expect("it is JSON");
-    let failures = line["status"]["failures"].as_array().cloned().unwrap_or_default();
-    let names = failures.iter().filter_map(|failure| failure["key"].as_str());
-    names.map(|name| name.trim_matches('"').to_owned()).collect()
+    let names = failures_of(&sync);
+    assert!(names.iter().any(|name| name == special), "{names:?}");
+    delete(&from, &names);
+    finish(&job, sync, writers, &source.seed(), &target.addr(), &comparison());
 }
 
 /// A service that forbids replication: consumer groups, of which the feed knows nothing, arrive with the cutover.
@@ -272,7 +126,7 @@ fn tracking_will_do_where_replication_is_forbidden() {
     wait_until_following(&mut sync);
     assert!(sync.stdout().contains("tracking"), "{}", sync.stdout());
     writers.wait_for(2_000, PATIENCE);
-    finish(&job, sync, writers, &source.addr(), &target.addr(), &[]);
+    finish(&job, sync, writers, &source.addr(), &target.addr(), &comparison());
     let refused =
         Sync::new(&from, &target.addr(), &["--feed", "replication", "--mirror"]).start(&[]).wait(PATIENCE);
     let refused = refused.expect("it ends");
@@ -546,7 +400,7 @@ fn the_way_back_loses_nothing() {
     };
     let output = sync.wait(PATIENCE).expect("it ends").expect_code(0);
     assert_eq!(report(&output)["report"]["reconciled_slots"], 0, "it went on without a gap: {output:#?}");
-    assert_equal(&record, &target.seed(), &source.addr(), &[]);
+    assert_equal(&record, &target.seed(), &source.addr(), &comparison());
     source.call(&["SET", "home", "again"]);
     let late = target.nodes()[0]
         .try_call(&["SET", "late", "1"])
@@ -583,7 +437,7 @@ fn documented_permissions_are_enough() {
         // Slots are gone through again, which takes more than following.
         source.move_slot(0, 0, 1).expect("the slot moves");
         writers.wait_for(500, PATIENCE);
-        finish(&job, sync, writers, &source.seed(), &target.seed(), &[]);
+        finish(&job, sync, writers, &source.seed(), &target.seed(), &comparison());
         Comparison::default().databases(&[(0, 0)]).functions().assert_equal(&from.refreshed().unwrap(), &to);
         let all = source.nodes().iter().chain(target.nodes());
         let denied: Vec<String> = all.flat_map(denied).collect();
@@ -656,5 +510,5 @@ fn many_writers_are_followed() {
     let mut sync = job.start(&[]);
     wait_until_following(&mut sync);
     thread::sleep(Duration::from_secs(runs("WHIMBREL_SYNC_SECONDS", 4) as u64));
-    finish(&job, sync, writers, &source.addr(), &target.addr(), &[]);
+    finish(&job, sync, writers, &source.addr(), &target.addr(), &comparison());
 }

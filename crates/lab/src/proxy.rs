@@ -60,13 +60,7 @@ impl Proxy {
     /// # Errors
     /// When the address is not one, or no port is free.
     pub fn start(target: &str) -> Result<Self, LabError> {
-        let unusable = |source| LabError::io(format!("use {target} as a proxy's target"), source);
-        let target = target
-            .to_socket_addrs()
-            .map_err(unusable)?
-            .next()
-            .ok_or_else(|| unusable(io::Error::from(io::ErrorKind::AddrNotAvailable)))?;
-
+        let target = resolve(target)?;
         let mut attempt = 1;
         let listener = loop {
             match TcpListener::bind((Ipv4Addr::LOCALHOST, ports::free()?)) {
@@ -121,6 +115,26 @@ impl Proxy {
         }
         Ok(())
     }
+
+    /// Closes all connections, and passes new ones on to another server: what a service does that keeps its name when
+    /// it fails over.
+    ///
+    /// # Errors
+    /// As [`Proxy::start`] and [`Proxy::heal`].
+    pub fn lead_to(&mut self, target: &str) -> Result<(), LabError> {
+        self.cut();
+        self.target = resolve(target)?;
+        self.heal()
+    }
+}
+
+fn resolve(target: &str) -> Result<SocketAddr, LabError> {
+    let unusable = |source| LabError::io(format!("use {target} as a proxy's target"), source);
+    target
+        .to_socket_addrs()
+        .map_err(unusable)?
+        .next()
+        .ok_or_else(|| unusable(io::Error::from(io::ErrorKind::AddrNotAvailable)))
 }
 
 impl Drop for Proxy {

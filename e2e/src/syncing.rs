@@ -1,0 +1,177 @@
+//! Syncs that run while clients write, and what must be true when they end.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use whimbrel_lab::{Cluster, ClusterBuilder, Engine, Proxy};
+
+use crate::binary::{Invocation, Output, Running};
+use crate::cluster_writers::{ClusterWriters, Load, Record, tags_in};
+use crate::compare::Comparison;
+use crate::dataset::{Dataset, Scale, write_strings};
+use crate::deployment::Deployment;
+
+/// Far more than any of these takes on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Keys that nobody writes to while the sync runs.
+pub const KEYS: usize = 20_000;
+
+/// A deployment whose servers answer.
+pub fn deployment(addr: impl std::fmt::Display) -> Deployment {
+    Deployment::at(addr).expect("the servers answer")
+}
+
+/// Three primaries with a replica each, which fail over within seconds.
+pub fn cluster(engine: Engine) -> ClusterBuilder {
+    Cluster::builder(engine).primaries(3).replicas(1).node_timeout_ms(4_000)
+}
+
+/// Writes keys of every type, and [`KEYS`] strings.
+pub fn fill(source: &Deployment) {
+    Dataset::generate(7, Scale::Tiny)
+        .with_databases(&[0])
+        .write_to(source)
+        .expect("the source takes the data");
+    write_strings(source, KEYS).expect("the source takes the data");
+}
+
+/// Clients that write keys of every type, of which the first writes have been acknowledged.
+pub fn writers(addresses: &[String], name: &str) -> ClusterWriters {
+    let load = Load { clients: 8, prefix: format!("w:{name}"), ..Load::on(tags_in(0..16384, 56)) };
+    let writers = ClusterWriters::start(addresses, &load);
+    assert!(writers.wait_for(400, PATIENCE), "the writers do not come to work");
+    writers
+}
+
+/// One sync, and the folder of its journal.
+#[derive(Debug)]
+pub struct Sync {
+    args: Vec<String>,
+    /// Where its journal is.
+    pub state: tempfile::TempDir,
+}
+
+impl Sync {
+    /// `whimbrel sync`, with more arguments.
+    pub fn new(source: &str, target: &str, more: &[&str]) -> Sync {
+        let args = ["sync", source, target, "--json", "--report", "1", "--retry-for", "60s"];
+        Sync {
+            args: args.iter().chain(more).map(ToString::to_string).collect(),
+            state: tempfile::tempdir().expect("a folder for journals"),
+        }
+    }
+
+    /// Starts it, with still more arguments.
+    pub fn start(&self, more: &[&str]) -> Running {
+        let args: Vec<&str> = self.args.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        Invocation::new(&args).env("XDG_STATE_HOME", self.state.path()).timeout(PATIENCE).spawn()
+    }
+
+    /// `whimbrel cutover` of it.
+    pub fn cutover(&self, more: &[&str]) -> Output {
+        let args: Vec<&str> = ["cutover", "--json"].iter().chain(more).copied().collect();
+        Invocation::new(&args).env("XDG_STATE_HOME", self.state.path()).timeout(PATIENCE).run()
+    }
+
+    /// Asks until the target is equal, which it may not be at once: slots may have to be gone through again.
+    #[track_caller]
+    pub fn cutover_without_fence(&self) -> Value {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let output = self.cutover(&["--fence", "none", "--max-pause", "2s"]);
+            if output.code() == Some(0) {
+                return report(&output)["report"].clone();
+            }
+            eprintln!("not yet: {}", output.stdout);
+            assert!(Instant::now() < deadline, "no cutover: {output:#?}");
+            thread::sleep(Duration::from_millis(500));
+        }
+    }
+}
+
+/// The last object that was printed.
+#[track_caller]
+pub fn report(output: &Output) -> Value {
+    let last = output.stdout.lines().filter_map(|line| serde_json::from_str(line).ok()).next_back();
+    last.unwrap_or_else(|| panic!("nothing in {output:#?}"))
+}
+
+/// Waits until a sync follows: the latest line says so.
+#[track_caller]
+pub fn wait_until_following(sync: &mut Running) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let output = sync.stdout();
+        if output.lines().next_back().is_some_and(|line| line.contains("\"phase\":\"following\"")) {
+            return;
+        }
+        assert!(sync.is_running(), "it ended: {output}\n{}", sync.stderr());
+        assert!(Instant::now() < deadline, "it does not come to follow: {output}\n{}", sync.stderr());
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Stops the writers, lets the sync come to their last write, ends it, and compares.
+#[track_caller]
+pub fn finish(
+    job: &Sync,
+    mut sync: Running,
+    writers: ClusterWriters,
+    source: &str,
+    target: &str,
+    comparison: &Comparison,
+) {
+    let pause = job.cutover_without_fence()["pause_ms"].clone();
+    writers.wait_for(200, Duration::from_secs(5));
+    let record = writers.stop();
+    eprintln!("{}; writers held for {pause} ms at the cutover", record.observed);
+    job.cutover_without_fence();
+    sync.terminate();
+    let output = sync.wait(PATIENCE).expect("it ends").expect_code(130);
+    assert_equal(&record, source, target, comparison);
+    let report = report(&output);
+    eprintln!("{}", report["report"]["counts"]);
+    assert_eq!(report["report"]["snapshot_done"], true, "{report:#}");
+}
+
+/// Database 0 of both sides, in full.
+pub fn comparison() -> Comparison {
+    Comparison::default().databases(&[(0, 0)]).tolerance_ms(1)
+}
+
+/// Both sides hold what the writers were told that they hold, and nothing else.
+#[track_caller]
+pub fn assert_equal(record: &Record, source: &str, target: &str, comparison: &Comparison) {
+    let (source, target) = (deployment(source), deployment(target));
+    record.assert_kept(&source);
+    record.assert_kept(&target);
+    comparison.assert_equal(&source, &target);
+}
+
+/// Cuts a link for a while.
+pub fn cut(proxy: &Proxy, time: Duration) {
+    proxy.cut();
+    thread::sleep(time);
+    proxy.heal().expect("the proxy listens again");
+}
+
+/// The names of the keys that the status file of a sync lists as failed.
+pub fn failures_of(sync: &Running) -> Vec<String> {
+    let last = sync.stdout();
+    let last = last.lines().next_back().expect("there is a line").to_owned();
+    let line: Value = serde_json::from_str(&last).expect("it is JSON");
+    let failures = line["status"]["failures"].as_array().cloned().unwrap_or_default();
+    let names = failures.iter().filter_map(|failure| failure["key"].as_str());
+    names.map(|name| name.trim_matches('"').to_owned()).collect()
+}
+
+/// Deletes keys, each at its owner.
+pub fn delete(deployment: &Deployment, names: &[String]) {
+    for name in names {
+        let owner = deployment.owner_of(name.as_bytes()).expect("every slot has an owner");
+        let mut connection = deployment.primaries()[owner].connect(0).expect("the server answers");
+        redis::cmd("DEL").arg(name).exec(&mut connection).expect("deleted");
+    }
+}
