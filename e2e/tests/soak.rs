@@ -101,7 +101,7 @@ fn endure(
     target: impl FnOnce(),
 ) -> Running {
     let seconds = std::env::var("WHIMBREL_SOAK_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(600);
-    let pause = Duration::from_secs(seconds) / 7;
+    let pause = Duration::from_secs(seconds) / 6;
     let again = |mut sync: Running| {
         sync.kill9();
         assert!(writers.wait_for(400, PATIENCE), "the writers have stopped");

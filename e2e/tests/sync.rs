@@ -14,8 +14,8 @@ use whimbrel_e2e::permissions::{denied, documented, give};
 use whimbrel_e2e::resharding::runs;
 use whimbrel_e2e::shards;
 use whimbrel_e2e::syncing::{
-    PATIENCE, Sync, assert_equal, cluster, comparison, cut, delete, deployment, failures_of, fill, finish,
-    report, wait_until_following, writers,
+    KEYS, PATIENCE, Sync, assert_equal, cluster, comparison, cut, delete, deployment, failures_of, fill,
+    finish, report, wait_until_following, writers,
 };
 use whimbrel_lab::{Cluster, Engine, Proxy, Server};
 
@@ -170,7 +170,12 @@ fn what_was_missed_is_found() {
     Comparison::default().databases(&[(0, 0), (3, 3)]).assert_equal(&from, &to);
     sync.terminate();
     let output = sync.wait(PATIENCE).expect("it ends").expect_code(130);
-    assert!(report(&output)["report"]["reconciled_slots"].as_u64() > Some(0), "{}", output.stdout);
+    let report = report(&output)["report"].clone();
+    assert!(report["reconciled_slots"].as_u64() > Some(0), "{}", output.stdout);
+    // Only what differs is transferred.
+    let count = |name: &str| report["counts"][name].as_u64().expect("a counter");
+    assert!(count("compared") >= KEYS as u64, "{report}");
+    assert!(count("written") < KEYS as u64 / 4, "{report}");
 }
 
 /// Slots leave a primary, and keys with a time to live are deleted there, while nobody follows.

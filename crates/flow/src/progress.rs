@@ -31,6 +31,8 @@ pub struct CopyProgress {
     pub bytes_written: AtomicU64,
     /// Keys moved in chunks.
     pub big: AtomicU64,
+    /// Keys compared with the target by a sync, because changes of them may have been missed.
+    pub compared: AtomicU64,
     /// Operations that were tried again.
     pub retries: AtomicU64,
     /// Gauge: batches waiting for a reader.
@@ -86,6 +88,7 @@ impl CopyProgress {
             bytes_read: n(&self.bytes_read),
             bytes_written: n(&self.bytes_written),
             big: n(&self.big),
+            compared: n(&self.compared),
             retries: n(&self.retries),
             waiting_to_read: g(&self.waiting_to_read),
             waiting_to_write: g(&self.waiting_to_write),
@@ -109,6 +112,7 @@ pub struct CopyCounts {
     pub bytes_read: u64,
     pub bytes_written: u64,
     pub big: u64,
+    pub compared: u64,
     pub retries: u64,
     pub waiting_to_read: u64,
     pub waiting_to_write: u64,

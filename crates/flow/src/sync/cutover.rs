@@ -19,9 +19,10 @@ use whimbrel_engine::probe::Info;
 use whimbrel_engine::seal::{Fence, FenceKind, Reached, Seal};
 
 use super::{Back, Position, Round, Source, SyncPhase, Syncer};
+use crate::copy;
 use crate::copy::Shared;
 use crate::scan::{KeyScan, ScanOptions};
-use crate::{copy, verify};
+use crate::verify::Comparer;
 
 /// Keys of each database that are compared.
 const SAMPLE_KEYS: usize = 64;
@@ -437,7 +438,8 @@ impl Syncer {
         for ((source, target), keys) in sample {
             compared += keys.len() as u64;
             let (ours, theirs) = ((&shared.source, *source), (&shared.target, *target));
-            let differing = verify::differing(ours, theirs, keys.clone(), shared.options.retry).await?;
+            let mut comparer = Comparer::new(ours, theirs, shared.options.retry);
+            let differing = comparer.differing(keys.clone()).await?;
             if is_final && let Some(key) = differing.first() {
                 let what = format!("key {} differs", copy::shown(key));
                 return Err(refused(what).with_remedy("see what differs with whimbrel verify"));

@@ -18,7 +18,7 @@
 //! finished, and while nothing is under way it is dealt with. So nobody ever writes a key that somebody else writes.
 //!
 //! **Doubt.** What may have been missed is in doubt by whole slots, as in a copy, and is [reconciled](reconcile): all
-//! keys of the slots are transferred once more, and those that only the target has are removed.
+//! keys of the slots are compared, those that differ are transferred, and those that only the target has are removed.
 //!
 //! **Bounds.** As a copy, and [`TouchedLimits`](whimbrel_engine::feed::TouchedLimits) for each primary of the source.
 
@@ -268,7 +268,11 @@ impl Syncer {
         let known = &self.state.copy.target_runs;
         if resumed && !known.is_empty() && *known != runs {
             self.notice("a server of the target is not the process it was: everything is gone through again");
-            self.distrust_everything();
+            if self.state.snapshot_done {
+                self.doubt = SlotSet::full();
+            } else {
+                self.distrust_everything();
+            }
         }
         self.state.copy.target_runs = runs;
         if let Some(fence) = self.state.cut_over.take() {
@@ -278,7 +282,6 @@ impl Syncer {
         }
         if resumed {
             self.doubt_what_moved();
-            self.retry_failures();
         }
         self.attach().await?;
         if !resumed {
@@ -290,7 +293,7 @@ impl Syncer {
             self.doubt = SlotSet::new();
         } else if !self.doubt.is_empty() {
             self.notice(
-                "changes were missed while nobody followed: what may have changed is gone through again",
+                "changes were missed while nobody followed: what may have changed is compared with the target",
             );
         }
         self.save()?;
@@ -299,6 +302,11 @@ impl Syncer {
         }
         if !self.state.snapshot_done && !self.snapshot(asks).await? {
             return Ok(None);
+        }
+        if resumed {
+            // Before the snapshot is complete they would make it start again.
+            let failed = self.take_failures();
+            self.doubt = self.doubt.union(&failed);
         }
         if self.state.sweep {
             self.status.phase(SyncPhase::Reconciling);
@@ -342,8 +350,8 @@ impl Syncer {
         }
     }
 
-    /// Keys that failed in an earlier run are tried again, and counted anew.
-    fn retry_failures(&mut self) {
+    /// The slots of keys that failed in an earlier run. They are to be gone through again, and failures are counted anew.
+    fn take_failures(&mut self) -> SlotSet {
         let copy = &mut self.state.copy;
         let listed = copy.failures.len() as u64;
         let slots = copy.failures.drain(..).filter_map(|failure| Slot::new(failure.slot));
@@ -354,8 +362,8 @@ impl Syncer {
         // Not all of them are listed where there are many.
         let slots = if copy.failed > listed { SlotSet::full() } else { slots };
         copy.failed = 0;
-        self.doubt = self.doubt.union(&slots);
         self.shared.remember(&self.state.copy);
+        slots
     }
 
     /// The snapshot has to be taken again, as if there had never been one; keys that are gone since are looked for.
@@ -555,27 +563,37 @@ impl Syncer {
 
     /// One round of all primaries at the same time. What came of it is what came of the worst.
     async fn rounds(&mut self) -> Result<Round> {
+        let round = |mut source: Source| async move {
+            let outcome = source.round(true).await;
+            (source, outcome)
+        };
+        Ok(self.of_all(round).await?.into_iter().max().unwrap_or(Round::All))
+    }
+
+    /// Has all primaries do something at the same time. The first failure is returned when all have ended.
+    async fn of_all<T, F>(&mut self, work: impl Fn(Source) -> F) -> Result<Vec<T>>
+    where
+        T: Send + 'static,
+        F: Future<Output = (Source, Result<T>)> + Send + 'static,
+    {
         let mut running = JoinSet::new();
-        for mut source in std::mem::take(&mut self.sources) {
-            running.spawn(async move {
-                let outcome = source.round(true).await;
-                (source, outcome)
-            });
+        for source in std::mem::take(&mut self.sources) {
+            running.spawn(work(source));
         }
-        let (mut worst, mut failure) = (Round::All, None);
+        let (mut outcomes, mut failure) = (Vec::new(), None);
         while let Some(joined) = running.join_next().await {
             match joined {
                 Ok((source, outcome)) => {
                     self.sources.push(source);
                     match outcome {
-                        Ok(round) => worst = worst.max(round),
+                        Ok(outcome) => outcomes.push(outcome),
                         Err(e) => failure = failure.or(Some(e)),
                     }
                 }
                 Err(e) => failure = failure.or(Some(Error::own("follow a primary", e))),
             }
         }
-        failure.map_or(Ok(worst), Err)
+        failure.map_or(Ok(outcomes), Err)
     }
 
     /// Transfers what is touched; true where nothing is left, and nothing is in doubt.

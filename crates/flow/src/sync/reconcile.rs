@@ -4,17 +4,18 @@
 //! afterwards. So what is read here may be old by the time it is written, but never stays so.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
+use tokio::sync::Semaphore;
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Code, Error, Result, ServerError};
 use whimbrel_engine::link::Link;
 use whimbrel_wire::value::Value;
 
-use super::Syncer;
+use super::{Source, Syncer};
 use crate::copy;
-use crate::journal::JournalState;
 use crate::retry::Backoff;
 use crate::scan::{KeyScan, ScanOptions, Unit};
 use crate::typed::STAGING_PREFIX;
@@ -26,8 +27,10 @@ const LISTED_SLOTS_MAX: usize = 256;
 const LISTED_KEYS_MAX: u64 = 50_000;
 
 impl Syncer {
-    /// Transfers all keys of `slots` once more, and removes those that only the target has; false where the user stopped it
-    /// before.
+    /// Makes all keys of `slots` equal, and removes those that only the target has; false where the user stopped it before.
+    ///
+    /// A few slots are transferred once more. Where it is many, reading both sides costs less than writing one of them
+    /// anew, with its replicas and its append-only file: what differs is transferred.
     ///
     /// # Errors
     /// What could not be helped by trying again.
@@ -40,15 +43,28 @@ impl Syncer {
             true => self.transfer_listed(slots).await?,
             false => slots.clone(),
         };
-        if !scanned.is_empty() {
-            let slots = (!scanned.is_full()).then_some(scanned);
-            let mut state = JournalState { pass: 1, slots, ..JournalState::default() };
-            // Killed meanwhile, it begins anew: the slots are written down as being in doubt.
-            if !copy::run_pass(&self.shared, &mut state, &mut |_| Ok(())).await? {
-                return Ok(false);
-            }
+        // Killed meanwhile, it begins anew: the slots are written down as being in doubt.
+        if !scanned.is_empty() && !self.compare_scanned(scanned).await? {
+            return Ok(false);
         }
         self.sweep(slots).await
+    }
+
+    /// Compares all keys of `slots`, and transfers those that differ; false where the user stopped it before.
+    async fn compare_scanned(&mut self, slots: SlotSet) -> Result<bool> {
+        // As many at once as a copy has: each has connections to all nodes of the target.
+        let at_once = Arc::new(Semaphore::new(self.shared.options.shards_at_once.max(1)));
+        let slots = Arc::new(slots);
+        let compare = |mut source: Source| {
+            let (at_once, slots) = (at_once.clone(), slots.clone());
+            async move {
+                // It is never closed.
+                let _permit = at_once.acquire().await;
+                let outcome = source.compare(&slots).await;
+                (source, outcome)
+            }
+        };
+        Ok(self.of_all(compare).await?.into_iter().all(|is_done| is_done))
     }
 
     /// Transfers the keys of slots of a cluster, slot by slot. Returns those that were left out, because they have too

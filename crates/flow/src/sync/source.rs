@@ -6,22 +6,28 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
-use whimbrel_core::slot::Slot;
+use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::deployment::Shard;
-use whimbrel_engine::error::Result;
+use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::feed::{Feed, History, Touch, What};
 
 use super::status::SourceView;
 use crate::copy::{Lanes, Shared, Tracker, average_bytes};
-use crate::scan::Unit;
+use crate::progress::CopyProgress;
+use crate::scan::{KeyScan, ScanOptions, Unit};
+use crate::verify::{BATCH_KEYS_MAX, Comparer};
 
 /// Touched keys that one round takes.
 const ROUND_KEYS_MAX: usize = 16 << 10;
 
 /// How long a key is left alone that changed every time it was read, so that the others need not wait for it.
 const LATER: Duration = Duration::from_secs(1);
+
+/// Batches of keys of one primary that are compared at once.
+const COMPARERS: usize = 2;
 
 /// How long a round waits for more to come, so that a busy source is not followed key by key.
 const GATHER: Duration = Duration::from_millis(2);
@@ -233,6 +239,56 @@ impl Source {
         outcome
     }
 
+    /// Compares all keys of `slots` with the target, and transfers those that differ; false where the user stopped it
+    /// before. Rounds rest meanwhile: what changes is touched, and transferred afterwards.
+    ///
+    /// # Errors
+    /// What could not be helped by trying again.
+    pub(super) async fn compare(&mut self, slots: &SlotSet) -> Result<bool> {
+        let shared = self.shared.clone();
+        for pair in &shared.options.dbs {
+            let comparer = |_| {
+                let (ours, theirs) = ((&shared.source, pair.source), (&shared.target, pair.target));
+                Comparer::new(ours, theirs, shared.options.retry)
+            };
+            let mut comparers: Vec<Comparer> = (0..COMPARERS).map(comparer).collect();
+            let unit = Unit { db: pair.source, ..self.unit.clone() };
+            let options = ScanOptions {
+                count: shared.options.scan_count,
+                pattern: shared.options.selection.server_side_match().map(Bytes::copy_from_slice),
+                type_name: None,
+            };
+            let mut scan = KeyScan::new(shared.source.clone(), unit, options, shared.options.retry, None);
+            let mut keys = Vec::new();
+            let mut is_over = false;
+            while !is_over || !keys.is_empty() {
+                match scan.next().await? {
+                    Some(page) => keys.extend(page.keys.into_iter().filter(|key| {
+                        slots.contains(Slot::of_key(key)) && shared.options.selection.admits(key)
+                    })),
+                    None => is_over = true,
+                }
+                if !is_over && keys.len() < BATCH_KEYS_MAX * COMPARERS {
+                    continue;
+                }
+                let batch: Vec<Bytes> = keys.drain(..keys.len().min(BATCH_KEYS_MAX * COMPARERS)).collect();
+                let number = batch.len() as u64;
+                let compare = async {
+                    shared.rates.take_keys(number).await;
+                    differing(&mut comparers, &batch).await
+                };
+                let Some(differing) = shared.stop.run_until_cancelled(compare).await else {
+                    return Ok(false);
+                };
+                CopyProgress::add(&shared.progress.compared, number);
+                if !self.transfer(pair.source, differing?).await? {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
     /// The keys that the sync is about, by database.
     fn sorted(&self, touches: Vec<Touch>) -> BTreeMap<u32, Vec<Bytes>> {
         let topology = self.shared.source.topology();
@@ -268,6 +324,25 @@ impl Source {
         }
         sorted
     }
+}
+
+/// Those of `keys` that differ, found by all comparers at the same time.
+async fn differing(comparers: &mut Vec<Comparer>, keys: &[Bytes]) -> Result<Vec<Bytes>> {
+    let mut running = JoinSet::new();
+    let each = keys.len().div_ceil(comparers.len().max(1)).max(1);
+    for (keys, mut comparer) in keys.chunks(each).map(<[Bytes]>::to_vec).zip(std::mem::take(comparers)) {
+        running.spawn(async move {
+            let found = comparer.differing(keys).await;
+            (comparer, found)
+        });
+    }
+    let mut differing = Vec::new();
+    while let Some(joined) = running.join_next().await {
+        let (comparer, found) = joined.map_err(|e| Error::own("compare keys", e))?;
+        comparers.push(comparer);
+        differing.extend(found?);
+    }
+    Ok(differing)
 }
 
 fn unit_of(shard: &Shard) -> Unit {

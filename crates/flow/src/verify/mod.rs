@@ -191,56 +191,65 @@ pub(crate) async fn is_same(
     key: &Bytes,
     retry: RetryPolicy,
 ) -> Result<bool> {
-    Ok(differing(source, target, vec![key.clone()], retry).await?.is_empty())
+    Ok(Comparer::new(source, target, retry).differing(vec![key.clone()]).await?.is_empty())
 }
 
-/// Those of `keys`, a few hundred at most, that are not the [same](is_same) on both sides.
-///
-/// # Errors
-/// As [`is_same`].
-pub(crate) async fn differing(
-    source: (&Arc<Deployment>, u32),
-    target: (&Arc<Deployment>, u32),
-    keys: Vec<Bytes>,
-    retry: RetryPolicy,
-) -> Result<Vec<Bytes>> {
-    /// A key that changes while it is compared is looked at again.
-    const TRIES_MAX: u32 = 5;
-    let peer = |(deployment, db): (&Arc<Deployment>, u32)| Peer::new(deployment.clone(), db, false, retry);
-    let options = VerifyOptions::default();
-    let mut pair = Pair {
-        source: peer(source),
-        target: peer(target),
-        rules: Rules {
+/// Tells which keys are not the same on both sides. Its connections are kept.
+#[derive(Debug)]
+pub(crate) struct Comparer {
+    pair: Pair,
+}
+
+impl Comparer {
+    /// Of a database of the source and one of the target.
+    pub(crate) fn new(
+        source: (&Arc<Deployment>, u32),
+        target: (&Arc<Deployment>, u32),
+        retry: RetryPolicy,
+    ) -> Comparer {
+        let peer =
+            |(deployment, db): (&Arc<Deployment>, u32)| Peer::new(deployment.clone(), db, false, retry);
+        let options = VerifyOptions::default();
+        let rules = Rules {
             depth: Depth::Full,
             types: Vec::new(),
             ttl_tolerance_ms: options.ttl_tolerance_ms,
             chunk_bytes: options.chunk_bytes,
             check_extra: true,
-        },
-    };
-    let (mut open, mut differing) = (keys, Vec::new());
-    for _ in 0..TRIES_MAX {
-        if open.is_empty() {
-            break;
-        }
-        let verdicts = pair.compare(&open).await?;
-        let mut again = Vec::new();
-        for case in verdicts {
-            match case.verdict {
-                Verdict::Equal | Verdict::Gone => {}
-                Verdict::Shifted => again.push(case.key),
-                _ => differing.push(case.key),
-            }
-        }
-        open = again;
+        };
+        Comparer { pair: Pair { source: peer(source), target: peer(target), rules } }
     }
-    differing.append(&mut open);
-    Ok(differing)
+
+    /// Those of `keys`, [`BATCH_KEYS_MAX`] at most, that are not the [same](is_same) on both sides, or change all the time.
+    ///
+    /// # Errors
+    /// As [`is_same`].
+    pub(crate) async fn differing(&mut self, keys: Vec<Bytes>) -> Result<Vec<Bytes>> {
+        /// A key that changes while it is compared is looked at again.
+        const TRIES_MAX: u32 = 5;
+        let (mut open, mut differing) = (keys, Vec::new());
+        for _ in 0..TRIES_MAX {
+            if open.is_empty() {
+                break;
+            }
+            let verdicts = self.pair.compare(&open).await?;
+            let mut again = Vec::new();
+            for case in verdicts {
+                match case.verdict {
+                    Verdict::Equal | Verdict::Gone => {}
+                    Verdict::Shifted => again.push(case.key),
+                    _ => differing.push(case.key),
+                }
+            }
+            open = again;
+        }
+        differing.append(&mut open);
+        Ok(differing)
+    }
 }
 
 /// The servers' own input buffers and our own memory set the limit.
-const BATCH_KEYS_MAX: usize = 512;
+pub(crate) const BATCH_KEYS_MAX: usize = 512;
 const CHUNK_BYTES_MIN: u64 = 4 << 10;
 
 fn check(source: &Deployment, target: &Deployment, options: &VerifyOptions) -> Result<()> {
