@@ -65,8 +65,14 @@ impl Sync {
 
     /// Starts it, with still more arguments.
     pub fn start(&self, more: &[&str]) -> Running {
+        self.start_with(more, &[])
+    }
+
+    /// Starts it, with still more arguments and in an environment.
+    pub fn start_with(&self, more: &[&str], environment: &[(&str, &str)]) -> Running {
         let args: Vec<&str> = self.args.iter().map(String::as_str).chain(more.iter().copied()).collect();
-        Invocation::new(&args).env("XDG_STATE_HOME", self.state.path()).timeout(PATIENCE).spawn()
+        let invocation = Invocation::new(&args).env("XDG_STATE_HOME", self.state.path()).timeout(PATIENCE);
+        environment.iter().fold(invocation, |invocation, (name, value)| invocation.env(name, value)).spawn()
     }
 
     /// `whimbrel cutover` of it.

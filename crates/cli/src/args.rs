@@ -26,7 +26,7 @@ pub use self::syncing::{CompareChoice, CutoverArgs, FeedChoice, FenceChoice, Syn
     version,
     about = "Non-stop migration for Redis and Valkey",
     long_about = "Moves live data between Redis- and Valkey-compatible servers and proves that nothing was lost.",
-    after_help = exit_codes(),
+    after_help = closing_words(),
     max_term_width = 110,
     propagate_version = true
 )]
@@ -36,11 +36,15 @@ pub struct Cli {
     pub command: Command,
 }
 
-fn exit_codes() -> String {
+fn closing_words() -> String {
     let mut text = "Exit codes:\n".to_owned();
     for (exit, meaning) in crate::exit::Exit::TABLE {
         text.push_str(&format!("  {:>3}  {meaning}\n", exit as u8));
     }
+    text.push_str(
+        "\nEnvironment:\n  WHIMBREL_LOG         what is logged on standard error, from error (default) to info and debug\n  \
+         WHIMBREL_LOG_FORMAT  json: each line of the log is a JSON object\n",
+    );
     text
 }
 

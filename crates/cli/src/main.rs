@@ -130,11 +130,12 @@ fn watch_signals(stop: CancellationToken) {
 
 fn start_logging() {
     let filter = EnvFilter::try_from_env("WHIMBREL_LOG").unwrap_or_else(|_| EnvFilter::new("error"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if std::env::var("WHIMBREL_LOG_FORMAT").is_ok_and(|format| format == "json") {
+        log.json().flatten_event(true).init();
+    } else {
+        log.with_ansi(std::io::stderr().is_terminal()).init();
+    }
 }
 
 /// Prints an error: one line, on standard error; with `--json` an object on standard output.

@@ -14,6 +14,7 @@
 pub mod daemon;
 mod executor;
 mod failpoint;
+pub mod http;
 pub mod job;
 pub mod options;
 pub mod report;

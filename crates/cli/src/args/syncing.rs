@@ -1,5 +1,6 @@
 //! What the user types to keep two deployments equal.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -72,6 +73,10 @@ pub struct SyncArgs {
     #[command(flatten)]
     pub limits: Limits,
 
+    /// Show how it stands on IP:PORT: /metrics for Prometheus, /healthz, /readyz, /status. Read only, and without a login
+    #[arg(long, value_name = "ADDR", help_heading = "Progress")]
+    pub http: Option<SocketAddr>,
+
     #[command(flatten)]
     pub show: Show,
 }
@@ -82,12 +87,17 @@ pub struct SyncArgs {
 Examples:
   whimbrel watch                                      a page for the sync that runs here, until Ctrl-C
   whimbrel watch --once                               how it stands now
+  whimbrel watch --at mover.example.com:9400          one that runs elsewhere, with --http
   whimbrel watch --json | jq '.status.sources[].lag_ms'
 
 Exit codes: see whimbrel --help")]
 pub struct WatchArgs {
     /// The sync, or the beginning of its name [default: the only one that runs]
     pub job: Option<String>,
+
+    /// Ask a sync on another machine, by the HOST:PORT that it was given with --http
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["job", "state_dir"])]
+    pub at: Option<String>,
 
     /// Show it once and end
     #[arg(long)]

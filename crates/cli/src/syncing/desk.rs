@@ -8,7 +8,6 @@
 //! All are replaced as a whole. No password and no value is in any of them.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -18,8 +17,9 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::seal::FenceKind;
 use whimbrel_flow::journal;
-use whimbrel_flow::sync::{Ask, Compare, CutoverOptions, SyncShown, SyncStatus};
+use whimbrel_flow::sync::{Ask, Compare, CutoverOptions, SyncShown};
 
+use super::exposed::Running;
 use crate::exit::Exit;
 
 /// How often the status is written.
@@ -201,13 +201,7 @@ impl Desk {
     }
 
     /// Serves those who ask, and shows how the sync stands, until it is dropped.
-    pub async fn attend(
-        self,
-        source: String,
-        target: String,
-        status: Arc<SyncStatus>,
-        asks: mpsc::Sender<Ask>,
-    ) -> std::convert::Infallible {
+    pub async fn attend(self, running: Running, asks: mpsc::Sender<Ask>) -> std::convert::Infallible {
         // Left over from an earlier run: whoever asked has gone.
         let _: Option<Wish> = self.take("ask");
         let serve = async {
@@ -225,9 +219,7 @@ impl Desk {
         };
         let publish = async {
             loop {
-                let status = status.shown();
-                let card = Card { name: &self.name, source: &source, target: &target, status };
-                if let Err(error) = self.put("json", &card) {
+                if let Err(error) = self.put("json", &running.card()) {
                     tracing::warn!(%error, "the status could not be written");
                 }
                 sleep(PUBLISH_PERIOD).await;

@@ -2,13 +2,16 @@
 
 pub mod cutover;
 mod desk;
+mod exposed;
 pub mod watch;
 
 use std::sync::Arc;
 
 use serde_json::json;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use whimbrel_control::http::HttpServer;
 use whimbrel_core::units::{format_bytes, format_count, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Endpoint;
@@ -20,6 +23,7 @@ use whimbrel_flow::sync::{self, Back, SyncOptions, SyncPhase, SyncReport, SyncSh
 use whimbrel_wire::value::Value;
 
 use self::desk::Desk;
+use self::exposed::{Current, Running};
 use crate::args::{FeedChoice, SyncArgs};
 use crate::copying::{self, state_dir};
 use crate::display::{Display, Form};
@@ -64,6 +68,9 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) 
     if args.dry_run {
         return Ok(if stop.is_cancelled() { Exit::Stopped } else { Exit::Success });
     }
+    let current = Arc::new(Current::default());
+    // Its tasks end with this function.
+    let _exposing = expose(args, &current, stop).await?;
     let journal = Journal::open(&folder, &name, &description, args.resume)?;
     let status = Arc::new(SyncStatus::default());
     if !args.functions && plan.functions_left > 0 {
@@ -87,7 +94,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) 
         all_dbs,
     };
     *begun = true;
-    let desk = Desk::new(&folder, &name);
+    let desk = (Desk::new(&folder, &name), &*current);
     let (mut report, mut back) =
         attended(args, desk, (source, target), options.clone(), status, journal, stop).await?;
     let mut direction = Direction::Forth;
@@ -106,7 +113,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) 
         }
         let mut journal = Journal::open(&folder, &name, &description, false)?;
         journal.begin_with(SyncState::leading_back(&from))?;
-        let desk = Desk::new(&folder, &name);
+        let desk = (Desk::new(&folder, &name), &*current);
         let status = Arc::new(SyncStatus::default());
         let done = attended(args, desk, (source, target), options.clone(), status, journal, stop).await?;
         drop(from);
@@ -123,7 +130,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) 
 /// Syncs, shows how it stands, serves those who ask, and tells what came of it.
 async fn attended(
     args: &SyncArgs,
-    desk: Desk,
+    (desk, current): (Desk, &Current),
     (source, target): (Arc<Deployment>, Arc<Deployment>),
     options: SyncOptions,
     status: Arc<SyncStatus>,
@@ -131,8 +138,14 @@ async fn attended(
     stop: &CancellationToken,
 ) -> Result<(SyncReport, Option<Back>)> {
     let (asks, asked) = mpsc::channel(ASKS_MAX);
-    let (at_source, at_target) = (source.endpoint.address.to_string(), target.endpoint.address.to_string());
-    let attending = tokio::spawn(desk.clone().attend(at_source, at_target, status.clone(), asks));
+    let running = Running {
+        name: desk.name().to_owned(),
+        source: source.endpoint.address.to_string(),
+        target: target.endpoint.address.to_string(),
+        status: status.clone(),
+    };
+    current.set(running.clone());
+    let attending = tokio::spawn(desk.clone().attend(running, asks));
     let display = display(Form::of(&args.show), status.clone());
     let outcome = sync::sync(source, target, options, status, journal, asked, stop.clone()).await;
     display.finish().await;
@@ -145,6 +158,22 @@ async fn attended(
     let (report, back) = outcome?;
     show_report(args, &report);
     Ok((report, back))
+}
+
+/// Shows over HTTP how it stands, where that is wished.
+async fn expose(args: &SyncArgs, current: &Arc<Current>, stop: &CancellationToken) -> Result<JoinSet<()>> {
+    let mut tasks = JoinSet::new();
+    if let Some(listen) = args.http {
+        let server = HttpServer::bind(listen).await?;
+        let address = server.address()?;
+        tasks.spawn(server.serve(current.clone(), stop.clone()));
+        if args.show.json {
+            println!("{}", json!({"event": "http", "address": address.to_string()}));
+        } else if !args.show.quiet {
+            eprintln!("http     http://{address}/metrics, /healthz, /readyz, /status");
+        }
+    }
+    Ok(tasks)
 }
 
 /// Which of the two that were named is the source.

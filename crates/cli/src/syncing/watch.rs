@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
+use whimbrel_control::http;
 use whimbrel_core::units::{format_bytes, format_count};
+use whimbrel_engine::error::Result;
 
 use super::desk::Desk;
 use crate::args::WatchArgs;
@@ -18,35 +20,72 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// Moves to the top left and clears what is below.
 const CLEAR: &str = "\x1b[H\x1b[J";
 
+/// Where it is seen how a sync stands.
+enum View {
+    /// In the state folder.
+    Desk(Desk),
+    /// Over HTTP.
+    At(String),
+}
+
+impl View {
+    fn of(args: &WatchArgs) -> Result<View> {
+        if let Some(at) = &args.at {
+            return Ok(View::At(at.clone()));
+        }
+        let folder = state_dir(args.state_dir.as_deref())?;
+        Desk::find(&folder, args.job.as_deref().unwrap_or_default()).map(View::Desk)
+    }
+
+    /// How it stands; `None` where nothing is shown yet.
+    async fn card(&self) -> Result<Option<Value>> {
+        match self {
+            View::Desk(desk) => Ok(desk.card()),
+            View::At(at) => Ok(Some(http::status_at(at).await?).filter(Value::is_object)),
+        }
+    }
+
+    /// Whether the process is known to have ended.
+    fn has_ended(&self) -> bool {
+        matches!(self, View::Desk(desk) if !desk.is_attended())
+    }
+
+    fn name(&self) -> &str {
+        match self {
+            View::Desk(desk) => desk.name(),
+            View::At(at) => at,
+        }
+    }
+}
+
 /// Runs the command.
 pub async fn run(args: &WatchArgs, stop: CancellationToken) -> Exit {
-    let found = state_dir(args.state_dir.as_deref())
-        .and_then(|f| Desk::find(&f, args.job.as_deref().unwrap_or_default()));
-    let desk = match found {
-        Ok(desk) => desk,
-        Err(e) => {
-            let exit = Exit::of(&e, false);
-            crate::show_error(&e, args.json, exit);
-            return exit;
-        }
-    };
+    watch(args, &stop).await.unwrap_or_else(|e| {
+        let exit = Exit::of(&e, false);
+        crate::show_error(&e, args.json, exit);
+        exit
+    })
+}
+
+async fn watch(args: &WatchArgs, stop: &CancellationToken) -> Result<Exit> {
+    let view = View::of(args)?;
     let mut last: Option<Value> = None;
     loop {
-        if let Some(card) = desk.card() {
+        if let Some(card) = view.card().await? {
             show(args, &card, last.as_ref());
             if args.once {
-                return Exit::Success;
+                return Ok(Exit::Success);
             }
             last = Some(card);
         }
         if stop.run_until_cancelled(tokio::time::sleep(PERIOD)).await.is_none() {
-            return Exit::Success;
+            return Ok(Exit::Success);
         }
-        if !desk.is_attended() {
+        if view.has_ended() {
             if !args.json {
-                println!("ended    {} does not run any more", desk.name());
+                println!("ended    {} does not run any more", view.name());
             }
-            return Exit::Success;
+            return Ok(Exit::Success);
         }
     }
 }
@@ -80,6 +119,9 @@ fn page(card: &Value, last: Option<&Value>) -> String {
         format_bytes(per_second("bytes_written")),
         format_count(number(&counts["gone"])),
     );
+    if let Some(estimate_ms) = status["pause_estimate_ms"].as_u64() {
+        page.push_str(&format!("cutover  would hold writers for about {estimate_ms} ms now\n"));
+    }
     page.push_str(&format!(
         "trouble  {} retries, {} keys failed, {} slots in doubt; {} large keys on their way\n\n",
         format_count(number(&counts["retries"])),

@@ -309,7 +309,7 @@ impl Stream {
             let failure = match &e.kind {
                 ErrorKind::Malformed(_) => Err(FeedFailure::Malformed { cause: e.to_string() }),
                 _ => {
-                    tracing::debug!(at = %self.place.address, cause = %e, "the feed's link broke");
+                    tracing::info!(at = %self.place.address, cause = %e, "the feed's link broke");
                     self.resume(e).await
                 }
             };
@@ -407,6 +407,7 @@ impl Stream {
                 Ok(Ok(Some(failure))) => return Err(failure),
                 Ok(Ok(None)) => {
                     self.shared.resumed.fetch_add(1, Ordering::Relaxed);
+                    tracing::info!(at = %self.place.address, "the feed goes on without a gap");
                     return Ok(());
                 }
                 Ok(Err(e)) => cause = e,

@@ -113,7 +113,7 @@ impl Syncer {
         let source = self.shared.source.clone();
         let fence = Fence::plan(&source, options.fence).await?;
         let lift = self.state.lift.clone().filter(|_| options.back);
-        let sample = self.sample(options).await?;
+        let sample = self.sample(options.compare).await?;
         // As it will be under the pause, and without: what it takes is the estimate.
         for _ in 0..ROUNDS_MAX {
             if self.rounds().await? != Round::Part {
@@ -122,7 +122,7 @@ impl Syncer {
         }
         let rehearsed = Instant::now();
         self.rounds().await?;
-        self.compare(options, &sample, false).await?;
+        self.compare(options.compare, &sample, false).await?;
         let estimate_ms = millis(rehearsed) + 1;
         let mut report = CutoverReport {
             dry_run: options.dry_run,
@@ -349,7 +349,7 @@ impl Syncer {
             self.copy_functions().await?;
         }
         let drained = counted(self) - before;
-        let compared = self.compare(options, sample, true).await?;
+        let compared = self.compare(options.compare, sample, true).await?;
         // A primary of the target that was replaced may lack what its predecessor had acknowledged, and slots of the
         // source that moved may be written to where nobody is held.
         copy::look_at_target(&self.shared).await;
@@ -386,9 +386,9 @@ impl Syncer {
     }
 
     /// Chooses keys to compare.
-    async fn sample(&self, options: &CutoverOptions) -> Result<Sample> {
+    pub(super) async fn sample(&self, how: Compare) -> Result<Sample> {
         let mut sample = Sample::new();
-        if options.compare != Compare::Sample {
+        if how != Compare::Sample {
             return Ok(sample);
         }
         let topology = self.shared.source.topology();
@@ -414,10 +414,10 @@ impl Syncer {
 
     /// Compares both sides; returns how many keys were compared in full. What writers may have made different counts only
     /// where it is `final`.
-    async fn compare(&self, options: &CutoverOptions, sample: &Sample, is_final: bool) -> Result<u64> {
+    pub(super) async fn compare(&self, how: Compare, sample: &Sample, is_final: bool) -> Result<u64> {
         let shared = &self.shared;
         let is_whole = shared.options.selection.is_everything() && self.status.copy.snapshot().failed == 0;
-        if options.compare != Compare::None && is_whole {
+        if how != Compare::None && is_whole {
             let (ours, theirs) = tokio::join!(lasting(&shared.source), lasting(&shared.target));
             let (ours, theirs) = (ours?, theirs?);
             let mut expected: BTreeMap<u32, u64> = BTreeMap::new();
@@ -500,6 +500,6 @@ fn refused(what: impl Into<String>) -> Error {
     Error::unfit(Side::Own, "", "cut over", what)
 }
 
-fn millis(since: Instant) -> u64 {
+pub(super) fn millis(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
 }

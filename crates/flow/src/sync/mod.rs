@@ -35,7 +35,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::deployment::{Deployment, Shard, Topology};
@@ -57,6 +57,10 @@ const JOURNAL_PERIOD: Duration = Duration::from_millis(500);
 
 /// How often both sides are asked how they are.
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
+
+/// How often the comparison of a cutover is rehearsed, at the beginning of an epoch, and how long that may take.
+const REHEARSAL_PERIOD: Duration = Duration::from_secs(60);
+const REHEARSAL_TIME: Duration = Duration::from_secs(1);
 
 /// Every so many looks the primaries of the target are met.
 const LOOKS_PER_MEETING: u32 = 5;
@@ -183,6 +187,8 @@ struct Syncer {
     caught_up: bool,
     /// Something was written to a database that should be part of this sync and is not.
     unmapped: bool,
+    /// When the comparison of a cutover was last rehearsed.
+    rehearsed: Option<Instant>,
 }
 
 /// Syncs until it is stopped or the target has taken over. The plan has been made, and agreed to, before.
@@ -219,6 +225,7 @@ pub async fn sync(
         back: None,
         caught_up: false,
         unmapped: false,
+        rehearsed: None,
     };
     if !resumed {
         sync.state.sweep = sync.options.sweep_first;
@@ -328,6 +335,15 @@ impl Syncer {
                     let Ask { options, withdrawn, answer } = *ask;
                     self.status.phase(SyncPhase::CuttingOver);
                     let outcome = self.cutover(&options, &withdrawn).await;
+                    match &outcome {
+                        Ok(report) => tracing::info!(
+                            pause_ms = report.pause_ms,
+                            drained = report.drained,
+                            dry_run = report.dry_run,
+                            "a cutover has ended"
+                        ),
+                        Err(error) => tracing::info!(%error, "a cutover was given up"),
+                    }
                     let report = outcome.as_ref().ok().filter(|report| report.is_final()).cloned();
                     // Whoever asked may have gone.
                     let _ = answer.send(outcome);
@@ -510,6 +526,7 @@ impl Syncer {
 
     /// Follows all primaries until something else is to be done.
     async fn epoch(&mut self, asks: &mut mpsc::Receiver<Ask>) -> Result<Next> {
+        self.rehearse_compare().await;
         self.status.phase(SyncPhase::Following);
         let enough = CancellationToken::new();
         let mut followers = JoinSet::new();
@@ -558,6 +575,26 @@ impl Syncer {
             Some(_) if stop.is_cancelled() => Ok(Next::Stop),
             Some(e) => Err(e),
             None => Ok(next.unwrap_or(Next::Mend)),
+        }
+    }
+
+    /// Finds out now and then what comparing takes in a cutover.
+    async fn rehearse_compare(&mut self) {
+        if self.rehearsed.is_some_and(|at| at.elapsed() < REHEARSAL_PERIOD) {
+            return;
+        }
+        self.rehearsed = Some(Instant::now());
+        let compare = async {
+            let sample = self.sample(Compare::Sample).await?;
+            let began = Instant::now();
+            self.compare(Compare::Sample, &sample, false).await?;
+            Ok::<_, Error>(cutover::millis(began) + 1)
+        };
+        // Nobody is followed meanwhile.
+        match timeout(REHEARSAL_TIME, compare).await {
+            Ok(Ok(took_ms)) => self.status.compared_within(took_ms),
+            Ok(Err(error)) => tracing::debug!(%error, "the comparison could not be rehearsed"),
+            Err(_) => tracing::debug!("the rehearsal of the comparison takes too long"),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Follows one primary of the source.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -101,7 +102,8 @@ impl Source {
         let view = Arc::new(SourceView {
             feed: feed.clone(),
             behind_since: Mutex::new(None),
-            server_offset: std::sync::atomic::AtomicU64::new(0),
+            server_offset: AtomicU64::new(0),
+            round_us: AtomicU64::new(0),
         });
         Source {
             shared: shared.clone(),
@@ -184,6 +186,7 @@ impl Source {
         let is_all = touches.len() < ROUND_KEYS_MAX;
         self.shared.doubt_source_slots(&overflown);
         let mut sorted = self.sorted(touches);
+        let (began, is_empty) = (Instant::now(), sorted.is_empty());
         while let Some((db, keys)) = sorted.pop_first() {
             let outcome = self.transfer(db, keys.clone()).await;
             if !matches!(outcome, Ok(true)) {
@@ -193,6 +196,10 @@ impl Source {
                 }
                 return outcome.map(|_| Round::Broken);
             }
+        }
+        if !is_empty {
+            let took_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+            self.view.round_us.store(took_us, Ordering::Relaxed);
         }
         let again = self.shared.take_again(&self.unit.shard_id);
         let is_settled = again.is_empty() && self.later.is_empty();

@@ -1,9 +1,10 @@
 //! What a display reads of a sync.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use tokio::time::Instant;
 use whimbrel_engine::feed::Feed;
 
@@ -11,8 +12,7 @@ use crate::copy::KeyFailure;
 use crate::progress::{CopyCounts, CopyProgress};
 
 /// What a sync is doing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SyncPhase {
     /// Feeds are being attached to the primaries of the source.
     #[default]
@@ -31,6 +31,39 @@ pub enum SyncPhase {
     Stopped,
 }
 
+impl SyncPhase {
+    /// All of them.
+    pub const ALL: [SyncPhase; 7] = [
+        SyncPhase::Attaching,
+        SyncPhase::Snapshotting,
+        SyncPhase::Following,
+        SyncPhase::Reconciling,
+        SyncPhase::CuttingOver,
+        SyncPhase::CutOver,
+        SyncPhase::Stopped,
+    ];
+}
+
+impl fmt::Display for SyncPhase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SyncPhase::Attaching => "attaching",
+            SyncPhase::Snapshotting => "snapshotting",
+            SyncPhase::Following => "following",
+            SyncPhase::Reconciling => "reconciling",
+            SyncPhase::CuttingOver => "cutting-over",
+            SyncPhase::CutOver => "cut-over",
+            SyncPhase::Stopped => "stopped",
+        })
+    }
+}
+
+impl Serialize for SyncPhase {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
 /// One primary of the source, as a display sees it.
 #[derive(Debug)]
 pub(super) struct SourceView {
@@ -39,6 +72,8 @@ pub(super) struct SourceView {
     pub(super) behind_since: Mutex<Option<Instant>>,
     /// The primary's own offset, when it was last asked.
     pub(super) server_offset: AtomicU64,
+    /// What the last round took that had something to transfer, in microseconds.
+    pub(super) round_us: AtomicU64,
 }
 
 impl SourceView {
@@ -64,6 +99,7 @@ impl SourceView {
             lag_ms: behind_since
                 .map_or(0, |since| u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)),
             touched: touched.len() as u64,
+            round_ms: self.round_us.load(Ordering::Relaxed).div_ceil(1_000),
             resumed: self.feed.resumed(),
         }
     }
@@ -84,6 +120,8 @@ pub struct SourceShown {
     pub lag_ms: u64,
     /// Touched keys that wait to be transferred.
     pub touched: u64,
+    /// What the last transfer of touched keys took.
+    pub round_ms: u64,
     /// How often a dropped link was resumed without a gap.
     pub resumed: u64,
 }
@@ -102,6 +140,7 @@ struct Inner {
     sources: Vec<Arc<SourceView>>,
     doubtful_slots: usize,
     failures: Vec<KeyFailure>,
+    compare_ms: Option<u64>,
 }
 
 /// Failed keys that are shown while a sync runs.
@@ -116,6 +155,9 @@ pub struct SyncShown {
     pub sources: Vec<SourceShown>,
     /// Slots that have to be gone through again.
     pub doubtful_slots: usize,
+    /// How long a cutover would hold writers now: the longest last round, and the comparison as it was rehearsed when it
+    /// began to follow. `cutover --dry-run` measures both. `None` until it follows.
+    pub pause_estimate_ms: Option<u64>,
     /// The first keys that are not on the target; their number is in `counts`.
     pub failures: Vec<KeyFailure>,
     /// Keys and bytes. Keys that were removed from the target count as `gone`.
@@ -126,17 +168,23 @@ impl SyncStatus {
     /// How it stands now.
     pub fn shown(&self) -> SyncShown {
         let inner = self.lock();
+        let sources: Vec<SourceShown> = inner.sources.iter().map(|source| source.shown()).collect();
+        let round_ms = sources.iter().map(|source| source.round_ms).max().unwrap_or(0);
         SyncShown {
             phase: inner.phase,
-            sources: inner.sources.iter().map(|source| source.shown()).collect(),
+            sources,
             doubtful_slots: inner.doubtful_slots,
+            pause_estimate_ms: inner.compare_ms.map(|compare_ms| round_ms + compare_ms),
             failures: inner.failures.clone(),
             counts: self.copy.snapshot(),
         }
     }
 
     pub(super) fn phase(&self, phase: SyncPhase) {
-        self.lock().phase = phase;
+        let before = std::mem::replace(&mut self.lock().phase, phase);
+        if before != phase {
+            tracing::info!(%phase, "the sync enters a phase");
+        }
     }
 
     pub(super) fn sources(&self, sources: Vec<Arc<SourceView>>) {
@@ -149,6 +197,10 @@ impl SyncStatus {
 
     pub(super) fn doubtful(&self, slots: usize) {
         self.lock().doubtful_slots = slots;
+    }
+
+    pub(super) fn compared_within(&self, ms: u64) {
+        self.lock().compare_ms = Some(ms);
     }
 
     pub(super) fn failures(&self, failures: &[KeyFailure]) {

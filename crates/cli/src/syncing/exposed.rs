@@ -1,0 +1,149 @@
+//! How a sync stands, for those who ask over HTTP.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use whimbrel_control::http::{Exposed, Label, Metric, MetricKind};
+use whimbrel_flow::sync::{SourceShown, SyncPhase, SyncStatus};
+
+use super::desk::Card;
+
+/// The sync that a process runs at the moment: after a cutover with a way back it is another one.
+#[derive(Debug, Default)]
+pub struct Current(Mutex<Option<Running>>);
+
+/// One sync.
+#[derive(Debug, Clone)]
+pub struct Running {
+    /// Its name.
+    pub name: String,
+    /// The address of the source.
+    pub source: String,
+    /// The address of the target.
+    pub target: String,
+    /// How it stands.
+    pub status: Arc<SyncStatus>,
+}
+
+impl Running {
+    /// What is shown of it.
+    pub fn card(&self) -> Card<'_> {
+        Card { name: &self.name, source: &self.source, target: &self.target, status: self.status.shown() }
+    }
+}
+
+impl Current {
+    /// Another one runs from now on.
+    pub fn set(&self, running: Running) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(running);
+    }
+
+    fn get(&self) -> Option<Running> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn phase(&self) -> SyncPhase {
+        self.get().map(|running| running.status.shown().phase).unwrap_or_default()
+    }
+}
+
+impl Exposed for Current {
+    fn metrics(&self) -> Vec<Metric> {
+        use MetricKind::{Counter, Gauge};
+        let Some(running) = self.get() else { return Vec::new() };
+        let shown = running.status.shown();
+        let c = &shown.counts;
+        let count = |name, help, value: u64| Metric::new(Counter, name, help, value as f64);
+        let gauge = |name, help, value: u64| Metric::new(Gauge, name, help, value as f64);
+        let by = |kind, name, help, value: fn(&SourceShown) -> f64| {
+            let labels = |source: &SourceShown| -> Vec<Label> {
+                vec![("primary", source.address.clone()), ("feed", source.feed.clone())]
+            };
+            Metric::by(kind, name, help, shown.sources.iter().map(|source| (labels(source), value(source))))
+        };
+        let phase = |phase: &SyncPhase| {
+            (vec![("phase", phase.to_string())], if *phase == shown.phase { 1.0 } else { 0.0 })
+        };
+        let mut metrics = vec![
+            Metric::by(
+                Gauge,
+                "whimbrel_sync_phase",
+                "1 for the phase it is in",
+                SyncPhase::ALL.iter().map(phase),
+            ),
+            count("whimbrel_sync_keys_read", "Keys whose state was read from the source", c.read),
+            count("whimbrel_sync_read_bytes", "Bytes of keys and values read", c.bytes_read),
+            count("whimbrel_sync_keys_written", "Keys written to the target", c.written),
+            count("whimbrel_sync_written_bytes", "Bytes of keys and values written", c.bytes_written),
+            count("whimbrel_sync_keys_removed", "Keys that were gone from the source and removed", c.gone),
+            count(
+                "whimbrel_sync_keys_compared",
+                "Keys compared because changes may have been missed",
+                c.compared,
+            ),
+            count("whimbrel_sync_retries", "Operations that were tried again", c.retries),
+            gauge("whimbrel_sync_keys_source", "Keys of the source when it began", c.keys_total),
+            gauge("whimbrel_sync_keys_failed", "Keys that are not on the target", c.failed),
+            gauge("whimbrel_sync_big_keys_in_flight", "Keys that move in chunks now", c.big_in_flight),
+            gauge(
+                "whimbrel_sync_doubtful_slots",
+                "Slots to be gone through again",
+                shown.doubtful_slots as u64,
+            ),
+            by(
+                Gauge,
+                "whimbrel_sync_source_offset",
+                "Replication offset up to which changes are known",
+                |s| s.offset as f64,
+            ),
+            by(
+                Gauge,
+                "whimbrel_sync_source_lag_bytes",
+                "How far the primary was ahead of that, about a second ago",
+                |s| s.lag_bytes as f64,
+            ),
+            by(
+                Gauge,
+                "whimbrel_sync_source_lag_seconds",
+                "For how long something has been waiting to be transferred",
+                |s| s.lag_ms as f64 / 1000.0,
+            ),
+            by(Gauge, "whimbrel_sync_source_touched_keys", "Keys that wait to be transferred", |s| {
+                s.touched as f64
+            }),
+            by(
+                Counter,
+                "whimbrel_sync_source_links_resumed",
+                "Dropped links that went on without a gap",
+                |s| s.resumed as f64,
+            ),
+        ];
+        if let Some(estimate_ms) = shown.pause_estimate_ms {
+            let help = "How long a cutover would hold writers now";
+            metrics.push(Metric::new(
+                Gauge,
+                "whimbrel_sync_cutover_pause_estimate_seconds",
+                help,
+                estimate_ms as f64 / 1000.0,
+            ));
+        }
+        metrics
+    }
+
+    fn health(&self) -> Result<(), String> {
+        match self.phase() {
+            SyncPhase::Stopped => Err("it has stopped".to_owned()),
+            _ => Ok(()),
+        }
+    }
+
+    fn readiness(&self) -> Result<(), String> {
+        match self.phase() {
+            SyncPhase::Following | SyncPhase::CuttingOver | SyncPhase::CutOver => Ok(()),
+            phase => Err(format!("it does not follow yet: {phase}")),
+        }
+    }
+
+    fn status(&self) -> serde_json::Value {
+        self.get().and_then(|running| serde_json::to_value(running.card()).ok()).unwrap_or_default()
+    }
+}

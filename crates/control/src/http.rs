@@ -1,0 +1,277 @@
+//! How a process stands, over HTTP, for those who watch many: `/metrics` for Prometheus, `/healthz` and `/readyz` for whoever
+//! starts processes, `/status` as JSON.
+//!
+//! Read only, and without a login: whoever reaches the port sees addresses and names of keys, but no password and no value.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{Request, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use http_body_util::{BodyExt as _, Limited};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use whimbrel_engine::error::{Error, Result};
+
+/// Connections at once; more wait.
+const CONNECTIONS_MAX: usize = 32;
+
+/// How long a request may take to arrive, or an answer.
+const REQUEST_TIME: Duration = Duration::from_secs(10);
+
+/// How long to wait after a connection could not be accepted: out of file descriptors, for example.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The longest status that is taken in.
+const STATUS_BYTES_MAX: usize = 4 << 20;
+
+/// What Prometheus calls the format.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// What can be seen of a process.
+pub trait Exposed: Send + Sync + 'static {
+    /// Its numbers now.
+    fn metrics(&self) -> Vec<Metric>;
+
+    /// Whether it works at all; otherwise why not.
+    ///
+    /// # Errors
+    /// The reason, in words.
+    fn health(&self) -> std::result::Result<(), String>;
+
+    /// Whether it does what it is for; otherwise what it still waits for.
+    ///
+    /// # Errors
+    /// The reason, in words.
+    fn readiness(&self) -> std::result::Result<(), String>;
+
+    /// Everything, as the process's own `--json` has it.
+    fn status(&self) -> serde_json::Value;
+}
+
+/// Whether a number only grows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MetricKind {
+    /// It goes up and down.
+    Gauge,
+    /// It only grows, from 0 when the process started. `_total` is added to its name.
+    Counter,
+}
+
+/// The name and the value of a label.
+pub type Label = (&'static str, String);
+
+/// A number, once for each set of labels.
+#[derive(Debug, Clone)]
+pub struct Metric {
+    name: &'static str,
+    help: &'static str,
+    kind: MetricKind,
+    samples: Vec<(Vec<Label>, f64)>,
+}
+
+impl Metric {
+    /// One number, without labels.
+    pub fn new(kind: MetricKind, name: &'static str, help: &'static str, value: f64) -> Metric {
+        Metric::by(kind, name, help, [(Vec::new(), value)])
+    }
+
+    /// One number for each set of labels.
+    pub fn by(
+        kind: MetricKind,
+        name: &'static str,
+        help: &'static str,
+        samples: impl IntoIterator<Item = (Vec<Label>, f64)>,
+    ) -> Metric {
+        Metric { name, help, kind, samples: samples.into_iter().collect() }
+    }
+}
+
+#[derive(Debug)]
+struct Metrics(Vec<Metric>);
+
+impl Collector for Metrics {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        for metric in &self.0 {
+            let kind = match metric.kind {
+                MetricKind::Gauge => MetricType::Gauge,
+                MetricKind::Counter => MetricType::Counter,
+            };
+            let mut described = encoder.encode_descriptor(metric.name, metric.help, None, kind)?;
+            for (labels, value) in &metric.samples {
+                // Without labels it is not written with empty braces.
+                match (metric.kind, labels.is_empty()) {
+                    (MetricKind::Gauge, true) => described.encode_gauge(value)?,
+                    (MetricKind::Gauge, false) => described.encode_family(labels)?.encode_gauge(value)?,
+                    (MetricKind::Counter, true) => {
+                        described.encode_counter::<NoLabelSet, _, f64>(value, None)?;
+                    }
+                    (MetricKind::Counter, false) => {
+                        described.encode_family(labels)?.encode_counter::<NoLabelSet, _, f64>(value, None)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Answers over HTTP.
+#[derive(Debug)]
+pub struct HttpServer {
+    listener: TcpListener,
+}
+
+impl HttpServer {
+    /// Begins to listen. Requests are answered once [`HttpServer::serve`] runs.
+    ///
+    /// # Errors
+    /// `Own` where the address cannot be listened on.
+    pub async fn bind(listen: SocketAddr) -> Result<HttpServer> {
+        let listener = TcpListener::bind(listen).await.map_err(|e| {
+            Error::own(format!("listen on {listen}"), e)
+                .with_remedy("see that the address is this machine's and that the port is free")
+        })?;
+        Ok(HttpServer { listener })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// `Own` where the system does not tell.
+    pub fn address(&self) -> Result<SocketAddr> {
+        self.listener.local_addr().map_err(|e| Error::own("read the address of a listener", e))
+    }
+
+    /// Answers until `stop`.
+    pub async fn serve(self, exposed: Arc<dyn Exposed>, stop: CancellationToken) {
+        let router = Router::new()
+            .route("/metrics", get(metrics))
+            .route("/healthz", get(|State(at): State<Arc<dyn Exposed>>| async move { verdict(at.health()) }))
+            .route(
+                "/readyz",
+                get(|State(at): State<Arc<dyn Exposed>>| async move { verdict(at.readiness()) }),
+            )
+            .route("/status", get(status))
+            .with_state(exposed);
+        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        // Requests under way at the stop are not waited for: whoever asks, asks again.
+        let mut connections = JoinSet::new();
+        while let Some(place) = stop.run_until_cancelled(places.clone().acquire_owned()).await {
+            let accepted = tokio::select! {
+                () = stop.cancelled() => break,
+                accepted = self.listener.accept() => accepted,
+            };
+            let stream = match accepted {
+                Ok((stream, _)) => TokioIo::new(stream),
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(REQUEST_TIME)
+                .serve_connection(stream, TowerToHyperService::new(router.clone()));
+            connections.spawn(async move {
+                if let Err(error) = connection.await {
+                    tracing::debug!(%error, "a connection broke");
+                }
+                drop(place);
+            });
+            while connections.try_join_next().is_some() {}
+        }
+    }
+}
+
+/// What `/status` of the process says that listens at `at`, a HOST:PORT.
+///
+/// # Errors
+/// `Own` where it cannot be had within 10 s, or is no JSON.
+pub async fn status_at(at: &str) -> Result<serde_json::Value> {
+    let asked = async {
+        let stream = TcpStream::connect(at).await?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+        let mut driven = JoinSet::new();
+        driven.spawn(connection);
+        let request = Request::get("/status").header(header::HOST, at).body(String::new())?;
+        let body = Limited::new(sender.send_request(request).await?.into_body(), STATUS_BYTES_MAX);
+        let bytes = body.collect().await?.to_bytes();
+        Ok::<_, Box<dyn std::error::Error + Send + Sync>>(serde_json::from_slice(&bytes)?)
+    };
+    let fail = |e: &dyn fmt::Display| {
+        Error::own(format!("ask {at} for its status"), e)
+            .with_remedy("name the HOST:PORT that the other process was given with --http")
+    };
+    match tokio::time::timeout(REQUEST_TIME, asked).await {
+        Ok(Ok(status)) => Ok(status),
+        Ok(Err(e)) => Err(fail(&e)),
+        Err(e) => Err(fail(&e)),
+    }
+}
+
+async fn metrics(State(exposed): State<Arc<dyn Exposed>>) -> Response {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Metrics(exposed.metrics())));
+    let mut text = String::new();
+    match encode(&mut text, &registry) {
+        Ok(()) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
+        Err(e) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{e}\n")).into_response(),
+    }
+}
+
+async fn status(State(exposed): State<Arc<dyn Exposed>>) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], format!("{}\n", exposed.status())).into_response()
+}
+
+fn verdict(outcome: std::result::Result<(), String>) -> Response {
+    match outcome {
+        Ok(()) => "ok\n".into_response(),
+        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_are_written_as_prometheus_reads_them() {
+        let lag =
+            vec![(vec![("primary", "a:1".to_owned())], 0.5), (vec![("primary", "\"b\"".to_owned())], 2.0)];
+        let metrics = vec![
+            Metric::new(MetricKind::Counter, "keys_written", "Keys written", 3.0),
+            Metric::by(MetricKind::Gauge, "lag_seconds", "Lag", lag),
+        ];
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(Metrics(metrics)));
+        let mut text = String::new();
+        encode(&mut text, &registry).expect("encoded");
+        let lines: Vec<&str> = text.lines().collect();
+        for expected in [
+            "# TYPE keys_written counter",
+            "keys_written_total 3.0",
+            "lag_seconds{primary=\"a:1\"} 0.5",
+            "lag_seconds{primary=\"\\\"b\\\"\"} 2.0",
+            "# EOF",
+        ] {
+            assert!(lines.contains(&expected), "{expected} is not in {text}");
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! What others see of a running sync: over HTTP, by `whimbrel watch`, and in its log.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use whimbrel_e2e::binary::{Invocation, Running};
+use whimbrel_e2e::syncing::{PATIENCE, Sync, deployment, fill, wait_until_following};
+use whimbrel_lab::{Engine, Proxy, Server};
+
+const PASSWORD: &str = "a-password-of-the-source";
+
+/// The status line and the body of an answer.
+fn get(at: &str, path: &str) -> (String, String) {
+    let mut stream = TcpStream::connect(at).expect("somebody listens");
+    stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout can be set");
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n\r\n").expect("asked");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("answered");
+    let (head, body) = text.split_once("\r\n\r\n").expect("an answer has a head");
+    (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
+}
+
+/// Where a sync shows itself: it says so in its first lines.
+fn http_of(sync: &Running) -> String {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let output = sync.stdout();
+        let events = output.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        if let Some(event) = events.into_iter().find(|event| event["event"] == "http") {
+            return event["address"].as_str().expect("an address").to_owned();
+        }
+        assert!(Instant::now() < deadline, "it does not say where: {output}\n{}", sync.stderr());
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The value of a metric, by its name and labels as they are written.
+fn metric(text: &str, name: &str) -> f64 {
+    let line =
+        text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name} in {text}"));
+    line.rsplit(' ')
+        .next()
+        .and_then(|value| value.parse().ok())
+        .unwrap_or_else(|| panic!("no number: {line}"))
+}
+
+#[test]
+fn a_sync_shows_itself() {
+    let source = Server::builder(Engine::Redis70).password(PASSWORD).start().expect("the source starts");
+    let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
+    let from = format!("redis://:{PASSWORD}@{}", source.addr());
+    let proxy = Proxy::start(&source.addr()).expect("a proxy");
+    let through = format!("redis://:{PASSWORD}@{}", proxy.addr());
+    fill(&deployment(&from));
+    let job = Sync::new(&through, &target.addr(), &["--http", "127.0.0.1:0"]);
+    let log = [("WHIMBREL_LOG", "info"), ("WHIMBREL_LOG_FORMAT", "json")];
+    // Slow enough to be asked while the snapshot is taken.
+    let mut sync = job.start_with(&["--rate-keys", "4000"], &log);
+    let at = http_of(&sync);
+    let (status, body) = get(&at, "/readyz");
+    assert!(status.contains("503") && body.contains("does not follow"), "{status}: {body}");
+    assert!(get(&at, "/healthz").0.contains("200"));
+    wait_until_following(&mut sync);
+    assert!(get(&at, "/readyz").0.contains("200"));
+    source.call(&["SET", "late", "1"]);
+    let offset = "whimbrel_sync_source_offset{";
+    let deadline = Instant::now() + PATIENCE;
+    while metric(&get(&at, "/metrics").1, offset) == 0.0 {
+        assert!(Instant::now() < deadline, "it does not follow");
+        thread::sleep(Duration::from_millis(50));
+    }
+    let (status, metrics) = get(&at, "/metrics");
+    assert!(status.contains("200") && metrics.trim_end().ends_with("# EOF"), "{status}: {metrics}");
+    assert!(metric(&metrics, "whimbrel_sync_keys_written_total ") >= 20_000.0, "{metrics}");
+    assert_eq!(metric(&metrics, "whimbrel_sync_phase{phase=\"following\"} "), 1.0);
+    let status: Value = serde_json::from_str(&get(&at, "/status").1).expect("JSON");
+    assert_eq!(status["status"]["phase"], "following", "{status}");
+    assert!(status["status"]["pause_estimate_ms"].as_u64().is_some(), "{status}");
+    let watched = Invocation::new(&["watch", "--at", &at, "--once"]).timeout(PATIENCE).run().expect_code(0);
+    assert!(watched.stdout.contains("phase    following"), "{}", watched.stdout);
+    assert!(watched.stdout.contains("would hold writers for"), "{}", watched.stdout);
+    // Somebody who has nothing to say keeps nobody else away.
+    let idle: Vec<TcpStream> = (0..8).map(|_| TcpStream::connect(&at).expect("somebody listens")).collect();
+    assert!(get(&at, "/healthz").0.contains("200"));
+    drop(idle);
+    // A link that breaks is worth a line in the log, and every line of the log is JSON.
+    let resumed = "whimbrel_sync_source_links_resumed_total{";
+    proxy.cut();
+    proxy.heal().expect("the proxy listens again");
+    let deadline = Instant::now() + PATIENCE;
+    while metric(&get(&at, "/metrics").1, resumed) < 1.0 {
+        assert!(Instant::now() < deadline, "the link does not come back");
+        thread::sleep(Duration::from_millis(50));
+    }
+    sync.terminate();
+    let output = sync.wait(PATIENCE).expect("it ends").expect_code(130);
+    let logged: Vec<Value> = output
+        .stderr
+        .lines()
+        .filter(|line| line.starts_with('{'))
+        .map(|l| serde_json::from_str(l).expect(l))
+        .collect();
+    assert!(
+        logged.iter().any(|line| line["level"].is_string() && line["message"].is_string()),
+        "{}",
+        output.stderr
+    );
+    let nowhere = Invocation::new(&["watch", "--at", &at, "--once"]).timeout(PATIENCE).run().expect_code(1);
+    assert!(nowhere.stderr.contains("--http"), "{}", nowhere.stderr);
+    for text in [&metrics, &status.to_string(), &output.stdout, &output.stderr, &watched.stdout] {
+        assert!(!text.contains(PASSWORD), "a password is shown: {text}");
+    }
+}
