@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -13,8 +14,8 @@ use clap::Args;
 use redis::{Connection, cmd};
 use serde::Serialize;
 use serde_json::Value;
-use whimbrel_core::units::format_count;
-use whimbrel_lab::{Engine, Server};
+use whimbrel_core::units::{format_bytes, format_count};
+use whimbrel_lab::{Engine, Proxy, Server};
 
 use super::contender::own_binary;
 use super::interrupt::{self, Interrupt};
@@ -36,6 +37,9 @@ const MARKER_PAUSE: Duration = Duration::from_millis(10);
 
 /// Between two looks for one: the precision of what is measured.
 const LOOK: Duration = Duration::from_micros(200);
+
+/// The source keeps so much of its stream: more than is written while the link is cut.
+const BACKLOG: &str = "256mb";
 
 /// How long a contender may take to come to follow.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -63,6 +67,10 @@ pub struct BenchSyncArgs {
     #[arg(long, default_value_t = 5)]
     pub cutovers: u32,
 
+    /// How long the link to the source is cut, to see how fast whimbrel catches up; 0: not at all
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(..=600))]
+    pub cut: u64,
+
     /// Print the results as JSON
     #[arg(long)]
     pub json: bool,
@@ -76,6 +84,19 @@ struct Report {
     keys: u64,
     followers: Vec<Follower>,
     cutovers: Vec<Cutover>,
+    catching_up: Option<CatchingUp>,
+}
+
+/// How whimbrel came back after its link was cut.
+#[derive(Debug, Serialize)]
+struct CatchingUp {
+    cut_s: f64,
+    /// From when the link was there again until the last marker had arrived that was written before.
+    took_s: f64,
+    /// So many times as fast as the writers: what was written during the cut and while it caught up, over the latter.
+    times_write_rate: f64,
+    /// The most memory that the process had resident, from its start to its end.
+    peak_resident_bytes: u64,
 }
 
 /// How one contender followed.
@@ -112,9 +133,13 @@ pub fn run(args: &BenchSyncArgs) -> anyhow::Result<Exit> {
 
 fn measure(engine: Engine, args: &BenchSyncArgs, interrupt: &Interrupt) -> anyhow::Result<Exit> {
     let machine = Machine::of_this(engine);
-    let source = Server::builder(engine).name("source").arg("repl-diskless-sync-delay", "0").start()?;
+    let source = Server::builder(engine)
+        .name("source")
+        .arg("repl-diskless-sync-delay", "0")
+        .arg("repl-backlog-size", BACKLOG)
+        .start()?;
     let (writes, longest_us, stop) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
-    let (followers, cutovers) = thread::scope(|scope| {
+    let (followers, cutovers, catching_up) = thread::scope(|scope| {
         let writers: Vec<_> = (0..WRITERS)
             .map(|number| {
                 let (source, writes, longest_us, stop) = (&source, &writes, &longest_us, &stop);
@@ -125,7 +150,9 @@ fn measure(engine: Engine, args: &BenchSyncArgs, interrupt: &Interrupt) -> anyho
             let mut followers = vec![replicaof(engine, &source, args, &writes, interrupt)?];
             let (follower, cutovers) = whimbrel(engine, &source, args, &writes, &longest_us, interrupt)?;
             followers.push(follower);
-            anyhow::Ok((followers, cutovers))
+            let catching_up =
+                (args.cut > 0).then(|| catch_up(engine, &source, args, interrupt)).transpose()?;
+            anyhow::Ok((followers, cutovers, catching_up))
         })();
         stop.store(true, Ordering::Relaxed);
         for writer in writers {
@@ -136,7 +163,8 @@ fn measure(engine: Engine, args: &BenchSyncArgs, interrupt: &Interrupt) -> anyho
         }
         outcome
     })?;
-    let report = Report { bench: "sync", machine, rate: args.rate, keys: args.keys, followers, cutovers };
+    let (rate, keys) = (args.rate, args.keys);
+    let report = Report { bench: "sync", machine, rate, keys, followers, cutovers, catching_up };
     let mut out = std::io::stdout();
     match args.json {
         true => writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?,
@@ -238,14 +266,49 @@ fn replicaof(
     follow("replicaof", source, &target, args, writes, interrupt)
 }
 
-/// The running sync, killed when it is dropped.
-struct Running(Child);
+/// A running sync, killed when it is dropped.
+struct Running {
+    process: Child,
+    /// Where its journal is.
+    state: PathBuf,
+}
+
+impl Running {
+    /// Starts it, and waits until it follows.
+    fn start(source: &str, target: &Server, interrupt: &Interrupt) -> anyhow::Result<Running> {
+        let state = target.dir().join("state");
+        let output = target.dir().join("sync-output");
+        let file = File::create(&output)?;
+        let mut command = own_binary()?;
+        command.arg("sync").args([source, &target.addr()]).arg("--quiet").arg("--state-dir").arg(&state);
+        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        let mut running = Running { process: command.spawn().context("start whimbrel")?, state };
+        let began = Instant::now();
+        // Until it follows it refuses to cut over.
+        while cutover(&running.state, &["--dry-run"])?.is_none() {
+            interrupt.check()?;
+            if running.process.try_wait()?.is_some() || began.elapsed() > PATIENCE {
+                bail!("whimbrel does not follow: {}", std::fs::read_to_string(&output).unwrap_or_default());
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+        Ok(running)
+    }
+
+    /// As the system accounts it (`VmHWM`).
+    fn peak_resident_bytes(&self) -> anyhow::Result<u64> {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
+        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
+        let kib: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
+        Ok(kib << 10)
+    }
+}
 
 impl Drop for Running {
     fn drop(&mut self) {
         // It may have ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
@@ -258,29 +321,16 @@ fn whimbrel(
     interrupt: &Interrupt,
 ) -> anyhow::Result<(Follower, Vec<Cutover>)> {
     let target = Server::builder(engine).name("target").start()?;
-    let state = target.dir().join("state");
-    let output = target.dir().join("sync-output");
-    let file = File::create(&output)?;
-    let mut command = own_binary()?;
-    command.arg("sync").args([source.addr(), target.addr()]).arg("--quiet").arg("--state-dir").arg(&state);
-    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-    let mut running = Running(command.spawn().context("start whimbrel")?);
-    let began = Instant::now();
-    // Until it follows it refuses to cut over.
-    while cutover(&state, &["--dry-run"])?.is_none() {
-        interrupt.check()?;
-        if running.0.try_wait()?.is_some() || began.elapsed() > PATIENCE {
-            bail!("whimbrel does not follow: {}", std::fs::read_to_string(&output).unwrap_or_default());
-        }
-        thread::sleep(Duration::from_millis(100));
-    }
+    let running = Running::start(&source.addr(), &target, interrupt)?;
     let follower = follow("whimbrel", source, &target, args, writes, interrupt)?;
     let mut cutovers = Vec::new();
     for _ in 0..args.cutovers {
         interrupt.check()?;
         thread::sleep(Duration::from_millis(500));
         longest_us.store(0, Ordering::Relaxed);
-        let Some(report) = cutover(&state, &["--fence", "none"])? else { bail!("a cutover was refused") };
+        let Some(report) = cutover(&running.state, &["--fence", "none"])? else {
+            bail!("a cutover was refused")
+        };
         thread::sleep(Duration::from_millis(100));
         let number = |name: &str| report["report"][name].as_u64().unwrap_or(0);
         cutovers.push(Cutover {
@@ -290,6 +340,38 @@ fn whimbrel(
         });
     }
     Ok((follower, cutovers))
+}
+
+/// Cuts the link of a sync while writers go on, and measures how long it then takes to have everything.
+fn catch_up(
+    engine: Engine,
+    source: &Server,
+    args: &BenchSyncArgs,
+    interrupt: &Interrupt,
+) -> anyhow::Result<CatchingUp> {
+    let target = Server::builder(engine).name("behind").start()?;
+    let proxy = Proxy::start(&source.addr())?;
+    let running = Running::start(&proxy.addr(), &target, interrupt)?;
+    let (mut from, mut to) = (source.try_connection()?, target.try_connection()?);
+    let cut = Instant::now();
+    proxy.cut();
+    // Any of them may be the last to arrive: touched keys have no order.
+    let mut markers = Vec::new();
+    while cut.elapsed() < Duration::from_secs(args.cut) {
+        interrupt.check()?;
+        let marker = format!("marker:cut:{}", markers.len());
+        cmd("SET").arg(&marker).arg(1).exec(&mut from)?;
+        markers.push(marker);
+        thread::sleep(MARKER_PAUSE);
+    }
+    proxy.heal()?;
+    let (healed, cut_s) = (Instant::now(), cut.elapsed().as_secs_f64());
+    for marker in &markers {
+        await_marker(&mut to, marker, healed)?;
+    }
+    let took_s = healed.elapsed().as_secs_f64();
+    let peak_resident_bytes = running.peak_resident_bytes()?;
+    Ok(CatchingUp { cut_s, took_s, times_write_rate: (cut_s + took_s) / took_s, peak_resident_bytes })
 }
 
 /// What a cutover came to; `None` where it was refused, or nobody was there to ask.
@@ -326,9 +408,18 @@ impl Report {
         let of =
             |value: fn(&Cutover) -> f64| median(self.cutovers.iter().map(value).collect()).unwrap_or(0.0);
         let most = |value: fn(&Cutover) -> f64| self.cutovers.iter().map(value).fold(0.0, f64::max);
+        let catching_up = self.catching_up.as_ref().map_or_else(String::new, |up| {
+            format!(
+                "\nafter a cut of {:.1} s: caught up in {:.1} s, {:.1} times as fast as the writers; {} resident at most",
+                up.cut_s,
+                up.took_s,
+                up.times_write_rate,
+                format_bytes(up.peak_resident_bytes)
+            )
+        });
         format!(
             "{}\n\n{}\ncutovers: {}; writers held for {:.0} ms (median; {:.0} at most), {:.0} ms estimated; \
-             the longest write around them {:.1} ms (median; {:.1} at most)",
+             the longest write around them {:.1} ms (median; {:.1} at most){catching_up}",
             self.machine.describe(),
             aligned(&rows),
             self.cutovers.len(),

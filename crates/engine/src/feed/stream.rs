@@ -40,7 +40,7 @@ const BACKLOG_EVERY: Duration = Duration::from_millis(1);
 
 /// The first and the longest pause between two attempts to resume.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
-const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
+const RETRY_PAUSE_MAX: Duration = Duration::from_millis(250);
 
 /// A replication link, attached.
 #[derive(Debug)]
