@@ -348,6 +348,24 @@ fn writers_are_kept_out_after_the_cutover() {
         let error = late.expect_err("nobody writes any more").to_string();
         eprintln!("{fence}: {error}");
         Comparison::default().databases(&[(0, 0)]).assert_equal(&from, &to);
+        // What undoes it was kept, and works once.
+        let url = format!("valkey://mover:secret@{}", source.addr());
+        let unfence = |more: &[&str]| {
+            let args: Vec<&str> = ["unfence", &url].iter().chain(more).copied().collect();
+            Invocation::new(&args).env("XDG_STATE_HOME", job.state.path()).timeout(PATIENCE).run()
+        };
+        unfence(&["--dry-run"]).expect_code(0);
+        let client =
+            redis::Client::open(format!("redis://app:secret@{}/", source.addr())).expect("an address");
+        let mut other = client.get_connection().expect("the source answers");
+        other.set_read_timeout(Some(Duration::from_millis(500))).expect("a timeout");
+        redis::cmd("SET").arg("early").arg(1).exec(&mut other).expect_err("it was a dry run");
+        let undone = unfence(&[]).expect_code(0);
+        assert!(undone.stdout.contains("unfenced"), "{undone:#?}");
+        let mut app = client.get_connection().expect("the source answers");
+        redis::cmd("SET").arg("again").arg(1).exec(&mut app).expect("writers are let in again");
+        let nothing = unfence(&[]).expect_code(2);
+        assert!(nothing.stderr.contains("--state-dir"), "{nothing:#?}");
     }
 }
 
@@ -411,6 +429,14 @@ fn the_way_back_loses_nothing() {
         .try_call(&["SET", "late", "1"])
         .or_else(|_| target.nodes()[1].try_call(&["SET", "late", "1"]));
     assert!(late.is_err(), "writers are not kept away from the target: {late:?}");
+    // Of the two fences only the one that is up is still noted.
+    let unfence = |at: &str| {
+        Invocation::new(&["unfence", at]).env("XDG_STATE_HOME", job.state.path()).timeout(PATIENCE).run()
+    };
+    unfence(&url(source.addr())).expect_code(2);
+    unfence(&url(target.seed())).expect_code(0);
+    let written = target.nodes().iter().any(|node| node.try_call(&["SET", "late", "1"]).is_ok());
+    assert!(written, "writers are not let in again");
 }
 
 /// With the documented permissions nothing is refused.

@@ -17,7 +17,9 @@ pub use self::moving::{
     Balanced, DrainArgs, JobAccess, JobsArgs, JobsCommand, MethodChoice, MovingArgs, RebalanceArgs,
     ReshardArgs, ServeArgs, VerifyChoice,
 };
-pub use self::syncing::{CompareChoice, CutoverArgs, FeedChoice, FenceChoice, SyncArgs, WatchArgs};
+pub use self::syncing::{
+    CompareChoice, CutoverArgs, FeedChoice, FenceChoice, SyncArgs, UnfenceArgs, WatchArgs,
+};
 
 /// The command line.
 #[derive(Debug, Parser)]
@@ -59,6 +61,8 @@ pub enum Command {
     Sync(Box<SyncArgs>),
     /// Have the target of a running sync take over
     Cutover(Box<CutoverArgs>),
+    /// Take down the fence that a cutover has put up: let writers in again where they were
+    Unfence(Box<UnfenceArgs>),
     /// Show how a running sync stands
     Watch(WatchArgs),
     /// Move slots of a cluster to other primaries, while clients write

@@ -52,6 +52,7 @@ fn run(command: Command) -> Exit {
         Command::Verify(args) => block_on(|stop| async move { verifying::run(&args, stop).await }),
         Command::Sync(args) => block_on(|stop| async move { syncing::run(&args, stop).await }),
         Command::Cutover(args) => block_on(|stop| async move { syncing::cutover::run(&args, stop).await }),
+        Command::Unfence(args) => block_on(|_| async move { syncing::unfence::run(&args).await }),
         Command::Watch(args) => block_on(|stop| async move { syncing::watch::run(&args, stop).await }),
         Command::Reshard(args) => block_on(|stop| async move { moving::reshard(&args, stop).await }),
         Command::Rebalance(args) => block_on(|stop| async move { moving::rebalance(&args, stop).await }),

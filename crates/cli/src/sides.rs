@@ -180,6 +180,7 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
         Command::Copy(args) => both(&args.sides),
         Command::Verify(args) => both(&args.sides),
         Command::Sync(args) => both(&args.sides),
+        Command::Unfence(args) => vec![(&args.at.cluster, CLUSTER_PASSWORD)],
         Command::Status(args) => vec![(&args.at.cluster, CLUSTER_PASSWORD)],
         Command::Repair(args) => vec![(&args.at.cluster, CLUSTER_PASSWORD)],
         Command::Reshard(args) => moved(&args.at, &args.moving),

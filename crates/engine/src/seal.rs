@@ -205,7 +205,7 @@ impl Fence {
         self.rule(deployment, |_| vec!["-@write"]).await
     }
 
-    /// Takes it down.
+    /// Takes it down. A pause ends as well, whoever has begun it.
     ///
     /// # Errors
     /// As [`Deployment::open`] and [`Link::call`].
@@ -213,6 +213,9 @@ impl Fence {
         if self.kind == FenceKind::ReadonlyReplica {
             let mut link = deployment.open(&deployment.endpoint.address, 0).await?;
             link.call(&[b"REPLICAOF", b"NO", b"ONE"]).await?;
+        }
+        if matches!(self.kind, FenceKind::Pause { .. }) {
+            Seal::open(deployment).await?.release().await?;
         }
         self.rule(deployment, FencedUser::rules).await
     }
@@ -229,6 +232,11 @@ impl Fence {
             }
         }
         Ok(())
+    }
+
+    /// The nodes whose users lost rights.
+    pub fn nodes(&self) -> impl Iterator<Item = &str> {
+        self.users.iter().map(|user| user.at.as_str())
     }
 
     /// Which way.

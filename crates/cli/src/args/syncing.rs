@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{Limits, Names, Show, Sides, parse_bytes, parse_ms, parse_pause};
+use super::{ClusterArgs, Limits, Names, Show, Sides, parse_bytes, parse_ms, parse_pause};
 
 /// How changes are learnt of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -79,6 +79,34 @@ pub struct SyncArgs {
 
     #[command(flatten)]
     pub show: Show,
+}
+
+/// `whimbrel unfence`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+CLUSTER is the source of the sync that was cut over; it may be a standalone server too. Whoever writes to it from now on writes
+to data that nobody follows any more: `whimbrel cutover --back` loses nothing instead, where --reverse-sync was given.
+
+Examples:
+  whimbrel unfence old:6379 --dry-run
+  whimbrel unfence old:6379
+
+Exit codes: see whimbrel --help")]
+pub struct UnfenceArgs {
+    #[command(flatten)]
+    pub at: ClusterArgs,
+
+    /// Where the sync kept its journal [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
+    #[arg(long, value_name = "FOLDER", help_heading = "What else")]
+    pub state_dir: Option<PathBuf>,
+
+    /// Say what would be done
+    #[arg(long, help_heading = "What else")]
+    pub dry_run: bool,
+
+    /// Print the outcome as JSON
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
 }
 
 /// `whimbrel watch`.

@@ -152,6 +152,11 @@ impl Desk {
         serde_json::from_str(&std::fs::read_to_string(self.path("json")).ok()?).ok()
     }
 
+    /// Where its files are.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name

@@ -3,6 +3,7 @@
 pub mod cutover;
 mod desk;
 mod exposed;
+pub mod unfence;
 pub mod watch;
 
 use std::sync::Arc;
@@ -92,6 +93,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) 
         functions: args.functions,
         once: args.once,
         all_dbs,
+        fence_file: unfence::file_of(&folder, &name),
     };
     *begun = true;
     let desk = (Desk::new(&folder, &name), &*current);
@@ -108,6 +110,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) 
         options.copy.job = copying::job_of(&description);
         (options.sweep_first, options.once) = (false, false);
         let name = format!("sync-{}", options.copy.job);
+        options.fence_file = unfence::file_of(&folder, &name);
         if !args.show.quiet {
             say_back(args, &name, &source, &target);
         }
@@ -147,7 +150,7 @@ async fn attended(
     current.set(running.clone());
     let attending = tokio::spawn(desk.clone().attend(running, asks));
     let display = display(Form::of(&args.show), status.clone());
-    let outcome = sync::sync(source, target, options, status, journal, asked, stop.clone()).await;
+    let outcome = sync::sync(source, target.clone(), options, status, journal, asked, stop.clone()).await;
     display.finish().await;
     if matches!(&outcome, Ok((report, _)) if report.cutover.is_some()) {
         // Whoever asked for it is told before the process ends.
@@ -155,7 +158,12 @@ async fn attended(
     }
     attending.abort();
     desk.clear();
-    let (report, back) = outcome?;
+    let (mut report, back) = outcome?;
+    if report.cutover.as_ref().is_some_and(|cutover| cutover.lifted)
+        && let Err(e) = unfence::forget_all(desk.folder(), &target)
+    {
+        report.notices.push(format!("the fence that was taken down is still noted: {e}"));
+    }
     show_report(args, &report);
     Ok((report, back))
 }

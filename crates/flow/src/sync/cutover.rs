@@ -84,6 +84,8 @@ pub struct CutoverReport {
     pub fence: FenceKind,
     /// The target is followed back into the source from now on.
     pub reverse: bool,
+    /// Writers were let in again on the target, which had been fenced off.
+    pub lifted: bool,
 }
 
 impl CutoverReport {
@@ -132,6 +134,7 @@ impl Syncer {
             compared: 0,
             fence: options.fence,
             reverse: options.reverse,
+            lifted: false,
         };
         if options.dry_run {
             return Ok(report);
@@ -212,6 +215,7 @@ impl Syncer {
         if options.reverse {
             self.back = Some(Back { positions, fence: fence.clone(), _feeds: feeds });
         }
+        report.lifted = lift.is_some();
         report.pause_ms = millis(held);
         Ok(())
     }

@@ -27,7 +27,8 @@ mod reconcile;
 mod source;
 mod status;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -48,7 +49,7 @@ pub use self::cutover::{Compare, CutoverOptions, CutoverReport};
 use self::source::{Position, PositionHandle, Round, Source};
 pub use self::status::{SourceShown, SyncPhase, SyncShown, SyncStatus};
 use crate::copy::{self, CopyOptions, KeyFailure, Shared};
-use crate::journal::{Journal, JournalState};
+use crate::journal::{Journal, JournalState, write_whole};
 use crate::progress::CopyCounts;
 use crate::retry::Backoff;
 
@@ -82,6 +83,24 @@ pub struct SyncOptions {
     pub once: bool,
     /// All databases were meant: keys in one that was left out are worth a word.
     pub all_dbs: bool,
+    /// Where a [`FenceNote`] is left after a cutover.
+    pub fence_file: PathBuf,
+}
+
+/// What a cutover did to keep writers away, for whoever takes the fence down. No password is in it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct FenceNote {
+    /// The address of the source, as it was named.
+    pub source: String,
+    /// What undoes it.
+    pub fence: Fence,
+}
+
+impl FenceNote {
+    /// Whether the source is one of these addresses, or has one of them.
+    pub fn is_about(&self, addresses: &BTreeSet<String>) -> bool {
+        addresses.contains(&self.source) || self.fence.nodes().any(|at| addresses.contains(at))
+    }
 }
 
 /// How far a sync is: what its journal keeps.
@@ -243,6 +262,17 @@ pub async fn sync(
     let evicted = sync.shared.note_evicted();
     if cutover.is_some() {
         sync.status.phase(SyncPhase::CutOver);
+        if let Some(fence) = sync.state.cut_over.take() {
+            let source = sync.shared.source.endpoint.address.to_string();
+            let file = &sync.options.fence_file;
+            if let Err(e) = write_whole(file, &FenceNote { source, fence }) {
+                // The cutover is done all the same.
+                sync.status.copy.notice(format!(
+                    "what undoes the fence could not be written to {}: {e}; it has to be taken down by hand",
+                    file.display()
+                ));
+            }
+        }
         sync.journal.finish()?;
     } else {
         sync.status.phase(SyncPhase::Stopped);

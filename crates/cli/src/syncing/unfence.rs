@@ -1,0 +1,114 @@
+//! `whimbrel unfence`.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_engine::seal::FenceKind;
+use whimbrel_flow::sync::FenceNote;
+
+use crate::args::UnfenceArgs;
+use crate::copying::state_dir;
+use crate::exit::Exit;
+
+/// What the files end with.
+const ENDING: &str = "fence";
+
+/// Where a sync of this name leaves its note.
+pub fn file_of(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}.{ENDING}"))
+}
+
+/// Runs the command.
+pub async fn run(args: &UnfenceArgs) -> Exit {
+    match try_run(args).await {
+        Ok(exit) => exit,
+        Err(e) => {
+            let exit = Exit::of(&e, false);
+            crate::cluster::show_error(&e, args.json, exit);
+            exit
+        }
+    }
+}
+
+async fn try_run(args: &UnfenceArgs) -> Result<Exit> {
+    let folder = state_dir(args.state_dir.as_deref())?;
+    let endpoint = args.at.endpoint()?;
+    let deployment = Deployment::probe(endpoint, args.at.link_options()).await?;
+    let own = addresses(&deployment);
+    let notes: Vec<(PathBuf, FenceNote)> =
+        notes(&folder)?.into_iter().filter(|(_, note)| note.is_about(&own)).collect();
+    let at = deployment.endpoint.address.to_string();
+    if notes.is_empty() {
+        let what = format!("no cutover that is noted in {} has put up a fence here", folder.display());
+        return Err(Error::unfit(Side::Own, "", "take the fence down", what).with_remedy(
+            "name the folder of the sync with --state-dir, and the server as the sync did; or take it down by hand, as \
+             docs/operating/sync.md says",
+        ));
+    }
+    for (file, note) in notes {
+        let how = words(note.fence.kind());
+        let event =
+            json!({"event": "unfence", "server": at, "fence": note.fence.kind(), "dry_run": args.dry_run});
+        if !args.dry_run {
+            note.fence.lift(&deployment).await?;
+            forget(&file)?;
+        }
+        match (args.json, args.dry_run) {
+            (true, _) => println!("{event}"),
+            (false, true) => println!("would take down the fence of {at}: {how}"),
+            (false, false) => println!("unfenced {at}: {how}"),
+        }
+    }
+    Ok(Exit::Success)
+}
+
+/// Forgets the fences that a cutover back to `deployment` has taken down.
+///
+/// # Errors
+/// `Own` where the folder or a file cannot be dealt with.
+pub fn forget_all(folder: &Path, deployment: &Deployment) -> Result<()> {
+    let own = addresses(deployment);
+    notes(folder)?.iter().filter(|(_, note)| note.is_about(&own)).try_for_each(|(file, _)| forget(file))
+}
+
+fn forget(file: &Path) -> Result<()> {
+    std::fs::remove_file(file).map_err(|e| Error::own(format!("remove {}", file.display()), e))
+}
+
+/// All nodes, and the address by which the user named it.
+fn addresses(deployment: &Deployment) -> BTreeSet<String> {
+    let topology = deployment.topology();
+    let nodes =
+        topology.shards.iter().flat_map(|shard| std::iter::once(&shard.primary).chain(&shard.replicas));
+    nodes.chain([&deployment.endpoint.address]).map(ToString::to_string).collect()
+}
+
+fn notes(folder: &Path) -> Result<Vec<(PathBuf, FenceNote)>> {
+    let fail = |path: &Path, e: &dyn std::fmt::Display| Error::own(format!("read {}", path.display()), e);
+    let files = match std::fs::read_dir(folder) {
+        Ok(files) => files,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(fail(folder, &e)),
+    };
+    let mut notes = Vec::new();
+    for file in files {
+        let path = file.map_err(|e| fail(folder, &e))?.path();
+        if path.extension().is_some_and(|ending| ending == ENDING) {
+            let text = std::fs::read_to_string(&path).map_err(|e| fail(&path, &e))?;
+            notes.push((path.clone(), serde_json::from_str(&text).map_err(|e| fail(&path, &e))?));
+        }
+    }
+    Ok(notes)
+}
+
+fn words(kind: FenceKind) -> &'static str {
+    match kind {
+        FenceKind::None => "there is none",
+        FenceKind::Pause { .. } => "writers are not paused any more",
+        FenceKind::Acl => "ACL users have the rules back that they had before the cutover",
+        FenceKind::ReadonlyReplica => "it is a primary again, and takes writes",
+    }
+}
