@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use whimbrel_e2e::binary::Invocation;
 use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
 use whimbrel_e2e::compare::Comparison;
+use whimbrel_e2e::dataset::random::Random;
 use whimbrel_e2e::dataset::{Dataset, Scale};
 use whimbrel_e2e::permissions::{denied, documented, give};
 use whimbrel_e2e::resharding::runs;
@@ -531,6 +532,124 @@ fn a_large_key_that_changes_all_the_time_arrives() {
 }
 
 /// Another kind of load: the fastest there is, for `WHIMBREL_SYNC_SECONDS`.
+/// Hashes, sets and sorted sets of many elements, of which some change all the time: what changes is transferred, not all of
+/// them. Some are deleted and made anew, get a time to live and lose it, and so do fields.
+#[test]
+fn large_keys_are_followed_by_their_elements() {
+    const ELEMENTS: u64 = 20_000;
+    const SEED: u64 = 20_261_122;
+    let source = Server::builder(Engine::Redis80).start().expect("the source starts");
+    let target = cluster(Engine::Redis80).start().expect("the target starts");
+    let fill = |connection: &mut redis::Connection, kind: &str| {
+        for first in (0..ELEMENTS).step_by(1_000) {
+            let mut command = redis::cmd(["HSET", "SADD", "ZADD"][kind_of(kind)]);
+            command.arg(kind);
+            for element in first..first + 1_000 {
+                let name = format!("element:{element}:{}", "x".repeat(40));
+                match kind_of(kind) {
+                    0 => command.arg(name).arg(element),
+                    1 => command.arg(name),
+                    _ => command.arg(element).arg(name),
+                };
+            }
+            command.exec(connection).expect("written");
+        }
+    };
+    let kinds = ["hash:1", "hash:2", "set:1", "zset:1"];
+    for kind in kinds {
+        fill(&mut source.connection(), kind);
+    }
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let writers: Vec<_> = kinds
+            .iter()
+            .zip(1_u64..)
+            .map(|(kind, number)| {
+                let (source, stop) = (&source, &stop);
+                scope.spawn(move || {
+                    let mut connection = source.connection();
+                    let mut random = Random::new(SEED + number);
+                    let mut written = 0_u64;
+                    while !stop.load(Ordering::Relaxed) {
+                        if change(&mut connection, kind, &mut random, ELEMENTS).is_err() {
+                            break;
+                        }
+                        written += 1;
+                        if random.below(1_500) == 0 {
+                            redis::cmd("DEL").arg(*kind).exec(&mut connection).expect("deleted");
+                            fill(&mut connection, kind);
+                        }
+                        thread::sleep(Duration::from_micros(700));
+                    }
+                    written
+                })
+            })
+            .collect();
+        let job = Sync::new(&source.addr(), &target.seed(), &["--db", "0", "--big-key", "100KiB"]);
+        let mut sync = job.start(&[]);
+        wait_until_following(&mut sync);
+        thread::sleep(Duration::from_secs(3));
+        sync.kill9();
+        thread::sleep(Duration::from_millis(500));
+        let mut sync = job.start(&["--resume"]);
+        wait_until_following(&mut sync);
+        thread::sleep(Duration::from_secs(3));
+        let cut_over = job.cutover_without_fence();
+        eprintln!("{cut_over}");
+        thread::sleep(Duration::from_secs(1));
+        stop.store(true, Ordering::Relaxed);
+        let written: u64 = writers.into_iter().map(|writer| writer.join().expect("no panic")).sum();
+        job.cutover_without_fence();
+        sync.terminate();
+        let output = sync.wait(PATIENCE).expect("it ends").expect_code(130);
+        let counts = report(&output)["report"]["counts"].clone();
+        eprintln!("{written} changes; {counts}");
+        // A key moves whole when it was made anew, and at the start: far less often than it changes.
+        let count = |name: &str| counts[name].as_u64().expect("a counter");
+        assert!(count("big") * 10 < count("written"), "{counts}");
+    });
+    Comparison::default()
+        .databases(&[(0, 0)])
+        .tolerance_ms(1)
+        .assert_equal(&deployment(source.addr()), &deployment(target.seed()));
+}
+
+/// Which of hash, set and sorted set a key is.
+fn kind_of(key: &str) -> usize {
+    ["hash", "set", "zset"].iter().position(|kind| key.starts_with(kind)).expect("a kind")
+}
+
+/// One change of a large key.
+fn change(
+    connection: &mut redis::Connection,
+    key: &str,
+    random: &mut Random,
+    elements: u64,
+) -> redis::RedisResult<()> {
+    // Some are added that were not there.
+    let number = random.below(elements + elements / 4);
+    let name = format!("element:{number}:{}", "x".repeat(40));
+    let (kind, value) = (kind_of(key), random.below(1_000_000));
+    let verb = match (random.below(20), kind) {
+        (0, _) => "PERSIST",
+        (1, _) => "PEXPIRE",
+        (2..5, _) => ["HDEL", "SREM", "ZREM"][kind],
+        (5, 0) => "HPEXPIRE",
+        (_, _) => ["HSET", "SADD", "ZADD"][kind],
+    };
+    let mut command = redis::cmd(verb);
+    command.arg(key);
+    match verb {
+        "PERSIST" => &mut command,
+        "PEXPIRE" => command.arg(600_000 + value),
+        "HPEXPIRE" => command.arg(900_000).arg("FIELDS").arg(1).arg(name),
+        "HSET" => command.arg(name).arg(value),
+        "ZADD" => command.arg(value).arg(name),
+        _ => command.arg(name),
+    };
+    command.exec(connection)
+}
+
 #[test]
 fn many_writers_are_followed() {
     let source = Server::builder(Engine::Valkey91).start().expect("the source starts");

@@ -13,6 +13,7 @@
 
 pub mod budget;
 pub mod copy;
+mod elements;
 pub mod functions;
 pub mod journal;
 pub mod legacy;

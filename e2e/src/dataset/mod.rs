@@ -1,7 +1,7 @@
 //! A data set of every type and every awkward shape, the same for the same seed.
 
 mod pen;
-pub(crate) mod random;
+pub mod random;
 mod shapes;
 mod streams;
 

@@ -2,10 +2,11 @@
 
 /// SplitMix64. Not for anything but test data.
 #[derive(Clone, Debug)]
-pub(crate) struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// Numbers that follow from `seed`.
+    pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
@@ -18,16 +19,17 @@ impl Random {
     }
 
     /// A number below `limit`, which must not be 0.
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+    pub fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit
     }
 
-    pub(crate) fn between(&mut self, low: usize, high: usize) -> usize {
+    /// A number from `low` to `high`, both included.
+    pub fn between(&mut self, low: usize, high: usize) -> usize {
         low + self.below((high - low + 1) as u64) as usize
     }
 
     /// `count` bytes of any value.
-    pub(crate) fn bytes(&mut self, count: usize) -> Vec<u8> {
+    pub fn bytes(&mut self, count: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(count + 8);
         while bytes.len() < count {
             bytes.extend_from_slice(&self.next().to_le_bytes());
@@ -37,7 +39,7 @@ impl Random {
     }
 
     /// `count` bytes of lower-case text with repetitions, which compresses well.
-    pub(crate) fn text(&mut self, count: usize) -> Vec<u8> {
+    pub fn text(&mut self, count: usize) -> Vec<u8> {
         const WORDS: [&str; 8] = ["moor", "curlew", "heath", "tide", "estuary", "wader", "whimbrel", "north"];
         let mut text = Vec::with_capacity(count + 16);
         while text.len() < count {
@@ -49,7 +51,7 @@ impl Random {
     }
 
     /// Bytes of a length up to `longest`, sometimes text and sometimes not.
-    pub(crate) fn value(&mut self, longest: usize) -> Vec<u8> {
+    pub fn value(&mut self, longest: usize) -> Vec<u8> {
         let count = self.between(0, longest);
         match self.below(3) {
             0 => self.bytes(count),

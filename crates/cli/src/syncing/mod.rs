@@ -36,6 +36,9 @@ const ASKS_MAX: usize = 4;
 /// How long the answer to a cutover may take to be written.
 const ANSWER_TIME: std::time::Duration = std::time::Duration::from_millis(100);
 
+/// Touched elements of one key; of a key with more of them all is transferred again.
+const ELEMENTS_MAX: usize = 64 << 10;
+
 /// Failed keys that are listed without `--json`.
 const FAILURES_SHOWN: usize = 20;
 
@@ -83,7 +86,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) 
     let mut options = SyncOptions {
         copy: options,
         feed: FeedOptions {
-            limits: TouchedLimits { bytes_max: args.feed_memory, ..TouchedLimits::default() },
+            limits: TouchedLimits { bytes_max: args.feed_memory, elements_max: ELEMENTS_MAX },
             kind: (args.feed == FeedChoice::Tracking).then_some(FeedKind::Tracking),
             ..FeedOptions::default()
         },

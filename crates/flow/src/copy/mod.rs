@@ -136,6 +136,9 @@ const PASSES_MAX: u32 = 100;
 /// After a pass that left nothing in doubt but slots on the move, this long is waited, and longer with each pass.
 const OPEN_SLOTS_PAUSE: Duration = Duration::from_millis(500);
 
+/// How many keys that moved in chunks are followed by their elements.
+const FOLLOWED_MAX: usize = 64 << 10;
+
 /// How often the journal is written.
 const JOURNAL_PERIOD: Duration = Duration::from_millis(500);
 
@@ -156,6 +159,16 @@ pub(crate) struct Shared {
     doubt: Mutex<Doubt>,
     /// By shard of the source: keys that changed every time they were read, with their databases.
     again: Mutex<HashMap<String, Vec<(u32, Bytes)>>>,
+    by_elements: Mutex<ByElements>,
+}
+
+/// What is followed by its elements.
+#[derive(Debug, Default)]
+struct ByElements {
+    /// Shards of the source whose feeds tell which elements of a key are touched.
+    shards: HashSet<String>,
+    /// Keys that moved in chunks while their elements were followed, with their databases.
+    keys: HashSet<(u32, Bytes)>,
 }
 
 /// Keys that could not be copied.
@@ -211,6 +224,7 @@ impl Shared {
             failures: Mutex::default(),
             doubt: Mutex::default(),
             again: Mutex::default(),
+            by_elements: Mutex::default(),
         }
     }
 
@@ -250,6 +264,42 @@ impl Shared {
     pub(crate) fn take_again(&self, shard_id: &str) -> Vec<(u32, Bytes)> {
         let mut again = self.again.lock().unwrap_or_else(PoisonError::into_inner);
         again.remove(shard_id).unwrap_or_default()
+    }
+
+    /// From now on the feeds of these shards tell which elements of a key are touched; those of others do not.
+    pub(crate) fn elements_are_seen(&self, shards: HashSet<String>) {
+        self.by_elements.lock().unwrap_or_else(PoisonError::into_inner).shards = shards;
+    }
+
+    /// Whether the feed of a shard tells which elements of a key are touched.
+    pub(crate) fn sees_elements(&self, shard_id: &str) -> bool {
+        self.by_elements.lock().unwrap_or_else(PoisonError::into_inner).shards.contains(shard_id)
+    }
+
+    /// The target holds the key, but for elements that are touched since. Of further ones than [`FOLLOWED_MAX`] all is
+    /// transferred again when they are touched.
+    pub(crate) fn follow_elements(&self, db: u32, key: &Bytes) {
+        let mut followed = self.by_elements.lock().unwrap_or_else(PoisonError::into_inner);
+        if followed.keys.len() < FOLLOWED_MAX {
+            followed.keys.insert((db, key.clone()));
+        }
+    }
+
+    /// Whether any key is followed by its elements.
+    pub(crate) fn follows_any_elements(&self) -> bool {
+        !self.by_elements.lock().unwrap_or_else(PoisonError::into_inner).keys.is_empty()
+    }
+
+    /// Whether touched elements are all that the target may lack of a key.
+    pub(crate) fn follows_elements(&self, db: u32, key: &Bytes) -> bool {
+        let followed = self.by_elements.lock().unwrap_or_else(PoisonError::into_inner);
+        followed.keys.contains(&(db, key.clone()))
+    }
+
+    /// The target does not hold the key any more.
+    pub(crate) fn unfollow_elements(&self, db: u32, key: &Bytes) {
+        let mut followed = self.by_elements.lock().unwrap_or_else(PoisonError::into_inner);
+        followed.keys.remove(&(db, key.clone()));
     }
 
     /// The first keys that could not be copied.

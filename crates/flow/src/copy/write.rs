@@ -381,6 +381,9 @@ impl Writer {
         match outcome {
             typed::Outcome::Written { bytes, .. } => {
                 self.shared.arrived(self.unit.db, &key);
+                if self.place() == typed::Place::Followed {
+                    self.shared.follow_elements(self.unit.db, &key);
+                }
                 CopyProgress::add(&progress.big, 1);
                 CopyProgress::add(&progress.written, 1);
                 CopyProgress::add(&progress.bytes_read, bytes);
@@ -388,6 +391,7 @@ impl Writer {
                 self.shared.paced(self.shared.rates.take_bytes(bytes)).await;
             }
             typed::Outcome::Gone if self.shared.options.mirror => {
+                self.shared.unfollow_elements(self.unit.db, &key);
                 let state = State { key, body: Body::Gone, expires_at_ms: None, ask: None };
                 // Boxed: a write may end in chunks, and chunks in a removal.
                 Box::pin(self.write(vec![state])).await?;
@@ -440,6 +444,14 @@ impl Writer {
         }
     }
 
+    /// Where changed elements are transferred by somebody, a key need not rest while it is read.
+    fn place(&self) -> typed::Place {
+        match self.shared.sees_elements(&self.unit.shard_id) {
+            true => typed::Place::Followed,
+            false => typed::Place::Staging,
+        }
+    }
+
     async fn try_transfer(&mut self, key: &Bytes, slot: Slot) -> Result<typed::Outcome> {
         let mut source = match self.source.take() {
             Some(link) => link,
@@ -453,7 +465,7 @@ impl Writer {
             &typed::Transfer {
                 key,
                 existing: options.existing,
-                place: typed::Place::Staging,
+                place: self.place(),
                 chunk_bytes: options.chunk_bytes,
                 tries_max: if options.mirror { typed::TRIES_FOLLOWED_MAX } else { typed::TRIES_MAX },
                 job: &options.job,

@@ -19,7 +19,7 @@ use whimbrel_wire::value::Value;
 
 use super::Shared;
 use super::compare::{LISTED_SLACK, list_keys};
-use super::elements;
+use crate::elements;
 use crate::state::{Body, Expiry, SAMPLES_FIRST, expiry, expiry_command, pack, was_sampled};
 use crate::typed::{self, KeyType, Outcome, Place, Transfer};
 
@@ -173,9 +173,10 @@ impl Lane {
                     self.shared.check_stop()?;
                     // Before the pause the key has no expiry there; under it, it gets it.
                     let expiry = change.expiry && self.shared.is_draining();
-                    let change = elements::Change { key: &change.key, kind, names, expiry };
+                    let change = elements::Change { key: &change.key, collection, names, expiry };
                     let links = (&mut self.source, &mut self.target);
-                    let followed = elements::transfer(links, &change, &self.shared.hash_field_ttls()).await?;
+                    let followed =
+                        elements::transfer(links, &change, &self.shared.hash_field_ttls(), true).await?;
                     self.shared.progress.add_touched(1, followed.bytes);
                     if !followed.is_exact {
                         whole.push(change.key.clone());

@@ -16,7 +16,6 @@
 //! chunks are remembered by name, [`FOLLOWED_MAX`] of them.
 
 mod compare;
-mod elements;
 mod lane;
 
 use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
@@ -40,9 +39,9 @@ use whimbrel_wire::payload::Dialect;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 pub use self::compare::{Comparison, count_keys, has_other_databases};
-use self::elements::FieldTtls;
 use self::lane::{Lane, Work};
 use crate::budget::{BigTransfers, Rates};
+use crate::elements::FieldTtls;
 use crate::typed::KeyType;
 
 /// How many keys that moved in chunks are followed by their elements. Further ones are transferred whole again.

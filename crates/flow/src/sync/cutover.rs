@@ -17,6 +17,7 @@ use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::feed::{Feed, FeedKind, History};
 use whimbrel_engine::probe::Info;
 use whimbrel_engine::seal::{Fence, FenceKind, Reached, Seal};
+use whimbrel_wire::value::Value;
 
 use super::{Back, Position, Round, Source, SyncPhase, Syncer};
 use crate::copy;
@@ -389,7 +390,7 @@ impl Syncer {
         Ok(())
     }
 
-    /// Chooses keys to compare.
+    /// Chooses keys to compare. Large ones are left out: they would take longer than anybody can be held.
     pub(super) async fn sample(&self, how: Compare) -> Result<Sample> {
         let mut sample = Sample::new();
         if how != Compare::Sample {
@@ -405,9 +406,20 @@ impl Syncer {
                     link.push(&[b"RANDOMKEY"]);
                 }
                 link.flush().await?;
-                for reply in link.replies(each).await? {
-                    keys.extend(reply.into_bytes().filter(|key| self.shared.options.selection.admits(key)));
+                let chosen = link.replies(each).await?.into_iter().filter_map(Value::into_bytes);
+                let chosen: Vec<Bytes> =
+                    chosen.filter(|key| self.shared.options.selection.admits(key)).collect();
+                for key in &chosen {
+                    link.push(&[b"MEMORY", b"USAGE", key]);
                 }
+                link.flush().await?;
+                let sizes = link.replies(chosen.len()).await?;
+                // Where the size may not be asked for, none is known to be large.
+                let is_large = |size: &Value| {
+                    size.as_int().is_some_and(|n| n.unsigned_abs() > self.shared.options.big_key_bytes)
+                };
+                let small = chosen.into_iter().zip(&sizes).filter(|(_, size)| !is_large(size));
+                keys.extend(small.map(|(key, _)| key));
             }
             keys.sort_unstable();
             keys.dedup();

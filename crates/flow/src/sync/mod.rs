@@ -13,6 +13,9 @@
 //! **Rounds.** A round takes what is touched, transfers it, and ends when all of it has been acknowledged. Then the
 //! position of the feed from before the round is safe: a later run can go on there.
 //!
+//! **Elements.** A large hash, set or sorted set that has moved in chunks is followed by its elements afterwards: their present
+//! state is transferred, as that of whole keys is. It need not rest while it is read: what changes meanwhile is touched.
+//!
 //! **Epochs.** All primaries are followed at the same time until something happens that a round cannot deal with: slots
 //! move, a feed ends, a primary fails over, a database is emptied, somebody asks for the cutover. Then all rounds are
 //! finished, and while nothing is under way it is dealt with. So nobody ever writes a key that somebody else writes.
@@ -486,6 +489,8 @@ impl Syncer {
                 }
             }
         }
+        let by_elements = sources.iter().filter(|source| source.feed.kind() != FeedKind::Tracking);
+        self.shared.elements_are_seen(by_elements.map(|source| source.unit.shard_id.clone()).collect());
         self.sources = sources;
         self.status.sources(self.sources.iter().map(|source| source.view.clone()).collect());
         Ok(())

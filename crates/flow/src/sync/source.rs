@@ -1,6 +1,6 @@
 //! Follows one primary of the source.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, btree_map, hash_map};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,11 +12,14 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::deployment::Shard;
+use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::feed::{Feed, History, Touch, What};
+use whimbrel_engine::link::Link;
 
 use super::status::SourceView;
-use crate::copy::{Lanes, Shared, Tracker, average_bytes};
+use crate::copy::{DbPair, Lanes, Shared, Tracker, average_bytes};
+use crate::elements::{self, FieldTtls};
 use crate::progress::CopyProgress;
 use crate::scan::{KeyScan, ScanOptions, Unit};
 use crate::verify::{BATCH_KEYS_MAX, Comparer};
@@ -86,7 +89,41 @@ pub(super) struct Source {
     later_since: Instant,
     /// By database of the source.
     lanes: BTreeMap<u32, Lanes>,
+    element_links: ElementLinks,
     position: Arc<Mutex<Option<History>>>,
+}
+
+/// Connections by which changed elements are transferred, kept until one fails.
+#[derive(Debug, Default)]
+struct ElementLinks {
+    /// By database.
+    source: BTreeMap<u32, Link>,
+    /// By node and database.
+    target: HashMap<(Address, u32), Link>,
+}
+
+impl ElementLinks {
+    async fn of(
+        &mut self,
+        shared: &Shared,
+        from: &Address,
+        pair: &DbPair,
+        slot: Slot,
+    ) -> Result<(&mut Link, &mut Link)> {
+        let topology = shared.target.topology();
+        let Some(shard) = topology.shard_of(slot) else { return Err(shared.target.unowned(slot)) };
+        let source = match self.source.entry(pair.source) {
+            btree_map::Entry::Occupied(link) => link.into_mut(),
+            btree_map::Entry::Vacant(place) => place.insert(shared.source.open(from, pair.source).await?),
+        };
+        let target = match self.target.entry((shard.primary.clone(), pair.target)) {
+            hash_map::Entry::Occupied(link) => link.into_mut(),
+            hash_map::Entry::Vacant(place) => {
+                place.insert(shared.open_target(&shard.primary, pair.target).await?)
+            }
+        };
+        Ok((source, target))
+    }
 }
 
 impl Source {
@@ -115,6 +152,7 @@ impl Source {
             later: BTreeSet::new(),
             later_since: Instant::now(),
             lanes: BTreeMap::new(),
+            element_links: ElementLinks::default(),
             position: Arc::new(Mutex::new(position)),
         }
     }
@@ -125,6 +163,7 @@ impl Source {
         if self.unit != unit {
             // Nothing is under way in them: this happens between rounds.
             self.lanes.clear();
+            self.element_links = ElementLinks::default();
             self.unit = unit;
         }
     }
@@ -185,8 +224,9 @@ impl Source {
         let touches = touched.take(ROUND_KEYS_MAX);
         let is_all = touches.len() < ROUND_KEYS_MAX;
         self.shared.doubt_source_slots(&overflown);
+        let (began, is_empty) = (Instant::now(), touches.is_empty());
+        let touches = self.follow_elements(touches).await;
         let mut sorted = self.sorted(touches);
-        let (began, is_empty) = (Instant::now(), sorted.is_empty());
         while let Some((db, keys)) = sorted.pop_first() {
             let outcome = self.transfer(db, keys.clone()).await;
             if !matches!(outcome, Ok(true)) {
@@ -217,6 +257,85 @@ impl Source {
             self.view.is_level();
         }
         Ok(if is_all && is_settled { Round::All } else { Round::Part })
+    }
+
+    /// Transfers what changed of keys that are followed by their elements. Returns what is left to be transferred whole: all
+    /// others, and those where that was not possible for whatever reason.
+    ///
+    /// **Invariant: one lane per key.** Nothing else transfers keys of this source meanwhile.
+    async fn follow_elements(&mut self, touches: Vec<Touch>) -> Vec<Touch> {
+        if !self.shared.follows_any_elements() {
+            return touches;
+        }
+        let touches = touches.into_iter().flat_map(|touch| self.told_apart(touch));
+        let (followed, mut left): (Vec<_>, Vec<_>) = touches.partition(|t| self.is_followed(t));
+        for touch in followed {
+            match self.transfer_elements(&touch).await {
+                Ok(true) => {}
+                Ok(false) => left.push(Touch { what: What::Whole, ..touch }),
+                Err(error) => {
+                    tracing::debug!(%error, "elements could not be transferred: the whole key is");
+                    self.element_links = ElementLinks::default();
+                    left.push(Touch { what: What::Whole, ..touch });
+                }
+            }
+        }
+        left
+    }
+
+    /// Where the feed does not know the database of a touch, and the key is followed in one of them, it is a touch in each:
+    /// what is transferred is the present state, so one too many changes nothing.
+    fn told_apart(&self, touch: Touch) -> Vec<Touch> {
+        let dbs = || self.shared.options.dbs.iter().map(|pair| pair.source);
+        match touch.db {
+            None if touch.what != What::Whole
+                && dbs().any(|db| self.shared.follows_elements(db, &touch.key)) =>
+            {
+                dbs().map(|db| Touch { db: Some(db), ..touch.clone() }).collect()
+            }
+            _ => vec![touch],
+        }
+    }
+
+    fn is_followed(&self, touch: &Touch) -> bool {
+        let Touch { db: Some(db), key, what: What::Elements(_) | What::Expiry } = touch else { return false };
+        let topology = self.shared.source.topology();
+        let slot = Slot::of_key(key);
+        // One on the move is in doubt, and dealt with as a whole.
+        let own = || !topology.cluster || topology.shard_of(slot).is_some_and(|s| s.id == self.unit.shard_id);
+        self.shared.follows_elements(*db, key) && own()
+    }
+
+    /// False where the whole key has to be transferred.
+    async fn transfer_elements(&mut self, touch: &Touch) -> Result<bool> {
+        let shared = self.shared.clone();
+        let Some(pair) = shared.options.dbs.iter().find(|pair| touch.db == Some(pair.source)) else {
+            return Ok(false);
+        };
+        let (collection, names, expiry) = match &touch.what {
+            What::Whole => return Ok(false),
+            What::Elements(elements) => (Some(elements.collection), elements.names.clone(), elements.expiry),
+            What::Expiry => (None, BTreeSet::new(), true),
+        };
+        let (from, to) = (&shared.source.capabilities, &shared.target.capabilities);
+        let ttls = FieldTtls {
+            source: from.hash_field_ttl,
+            target: to.hash_field_ttl,
+            pexpiretime: from.pexpiretime,
+        };
+        let change = elements::Change { key: &touch.key, collection, names, expiry };
+        let links =
+            self.element_links.of(&shared, self.feed.address(), pair, Slot::of_key(&touch.key)).await?;
+        let followed = elements::transfer(links, &change, &ttls, false).await?;
+        if followed.is_exact {
+            shared.arrived(pair.source, &touch.key);
+            CopyProgress::add(&shared.progress.read, 1);
+            CopyProgress::add(&shared.progress.written, 1);
+            CopyProgress::add(&shared.progress.bytes_read, followed.bytes);
+            CopyProgress::add(&shared.progress.bytes_written, followed.bytes);
+        }
+        shared.paced(shared.rates.take_bytes(followed.bytes)).await;
+        Ok(followed.is_exact)
     }
 
     /// Transfers keys of one database; false where the user stopped it before all were.

@@ -81,6 +81,9 @@ pub enum Existing {
 pub enum Place {
     /// Under a staging key, which takes the place of the key in one transaction.
     Staging,
+    /// As [`Place::Staging`], but a hash, set or sorted set takes its place also where it changed while it was read: the
+    /// caller transfers its changed elements once more.
+    Followed,
     /// Under its own name, in a slot that the target is importing: every command follows an `ASKING`. What is there is
     /// replaced. A key that changes while it is read is either read again (strings, lists, streams), or the caller
     /// transfers its changed elements once more (hashes, sets, sorted sets).
@@ -213,7 +216,7 @@ pub fn staging_key(job: &str, key: &[u8]) -> Vec<u8> {
 /// does when the target fails over. `Own` where `stop` was cancelled.
 pub async fn transfer(source: &mut Link, target: &mut Link, t: &Transfer<'_>) -> Result<Outcome> {
     let staging = match t.place {
-        Place::Staging => Bytes::from(staging_key(t.job, t.key)),
+        Place::Staging | Place::Followed => Bytes::from(staging_key(t.job, t.key)),
         Place::Importing { .. } => Bytes::copy_from_slice(t.key),
     };
     let mover = Mover { t, staging };
@@ -310,7 +313,7 @@ impl Mover<'_> {
 
     /// Whether changes of the key's elements are somebody else's business.
     fn follows(&self, kind: &KeyType) -> bool {
-        self.importing() && matches!(kind, KeyType::Hash | KeyType::Set | KeyType::Zset)
+        self.t.place != Place::Staging && matches!(kind, KeyType::Hash | KeyType::Set | KeyType::Zset)
     }
 
     /// Queues a command about the staged value.
@@ -415,8 +418,10 @@ impl Mover<'_> {
         {
             return Err(Halt::Changed);
         }
-        if *kind == KeyType::Hash && sent.cardinality == 0 {
-            // All fields have expired, and the source has not got round to removing them.
+        let is_followed = self.follows(kind) && self.t.place == Place::Followed;
+        if (*kind == KeyType::Hash || is_followed) && sent.cardinality == 0 {
+            // All fields have expired, and the source has not got round to removing them; or all elements were removed
+            // before they were read, and whatever came since is followed.
             self.unstage(target).await?;
             return Ok(Outcome::Gone);
         }

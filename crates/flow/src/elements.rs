@@ -17,31 +17,32 @@ use crate::typed::KeyType;
 const ELEMENTS_MAX: usize = 256;
 
 /// What changed of one key.
-pub(super) struct Change<'a> {
-    pub(super) key: &'a Bytes,
-    pub(super) kind: KeyType,
-    pub(super) names: BTreeSet<Bytes>,
+pub(crate) struct Change<'a> {
+    pub(crate) key: &'a Bytes,
+    /// `None` where only the expiry changed, and there are no names.
+    pub(crate) collection: Option<Collection>,
+    pub(crate) names: BTreeSet<Bytes>,
     /// The expiry of the key as a whole changed, too.
-    pub(super) expiry: bool,
+    pub(crate) expiry: bool,
 }
 
 /// What [`transfer`] did.
-pub(super) struct Followed {
-    pub(super) bytes: u64,
+pub(crate) struct Followed {
+    pub(crate) bytes: u64,
     /// False where the key is not what it was taken for any more, and has to be transferred whole.
-    pub(super) is_exact: bool,
+    pub(crate) is_exact: bool,
 }
 
 /// Which side knows times to live of hash fields: source and target.
-pub(super) struct FieldTtls {
-    pub(super) source: bool,
-    pub(super) target: bool,
+pub(crate) struct FieldTtls {
+    pub(crate) source: bool,
+    pub(crate) target: bool,
     /// `PEXPIRETIME` exists on the source.
-    pub(super) pexpiretime: bool,
+    pub(crate) pexpiretime: bool,
 }
 
 /// Whether the elements that were touched are those of a key of type `kind`.
-pub(super) fn fits(collection: Option<Collection>, kind: &KeyType) -> bool {
+pub(crate) fn fits(collection: Option<Collection>, kind: &KeyType) -> bool {
     match collection {
         // Only the expiry was touched.
         None => true,
@@ -65,14 +66,15 @@ impl Commands {
     }
 }
 
-/// Transfers the state of the changed elements.
+/// Transfers the state of the changed elements. With `asking` the target is importing the slot.
 ///
 /// # Errors
 /// Whatever a link or a server reports.
-pub(super) async fn transfer(
+pub(crate) async fn transfer(
     (source, target): (&mut Link, &mut Link),
     change: &Change<'_>,
     ttls: &FieldTtls,
+    asking: bool,
 ) -> Result<Followed> {
     let names: Vec<&Bytes> = change.names.iter().collect();
     let mut bytes = 0;
@@ -81,7 +83,7 @@ pub(super) async fn transfer(
             return Ok(Followed { bytes, is_exact: false });
         };
         bytes += commands.0.iter().flatten().map(|arg| arg.len() as u64).sum::<u64>();
-        if !send(target, change.key, &commands).await? {
+        if !send(target, change.key, &commands, asking).await? {
             return Ok(Followed { bytes, is_exact: false });
         }
     }
@@ -102,7 +104,7 @@ pub(super) async fn transfer(
             crate::state::Expiry::Gone => return Ok(Followed { bytes, is_exact: false }),
             crate::state::Expiry::Unknown => return Err(source.unexpected("PEXPIRETIME", &reply)),
         }
-        if !send(target, change.key, &commands).await? {
+        if !send(target, change.key, &commands, asking).await? {
             return Ok(Followed { bytes, is_exact: false });
         }
     }
@@ -116,13 +118,13 @@ async fn read(
     names: &[&Bytes],
     ttls: &FieldTtls,
 ) -> Result<Option<Commands>> {
-    let (command, add, remove): (&[u8], _, _) = match change.kind {
-        KeyType::Hash => (b"HMGET", "HSET", "HDEL"),
-        KeyType::Set => (b"SMISMEMBER", "SADD", "SREM"),
-        KeyType::Zset => (b"ZMSCORE", "ZADD", "ZREM"),
-        _ => return Ok(None),
+    let Some(collection) = change.collection else { return Ok(None) };
+    let (command, add, remove): (&[u8], _, _) = match collection {
+        Collection::Hash => (b"HMGET", "HSET", "HDEL"),
+        Collection::Set => (b"SMISMEMBER", "SADD", "SREM"),
+        Collection::SortedSet => (b"ZMSCORE", "ZADD", "ZREM"),
     };
-    let with_ttls = change.kind == KeyType::Hash && ttls.source;
+    let with_ttls = collection == Collection::Hash && ttls.source;
     let mut args: Vec<&[u8]> = vec![command, change.key];
     args.extend(names.iter().map(|name| &name[..]));
     source.push(&args);
@@ -149,10 +151,10 @@ async fn read(
     let (mut present, mut absent) = (Vec::new(), Vec::new());
     let mut expiries: BTreeMap<i64, Vec<Bytes>> = BTreeMap::new();
     for (i, (&name, value)) in names.iter().zip(values).enumerate() {
-        match (&change.kind, value) {
-            (KeyType::Set, value) if value.as_int() == Some(1) => present.push(name.clone()),
-            (KeyType::Set, _) | (_, Value::Null) => absent.push(name.clone()),
-            (KeyType::Zset, score) => match score.as_bytes() {
+        match (collection, value) {
+            (Collection::Set, value) if value.as_int() == Some(1) => present.push(name.clone()),
+            (Collection::Set, _) | (_, Value::Null) => absent.push(name.clone()),
+            (Collection::SortedSet, score) => match score.as_bytes() {
                 Some(score) => present.extend([score.clone(), name.clone()]),
                 None => return Err(source.unexpected("ZMSCORE", score)),
             },
@@ -185,28 +187,38 @@ async fn read(
 }
 
 /// Sends the commands; false where the target has no such key (any more), and so may have made a fragment of them.
-async fn send(target: &mut Link, key: &Bytes, commands: &Commands) -> Result<bool> {
-    target.push(&[b"ASKING"]);
+async fn send(target: &mut Link, key: &Bytes, commands: &Commands, asking: bool) -> Result<bool> {
+    if asking {
+        target.push(&[b"ASKING"]);
+    }
     target.push(&[b"EXISTS", key]);
     for command in &commands.0 {
         let out = target.outbox();
-        out.push(&[b"ASKING"]);
+        if asking {
+            out.push(&[b"ASKING"]);
+        }
         out.command(command.len());
         for arg in command {
             out.arg_bytes(arg);
         }
     }
     target.flush().await?;
-    target.reply().await?;
-    let reply = target.reply().await?;
+    let reply = answered(target, asking).await?;
     let exists = target.check(reply, b"EXISTS")?.as_int() == Some(1);
     let mut failure = None;
     for command in &commands.0 {
-        target.reply().await?;
-        let reply = target.reply().await?;
+        let reply = answered(target, asking).await?;
         if let Err(e) = target.check(reply, &command[0]) {
             failure.get_or_insert(e);
         }
     }
     failure.map_or(Ok(exists), Err)
+}
+
+/// The reply to a command, after that to its `ASKING`.
+async fn answered(target: &mut Link, asking: bool) -> Result<Value> {
+    if asking {
+        target.reply().await?;
+    }
+    target.reply().await
 }
