@@ -1,10 +1,11 @@
 //! What the server answers.
 
 use bytes::Bytes;
+use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::value::Value;
 
 use super::migrations::{JobView, parse_moves, shown};
-use super::reply::{Protocol, error, ok, text};
+use super::reply::{error, ok, text};
 use super::{DaemonOptions, Jobs};
 
 /// As many jobs as Valkey lists migrations, unless told otherwise.
