@@ -481,6 +481,8 @@ pub enum Bench {
     Reshard(crate::bench::reshard::BenchReshardArgs),
     /// How far a target is behind writers, beside REPLICAOF, and how long a cutover holds them
     Sync(crate::bench::sync::BenchSyncArgs),
+    /// Telling clients who owns which slot, beside servers, and a storm of clients that ask
+    Topology(crate::bench::topology::BenchTopologyArgs),
 }
 
 /// `whimbrel bench copy`.
