@@ -63,7 +63,7 @@ pub enum Command {
     Rebalance(Box<RebalanceArgs>),
     /// Move all slots of a primary to the others
     Drain(Box<DrainArgs>),
-    /// Keep running, and move slots when told so over the network, by Valkey's own commands
+    /// Keep running, move slots when told so over the network, by Valkey's own commands, and tell clients who owns them
     Serve(Box<ServeArgs>),
     /// List, show, cancel, resume and forget jobs that move slots
     Jobs(Box<JobsArgs>),

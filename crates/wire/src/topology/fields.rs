@@ -9,6 +9,9 @@ use whimbrel_core::topology::{Group, Health, Member, Shard, Table};
 
 use crate::encode::Protocol;
 
+/// The length of `:16383\r\n`.
+const NUMBER_BYTES_MAX: usize = 8;
+
 /// The line that begins an aggregate, a string, or a number.
 pub(super) fn header(kind: u8, count: usize, out: &mut BytesMut) {
     out.put_u8(kind);
@@ -57,9 +60,30 @@ pub(super) fn text_head(bytes: usize, protocol: Protocol) -> Bytes {
 }
 
 /// Both ends of a range, as two numbers.
-pub(super) fn numbers(range: SlotRange, out: &mut BytesMut) {
-    header(b':', range.start().number().into(), out);
-    header(b':', range.end().number().into(), out);
+pub(super) fn numbers(range: SlotRange, out: &mut impl BufMut) {
+    // One copy instead of six: large tables have tens of thousands of ranges.
+    let mut both = [0; 2 * NUMBER_BYTES_MAX];
+    let mut len = 0;
+    for slot in [range.start(), range.end()] {
+        let mut digits = itoa::Buffer::new();
+        let digits = digits.format(slot.number()).as_bytes();
+        both[len] = b':';
+        both[len + 1..len + 1 + digits.len()].copy_from_slice(digits);
+        len += digits.len() + 1;
+        both[len..len + 2].copy_from_slice(b"\r\n");
+        len += 2;
+    }
+    out.put_slice(&both[..len]);
+}
+
+/// The slots of a shard in `CLUSTER SHARDS`, the same in both protocols.
+pub(super) fn shard_slots(shard: &Shard) -> Bytes {
+    let mut out = Vec::with_capacity(32 + shard.ranges().len() * 2 * NUMBER_BYTES_MAX);
+    out.extend(header_bytes(b'*', shard.ranges().len() * 2));
+    for range in shard.ranges() {
+        numbers(*range, &mut out);
+    }
+    out.into()
 }
 
 /// The replicas that `CLUSTER SLOTS` names: those that have not failed.
@@ -117,19 +141,17 @@ pub(super) fn shard_nodes(group: &Group, protocol: Protocol) -> Bytes {
 }
 
 /// An entry of `CLUSTER SHARDS`.
-pub(super) fn shard(shard: &Shard, nodes: &Bytes, protocol: Protocol, out: &mut BytesMut) {
+pub(super) fn shard(slots: &Bytes, nodes: &Bytes, protocol: Protocol, out: &mut BytesMut) {
     map(2, protocol, out);
     bulk(b"slots", out);
-    header(b'*', shard.ranges().len() * 2, out);
-    for range in shard.ranges() {
-        numbers(*range, out);
-    }
+    out.put_slice(slots);
     bulk(b"nodes", out);
     out.put_slice(nodes);
 }
 
 /// The lines of `CLUSTER NODES` about one shard.
-pub(super) fn lines(shard: &Shard, myself: &NodeId, out: &mut BytesMut) {
+pub(super) fn lines(shard: &Shard, myself: &NodeId) -> Bytes {
+    let mut out = Vec::with_capacity(256 + shard.ranges().len() * " 16383-16383".len());
     let primary = &shard.group().primary;
     for member in shard.group().members() {
         let is_primary = member.id == primary.id;
@@ -152,18 +174,19 @@ pub(super) fn lines(shard: &Shard, myself: &NodeId, out: &mut BytesMut) {
         let link = if member.is_connected { "connected" } else { "disconnected" };
         // Pings and pongs are the affair of nodes: none are sent here, none are waited for.
         let _ = write!(line, " {followed} 0 0 {} {link}", member.config_epoch);
-        out.put_slice(line.as_bytes());
+        out.extend_from_slice(line.as_bytes());
         for range in shard.ranges().iter().filter(|_| is_primary) {
             let mut digits = itoa::Buffer::new();
-            out.put_u8(b' ');
-            out.put_slice(digits.format(range.start().number()).as_bytes());
+            out.push(b' ');
+            out.extend_from_slice(digits.format(range.start().number()).as_bytes());
             if range.count() > 1 {
-                out.put_u8(b'-');
-                out.put_slice(digits.format(range.end().number()).as_bytes());
+                out.push(b'-');
+                out.extend_from_slice(digits.format(range.end().number()).as_bytes());
             }
         }
-        out.put_u8(b'\n');
+        out.push(b'\n');
     }
+    out.into()
 }
 
 /// `CLUSTER INFO`. The state is that of servers with `cluster-require-full-coverage yes`, their default.

@@ -14,10 +14,11 @@ mod fields;
 mod reply;
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use whimbrel_core::slot::{Slot, SlotRange};
-use whimbrel_core::topology::{Change, Shard, Table};
+use whimbrel_core::topology::{Change, Table};
 
 pub use self::reply::{Reader, Reply};
 use crate::encode::Protocol;
@@ -38,13 +39,22 @@ pub struct Replies {
     /// How many ranges begin in each page of `CLUSTER SLOTS`.
     counts: Vec<usize>,
     shards: Both<ShardPages>,
-    /// The lines of `CLUSTER NODES`: the same text in both protocols, within another frame.
+    /// For each shard its slots in `CLUSTER SHARDS`, and its lines in `CLUSTER NODES`: the same in both protocols.
+    texts: Vec<Texts>,
+    /// The pages of `CLUSTER NODES`, which differs in its frame only.
     lines: Vec<Bytes>,
     nodes: Both<Reply>,
     /// How many shards share a page.
     shards_each: usize,
     info: Both<Reply>,
     id: Reply,
+}
+
+/// What is told of a shard in both protocols alike.
+#[derive(Debug, Clone, Default)]
+struct Texts {
+    slots: Bytes,
+    lines: Bytes,
 }
 
 /// `CLUSTER SLOTS` in one protocol.
@@ -72,6 +82,7 @@ impl Replies {
             slots: Default::default(),
             counts: vec![0; usize::from(Slot::COUNT) / PAGE_SLOTS],
             shards: Default::default(),
+            texts: Vec::new(),
             lines: Vec::new(),
             nodes: Default::default(),
             shards_each: 1,
@@ -97,8 +108,7 @@ impl Replies {
         }
         self.write_slots(table, &touched_slot_pages(table, change));
         let shards: BTreeSet<usize> = change.owners.union(&change.groups).copied().collect();
-        let pages = shards.iter().map(|index| index / self.shards_each).collect();
-        self.write_shards(table, &pages);
+        self.write_shards(table, &shards);
         self.write_info(table);
     }
 
@@ -147,10 +157,11 @@ impl Replies {
                 self.write_nodes(table, protocol, index);
             }
         }
+        self.texts = vec![Texts::default(); count];
         self.lines = vec![Bytes::new(); pages];
         self.nodes = Default::default();
         self.write_slots(table, &(0..self.counts.len()).collect());
-        self.write_shards(table, &(0..pages).collect());
+        self.write_shards(table, &(0..count).collect());
         self.write_info(table);
         let mut out = BytesMut::new();
         fields::bulk(table.myself().as_str().as_bytes(), &mut out);
@@ -185,43 +196,40 @@ impl Replies {
         }
     }
 
-    fn write_shards(&mut self, table: &Table, touched: &BTreeSet<usize>) {
-        for &page in touched {
-            self.lines[page] = self
-                .shards_of(table, page)
-                .fold(BytesMut::new(), |mut out, (_, shard)| {
-                    fields::lines(shard, table.myself(), &mut out);
-                    out
-                })
-                .freeze();
+    fn write_shards(&mut self, table: &Table, shards: &BTreeSet<usize>) {
+        for &index in shards {
+            let Some(shard) = table.shards().get(index) else { continue };
+            let (slots, lines) = (fields::shard_slots(shard), fields::lines(shard, table.myself()));
+            self.texts[index] = Texts { slots, lines };
+        }
+        let touched: BTreeSet<usize> = shards.iter().map(|index| index / self.shards_each).collect();
+        for &page in &touched {
+            let lines: Vec<&[u8]> =
+                self.texts[self.places(page)].iter().map(|text| &text.lines[..]).collect();
+            self.lines[page] = lines.concat().into();
         }
         let text_bytes = self.lines.iter().map(Bytes::len).sum();
         for protocol in Protocol::BOTH {
-            let mut pages = std::mem::take(&mut self.shards[protocol.index()].pages);
-            for &page in touched {
-                let nodes = &self.shards[protocol.index()].nodes;
+            for &page in &touched {
+                let places = self.places(page);
+                let ShardPages { nodes, pages, .. } = &mut self.shards[protocol.index()];
                 let mut out = BytesMut::with_capacity(pages[page].len() + 256);
-                for (index, shard) in self.shards_of(table, page) {
-                    fields::shard(shard, &nodes[index], protocol, &mut out);
+                for (texts, nodes) in self.texts[places.clone()].iter().zip(&nodes[places]) {
+                    fields::shard(&texts.slots, nodes, protocol, &mut out);
                 }
                 pages[page] = out.freeze();
             }
-            let known = &mut self.shards[protocol.index()];
-            known.told.renew(fields::header_bytes(b'*', table.shards().len()), &pages, b"", touched);
-            known.pages = pages;
+            let ShardPages { pages, told, .. } = &mut self.shards[protocol.index()];
+            told.renew(fields::header_bytes(b'*', table.shards().len()), pages, b"", &touched);
             let head = fields::text_head(text_bytes, protocol);
-            self.nodes[protocol.index()].renew(head, &self.lines, b"\r\n", touched);
+            self.nodes[protocol.index()].renew(head, &self.lines, b"\r\n", &touched);
         }
     }
 
-    /// The shards of a page, with their indices.
-    fn shards_of<'a>(
-        &self,
-        table: &'a Table,
-        page: usize,
-    ) -> impl Iterator<Item = (usize, &'a Shard)> + use<'a> {
+    /// Which shards share a page.
+    fn places(&self, page: usize) -> Range<usize> {
         let first = page * self.shards_each;
-        table.shards().iter().enumerate().skip(first).take(self.shards_each)
+        first..(first + self.shards_each).min(self.texts.len())
     }
 
     fn write_info(&mut self, table: &Table) {
