@@ -137,6 +137,71 @@ fn release(scene: &Scene) {
     std::fs::write(scene.file("go"), "").expect("the file can be written");
 }
 
+/// Who owns which slots by `CLUSTER SLOTS`, as `valkey-cli` shows it, without replicas.
+fn ranges(json: &str) -> Vec<(u64, u64, Value)> {
+    let reply: Vec<Value> = serde_json::from_str(json).unwrap_or_else(|_| panic!("no list: {json}"));
+    let number = |value: &Value| value.as_u64().expect("a number");
+    reply.iter().map(|entry| (number(&entry[0]), number(&entry[1]), entry[2].clone())).collect()
+}
+
+/// What a server of the cluster says.
+#[track_caller]
+fn said(scene: &Scene, node: usize) -> Vec<(u64, u64, Value)> {
+    let cli = Engine::Valkey91.binaries().expect("Valkey is installed").cli;
+    let port = scene.cluster.nodes()[node].port().to_string();
+    let output = Command::new(cli).args(["-p", &port, "--json", "CLUSTER", "SLOTS"]).output();
+    ranges(&String::from_utf8_lossy(&output.expect("valkey-cli runs").stdout))
+}
+
+fn clients_find_the_cluster_by_it(engine: Engine) {
+    let scene = scene(engine);
+    let daemon = serve(&scene, &EXTERNAL);
+    let told = || ranges(&daemon.cli(&["--json"], &["CLUSTER", "SLOTS"]));
+    let agree = |what: &str| {
+        let deadline = Instant::now() + PATIENCE;
+        while !(0..2).all(|node| said(&scene, node) == told()) {
+            assert!(Instant::now() < deadline, "{what}: {:?} and {:?}", told(), said(&scene, 0));
+            thread::sleep(Duration::from_millis(50));
+        }
+    };
+    assert_eq!(told().len(), 2);
+    agree("at first");
+
+    // A job of its own.
+    let target = scene.cluster.node_id(1).to_owned();
+    assert_eq!(daemon.cluster(&format!("MIGRATESLOTS SLOTSRANGE 100 120 NODE {target}")), "OK");
+    daemon.wait_for("100-120", &["success"]);
+    let moved = told();
+    assert!(
+        moved.iter().any(|(from, to, node)| (*from, *to, &node[2]) == (100, 120, &target.as_str().into()))
+    );
+    agree("after a job");
+    // Somebody else's move.
+    scene.cluster.move_slot(7, 0, 1).expect("the slot moves");
+    agree("after another's move");
+    assert!(told().iter().any(|(from, to, _)| (*from, *to) == (7, 7)), "{:?}", told());
+
+    // Clients that know nothing but the daemon.
+    let client = redis::cluster::ClusterClient::new(vec![format!("redis://{}", daemon.address())]);
+    let mut client = client.expect("an address").get_connection().expect("the cluster is found");
+    for number in 0..100 {
+        let key = format!("found:{number}");
+        let () = redis::cmd("SET").arg(&key).arg(number).query(&mut client).expect("it is written");
+        let read: u64 = redis::cmd("GET").arg(&key).query(&mut client).expect("it is read");
+        assert_eq!(read, number);
+        // It follows where it is sent.
+        assert_eq!(daemon.cli(&["-c"], &["GET", &key]), number.to_string());
+    }
+    let tag = &tags_in(100..=100, 1)[0];
+    let count = daemon.cluster("COUNTKEYSINSLOT 100");
+    let mut owner = scene.cluster.connection_to(1);
+    let counted: u64 =
+        redis::cmd("CLUSTER").arg("COUNTKEYSINSLOT").arg(100).query(&mut owner).expect("a number");
+    assert_eq!((count, counted > 0), (counted.to_string(), true));
+    assert_eq!(daemon.cluster(&format!("KEYSLOT {tag}")), "100");
+    daemon.end();
+}
+
 /// A daemon whose jobs wait before they copy anything, until [`release`].
 fn serve_held(scene: &Scene) -> Served {
     Served::by(held(invocation(scene, "127.0.0.1:0", &EXTERNAL), scene))
@@ -231,7 +296,9 @@ fn what_makes_no_sense_is_refused_as_valkey_does(engine: Engine) {
         let reply = daemon.cluster(&words);
         assert!(reply.starts_with("ERR") && reply.contains(expected), "{words}: {reply}");
     }
-    assert!(daemon.cli(&[], &["GET", "a"]).contains("unknown command"));
+    // Keys are for their owners, and what has none is for a node.
+    assert_eq!(daemon.cli(&[], &["GET", "a"]), format!("MOVED 15495 {}", scene.cluster.nodes()[1].addr()));
+    assert!(daemon.cli(&[], &["FLUSHALL"]).contains("unknown command"));
     assert_eq!(daemon.jobs(), Vec::<Value>::new(), "nothing was taken in");
     assert_eq!(scene.cluster.owner_of(0).expect("an owner"), 0);
 }
@@ -474,6 +541,11 @@ macro_rules! on {
             #[test]
             fn moves_that_were_handed_to_it_survive_it() {
                 super::moves_that_were_handed_to_it_survive_it($engine);
+            }
+
+            #[test]
+            fn clients_find_the_cluster_by_it() {
+                super::clients_find_the_cluster_by_it($engine);
             }
 
             #[test]

@@ -71,7 +71,7 @@ pub enum Command {
     Rebalance(Box<RebalanceArgs>),
     /// Move all slots of a primary to the others
     Drain(Box<DrainArgs>),
-    /// Keep running, and move slots when told so over the network, by Valkey's own commands
+    /// Keep running, move slots when told so over the network, by Valkey's own commands, and tell clients who owns them
     Serve(Box<ServeArgs>),
     /// List, show, cancel, resume and forget jobs that move slots
     Jobs(Box<JobsArgs>),
@@ -489,6 +489,8 @@ pub enum Bench {
     Reshard(crate::bench::reshard::BenchReshardArgs),
     /// How far a target is behind writers, beside REPLICAOF, and how long a cutover holds them
     Sync(crate::bench::sync::BenchSyncArgs),
+    /// Telling clients who owns which slot, beside servers, and a storm of clients that ask
+    Topology(crate::bench::topology::BenchTopologyArgs),
 }
 
 /// `whimbrel bench copy`.

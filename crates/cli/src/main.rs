@@ -65,6 +65,7 @@ fn run(command: Command) -> Exit {
         Command::Bench { bench: Bench::Copy(args) } => shown(bench::copy::run(&args)),
         Command::Bench { bench: Bench::Reshard(args) } => shown(bench::reshard::run(&args)),
         Command::Bench { bench: Bench::Sync(args) } => shown(bench::sync::run(&args)),
+        Command::Bench { bench: Bench::Topology(args) } => shown(bench::topology::run(&args)),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "whimbrel", &mut std::io::stdout());
             Exit::Success

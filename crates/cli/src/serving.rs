@@ -51,7 +51,7 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
     let store = Store::new(&copying::state_dir(args.moving.state_dir.as_deref())?);
     let at = deployment.endpoint.address.to_string();
     let interrupted = interrupted(&store, &at)?;
-    let queue = Queue::new(deployment, store.clone(), settings);
+    let queue = Queue::open(deployment, store.clone(), settings).await?;
     let mut log = Log { as_json: args.moving.show.json, seen: BTreeMap::new() };
     log.begin(queue.list().await?);
     let daemon = Daemon::bind(options, queue.clone()).await?;

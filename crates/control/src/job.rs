@@ -3,18 +3,19 @@
 //! **Invariant:** the job is on disk before its next effect begins. Two states are left out, `draining` and
 //! `comparing`: resuming from them is the same as resuming from `pausing`, which was written, and writers are waiting.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
-use whimbrel_core::migration::{BatchState, End, Event, Job, Phase, Reached, Summary, step};
+use whimbrel_core::migration::{Action, BatchState, End, Event, Job, Outcome, Phase, Reached, Summary, step};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::handover::Members;
 
+use crate::daemon::topology::Topology;
 use crate::executor::{Executor, JobProgress, Known};
 use crate::failpoint::{self, When};
 use crate::options::TransferOptions;
@@ -63,6 +64,8 @@ pub struct View {
     shown: Mutex<Shown>,
     /// Counters that change while an effect is carried out.
     pub progress: Arc<JobProgress>,
+    /// Who is told of slots that were handed over.
+    told: OnceLock<Arc<Topology>>,
 }
 
 #[derive(Debug, Default)]
@@ -80,6 +83,19 @@ impl View {
     /// How the job stands, in words.
     pub fn words(&self) -> String {
         self.lock().words.clone()
+    }
+
+    /// From now on `topology` is told of slots that were handed over, as soon as they are.
+    pub(crate) fn tell(&self, topology: Arc<Topology>) {
+        // It is told once, before the job begins.
+        let _ = self.told.set(topology);
+    }
+
+    /// Tells that slots have a new owner.
+    pub(crate) fn hand_over(&self, slots: &SlotSet, owner: &NodeId) {
+        if let Some(topology) = self.told.get() {
+            topology.hand_over(slots, owner);
+        }
     }
 
     pub(crate) fn say(&self, words: &str) {
@@ -205,6 +221,13 @@ async fn drive(
         failpoint::reached(name, When::Before, batch).await;
         let began = Instant::now();
         let outcome = executor.execute(&effect).await;
+        if matches!(outcome, Outcome::Done(_)) {
+            match effect.action {
+                Action::TakeOver { .. } => view.hand_over(&effect.slots, record.job.target()),
+                Action::GiveBack => view.hand_over(&effect.slots, record.job.source()),
+                _ => {}
+            }
+        }
         tracing::debug!(job = %record.job.id(), effect = name, took_us = began.elapsed().as_micros() as u64, ?outcome, "effect");
         failpoint::reached(name, When::After, batch).await;
         if let Some(members) = executor.members() {

@@ -26,6 +26,7 @@ pub use executor::JobProgress;
 
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::link::Link;
 use whimbrel_engine::nodes::ClusterView;
 
 /// The nodes of the cluster, as the first one that answers sees them.
@@ -33,14 +34,24 @@ use whimbrel_engine::nodes::ClusterView;
 /// # Errors
 /// The last node's, where none answers.
 pub async fn view_of(deployment: &Deployment) -> Result<ClusterView> {
+    ask_anyone(deployment).await.map(|(_, view)| view)
+}
+
+/// As [`view_of`], with the connection to the node that answered.
+async fn ask_anyone(deployment: &Deployment) -> Result<(Link, ClusterView)> {
     let topology = deployment.topology();
     let mut addresses = vec![deployment.endpoint.address.clone()];
     addresses.extend(topology.shards.iter().map(|shard| shard.primary.clone()));
     addresses.extend(topology.shards.iter().flat_map(|shard| shard.replicas.iter().cloned()));
     let mut failure = Error::own("ask for the nodes of the cluster", "no node is known");
     for address in addresses {
-        match async { ClusterView::ask(&mut deployment.open(&address, 0).await?).await }.await {
-            Ok(view) => return Ok(view),
+        let asking = async {
+            let mut link = deployment.open(&address, 0).await?;
+            let view = ClusterView::ask(&mut link).await?;
+            Ok((link, view))
+        };
+        match asking.await {
+            Ok(answered) => return Ok(answered),
             Err(e) => failure = e,
         }
     }

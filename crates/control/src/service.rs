@@ -450,6 +450,7 @@ async fn run_plain(
     };
     let (phase, message) = match outcome {
         Ok((moved, keys, cancelled)) => {
+            view.hand_over(&moved, &plain.target);
             report.slots_handed_over = moved;
             report.keys = keys;
             report.ending = if cancelled { Ending::Cancelled } else { Ending::Done };

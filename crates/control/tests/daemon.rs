@@ -11,7 +11,9 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::daemon::migrations::{JobState, JobView};
+use whimbrel_control::daemon::topology::Topology;
 use whimbrel_control::daemon::{Daemon, DaemonOptions, Jobs};
+use whimbrel_core::node::NodeId;
 use whimbrel_core::plan::Move;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::endpoint::{Endpoint, Secret};
@@ -45,6 +47,7 @@ struct Notebook {
     gate: Mutex<Option<Arc<Notify>>>,
     /// Told when a submission begins.
     at_gate: Notify,
+    topology: Topology,
 }
 
 impl Notebook {
@@ -60,7 +63,11 @@ impl Notebook {
     }
 
     fn of(nodes: String) -> Arc<Notebook> {
-        Arc::new(Notebook { nodes, jobs: Mutex::default(), gate: Mutex::default(), at_gate: Notify::new() })
+        let endpoint = Endpoint::parse(Side::Source, "127.0.0.1:7000").expect("an address");
+        let view = ClusterView::parse(&nodes, &endpoint, &endpoint.address).expect("a view");
+        let topology = Topology::new(view.table(&endpoint));
+        let (jobs, gate, at_gate) = Default::default();
+        Arc::new(Notebook { nodes, jobs, gate, at_gate, topology })
     }
 
     fn jobs(&self) -> Vec<JobView> {
@@ -80,6 +87,30 @@ impl Jobs for Notebook {
         let endpoint = Endpoint::parse(Side::Source, "127.0.0.1:7000")?;
         ClusterView::parse(&self.nodes, &endpoint, &endpoint.address)
             .ok_or_else(|| Error::own("read", "no view"))
+    }
+
+    fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// Knows the keys of `GET` and `MGET`, and counts as many keys in each slot as the slot's number.
+    async fn ask(&self, node: Option<&NodeId>, words: &[&[u8]]) -> Result<Value> {
+        match (node, words) {
+            (None, [b"COMMAND", b"GETKEYS", b"GET" | b"MGET", keys @ ..]) => Ok(Value::Array(
+                keys.iter().map(|key| Value::Bulk(bytes::Bytes::copy_from_slice(key))).collect(),
+            )),
+            (Some(owner), [b"CLUSTER", b"COUNTKEYSINSLOT", slot]) => {
+                let slot: i64 = std::str::from_utf8(slot).expect("text").parse().expect("a number");
+                let index = NODES.iter().position(|id| *id == owner.as_str()).expect("one of ours");
+                assert_eq!(
+                    index,
+                    usize::from(slot > 5_460) + usize::from(slot > 10_922),
+                    "the owner is asked"
+                );
+                Ok(Value::Int(slot))
+            }
+            _ => Ok(Value::Error(bytes::Bytes::from_static(b"ERR Invalid command specified"))),
+        }
     }
 
     async fn submit(&self, moves: Vec<Move>) -> Result<()> {
@@ -532,7 +563,9 @@ async fn what_is_no_command_ends_the_connection() {
     // An empty command is none, several may come at once, and names are not repeated with their line breaks.
     let mut raw = server.raw().await;
     raw.send(b"*0\r\n*1\r\n$4\r\nping\r\n*2\r\n$4\r\nECHO\r\n$2\r\nhi\r\n*1\r\n$6\r\nA\r\nB\r\n\r\n").await;
-    for expected in ["+PONG\r\n", "$2\r\nhi\r\n", "-ERR unknown command 'AB'\r\n"] {
+    for expected in
+        ["+PONG\r\n", "$2\r\nhi\r\n", "-ERR unknown command 'AB', or it has no keys: it is for the nodes\r\n"]
+    {
         assert_eq!(raw.reply().await.expect("a reply"), expected.as_bytes());
     }
 }
@@ -607,4 +640,69 @@ async fn a_command_under_way_is_finished_before_the_end() {
     stopping.await.expect("stopped");
     assert!(busy.ask(&[b"PING"]).await.is_err(), "then it is let go as well");
     assert!(TcpStream::connect(("127.0.0.1", port)).await.is_err(), "nobody is let in any more");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_tells_who_owns_what_in_both_protocols() {
+    let notebook = Notebook::new();
+    let server = Running::new(notebook.clone()).await;
+    let mut raw = server.raw().await;
+    let place = |i: usize, map: &str| {
+        format!("*4\r\n$9\r\n127.0.0.1\r\n:{}\r\n$40\r\n{}\r\n{map}\r\n", 7000 + i, NODES[i])
+    };
+    let replica =
+        |map: &str| format!("*4\r\n$9\r\n127.0.0.1\r\n:7003\r\n$40\r\n{}\r\n{map}\r\n", "4".repeat(40));
+    let expected = |map: &str| {
+        format!(
+            "*3\r\n*4\r\n:0\r\n:5460\r\n{}{}*3\r\n:5461\r\n:10922\r\n{}*3\r\n:10923\r\n:16000\r\n{}",
+            place(0, map),
+            replica(map),
+            place(1, map),
+            place(2, map)
+        )
+    };
+    assert_eq!(raw.ask(&["CLUSTER", "SLOTS"]).await, expected("*0"));
+    raw.ask(&["HELLO", "3"]).await;
+    assert_eq!(raw.ask(&["cluster", "slots"]).await, expected("%0"));
+    assert_eq!(raw.ask(&["CLUSTER", "MYID"]).await, format!("$40\r\n{}\r\n", NODES[0]));
+    assert_eq!(raw.ask(&["CLUSTER", "KEYSLOT", "foo"]).await, ":12182\r\n");
+    assert!(raw.ask(&["CLUSTER", "NODES"]).await.contains("myself,master - 0 0 0 connected 0-5460\n"));
+    // 383 slots are nobody's.
+    assert!(
+        raw.ask(&["CLUSTER", "INFO"])
+            .await
+            .contains("cluster_state:fail\r\ncluster_slots_assigned:16001\r\n")
+    );
+    assert!(
+        raw.ask(&["CLUSTER", "SHARDS"]).await.starts_with("*3\r\n%2\r\n$5\r\nslots\r\n*2\r\n:0\r\n:5460\r\n")
+    );
+
+    let moved = SlotSet::from_iter(slots("5000").iter());
+    notebook.topology.hand_over(&moved, &NODES[2].parse().expect("an id"));
+    let told = raw.ask(&["CLUSTER", "SLOTS"]).await;
+    assert!(told.starts_with("*5\r\n*4\r\n:0\r\n:4999\r\n"), "{told}");
+    assert!(told.contains(&format!("*3\r\n:5000\r\n:5000\r\n{}", place(2, "%0"))), "{told}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_sends_clients_to_the_owners() {
+    let server = Running::new(Notebook::new()).await;
+    let mut raw = server.raw().await;
+    for (words, expected) in [
+        (&["GET", "foo"][..], "-MOVED 12182 127.0.0.1:7002\r\n"),
+        (&["MGET", "{bar}a", "{bar}b"], "-MOVED 5061 127.0.0.1:7000\r\n"),
+        (&["MGET", "foo", "bar"], "-CROSSSLOT Keys in request don't hash to the same slot\r\n"),
+        (&["FLUSHALL"], "-ERR unknown command 'FLUSHALL', or it has no keys: it is for the nodes\r\n"),
+        (&["READONLY"], "+OK\r\n"),
+        (&["CLUSTER", "COUNTKEYSINSLOT", "17"], ":17\r\n"),
+        (&["CLUSTER", "COUNTKEYSINSLOT", "10923"], ":10923\r\n"),
+        (&["CLUSTER", "COUNTKEYSINSLOT", "16383"], "-CLUSTERDOWN Hash slot not served\r\n"),
+        (&["CLUSTER", "COUNTKEYSINSLOT", "16384"], "-ERR Invalid slot\r\n"),
+        (&["CLUSTER", "COUNTKEYSINSLOT", "x"], "-ERR value is not an integer or out of range\r\n"),
+        (&["CLUSTER", "SLOTS", "x"], "-ERR wrong number of arguments for 'cluster|slots' command\r\n"),
+        (&["CLUSTER", "KEYSLOT"], "-ERR wrong number of arguments for 'cluster|keyslot' command\r\n"),
+    ] {
+        let reply = raw.ask(words).await;
+        assert_eq!(reply, expected, "{words:?}");
+    }
 }

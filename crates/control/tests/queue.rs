@@ -60,8 +60,8 @@ impl Field {
         Field { cluster, deployment: Arc::new(deployment), folder }
     }
 
-    fn queue(&self, method: Method) -> Arc<Queue> {
-        open(&self.deployment, self.folder.path(), method)
+    async fn queue(&self, method: Method) -> Arc<Queue> {
+        open(&self.deployment, self.folder.path(), method).await
     }
 
     fn planned(&self, text: &str, source: usize, target: usize) -> Move {
@@ -95,14 +95,14 @@ impl Field {
     }
 }
 
-fn open(deployment: &Arc<Deployment>, folder: &Path, method: Method) -> Arc<Queue> {
+async fn open(deployment: &Arc<Deployment>, folder: &Path, method: Method) -> Arc<Queue> {
     let settings = Settings {
         method,
         rules: Rules { max_pause_ms: 1_000, ..Rules::default() },
         transfer: TransferOptions::default(),
         batch_keys: None,
     };
-    Queue::new(deployment.clone(), Store::new(folder), settings)
+    Queue::open(deployment.clone(), Store::new(folder), settings).await.expect("the cluster answers")
 }
 
 /// Runs the queue until it is told to stop.
@@ -134,7 +134,7 @@ async fn commands_move_slots() {
     field.fill(&slots("0-99"), 3, 0).await;
     field.fill(&slots("6000-6099"), 3, 1).await;
     let before: BTreeSet<Bytes> = field.keys(0).await.into_iter().chain(field.keys(1).await).collect();
-    let queue = field.queue(Method::External);
+    let queue = field.queue(Method::External).await;
     let options = DaemonOptions::new("127.0.0.1:0".parse().expect("an address"));
     let daemon = Daemon::bind(options, queue.clone()).await.expect("it listens");
     let address = daemon.address().expect("an address").to_string();
@@ -181,7 +181,7 @@ async fn commands_move_slots() {
 async fn jobs_survive_a_restart() {
     let field = Field::new(Engine::Valkey81).await;
     field.fill(&slots("0-9"), 3, 0).await;
-    let queue = field.queue(Method::Legacy);
+    let queue = field.queue(Method::Legacy).await;
     let moves = vec![
         field.planned("0-4", 0, 1),
         field.planned("5-9", 0, 2),
@@ -197,7 +197,7 @@ async fn jobs_survive_a_restart() {
     let cancelled = waiting.iter().find(|job| job.slots == slots("6000")).expect("listed").name.clone();
     drop(queue);
 
-    let queue = field.queue(Method::Legacy);
+    let queue = field.queue(Method::Legacy).await;
     assert_eq!(jobs(&queue).await.len(), 4, "they are taken up again");
     queue.cancel(&cancelled).await.expect("cancelled");
     let (stop, running) = start(&queue);
@@ -219,7 +219,7 @@ async fn a_running_job_is_left_and_taken_up_again() {
     let moved = slots("0-2047");
     field.fill(&moved, 10, 0).await;
     let before = field.keys(0).await;
-    let queue = field.queue(Method::External);
+    let queue = field.queue(Method::External).await;
     queue.submit(vec![field.planned("0-2047", 0, 1)]).await.expect("taken in");
     let (stop, running) = start(&queue);
     until("it to begin", async || jobs(&queue).await[0].state != JobState::Connecting).await;
@@ -232,7 +232,7 @@ async fn a_running_job_is_left_and_taken_up_again() {
     let left = store.list().expect("a list").remove(0).status;
     assert!(!left.ended, "{left:?}");
 
-    let queue = field.queue(Method::External);
+    let queue = field.queue(Method::External).await;
     let (stop, running) = start(&queue);
     let list = wait_for_all(&queue).await;
     assert_eq!((list.len(), list[0].state), (1, JobState::Success), "{list:?}");
@@ -248,7 +248,7 @@ async fn a_running_job_is_cancelled() {
     let field = Field::new(Engine::Valkey81).await;
     field.fill(&slots("0-1023"), 20, 0).await;
     let before = field.keys(0).await;
-    let queue = field.queue(Method::External);
+    let queue = field.queue(Method::External).await;
     queue.submit(vec![field.planned("0-1023", 0, 1)]).await.expect("taken in");
     let name = jobs(&queue).await[0].name.clone();
     let (stop, running) = start(&queue);

@@ -10,6 +10,7 @@
 //! - [`migration`]: the state machine of a slot migration;
 //! - [`node`]: names of cluster nodes;
 //! - [`plan`]: which slots move where;
+//! - [`topology`]: the slot table, its ranges, and what changed when it changed;
 //! - [`units`]: sizes, durations and counts as people type and read them.
 
 pub mod glob;
@@ -18,4 +19,5 @@ pub mod node;
 pub mod plan;
 pub mod select;
 pub mod slot;
+pub mod topology;
 pub mod units;

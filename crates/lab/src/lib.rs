@@ -24,6 +24,7 @@
 mod cluster;
 mod engine;
 mod error;
+mod made_up;
 mod ports;
 mod process;
 mod proxy;
@@ -33,6 +34,7 @@ mod tls;
 pub use cluster::{Cluster, ClusterBuilder, SLOTS};
 pub use engine::{Binaries, Engine};
 pub use error::LabError;
+pub use made_up::{made_up_id, made_up_nodes, made_up_port};
 pub use proxy::Proxy;
 pub use server::{Server, ServerBuilder};
 pub use tls::Tls;

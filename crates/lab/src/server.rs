@@ -60,6 +60,7 @@ pub struct ServerBuilder {
     tls: Option<Tls>,
     unix_socket: bool,
     cluster: bool,
+    nodes_conf: Option<String>,
 }
 
 /// Why a server that was launched is not there yet, or never will be.
@@ -115,6 +116,14 @@ impl ServerBuilder {
         self
     }
 
+    /// Runs in cluster mode with this as its `nodes.conf`, as if it had met those nodes. Its own port is corrected by the
+    /// server.
+    #[must_use]
+    pub fn nodes_conf(mut self, text: &str) -> Self {
+        self.nodes_conf = Some(text.to_owned());
+        self.cluster()
+    }
+
     /// What the server is called in messages.
     #[must_use]
     pub fn name(mut self, name: &str) -> Self {
@@ -157,6 +166,10 @@ impl ServerBuilder {
             &self.config(dir.path(), port, tls_port, unix_socket.as_deref()),
         )?;
 
+        if let Some(text) = &self.nodes_conf {
+            std::fs::write(dir.path().join("nodes.conf"), text)
+                .map_err(|source| LabError::io("write nodes.conf", source))?;
+        }
         let process = Mutex::new(launch(&binary, dir.path())?);
         let label = match &self.name {
             Some(name) => format!("{} {name} (port {port})", self.engine),
@@ -236,6 +249,7 @@ impl Server {
             tls: None,
             unix_socket: false,
             cluster: false,
+            nodes_conf: None,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Commands as bytes.
+//! Commands as bytes, and which protocol they and their replies are in.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -8,6 +8,28 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 /// From this length on an argument is sent from where it lies instead of being copied: below it, the copy costs less
 /// than one more entry in the vectored write.
 const SPLICE_BYTES_MIN: usize = 8 << 10;
+
+/// Which kinds of value a peer understands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// What every client speaks: no maps, no verbatim strings.
+    Resp2,
+    /// What `HELLO 3` asks for.
+    Resp3,
+}
+
+impl Protocol {
+    /// Both, in the order of [`Protocol::index`].
+    pub const BOTH: [Protocol; 2] = [Protocol::Resp2, Protocol::Resp3];
+
+    /// Its place among both.
+    pub const fn index(self) -> usize {
+        match self {
+            Protocol::Resp2 => 0,
+            Protocol::Resp3 => 1,
+        }
+    }
+}
 
 /// Encoded commands waiting to be written.
 ///

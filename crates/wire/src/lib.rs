@@ -6,7 +6,7 @@
 //! - [`value`] turns a complete frame into a [`value::Value`] whose strings share the frame's memory;
 //! - [`encode`] writes commands, splicing large payloads instead of copying them.
 //!
-//! [`payload`] knows the footer and the object types of `DUMP` payloads.
+//! [`topology`] keeps the replies about a cluster's slots and nodes. [`payload`] knows the footer and the object types of `DUMP` payloads.
 //!
 //! **Architecture invariant:** nothing here reads a clock, opens a socket or blocks. A caller hands in bytes and
 //! gets values, or hands in values and gets bytes.
@@ -15,4 +15,5 @@ pub mod encode;
 pub mod payload;
 pub mod replication;
 pub mod scan;
+pub mod topology;
 pub mod value;

@@ -10,3 +10,4 @@ pub mod machine;
 pub mod report;
 pub mod reshard;
 pub mod sync;
+pub mod topology;

@@ -1,17 +1,40 @@
 //! What the server answers.
 
 use bytes::Bytes;
+use whimbrel_core::slot::Slot;
+use whimbrel_wire::encode::Protocol;
+use whimbrel_wire::topology::Reply;
 use whimbrel_wire::value::Value;
 
 use super::migrations::{JobView, parse_moves, shown};
-use super::reply::{Protocol, error, ok, text};
-use super::{DaemonOptions, Jobs};
+use super::reply::{error, ok, text};
+use super::{DaemonOptions, Jobs, seed};
 
 /// As many jobs as Valkey lists migrations, unless told otherwise.
 const LISTED_MAX: usize = 1_000;
 
 /// So many wrong passwords end a connection.
 const LOGINS_MAX: u32 = 3;
+
+/// What a command comes to.
+#[derive(Debug)]
+pub(super) enum Answer {
+    /// A value that is still to be encoded.
+    Value(Value),
+    /// A reply that lies ready.
+    Built(Reply),
+}
+
+impl Answer {
+    /// Whether a login was refused.
+    pub(super) fn is_wrong_password(&self) -> bool {
+        let error = match self {
+            Answer::Value(value) => value.as_error(),
+            Answer::Built(_) => None,
+        };
+        error.is_some_and(|text| text.starts_with(b"WRONGPASS"))
+    }
+}
 
 /// What the server remembers of one connection.
 #[derive(Debug)]
@@ -43,7 +66,19 @@ impl Session {
         words: &[Bytes],
         options: &DaemonOptions,
         jobs: &J,
-    ) -> Value {
+    ) -> Answer {
+        match words {
+            [name, sub] if self.is_in && name.eq_ignore_ascii_case(b"CLUSTER") => {
+                match jobs.topology().reply(&sub.to_ascii_uppercase(), self.protocol) {
+                    Some(built) => Answer::Built(built),
+                    None => Answer::Value(self.carry_out(words, options, jobs).await),
+                }
+            }
+            _ => Answer::Value(self.carry_out(words, options, jobs).await),
+        }
+    }
+
+    async fn carry_out<J: Jobs>(&mut self, words: &[Bytes], options: &DaemonOptions, jobs: &J) -> Value {
         let (name, args) = (words[0].to_ascii_uppercase(), &words[1..]);
         match (&name[..], args) {
             (b"QUIT", _) => {
@@ -60,15 +95,15 @@ impl Session {
             (b"SELECT", [_]) => error("DB index is out of range"),
             (b"CLIENT", [sub, args @ ..]) => self.client(sub, args),
             (b"COMMAND", [sub, ..]) if sub.eq_ignore_ascii_case(b"DOCS") => Value::Map(Vec::new()),
-            (b"COMMAND", [sub]) if sub.eq_ignore_ascii_case(b"COUNT") => Value::Int(0),
-            (b"COMMAND", _) => Value::Array(Vec::new()),
+            (b"COMMAND", _) => seed::pass_on(words, jobs).await,
+            // All that is here may be read, and nothing is between two owners.
+            (b"READONLY" | b"READWRITE" | b"ASKING", []) => ok(),
             (b"INFO", _) => info(jobs).await,
             (b"CLUSTER", [sub, args @ ..]) => cluster(sub, args, jobs).await,
             (b"AUTH" | b"PING" | b"ECHO" | b"SELECT" | b"CLIENT" | b"CLUSTER", _) => {
                 wrong_number(&String::from_utf8_lossy(&name).to_ascii_lowercase())
             }
-            // Without its arguments, which may be confidential.
-            _ => error(format!("unknown command '{}'", shown(&words[0]))),
+            _ => seed::redirect(words, jobs).await,
         }
     }
 
@@ -137,7 +172,7 @@ impl Session {
             (text("version"), text(env!("CARGO_PKG_VERSION"))),
             (text("proto"), Value::Int(version)),
             (text("id"), Value::Int(id)),
-            (text("mode"), text("standalone")),
+            (text("mode"), text("cluster")),
             (text("role"), text("master")),
             (text("modules"), Value::Array(Vec::new())),
         ])
@@ -178,6 +213,11 @@ async fn cluster<J: Jobs>(sub: &[u8], args: &[Bytes], jobs: &J) -> Value {
         (b"CANCELSLOTMIGRATIONS", [name]) => cancel(Some(name), jobs).await,
         (b"HELP", []) => help(),
         (b"MIGRATESLOTS" | b"GETSLOTMIGRATIONS" | b"CANCELSLOTMIGRATIONS", _) => {
+            wrong_number(&format!("cluster|{}", shown(sub).to_ascii_lowercase()))
+        }
+        (b"KEYSLOT", [key]) => Value::Int(Slot::of_key(key).number().into()),
+        (b"COUNTKEYSINSLOT", [slot]) => seed::count_keys(slot, jobs).await,
+        (b"SLOTS" | b"SHARDS" | b"NODES" | b"INFO" | b"MYID" | b"KEYSLOT" | b"COUNTKEYSINSLOT", _) => {
             wrong_number(&format!("cluster|{}", shown(sub).to_ascii_lowercase()))
         }
         _ => unknown_subcommand("CLUSTER", sub),
@@ -240,6 +280,10 @@ async fn info<J: Jobs>(jobs: &J) -> Value {
         format!("jobs_active:{active}"),
         format!("jobs_listed:{}", all.len()),
         String::new(),
+        // Clients look for it before they ask for slots.
+        "# Cluster".to_owned(),
+        "cluster_enabled:1".to_owned(),
+        String::new(),
     ];
     Value::Verbatim(Bytes::from(lines.join("\r\n")))
 }
@@ -249,10 +293,24 @@ fn help() -> Value {
         "CLUSTER <subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
         "CANCELSLOTMIGRATIONS [ALL | <name>]",
         "    Cancel all jobs, or one.",
+        "COUNTKEYSINSLOT <slot>",
+        "    Return the number of keys in a slot, as its owner counts them.",
         "GETSLOTMIGRATIONS",
         "    Get information about ongoing and recently finished jobs.",
+        "INFO",
+        "    Return information about the cluster.",
+        "KEYSLOT <key>",
+        "    Return the hash slot of a key.",
         "MIGRATESLOTS SLOTSRANGE start-slot end-slot [start-slot end-slot ...] NODE node-id [SLOTSRANGE ...]",
         "    Move the slots from the node that owns them to the specified node.",
+        "MYID",
+        "    Return the id of the node in whose eyes the cluster is shown.",
+        "NODES",
+        "    Return the nodes of the cluster, one in each line.",
+        "SHARDS",
+        "    Return the shards, with their slots and nodes.",
+        "SLOTS",
+        "    Return the ranges of slots, with their nodes.",
         "HELP",
         "    Print this help.",
     ];

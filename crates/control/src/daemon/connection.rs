@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_wire::scan::{Limits, Progress, Scanner};
 use whimbrel_wire::value::Value;
 
-use super::command::Session;
+use super::command::{Answer, Session};
 use super::reply::{encode, error};
 use super::{DaemonOptions, Jobs};
 
@@ -81,15 +81,17 @@ impl<J: Jobs> Connection<J> {
                     }
                     let was_in = self.session.is_in;
                     let reply = self.session.answer(&words, &self.options, &*self.jobs).await;
-                    let is_refused = reply.as_error().is_some_and(|text| text.starts_with(b"WRONGPASS"));
-                    if is_refused {
+                    if reply.is_wrong_password() {
                         sleep(LOGIN_PAUSE).await;
                     }
                     if self.session.is_in != was_in {
                         let most = if was_in { STRANGER_BYTES_MAX } else { u64::MAX };
                         self.scanner.limit_frames(most.min(self.options.request_bytes_max));
                     }
-                    self.send(&reply).await?;
+                    match reply {
+                        Answer::Value(value) => self.send(&value).await?,
+                        Answer::Built(built) => self.write(built.reader()).await?,
+                    }
                 }
                 Ok(None) => {
                     if !self.receive().await? {
@@ -142,8 +144,12 @@ impl<J: Jobs> Connection<J> {
     async fn send(&mut self, reply: &Value) -> io::Result<()> {
         let mut out = BytesMut::new();
         encode(reply, self.session.protocol, &mut out);
+        self.write(out).await
+    }
+
+    async fn write(&mut self, mut out: impl Buf) -> io::Result<()> {
         let limit = Duration::from_millis(self.options.write_timeout_ms);
-        while !out.is_empty() {
+        while out.has_remaining() {
             if timeout(limit, self.stream.write_buf(&mut out)).await?? == 0 {
                 return Err(io::ErrorKind::WriteZero.into());
             }

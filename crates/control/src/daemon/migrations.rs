@@ -233,7 +233,7 @@ fn owners(view: &ClusterView) -> Vec<Option<usize>> {
     owners
 }
 
-fn integer(word: &[u8]) -> Option<i64> {
+pub(super) fn integer(word: &[u8]) -> Option<i64> {
     std::str::from_utf8(word).ok()?.parse().ok()
 }
 

@@ -1,8 +1,10 @@
-//! A server that takes jobs: it speaks RESP, and Valkey's own commands for slot migrations.
+//! A server that takes jobs: it speaks RESP, and Valkey's own commands for slot migrations. Clients of the cluster may ask
+//! it for the cluster's topology as they would ask a node.
 //!
 //! - [`Daemon`]: listens, lets in, and serves;
 //! - [`Jobs`]: what it needs of those who do the work;
 //! - [`migrations`]: the three commands, their grammar, their replies, their errors;
+//! - [`topology`]: what clients are told of the cluster;
 //! - [`queue`]: the one who does the work.
 //!
 //! ```text
@@ -19,6 +21,8 @@ mod connection;
 pub mod migrations;
 pub mod queue;
 mod reply;
+mod seed;
+pub mod topology;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -30,13 +34,16 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use whimbrel_core::node::NodeId;
 use whimbrel_core::plan::Move;
 use whimbrel_engine::endpoint::Secret;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::nodes::ClusterView;
+use whimbrel_wire::value::Value;
 
 use self::connection::Connection;
 use self::migrations::JobView;
+use self::topology::Topology;
 
 /// How long connections may take to finish what they are at when the server stops.
 const GRACE: Duration = Duration::from_secs(5);
@@ -51,6 +58,15 @@ pub trait Jobs: Send + Sync + 'static {
     /// # Errors
     /// Whatever keeps it from being asked.
     fn view(&self) -> impl Future<Output = Result<ClusterView>> + Send;
+
+    /// What clients are told of the cluster.
+    fn topology(&self) -> &Topology;
+
+    /// Passes a question on to a node, or to any where none is named. A refusal is a reply as well.
+    ///
+    /// # Errors
+    /// Whatever keeps the node from being asked.
+    fn ask(&self, node: Option<&NodeId>, words: &[&[u8]]) -> impl Future<Output = Result<Value>> + Send;
 
     /// Takes jobs in, one for each move, and writes them down before it returns. All or none.
     ///
@@ -100,7 +116,7 @@ impl DaemonOptions {
             listen,
             user: None,
             password: None,
-            connections_max: 128,
+            connections_max: 1_024,
             request_bytes_max: 1 << 20,
             idle_timeout_ms: 600_000,
             login_timeout_ms: 10_000,

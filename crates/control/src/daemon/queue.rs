@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::migration::Phase;
@@ -17,7 +17,9 @@ use whimbrel_core::plan::Move;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::link::Link;
 use whimbrel_engine::nodes::{ClusterView, KeyCounts, key_counts};
+use whimbrel_wire::value::Value;
 
 use crate::job::{View, now_s};
 use crate::service::{self, PARALLEL_MAX, Ready, Settings, Task};
@@ -25,6 +27,7 @@ use crate::store::{Entry, Status, Store};
 
 use super::Jobs;
 use super::migrations::{JobState, JobView};
+use super::topology::Topology;
 
 /// Jobs that may wait; more are refused.
 pub const WAITING_MAX: usize = 1_000;
@@ -38,6 +41,12 @@ const TAKE_UP_PERIOD: Duration = Duration::from_secs(15);
 /// How long a stop waits for a moment at which a job may be left, and how often it looks.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 const LEAVE_POLL: Duration = Duration::from_millis(5);
+
+/// How often the cluster is asked for changes that are not our own.
+const LOOK_PERIOD: Duration = Duration::from_secs(1);
+
+/// How many questions of clients are passed on to nodes at once; others wait.
+const ASKED_MAX: usize = 8;
 
 /// A job that runs.
 struct Running {
@@ -65,19 +74,62 @@ pub struct Queue {
     arrival: Notify,
     /// Held while jobs are taken in: two commands for the same slots are not both accepted.
     intake: tokio::sync::Mutex<()>,
+    /// What clients are told of the cluster.
+    topology: Arc<Topology>,
+    /// The cluster as it was last seen: how its nodes are reached.
+    seen: Mutex<Arc<ClusterView>>,
+    asked: Semaphore,
 }
 
 impl Queue {
-    /// A queue on a folder. Nothing is taken up before [`Queue::run`].
-    pub fn new(deployment: Arc<Deployment>, store: Store, settings: Settings) -> Arc<Queue> {
-        Arc::new(Queue {
+    /// A queue on a folder, for a cluster as it is now. Nothing is taken up before [`Queue::run`].
+    ///
+    /// # Errors
+    /// Whatever keeps the cluster from being asked for its nodes.
+    pub async fn open(deployment: Arc<Deployment>, store: Store, settings: Settings) -> Result<Arc<Queue>> {
+        let view = crate::view_of(&deployment).await?;
+        Ok(Arc::new(Queue {
+            topology: Arc::new(Topology::new(view.table(&deployment.endpoint))),
+            seen: Mutex::new(Arc::new(view)),
+            asked: Semaphore::new(ASKED_MAX),
             deployment,
             store,
             settings,
             state: Mutex::default(),
             arrival: Notify::new(),
             intake: tokio::sync::Mutex::default(),
-        })
+        }))
+    }
+
+    /// Asks the cluster for changes until `stop`: the same node for as long as it answers. While none does, clients are told
+    /// what was seen last.
+    async fn watch(&self, stop: &CancellationToken) {
+        let mut link = None;
+        while stop.run_until_cancelled(tokio::time::sleep(LOOK_PERIOD)).await.is_some() {
+            let looking = self.look(&mut link);
+            if let Some(Err(error)) = stop.run_until_cancelled(looking).await {
+                tracing::warn!(%error, "the cluster cannot be asked for its nodes");
+            }
+        }
+    }
+
+    async fn look(&self, link: &mut Option<Link>) -> Result<()> {
+        let view = match link {
+            Some(open) => ClusterView::ask(open).await,
+            None => Err(Error::own("ask for the nodes of the cluster", "no connection is open")),
+        };
+        let view = match view {
+            Ok(view) => view,
+            Err(_) => {
+                *link = None;
+                let (opened, view) = crate::ask_anyone(&self.deployment).await?;
+                *link = Some(opened);
+                view
+            }
+        };
+        self.topology.see(view.table(&self.deployment.endpoint));
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
+        Ok(())
     }
 
     /// Takes up the jobs of the folder that nobody runs: left by a restart, by another whimbrel that was killed, or
@@ -113,6 +165,10 @@ impl Queue {
     /// Runs jobs until `stop`. Jobs that run then are left at the next moment at which no writer is held and no slot is
     /// between two owners, within 10 s; they go on when a queue runs on the folder again.
     pub async fn run(&self, stop: &CancellationToken) {
+        tokio::join!(self.work(stop), self.watch(stop));
+    }
+
+    async fn work(&self, stop: &CancellationToken) {
         let mut tasks = JoinSet::new();
         let mut again = tokio::time::interval(TAKE_UP_PERIOD);
         loop {
@@ -146,6 +202,7 @@ impl Queue {
             }
             let (name, view, cancel) =
                 (ready.task.id().to_string(), ready.view.clone(), CancellationToken::new());
+            view.tell(self.topology.clone());
             let (deployment, token, job) = (self.deployment.clone(), cancel.clone(), name.clone());
             let task = tasks.spawn(async move {
                 match service::run(&deployment, vec![ready], &token).await {
@@ -242,6 +299,18 @@ fn is_sealed(phase: &str) -> bool {
 impl Jobs for Queue {
     async fn view(&self) -> Result<ClusterView> {
         crate::view_of(&self.deployment).await
+    }
+
+    fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    async fn ask(&self, node: Option<&NodeId>, words: &[&[u8]]) -> Result<Value> {
+        let _place = self.asked.acquire().await.map_err(|e| Error::own("ask a node", e))?;
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let id = node.unwrap_or(&seen.myself);
+        let node = seen.node(id).ok_or_else(|| Error::own("ask a node", format!("node {id} is gone")))?;
+        self.deployment.open(&node.address, 0).await?.ask(words).await
     }
 
     async fn submit(&self, moves: Vec<Move>) -> Result<()> {

@@ -1,14 +1,8 @@
 //! Replies as bytes.
 
 use bytes::{BufMut, Bytes, BytesMut};
+use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::value::Value;
-
-/// Which kinds of value a client understands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Protocol {
-    Resp2,
-    Resp3,
-}
 
 /// Appends a value. What RESP2 has no kind for is sent as servers send it there: maps and sets as arrays, doubles and
 /// numbers as strings, booleans as integers.

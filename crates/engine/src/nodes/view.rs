@@ -41,6 +41,9 @@ pub struct Node {
     /// Where to connect to, the address map applied. An empty host and port 0 where the address is not known: such a
     /// node is not [usable](Node::is_usable).
     pub address: Address,
+    /// Where it says that it is, before the address map: an IP address and a port. `None` where that is not known; an empty
+    /// host where the asked node leaves it to who asks.
+    pub announced: Option<Address>,
     /// The port of its cluster bus; `None` where it is not told.
     pub bus_port: Option<u16>,
     /// The host name that it announces besides its IP address.
@@ -85,8 +88,8 @@ pub struct ClusterView {
     pub myself: NodeId,
     /// Which side it belongs to, for errors.
     side: Side,
-    /// Where it was asked, for errors.
-    asked: Address,
+    /// Where it was asked.
+    pub(super) asked: Address,
 }
 
 impl ClusterView {
@@ -237,6 +240,7 @@ fn parse_line(line: &str, endpoint: &Endpoint, told_by: &Address) -> Option<Node
     let mut node = Node {
         id,
         address,
+        announced: Address::parse_tcp(announced),
         bus_port,
         hostname,
         // A node that is being introduced has no role yet.

@@ -1,0 +1,192 @@
+//! What clients are told of the cluster: `CLUSTER SLOTS`, `SHARDS`, `NODES`, `INFO` and `MYID`, kept built.
+//!
+//! It is told of two things: of what a node of the cluster says, now and then, and of slots that were handed over by jobs of
+//! ours, at once. The node that is asked may hear of a handover later than we do, so ours stands until that node has
+//! said the same, or for 10 s: then something else has happened since, and the cluster is right.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use whimbrel_core::node::NodeId;
+use whimbrel_core::slot::{Slot, SlotSet};
+use whimbrel_core::topology::Table;
+use whimbrel_wire::encode::Protocol;
+use whimbrel_wire::topology::{Replies, Reply};
+
+/// How long a handover of ours stands against what a node says.
+const NEWS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A slot table with its replies, for many to ask.
+#[derive(Debug)]
+pub struct Topology {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    table: Table,
+    replies: Replies,
+    /// Slots that were handed over, of which the node that is asked may not have heard.
+    news: BTreeMap<Slot, News>,
+}
+
+#[derive(Debug)]
+struct News {
+    owner: Arc<NodeId>,
+    until: Instant,
+}
+
+/// Where the owner of a slot is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owner {
+    /// Its name.
+    pub id: NodeId,
+    /// The host that clients are sent to.
+    pub host: String,
+    /// The port.
+    pub port: u16,
+}
+
+impl Topology {
+    /// Builds the replies about a table.
+    pub fn new(table: Table) -> Topology {
+        let replies = Replies::new(&table);
+        Topology { state: Mutex::new(State { table, replies, news: BTreeMap::new() }) }
+    }
+
+    /// Takes in what a node says. Only what is different is built again.
+    pub fn see(&self, mut table: Table) {
+        let mut state = self.lock();
+        let now = Instant::now();
+        let mut changes: BTreeMap<usize, SlotSet> = BTreeMap::new();
+        state.news.retain(|slot, news| {
+            // A node that is no primary any more owns nothing.
+            let Some(owner) = table.shard_of_primary(&news.owner) else { return false };
+            let stands = table.owner(*slot) != Some(owner) && now < news.until;
+            if stands {
+                changes.entry(owner).or_default().insert(*slot);
+            }
+            stands
+        });
+        for (owner, slots) in changes {
+            table.assign(&slots, Some(owner));
+        }
+        let State { table: known, replies, .. } = &mut *state;
+        let change = known.adopt(table);
+        replies.update(known, &change);
+    }
+
+    /// Takes in that slots have a new owner, which it has acknowledged.
+    pub fn hand_over(&self, slots: &SlotSet, owner: &NodeId) {
+        let mut state = self.lock();
+        let State { table, replies, news } = &mut *state;
+        let Some(index) = table.shard_of_primary(owner) else { return };
+        let change = table.assign(slots, Some(index));
+        replies.update(table, &change);
+        let (owner, until) = (Arc::new(owner.clone()), Instant::now() + NEWS_TIMEOUT);
+        news.extend(slots.iter().map(|slot| (slot, News { owner: owner.clone(), until })));
+    }
+
+    /// The reply to `CLUSTER` and this subcommand in upper case; `None` for another one.
+    pub fn reply(&self, subcommand: &[u8], protocol: Protocol) -> Option<Reply> {
+        let replies = &self.lock().replies;
+        match subcommand {
+            b"SLOTS" => Some(replies.slots(protocol)),
+            b"SHARDS" => Some(replies.shards(protocol)),
+            b"NODES" => Some(replies.nodes(protocol)),
+            b"INFO" => Some(replies.info(protocol)),
+            b"MYID" => Some(replies.my_id()),
+            _ => None,
+        }
+    }
+
+    /// Who owns a slot.
+    pub fn owner(&self, slot: Slot) -> Option<Owner> {
+        let state = self.lock();
+        let primary = &state.table.shards()[state.table.owner(slot)?].group().primary;
+        let (id, host) = (primary.id.clone(), primary.endpoint().to_owned());
+        Some(Owner { id, host, port: primary.client_port() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use whimbrel_engine::endpoint::Endpoint;
+    use whimbrel_engine::error::Side;
+    use whimbrel_engine::nodes::ClusterView;
+
+    use super::*;
+
+    fn id(digit: &str) -> NodeId {
+        digit.repeat(NodeId::LENGTH).parse().expect("an id")
+    }
+
+    /// What a node says: slots of node 1 and of node 2.
+    fn said(first: &str, second: &str) -> Table {
+        let endpoint = Endpoint::parse(Side::Source, "127.0.0.1:7001").expect("an address");
+        let text = format!(
+            "{} 127.0.0.1:7001@1 myself,master - 0 0 1 connected {first}\n\
+             {} 127.0.0.1:7002@1 master - 0 0 2 connected {second}\n",
+            id("1"),
+            id("2")
+        );
+        let view = ClusterView::parse(&text, &endpoint, &endpoint.address).expect("a view");
+        view.table(&endpoint)
+    }
+
+    fn slot(number: u16) -> Slot {
+        Slot::new(number).expect("a slot")
+    }
+
+    fn owner(topology: &Topology, number: u16) -> NodeId {
+        topology.owner(slot(number)).expect("an owner").id
+    }
+
+    #[test]
+    fn a_handover_of_ours_stands_until_it_is_heard_of() {
+        let topology = Topology::new(said("0-99", "100-16383"));
+        let built =
+            |topology: &Topology| topology.reply(b"SLOTS", Protocol::Resp2).expect("built").to_bytes();
+        topology.hand_over(&"7-9".parse().expect("slots"), &id("2"));
+        assert_eq!((owner(&topology, 6), owner(&topology, 7)), (id("1"), id("2")));
+        // The node that is asked lags behind.
+        topology.see(said("0-99", "100-16383"));
+        assert_eq!(owner(&topology, 7), id("2"));
+        assert_eq!(
+            built(&topology),
+            Replies::new(&said("0-6 10-99", "7-9 100-16383")).slots(Protocol::Resp2).to_bytes()
+        );
+        // It has heard of it, and then somebody moves the slots back.
+        topology.see(said("0-6 10-99", "7-9 100-16383"));
+        topology.see(said("0-99", "100-16383"));
+        assert_eq!(owner(&topology, 7), id("1"));
+    }
+
+    #[test]
+    fn a_later_handover_takes_the_place_of_an_earlier_one() {
+        let topology = Topology::new(said("0-99", "100-16383"));
+        topology.hand_over(&"7-9".parse().expect("slots"), &id("2"));
+        topology.hand_over(&"8".parse().expect("slots"), &id("1"));
+        topology.see(said("0-99", "100-16383"));
+        assert_eq!([7, 8, 9].map(|number| owner(&topology, number)), [id("2"), id("1"), id("2")]);
+        // To a node that is not there, nothing.
+        topology.hand_over(&"50".parse().expect("slots"), &id("3"));
+        assert_eq!(owner(&topology, 50), id("1"));
+    }
+
+    #[test]
+    fn a_handover_does_not_stand_for_ever() {
+        let topology = Topology::new(said("0-99", "100-16383"));
+        topology.hand_over(&"7".parse().expect("slots"), &id("2"));
+        for news in topology.lock().news.values_mut() {
+            news.until = Instant::now();
+        }
+        topology.see(said("0-99", "100-16383"));
+        assert_eq!(owner(&topology, 7), id("1"));
+    }
+}
