@@ -11,22 +11,23 @@
 //! arrived is passed on in one write. Each request is noted in `due`, so that a reply of our own comes in its turn.
 //!
 //! **Bounds.** A buffer that is full is not read into, so TCP slows down whoever fills it. A session with all buffers full
-//! holds [`INBOX_BYTES_MAX`] of requests, [`OUT_BYTES_MAX`] and one inbox more in each direction, and notes of [`DUE_MAX`]
-//! requests under way; with what buffers allocate ahead as they grow, and errors of our own among the notes, 3 MiB. One that
+//! holds [`INBOX_BYTES_MAX`] and [`READ_BYTES`] of requests, [`OUT_BYTES_MAX`] and that much more in each direction, and notes of
+//! [`DUE_MAX`] requests under way; with what buffers allocate ahead as they grow, and errors of our own among the notes, 4 MiB. One that
 //! is idle holds no buffers. The length of a value does not matter: it is passed on as it arrives.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep, timeout};
-use tokio_util::io::{poll_read_buf, poll_write_buf};
+use tokio_util::io::poll_write_buf;
 use whimbrel_engine::error::{Error, ErrorKind, Result};
 use whimbrel_engine::link::Io;
 use whimbrel_wire::boundary::{Boundary, Passed};
@@ -35,8 +36,14 @@ use whimbrel_wire::request::{Request, RequestLimits, RequestScanner};
 use crate::commands::{Handling, handling, is_container, refusal};
 use crate::server::Shared;
 
-/// Space asked for before a read.
-const READ_BYTES: usize = 16 << 10;
+/// How much is read at once.
+const READ_BYTES: usize = 64 << 10;
+
+thread_local! {
+    /// What is read lands here first, so that a connection holds no more than what it has been sent. Thousands of buffers
+    /// that are mostly empty would cost far more than the copy.
+    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BYTES].into());
+}
 
 /// A client that has sent so much which has not been passed on yet is not read from. A header and a line fit in.
 const INBOX_BYTES_MAX: usize = 128 << 10;
@@ -46,6 +53,9 @@ const OUT_BYTES_MAX: usize = 256 << 10;
 
 /// A client with so many requests under way is not read from.
 const DUE_MAX: usize = 8 << 10;
+
+/// Room for notes that an idle session keeps.
+const DUE_KEPT_MAX: usize = 64;
 
 /// A request longer than this is passed on while it arrives.
 const WHOLE_BYTES_MAX: usize = 32 << 10;
@@ -190,21 +200,18 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         settled || self.farewell.as_mut().is_none_or(|timer| timer.as_mut().poll(cx).is_ready())
     }
 
-    /// An idle connection holds no buffers: there may be thousands.
+    /// An idle connection holds no buffers: there may be thousands. What has been taken out of one from its start does not
+    /// count as its capacity, so each that is empty is given up.
     fn release_memory(&mut self) {
-        for buffer in [&mut self.inbox, &mut self.to_client] {
-            if buffer.is_empty() && buffer.capacity() > 0 {
-                *buffer = BytesMut::new();
-            }
+        let (to, from) = match &mut self.link {
+            Link::Up(server) => (Some(&mut server.to), Some(&mut server.from)),
+            Link::Connecting(_) | Link::Lost => (None, None),
+        };
+        let buffers = [Some(&mut self.inbox), Some(&mut self.to_client), to, from];
+        for buffer in buffers.into_iter().flatten().filter(|buffer| buffer.is_empty()) {
+            *buffer = BytesMut::new();
         }
-        if let Link::Up(server) = &mut self.link {
-            for buffer in [&mut server.to, &mut server.from] {
-                if buffer.is_empty() && buffer.capacity() > 0 {
-                    *buffer = BytesMut::new();
-                }
-            }
-        }
-        if self.due.is_empty() && self.due.capacity() > 64 {
+        if self.due.is_empty() && self.due.capacity() > DUE_KEPT_MAX {
             self.due = VecDeque::new();
         }
     }
@@ -242,8 +249,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         if self.client_closed || self.stage != Stage::Open || self.inbox.len() >= INBOX_BYTES_MAX {
             return Ok(false);
         }
-        self.inbox.reserve(READ_BYTES);
-        match poll_read_buf(Pin::new(&mut self.client), cx, &mut self.inbox) {
+        match read(&mut self.client, cx, &mut self.inbox) {
             Poll::Pending => Ok(false),
             Poll::Ready(Ok(0)) => {
                 // It may have closed one half only, and still want to know.
@@ -411,8 +417,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         if self.to_client.len() >= OUT_BYTES_MAX {
             return Ok(false);
         }
-        server.from.reserve(READ_BYTES);
-        match poll_read_buf(Pin::new(&mut server.io), cx, &mut server.from) {
+        match read(&mut server.io, cx, &mut server.from) {
             Poll::Pending => Ok(false),
             Poll::Ready(Ok(0)) => {
                 // What came before the end is still the client's.
@@ -495,6 +500,20 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         }
         Ok(written)
     }
+}
+
+/// Reads what has arrived, 0 bytes at the end of it.
+fn read<R: AsyncRead + Unpin>(
+    io: &mut R,
+    cx: &mut Context<'_>,
+    buffer: &mut BytesMut,
+) -> Poll<io::Result<usize>> {
+    SCRATCH.with_borrow_mut(|scratch| {
+        let mut scratch = ReadBuf::new(scratch);
+        ready!(Pin::new(io).poll_read(cx, &mut scratch))?;
+        buffer.extend_from_slice(scratch.filled());
+        Poll::Ready(Ok(scratch.filled().len()))
+    })
 }
 
 /// Writes what the other side takes; true where it took anything.

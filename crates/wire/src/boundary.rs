@@ -73,7 +73,7 @@ impl Boundary {
                 self.pending = 1;
                 self.kind = kind;
             }
-            let line = rest[1..end].strip_suffix(b"\r");
+            let line = rest.get(1..end).and_then(|line| line.strip_suffix(b"\r"));
             let line = line.ok_or(Malformed { at, what: "line without CRLF" })?;
             self.header(kind, line).map_err(|what| Malformed { at, what })?;
             at += end + 1;
@@ -167,8 +167,35 @@ mod tests {
 
     #[test]
     fn what_is_not_resp_is_refused() {
-        for text in [&b"HTTP/1.1\r\n"[..], b"*x\r\n", b"$-2\r\n", b"+OK\n", b"*999999999999999999\r\n"] {
+        for text in [&b"HTTP/1.1\r\n"[..], b"*x\r\n", b"$-2\r\n", b"+OK\n", b"\n", b"*999999999999999999\r\n"]
+        {
             assert!(Boundary::default().pass(text).is_err(), "{}", String::from_utf8_lossy(text));
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_taken_without_a_panic(
+            bytes in proptest::collection::vec(proptest::sample::select(&b"*$%|>+-_:0123456789\r\nx"[..]), 0..300),
+            step in 1_usize..40,
+        ) {
+            let (mut boundary, mut buf) = (Boundary::default(), Vec::new());
+            for chunk in bytes.chunks(step) {
+                buf.extend_from_slice(chunk);
+                loop {
+                    match boundary.pass(&buf) {
+                        Ok(Passed::Frame { bytes, .. }) => {
+                            proptest::prop_assert!(0 < bytes && bytes <= buf.len());
+                            buf.drain(..bytes);
+                        }
+                        Ok(Passed::Part(bytes)) => {
+                            buf.drain(..bytes);
+                            break;
+                        }
+                        Err(_) => return Ok(()),
+                    }
+                }
+            }
         }
     }
 }

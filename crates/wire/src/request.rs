@@ -282,6 +282,8 @@ fn hex(digit: u8) -> Option<u8> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::strategy::Strategy;
+
     use super::*;
 
     fn scanner() -> RequestScanner {
@@ -365,6 +367,44 @@ mod tests {
         assert_eq!(words(b"ECHO 'it\\'s'"), Some("ECHO|it's|".to_owned()));
         assert_eq!(words(b"ECHO \"a\"b"), None);
         assert_eq!(words(b""), Some(String::new()));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_taken_without_a_panic(
+            pieces in proptest::collection::vec(
+                proptest::prop_oneof![
+                    proptest::collection::vec(proptest::num::u8::ANY, 0..40),
+                    "[*$][0-9-]{0,6}\r?\n?[ -~]{0,8}".prop_map(String::into_bytes),
+                ],
+                0..12,
+            ),
+            forgetful in proptest::bool::ANY,
+        ) {
+            let (mut scanner, mut buf) = (scanner(), Vec::new());
+            for piece in pieces {
+                buf.extend_from_slice(&piece);
+                loop {
+                    match scanner.scan(&buf) {
+                        Ok(Request::Array(len) | Request::Inline(len, _) | Request::Nothing(len)) => {
+                            proptest::prop_assert!(0 < len && len <= buf.len());
+                            buf.drain(..len);
+                            scanner.next();
+                        }
+                        Ok(Request::Incomplete(missing)) => {
+                            proptest::prop_assert!(missing > 0);
+                            if forgetful && scanner.is_inside() {
+                                let bytes = scanner.forgettable(&buf);
+                                scanner.forget(bytes);
+                                buf.drain(..bytes);
+                            }
+                            break;
+                        }
+                        Err(_) => return Ok(()),
+                    }
+                }
+            }
+        }
     }
 
     trait Joined {
