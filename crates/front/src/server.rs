@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -18,6 +19,9 @@ use crate::session::Session;
 
 /// How long to wait after a connection could not be accepted: out of file descriptors, for example.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// After so long without a word a client is probed, as `tcp-keepalive` of the servers has it.
+const KEEPALIVE: Duration = Duration::from_secs(300);
 
 /// How a front behaves.
 #[derive(Debug, Clone)]
@@ -115,7 +119,8 @@ impl Front {
                 turn_away(&stream);
                 continue;
             };
-            if stream.set_nodelay(true).is_err() {
+            if set_options(&stream).is_err() {
+                // It has left again.
                 continue;
             }
             counts.accepted.fetch_add(1, Ordering::Relaxed);
@@ -129,6 +134,13 @@ impl Front {
         }
         sessions.shutdown().await;
     }
+}
+
+/// No delay, and the probes by which a client is noticed that vanished without a word: the server cannot see it.
+fn set_options(stream: &TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let probes = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 3).with_retries(3);
+    SockRef::from(stream).set_tcp_keepalive(&probes)
 }
 
 /// Says why, as far as that goes without waiting.

@@ -10,7 +10,7 @@ use whimbrel_lab::{Engine, Server};
 use crate::common::{Client, Random, Served, alone, command, resident_bytes};
 
 /// Connections that send nonsense.
-const BAD_INPUTS: u64 = 12_000;
+const BAD_INPUTS: u64 = 50_000;
 
 const GROWTH_BYTES_MAX: u64 = 48 << 20;
 
