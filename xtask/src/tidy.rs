@@ -126,6 +126,7 @@ const CORE: &str = "whimbrel-core";
 const WIRE: &str = "whimbrel-wire";
 const ENGINE: &str = "whimbrel-engine";
 const FLOW: &str = "whimbrel-flow";
+const FRONT: &str = "whimbrel-front";
 const LAB: &str = "whimbrel-lab";
 const CONTROL: &str = "whimbrel-control";
 
@@ -135,10 +136,15 @@ const ARROWS: &[Arrows] = &[
     Arrows { name: WIRE, may_use: &[CORE], may_test_with: &[] },
     Arrows { name: ENGINE, may_use: &[WIRE, CORE], may_test_with: &[LAB] },
     Arrows { name: FLOW, may_use: &[ENGINE, WIRE, CORE], may_test_with: &[LAB] },
+    Arrows { name: FRONT, may_use: &[FLOW, ENGINE, WIRE, CORE], may_test_with: &[LAB] },
     Arrows { name: LAB, may_use: &[], may_test_with: &[] },
     Arrows { name: CONTROL, may_use: &[FLOW, ENGINE, WIRE, CORE], may_test_with: &[LAB] },
     Arrows { name: "whimbrel-sim", may_use: &[CORE], may_test_with: &[] },
-    Arrows { name: "whimbrel", may_use: &[CONTROL, FLOW, ENGINE, WIRE, CORE, LAB], may_test_with: &[] },
+    Arrows {
+        name: "whimbrel",
+        may_use: &[CONTROL, FRONT, FLOW, ENGINE, WIRE, CORE, LAB],
+        may_test_with: &[],
+    },
     Arrows { name: "whimbrel-e2e", may_use: &[LAB], may_test_with: &[] },
     Arrows { name: "xtask", may_use: &[], may_test_with: &[] },
 ];

@@ -3,6 +3,7 @@
 //! One definition feeds the parser, the help texts, the shell completions and the manual pages.
 
 mod cluster;
+mod front;
 mod moving;
 mod syncing;
 
@@ -13,6 +14,7 @@ use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units;
 
 pub use self::cluster::{ClusterArgs, RepairArgs, StatusArgs, Strays};
+pub use self::front::FrontArgs;
 pub use self::moving::{
     Balanced, DrainArgs, JobAccess, JobsArgs, JobsCommand, MethodChoice, MovingArgs, RebalanceArgs,
     ReshardArgs, ServeArgs, VerifyChoice,
@@ -73,6 +75,8 @@ pub enum Command {
     Drain(Box<DrainArgs>),
     /// Keep running, move slots when told so over the network, by Valkey's own commands, and tell clients who owns them
     Serve(Box<ServeArgs>),
+    /// Serve clients in front of a server, which see no difference
+    Front(Box<FrontArgs>),
     /// List, show, cancel, resume and forget jobs that move slots
     Jobs(Box<JobsArgs>),
     /// Show a cluster's shards, slots, keys and replicas, and what is amiss

@@ -7,6 +7,7 @@ mod copying;
 mod demo;
 mod display;
 mod exit;
+mod fronting;
 mod moving;
 mod serving;
 mod sides;
@@ -58,6 +59,7 @@ fn run(command: Command) -> Exit {
         Command::Rebalance(args) => block_on(|stop| async move { moving::rebalance(&args, stop).await }),
         Command::Drain(args) => block_on(|stop| async move { moving::drain(&args, stop).await }),
         Command::Serve(args) => block_on(|stop| async move { serving::run(&args, stop).await }),
+        Command::Front(args) => block_on(|stop| async move { fronting::run(&args, stop).await }),
         Command::Jobs(args) => block_on(|stop| async move { moving::jobs::run(&args, stop).await }),
         Command::Status(args) => block_on(|stop| async move { cluster::status::run(&args, stop).await }),
         Command::Repair(args) => block_on(|stop| async move { cluster::repair::run(&args, stop).await }),

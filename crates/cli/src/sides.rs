@@ -10,8 +10,8 @@ use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::LinkOptions;
 
 use crate::args::{
-    ClusterAccess, ClusterArgs, Command, JobAccess, JobsCommand, MovingArgs, ServeArgs, Sides, SourceAccess,
-    TargetAccess,
+    ClusterAccess, ClusterArgs, Command, FrontArgs, JobAccess, JobsCommand, MovingArgs, ServeArgs, Sides,
+    SourceAccess, TargetAccess,
 };
 
 /// The options of one side, without regard to which.
@@ -93,6 +93,26 @@ impl Sides {
         LinkOptions {
             db: 0,
             readonly,
+            connect_timeout_ms: self.connect_timeout,
+            reply_timeout_ms: self.timeout,
+        }
+    }
+}
+
+impl FrontArgs {
+    /// The endpoint of the source.
+    ///
+    /// # Errors
+    /// As [`Sides::endpoints`].
+    pub fn source_endpoint(&self) -> Result<Endpoint> {
+        endpoint(Side::Source, &self.source, &Access::from(&self.source_access), self.insecure)
+    }
+
+    /// How the front's own connections behave.
+    pub fn link_options(&self) -> LinkOptions {
+        LinkOptions {
+            db: 0,
+            readonly: false,
             connect_timeout_ms: self.connect_timeout,
             reply_timeout_ms: self.timeout,
         }
@@ -187,6 +207,7 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
         Command::Rebalance(args) => moved(&args.at, &args.moving),
         Command::Drain(args) => moved(&args.at, &args.moving),
         Command::Serve(args) => vec![(&args.at.cluster, CLUSTER_PASSWORD)],
+        Command::Front(args) => vec![(&args.source, SOURCE_PASSWORD)],
         Command::Jobs(args) => match &args.command {
             JobsCommand::Cancel { access, .. } | JobsCommand::Resume { access, .. } => {
                 access.cluster.iter().map(|cluster| (cluster, CLUSTER_PASSWORD)).collect()

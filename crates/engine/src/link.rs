@@ -421,16 +421,23 @@ impl Link {
     }
 }
 
-/// The three kinds of stream.
+/// A stream of bytes to a server: plain, TLS, or a socket in the file system.
 #[derive(Debug)]
-enum Io {
+pub struct Io(Kind);
+
+#[derive(Debug)]
+enum Kind {
     Tcp(TcpStream),
     Unix(UnixStream),
     Tls(Box<TlsStream<TcpStream>>),
 }
 
 impl Io {
-    async fn open(endpoint: &Endpoint, address: &Address) -> Result<Io> {
+    /// Connects, with the TLS of `endpoint`, and says nothing: for who speaks for somebody else, who logs in himself.
+    ///
+    /// # Errors
+    /// `Connect` or `Tls`.
+    pub async fn open(endpoint: &Endpoint, address: &Address) -> Result<Io> {
         let fail = |kind| {
             let unreachable = matches!(kind, ErrorKind::Connect(_));
             let error = Error::new(endpoint.side, address.to_string(), "connect", kind);
@@ -443,14 +450,14 @@ impl Io {
         let (host, port) = match address {
             Address::Unix(path) => {
                 let stream = UnixStream::connect(path).await.map_err(|e| fail(ErrorKind::Connect(e)))?;
-                return Ok(Io::Unix(stream));
+                return Ok(Io(Kind::Unix(stream)));
             }
             Address::Tcp(host, port) => (host.as_str(), *port),
         };
         let stream = TcpStream::connect((host, port)).await.map_err(|e| fail(ErrorKind::Connect(e)))?;
         stream.set_nodelay(true).map_err(|e| fail(ErrorKind::Connect(e)))?;
         let Some(options) = &endpoint.tls else {
-            return Ok(Io::Tcp(stream));
+            return Ok(Io(Kind::Tcp(stream)));
         };
         let config = tls::client_config(options).map_err(|e| {
             let side = endpoint.side;
@@ -474,26 +481,26 @@ impl Io {
                 error.with_remedy("check the CA, the certificate and the server name")
             }
         })?;
-        Ok(Io::Tls(Box::new(stream)))
+        Ok(Io(Kind::Tls(Box::new(stream))))
     }
 }
 
 impl AsyncRead for Io {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Io::Tcp(s) => Pin::new(s).poll_read(cx, buf),
-            Io::Unix(s) => Pin::new(s).poll_read(cx, buf),
-            Io::Tls(s) => Pin::new(s).poll_read(cx, buf),
+        match &mut self.get_mut().0 {
+            Kind::Tcp(s) => Pin::new(s).poll_read(cx, buf),
+            Kind::Unix(s) => Pin::new(s).poll_read(cx, buf),
+            Kind::Tls(s) => Pin::new(s).poll_read(cx, buf),
         }
     }
 }
 
 impl AsyncWrite for Io {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Io::Tcp(s) => Pin::new(s).poll_write(cx, buf),
-            Io::Unix(s) => Pin::new(s).poll_write(cx, buf),
-            Io::Tls(s) => Pin::new(s).poll_write(cx, buf),
+        match &mut self.get_mut().0 {
+            Kind::Tcp(s) => Pin::new(s).poll_write(cx, buf),
+            Kind::Unix(s) => Pin::new(s).poll_write(cx, buf),
+            Kind::Tls(s) => Pin::new(s).poll_write(cx, buf),
         }
     }
 
@@ -502,10 +509,10 @@ impl AsyncWrite for Io {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Io::Tcp(s) => Pin::new(s).poll_write_vectored(cx, bufs),
-            Io::Unix(s) => Pin::new(s).poll_write_vectored(cx, bufs),
-            Io::Tls(s) => Pin::new(s).poll_write_vectored(cx, bufs),
+        match &mut self.get_mut().0 {
+            Kind::Tcp(s) => Pin::new(s).poll_write_vectored(cx, bufs),
+            Kind::Unix(s) => Pin::new(s).poll_write_vectored(cx, bufs),
+            Kind::Tls(s) => Pin::new(s).poll_write_vectored(cx, bufs),
         }
     }
 
@@ -514,18 +521,18 @@ impl AsyncWrite for Io {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Io::Tcp(s) => Pin::new(s).poll_flush(cx),
-            Io::Unix(s) => Pin::new(s).poll_flush(cx),
-            Io::Tls(s) => Pin::new(s).poll_flush(cx),
+        match &mut self.get_mut().0 {
+            Kind::Tcp(s) => Pin::new(s).poll_flush(cx),
+            Kind::Unix(s) => Pin::new(s).poll_flush(cx),
+            Kind::Tls(s) => Pin::new(s).poll_flush(cx),
         }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Io::Tcp(s) => Pin::new(s).poll_shutdown(cx),
-            Io::Unix(s) => Pin::new(s).poll_shutdown(cx),
-            Io::Tls(s) => Pin::new(s).poll_shutdown(cx),
+        match &mut self.get_mut().0 {
+            Kind::Tcp(s) => Pin::new(s).poll_shutdown(cx),
+            Kind::Unix(s) => Pin::new(s).poll_shutdown(cx),
+            Kind::Tls(s) => Pin::new(s).poll_shutdown(cx),
         }
     }
 }

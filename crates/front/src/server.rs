@@ -1,0 +1,162 @@
+//! Listens, lets clients in, and counts them.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use whimbrel_engine::endpoint::Endpoint;
+use whimbrel_engine::error::{Error, ErrorKind, Result};
+use whimbrel_engine::link::{Link, LinkOptions};
+use whimbrel_engine::probe::ServerFacts;
+
+use crate::session::Session;
+
+/// How long to wait after a connection could not be accepted: out of file descriptors, for example.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// After so long without a word a client is probed, as `tcp-keepalive` of the servers has it.
+const KEEPALIVE: Duration = Duration::from_secs(300);
+
+/// How a front behaves.
+#[derive(Debug, Clone)]
+pub struct FrontOptions {
+    /// Where it listens. Port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Clients at once; more are told so and closed, in the words of the servers.
+    pub clients_max: usize,
+    /// How the front's own connections to the server behave.
+    pub link: LinkOptions,
+}
+
+/// What sessions share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) source: Arc<Endpoint>,
+    pub(crate) connect_timeout_ms: u64,
+    pub(crate) counts: Counts,
+}
+
+/// What has been counted since the start.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Clients that are connected.
+    pub clients: AtomicU64,
+    /// Clients that were let in.
+    pub accepted: AtomicU64,
+    /// Clients that were turned away, as there were too many.
+    pub turned_away: AtomicU64,
+    /// Clients for whom the server could not be reached.
+    pub unreachable: AtomicU64,
+}
+
+/// A front that listens.
+#[derive(Debug)]
+pub struct Front {
+    listener: TcpListener,
+    options: FrontOptions,
+    shared: Arc<Shared>,
+    facts: ServerFacts,
+}
+
+impl Front {
+    /// Looks at the source, and begins to listen. Clients are served once [`Front::serve`] runs.
+    ///
+    /// # Errors
+    /// Where the source cannot be reached or is not what can be served; `Own` where the address cannot be listened on.
+    pub async fn bind(options: FrontOptions, source: Endpoint) -> Result<Front> {
+        let source = Arc::new(source);
+        let facts = look_at(&source, options.link).await?;
+        let listen = options.listen;
+        let listener = TcpListener::bind(listen).await.map_err(|e| {
+            Error::own(format!("listen on {listen}"), e)
+                .with_remedy("see that the address is this machine's and that the port is free")
+        })?;
+        let connect_timeout_ms = options.link.connect_timeout_ms;
+        let shared = Arc::new(Shared { source, connect_timeout_ms, counts: Counts::default() });
+        Ok(Front { listener, options, shared, facts })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// `Own` where the system does not tell.
+    pub fn address(&self) -> Result<SocketAddr> {
+        self.listener.local_addr().map_err(|e| Error::own("read the address of a listener", e))
+    }
+
+    /// What the source is.
+    pub fn source(&self) -> &ServerFacts {
+        &self.facts
+    }
+
+    /// Serves until `stop`. Then all connections are closed, as a server does that shuts down.
+    pub async fn serve(self, stop: CancellationToken) {
+        let places = Arc::new(Semaphore::new(self.options.clients_max));
+        let mut sessions = JoinSet::new();
+        loop {
+            let accepted = tokio::select! {
+                () = stop.cancelled() => break,
+                accepted = self.listener.accept() => accepted,
+                Some(_) = sessions.join_next() => continue,
+            };
+            let stream = match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    tracing::warn!(%error, "a client could not be let in");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            let counts = &self.shared.counts;
+            let Ok(place) = places.clone().try_acquire_owned() else {
+                counts.turned_away.fetch_add(1, Ordering::Relaxed);
+                turn_away(&stream);
+                continue;
+            };
+            if set_options(&stream).is_err() {
+                // It has left again.
+                continue;
+            }
+            counts.accepted.fetch_add(1, Ordering::Relaxed);
+            counts.clients.fetch_add(1, Ordering::Relaxed);
+            let shared = self.shared.clone();
+            sessions.spawn(async move {
+                Session::new(shared.clone(), stream).run().await;
+                shared.counts.clients.fetch_sub(1, Ordering::Relaxed);
+                drop(place);
+            });
+        }
+        sessions.shutdown().await;
+    }
+}
+
+/// No delay, and the probes by which a client is noticed that vanished without a word: the server cannot see it.
+fn set_options(stream: &TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let probes = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 3).with_retries(3);
+    SockRef::from(stream).set_tcp_keepalive(&probes)
+}
+
+/// Says why, as far as that goes without waiting.
+fn turn_away(stream: &TcpStream) {
+    // It is closed in any case.
+    let _ = stream.try_write(b"-ERR max number of clients reached\r\n");
+}
+
+async fn look_at(source: &Arc<Endpoint>, options: LinkOptions) -> Result<ServerFacts> {
+    let mut link = Link::open(source, &source.address, options).await?;
+    let facts = ServerFacts::ask(&mut link).await?;
+    if facts.cluster {
+        let what = "it is part of a cluster, whose clients go to the node that has their keys".to_owned();
+        let at = source.address.to_string();
+        return Err(Error::new(source.side, at, "serve in front of it", ErrorKind::Unfit(what))
+            .with_remedy("a front serves a standalone server"));
+    }
+    Ok(facts)
+}

@@ -1,0 +1,538 @@
+//! One client, its own connection to the server, and what is on its way between them.
+//!
+//! ```text
+//!          inbox           to server
+//! client ────────▶ scan ─────────────▶ server
+//!        ◀──────── count ◀────────────
+//!         to client          from server
+//! ```
+//!
+//! Requests are scanned for their ends and first words, replies for their ends; payloads are only copied. All that has
+//! arrived is passed on in one write. Each request is noted in `due`, so that a reply of our own comes in its turn.
+//!
+//! **Bounds.** A buffer that is full is not read into, so TCP slows down whoever fills it. A session with all buffers full
+//! holds [`INBOX_BYTES_MAX`] and [`READ_BYTES`] of requests, [`OUT_BYTES_MAX`] and that much more in each direction, and notes of
+//! [`DUE_MAX`] requests under way; with what buffers allocate ahead as they grow, and errors of our own among the notes, 4 MiB. One that
+//! is idle holds no buffers. The length of a value does not matter: it is passed on as it arrives.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep, sleep, timeout};
+use tokio_util::io::poll_write_buf;
+use whimbrel_engine::error::{Error, ErrorKind, Result};
+use whimbrel_engine::link::Io;
+use whimbrel_wire::boundary::{Boundary, Passed};
+use whimbrel_wire::request::{Request, RequestLimits, RequestScanner};
+
+use crate::commands::{Handling, handling, is_container, refusal};
+use crate::server::Shared;
+
+/// How much is read at once.
+const READ_BYTES: usize = 64 << 10;
+
+thread_local! {
+    /// What is read lands here first, so that a connection holds no more than what it has been sent. Thousands of buffers
+    /// that are mostly empty would cost far more than the copy.
+    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BYTES].into());
+}
+
+/// A client that has sent so much which has not been passed on yet is not read from. A header and a line fit in.
+const INBOX_BYTES_MAX: usize = 128 << 10;
+
+/// A side that has not taken in so much is sent no more, and the other side is not read from.
+const OUT_BYTES_MAX: usize = 256 << 10;
+
+/// A client with so many requests under way is not read from.
+const DUE_MAX: usize = 8 << 10;
+
+/// Room for notes that an idle session keeps.
+const DUE_KEPT_MAX: usize = 64;
+
+/// A request longer than this is passed on while it arrives.
+const WHOLE_BYTES_MAX: usize = 32 << 10;
+
+/// How long nothing may move once the client will send no more, or is told to leave.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// What a client is owed, in the order of its requests.
+#[derive(Debug)]
+enum Due {
+    /// A reply of the server.
+    Reply,
+    /// A reply of our own.
+    Own(Box<[u8]>),
+}
+
+/// How far the end of a session is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Open,
+    /// No more requests are taken. It ends when what is due has been sent, or time is up.
+    Leaving,
+}
+
+/// The connection to the server, and what is on its way there and back.
+#[derive(Debug)]
+struct Server {
+    io: Io,
+    to: BytesMut,
+    from: BytesMut,
+    boundary: Boundary,
+    /// It knows that nothing more will be sent.
+    shut: bool,
+}
+
+type Connecting = Pin<Box<dyn Future<Output = Result<Io>> + Send>>;
+
+enum Link {
+    Connecting(Connecting),
+    Up(Box<Server>),
+    /// It could not be reached; the client has been told.
+    Lost,
+}
+
+pub(crate) struct Session<C> {
+    shared: Arc<Shared>,
+    client: C,
+    link: Link,
+    requests: RequestScanner,
+    inbox: BytesMut,
+    to_client: BytesMut,
+    due: VecDeque<Due>,
+    /// False once the client has subscribed to something: then more or fewer replies come than requests.
+    counted: bool,
+    /// The start of the present request has been passed on (or, with `true`, thrown away).
+    passing: Option<bool>,
+    stage: Stage,
+    /// The client will send no more.
+    client_closed: bool,
+    farewell: Option<Pin<Box<Sleep>>>,
+}
+
+/// The end of a session: a side closed, or broke.
+#[derive(Debug)]
+struct Ended;
+
+impl From<io::Error> for Ended {
+    fn from(_: io::Error) -> Self {
+        Ended
+    }
+}
+
+impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
+    pub(crate) fn new(shared: Arc<Shared>, client: C) -> Session<C> {
+        let (endpoint, limit) = (shared.source.clone(), Duration::from_millis(shared.connect_timeout_ms));
+        let mut requests = RequestScanner::new(RequestLimits::default());
+        // A name, and the second word that may matter.
+        requests.keep(2);
+        Session {
+            shared,
+            client,
+            link: Link::Connecting(Box::pin(async move {
+                timeout(limit, Io::open(&endpoint, &endpoint.address)).await.unwrap_or_else(|_| {
+                    let why = io::Error::from(io::ErrorKind::TimedOut);
+                    let at = endpoint.address.to_string();
+                    Err(Error::new(endpoint.side, at, "connect", ErrorKind::Connect(why)))
+                })
+            })),
+            requests,
+            inbox: BytesMut::new(),
+            to_client: BytesMut::new(),
+            due: VecDeque::new(),
+            counted: true,
+            passing: None,
+            stage: Stage::Open,
+            client_closed: false,
+            farewell: None,
+        }
+    }
+
+    /// Serves until one side hangs up.
+    pub(crate) async fn run(mut self) {
+        std::future::poll_fn(|cx| self.poll(cx)).await;
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            match self.turn(cx) {
+                Ok(true) => {}
+                Ok(false) if self.is_over(cx) => return Poll::Ready(()),
+                Ok(false) => {
+                    self.release_memory();
+                    return Poll::Pending;
+                }
+                Err(Ended) => return Poll::Ready(()),
+            }
+        }
+    }
+
+    /// Moves what can be moved; true where anything was.
+    fn turn(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+        let mut moved = self.poll_connecting(cx);
+        moved |= self.read_client(cx)?;
+        let taken = self.take_requests();
+        moved |= taken;
+        if self.client_closed && !taken && self.wants_requests() {
+            // There was room, so no whole request is left.
+            moved |= self.leave();
+        }
+        moved |= self.write_server(cx)?;
+        moved |= self.read_server(cx)?;
+        moved |= self.take_replies()?;
+        moved |= self.write_client(cx)?;
+        Ok(moved)
+    }
+
+    fn is_over(&mut self, cx: &mut Context<'_>) -> bool {
+        if self.stage == Stage::Open {
+            return false;
+        }
+        let settled = self.due.is_empty() && self.to_client.is_empty();
+        settled || self.farewell.as_mut().is_none_or(|timer| timer.as_mut().poll(cx).is_ready())
+    }
+
+    /// An idle connection holds no buffers: there may be thousands. What has been taken out of one from its start does not
+    /// count as its capacity, so each that is empty is given up.
+    fn release_memory(&mut self) {
+        let (to, from) = match &mut self.link {
+            Link::Up(server) => (Some(&mut server.to), Some(&mut server.from)),
+            Link::Connecting(_) | Link::Lost => (None, None),
+        };
+        let buffers = [Some(&mut self.inbox), Some(&mut self.to_client), to, from];
+        for buffer in buffers.into_iter().flatten().filter(|buffer| buffer.is_empty()) {
+            *buffer = BytesMut::new();
+        }
+        if self.due.is_empty() && self.due.capacity() > DUE_KEPT_MAX {
+            self.due = VecDeque::new();
+        }
+    }
+
+    fn poll_connecting(&mut self, cx: &mut Context<'_>) -> bool {
+        let Link::Connecting(connecting) = &mut self.link else { return false };
+        let Poll::Ready(connected) = connecting.as_mut().poll(cx) else { return false };
+        match connected {
+            Ok(io) => {
+                let (to, from) = (BytesMut::new(), BytesMut::new());
+                let boundary = Boundary::default();
+                self.link = Link::Up(Box::new(Server { io, to, from, boundary, shut: false }));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the server cannot be reached for a client");
+                self.shared.counts.unreachable.fetch_add(1, Ordering::Relaxed);
+                self.link = Link::Lost;
+                self.say(format!("-ERR whimbrel front: {error}\r\n").into_bytes());
+                self.leave();
+            }
+        }
+        true
+    }
+
+    // ---- From the client to the server ----
+
+    fn wants_requests(&self) -> bool {
+        self.stage == Stage::Open
+            && self.due.len() < DUE_MAX
+            && self.to_client.len() < OUT_BYTES_MAX
+            && matches!(&self.link, Link::Up(server) if server.to.len() < OUT_BYTES_MAX)
+    }
+
+    fn read_client(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+        if self.client_closed || self.stage != Stage::Open || self.inbox.len() >= INBOX_BYTES_MAX {
+            return Ok(false);
+        }
+        match read(&mut self.client, cx, &mut self.inbox) {
+            Poll::Pending => Ok(false),
+            Poll::Ready(Ok(0)) => {
+                // It may have closed one half only, and still want to know.
+                self.client_closed = true;
+                Ok(true)
+            }
+            Poll::Ready(read) => {
+                read?;
+                Ok(true)
+            }
+        }
+    }
+
+    /// Takes requests out of the inbox for as long as there is room for what comes of them.
+    fn take_requests(&mut self) -> bool {
+        let mut taken = 0;
+        // Where the requests begin that are to be passed on as they are.
+        let mut plain_from = 0;
+        while self.wants_requests() && taken < self.inbox.len() {
+            let rest = &self.inbox[taken..];
+            let (len, whole) = match self.requests.scan(rest) {
+                Ok(Request::Array(len)) => (len, true),
+                Ok(Request::Inline(len, words)) if !words.is_empty() => {
+                    // It goes on as an array, so that there is one form from here on.
+                    self.pass_on(plain_from, taken);
+                    taken += len;
+                    plain_from = taken;
+                    self.requests.next();
+                    self.take_words(&words);
+                    continue;
+                }
+                Ok(Request::Nothing(len) | Request::Inline(len, _)) => {
+                    self.pass_on(plain_from, taken);
+                    taken += len;
+                    plain_from = taken;
+                    self.requests.next();
+                    continue;
+                }
+                Ok(Request::Incomplete(_)) => match self.passable(rest) {
+                    Some(len) => (len, false),
+                    None => break,
+                },
+                Err(bad) => {
+                    self.pass_on(plain_from, taken);
+                    self.say(format!("-ERR {bad}\r\n").into_bytes());
+                    self.leave();
+                    self.inbox.clear();
+                    return true;
+                }
+            };
+            let is_passed = match self.passing {
+                Some(thrown_away) => !thrown_away,
+                None => {
+                    let args = self.requests.args();
+                    let word = |i: usize| args.get(i).and_then(|range| rest.get(range.clone()));
+                    let name = word(0).unwrap_or_default();
+                    match handling(name, word(1)) {
+                        Handling::Refused(why) => {
+                            let error = refusal(name, why);
+                            self.say(error);
+                            false
+                        }
+                        Handling::Subscribe => {
+                            self.counted = false;
+                            true
+                        }
+                        Handling::Passed | Handling::Container(_) => {
+                            self.owe_reply();
+                            true
+                        }
+                    }
+                }
+            };
+            if !is_passed {
+                self.pass_on(plain_from, taken);
+                plain_from = taken + len;
+            }
+            taken += len;
+            if whole {
+                self.passing = None;
+                self.requests.next();
+            } else {
+                self.passing = Some(!is_passed);
+                self.requests.forget(len);
+            }
+        }
+        self.pass_on(plain_from, taken);
+        self.inbox.advance(taken);
+        taken > 0
+    }
+
+    /// How much of an unfinished request can be passed on already: where it is long, and what to do with it is known.
+    fn passable(&self, rest: &[u8]) -> Option<usize> {
+        let bytes = self.requests.forgettable(rest);
+        if self.passing.is_some() {
+            return (bytes > 0).then_some(bytes);
+        }
+        let args = self.requests.args();
+        let name = args.first().and_then(|range| rest.get(range.clone()))?;
+        let is_known = !is_container(name) || args.get(1).is_some_and(|range| range.end <= rest.len());
+        (rest.len() > WHOLE_BYTES_MAX && is_known).then_some(bytes)
+    }
+
+    fn take_words(&mut self, words: &[Vec<u8>]) {
+        let name = words.first().map(Vec::as_slice).unwrap_or_default();
+        match handling(name, words.get(1).map(Vec::as_slice)) {
+            Handling::Refused(why) => return self.say(refusal(name, why)),
+            Handling::Subscribe => self.counted = false,
+            Handling::Passed | Handling::Container(_) => self.owe_reply(),
+        }
+        if let Link::Up(server) = &mut self.link {
+            server.to.extend_from_slice(format!("*{}\r\n", words.len()).as_bytes());
+            for word in words {
+                server.to.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+                server.to.extend_from_slice(word);
+                server.to.extend_from_slice(b"\r\n");
+            }
+        }
+    }
+
+    fn owe_reply(&mut self) {
+        if self.counted {
+            self.due.push_back(Due::Reply);
+        }
+    }
+
+    /// A reply of our own, after all that are due before it.
+    fn say(&mut self, reply: Vec<u8>) {
+        self.due.push_back(Due::Own(reply.into()));
+    }
+
+    fn pass_on(&mut self, from: usize, to: usize) {
+        if let Link::Up(server) = &mut self.link
+            && from < to
+        {
+            server.to.extend_from_slice(&self.inbox[from..to]);
+        }
+    }
+
+    /// Takes no more requests; true where it has just come to that.
+    fn leave(&mut self) -> bool {
+        if self.stage == Stage::Leaving {
+            return false;
+        }
+        self.stage = Stage::Leaving;
+        self.farewell = Some(Box::pin(sleep(FAREWELL)));
+        true
+    }
+
+    fn write_server(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+        let Link::Up(server) = &mut self.link else { return Ok(false) };
+        let written = write(&mut server.io, cx, &mut server.to)?;
+        if self.client_closed && self.stage == Stage::Leaving && server.to.is_empty() && !server.shut {
+            // The server learns it as it would without us, answers what has come, and lets go of a client that waits for
+            // something to happen: nothing may be popped for one who has left.
+            server.shut = Pin::new(&mut server.io).poll_shutdown(cx).is_ready();
+        }
+        Ok(written)
+    }
+
+    // ---- From the server to the client ----
+
+    fn read_server(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+        let Link::Up(server) = &mut self.link else { return Ok(false) };
+        if self.to_client.len() >= OUT_BYTES_MAX {
+            return Ok(false);
+        }
+        match read(&mut server.io, cx, &mut server.from) {
+            Poll::Pending => Ok(false),
+            Poll::Ready(Ok(0)) => {
+                // What came before the end is still the client's.
+                self.take_replies()?;
+                self.due.retain(|due| matches!(due, Due::Own(_)));
+                self.link = Link::Lost;
+                self.leave();
+                Ok(true)
+            }
+            Poll::Ready(read) => {
+                read?;
+                Ok(true)
+            }
+        }
+    }
+
+    /// Hands replies to the client, those of our own in their turn.
+    fn take_replies(&mut self) -> Result<bool, Ended> {
+        let mut moved = self.say_own();
+        let Link::Up(server) = &mut self.link else { return Ok(moved) };
+        let mut passed = 0;
+        while passed < server.from.len() {
+            let (bytes, kind) = match server.boundary.pass(&server.from[passed..]) {
+                Ok(Passed::Part(bytes)) => (bytes, None),
+                Ok(Passed::Frame { bytes, kind }) => (bytes, Some(kind)),
+                Err(error) => {
+                    tracing::warn!(%error, "the server does not speak RESP");
+                    return Err(Ended);
+                }
+            };
+            passed += bytes;
+            match kind {
+                None => break,
+                // Pushes come when they come.
+                Some(b'>') => {}
+                Some(_) => {
+                    if let Some(Due::Reply) = self.due.front() {
+                        self.due.pop_front();
+                    }
+                    if let Some(Due::Own(_)) = self.due.front() {
+                        self.to_client.extend_from_slice(&server.from[..passed]);
+                        server.from.advance(passed);
+                        passed = 0;
+                        while let Some(Due::Own(reply)) = self.due.front() {
+                            self.to_client.extend_from_slice(reply);
+                            self.due.pop_front();
+                        }
+                    }
+                }
+            }
+        }
+        self.to_client.extend_from_slice(&server.from[..passed]);
+        server.from.advance(passed);
+        moved |= passed > 0;
+        Ok(moved)
+    }
+
+    /// Says what of our own is first in turn.
+    fn say_own(&mut self) -> bool {
+        let is_between = match &self.link {
+            Link::Up(server) => server.boundary.is_between(),
+            Link::Connecting(_) => false,
+            Link::Lost => true,
+        };
+        let mut said = false;
+        while is_between && matches!(self.due.front(), Some(Due::Own(_))) {
+            if let Some(Due::Own(reply)) = self.due.pop_front() {
+                self.to_client.extend_from_slice(&reply);
+                said = true;
+            }
+        }
+        said
+    }
+
+    fn write_client(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+        let written = write(&mut self.client, cx, &mut self.to_client)?;
+        if let (true, Some(farewell)) = (written, &mut self.farewell) {
+            // Whoever still takes something in may take all of it.
+            farewell.as_mut().reset(Instant::now() + FAREWELL);
+        }
+        Ok(written)
+    }
+}
+
+/// Reads what has arrived, 0 bytes at the end of it.
+fn read<R: AsyncRead + Unpin>(
+    io: &mut R,
+    cx: &mut Context<'_>,
+    buffer: &mut BytesMut,
+) -> Poll<io::Result<usize>> {
+    SCRATCH.with_borrow_mut(|scratch| {
+        let mut scratch = ReadBuf::new(scratch);
+        ready!(Pin::new(io).poll_read(cx, &mut scratch))?;
+        buffer.extend_from_slice(scratch.filled());
+        Poll::Ready(Ok(scratch.filled().len()))
+    })
+}
+
+/// Writes what the other side takes; true where it took anything.
+fn write<W: AsyncWrite + Unpin>(
+    io: &mut W,
+    cx: &mut Context<'_>,
+    buffer: &mut BytesMut,
+) -> Result<bool, Ended> {
+    let mut written = false;
+    while !buffer.is_empty() {
+        match poll_write_buf(Pin::new(&mut *io), cx, buffer) {
+            Poll::Pending => return Ok(written),
+            Poll::Ready(Ok(0) | Err(_)) => return Err(Ended),
+            Poll::Ready(Ok(_)) => written = true,
+        }
+    }
+    // With TLS, records may wait in between.
+    match Pin::new(io).poll_flush(cx) {
+        Poll::Ready(Err(_)) => Err(Ended),
+        Poll::Ready(Ok(())) | Poll::Pending => Ok(written),
+    }
+}

@@ -1,0 +1,168 @@
+//! A front in a runtime of its own, and clients that know nothing but bytes.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
+use whimbrel_engine::endpoint::Endpoint;
+use whimbrel_engine::error::Side;
+use whimbrel_engine::link::LinkOptions;
+use whimbrel_front::server::{Front, FrontOptions};
+
+/// How long a reply may take before a test gives up.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A front that runs until it is dropped.
+pub struct Served {
+    pub address: SocketAddr,
+    stop: CancellationToken,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Served {
+    /// In front of `source`, for so many clients at most.
+    #[track_caller]
+    pub fn at(source: &Endpoint, clients_max: usize) -> Served {
+        let stop = CancellationToken::new();
+        let (tell, told) = std::sync::mpsc::channel();
+        let (source, until) = (source.clone(), stop.clone());
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+            runtime.expect("a runtime").block_on(async move {
+                let listen = SocketAddr::from(([127, 0, 0, 1], 0));
+                let options = FrontOptions { listen, clients_max, link: LinkOptions::default() };
+                let front = Front::bind(options, source).await.expect("a front");
+                tell.send(front.address().expect("an address")).expect("the test waits for it");
+                front.serve(until).await;
+            });
+        });
+        let address = told.recv_timeout(PATIENCE).expect("the front listens");
+        Served { address, stop, thread: Some(thread) }
+    }
+
+    #[track_caller]
+    pub fn of(url: &str) -> Served {
+        Served::at(&Endpoint::parse(Side::Source, url).expect("a valid address"), 10_000)
+    }
+
+    #[track_caller]
+    pub fn client(&self) -> Client {
+        Client::to(self.address)
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        let ended = self.thread.take().map(JoinHandle::join);
+        if !std::thread::panicking() {
+            assert!(matches!(ended, Some(Ok(()))), "the front ended badly");
+        }
+    }
+}
+
+/// A connection.
+pub struct Client(pub TcpStream);
+
+impl Client {
+    #[track_caller]
+    pub fn to(address: SocketAddr) -> Client {
+        let stream = TcpStream::connect(address).expect("a connection");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.set_write_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.set_nodelay(true).expect("no delay");
+        Client(stream)
+    }
+
+    #[track_caller]
+    pub fn send(&mut self, bytes: &[u8]) {
+        self.0.write_all(bytes).expect("it is taken");
+    }
+
+    /// Expects exactly these bytes next.
+    #[track_caller]
+    pub fn expect(&mut self, bytes: &[u8]) {
+        let mut found = vec![0; bytes.len()];
+        if let Err(error) = self.0.read_exact(&mut found) {
+            panic!("{error} while {:?} was expected", String::from_utf8_lossy(bytes));
+        }
+        assert_eq!(String::from_utf8_lossy(&found), String::from_utf8_lossy(bytes));
+    }
+
+    /// Sends a command and expects this reply.
+    #[track_caller]
+    pub fn ask(&mut self, words: &[&str], reply: &str) {
+        self.send(&command(words));
+        self.expect(reply.as_bytes());
+    }
+
+    /// Says that nothing more comes, and returns all that still arrives.
+    #[track_caller]
+    pub fn finish(mut self) -> Vec<u8> {
+        self.0.shutdown(Shutdown::Write).expect("half of it is closed");
+        self.rest()
+    }
+
+    /// All that arrives until the other side hangs up.
+    #[track_caller]
+    pub fn rest(&mut self) -> Vec<u8> {
+        let mut rest = Vec::new();
+        match self.0.read_to_end(&mut rest) {
+            Ok(_) => rest,
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => rest,
+            Err(error) => panic!("{error} after {} bytes", rest.len()),
+        }
+    }
+}
+
+/// A command as an array of bulk strings.
+pub fn command(words: &[&str]) -> Vec<u8> {
+    let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
+    for word in words {
+        bytes.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
+    }
+    bytes
+}
+
+/// Resident memory of this process, the front included.
+pub fn resident_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/statm").expect("Linux tells");
+    let pages: u64 = text.split(' ').nth(1).and_then(|n| n.parse().ok()).expect("a number of pages");
+    pages * 4096
+}
+
+/// Tests that measure the memory of this process run one at a time.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static MEASURED: Mutex<()> = Mutex::new(());
+    MEASURED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits until something holds.
+#[track_caller]
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "still not: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Numbers that are the same on every run.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        usize::try_from(self.next() % n as u64).expect("below a usize")
+    }
+}

@@ -1,0 +1,6 @@
+//! The front in front of real servers.
+
+mod common;
+mod garbage;
+mod limits;
+mod transparent;

@@ -1,0 +1,142 @@
+//! `whimbrel front` serves real clients in front of real servers.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use redis::{Connection, Value};
+use serde_json::Value as Json;
+use whimbrel_e2e::binary::{Invocation, Running};
+use whimbrel_lab::{Cluster, Engine, Server};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A front that runs, and where it listens.
+struct Front {
+    running: Running,
+    address: String,
+}
+
+impl Front {
+    #[track_caller]
+    fn before(source: &str, more: &[&str]) -> Front {
+        let args = [&["front", "--listen", "127.0.0.1:0", "--source", source, "--json"][..], more].concat();
+        let mut running = Invocation::new(&args).spawn();
+        assert!(running.wait_for_text("\"serving\"", PATIENCE), "{}", running.stderr());
+        let text = running.stdout();
+        let told: Json = serde_json::from_str(text.lines().next().expect("a line")).expect("JSON");
+        let address = told["address"].as_str().expect("an address").to_owned();
+        Front { running, address }
+    }
+
+    /// A connection of the `redis` crate, as this user.
+    #[track_caller]
+    fn client(&self, login: &str, query: &str) -> Connection {
+        let url = format!("redis://{login}{}/{query}", self.address);
+        let client = redis::Client::open(url).expect("a valid address");
+        let connection = client.get_connection_with_timeout(PATIENCE).expect("a connection");
+        connection.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        connection
+    }
+}
+
+/// `None` where the server says nothing or no.
+fn connected_clients(server: &Server) -> Option<u32> {
+    let Ok(Value::BulkString(text)) = server.try_call(&["INFO", "clients"]) else { return None };
+    let text = String::from_utf8_lossy(&text).into_owned();
+    text.lines().find_map(|line| line.strip_prefix("connected_clients:"))?.trim().parse().ok()
+}
+
+#[test]
+fn a_client_library_sees_no_difference() {
+    for engine in Engine::ALL {
+        let source = Server::builder(engine).start().expect("a server");
+        let front = Front::before(&source.url(), &[]);
+        for query in ["0", "5", "2?protocol=resp3"] {
+            let mut client = front.client("", query);
+            let () = redis::cmd("SET").arg("k").arg(query).query(&mut client).expect("written");
+            let (old, list): (String, Vec<i32>) = redis::pipe()
+                .atomic()
+                .cmd("GET")
+                .arg("k")
+                .cmd("RPUSH")
+                .arg("l")
+                .arg(&[1, 2, 3])
+                .ignore()
+                .cmd("LRANGE")
+                .arg("l")
+                .arg(0)
+                .arg(-1)
+                .query(&mut client)
+                .expect("a transaction");
+            assert_eq!((old.as_str(), list), (query, vec![1, 2, 3]));
+            let script = "return redis.call('LLEN', KEYS[1])";
+            let found: i32 =
+                redis::cmd("EVAL").arg(script).arg(1).arg("l").query(&mut client).expect("a script");
+            assert_eq!(found, 3);
+        }
+        // Each was in a database of its own.
+        let counts: Vec<u64> = [0, 2, 5]
+            .iter()
+            .map(|db| {
+                let mut direct = source.connection();
+                let () = redis::cmd("SELECT").arg(db).query(&mut direct).expect("selected");
+                redis::cmd("DBSIZE").query(&mut direct).expect("a number")
+            })
+            .collect();
+        assert_eq!(counts, [2, 2, 2]);
+    }
+}
+
+#[test]
+fn clients_bring_their_own_passwords_and_the_front_shows_none() {
+    let source = Server::builder(Engine::Redis70).password("s3same").user_acl("bob on >b0b ~* +@all").start();
+    let source = source.expect("a server");
+    let front = Front::before(&source.url(), &[]);
+    let cmdline = fs::read(format!("/proc/{}/cmdline", front.running.pid())).expect("it runs");
+    assert!(!String::from_utf8_lossy(&cmdline).contains("s3same"), "the password is in the process title");
+    let mut bob = front.client("bob:b0b@", "");
+    let name: String = redis::cmd("ACL").arg("WHOAMI").query(&mut bob).expect("a name");
+    assert_eq!(name, "bob");
+    // The front's own login is nobody else's.
+    let mut nobody = front.client("", "");
+    let refused = redis::cmd("GET").arg("k").query::<Value>(&mut nobody).expect_err("it did not log in");
+    assert_eq!(refused.code(), Some("NOAUTH"));
+    assert!(!(front.running.stdout() + &front.running.stderr()).contains("s3same"));
+}
+
+#[test]
+fn sigterm_ends_it_and_leaves_no_connection() {
+    let source = Server::builder(Engine::Valkey91).start().expect("a server");
+    let mut front = Front::before(&source.url(), &[]);
+    let mut clients: Vec<Connection> = (0..20).map(|_| front.client("", "")).collect();
+    for client in &mut clients {
+        let () = redis::cmd("SET").arg("k").arg("v").query(client).expect("written");
+    }
+    front.running.terminate();
+    front.running.wait(PATIENCE).expect("it ends").expect_code(0);
+    let deadline = Instant::now() + PATIENCE;
+    // The one that asks is there.
+    while connected_clients(&source) != Some(1) {
+        assert!(Instant::now() < deadline, "connections are left at the source");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn what_cannot_be_served_is_said_before_listening() {
+    let cluster = Cluster::builder(Engine::Redis70).primaries(3).start().expect("a cluster");
+    let seed = cluster.seed();
+    let refused =
+        Invocation::new(&["front", "--listen", "127.0.0.1:0", "--source", &seed]).run().expect_code(4);
+    assert!(refused.stderr.contains("a front serves a standalone server"), "{}", refused.stderr);
+    let gone = Server::builder(Engine::Redis70).start().expect("a server");
+    let at = gone.addr();
+    drop(gone);
+    let refused =
+        Invocation::new(&["front", "--listen", "127.0.0.1:0", "--source", &at]).run().expect_code(3);
+    assert!(refused.stderr.starts_with("error: source "), "{}", refused.stderr);
+    let other = Server::builder(Engine::Redis70).start().expect("a server");
+    let taken = other.addr();
+    let refused = Invocation::new(&["front", "--listen", &taken, "--source", &taken]).run().expect_code(1);
+    assert!(refused.stderr.contains("listen on"), "{}", refused.stderr);
+}
