@@ -142,6 +142,11 @@ pub fn finish(
     assert_eq!(report["report"]["snapshot_done"], true, "{report:#}");
 }
 
+/// A number of seconds from the environment: tests that are to last longer are given one.
+pub fn seconds(variable: &str, otherwise: u64) -> u64 {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
+}
+
 /// Database 0 of both sides, in full.
 pub fn comparison() -> Comparison {
     Comparison::default().databases(&[(0, 0)]).tolerance_ms(1)

@@ -8,7 +8,7 @@ use whimbrel_e2e::binary::Running;
 use whimbrel_e2e::cluster_writers::ClusterWriters;
 use whimbrel_e2e::shards;
 use whimbrel_e2e::syncing::{
-    PATIENCE, Sync, cluster, comparison, cut, delete, deployment, failures_of, fill, finish,
+    PATIENCE, Sync, cluster, comparison, cut, delete, deployment, failures_of, fill, finish, seconds,
     wait_until_following, writers,
 };
 use whimbrel_lab::{Cluster, Engine, Proxy, Server};
@@ -100,7 +100,7 @@ fn endure(
     source: impl FnOnce(),
     target: impl FnOnce(),
 ) -> Running {
-    let seconds = std::env::var("WHIMBREL_SOAK_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(600);
+    let seconds = seconds("WHIMBREL_SOAK_SECONDS", 600);
     let pause = Duration::from_secs(seconds) / 6;
     let again = |mut sync: Running| {
         sync.kill9();

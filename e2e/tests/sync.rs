@@ -16,7 +16,7 @@ use whimbrel_e2e::resharding::runs;
 use whimbrel_e2e::shards;
 use whimbrel_e2e::syncing::{
     KEYS, PATIENCE, Sync, assert_equal, cluster, comparison, cut, delete, deployment, failures_of, fill,
-    finish, report, wait_until_following, writers,
+    finish, report, seconds, wait_until_following, writers,
 };
 use whimbrel_lab::{Cluster, Engine, Proxy, Server};
 
@@ -340,7 +340,16 @@ fn writers_are_kept_out_after_the_cutover() {
         // A pause that is too short for anything is given up, and nobody is held any more.
         job.cutover(&["--fence", fence, "--max-pause", "1ms"]).expect_code(4);
         redis::cmd("SET").arg("before").arg(3).exec(&mut app).expect("everything is as before");
-        let done = job.cutover(&["--fence", fence, "--fence-for", "5s", "--max-pause", "2s"]).expect_code(0);
+        // One key of twenty thousand that differs is found when all are compared.
+        target.call(&["SET", "plain:77", "not what it should be"]);
+        let refused =
+            job.cutover(&["--fence", fence, "--compare", "full", "--max-pause", "20s"]).expect_code(4);
+        assert!(refused.stdout.contains("of all keys 1 differ"), "{refused:#?}");
+        let value: String = redis::cmd("GET").arg("plain:77").query(&mut app).expect("read");
+        redis::cmd("SET").arg("plain:77").arg(value).exec(&mut app).expect("everything is as before");
+        let more = if fence == "pause" { ["--compare", "sample"] } else { ["--compare", "full"] };
+        let how = ["--fence", fence, "--fence-for", "5s", "--max-pause", "20s"];
+        let done = job.cutover(&[&how[..], &more].concat()).expect_code(0);
         eprintln!("{fence}: {}", report(&done)["report"]);
         let output = sync.wait(PATIENCE).expect("it ends").expect_code(0);
         assert!(report(&output)["report"]["cutover"]["pause_ms"].is_u64(), "{fence}: {output:#?}");
@@ -397,6 +406,7 @@ fn the_way_back_loses_nothing() {
     record.assert_kept(&deployment(target.seed()));
     let back = writers(&shards::addresses(&target), "back");
     wait_until_following(&mut sync);
+    thread::sleep(Duration::from_secs(seconds("WHIMBREL_BACK_SECONDS", 2)));
     back.wait_for(1_000, PATIENCE);
     // Where whimbrel is killed on the way, it goes on from where the target was.
     sync.kill9();
@@ -532,6 +542,36 @@ fn a_large_key_that_changes_all_the_time_arrives() {
 }
 
 /// Another kind of load: the fastest there is, for `WHIMBREL_SYNC_SECONDS`.
+/// A target without room is waited for, and then complained of; with more room the sync goes on.
+#[test]
+fn a_full_target_is_told_of() {
+    let source = Server::builder(Engine::Redis70).start().expect("the source starts");
+    let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
+    fill(&deployment(source.addr()));
+    target.call(&["CONFIG", "SET", "maxmemory", "6mb"]);
+    let job = Sync::new(&source.addr(), &target.addr(), &[]);
+    let args = ["sync", &source.addr(), &target.addr(), "--retry-for", "2s"];
+    let state = job.state.path();
+    let full = Invocation::new(&args).env("XDG_STATE_HOME", state).timeout(PATIENCE).run().expect_code(7);
+    assert!(full.stderr.contains("target") && full.stderr.contains("maxmemory"), "{full:#?}");
+    assert!(full.stderr.contains("--resume"), "{full:#?}");
+    target.call(&["CONFIG", "SET", "maxmemory", "0"]);
+    let mut sync = job.start(&["--resume"]);
+    wait_until_following(&mut sync);
+    // While it follows as well, and there it is given time.
+    target.call(&["CONFIG", "SET", "maxmemory", "6mb"]);
+    source.call(&["SET", "late", "1"]);
+    thread::sleep(Duration::from_secs(2));
+    assert!(sync.is_running(), "{}", sync.stdout());
+    target.call(&["CONFIG", "SET", "maxmemory", "0"]);
+    job.cutover_without_fence();
+    Comparison::default()
+        .databases(&[(0, 0)])
+        .assert_equal(&deployment(source.addr()), &deployment(target.addr()));
+    sync.terminate();
+    sync.wait(PATIENCE).expect("it ends").expect_code(130);
+}
+
 /// Hashes, sets and sorted sets of many elements, of which some change all the time: what changes is transferred, not all of
 /// them. Some are deleted and made anew, get a time to live and lose it, and so do fields.
 #[test]

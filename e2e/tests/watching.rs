@@ -1,4 +1,4 @@
-//! What others see of a running sync: over HTTP, by `whimbrel watch`, and in its log.
+//! What others see of a running sync, over HTTP, by `whimbrel watch` and in its log, and of a daemon.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use whimbrel_e2e::binary::{Invocation, Running};
 use whimbrel_e2e::syncing::{PATIENCE, Sync, deployment, fill, wait_until_following};
-use whimbrel_lab::{Engine, Proxy, Server};
+use whimbrel_lab::{Cluster, Engine, Proxy, Server};
 
 const PASSWORD: &str = "a-password-of-the-source";
 
@@ -113,4 +113,32 @@ fn a_sync_shows_itself() {
     for text in [&metrics, &status.to_string(), &output.stdout, &output.stderr, &watched.stdout] {
         assert!(!text.contains(PASSWORD), "a password is shown: {text}");
     }
+}
+
+#[test]
+fn a_daemon_shows_its_jobs() {
+    let cluster = Cluster::builder(Engine::Valkey81).primaries(2).start().expect("the cluster starts");
+    let (seed, state) = (cluster.seed(), tempfile::tempdir().expect("a folder"));
+    let state = state.path().to_str().expect("a plain path");
+    let args = ["serve", "--cluster", &seed, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--json"];
+    let args: Vec<&str> = args.into_iter().chain(["--state-dir", state]).collect();
+    let mut daemon = Invocation::new(&args).timeout(PATIENCE).spawn();
+    let at = http_of(&daemon);
+    assert!(get(&at, "/healthz").0.contains("200"));
+    assert_eq!(metric(&get(&at, "/metrics").1, "whimbrel_jobs_open_slots "), 0.0);
+    let events: Vec<Value> =
+        daemon.stdout().lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let serving = events.iter().find(|event| event["event"] == "serving").expect("it says that it serves");
+    let (address, to) = (serving["address"].as_str().expect("an address"), cluster.node_id(1));
+    let args = ["reshard", &seed, "--slots", "0-9", "--to", to, "--yes", "--server", address];
+    Invocation::new(&args).timeout(PATIENCE).run().expect_code(0);
+    let deadline = Instant::now() + PATIENCE;
+    while !get(&at, "/metrics").1.contains("whimbrel_jobs{state=\"success\"} 1.0") {
+        assert!(Instant::now() < deadline, "{}", get(&at, "/metrics").1);
+        thread::sleep(Duration::from_millis(50));
+    }
+    let status: Value = serde_json::from_str(&get(&at, "/status").1).expect("JSON");
+    assert_eq!(status["jobs"][0]["slots"], "0-9", "{status}");
+    daemon.terminate();
+    daemon.wait(PATIENCE).expect("it ends").expect_code(0);
 }

@@ -1,14 +1,17 @@
 //! `whimbrel serve`: a daemon that moves slots when told so.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde_json::json;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::daemon::migrations::{JobState, JobView};
 use whimbrel_control::daemon::queue::Queue;
 use whimbrel_control::daemon::{Daemon, DaemonOptions, Jobs};
+use whimbrel_control::http::{Exposed, HttpServer, Metric, MetricKind};
 use whimbrel_control::store::Store;
 use whimbrel_engine::error::{Error, Result, Side};
 
@@ -52,7 +55,7 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
     let at = deployment.endpoint.address.to_string();
     let interrupted = interrupted(&store, &at)?;
     let queue = Queue::open(deployment, store.clone(), settings).await?;
-    let mut log = Log { as_json: args.moving.show.json, seen: BTreeMap::new() };
+    let mut log = Log { as_json: args.moving.show.json, seen: BTreeMap::new(), shown: Arc::default() };
     log.begin(queue.list().await?);
     let daemon = Daemon::bind(options, queue.clone()).await?;
     let address = daemon.address()?;
@@ -73,6 +76,8 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
         },
         &json!({"event": "resuming", "jobs": interrupted}),
     );
+    // Its tasks end with this function.
+    let _exposing = log.expose(args.http, stop).await?;
     tokio::join!(daemon.serve(stop.clone()), queue.run(stop), log.follow(&queue, stop));
     log.look(&queue).await;
     let left = self::interrupted(&store, &at)?;
@@ -132,6 +137,71 @@ struct Log {
     as_json: bool,
     /// The jobs that are listed, as they were last told of.
     seen: BTreeMap<String, Stage>,
+    /// For those who ask over HTTP.
+    shown: Arc<Shown>,
+}
+
+/// The jobs, as they were when it was last looked.
+#[derive(Debug, Default)]
+struct Shown(Mutex<Vec<JobView>>);
+
+impl Shown {
+    fn jobs(&self) -> MutexGuard<'_, Vec<JobView>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Exposed for Shown {
+    fn metrics(&self) -> Vec<Metric> {
+        let jobs = self.jobs();
+        let mut states: BTreeMap<&str, f64> = BTreeMap::new();
+        for job in jobs.iter() {
+            *states.entry(job.state.word()).or_default() += 1.0;
+        }
+        let is_open = |job: &&JobView| !job.state.is_final();
+        let slots: usize = jobs.iter().filter(is_open).map(|job| job.slots.len()).sum();
+        let bytes: u64 = jobs.iter().filter(is_open).map(|job| job.remaining_bytes).sum();
+        let by_state = states.into_iter().map(|(state, number)| (vec![("state", state.to_owned())], number));
+        vec![
+            Metric::by(
+                MetricKind::Gauge,
+                "whimbrel_jobs",
+                "Jobs that move slots, those that ended not long ago too",
+                by_state,
+            ),
+            Metric::new(
+                MetricKind::Gauge,
+                "whimbrel_jobs_open_slots",
+                "Slots of jobs that have not ended",
+                slots as f64,
+            ),
+            Metric::new(
+                MetricKind::Gauge,
+                "whimbrel_jobs_remaining_bytes",
+                "Bytes known to be on their way",
+                bytes as f64,
+            ),
+        ]
+    }
+
+    fn health(&self) -> std::result::Result<(), String> {
+        Ok(())
+    }
+
+    fn readiness(&self) -> std::result::Result<(), String> {
+        Ok(())
+    }
+
+    fn status(&self) -> serde_json::Value {
+        let view = |job: &JobView| {
+            json!({
+                "name": job.name, "slots": job.slots.to_string(), "source": job.source, "target": job.target,
+                "state": job.state.word(), "message": job.message, "created_s": job.created_s,
+                "updated_s": job.updated_s, "remaining_bytes": job.remaining_bytes,
+            })
+        };
+        json!({"jobs": self.jobs().iter().map(view).collect::<Vec<_>>()})
+    }
 }
 
 impl Log {
@@ -149,6 +219,21 @@ impl Log {
         self.seen.extend(ended.map(|job| (job.name, Stage::Ended)));
     }
 
+    /// Shows the jobs over HTTP, where that is wished.
+    async fn expose(&self, listen: Option<SocketAddr>, stop: &CancellationToken) -> Result<JoinSet<()>> {
+        let mut tasks = JoinSet::new();
+        if let Some(listen) = listen {
+            let server = HttpServer::bind(listen).await?;
+            let address = server.address()?.to_string();
+            tasks.spawn(server.serve(self.shown.clone(), stop.clone()));
+            self.say(
+                &format!("http     http://{address}/metrics, /healthz, /readyz, /status"),
+                &json!({"event": "http", "address": address}),
+            );
+        }
+        Ok(tasks)
+    }
+
     async fn follow(&mut self, queue: &Queue, stop: &CancellationToken) {
         while stop.run_until_cancelled(tokio::time::sleep(LOOK_PERIOD)).await.is_some() {
             self.look(queue).await;
@@ -164,6 +249,7 @@ impl Log {
             }
         };
         jobs.sort_by(|a, b| (a.created_s, &a.name).cmp(&(b.created_s, &b.name)));
+        self.shown.jobs().clone_from(&jobs);
         let before = std::mem::take(&mut self.seen);
         for job in jobs {
             let (was, stage) = (before.get(&job.name), Stage::of(&job));

@@ -172,6 +172,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE", help_heading = "Daemon")]
     pub listen_password_file: Option<PathBuf>,
 
+    /// Show how it stands on IP:PORT: /metrics for Prometheus, /healthz, /readyz, /status. Read only, and without a login
+    #[arg(long, value_name = "ADDR", help_heading = "Daemon")]
+    pub http: Option<SocketAddr>,
+
     #[command(flatten)]
     pub moving: MovingArgs,
 }

@@ -162,6 +162,8 @@ pub enum CompareChoice {
     Counts,
     /// That, and the content of a sample of keys
     Sample,
+    /// The content of all keys, which takes as long as whimbrel verify
+    Full,
 }
 
 /// `whimbrel cutover`.

@@ -7,6 +7,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_core::units::format_count;
 use whimbrel_engine::error::Result;
 use whimbrel_engine::seal::FenceKind;
+use whimbrel_flow::sync::Compare;
 
 use super::desk::{Desk, Reply, Wish};
 use crate::args::{CompareChoice, CutoverArgs, FenceChoice};
@@ -50,11 +51,11 @@ async fn ask(args: &CutoverArgs) -> Result<Reply> {
             Some(FenceChoice::ReadonlyReplica) => FenceKind::ReadonlyReplica,
         },
         compare: match args.compare {
-            CompareChoice::None => "none",
-            CompareChoice::Counts => "counts",
-            CompareChoice::Sample => "sample",
-        }
-        .to_owned(),
+            CompareChoice::None => Compare::None,
+            CompareChoice::Counts => Compare::Counts,
+            CompareChoice::Sample => Compare::Sample,
+            CompareChoice::Full => Compare::Full,
+        },
         reverse: args.reverse_sync,
         back: args.back,
         accept_failures: args.accept_failures,

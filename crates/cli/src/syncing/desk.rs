@@ -52,8 +52,8 @@ pub struct Wish {
     pub max_pause_ms: u64,
     /// See [`CutoverOptions`].
     pub fence: FenceKind,
-    /// `none`, `counts` or `sample`.
-    pub compare: String,
+    /// See [`CutoverOptions`].
+    pub compare: Compare,
     /// See [`CutoverOptions`].
     pub reverse: bool,
     /// See [`CutoverOptions`].
@@ -238,11 +238,7 @@ impl Desk {
         let options = CutoverOptions {
             max_pause_ms: wish.max_pause_ms,
             fence: wish.fence,
-            compare: match wish.compare.as_str() {
-                "none" => Compare::None,
-                "counts" => Compare::Counts,
-                _ => Compare::Sample,
-            },
+            compare: wish.compare,
             reverse: wish.reverse,
             back: wish.back,
             accept_failures: wish.accept_failures,

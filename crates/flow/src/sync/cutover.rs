@@ -5,10 +5,11 @@
 //! this does not succeed within the pause, the writers are let go and everything is as before.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::slot::SlotSet;
@@ -23,7 +24,7 @@ use super::{Back, Position, Round, Source, SyncPhase, Syncer};
 use crate::copy;
 use crate::copy::Shared;
 use crate::scan::{KeyScan, ScanOptions};
-use crate::verify::Comparer;
+use crate::verify::{self, Comparer, Settle, VerifyOptions, VerifyProgress};
 
 /// Keys of each database that are compared.
 const SAMPLE_KEYS: usize = 64;
@@ -38,7 +39,7 @@ const ROUNDS_MAX: u32 = 50;
 const FENCE_SHARE: f64 = 0.2;
 
 /// How much is compared before the writers are fenced off.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Compare {
     /// Nothing.
@@ -47,6 +48,8 @@ pub enum Compare {
     Counts,
     /// That, and the whole content of a sample of keys.
     Sample,
+    /// The whole content of all keys, and that the target has no others.
+    Full,
 }
 
 /// How the target is to take over.
@@ -450,7 +453,7 @@ impl Syncer {
                 }
             }
         }
-        let mut compared = 0;
+        let mut compared = if how == Compare::Full { self.compare_all(is_final).await? } else { 0 };
         for ((source, target), keys) in sample {
             compared += keys.len() as u64;
             let (ours, theirs) = ((&shared.source, *source), (&shared.target, *target));
@@ -462,6 +465,34 @@ impl Syncer {
             }
         }
         Ok(compared)
+    }
+}
+
+impl Syncer {
+    /// Compares all keys, both ways; returns how many. What writers may have made different counts only where it is `final`.
+    async fn compare_all(&self, is_final: bool) -> Result<u64> {
+        let Shared { source, target, options, stop, .. } = &*self.shared;
+        let how = VerifyOptions {
+            selection: options.selection.clone(),
+            dbs: options.dbs.iter().map(|pair| (pair.source, pair.target)).collect(),
+            retry: options.retry,
+            // Nobody writes any more; or else it is a rehearsal, and what differs is of no interest.
+            settle: Settle { rounds: 0, ..Settle::default() },
+            ..VerifyOptions::default()
+        };
+        let progress = Arc::new(VerifyProgress::default());
+        let report = verify::verify(source.clone(), target.clone(), how, progress, stop.clone()).await?;
+        if is_final && !report.is_equal() {
+            let t = &report.tally;
+            let what = format!(
+                "of all keys {} differ, {} are missing on the target and {} are only there",
+                t.differing + t.unstable,
+                t.missing,
+                t.extra
+            );
+            return Err(refused(what).with_remedy("see which with whimbrel verify"));
+        }
+        Ok(report.tally.equal)
     }
 }
 
