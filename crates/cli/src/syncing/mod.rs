@@ -20,6 +20,7 @@ use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::feed::{FeedKind, FeedOptions, TouchedLimits};
 use whimbrel_flow::copy::{self, CopyOptions, DbPair, Plan};
 use whimbrel_flow::journal::{self, Journal};
+use whimbrel_flow::retry::RetryPolicy;
 use whimbrel_flow::sync::{self, Back, SyncOptions, SyncPhase, SyncReport, SyncShown, SyncState, SyncStatus};
 use whimbrel_wire::value::Value;
 
@@ -35,6 +36,9 @@ const ASKS_MAX: usize = 4;
 
 /// How long the answer to a cutover may take to be written.
 const ANSWER_TIME: std::time::Duration = std::time::Duration::from_millis(100);
+
+/// The longest pause between two tries: what follows is behind by it when a link is there again.
+const RETRY_PAUSE_MAX_MS: u64 = 250;
 
 /// Touched elements of one key; of a key with more of them all is transferred again.
 const ELEMENTS_MAX: usize = 64 << 10;
@@ -55,10 +59,12 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) 
     let (source, target) = args.sides.probe(endpoints, false).await?;
     let (dbs, all_dbs) = databases(args, &source, &target).await?;
     let description = describe(args, &args.names.dbs, &source.endpoint, &target.endpoint);
+    let base = copying::options(selection, dbs, &args.limits, args.sides.retry_for);
     let options = CopyOptions {
         job: copying::job_of(&description),
         mirror: true,
-        ..copying::options(selection, dbs, &args.limits, args.sides.retry_for)
+        retry: RetryPolicy { pause_max_ms: RETRY_PAUSE_MAX_MS, ..base.retry },
+        ..base
     };
     let name = format!("sync-{}", options.job);
     let folder = state_dir(args.state_dir.as_deref())?;
