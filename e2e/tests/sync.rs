@@ -358,6 +358,13 @@ fn writers_are_kept_out_after_the_cutover() {
         let error = late.expect_err("nobody writes any more").to_string();
         eprintln!("{fence}: {error}");
         Comparison::default().databases(&[(0, 0)]).assert_equal(&from, &to);
+        if fence == "acl" {
+            // Cut over once more while the fence stands: what undoes both is what users had before the first.
+            let mut sync = job.start(&["--mirror"]);
+            wait_until_following(&mut sync);
+            job.cutover(&["--fence", "acl", "--max-pause", "20s"]).expect_code(0);
+            sync.wait(PATIENCE).expect("it ends").expect_code(0);
+        }
         // What undoes it was kept, and works once.
         let url = format!("valkey://mover:secret@{}", source.addr());
         let unfence = |more: &[&str]| {
@@ -564,6 +571,66 @@ fn a_full_target_is_told_of() {
     thread::sleep(Duration::from_secs(2));
     assert!(sync.is_running(), "{}", sync.stdout());
     target.call(&["CONFIG", "SET", "maxmemory", "0"]);
+    job.cutover_without_fence();
+    Comparison::default()
+        .databases(&[(0, 0)])
+        .assert_equal(&deployment(source.addr()), &deployment(target.addr()));
+    sync.terminate();
+    sync.wait(PATIENCE).expect("it ends").expect_code(130);
+}
+
+/// Keys that are followed by their elements are emptied, all at once, and made anew while the sync makes up for it; and one
+/// gets what the target cannot hold.
+#[test]
+fn elements_are_not_added_to_what_is_not_there_any_more() {
+    let source = Server::builder(Engine::Redis80).start().expect("the source starts");
+    let target = Server::builder(Engine::Valkey81).start().expect("the target starts");
+    let fields = |command: &mut redis::Cmd| {
+        for field in 0..5_000 {
+            command.arg(format!("field:{field}")).arg("x".repeat(40));
+        }
+    };
+    let large = |connection: &mut redis::Connection| {
+        for key in ["large:1", "large:2"] {
+            let mut command = redis::cmd("HSET");
+            fields(command.arg(key));
+            command.exec(connection).expect("written");
+        }
+    };
+    let mut connection = source.connection();
+    large(&mut connection);
+    let job = Sync::new(&source.addr(), &target.addr(), &["--db", "0", "--big-key", "20KiB"]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    for round in 0..6 {
+        large(&mut connection);
+        source.call(&["HSET", "large:1", "field:1", &round.to_string()]);
+        job.cutover_without_fence();
+        source.call(&[["FLUSHALL", "FLUSHDB"][round % 2]]);
+        thread::sleep(Duration::from_millis(20 + 25 * round as u64));
+        source.call(&["HSET", "large:1", "new", "1"]);
+        let mut filler = redis::pipe();
+        for number in 0..20_000 {
+            filler.cmd("SET").arg(format!("filler:{round}:{number}")).arg(number).ignore();
+        }
+        filler.exec(&mut connection).expect("written");
+        job.cutover_without_fence();
+        assert_eq!(target.call(&["HLEN", "large:1"]), redis::Value::Int(1), "round {round}");
+    }
+    large(&mut connection);
+    source.call(&["HSET", "large:1", "field:1", "1"]);
+    job.cutover_without_fence();
+    source.call(&["HPEXPIRE", "large:1", "9000000", "FIELDS", "1", "field:1"]);
+    let deadline = Instant::now() + PATIENCE;
+    while job.cutover(&["--fence", "none", "--max-pause", "2s"]).code() != Some(4) {
+        assert!(Instant::now() < deadline, "nothing is said of what the target cannot hold");
+    }
+    // Another element of it changes nothing about that.
+    source.call(&["HSET", "large:1", "field:2", "2"]);
+    thread::sleep(Duration::from_millis(500));
+    let refused = job.cutover(&["--fence", "none", "--max-pause", "2s"]).expect_code(4);
+    assert!(refused.stdout.contains("not on the target"), "{}", refused.stdout);
+    source.call(&["HPERSIST", "large:1", "FIELDS", "1", "field:1"]);
     job.cutover_without_fence();
     Comparison::default()
         .databases(&[(0, 0)])

@@ -31,8 +31,11 @@ use whimbrel_engine::error::{Error, Result};
 /// Connections at once; more wait.
 const CONNECTIONS_MAX: usize = 32;
 
-/// How long a request may take to arrive, or an answer.
+/// How long a request may take to arrive.
 const REQUEST_TIME: Duration = Duration::from_secs(10);
+
+/// How long a connection may last: one that takes in nothing keeps nobody else away for longer.
+const CONNECTION_TIME: Duration = Duration::from_secs(30);
 
 /// How long to wait after a connection could not be accepted: out of file descriptors, for example.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -190,8 +193,10 @@ impl HttpServer {
                 .header_read_timeout(REQUEST_TIME)
                 .serve_connection(stream, TowerToHyperService::new(router.clone()));
             connections.spawn(async move {
-                if let Err(error) = connection.await {
-                    tracing::debug!(%error, "a connection broke");
+                match tokio::time::timeout(CONNECTION_TIME, connection).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::debug!(%error, "a connection broke"),
+                    Err(_) => tracing::debug!("a connection was closed to make room"),
                 }
                 drop(place);
             });

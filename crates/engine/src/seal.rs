@@ -234,6 +234,15 @@ impl Fence {
         Ok(())
     }
 
+    /// This fence, put up while `older` was standing: what undoes both.
+    #[must_use]
+    pub fn keeping(mut self, older: &Fence) -> Fence {
+        let is_older = |user: &FencedUser| older.users.iter().any(|o| o.at == user.at && o.name == user.name);
+        self.users.retain(|user| !is_older(user));
+        self.users.extend(older.users.iter().cloned());
+        self
+    }
+
     /// The nodes whose users lost rights.
     pub fn nodes(&self) -> impl Iterator<Item = &str> {
         self.users.iter().map(|user| user.at.as_str())

@@ -16,6 +16,13 @@ use crate::typed::KeyType;
 /// Elements read or written by one command.
 const ELEMENTS_MAX: usize = 256;
 
+/// What `HPEXPIRETIME` says of a field that does not exist.
+const FIELD_GONE: i64 = -2;
+
+/// So many at first, and about so many bytes at once later.
+const ELEMENTS_FIRST: usize = 8;
+const PART_BYTES: usize = 256 << 10;
+
 /// What changed of one key.
 pub(crate) struct Change<'a> {
     pub(crate) key: &'a Bytes,
@@ -78,11 +85,18 @@ pub(crate) async fn transfer(
 ) -> Result<Followed> {
     let names: Vec<&Bytes> = change.names.iter().collect();
     let mut bytes = 0;
-    for part in names.chunks(ELEMENTS_MAX) {
+    let (mut names, mut count) = (&names[..], ELEMENTS_FIRST);
+    while !names.is_empty() {
+        let (part, rest) = names.split_at(count.min(names.len()));
+        names = rest;
         let Some(commands) = read(source, change, part, ttls).await? else {
             return Ok(Followed { bytes, is_exact: false });
         };
-        bytes += commands.0.iter().flatten().map(|arg| arg.len() as u64).sum::<u64>();
+        let read_bytes = commands.0.iter().flatten().map(Bytes::len).sum::<usize>();
+        bytes += read_bytes as u64;
+        // Nobody knows how large an element is before it is read.
+        let each = (read_bytes / part.len().max(1)).max(1);
+        count = (PART_BYTES / each).clamp(1, (count * 4).min(ELEMENTS_MAX));
         if !send(target, change.key, &commands, asking).await? {
             return Ok(Followed { bytes, is_exact: false });
         }
@@ -160,9 +174,14 @@ async fn read(
             },
             (_, value) => match value.as_bytes() {
                 Some(value) => {
-                    present.extend([name.clone(), value.clone()]);
                     // Where the key is gone meanwhile the reply is no array, and the feed says so.
                     let at = times.as_items().and_then(|times| times.get(i)).and_then(Value::as_int);
+                    if at == Some(FIELD_GONE) {
+                        // It has expired since the value was read.
+                        absent.push(name.clone());
+                        continue;
+                    }
+                    present.extend([name.clone(), value.clone()]);
                     if let Some(at) = at.filter(|&at| at > 0) {
                         expiries.entry(at).or_default().push(name.clone());
                     }
@@ -187,10 +206,12 @@ async fn read(
 }
 
 /// Sends the commands; false where the target has no such key (any more), and so may have made a fragment of them.
+///
+/// Where keys of the target can expire it is one transaction: no key expires in the middle of one, so that it exists for
+/// the commands if it did when it was asked for.
 async fn send(target: &mut Link, key: &Bytes, commands: &Commands, asking: bool) -> Result<bool> {
-    if asking {
-        target.push(&[b"ASKING"]);
-    }
+    let before: &[u8] = if asking { b"ASKING" } else { b"MULTI" };
+    target.push(&[before]);
     target.push(&[b"EXISTS", key]);
     for command in &commands.0 {
         let out = target.outbox();
@@ -202,23 +223,30 @@ async fn send(target: &mut Link, key: &Bytes, commands: &Commands, asking: bool)
             out.arg_bytes(arg);
         }
     }
+    if !asking {
+        target.push(&[b"EXEC"]);
+    }
     target.flush().await?;
-    let reply = answered(target, asking).await?;
-    let exists = target.check(reply, b"EXISTS")?.as_int() == Some(1);
-    let mut failure = None;
-    for command in &commands.0 {
-        let reply = answered(target, asking).await?;
-        if let Err(e) = target.check(reply, &command[0]) {
-            failure.get_or_insert(e);
-        }
-    }
-    failure.map_or(Ok(exists), Err)
-}
-
-/// The reply to a command, after that to its `ASKING`.
-async fn answered(target: &mut Link, asking: bool) -> Result<Value> {
+    let names = || std::iter::once(&b"EXISTS"[..]).chain(commands.0.iter().map(|command| &command[0][..]));
+    let mut replies = Vec::new();
     if asking {
+        for _ in names() {
+            target.reply().await?;
+            replies.push(target.reply().await?);
+        }
+    } else {
         target.reply().await?;
+        // Why it was not queued says more than that the transaction was discarded.
+        let queued = target.replies(commands.0.len() + 1).await?;
+        let done = target.reply().await?;
+        for (reply, name) in queued.into_iter().zip(names()) {
+            target.check(reply, name)?;
+        }
+        replies = target.check(done, b"EXEC")?.into_items().unwrap_or_default();
     }
-    target.reply().await
+    let exists = replies.first().and_then(Value::as_int) == Some(1);
+    for (reply, name) in replies.into_iter().zip(names()) {
+        target.check(reply, name)?;
+    }
+    Ok(exists)
 }

@@ -21,7 +21,9 @@ use whimbrel_engine::feed::{FeedKind, FeedOptions, TouchedLimits};
 use whimbrel_flow::copy::{self, CopyOptions, DbPair, Plan};
 use whimbrel_flow::journal::{self, Journal};
 use whimbrel_flow::retry::RetryPolicy;
-use whimbrel_flow::sync::{self, Back, SyncOptions, SyncPhase, SyncReport, SyncShown, SyncState, SyncStatus};
+use whimbrel_flow::sync::{
+    self, Back, FenceNote, SyncOptions, SyncPhase, SyncReport, SyncShown, SyncState, SyncStatus,
+};
 use whimbrel_wire::value::Value;
 
 use self::desk::Desk;
@@ -102,7 +104,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) 
         functions: args.functions,
         once: args.once,
         all_dbs,
-        fence_file: unfence::file_of(&folder, &name),
+        fence_file: FenceNote::file_of(&folder, &name),
     };
     *begun = true;
     let desk = (Desk::new(&folder, &name), &*current);
@@ -119,7 +121,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) 
         options.copy.job = copying::job_of(&description);
         (options.sweep_first, options.once) = (false, false);
         let name = format!("sync-{}", options.copy.job);
-        options.fence_file = unfence::file_of(&folder, &name);
+        options.fence_file = FenceNote::file_of(&folder, &name);
         if !args.show.quiet {
             say_back(args, &name, &source, &target);
         }

@@ -13,14 +13,6 @@ use crate::args::UnfenceArgs;
 use crate::copying::state_dir;
 use crate::exit::Exit;
 
-/// What the files end with.
-const ENDING: &str = "fence";
-
-/// Where a sync of this name leaves its note.
-pub fn file_of(folder: &Path, name: &str) -> PathBuf {
-    folder.join(format!("{name}.{ENDING}"))
-}
-
 /// Runs the command.
 pub async fn run(args: &UnfenceArgs) -> Exit {
     match try_run(args).await {
@@ -39,7 +31,7 @@ async fn try_run(args: &UnfenceArgs) -> Result<Exit> {
     let deployment = Deployment::probe(endpoint, args.at.link_options()).await?;
     let own = addresses(&deployment);
     let notes: Vec<(PathBuf, FenceNote)> =
-        notes(&folder)?.into_iter().filter(|(_, note)| note.is_about(&own)).collect();
+        FenceNote::all_in(&folder)?.into_iter().filter(|(_, note)| note.is_about(&own)).collect();
     let at = deployment.endpoint.address.to_string();
     if notes.is_empty() {
         let what = format!("no cutover that is noted in {} has put up a fence here", folder.display());
@@ -71,7 +63,10 @@ async fn try_run(args: &UnfenceArgs) -> Result<Exit> {
 /// `Own` where the folder or a file cannot be dealt with.
 pub fn forget_all(folder: &Path, deployment: &Deployment) -> Result<()> {
     let own = addresses(deployment);
-    notes(folder)?.iter().filter(|(_, note)| note.is_about(&own)).try_for_each(|(file, _)| forget(file))
+    FenceNote::all_in(folder)?
+        .iter()
+        .filter(|(_, note)| note.is_about(&own))
+        .try_for_each(|(file, _)| forget(file))
 }
 
 fn forget(file: &Path) -> Result<()> {
@@ -84,24 +79,6 @@ fn addresses(deployment: &Deployment) -> BTreeSet<String> {
     let nodes =
         topology.shards.iter().flat_map(|shard| std::iter::once(&shard.primary).chain(&shard.replicas));
     nodes.chain([&deployment.endpoint.address]).map(ToString::to_string).collect()
-}
-
-fn notes(folder: &Path) -> Result<Vec<(PathBuf, FenceNote)>> {
-    let fail = |path: &Path, e: &dyn std::fmt::Display| Error::own(format!("read {}", path.display()), e);
-    let files = match std::fs::read_dir(folder) {
-        Ok(files) => files,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(fail(folder, &e)),
-    };
-    let mut notes = Vec::new();
-    for file in files {
-        let path = file.map_err(|e| fail(folder, &e))?.path();
-        if path.extension().is_some_and(|ending| ending == ENDING) {
-            let text = std::fs::read_to_string(&path).map_err(|e| fail(&path, &e))?;
-            notes.push((path.clone(), serde_json::from_str(&text).map_err(|e| fail(&path, &e))?));
-        }
-    }
-    Ok(notes)
 }
 
 fn words(kind: FenceKind) -> &'static str {

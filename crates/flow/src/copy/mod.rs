@@ -176,8 +176,8 @@ struct ByElements {
 struct Failures {
     /// The first of them, for people.
     listed: Vec<(u128, KeyFailure)>,
-    /// All of them, where changes are followed: 16 bytes for each.
-    failing: HashSet<u128>,
+    /// All of them with their slots, where changes are followed: 32 bytes for each.
+    failing: HashMap<u128, Slot>,
 }
 
 impl Failures {
@@ -230,13 +230,16 @@ impl Shared {
 
     /// Notes a key that could not be copied. Where changes are followed it is tried as often as it changes, and counts once.
     pub(crate) fn failed(&self, db: u32, key: &[u8], reason: String) {
+        // What the target holds of it is not what the next changed elements belong to.
+        self.unfollow_elements(db, key);
+        let slot = Slot::of_key(key);
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.options.mirror && !failures.failing.insert(name_of(db, key)) {
+        if self.options.mirror && failures.failing.insert(name_of(db, key), slot).is_some() {
             return;
         }
         CopyProgress::add(&self.progress.failed, 1);
         if failures.listed.len() < FAILURES_MAX {
-            let failure = KeyFailure { db, key: shown(key), slot: Slot::of_key(key).number(), reason };
+            let failure = KeyFailure { db, key: shown(key), slot: slot.number(), reason };
             failures.listed.push((name_of(db, key), failure));
         }
     }
@@ -248,7 +251,7 @@ impl Shared {
         }
         let name = name_of(db, key);
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        if failures.failing.remove(&name) {
+        if failures.failing.remove(&name).is_some() {
             failures.listed.retain(|(listed, _)| *listed != name);
             self.progress.failed.fetch_sub(1, Ordering::Relaxed);
         }
@@ -296,10 +299,18 @@ impl Shared {
         followed.keys.contains(&(db, key.clone()))
     }
 
-    /// The target does not hold the key any more.
-    pub(crate) fn unfollow_elements(&self, db: u32, key: &Bytes) {
+    /// What the target holds of the keys of these slots may lack more than touched elements: they move whole again first.
+    pub(crate) fn unfollow_slots(&self, slots: &SlotSet) {
         let mut followed = self.by_elements.lock().unwrap_or_else(PoisonError::into_inner);
-        followed.keys.remove(&(db, key.clone()));
+        followed.keys.retain(|(_, key)| !slots.contains(Slot::of_key(key)));
+    }
+
+    /// The target does not hold the key any more, or not what the source held.
+    pub(crate) fn unfollow_elements(&self, db: u32, key: &[u8]) {
+        let mut followed = self.by_elements.lock().unwrap_or_else(PoisonError::into_inner);
+        if !followed.keys.is_empty() {
+            followed.keys.remove(&(db, Bytes::copy_from_slice(key)));
+        }
     }
 
     /// The first keys that could not be copied.
@@ -416,7 +427,7 @@ impl Shared {
         // Of those that are not listed no name is known, of the others only what a person needs to know.
         let listed = state.failures.iter().map(|failure| (0, failure.clone())).collect();
         *self.failures.lock().unwrap_or_else(PoisonError::into_inner) =
-            Failures { listed, failing: HashSet::new() };
+            Failures { listed, failing: HashMap::new() };
         let mut doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
         doubt.source = state.doubt_source.clone().unwrap_or_default();
         doubt.target = state.doubt_target.clone().unwrap_or_default();
@@ -435,15 +446,14 @@ impl Shared {
     /// Keys of these slots are copied once more: what failed may succeed now, or fails again.
     pub(crate) fn forget_failures(&self, slots: &SlotSet) {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = failures.listed.len();
+        let Failures { listed, failing } = &mut *failures;
         let is_in = |failure: &KeyFailure| Slot::new(failure.slot).is_some_and(|slot| slots.contains(slot));
-        let gone: Vec<u128> =
-            failures.listed.iter().filter(|(_, f)| is_in(f)).map(|(name, _)| *name).collect();
-        failures.listed.retain(|(_, failure)| !is_in(failure));
-        for name in gone {
-            failures.failing.remove(&name);
-        }
-        self.progress.failed.fetch_sub((before - failures.listed.len()) as u64, Ordering::Relaxed);
+        // Not all of those that are known by name are listed, and of those from an earlier run no name is known.
+        let before = failing.len() + listed.iter().filter(|(name, _)| !failing.contains_key(name)).count();
+        listed.retain(|(_, failure)| !is_in(failure));
+        failing.retain(|_, slot| !slots.contains(*slot));
+        let after = failing.len() + listed.iter().filter(|(name, _)| !failing.contains_key(name)).count();
+        self.progress.failed.fetch_sub((before - after) as u64, Ordering::Relaxed);
     }
 
     /// Keys that the target has evicted since it was first met.

@@ -158,6 +158,7 @@ impl Writer {
                 Some(Fate::Done) if matches!(state.body, Body::Gone) => {
                     CopyProgress::add(&self.shared.progress.gone, 1);
                     self.shared.arrived(self.unit.db, &state.key);
+                    self.shared.unfollow_elements(self.unit.db, &state.key);
                 }
                 Some(Fate::Done) => {
                     self.shared.arrived(self.unit.db, &state.key);
@@ -391,7 +392,6 @@ impl Writer {
                 self.shared.paced(self.shared.rates.take_bytes(bytes)).await;
             }
             typed::Outcome::Gone if self.shared.options.mirror => {
-                self.shared.unfollow_elements(self.unit.db, &key);
                 let state = State { key, body: Body::Gone, expires_at_ms: None, ask: None };
                 // Boxed: a write may end in chunks, and chunks in a removal.
                 Box::pin(self.write(vec![state])).await?;

@@ -26,11 +26,12 @@
 //! **Bounds.** As a copy, and [`TouchedLimits`](whimbrel_engine::feed::TouchedLimits) for each primary of the source.
 
 mod cutover;
+mod fences;
 mod reconcile;
 mod source;
 mod status;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -49,10 +50,11 @@ use whimbrel_engine::probe::Info;
 use whimbrel_engine::seal::Fence;
 
 pub use self::cutover::{Compare, CutoverOptions, CutoverReport};
+pub use self::fences::FenceNote;
 use self::source::{Position, PositionHandle, Round, Source};
 pub use self::status::{SourceShown, SyncPhase, SyncShown, SyncStatus};
 use crate::copy::{self, CopyOptions, KeyFailure, Shared};
-use crate::journal::{Journal, JournalState, write_whole};
+use crate::journal::{Journal, JournalState};
 use crate::progress::CopyCounts;
 use crate::retry::Backoff;
 
@@ -88,22 +90,6 @@ pub struct SyncOptions {
     pub all_dbs: bool,
     /// Where a [`FenceNote`] is left after a cutover.
     pub fence_file: PathBuf,
-}
-
-/// What a cutover did to keep writers away, for whoever takes the fence down. No password is in it.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct FenceNote {
-    /// The address of the source, as it was named.
-    pub source: String,
-    /// What undoes it.
-    pub fence: Fence,
-}
-
-impl FenceNote {
-    /// Whether the source is one of these addresses, or has one of them.
-    pub fn is_about(&self, addresses: &BTreeSet<String>) -> bool {
-        addresses.contains(&self.source) || self.fence.nodes().any(|at| addresses.contains(at))
-    }
 }
 
 /// How far a sync is: what its journal keeps.
@@ -267,13 +253,9 @@ pub async fn sync(
         sync.status.phase(SyncPhase::CutOver);
         if let Some(fence) = sync.state.cut_over.take() {
             let source = sync.shared.source.endpoint.address.to_string();
-            let file = &sync.options.fence_file;
-            if let Err(e) = write_whole(file, &FenceNote { source, fence }) {
+            if let Err(e) = (FenceNote { source, fence }).leave(&sync.options.fence_file) {
                 // The cutover is done all the same.
-                sync.status.copy.notice(format!(
-                    "what undoes the fence could not be written to {}: {e}; it has to be taken down by hand",
-                    file.display()
-                ));
+                sync.status.copy.notice(format!("{e}: the fence has to be taken down by hand"));
             }
         }
         sync.journal.finish()?;

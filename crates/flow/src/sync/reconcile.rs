@@ -36,6 +36,8 @@ impl Syncer {
     /// What could not be helped by trying again.
     pub(super) async fn reconcile(&mut self, slots: &SlotSet) -> Result<bool> {
         self.shared.forget_failures(slots);
+        // A key may have been removed and made anew unseen, between the looks at the source and at the target.
+        self.shared.unfollow_slots(slots);
         // Slots are listed in database 0 only.
         let is_one = self.shared.options.dbs.iter().all(|pair| pair.source == 0);
         let few = self.shared.source.is_cluster() && is_one && slots.len() <= LISTED_SLOTS_MAX;

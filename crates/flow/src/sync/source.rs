@@ -209,9 +209,6 @@ impl Source {
     /// # Errors
     /// What could not be helped by trying again.
     pub(super) async fn round(&mut self, urgent: bool) -> Result<Round> {
-        if self.is_broken() {
-            return Ok(Round::Broken);
-        }
         let touched = self.feed.touched();
         self.view.is_behind(Instant::now());
         let touch = |(db, key)| Touch { db: Some(db), key, what: What::Whole };
@@ -220,6 +217,10 @@ impl Source {
         }
         // Before the taking: whatever is up to here is either taken, or was taken before.
         let history = self.feed.history();
+        // After that: the position never goes beyond what a round cannot deal with.
+        if self.is_broken() {
+            return Ok(Round::Broken);
+        }
         let overflown = touched.take_slots();
         let touches = touched.take(ROUND_KEYS_MAX);
         let is_all = touches.len() < ROUND_KEYS_MAX;
@@ -269,15 +270,20 @@ impl Source {
         }
         let touches = touches.into_iter().flat_map(|touch| self.told_apart(touch));
         let (followed, mut left): (Vec<_>, Vec<_>) = touches.partition(|t| self.is_followed(t));
+        let mut is_working = true;
         for touch in followed {
-            match self.transfer_elements(&touch).await {
-                Ok(true) => {}
-                Ok(false) => left.push(Touch { what: What::Whole, ..touch }),
-                Err(error) => {
-                    tracing::debug!(%error, "elements could not be transferred: the whole key is");
-                    self.element_links = ElementLinks::default();
-                    left.push(Touch { what: What::Whole, ..touch });
-                }
+            let outcome = match is_working && !self.shared.stop.is_cancelled() {
+                true => self.transfer_elements(&touch).await,
+                // The lanes know how to wait for a server, and when to give up.
+                false => Ok(false),
+            };
+            if let Err(error) = &outcome {
+                tracing::debug!(%error, "elements could not be transferred: whole keys are");
+                self.element_links = ElementLinks::default();
+                is_working = false;
+            }
+            if !matches!(outcome, Ok(true)) {
+                left.push(Touch { what: What::Whole, ..touch });
             }
         }
         left
@@ -328,7 +334,6 @@ impl Source {
             self.element_links.of(&shared, self.feed.address(), pair, Slot::of_key(&touch.key)).await?;
         let followed = elements::transfer(links, &change, &ttls, false).await?;
         if followed.is_exact {
-            shared.arrived(pair.source, &touch.key);
             CopyProgress::add(&shared.progress.read, 1);
             CopyProgress::add(&shared.progress.written, 1);
             CopyProgress::add(&shared.progress.bytes_read, followed.bytes);

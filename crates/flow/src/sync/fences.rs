@@ -1,0 +1,73 @@
+//! What undoes the fence of a cutover, kept in a file until somebody takes the fence down.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::seal::Fence;
+
+use crate::journal::write_whole;
+
+/// What the files end with.
+const ENDING: &str = "fence";
+
+/// What a cutover did to keep writers away, for whoever takes the fence down. No password is in it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct FenceNote {
+    /// The address of the source, as it was named.
+    pub source: String,
+    /// What undoes it.
+    pub fence: Fence,
+}
+
+impl FenceNote {
+    /// Where a sync of this name leaves its note.
+    pub fn file_of(folder: &Path, name: &str) -> PathBuf {
+        folder.join(format!("{name}.{ENDING}"))
+    }
+
+    /// All that are in a folder.
+    ///
+    /// # Errors
+    /// `Own` where one cannot be read.
+    pub fn all_in(folder: &Path) -> Result<Vec<(PathBuf, FenceNote)>> {
+        let fail = |path: &Path, e: &dyn std::fmt::Display| Error::own(format!("read {}", path.display()), e);
+        let files = match std::fs::read_dir(folder) {
+            Ok(files) => files,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(fail(folder, &e)),
+        };
+        let mut notes = Vec::new();
+        for file in files {
+            let path = file.map_err(|e| fail(folder, &e))?.path();
+            if path.extension().is_some_and(|ending| ending == ENDING) {
+                let text = std::fs::read_to_string(&path).map_err(|e| fail(&path, &e))?;
+                notes.push((path.clone(), serde_json::from_str(&text).map_err(|e| fail(&path, &e))?));
+            }
+        }
+        Ok(notes)
+    }
+
+    /// Whether the source is one of these addresses, or has one of them.
+    pub fn is_about(&self, addresses: &BTreeSet<String>) -> bool {
+        addresses.contains(&self.source) || self.fence.nodes().any(|at| addresses.contains(at))
+    }
+
+    /// Leaves it in a file. A fence that still stood there before is part of it from now on: what users had before the first
+    /// of them is what they get back.
+    pub(super) fn leave(mut self, file: &Path) -> Result<()> {
+        let mut own: BTreeSet<String> = self.fence.nodes().map(str::to_owned).collect();
+        own.insert(self.source.clone());
+        let older = FenceNote::all_in(file.parent().unwrap_or(Path::new("")))?;
+        let older: Vec<_> = older.into_iter().filter(|(_, note)| note.is_about(&own)).collect();
+        for (_, note) in &older {
+            self.fence = self.fence.keeping(&note.fence);
+        }
+        write_whole(file, &self).map_err(|e| Error::own(format!("write {}", file.display()), e))?;
+        for (path, _) in older.iter().filter(|(path, _)| path != file) {
+            std::fs::remove_file(path).map_err(|e| Error::own(format!("remove {}", path.display()), e))?;
+        }
+        Ok(())
+    }
+}
