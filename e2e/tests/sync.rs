@@ -549,6 +549,63 @@ fn a_large_key_that_changes_all_the_time_arrives() {
 }
 
 /// Another kind of load: the fastest there is, for `WHIMBREL_SYNC_SECONDS`.
+/// On both sides a node joins and gets its share, and the one by which the cluster was named is drained, forgotten, and no
+/// longer of that cluster.
+#[test]
+fn nodes_join_and_leave() {
+    let start =
+        |engine| Cluster::builder(engine).primaries(3).node_timeout_ms(4_000).start().expect("it starts");
+    let (source, target) = (start(Engine::Valkey81), start(Engine::Redis80));
+    let joining = |engine| Server::builder(engine).cluster().start().expect("a node starts");
+    let (new_source, new_target) = (joining(Engine::Valkey81), joining(Engine::Redis80));
+    fill(&deployment(source.seed()));
+    let mut addresses = shards::addresses(&source);
+    addresses.push(new_source.addr());
+    let writers = writers(&addresses[1..3], "joining");
+    let job = Sync::new(&source.seed(), &target.seed(), &[]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    for (cluster, new) in [(&source, &new_source), (&target, &new_target)] {
+        join_and_leave(cluster, new);
+        assert!(writers.wait_for(400, PATIENCE), "the writers have stopped");
+        assert!(sync.is_running(), "it has ended: {}\n{}", sync.stdout(), sync.stderr());
+    }
+    finish(&job, sync, writers, &new_source.addr(), &new_target.addr(), &comparison());
+}
+
+fn join_and_leave(cluster: &Cluster, new: &Server) {
+    let stays = &cluster.nodes()[1];
+    let port = stays.port().to_string();
+    new.call(&["CLUSTER", "MEET", "127.0.0.1", &port]);
+    let state = tempfile::tempdir().expect("a folder");
+    let state = state.path().to_str().expect("a plain path");
+    let whimbrel = |args: &[&str]| {
+        let args: Vec<&str> = args.iter().copied().chain(["--yes", "--state-dir", state]).collect();
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            // The nodes may not have heard of each other yet.
+            let output = Invocation::new(&args).timeout(PATIENCE).run();
+            if output.code() == Some(0) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{args:?}: {output:#?}");
+            thread::sleep(Duration::from_millis(500));
+        }
+    };
+    let (seed, leaving) = (stays.addr(), cluster.node_id(0));
+    whimbrel(&["rebalance", &seed, "--use-empty", "--method", "external"]);
+    whimbrel(&["drain", &seed, leaving, "--method", "external"]);
+    for node in cluster.nodes()[1..].iter().chain([new]) {
+        node.call(&["CLUSTER", "FORGET", leaving]);
+    }
+    cluster.nodes()[0].call(&["FLUSHALL"]);
+    cluster.nodes()[0].call(&["CLUSTER", "RESET", "HARD"]);
+    // From now on it is a cluster of its own, which knows nothing of the others.
+    for slot in ["0", "1", "2"] {
+        cluster.nodes()[0].call(&["CLUSTER", "ADDSLOTS", slot]);
+    }
+}
+
 /// A target without room is waited for, and then complained of; with more room the sync goes on.
 #[test]
 fn a_full_target_is_told_of() {

@@ -63,6 +63,19 @@ impl Topology {
         self.shards.get(usize::from(index).checked_sub(1)?)
     }
 
+    /// Whether `asked`, which tells of `now`, seems to have left the cluster that this is: it knows of none of the other nodes
+    /// that have slots, and of no owner for some slot. One that was reset knows of itself at most.
+    fn is_left_by(&self, now: &Topology, asked: &Address) -> bool {
+        let knows = |node: &Address| now.nodes().any(|other| other == node);
+        let mut others = self.nodes().filter(|node| *node != asked).peekable();
+        others.peek().is_some() && !others.any(knows) && now.owner.contains(&0)
+    }
+
+    /// Primaries that own slots, and their replicas.
+    fn nodes(&self) -> impl Iterator<Item = &Address> {
+        self.shards.iter().flat_map(|shard| std::iter::once(&shard.primary).chain(&shard.replicas))
+    }
+
     /// The slots whose owner differs between the two, an unowned slot included.
     pub fn moved_slots(&self, other: &Topology) -> SlotSet {
         let mut moved = SlotSet::new();
@@ -169,6 +182,11 @@ impl Deployment {
         for address in candidates {
             let found = async { read_topology(&mut self.open(&address, 0).await?).await }.await;
             match found {
+                Ok(topology) if known.is_left_by(&topology, &address) => {
+                    let what = "the node has left the cluster";
+                    let at = address.to_string();
+                    failure = Some(Error::unfit(self.side(), at, "refresh the topology", what));
+                }
                 Ok(topology) => {
                     let topology = Arc::new(topology);
                     *self.topology.write().unwrap_or_else(PoisonError::into_inner) = topology.clone();
@@ -294,6 +312,29 @@ fn parse_node(node: &Value, link: &Link) -> Option<(Address, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_that_was_reset_does_not_speak_for_the_cluster() {
+        let at = |port: u16| Address::Tcp("127.0.0.1".into(), port);
+        let of = |shards: &[(u16, &str)]| {
+            let shard = |(port, slots): &(u16, &str)| Shard {
+                id: port.to_string(),
+                primary: at(*port),
+                replicas: Vec::new(),
+                slots: slots.parse().expect("ranges"),
+            };
+            Topology::new(true, shards.iter().map(shard).collect())
+        };
+        let known = of(&[(1, "0-5000"), (2, "5001-16383")]);
+        assert!(known.is_left_by(&of(&[]), &at(3)), "reset, after it was drained");
+        assert!(known.is_left_by(&of(&[(1, "0-2")]), &at(1)), "reset, with slots of its own");
+        assert!(
+            !known.is_left_by(&of(&[(2, "5001-16383")]), &at(1)),
+            "its slots are lost, but it knows the others"
+        );
+        assert!(!known.is_left_by(&of(&[(3, "0-16383")]), &at(1)), "all slots went to a new node");
+        assert!(!of(&[(1, "0-16383")]).is_left_by(&of(&[]), &at(1)), "there was nobody else");
+    }
 
     #[test]
     fn open_slots_are_those_of_the_node_itself() {
