@@ -612,7 +612,8 @@ fn documented_permissions() {
         for (command, key) in extras {
             redis::cmd(command).arg(key).arg(&["1", "more"]).exec(&mut there).expect("it can be written");
         }
-        let () = there.set("stowaway", 1).expect("it can be written");
+        // With a time to live: the target is asked whether it is about to expire.
+        let () = there.set_ex("stowaway", 1, 1_000).expect("it can be written");
         Invocation::new(&["verify", &from, &to, "--db", "0:8"]).run().expect_code(DIFFERENT);
         let () = there.del("stowaway").expect("it can be deleted");
         for (_, key) in extras {
