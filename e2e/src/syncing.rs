@@ -123,7 +123,7 @@ pub fn wait_until_following(sync: &mut Running) {
 #[track_caller]
 pub fn finish(
     job: &Sync,
-    mut sync: Running,
+    sync: Running,
     writers: ClusterWriters,
     source: &str,
     target: &str,
@@ -134,8 +134,7 @@ pub fn finish(
     let record = writers.stop();
     eprintln!("{}; writers held for {pause} ms at the cutover", record.observed);
     job.cutover_without_fence();
-    sync.terminate();
-    let output = sync.wait(PATIENCE).expect("it ends").expect_code(130);
+    let output = stop(sync);
     assert_equal(&record, source, target, comparison);
     let report = report(&output);
     eprintln!("{}", report["report"]["counts"]);
@@ -150,6 +149,13 @@ pub fn seconds(variable: &str, otherwise: u64) -> u64 {
 /// Database 0 of both sides, in full.
 pub fn comparison() -> Comparison {
     Comparison::default().databases(&[(0, 0)]).tolerance_ms(1)
+}
+
+/// Ends a sync as Ctrl-C does.
+#[track_caller]
+pub fn stop(mut sync: Running) -> Output {
+    sync.terminate();
+    sync.wait(PATIENCE).expect("it ends").expect_code(130)
 }
 
 /// Both sides hold what the writers were told that they hold, and nothing else.

@@ -60,14 +60,15 @@ impl Service {
     }
 }
 
-/// A proxy for each node of a cluster, and the options that make whimbrel use them.
-fn links_to(cluster: &Cluster) -> (Vec<Proxy>, Vec<String>) {
-    let nodes = shards::addresses(cluster);
+/// A sync that reaches each node of its source through a proxy, and the proxies.
+fn by_links(source: &Cluster, target: &str) -> (Vec<Proxy>, Sync) {
+    let nodes = shards::addresses(source);
     let proxies: Vec<Proxy> = nodes.iter().map(|node| Proxy::start(node).expect("a proxy")).collect();
-    let map =
-        |(node, proxy): (&String, &Proxy)| ["--source-map".to_owned(), format!("{node}={}", proxy.addr())];
-    let options = nodes.iter().zip(&proxies).flat_map(map).collect();
-    (proxies, options)
+    let map = |(node, proxy): (&String, &Proxy)| format!("--source-map={node}={}", proxy.addr());
+    let options: Vec<String> = nodes.iter().zip(&proxies).map(map).collect();
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let job = Sync::new(&source.seed(), target, &options);
+    (proxies, job)
 }
 
 fn cut_all(proxies: &[&Proxy]) {
@@ -166,9 +167,7 @@ fn a_cluster_becomes_a_cluster() {
     let target = cluster(Engine::Valkey91).start().expect("the target starts");
     fill(&deployment(source.seed()));
     let writers = writers(&shards::addresses(&source), "two");
-    let (proxies, options) = links_to(&source);
-    let options: Vec<&str> = options.iter().map(String::as_str).collect();
-    let job = Sync::new(&source.seed(), &target.seed(), &options);
+    let (proxies, job) = by_links(&source, &target.seed());
     let sync = job.start(&["--rate-keys", "20000"]);
     let sync = endure(
         &job,
@@ -189,9 +188,7 @@ fn a_cluster_becomes_a_server() {
     let from = deployment(source.seed());
     fill(&from);
     let writers = writers(&shards::addresses(&source), "three");
-    let (proxies, options) = links_to(&source);
-    let options: Vec<&str> = options.iter().map(String::as_str).collect();
-    let job = Sync::new(&source.seed(), &target.for_whimbrel.addr(), &options);
+    let (proxies, job) = by_links(&source, &target.for_whimbrel.addr());
     let sync = job.start(&["--rate-keys", "20000"]);
     let sync = endure(
         &job,

@@ -16,7 +16,7 @@ use whimbrel_e2e::resharding::runs;
 use whimbrel_e2e::shards;
 use whimbrel_e2e::syncing::{
     KEYS, PATIENCE, Sync, assert_equal, cluster, comparison, cut, delete, deployment, failures_of, fill,
-    finish, report, seconds, wait_until_following, writers,
+    finish, report, seconds, stop, wait_until_following, writers,
 };
 use whimbrel_lab::{Cluster, Engine, Proxy, Server};
 
@@ -169,8 +169,7 @@ fn what_was_missed_is_found() {
     redis::cmd("DEL").arg("filler").exec(&mut connection).expect("deleted");
     job.cutover_without_fence();
     Comparison::default().databases(&[(0, 0), (3, 3)]).assert_equal(&from, &to);
-    sync.terminate();
-    let output = sync.wait(PATIENCE).expect("it ends").expect_code(130);
+    let output = stop(sync);
     let report = report(&output)["report"].clone();
     assert!(report["reconciled_slots"].as_u64() > Some(0), "{}", output.stdout);
     // Only what differs is transferred.
@@ -260,8 +259,7 @@ fn what_the_target_lacks_keeps_it_from_taking_over() {
     redis::cmd("SET").arg("b").arg(1).exec(&mut second).expect("written");
     let refused = job.cutover(&["--fence", "none", "--max-pause", "2s"]).expect_code(4);
     assert!(refused.stdout.contains("not part of this sync"), "{}", refused.stdout);
-    sync.terminate();
-    sync.wait(PATIENCE).expect("it ends").expect_code(130);
+    stop(sync);
 }
 
 /// A target with keys is refused, or loses them where the user says so.
@@ -281,8 +279,7 @@ fn a_target_with_keys_is_mirrored_only_when_told() {
     wait_until_following(&mut sync);
     job.cutover_without_fence();
     Comparison::default().databases(&[(0, 0)]).assert_equal(&from, &to);
-    sync.terminate();
-    sync.wait(PATIENCE).expect("it ends").expect_code(130);
+    stop(sync);
 }
 
 /// It ends by itself where that is wanted, goes on later, and shows how it stands.
@@ -314,8 +311,7 @@ fn it_ends_when_nothing_is_left_and_goes_on_later() {
     thread::sleep(Duration::from_millis(1_500));
     let page = watch().expect_code(0).stdout;
     assert!(page.contains("following") && page.contains(&source.addr()), "{page}");
-    sync.terminate();
-    sync.wait(PATIENCE).expect("it ends").expect_code(130);
+    stop(sync);
 }
 
 /// Each way to keep writers out does so, and the sync ends with it.
@@ -632,8 +628,7 @@ fn a_full_target_is_told_of() {
     Comparison::default()
         .databases(&[(0, 0)])
         .assert_equal(&deployment(source.addr()), &deployment(target.addr()));
-    sync.terminate();
-    sync.wait(PATIENCE).expect("it ends").expect_code(130);
+    stop(sync);
 }
 
 /// Keys that are followed by their elements are emptied, all at once, and made anew while the sync makes up for it; and one
@@ -692,8 +687,7 @@ fn elements_are_not_added_to_what_is_not_there_any_more() {
     Comparison::default()
         .databases(&[(0, 0)])
         .assert_equal(&deployment(source.addr()), &deployment(target.addr()));
-    sync.terminate();
-    sync.wait(PATIENCE).expect("it ends").expect_code(130);
+    stop(sync);
 }
 
 /// Hashes, sets and sorted sets of many elements, of which some change all the time: what changes is transferred, not all of
@@ -764,8 +758,7 @@ fn large_keys_are_followed_by_their_elements() {
         stop.store(true, Ordering::Relaxed);
         let written: u64 = writers.into_iter().map(|writer| writer.join().expect("no panic")).sum();
         job.cutover_without_fence();
-        sync.terminate();
-        let output = sync.wait(PATIENCE).expect("it ends").expect_code(130);
+        let output = whimbrel_e2e::syncing::stop(sync);
         let counts = report(&output)["report"]["counts"].clone();
         eprintln!("{written} changes; {counts}");
         // A key moves whole when it was made anew, and at the start: far less often than it changes.

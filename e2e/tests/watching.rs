@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use whimbrel_e2e::binary::{Invocation, Running};
-use whimbrel_e2e::syncing::{PATIENCE, Sync, deployment, fill, wait_until_following};
+use whimbrel_e2e::syncing::{PATIENCE, Sync, deployment, fill, stop, wait_until_following};
 use whimbrel_lab::{Cluster, Engine, Proxy, Server};
 
 const PASSWORD: &str = "a-password-of-the-source";
@@ -95,8 +95,7 @@ fn a_sync_shows_itself() {
         assert!(Instant::now() < deadline, "the link does not come back");
         thread::sleep(Duration::from_millis(50));
     }
-    sync.terminate();
-    let output = sync.wait(PATIENCE).expect("it ends").expect_code(130);
+    let output = stop(sync);
     let logged: Vec<Value> = output
         .stderr
         .lines()

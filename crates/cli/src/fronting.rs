@@ -16,11 +16,7 @@ const OWN_FILES: u64 = 64;
 pub async fn run(args: &FrontArgs, stop: CancellationToken) -> Exit {
     match try_run(args, stop).await {
         Ok(()) => Exit::Success,
-        Err(e) => {
-            let exit = Exit::of(&e, false);
-            crate::show_error(&e, args.show.json, exit);
-            exit
-        }
+        Err(e) => crate::end_of(&e, args.show.json),
     }
 }
 

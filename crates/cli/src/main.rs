@@ -107,6 +107,13 @@ pub fn exit_of(error: &Error, begun: bool) -> Exit {
     if begun && stopped_by_user() { Exit::Stopped } else { Exit::of(error, begun) }
 }
 
+/// Shows why a command ended that writes nothing, and says what the process ends with.
+pub fn end_of(error: &Error, as_json: bool) -> Exit {
+    let exit = Exit::of(error, false);
+    show_error(error, as_json, exit);
+    exit
+}
+
 /// The first signal stops cleanly, the second at once.
 fn watch_signals(stop: CancellationToken) {
     tokio::spawn(async move {

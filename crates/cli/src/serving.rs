@@ -29,11 +29,7 @@ const NAMES_SHOWN: usize = 10;
 pub async fn run(args: &ServeArgs, stop: CancellationToken) -> Exit {
     match try_run(args, &stop).await {
         Ok(()) => Exit::Success,
-        Err(e) => {
-            let exit = Exit::of(&e, false);
-            cluster::show_error(&e, args.moving.show.json, exit);
-            exit
-        }
+        Err(e) => cluster::end_of(&e, args.moving.show.json),
     }
 }
 

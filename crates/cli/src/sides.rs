@@ -90,12 +90,7 @@ impl Sides {
 
     /// How connections behave.
     fn link_options(&self, readonly: bool) -> LinkOptions {
-        LinkOptions {
-            db: 0,
-            readonly,
-            connect_timeout_ms: self.connect_timeout,
-            reply_timeout_ms: self.timeout,
-        }
+        link_options(self.connect_timeout, self.timeout, readonly)
     }
 }
 
@@ -110,12 +105,7 @@ impl FrontArgs {
 
     /// How the front's own connections behave.
     pub fn link_options(&self) -> LinkOptions {
-        LinkOptions {
-            db: 0,
-            readonly: false,
-            connect_timeout_ms: self.connect_timeout,
-            reply_timeout_ms: self.timeout,
-        }
+        link_options(self.connect_timeout, self.timeout, false)
     }
 }
 
@@ -131,12 +121,7 @@ impl ClusterArgs {
 
     /// How connections behave.
     pub fn link_options(&self) -> LinkOptions {
-        LinkOptions {
-            db: 0,
-            readonly: false,
-            connect_timeout_ms: self.connect_timeout,
-            reply_timeout_ms: self.timeout,
-        }
+        link_options(self.connect_timeout, self.timeout, false)
     }
 }
 
@@ -185,6 +170,10 @@ impl ServeArgs {
         }
         Ok(password)
     }
+}
+
+fn link_options(connect_timeout_ms: u64, reply_timeout_ms: u64, readonly: bool) -> LinkOptions {
+    LinkOptions { db: 0, readonly, connect_timeout_ms, reply_timeout_ms }
 }
 
 /// The addresses that a command holds, each with the variable that its password may come from instead.

@@ -21,11 +21,7 @@ use crate::exit::Exit;
 pub async fn run(args: &VerifyArgs, stop: CancellationToken) -> Exit {
     match run_inner(args, stop).await {
         Ok(report) => exit_of(&report),
-        Err(e) => {
-            let exit = Exit::of(&e, false);
-            crate::show_error(&e, args.show.json, exit);
-            exit
-        }
+        Err(e) => crate::end_of(&e, args.show.json),
     }
 }
 

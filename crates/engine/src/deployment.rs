@@ -72,7 +72,7 @@ impl Topology {
     }
 
     /// Primaries that own slots, and their replicas.
-    fn nodes(&self) -> impl Iterator<Item = &Address> {
+    pub fn nodes(&self) -> impl Iterator<Item = &Address> {
         self.shards.iter().flat_map(|shard| std::iter::once(&shard.primary).chain(&shard.replicas))
     }
 

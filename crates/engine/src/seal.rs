@@ -177,9 +177,10 @@ impl Fence {
                 }
             }
             FenceKind::Acl => {
-                for address in nodes(deployment) {
-                    let mut link = deployment.open(&address, 0).await?;
-                    users.extend(writers(&mut link, &address).await?);
+                // Replicas too: one that is promoted has rules of its own.
+                for address in deployment.topology().nodes() {
+                    let mut link = deployment.open(address, 0).await?;
+                    users.extend(writers(&mut link, address).await?);
                 }
                 if users.is_empty() {
                     let at = deployment.endpoint.address.to_string();
@@ -222,7 +223,7 @@ impl Fence {
 
     /// Gives each user the rules that `rules` has for it.
     async fn rule(&self, deployment: &Deployment, rules: fn(&FencedUser) -> Vec<&str>) -> Result<()> {
-        for address in nodes(deployment).iter().filter(|_| !self.users.is_empty()) {
+        for address in deployment.topology().nodes().filter(|_| !self.users.is_empty()) {
             let mut link = deployment.open(address, 0).await?;
             let at = address.to_string();
             for user in self.users.iter().filter(|user| user.at == at) {
@@ -252,12 +253,6 @@ impl Fence {
     pub fn kind(&self) -> FenceKind {
         self.kind
     }
-}
-
-/// Primaries and replicas: a replica that is promoted has rules of its own.
-fn nodes(deployment: &Deployment) -> Vec<Address> {
-    let topology = deployment.topology();
-    topology.shards.iter().flat_map(|s| std::iter::once(&s.primary).chain(&s.replicas)).cloned().collect()
 }
 
 /// The users of one node that may write, but for our own.

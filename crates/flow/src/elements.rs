@@ -9,6 +9,7 @@ use bytes::Bytes;
 use whimbrel_engine::error::{Code, Result, ServerError};
 use whimbrel_engine::feed::Collection;
 use whimbrel_engine::link::Link;
+use whimbrel_engine::probe::Capabilities;
 use whimbrel_wire::value::Value;
 
 use crate::typed::KeyType;
@@ -28,7 +29,7 @@ pub(crate) struct Change<'a> {
     pub(crate) key: &'a Bytes,
     /// `None` where only the expiry changed, and there are no names.
     pub(crate) collection: Option<Collection>,
-    pub(crate) names: BTreeSet<Bytes>,
+    pub(crate) names: &'a BTreeSet<Bytes>,
     /// The expiry of the key as a whole changed, too.
     pub(crate) expiry: bool,
 }
@@ -46,6 +47,17 @@ pub(crate) struct FieldTtls {
     pub(crate) target: bool,
     /// `PEXPIRETIME` exists on the source.
     pub(crate) pexpiretime: bool,
+}
+
+impl FieldTtls {
+    /// By what the servers can do.
+    pub(crate) fn of(source: &Capabilities, target: &Capabilities) -> FieldTtls {
+        FieldTtls {
+            source: source.hash_field_ttl,
+            target: target.hash_field_ttl,
+            pexpiretime: source.pexpiretime,
+        }
+    }
 }
 
 /// Whether the elements that were touched are those of a key of type `kind`.

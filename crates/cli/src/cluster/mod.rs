@@ -28,6 +28,13 @@ pub async fn connect(args: &ClusterArgs) -> Result<Deployment> {
         .with_remedy("name any node of a cluster"))
 }
 
+/// As [`crate::end_of`], for a command about one cluster.
+pub fn end_of(error: &Error, as_json: bool) -> Exit {
+    let exit = Exit::of(error, false);
+    show_error(error, as_json, exit);
+    exit
+}
+
 /// Prints the error of a command about one cluster, which knows neither source nor target.
 pub fn show_error(error: &Error, as_json: bool, exit: Exit) {
     let (side, text) = (error.side.to_string(), error.to_string());

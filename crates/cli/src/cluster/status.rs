@@ -28,11 +28,7 @@ pub async fn run(args: &StatusArgs, stop: CancellationToken) -> Exit {
         () = stop.cancelled() => return Exit::Stopped,
         outcome = run_inner(args) => outcome,
     };
-    outcome.unwrap_or_else(|e| {
-        let exit = Exit::of(&e, false);
-        super::show_error(&e, args.json, exit);
-        exit
-    })
+    outcome.unwrap_or_else(|e| super::end_of(&e, args.json))
 }
 
 async fn run_inner(args: &StatusArgs) -> Result<Exit> {

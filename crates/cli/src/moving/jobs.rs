@@ -21,11 +21,7 @@ const CANCEL_WAIT: Duration = Duration::from_secs(120);
 pub async fn run(args: &JobsArgs, stop: CancellationToken) -> Exit {
     match try_run(args, &stop).await {
         Ok(exit) => exit,
-        Err(e) => {
-            let exit = Exit::of(&e, false);
-            crate::cluster::show_error(&e, args.json, exit);
-            exit
-        }
+        Err(e) => crate::cluster::end_of(&e, args.json),
     }
 }
 

@@ -28,11 +28,7 @@ pub async fn run(args: &CutoverArgs, stop: CancellationToken) -> Exit {
     };
     match asked {
         Ok(reply) => show(args, &reply),
-        Err(e) => {
-            let exit = Exit::of(&e, false);
-            crate::show_error(&e, args.json, exit);
-            exit
-        }
+        Err(e) => crate::end_of(&e, args.json),
     }
 }
 

@@ -17,11 +17,7 @@ use crate::exit::Exit;
 pub async fn run(args: &UnfenceArgs) -> Exit {
     match try_run(args).await {
         Ok(exit) => exit,
-        Err(e) => {
-            let exit = Exit::of(&e, false);
-            crate::cluster::show_error(&e, args.json, exit);
-            exit
-        }
+        Err(e) => crate::cluster::end_of(&e, args.json),
     }
 }
 
@@ -46,7 +42,7 @@ async fn try_run(args: &UnfenceArgs) -> Result<Exit> {
             json!({"event": "unfence", "server": at, "fence": note.fence.kind(), "dry_run": args.dry_run});
         if !args.dry_run {
             note.fence.lift(&deployment).await?;
-            forget(&file)?;
+            FenceNote::forget(&file)?;
         }
         match (args.json, args.dry_run) {
             (true, _) => println!("{event}"),
@@ -66,19 +62,13 @@ pub fn forget_all(folder: &Path, deployment: &Deployment) -> Result<()> {
     FenceNote::all_in(folder)?
         .iter()
         .filter(|(_, note)| note.is_about(&own))
-        .try_for_each(|(file, _)| forget(file))
-}
-
-fn forget(file: &Path) -> Result<()> {
-    std::fs::remove_file(file).map_err(|e| Error::own(format!("remove {}", file.display()), e))
+        .try_for_each(|(file, _)| FenceNote::forget(file))
 }
 
 /// All nodes, and the address by which the user named it.
 fn addresses(deployment: &Deployment) -> BTreeSet<String> {
     let topology = deployment.topology();
-    let nodes =
-        topology.shards.iter().flat_map(|shard| std::iter::once(&shard.primary).chain(&shard.replicas));
-    nodes.chain([&deployment.endpoint.address]).map(ToString::to_string).collect()
+    topology.nodes().chain([&deployment.endpoint.address]).map(ToString::to_string).collect()
 }
 
 fn words(kind: FenceKind) -> &'static str {

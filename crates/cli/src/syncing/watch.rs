@@ -60,11 +60,7 @@ impl View {
 
 /// Runs the command.
 pub async fn run(args: &WatchArgs, stop: CancellationToken) -> Exit {
-    watch(args, &stop).await.unwrap_or_else(|e| {
-        let exit = Exit::of(&e, false);
-        crate::show_error(&e, args.json, exit);
-        exit
-    })
+    watch(args, &stop).await.unwrap_or_else(|e| crate::end_of(&e, args.json))
 }
 
 async fn watch(args: &WatchArgs, stop: &CancellationToken) -> Result<Exit> {

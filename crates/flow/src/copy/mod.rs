@@ -473,6 +473,15 @@ impl Shared {
         evicted
     }
 
+    /// What to ask `SCAN` for, by the names that are selected.
+    pub(crate) fn scan_options(&self) -> ScanOptions {
+        ScanOptions {
+            count: self.options.scan_count,
+            pattern: self.options.selection.server_side_match().map(Bytes::copy_from_slice),
+            type_name: None,
+        }
+    }
+
     /// Whether the server cannot filter by type, so that each key's has to be asked before it is selected.
     pub(crate) fn types_asked(&self) -> bool {
         self.options.types.len() > 1

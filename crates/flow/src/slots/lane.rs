@@ -173,7 +173,7 @@ impl Lane {
                     self.shared.check_stop()?;
                     // Before the pause the key has no expiry there; under it, it gets it.
                     let expiry = change.expiry && self.shared.is_draining();
-                    let change = elements::Change { key: &change.key, collection, names, expiry };
+                    let change = elements::Change { key: &change.key, collection, names: &names, expiry };
                     let links = (&mut self.source, &mut self.target);
                     let followed =
                         elements::transfer(links, &change, &self.shared.hash_field_ttls(), true).await?;

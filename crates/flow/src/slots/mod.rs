@@ -228,11 +228,7 @@ impl Shared {
     }
 
     fn hash_field_ttls(&self) -> FieldTtls {
-        FieldTtls {
-            source: self.source.capabilities.hash_field_ttl,
-            target: self.target.capabilities.hash_field_ttl,
-            pexpiretime: self.source.capabilities.pexpiretime,
-        }
+        FieldTtls::of(&self.source.capabilities, &self.target.capabilities)
     }
 
     /// The type of a key that is followed by its elements.

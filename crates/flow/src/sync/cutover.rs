@@ -466,9 +466,7 @@ impl Syncer {
         }
         Ok(compared)
     }
-}
 
-impl Syncer {
     /// Compares all keys, both ways; returns how many. What writers may have made different counts only where it is `final`.
     async fn compare_all(&self, is_final: bool) -> Result<u64> {
         let Shared { source, target, options, stop, .. } = &*self.shared;

@@ -54,6 +54,14 @@ impl FenceNote {
         addresses.contains(&self.source) || self.fence.nodes().any(|at| addresses.contains(at))
     }
 
+    /// The file is of no use any more.
+    ///
+    /// # Errors
+    /// `Own` where it cannot be removed.
+    pub fn forget(file: &Path) -> Result<()> {
+        std::fs::remove_file(file).map_err(|e| Error::own(format!("remove {}", file.display()), e))
+    }
+
     /// Leaves it in a file. A fence that still stood there before is part of it from now on: what users had before the first
     /// of them is what they get back.
     pub(super) fn leave(mut self, file: &Path) -> Result<()> {
@@ -65,9 +73,6 @@ impl FenceNote {
             self.fence = self.fence.keeping(&note.fence);
         }
         write_whole(file, &self).map_err(|e| Error::own(format!("write {}", file.display()), e))?;
-        for (path, _) in older.iter().filter(|(path, _)| path != file) {
-            std::fs::remove_file(path).map_err(|e| Error::own(format!("remove {}", path.display()), e))?;
-        }
-        Ok(())
+        older.iter().filter(|(path, _)| path != file).try_for_each(|(path, _)| FenceNote::forget(path))
     }
 }

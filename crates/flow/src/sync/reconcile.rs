@@ -17,7 +17,7 @@ use whimbrel_wire::value::Value;
 use super::{Source, Syncer};
 use crate::copy;
 use crate::retry::Backoff;
-use crate::scan::{KeyScan, ScanOptions, Unit};
+use crate::scan::{KeyScan, Unit};
 use crate::typed::STAGING_PREFIX;
 
 /// So few slots of a cluster are listed one by one; for more of them all keys are scanned.
@@ -116,12 +116,13 @@ impl Syncer {
                 if shared.target.is_cluster() && unit.slots.intersection(slots).is_empty() {
                     continue;
                 }
-                let options = ScanOptions {
-                    count: shared.options.scan_count,
-                    pattern: shared.options.selection.server_side_match().map(Bytes::copy_from_slice),
-                    type_name: None,
-                };
-                let mut scan = KeyScan::new(shared.target.clone(), unit, options, shared.options.retry, None);
+                let mut scan = KeyScan::new(
+                    shared.target.clone(),
+                    unit,
+                    shared.scan_options(),
+                    shared.options.retry,
+                    None,
+                );
                 while let Some(page) = scan.next().await? {
                     if shared.stop.is_cancelled() {
                         return Ok(false);

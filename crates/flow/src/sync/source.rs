@@ -21,7 +21,7 @@ use super::status::SourceView;
 use crate::copy::{DbPair, Lanes, Shared, Tracker, average_bytes};
 use crate::elements::{self, FieldTtls};
 use crate::progress::CopyProgress;
-use crate::scan::{KeyScan, ScanOptions, Unit};
+use crate::scan::{KeyScan, Unit};
 use crate::verify::{BATCH_KEYS_MAX, Comparer};
 
 /// Touched keys that one round takes.
@@ -318,17 +318,13 @@ impl Source {
         let Some(pair) = shared.options.dbs.iter().find(|pair| touch.db == Some(pair.source)) else {
             return Ok(false);
         };
+        let none = BTreeSet::new();
         let (collection, names, expiry) = match &touch.what {
             What::Whole => return Ok(false),
-            What::Elements(elements) => (Some(elements.collection), elements.names.clone(), elements.expiry),
-            What::Expiry => (None, BTreeSet::new(), true),
+            What::Elements(elements) => (Some(elements.collection), &elements.names, elements.expiry),
+            What::Expiry => (None, &none, true),
         };
-        let (from, to) = (&shared.source.capabilities, &shared.target.capabilities);
-        let ttls = FieldTtls {
-            source: from.hash_field_ttl,
-            target: to.hash_field_ttl,
-            pexpiretime: from.pexpiretime,
-        };
+        let ttls = FieldTtls::of(&shared.source.capabilities, &shared.target.capabilities);
         let change = elements::Change { key: &touch.key, collection, names, expiry };
         let links =
             self.element_links.of(&shared, self.feed.address(), pair, Slot::of_key(&touch.key)).await?;
@@ -384,12 +380,8 @@ impl Source {
             };
             let mut comparers: Vec<Comparer> = (0..COMPARERS).map(comparer).collect();
             let unit = Unit { db: pair.source, ..self.unit.clone() };
-            let options = ScanOptions {
-                count: shared.options.scan_count,
-                pattern: shared.options.selection.server_side_match().map(Bytes::copy_from_slice),
-                type_name: None,
-            };
-            let mut scan = KeyScan::new(shared.source.clone(), unit, options, shared.options.retry, None);
+            let mut scan =
+                KeyScan::new(shared.source.clone(), unit, shared.scan_options(), shared.options.retry, None);
             let mut keys = Vec::new();
             let mut is_over = false;
             while !is_over || !keys.is_empty() {
