@@ -230,7 +230,10 @@ async fn describe(link: &mut Link, key: &[u8], field_ttl: bool) -> Description {
             // Versions print the same score in different ways.
             Some(KeyType::Zset) => {
                 let score: f64 = element[1].as_str().expect("a score").parse().expect("a number");
-                write!(description.text, "{:x},", score.to_bits()).expect("memory");
+                // The servers themselves lose the sign of a zero: a sorted set starts as a listpack, which
+                // stores whole numbers as integers, and ZADD takes -0 over 0 for no change. Which elements
+                // come first depends on the hash seed. -0.0 + 0.0 is 0.0.
+                write!(description.text, "{:x},", (score + 0.0).to_bits()).expect("memory");
             }
             Some(KeyType::Hash) => {
                 description.add(&element[1]);
