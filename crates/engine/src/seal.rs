@@ -5,6 +5,7 @@
 //!
 //! A [`Fence`] is what keeps writers out once the other side is the one that counts. See [`FenceKind`] for the ways.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -180,7 +181,7 @@ impl Fence {
                 // Replicas too: one that is promoted has rules of its own.
                 for address in deployment.topology().nodes() {
                     let mut link = deployment.open(address, 0).await?;
-                    users.extend(writers(&mut link, address).await?);
+                    users.extend(writers(&mut link, address, &BTreeSet::new()).await?);
                 }
                 if users.is_empty() {
                     let at = deployment.endpoint.address.to_string();
@@ -197,13 +198,33 @@ impl Fence {
     /// to do here but to release, or to hold longer.
     ///
     /// # Errors
-    /// As [`Deployment::open`] and [`Link::call`]: part of it may be up, and [`Fence::lift`] takes that down.
+    /// `Unfit` where there are users that the plan does not know; as [`Deployment::open`] and [`Link::call`]. Part of it
+    /// may be up then, and [`Fence::lift`] takes that down.
     pub async fn raise(&self, deployment: &Deployment) -> Result<()> {
         if self.kind == FenceKind::ReadonlyReplica {
             let mut link = deployment.open(&deployment.endpoint.address, 0).await?;
             link.call(&[b"REPLICAOF", NOWHERE.0, NOWHERE.1]).await?;
         }
-        self.rule(deployment, |_| vec!["-@write"]).await
+        self.rule(deployment, |_| vec!["-@write"]).await?;
+        if self.kind == FenceKind::Acl {
+            for address in deployment.topology().nodes() {
+                let mut link = deployment.open(address, 0).await?;
+                self.refuse_newcomers(&mut link, address).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Users that were made since the plan are not kept out, and what undoes the fence would not know them.
+    async fn refuse_newcomers(&self, link: &mut Link, address: &Address) -> Result<()> {
+        let at = address.to_string();
+        let known = self.users.iter().filter(|user| user.at == at).map(|user| user.name.clone()).collect();
+        if let Some(user) = writers(link, address, &known).await?.first() {
+            let what = format!("ACL user {} was made, or got rights, since the fence was planned", user.name);
+            return Err(Error::unfit(link.endpoint().side, at, "fence the writers off", what)
+                .with_remedy("try the cutover again"));
+        }
+        Ok(())
     }
 
     /// Takes it down. A pause ends as well, whoever has begun it.
@@ -221,12 +242,13 @@ impl Fence {
         self.rule(deployment, FencedUser::rules).await
     }
 
-    /// Gives each user the rules that `rules` has for it.
+    /// Gives each user the rules that `rules` has for it. Who was deleted since is not made anew.
     async fn rule(&self, deployment: &Deployment, rules: fn(&FencedUser) -> Vec<&str>) -> Result<()> {
         for address in deployment.topology().nodes().filter(|_| !self.users.is_empty()) {
             let mut link = deployment.open(address, 0).await?;
             let at = address.to_string();
-            for user in self.users.iter().filter(|user| user.at == at) {
+            let names = names_of_users(&mut link).await?;
+            for user in self.users.iter().filter(|user| user.at == at && names.contains(&user.name)) {
                 let mut command: Vec<&[u8]> = vec![b"ACL", b"SETUSER", user.name.as_bytes()];
                 command.extend(rules(user).into_iter().map(str::as_bytes));
                 link.call(&command).await?;
@@ -255,15 +277,12 @@ impl Fence {
     }
 }
 
-/// The users of one node that may write, but for our own.
-async fn writers(link: &mut Link, address: &Address) -> Result<Vec<FencedUser>> {
+/// The users of one node that may write, but for our own and those who are known.
+async fn writers(link: &mut Link, address: &Address, known: &BTreeSet<String>) -> Result<Vec<FencedUser>> {
     let own = link.call(&[b"ACL", b"WHOAMI"]).await?;
     let own = own.as_str().unwrap_or_default().to_owned();
-    let names = link.call(&[b"ACL", b"USERS"]).await?;
-    let names: Vec<String> =
-        names.as_items().unwrap_or_default().iter().filter_map(Value::as_str).map(str::to_owned).collect();
     let mut users = Vec::new();
-    for name in names.into_iter().filter(|name| *name != own) {
+    for name in names_of_users(link).await?.into_iter().filter(|name| *name != own && !known.contains(name)) {
         let user = link.call(&[b"ACL", b"GETUSER", name.as_bytes()]).await?;
         let commands = user.field("commands").and_then(Value::as_str).unwrap_or_default().to_owned();
         if user.field("selectors").and_then(Value::as_items).is_some_and(|selectors| !selectors.is_empty()) {
@@ -282,4 +301,9 @@ async fn writers(link: &mut Link, address: &Address) -> Result<Vec<FencedUser>> 
         }
     }
     Ok(users)
+}
+
+async fn names_of_users(link: &mut Link) -> Result<BTreeSet<String>> {
+    let names = link.call(&[b"ACL", b"USERS"]).await?;
+    Ok(names.as_items().unwrap_or_default().iter().filter_map(Value::as_str).map(str::to_owned).collect())
 }
