@@ -531,12 +531,12 @@ fn a_server_that_is_loading() {
         let open = || Server::builder(engine).arg("loading-process-events-interval-bytes", "1024");
         let slow = start(open());
         let mut pipe = redis::pipe();
-        for i in 0..3000 {
+        for i in 0..12_000 {
             pipe.set(format!("key:{i}"), "x".repeat(100)).ignore();
         }
         let () = pipe.query(&mut slow.connection()).expect("it takes keys");
         slow.call(&["SAVE"]);
-        // Half a minute, by a delay after each key; it is taken away in the end.
+        // Two minutes, by a delay after each key; it is taken away in the end.
         let config = slow.dir().join("server.conf");
         let text = fs::read_to_string(&config).expect("the configuration is there");
         fs::write(&config, format!("{text}key-load-delay 10000\n")).expect("it can be written");
@@ -562,7 +562,7 @@ fn a_server_that_is_loading() {
             restarting.join().expect("it does not panic").expect("it comes back");
         });
         let size: u64 = redis::cmd("DBSIZE").query(&mut slow.connection()).expect("it answers");
-        assert_eq!(size, 3000);
+        assert_eq!(size, 12_000);
     }
 }
 
