@@ -1,12 +1,14 @@
 //! `whimbrel front` serves real clients in front of real servers.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use redis::{Connection, Value};
 use serde_json::Value as Json;
 use whimbrel_e2e::binary::{Invocation, Running};
-use whimbrel_lab::{Cluster, Engine, Server};
+use whimbrel_lab::{Cluster, Engine, Server, Tls};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -139,4 +141,80 @@ fn what_cannot_be_served_is_said_before_listening() {
     let taken = other.addr();
     let refused = Invocation::new(&["front", "--listen", &taken, "--source", &taken]).run().expect_code(1);
     assert!(refused.stderr.contains("listen on"), "{}", refused.stderr);
+}
+
+/// A client of the `redis` crate that trusts this authority, and shows the client's certificate where told to.
+fn with_tls(front: &Front, tls: &Tls, shows: bool) -> redis::RedisResult<Connection> {
+    let read = |path| fs::read(path).expect("a file");
+    let client_tls = shows.then(|| redis::ClientTlsConfig {
+        client_cert: read(tls.client_cert()),
+        client_key: read(tls.client_key()),
+    });
+    let certificates = redis::TlsCertificates { client_tls, root_cert: Some(read(tls.ca())) };
+    let client = redis::Client::build_with_tls(format!("rediss://{}/", front.address), certificates)?;
+    let connection = client.get_connection_with_timeout(PATIENCE)?;
+    connection.set_read_timeout(Some(PATIENCE))?;
+    Ok(connection)
+}
+
+/// The path as text, for a command line.
+fn text(path: &std::path::Path) -> &str {
+    path.to_str().expect("a path of the test")
+}
+
+#[test]
+fn clients_come_with_tls_and_so_does_the_front_to_the_source() {
+    let tls = Tls::new().expect("certificates");
+    let (ca, cert, key) = (tls.ca(), tls.server_cert(), tls.server_key());
+    for engine in Engine::ALL {
+        let source = Server::builder(engine).tls(&tls).start().expect("a server");
+        let url = format!("rediss://127.0.0.1:{}", source.tls_port().expect("it has one"));
+        let more = ["--source-ca", text(&ca), "--tls-cert", text(&cert), "--tls-key", text(&key)];
+        let front = Front::before(&url, &more);
+        let mut client = with_tls(&front, &tls, false).expect("a connection");
+        // Many records each way.
+        let value = "v".repeat(1 << 20);
+        let () = redis::cmd("SET").arg("large").arg(&value).query(&mut client).expect("written");
+        let found: String = redis::cmd("GET").arg("large").query(&mut client).expect("read");
+        assert!(found == value, "{engine}");
+        let mut pipe = redis::pipe();
+        for i in 0..10_000 {
+            pipe.cmd("INCRBY").arg("n").arg(i);
+        }
+        let sums: Vec<u64> = pipe.query(&mut client).expect("answered in order");
+        assert_eq!(sums.last(), Some(&(9_999 * 10_000 / 2)), "{engine}");
+        // Whoever does not speak TLS does not get in, and disturbs nobody.
+        let mut plain = TcpStream::connect(&front.address).expect("a connection");
+        plain.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        plain.write_all(b"*1\r\n$4\r\nPING\r\n").expect("sent");
+        let mut said = Vec::new();
+        let _ = plain.read_to_end(&mut said);
+        assert!(!said.windows(4).any(|bytes| bytes == b"PONG"), "{engine}");
+        let () = redis::cmd("PING").query(&mut client).expect("the others go on");
+    }
+}
+
+#[test]
+fn clients_have_to_show_a_certificate_where_told_so() {
+    let tls = Tls::new().expect("certificates");
+    let source = Server::builder(Engine::Redis80).start().expect("a server");
+    let (ca, cert, key) = (tls.ca(), tls.server_cert(), tls.server_key());
+    let more = ["--tls-cert", text(&cert), "--tls-key", text(&key), "--tls-client-ca", text(&ca)];
+    let front = Front::before(&source.url(), &more);
+    let mut client = with_tls(&front, &tls, true).expect("a connection");
+    let () = redis::cmd("PING").query(&mut client).expect("an answer");
+    let stranger =
+        with_tls(&front, &tls, false).and_then(|mut client| redis::cmd("PING").query::<()>(&mut client));
+    stranger.expect_err("it has shown nothing");
+    for (args, why) in [
+        (vec!["--tls-cert", text(&cert)], "--tls-key"),
+        (vec!["--tls-cert", text(&key), "--tls-key", text(&key)], "holds no certificate"),
+        (vec!["--tls-cert", text(&cert), "--tls-key", "/nowhere"], "/nowhere"),
+    ] {
+        let url = source.url();
+        let args = [&["front", "--listen", "127.0.0.1:0", "--source", &url][..], &args].concat();
+        let output = Invocation::new(&args).run();
+        assert_ne!(output.code(), Some(0), "{output:#?}");
+        assert!(output.stderr.contains(why), "{output:#?}");
+    }
 }

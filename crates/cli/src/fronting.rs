@@ -4,6 +4,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::tls::Acceptor;
 use whimbrel_front::server::{Front, FrontOptions};
 
 use crate::args::FrontArgs;
@@ -23,8 +24,12 @@ pub async fn run(args: &FrontArgs, stop: CancellationToken) -> Exit {
 async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
     let source = args.source_endpoint()?;
     let clients_max = make_room(args.max_clients)?;
-    let options =
-        FrontOptions { listen: args.listen, clients_max: clients_max as usize, link: args.link_options() };
+    let tls = match (&args.tls_cert, &args.tls_key) {
+        (Some(cert), Some(key)) => Some(Acceptor::new(cert, key, args.tls_client_ca.as_deref())?),
+        _ => None,
+    };
+    let (listen, link) = (args.listen, args.link_options());
+    let options = FrontOptions { listen, tls, clients_max: clients_max as usize, link };
     let at = source.address.to_string();
     let front = Front::bind(options, source).await?;
     let (address, version) = (front.address()?, front.source().version.clone());

@@ -22,4 +22,4 @@ pub mod native;
 pub mod nodes;
 pub mod probe;
 pub mod seal;
-mod tls;
+pub mod tls;

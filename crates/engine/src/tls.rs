@@ -1,15 +1,22 @@
-//! Client configurations for TLS.
+//! TLS: configurations of clients, and how a listener of ours meets its clients.
 
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::server::{NoClientAuth, WebPkiClientVerifier};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
 use crate::endpoint::TlsOptions;
+use crate::error::{Error, Result as EngineResult};
 
 /// Builds the client configuration that `options` describe.
 ///
@@ -26,17 +33,67 @@ pub(crate) fn client_config(options: &TlsOptions) -> Result<Arc<ClientConfig>, S
         builder.with_root_certificates(roots(options.ca_file.as_deref())?)
     };
     let config = match (&options.cert_file, &options.key_file) {
-        (Some(cert), Some(key)) => {
-            let key_der = PrivateKeyDer::from_pem_file(key)
-                .map_err(|e| format!("cannot use the key {}: {e}", key.display()))?;
-            builder.with_client_auth_cert(certificates(cert)?, key_der).map_err(|e| {
-                format!("certificate {} and key {} do not work: {e}", cert.display(), key.display())
-            })?
-        }
+        (Some(cert), Some(key)) => builder
+            .with_client_auth_cert(certificates(cert)?, private_key(key)?)
+            .map_err(|e| pair_fails(cert, key, &e))?,
         (None, None) => builder.with_no_client_auth(),
         _ => return Err("a client certificate and its key are needed together".to_owned()),
     };
     Ok(Arc::new(config))
+}
+
+/// How a listener of ours meets its clients with TLS.
+#[derive(Clone)]
+pub struct Acceptor(TlsAcceptor);
+
+impl Acceptor {
+    /// Shows the certificate of these PEM files. With `client_ca`, clients have to show one of that authority.
+    ///
+    /// # Errors
+    /// `Own` with the name of the file and what is wrong with it.
+    pub fn new(cert: &Path, key: &Path, client_ca: Option<&Path>) -> EngineResult<Acceptor> {
+        let config = server_config(cert, key, client_ca).map_err(|e| Error::own("listen with TLS", e))?;
+        Ok(Acceptor(Arc::new(config).into()))
+    }
+
+    /// Agrees with a client that has connected. The caller limits the time.
+    ///
+    /// # Errors
+    /// Where they do not come to terms, or the client leaves.
+    pub async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        self.0.accept(stream).await
+    }
+}
+
+impl std::fmt::Debug for Acceptor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Acceptor")
+    }
+}
+
+fn server_config(cert: &Path, key: &Path, client_ca: Option<&Path>) -> Result<ServerConfig, String> {
+    let provider = Arc::new(ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(|e| e.to_string())?;
+    let verifier = match client_ca {
+        Some(path) => WebPkiClientVerifier::builder_with_provider(Arc::new(roots(Some(path))?), provider)
+            .build()
+            .map_err(|e| format!("cannot use {} as an authority: {e}", path.display()))?,
+        None => Arc::new(NoClientAuth),
+    };
+    builder
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(certificates(cert)?, private_key(key)?)
+        .map_err(|e| pair_fails(cert, key, &e))
+}
+
+fn private_key(key: &Path) -> Result<PrivateKeyDer<'static>, String> {
+    PrivateKeyDer::from_pem_file(key).map_err(|e| format!("cannot use the key {}: {e}", key.display()))
+}
+
+fn pair_fails(cert: &Path, key: &Path, error: &rustls::Error) -> String {
+    format!("certificate {} and key {} do not work: {error}", cert.display(), key.display())
 }
 
 fn roots(ca_file: Option<&Path>) -> Result<RootCertStore, String> {

@@ -14,6 +14,7 @@ use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, ErrorKind, Result};
 use whimbrel_engine::link::{Link, LinkOptions};
 use whimbrel_engine::probe::ServerFacts;
+use whimbrel_engine::tls::Acceptor;
 
 use crate::session::Session;
 
@@ -28,6 +29,8 @@ const KEEPALIVE: Duration = Duration::from_secs(300);
 pub struct FrontOptions {
     /// Where it listens. Port 0 takes a free one.
     pub listen: SocketAddr,
+    /// How clients are met with TLS; `None`: they come without.
+    pub tls: Option<Acceptor>,
     /// Clients at once; more are told so and closed, in the words of the servers.
     pub clients_max: usize,
     /// How the front's own connections to the server behave.
@@ -51,6 +54,8 @@ pub struct Counts {
     pub accepted: AtomicU64,
     /// Clients that were turned away, as there were too many.
     pub turned_away: AtomicU64,
+    /// Clients that did not come to terms about TLS.
+    pub no_tls: AtomicU64,
     /// Clients for whom the server could not be reached.
     pub unreachable: AtomicU64,
 }
@@ -126,13 +131,30 @@ impl Front {
             counts.accepted.fetch_add(1, Ordering::Relaxed);
             counts.clients.fetch_add(1, Ordering::Relaxed);
             let shared = self.shared.clone();
+            let tls = self.options.tls.clone();
             sessions.spawn(async move {
-                Session::new(shared.clone(), stream).run().await;
+                meet(shared.clone(), stream, tls).await;
                 shared.counts.clients.fetch_sub(1, Ordering::Relaxed);
                 drop(place);
             });
         }
         sessions.shutdown().await;
+    }
+}
+
+/// Serves one client. Who does not come to terms about TLS in the time that a connection may take is let go.
+async fn meet(shared: Arc<Shared>, stream: TcpStream, tls: Option<Acceptor>) {
+    let Some(tls) = tls else { return Session::new(shared, stream).run().await };
+    let limit = Duration::from_millis(shared.connect_timeout_ms);
+    match tokio::time::timeout(limit, tls.accept(stream)).await {
+        Ok(Ok(stream)) => Session::new(shared, stream).run().await,
+        Ok(Err(error)) => {
+            shared.counts.no_tls.fetch_add(1, Ordering::Relaxed);
+            tracing::info!(%error, "a client did not come to terms about TLS");
+        }
+        Err(_) => {
+            shared.counts.no_tls.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 

@@ -25,7 +25,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep, timeout};
 use tokio_util::io::poll_write_buf;
 use whimbrel_engine::error::{Error, ErrorKind, Result};
@@ -159,6 +159,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     /// Serves until one side hangs up.
     pub(crate) async fn run(mut self) {
         std::future::poll_fn(|cx| self.poll(cx)).await;
+        // With TLS the end has to be told, or it looks like a cut.
+        let _ = timeout(FAREWELL, self.client.shutdown()).await;
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {

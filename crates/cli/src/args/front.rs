@@ -1,6 +1,7 @@
 //! `whimbrel front`.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use clap::Args;
 
@@ -15,6 +16,7 @@ docs/operating/front.md tells what is bounded, docs/front-commands.md what is do
 Examples:
   whimbrel front --listen 127.0.0.1:6380 --source old:6379
   whimbrel front --listen 0.0.0.0:6380 --source rediss://old:6379 --source-ca ca.pem --max-clients 20000
+  whimbrel front --listen 0.0.0.0:6380 --source old:6379 --tls-cert front.pem --tls-key front.key
 
 Exit codes: see whimbrel --help")]
 pub struct FrontArgs {
@@ -30,7 +32,19 @@ pub struct FrontArgs {
     #[command(flatten)]
     pub source_access: SourceAccess,
 
-    /// Accept any certificate. For tests only
+    /// Clients connect with TLS, and are shown the certificate in this PEM file
+    #[arg(long, value_name = "FILE", requires = "tls_key", help_heading = "TLS")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// The private key of --tls-cert, a PEM file
+    #[arg(long, value_name = "FILE", requires = "tls_cert", help_heading = "TLS")]
+    pub tls_key: Option<PathBuf>,
+
+    /// Clients have to show a certificate of the authority in this PEM file
+    #[arg(long, value_name = "FILE", requires = "tls_cert", help_heading = "TLS")]
+    pub tls_client_ca: Option<PathBuf>,
+
+    /// Accept any certificate of the source. For tests only
     #[arg(long, help_heading = "TLS")]
     pub insecure: bool,
 

@@ -33,7 +33,7 @@ impl Served {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
             runtime.expect("a runtime").block_on(async move {
                 let listen = SocketAddr::from(([127, 0, 0, 1], 0));
-                let options = FrontOptions { listen, clients_max, link: LinkOptions::default() };
+                let options = FrontOptions { listen, tls: None, clients_max, link: LinkOptions::default() };
                 let front = Front::bind(options, source).await.expect("a front");
                 tell.send(front.address().expect("an address")).expect("the test waits for it");
                 front.serve(until).await;
