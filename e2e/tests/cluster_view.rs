@@ -9,6 +9,7 @@ use serde_json::Value as Json;
 use whimbrel_e2e::binary::{Invocation, Output};
 use whimbrel_e2e::compare::{Snapshot, diff, snapshot};
 use whimbrel_e2e::deployment::{Deployment, slot_of};
+use whimbrel_e2e::permissions::{documented, give};
 use whimbrel_e2e::shards::assert_sound;
 use whimbrel_lab::{Cluster, Engine};
 
@@ -571,5 +572,31 @@ fn a_running_migration_is_not_disturbed() {
         let output = whimbrel(&["repair", &cluster.seed(), "--yes"]).expect_code(REFUSED);
         assert!(output.stderr.contains("whimbrel:job:17"), "{}", output.stderr);
         assert_eq!(raw_views(&cluster), before);
+    }
+}
+
+/// The documented rights are enough to look; without them it is said that rights are missing, not that nodes are.
+#[test]
+fn looking_needs_the_documented_rights() {
+    for engine in ENGINES {
+        let cluster = Cluster::builder(engine).start().expect("the cluster starts");
+        let lines = documented("whimbrel-look", &["Looking at a cluster"], "pass");
+        assert_eq!(lines.len(), 1);
+        cluster.nodes().iter().for_each(|node| give(node, &lines));
+        let look = || {
+            let args = ["status", &cluster.seed(), "--user", "whimbrel-look"];
+            Invocation::new(&args).env("WHIMBREL_PASSWORD", "pass").run()
+        };
+        look().expect_code(SUCCESS);
+        for right in lines[0].iter().filter(|word| word.starts_with('+')) {
+            let word = |sign: &str| format!("{sign}{}", &right[1..]);
+            cluster.nodes()[1].call(&["ACL", "SETUSER", "whimbrel-look", &word("-")]);
+            let output = look();
+            if output.code() != Some(SUCCESS) {
+                let output = output.expect_code(REFUSED);
+                assert!(output.stderr.contains("NOPERM"), "{engine}, without {right}: {output:#?}");
+            }
+            cluster.nodes()[1].call(&["ACL", "SETUSER", "whimbrel-look", &word("+")]);
+        }
     }
 }

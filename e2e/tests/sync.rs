@@ -331,6 +331,7 @@ fn writers_are_kept_out_after_the_cutover() {
         let mut app = app.get_connection().expect("the source answers");
         redis::cmd("SET").arg("before").arg(1).exec(&mut app).expect("written");
         let planned = job.cutover(&["--fence", fence, "--dry-run"]).expect_code(0);
+        job.cutover(&["--fence", fence, "--dry-run", "--max-pause", "1ms"]).expect_code(4);
         assert_eq!(report(&planned)["report"]["dry_run"], true, "{planned:#?}");
         redis::cmd("SET").arg("before").arg(2).exec(&mut app).expect("nothing was done yet");
         // A pause that is too short for anything is given up, and nobody is held any more.
@@ -356,7 +357,10 @@ fn writers_are_kept_out_after_the_cutover() {
         Comparison::default().databases(&[(0, 0)]).assert_equal(&from, &to);
         if fence == "acl" {
             // Cut over once more while the fence stands: what undoes both is what users had before the first.
-            let mut sync = job.start(&["--mirror"]);
+            // That would replace what clients have written to the target since, so it has to be said twice.
+            let refused = job.start(&["--mirror"]).wait(PATIENCE).expect("it ends").expect_code(4);
+            assert!(refused.stdout.contains("--again"), "{refused:#?}");
+            let mut sync = job.start(&["--mirror", "--again"]);
             wait_until_following(&mut sync);
             job.cutover(&["--fence", "acl", "--max-pause", "20s"]).expect_code(0);
             sync.wait(PATIENCE).expect("it ends").expect_code(0);
@@ -380,6 +384,91 @@ fn writers_are_kept_out_after_the_cutover() {
         let nothing = unfence(&[]).expect_code(2);
         assert!(nothing.stderr.contains("--state-dir"), "{nothing:#?}");
     }
+}
+
+/// Whoever asks for a cutover and thinks better of it is told which of the two it was.
+#[test]
+fn a_cutover_is_withdrawn_or_done() {
+    let rule = "user mover on >secret ~* &* +@all";
+    let source = Server::builder(Engine::Valkey81).user_acl(rule).start().expect("the source starts");
+    let target = Server::builder(Engine::Redis80).user_acl(rule).start().expect("the target starts");
+    let url = |at: String| format!("redis://mover:secret@{at}");
+    fill(&deployment(source.addr()));
+    let job = Sync::new(&url(source.addr()), &url(target.addr()), &[]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    let state = job.state.path();
+    let args = ["cutover", "--fence", "acl", "--compare", "full", "--max-pause", "30s"];
+    for wait_ms in [0, 50, 200, 400, 800, 1_600] {
+        let mut asked = Invocation::new(&args).env("XDG_STATE_HOME", state).timeout(PATIENCE).spawn();
+        assert!(asked.wait_for_text("sync-", PATIENCE), "{}", asked.stderr());
+        thread::sleep(Duration::from_millis(wait_ms));
+        asked.interrupt();
+        let output = asked.wait(PATIENCE).expect("it ends");
+        let written = source.try_call(&["SET", "after", "1"]);
+        match output.code() {
+            Some(130) => assert!(written.is_ok(), "withdrawn, and yet writers are kept out: {output:#?}"),
+            Some(0) => {
+                assert!(written.is_err(), "done, and yet writers are let in: {output:#?}");
+                sync.wait(PATIENCE).expect("it ends").expect_code(0);
+                return;
+            }
+            _ => panic!("{output:#?}"),
+        }
+    }
+    assert!(sync.is_running(), "withdrawn, and yet it has ended");
+    stop(sync);
+}
+
+/// What the way back needs is found out before anybody is fenced off.
+#[test]
+fn a_way_back_that_cannot_work_is_refused() {
+    let rules = |more: &str| format!("user mover on >secret ~* &* +@all {more}");
+    let source =
+        Server::builder(Engine::Redis70).user_acl(&rules("-set")).start().expect("the source starts");
+    let target = Server::builder(Engine::Valkey91).user_acl(&rules("")).start().expect("the target starts");
+    let url = |at: String| format!("redis://mover:secret@{at}");
+    let job = Sync::new(&url(source.addr()), &url(target.addr()), &[]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    for how in [&["--fence", "acl", "--reverse-sync", "--dry-run"][..], &["--fence", "acl", "--reverse-sync"]]
+    {
+        let refused = job.cutover(how);
+        assert_ne!(refused.code(), Some(0), "{refused:#?}");
+        assert!(refused.stdout.contains("NOPERM"), "{refused:#?}");
+    }
+    source.call(&["SET", "nobody", "is fenced off"]);
+    stop(sync);
+}
+
+/// What the real one would refuse, the dry run refuses; and it tells how changes would be learnt of.
+#[test]
+fn a_dry_run_is_a_rehearsal() {
+    let source = Server::builder(Engine::Redis70)
+        .user_acl("user mover on >secret ~* &* +@all -psync")
+        .start()
+        .expect("the source starts");
+    let target = Server::builder(Engine::Redis70).start().expect("the target starts");
+    let from = format!("redis://mover:secret@{}", source.addr());
+    source.call(&["SET", "k", "1"]);
+    let job = Sync::new(&from, &target.addr(), &[]);
+    let run = |more: &[&str]| job.start(more).wait(PATIENCE).expect("it ends");
+    let planned = run(&["--dry-run"]).expect_code(0);
+    assert!(planned.stdout.contains("\"feed\":\"tracking\""), "{planned:#?}");
+    run(&["--dry-run", "--feed", "replication"]).expect_code(4);
+    target.call(&["SET", "other", "1"]);
+    run(&["--dry-run"]).expect_code(4);
+    run(&["--dry-run", "--mirror"]).expect_code(0);
+    assert_eq!(target.try_call(&["EXISTS", "other"]).expect("an answer"), redis::Value::Int(1));
+    // Whoever reads may leave.
+    let binary = whimbrel_e2e::binary::whimbrel().display();
+    let piped = format!(
+        "{binary} sync {} {} --dry-run --mirror --json | true; echo ${{PIPESTATUS[0]}}",
+        from,
+        target.addr()
+    );
+    let output = std::process::Command::new("bash").args(["-c", &piped]).output().expect("bash runs");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "0", "{output:?}");
 }
 
 /// What is written to the target after the cutover is not lost on the way back.
@@ -429,6 +518,9 @@ fn the_way_back_loses_nothing() {
     let mut sync = Invocation::new(&resumed).env("XDG_STATE_HOME", state).timeout(PATIENCE).spawn();
     wait_until_following(&mut sync);
     back.wait_for(400, PATIENCE);
+    // Without --back writers would be kept away from both sides.
+    let neither = job.cutover(&["--fence", "acl", "--dry-run"]).expect_code(4);
+    assert!(neither.stdout.contains("--back"), "{neither:#?}");
     let record = {
         let hold = back.hold();
         job.cutover(&["--fence", "acl", "--back", "--max-pause", "2s"]).expect_code(0);
@@ -818,4 +910,37 @@ fn many_writers_are_followed() {
     wait_until_following(&mut sync);
     thread::sleep(Duration::from_secs(runs("WHIMBREL_SYNC_SECONDS", 4) as u64));
     finish(&job, sync, writers, &source.addr(), &target.addr(), &comparison());
+}
+
+/// The same for the way back: each user has the lines of both sides, and those of the fence.
+#[test]
+fn documented_permissions_lead_back() {
+    let both = |user: &str, password: &str| {
+        let headings = ["Source", "Target", "Comparison", "Functions", "Following"];
+        let mut lines = documented("whimbrel-source", &headings, password);
+        let theirs = documented("whimbrel-target", &headings, password);
+        lines.extend(theirs.into_iter().filter(|line| !line.contains(&"reset".to_owned())));
+        lines.iter_mut().for_each(|line| line[2] = user.to_owned());
+        let fence = format!("ACL SETUSER {user} +acl|whoami +acl|users +acl|getuser +acl|setuser");
+        lines.push(fence.split(' ').map(str::to_owned).collect());
+        lines
+    };
+    let source = Server::builder(Engine::Redis70).start().expect("the source starts");
+    let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
+    fill(&deployment(source.addr()));
+    give(&source, &both("mover", "one"));
+    give(&target, &both("taker", "two"));
+    let (from, to) =
+        (format!("redis://mover:one@{}", source.addr()), format!("redis://taker:two@{}", target.addr()));
+    let job = Sync::new(&from, &to, &[]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    job.cutover(&["--fence", "acl", "--reverse-sync", "--max-pause", "5s"]).expect_code(0);
+    wait_until_following(&mut sync);
+    target.call(&["SET", "since", "then"]);
+    job.cutover(&["--fence", "acl", "--back", "--max-pause", "5s"]).expect_code(0);
+    sync.wait(PATIENCE).expect("it ends").expect_code(0);
+    source.call(&["SET", "home", "again"]);
+    assert_eq!(source.call(&["GET", "since"]), redis::Value::BulkString(b"then".to_vec()));
+    assert_eq!(denied(&source).len(), 0, "{:#?}", denied(&source));
 }

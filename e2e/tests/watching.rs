@@ -89,6 +89,17 @@ fn a_sync_shows_itself() {
     // A link that breaks is worth a line in the log, and every line of the log is JSON.
     let resumed = "whimbrel_sync_source_links_resumed_total{";
     proxy.cut();
+    // While there is none, nobody is told that all is well.
+    let deadline = Instant::now() + PATIENCE;
+    while get(&at, "/readyz").0.contains("200") {
+        assert!(Instant::now() < deadline, "a broken link is not seen");
+        thread::sleep(Duration::from_millis(50));
+    }
+    let broken = get(&at, "/readyz").1;
+    assert!(broken.contains("no link to") && broken.contains(&proxy.addr()), "{broken}");
+    assert_eq!(metric(&get(&at, "/metrics").1, "whimbrel_sync_source_connected{"), 0.0);
+    let page = Invocation::new(&["watch", "--at", &at, "--once"]).timeout(PATIENCE).run().expect_code(0);
+    assert!(page.stdout.contains("BROKEN"), "{}", page.stdout);
     proxy.heal().expect("the proxy listens again");
     let deadline = Instant::now() + PATIENCE;
     while metric(&get(&at, "/metrics").1, resumed) < 1.0 {

@@ -24,18 +24,28 @@ use crate::verifying;
 /// Size of the pieces in which large values move.
 pub const CHUNK_BYTES: usize = 512 << 10;
 
+/// What goes on with a copy, or with a sync in the direction that the command says.
+pub const AGAIN: &str = "the same command with --resume";
+
 /// Runs the command.
 pub async fn run(args: &CopyArgs, stop: CancellationToken) -> Exit {
     let mut begun = false;
-    run_inner(args, &stop, &mut begun).await.unwrap_or_else(|e| end_of(&e, args.show.json, begun))
+    run_inner(args, &stop, &mut begun)
+        .await
+        .unwrap_or_else(|e| end_of(&e, args.show.json, begun.then_some(AGAIN)))
 }
 
-/// Shows why a copy or a sync ended, and says what the process ends with. `begun` is true once keys may have been written.
-pub fn end_of(error: &Error, as_json: bool, begun: bool) -> Exit {
-    let exit = crate::exit_of(error, begun);
+/// Shows why a copy or a sync ended, and says what the process ends with. Once keys may have been written, `again` is what goes
+/// on with it.
+pub fn end_of(error: &Error, as_json: bool, again: Option<&str>) -> Exit {
+    let exit = crate::exit_of(error, again.is_some());
     crate::show_error(error, as_json, exit);
-    if exit == Exit::Interrupted && !as_json && !matches!(error.kind, ErrorKind::Unfit(_)) {
-        eprintln!("         the same command with --resume goes on from here");
+    if let Some(again) = again
+        && exit == Exit::Interrupted
+        && !as_json
+        && !matches!(error.kind, ErrorKind::Unfit(_))
+    {
+        eprintln!("         {again} goes on from here");
     }
     exit
 }
@@ -197,7 +207,7 @@ pub fn state_dir(named: Option<&Path>) -> Result<PathBuf> {
 
 fn say(args: &CopyArgs, text: &str) {
     if args.show.json {
-        println!("{}", json!({"event": "notice", "text": text}));
+        say!("{}", json!({"event": "notice", "text": text}));
     } else if !args.show.quiet {
         eprintln!("note     {text}");
     }
@@ -216,7 +226,7 @@ fn policy(args: &CopyArgs, plan: &Plan, options: &CopyOptions) -> &'static str {
 
 fn show_plan(args: &CopyArgs, plan: &Plan, options: &CopyOptions) {
     if args.show.json {
-        println!(
+        say!(
             "{}",
             json!({"event": "plan", "dry_run": args.dry_run, "policy": policy(args, plan, options), "plan": plan})
         );
@@ -246,7 +256,7 @@ fn show_plan(args: &CopyArgs, plan: &Plan, options: &CopyOptions) {
 
 fn show_report(args: &CopyArgs, report: &CopyReport) {
     if args.show.json {
-        println!("{}", json!({"event": "report", "report": report}));
+        say!("{}", json!({"event": "report", "report": report}));
         return;
     }
     let c = &report.counts;
@@ -281,7 +291,7 @@ fn show_report(args: &CopyArgs, report: &CopyReport) {
         (true, true) => "resumed ",
         (false, _) => "stopped ",
     };
-    println!(
+    say!(
         "{head} {} keys, {} in {}: {} keys/s, {}/s{rest}{}",
         format_count(c.written),
         format_bytes(c.bytes_written),
@@ -291,6 +301,6 @@ fn show_report(args: &CopyArgs, report: &CopyReport) {
         if report.passes > 1 { format!("; {} passes", report.passes) } else { String::new() },
     );
     if !report.complete {
-        println!("         the same command with --resume goes on from here");
+        say!("         {AGAIN} goes on from here");
     }
 }

@@ -41,6 +41,24 @@ impl Form {
     }
 }
 
+/// What is shown of something that can be told in one line.
+pub struct Line {
+    /// How far it is, of how much; of nothing where there is no end to it.
+    pub done: (u64, u64),
+    /// The line.
+    pub text: String,
+    /// The same for programs.
+    pub json: serde_json::Value,
+    /// What has to be told once, above the line.
+    pub notes: Vec<String>,
+}
+
+impl From<(u64, u64, String, serde_json::Value)> for Line {
+    fn from((position, length, text, json): (u64, u64, String, serde_json::Value)) -> Line {
+        Line { done: (position, length.max(1)), text, json, notes: Vec::new() }
+    }
+}
+
 /// Shows progress until dropped or finished.
 pub struct Display {
     over: CancellationToken,
@@ -69,7 +87,7 @@ impl Display {
                     bar.set_message(copy_details(&counts, &speed, total));
                 }
                 Form::Lines(_) => eprintln!("{}", copy_line(&counts, &speed, total)),
-                Form::Json(_) => println!(
+                Form::Json(_) => say!(
                     "{}",
                     json!({
                         "event": "progress", "elapsed_ms": speed.elapsed_ms, "keys_per_second": speed.keys as u64,
@@ -81,21 +99,26 @@ impl Display {
         })
     }
 
-    /// Shows anything that can be told in one line, which `line` returns as text and as JSON.
-    pub fn of_lines(
-        form: Form,
-        mut line: impl FnMut() -> (u64, u64, String, serde_json::Value) + Send + 'static,
-    ) -> Display {
+    /// Shows anything that can be told in one line.
+    pub fn of_lines<L: Into<Line>>(form: Form, mut line: impl FnMut() -> L + Send + 'static) -> Display {
+        let mut is_endless = false;
         Display::start(form, move |form, bar| {
-            let (position, length, text, json) = line();
+            let Line { done: (position, length), text, json, notes } = line().into();
             match form {
                 Form::Bar => {
+                    notes.iter().for_each(|note| bar.println(format!("note     {note}")));
+                    if std::mem::replace(&mut is_endless, length == 0) != (length == 0) {
+                        set_style(bar, if length == 0 { ENDLESS } else { BAR });
+                    }
                     bar.set_length(length);
                     bar.set_position(position);
                     bar.set_message(text);
                 }
-                Form::Lines(_) => eprintln!("{text}"),
-                Form::Json(_) => println!("{json}"),
+                Form::Lines(_) => {
+                    notes.iter().for_each(|note| eprintln!("note     {note}"));
+                    eprintln!("{text}");
+                }
+                Form::Json(_) => say!("{json}"),
                 Form::None => {}
             }
         })
@@ -109,9 +132,7 @@ impl Display {
                 Form::Bar => ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8)),
                 _ => ProgressBar::hidden(),
             };
-            if let Ok(style) = ProgressStyle::with_template("{bar:16} {percent:>3} %  {wide_msg}") {
-                bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));
-            }
+            set_style(&bar, BAR);
             let period = match form {
                 Form::Bar => Duration::from_millis(150),
                 Form::Lines(period) | Form::Json(period) => period,
@@ -137,6 +158,18 @@ impl Display {
         self.over.cancel();
         // A display that has panicked is no reason to fail the job.
         let _ = self.task.await;
+    }
+}
+
+/// What has an end.
+const BAR: &str = "{bar:16} {percent:>3} %  {wide_msg}";
+
+/// What has none.
+const ENDLESS: &str = "{wide_msg}";
+
+fn set_style(bar: &ProgressBar, template: &str) {
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));
     }
 }
 

@@ -38,7 +38,7 @@ async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
             "event": "serving", "address": address.to_string(), "source": at, "version": version,
             "clients_max": clients_max,
         });
-        println!("{line}");
+        say!("{line}");
     } else if !args.show.quiet {
         eprintln!("serving  {at} ({version}) on {address}, at most {clients_max} clients");
         if clients_max < args.max_clients {

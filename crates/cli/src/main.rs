@@ -1,5 +1,13 @@
 //! The whimbrel binary: flags, progress, reports, exit codes, demo, bench.
 
+/// Prints a line to standard output. That whoever reads it has left, as `head` does, is no failure of ours.
+macro_rules! say {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stdout(), $($words)*);
+    }};
+}
+
 mod args;
 mod bench;
 mod cluster;
@@ -97,6 +105,14 @@ fn block_on<F: Future<Output = Exit>>(job: impl FnOnce(CancellationToken) -> F) 
 
 static STOPPED_BY_USER: AtomicBool = AtomicBool::new(false);
 
+/// Nothing is in flight that a signal could stop half-way.
+static ONLY_LOOKS: AtomicBool = AtomicBool::new(false);
+
+/// Says that this command changes nothing: ending it is not worth a word.
+pub fn only_looks() {
+    ONLY_LOOKS.store(true, Ordering::Relaxed);
+}
+
 /// True after Ctrl-C or SIGTERM.
 pub fn stopped_by_user() -> bool {
     STOPPED_BY_USER.load(Ordering::Relaxed)
@@ -133,7 +149,9 @@ fn watch_signals(stop: CancellationToken) {
                 );
                 std::process::exit(Exit::Stopped as i32);
             }
-            eprintln!("stopping: what is in flight is finished; once more to stop at once");
+            if !ONLY_LOOKS.load(Ordering::Relaxed) {
+                eprintln!("stopping: what is in flight is finished; once more to stop at once");
+            }
             stop.cancel();
         }
     });
@@ -152,7 +170,7 @@ fn start_logging() {
 /// Prints an error: one line, on standard error; with `--json` an object on standard output.
 pub fn show_error(error: &Error, as_json: bool, exit: Exit) {
     if as_json {
-        println!(
+        say!(
             "{}",
             json!({"event": "error", "side": error.side.to_string(), "text": error.to_string(), "exit": exit as u8})
         );

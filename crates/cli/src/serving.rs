@@ -203,7 +203,7 @@ impl Exposed for Shown {
 impl Log {
     fn say(&self, text: &str, json: &serde_json::Value) {
         if self.as_json {
-            println!("{json}");
+            say!("{json}");
         } else {
             eprintln!("{text}");
         }

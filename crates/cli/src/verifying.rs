@@ -146,7 +146,7 @@ fn lines(progress: Arc<VerifyProgress>) -> impl FnMut() -> (u64, u64, String, se
 
 fn show_report(show: &Show, report: &VerifyReport, depth: verify::Depth, scope: Scope) {
     if show.json {
-        println!("{}", json!({"event": "verify_report", "equal": report.is_equal(), "report": report}));
+        say!("{}", json!({"event": "verify_report", "equal": report.is_equal(), "report": report}));
         return;
     }
     for note in &report.notes {
@@ -155,13 +155,13 @@ fn show_report(show: &Show, report: &VerifyReport, depth: verify::Depth, scope: 
     for d in &report.differences {
         let key = d.key.as_deref().map_or_else(String::new, |key| format!("\"{key}\": "));
         let kind = format!("{:?}", d.kind).to_lowercase();
-        println!("differs  db {} {key}{kind}: {}", d.db, d.detail);
+        say!("differs  db {} {key}{kind}: {}", d.db, d.detail);
     }
     if report.differences_cut {
-        println!("         … and more; --list N lists up to N");
+        say!("         … and more; --list N lists up to N");
     }
     for key in &report.unstable_keys {
-        println!("unstable {key}: it changed for as long as we looked");
+        say!("unstable {key}: it changed for as long as we looked");
     }
     let t = &report.tally;
     let head = match (report.is_equal(), report.stopped_early) {
@@ -188,9 +188,9 @@ fn show_report(show: &Show, report: &VerifyReport, depth: verify::Depth, scope: 
     let sample = if scope == Scope::All { "" } else { " of a sample" };
     let how = if depth == verify::Depth::Meta { " by existence, type and expiry" } else { "" };
     if depth == verify::Depth::Counts {
-        println!("{head} numbers of keys only, in {}{rest}", format_duration_ms(report.duration_ms));
+        say!("{head} numbers of keys only, in {}{rest}", format_duration_ms(report.duration_ms));
     } else {
-        println!(
+        say!(
             "{head} {} keys{sample} equal{how}, {} compared, {} looked for on both sides, in {}{rest}",
             format_count(t.equal),
             format_bytes(report.bytes_compared),
@@ -200,7 +200,7 @@ fn show_report(show: &Show, report: &VerifyReport, depth: verify::Depth, scope: 
     }
     for db in &report.dbs {
         if let (Some(source), Some(target)) = (db.source_keys, db.target_keys) {
-            println!(
+            say!(
                 "counts   db {}: {} keys on the source, db {}: {} on the target",
                 db.source_db,
                 format_count(source),

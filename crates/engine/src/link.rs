@@ -402,7 +402,9 @@ impl Link {
                 (_, Code::NoAuth) => {
                     return Err(self
                         .fail("log in", ErrorKind::Auth("the server wants a password".to_owned()))
-                        .with_remedy("name it in the URL, in a file, or in an environment variable"));
+                        .with_remedy(
+                            "name it in the URL, in a file, or in the environment variable that --help tells",
+                        ));
                 }
                 // A name and replica reads are a courtesy: a proxy or an ACL may forbid them, and a standalone
                 // server knows no READONLY.

@@ -3,8 +3,11 @@
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
 
 use serde::Serialize;
+use tokio::time::Instant;
+use whimbrel_engine::error::Error;
 
 /// Counters of one copy. All grow, except the gauges at the end.
 #[derive(Debug, Default)]
@@ -42,7 +45,12 @@ pub struct CopyProgress {
     /// Gauge: keys being moved in chunks now.
     pub big_in_flight: AtomicI64,
     notices: Mutex<Vec<String>>,
+    /// Why something was tried again last, and when.
+    trouble: Mutex<Option<(Instant, String)>>,
 }
+
+/// For so long after something was tried again it is told why.
+const TROUBLE_FRESH: Duration = Duration::from_secs(3);
 
 /// How many notices are kept; later ones are dropped.
 const NOTICES_MAX: usize = 200;
@@ -56,6 +64,19 @@ impl CopyProgress {
     /// Moves a gauge.
     pub fn shift(gauge: &AtomicI64, by: i64) {
         gauge.fetch_add(by, Ordering::Relaxed);
+    }
+
+    /// Notes that something is tried again, and why.
+    pub fn retried(&self, why: &Error) {
+        Self::add(&self.retries, 1);
+        let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        *trouble = Some((Instant::now(), why.to_string()));
+    }
+
+    /// Why something was tried again in the last few seconds.
+    pub fn trouble(&self) -> Option<String> {
+        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        trouble.as_ref().filter(|(at, _)| at.elapsed() < TROUBLE_FRESH).map(|(_, why)| why.clone())
     }
 
     /// Says something that the user should know but that does not stop the work.

@@ -42,7 +42,11 @@ pub struct SyncArgs {
     #[arg(long, help_heading = "Existing keys")]
     pub mirror: bool,
 
-    /// Look at both sides, write nothing
+    /// Sync from a source whose clients a cutover has sent away, although what they wrote elsewhere since is replaced
+    #[arg(long, help_heading = "Existing keys")]
+    pub again: bool,
+
+    /// Look at both sides, attach the feeds and let them go, write nothing
     #[arg(long, help_heading = "What else")]
     pub dry_run: bool,
 
@@ -85,7 +89,7 @@ pub struct SyncArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 CLUSTER is the source of the sync that was cut over; it may be a standalone server too. Whoever writes to it from now on writes
-to data that nobody follows any more: `whimbrel cutover --back` loses nothing instead, where --reverse-sync was given.
+to data that nobody follows any more: `whimbrel cutover --fence acl --back` loses nothing instead, where --reverse-sync was given.
 
 Examples:
   whimbrel unfence old:6379 --dry-run

@@ -36,7 +36,7 @@ pub fn confirm(question: &str, yes: bool, dry_run: bool, as_json: bool) -> Resul
                     see the plan";
         if as_json {
             let exit = Exit::Refused as u8;
-            println!("{}", json!({"event": "error", "side": "whimbrel", "text": text, "exit": exit}));
+            say!("{}", json!({"event": "error", "side": "whimbrel", "text": text, "exit": exit}));
         } else {
             eprintln!("error: {text}");
         }

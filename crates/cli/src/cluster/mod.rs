@@ -45,7 +45,7 @@ pub fn show_error(error: &Error, as_json: bool, exit: Exit) {
     // Its flags are those of the sides, without the side.
     let text = text.replace(&format!("--{side}-"), "--");
     if as_json {
-        println!("{}", json!({"event": "error", "side": "cluster", "text": text, "exit": exit as u8}));
+        say!("{}", json!({"event": "error", "side": "cluster", "text": text, "exit": exit as u8}));
     } else {
         eprintln!("error: {text}");
     }

@@ -39,10 +39,10 @@ async fn run_inner(args: &StatusArgs) -> Result<Exit> {
     let findings = survey.findings();
     let healthy = Survey::is_healthy(&findings);
     if args.json {
-        println!("{}", as_json(&deployment, &survey, &findings, healthy));
+        say!("{}", as_json(&deployment, &survey, &findings, healthy));
     } else {
         let screen = Screen::of_stdout();
-        print!("{}", as_text(&deployment, &survey, &findings, healthy, screen));
+        say!("{}", as_text(&deployment, &survey, &findings, healthy, screen).trim_end());
     }
     Ok(if healthy { Exit::Success } else { Exit::Amiss })
 }

@@ -63,9 +63,9 @@ async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
 
 fn say(as_json: bool, event: &str, text: &str) {
     if as_json {
-        println!("{}", json!({"event": event, "text": text}));
+        say!("{}", json!({"event": event, "text": text}));
     } else {
-        println!("{text}");
+        say!("{text}");
     }
 }
 
@@ -96,17 +96,17 @@ fn state(entry: &Entry) -> String {
 
 fn list(entries: &[Entry], as_json: bool) {
     if as_json {
-        entries.iter().for_each(|entry| println!("{}", json!(entry)));
+        entries.iter().for_each(|entry| say!("{}", json!(entry)));
         return;
     }
     if entries.is_empty() {
-        println!("no jobs are written down here");
+        say!("no jobs are written down here");
         return;
     }
-    println!("{:<20} {:<9} {:<26} {:<21} MOVES", "JOB", "METHOD", "STATE", "CLUSTER");
+    say!("{:<20} {:<9} {:<26} {:<21} MOVES", "JOB", "METHOD", "STATE", "CLUSTER");
     for entry in entries {
         let status = &entry.status;
-        println!(
+        say!(
             "{:<20} {:<9} {:<26} {:<21} {} of {} slots, {} -> {}",
             status.id,
             status.method,
@@ -130,24 +130,24 @@ fn short(id: &str) -> &str {
 
 fn show(entry: &Entry, as_json: bool) {
     if as_json {
-        println!("{}", json!(entry));
+        say!("{}", json!(entry));
         return;
     }
     let status = &entry.status;
-    println!("job      {}", status.id);
-    println!("state    {}", state(entry));
+    say!("job      {}", status.id);
+    say!("state    {}", state(entry));
     if !status.message.is_empty() {
-        println!("         {}", status.message);
+        say!("         {}", status.message);
     }
-    println!("method   {}", status.method);
-    println!("cluster  {}", status.cluster);
-    println!("source   {}", status.source);
-    println!("target   {}", status.target);
-    println!("slots    {}", status.slots);
-    println!("moved    {}", if status.moved.is_empty() { "none" } else { &status.moved });
+    say!("method   {}", status.method);
+    say!("cluster  {}", status.cluster);
+    say!("source   {}", status.source);
+    say!("target   {}", status.target);
+    say!("slots    {}", status.slots);
+    say!("moved    {}", if status.moved.is_empty() { "none" } else { &status.moved });
     if !status.ended && !entry.running {
-        println!("go on with: whimbrel jobs resume {}", status.id);
-        println!("or undo it: whimbrel jobs cancel {}", status.id);
+        say!("go on with: whimbrel jobs resume {}", status.id);
+        say!("or undo it: whimbrel jobs cancel {}", status.id);
     }
 }
 

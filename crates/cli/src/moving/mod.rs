@@ -244,7 +244,7 @@ fn show_reports(
     let slots: usize = reports.iter().map(|r| r.slots_handed_over.len()).sum();
     let verified = reports.iter().all(|r| r.verified || r.slots_handed_over.is_empty()) && slots > 0;
     if show.json {
-        println!(
+        say!(
             "{}",
             json!({
                 "event": "report", "duration_ms": duration_ms, "slots": slots, "keys": sum(|r| r.keys),
@@ -265,7 +265,7 @@ fn show_reports(
             Ending::Suspended => "SUSPENDED",
             Ending::NotStarted => "not started",
         };
-        println!(
+        say!(
             "{} -> {}  {words}, {} of {} slots in {}",
             report.source.short(),
             report.target.short(),
@@ -274,23 +274,23 @@ fn show_reports(
             format_duration_ms(report.duration_ms)
         );
         if let Some(reason) = &report.reason {
-            println!("         {reason}");
+            say!("         {reason}");
         }
         if !report.slots_left_as_is.is_empty() {
             let left = &report.slots_left_as_is;
-            println!(
+            say!(
                 "         slots {left} are left as they are: `whimbrel repair` says what is to be done about them"
             );
         }
         if report.ending == Ending::Suspended {
-            println!("         go on with: whimbrel jobs resume {}", report.id);
+            say!("         go on with: whimbrel jobs resume {}", report.id);
         }
         for notice in &report.notices {
-            println!("note     {notice}");
+            say!("note     {notice}");
         }
     }
     if reports.iter().all(|r| r.method == "external") {
-        println!(
+        say!(
             "moved    {slots} slots in {}, {} keys and {} transferred, {} of the keys again because they were written meanwhile",
             format_duration_ms(duration_ms),
             format_count(sum(|r| r.keys)),
@@ -299,10 +299,10 @@ fn show_reports(
         );
     } else {
         // The servers do not tell what they have moved.
-        println!("moved    {slots} slots in {}", format_duration_ms(duration_ms));
+        say!("moved    {slots} slots in {}", format_duration_ms(duration_ms));
     }
     if reports.iter().any(|r| r.method == "external") {
-        println!(
+        say!(
             "writers  held {} times, {} together, {} at most{}",
             sum(|r| r.pauses.count),
             format_duration_ms(sum(|r| r.pauses.total_ms)),
@@ -313,7 +313,7 @@ fn show_reports(
             },
         );
     }
-    println!(
+    say!(
         "clients  ours asked {} times: {} MOVED, {} ASK, {} TRYAGAIN, {} CLUSTERDOWN, {} other errors, {} ms at most",
         format_count(seen.requests),
         seen.moved,
@@ -323,7 +323,7 @@ fn show_reports(
         seen.errors,
         seen.longest_ms,
     );
-    println!(
+    say!(
         "verified {}",
         match verified {
             true => "yes: source and target were compared before each handover",

@@ -342,7 +342,7 @@ impl Plan {
                     })
                 })
                 .collect();
-            println!(
+            say!(
                 "{}",
                 json!({
                     "event": "plan", "dry_run": moving.dry_run, "moves": moves, "method": self.method.name(), "why": self.why,

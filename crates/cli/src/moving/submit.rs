@@ -111,7 +111,7 @@ fn show_error(error: &Error, as_json: bool, exit: Exit) {
     let (side, text) = (error.side.to_string(), error.to_string());
     let text = text.strip_prefix(&side).map(|rest| format!("daemon{rest}")).unwrap_or(text);
     if as_json {
-        println!("{}", json!({"event": "error", "side": "daemon", "text": text, "exit": exit as u8}));
+        say!("{}", json!({"event": "error", "side": "daemon", "text": text, "exit": exit as u8}));
     } else {
         eprintln!("error: {text}");
     }
@@ -373,16 +373,16 @@ async fn report(
             "slots_handed_over": there.to_string(), "ending": ending, "reason": job.message,
         }));
         if !show.json {
-            println!("{}  {words}, {} of {} slots", job.between(), there.len(), planned.slots.len());
+            say!("{}  {words}, {} of {} slots", job.between(), there.len(), planned.slots.len());
             if !job.message.is_empty() {
-                println!("         {}", job.message);
+                say!("         {}", job.message);
             }
         }
     }
     let duration_ms = elapsed_ms(started);
     let server = daemon.endpoint.address.to_string();
     if show.json {
-        println!(
+        say!(
             "{}",
             json!({
                 "event": "report", "server": server, "duration_ms": duration_ms, "slots": moved, "witness": seen,
@@ -391,8 +391,8 @@ async fn report(
         );
         return Ok(exit);
     }
-    println!("moved    {moved} slots in {} by the daemon at {server}", format_duration_ms(duration_ms));
-    println!(
+    say!("moved    {moved} slots in {} by the daemon at {server}", format_duration_ms(duration_ms));
+    say!(
         "clients  ours asked {} times: {} MOVED, {} ASK, {} TRYAGAIN, {} CLUSTERDOWN, {} other errors, {} ms at most",
         format_count(seen.requests),
         seen.moved,

@@ -19,22 +19,27 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(600);
 
 /// Runs the command.
 pub async fn run(args: &CutoverArgs, stop: CancellationToken) -> Exit {
-    let asked = tokio::select! {
-        asked = ask(args) => asked,
-        () = stop.cancelled() => {
-            eprintln!("withdrawn: unless writers were held already, nothing was done; `whimbrel watch` shows how it stands");
-            return Exit::Stopped;
-        }
-    };
-    match asked {
-        Ok(reply) => show(args, &reply),
+    match ask(args, &stop).await {
+        Ok((reply, sides)) => show(args, &reply, &sides, stop.is_cancelled()),
         Err(e) => crate::end_of(&e, args.json),
     }
 }
 
-async fn ask(args: &CutoverArgs) -> Result<Reply> {
+/// Who is who, for people.
+struct Sides {
+    source: String,
+    target: String,
+    /// Whether the sync runs on.
+    is_attended: bool,
+}
+
+async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<(Reply, Sides)> {
     let folder = state_dir(args.state_dir.as_deref())?;
     let desk = Desk::find(&folder, args.job.as_deref().unwrap_or_default())?;
+    let card = desk.card().unwrap_or_default();
+    let side =
+        |name: &str| card[name].as_str().map_or(format!("the {name}"), |at| format!("the {name} ({at})"));
+    let (source, target) = (side("source"), side("target"));
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let wish = Wish {
         id: format!("{}-{}", std::process::id(), since.as_nanos()),
@@ -60,18 +65,29 @@ async fn ask(args: &CutoverArgs) -> Result<Reply> {
     if !args.json {
         eprintln!("sync     {}", desk.name());
     }
-    desk.ask(&wish, ANSWER_WITHIN + Duration::from_millis(args.max_pause)).await
+    let answer = desk.ask(&wish, ANSWER_WITHIN + Duration::from_millis(args.max_pause));
+    tokio::pin!(answer);
+    let reply = tokio::select! {
+        reply = &mut answer => reply,
+        () = stop.cancelled() => {
+            // Writers may be held already; then it is too late, and what came of it has to be known.
+            desk.withdraw(&wish)?;
+            answer.await
+        }
+    }?;
+    Ok((reply, Sides { source, target, is_attended: desk.is_attended() }))
 }
 
-fn show(args: &CutoverArgs, reply: &Reply) -> Exit {
+fn show(args: &CutoverArgs, reply: &Reply, sides: &Sides, withdrawn: bool) -> Exit {
     let exit = match reply.exit {
+        4 if withdrawn => Exit::Stopped,
         0 => Exit::Success,
         4 => Exit::Refused,
         7 => Exit::Interrupted,
         _ => Exit::Internal,
     };
     if args.json {
-        println!(
+        say!(
             "{}",
             json!({"event": "cutover", "report": reply.report, "error": reply.error, "exit": exit as u8})
         );
@@ -80,44 +96,48 @@ fn show(args: &CutoverArgs, reply: &Reply) -> Exit {
     match (&reply.report, &reply.error) {
         (Some(report), _) => {
             let number = |name: &str| report[name].as_u64().unwrap_or(0);
-            println!("estimate writers held for about {} ms", number("estimate_ms"));
+            if withdrawn {
+                say!("too late to withdraw it: writers were held already");
+            }
+            say!("estimate writers held for about {} ms", number("estimate_ms"));
             if args.dry_run {
-                println!("dry run: nobody was held, and nothing was changed");
+                say!("dry run: nobody was held, and nothing was changed");
                 return exit;
             }
-            println!("writers  held for {} ms", number("pause_ms"));
-            println!("drained  {} keys under the pause", format_count(number("drained")));
-            println!("compared {} keys in full", format_count(number("compared")));
-            println!("{}", fenced(args));
+            say!("writers  held for {} ms", number("pause_ms"));
+            say!("drained  {} keys under the pause", format_count(number("drained")));
+            say!("compared {} keys in full", format_count(number("compared")));
+            say!("{}", fenced(args, sides));
             if args.reverse_sync {
-                println!(
-                    "way back the target is followed back into the source; whimbrel cutover --back returns to it"
-                );
+                let (from, to) = (&sides.target, &sides.source);
+                say!("way back {from} is followed back into {to}");
+                say!("         whimbrel cutover --fence acl --back returns to it");
             }
             if args.back {
-                println!("back     writers are let in again where they came from");
+                say!("back     writers are let in again where they came from");
             }
         }
         (None, error) => {
             eprintln!("error: {}", error.as_deref().unwrap_or("the sync gave no reason"));
-            eprintln!("         no writer is held, and the sync goes on as before");
+            if sides.is_attended {
+                eprintln!("         no writer is held, and the sync goes on as before");
+            }
         }
     }
     exit
 }
 
-fn fenced(args: &CutoverArgs) -> String {
+fn fenced(args: &CutoverArgs, Sides { source, target, .. }: &Sides) -> String {
     match args.fence {
-        Some(FenceChoice::Pause) => format!(
-            "cut over writers of the source stay paused for {} s: send clients to the target now",
-            args.fence_for / 1000
-        ),
+        Some(FenceChoice::Pause) => {
+            let seconds = args.fence_for / 1000;
+            format!("cut over writers of {source} stay paused for {seconds} s: send clients to {target} now")
+        }
         Some(FenceChoice::Acl) => {
-            "cut over users of the source may not write any more: send clients to the target".to_owned()
+            format!("cut over users of {source} may not write any more: send clients to {target}")
         }
         Some(FenceChoice::ReadonlyReplica) => {
-            "cut over the source is a replica of nobody and refuses writes: send clients to the target"
-                .to_owned()
+            format!("cut over {source} is a replica of nobody and refuses writes: send clients to {target}")
         }
         Some(FenceChoice::None) | None => {
             "equal    writers were let go again; the sync goes on following them until you stop it".to_owned()

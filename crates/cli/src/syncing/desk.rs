@@ -3,6 +3,7 @@
 //! - `NAME.journal`: held open by whoever runs the sync;
 //! - `NAME.json`: how it stands, replaced about once a second;
 //! - `NAME.ask`: somebody asks for a cutover; only one at a time can;
+//! - `NAME.withdrawn-ID`: whoever asked would rather not;
 //! - `NAME.answer-ID`: what came of it.
 //!
 //! All are replaced as a whole. No password and no value is in any of them.
@@ -94,6 +95,11 @@ impl Wish {
     fn is_awaited(&self) -> bool {
         Path::new("/proc").join(self.pid.to_string()).exists()
     }
+
+    /// The ending of the file that withdraws it.
+    fn withdrawal(&self) -> String {
+        format!("withdrawn-{}", self.id)
+    }
 }
 
 impl Desk {
@@ -137,7 +143,10 @@ impl Desk {
                 let which = if wanted.is_empty() { "" } else { " by this name" };
                 let what = format!("no sync runs in {}{which}", folder.display());
                 Err(Error::unfit(Side::Own, "", "find the sync", what)
-                    .with_remedy("start it with whimbrel sync, or name its folder with --state-dir"))
+                    .with_remedy(
+                        "start it with whimbrel sync, with --resume where it had begun before; or name its folder with \
+                         --state-dir",
+                    ))
             }
             (Some(last), false) => {
                 let names: Vec<&str> = found.iter().chain([&last]).map(Desk::name).collect();
@@ -213,6 +222,7 @@ impl Desk {
             loop {
                 if let Some(wish) = self.take::<Wish>("ask") {
                     let reply = self.pass_on(&wish, &asks).await;
+                    let _: Option<bool> = self.take(&wish.withdrawal());
                     if wish.is_awaited()
                         && let Err(error) = self.put(&wish.answer(), &reply)
                     {
@@ -249,7 +259,7 @@ impl Desk {
         let withdrawn = CancellationToken::new();
         let ask = Ask { options, withdrawn: withdrawn.clone(), answer };
         let watch = async {
-            while wish.is_awaited() {
+            while wish.is_awaited() && !self.path(&wish.withdrawal()).exists() {
                 sleep(LOOK_PERIOD).await;
             }
             withdrawn.cancel();
@@ -301,8 +311,18 @@ impl Desk {
             }
         }
         let what = format!("{} does not answer", self.name);
-        Err(Error::own("ask for the cutover", what)
-            .with_remedy("see what the process says that runs the sync"))
+        Err(Error::own("ask for the cutover", what).with_remedy(
+            "see what the process says that runs the sync; should it have died while writers were held, the servers let them \
+             go by themselves, after --max-pause at the latest",
+        ))
+    }
+
+    /// Would rather not, as long as nobody is held yet. The answer tells which it was.
+    ///
+    /// # Errors
+    /// `Own` where the file cannot be written.
+    pub fn withdraw(&self, wish: &Wish) -> Result<()> {
+        self.put(&wish.withdrawal(), &true)
     }
 
     /// Removes what only a running sync shows.

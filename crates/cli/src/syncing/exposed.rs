@@ -110,6 +110,9 @@ impl Exposed for Current {
             by(Gauge, "whimbrel_sync_source_touched_keys", "Keys that wait to be transferred", |s| {
                 s.touched as f64
             }),
+            by(Gauge, "whimbrel_sync_source_connected", "1 while there is a link to the primary", |s| {
+                if s.trouble.is_none() { 1.0 } else { 0.0 }
+            }),
             by(
                 Counter,
                 "whimbrel_sync_source_links_resumed",
@@ -137,9 +140,16 @@ impl Exposed for Current {
     }
 
     fn readiness(&self) -> Result<(), String> {
-        match self.phase() {
-            SyncPhase::Following | SyncPhase::CuttingOver | SyncPhase::CutOver => Ok(()),
-            phase => Err(format!("it does not follow yet: {phase}")),
+        let Some(shown) = self.get().map(|running| running.status.shown()) else {
+            return Err("it has not begun".to_owned());
+        };
+        let broken = shown.sources.iter().find_map(|s| Some((&s.address, s.trouble.as_ref()?)));
+        match (shown.phase, broken) {
+            (SyncPhase::CutOver, _) | (SyncPhase::Following | SyncPhase::CuttingOver, None) => Ok(()),
+            (SyncPhase::Following | SyncPhase::CuttingOver, Some((address, why))) => {
+                Err(format!("no link to {address}: {why}"))
+            }
+            (phase, _) => Err(format!("it does not follow yet: {phase}")),
         }
     }
 

@@ -6,6 +6,7 @@ mod exposed;
 pub mod unfence;
 pub mod watch;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::json;
@@ -30,7 +31,7 @@ use self::desk::Desk;
 use self::exposed::{Current, Running};
 use crate::args::{FeedChoice, SyncArgs};
 use crate::copying::{self, state_dir};
-use crate::display::{Display, Form};
+use crate::display::{Display, Form, Line};
 use crate::exit::Exit;
 
 /// How many may ask for a cutover at once; the others wait.
@@ -50,11 +51,14 @@ const FAILURES_SHOWN: usize = 20;
 
 /// Runs the command.
 pub async fn run(args: &SyncArgs, stop: CancellationToken) -> Exit {
-    let mut begun = false;
-    run_inner(args, &stop, &mut begun).await.unwrap_or_else(|e| copying::end_of(&e, args.show.json, begun))
+    let mut again = None;
+    run_inner(args, &stop, &mut again)
+        .await
+        .unwrap_or_else(|e| copying::end_of(&e, args.show.json, again.as_deref()))
 }
 
-async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) -> Result<Exit> {
+/// `again` is what goes on with the sync, once keys may have been written.
+async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option<String>) -> Result<Exit> {
     let endpoints = args.sides.endpoints()?;
     let selection = args.names.selection()?;
     args.names.named_dbs(endpoints.1.db)?;
@@ -70,7 +74,9 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) 
     };
     let name = format!("sync-{}", options.job);
     let folder = state_dir(args.state_dir.as_deref())?;
-    let refuse_existing = !(args.mirror || args.dry_run);
+    refuse_second(&folder, &name)?;
+    refuse_after_cutover(args, &folder, &source)?;
+    let refuse_existing = !args.mirror;
     let plan = copy::plan(&source, &target, &options, !args.resume, refuse_existing, false, stop)
         .await
         .map_err(|e| remedied(e, !args.resume && journal::exists(&folder, &name)))?;
@@ -78,7 +84,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) 
         show_plan(args, &name, &plan);
     }
     if args.dry_run {
-        return Ok(if stop.is_cancelled() { Exit::Stopped } else { Exit::Success });
+        return rehearse(args, &source, stop).await;
     }
     let current = Arc::new(Current::default());
     // Its tasks end with this function.
@@ -93,11 +99,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) 
     }
     let mut options = SyncOptions {
         copy: options,
-        feed: FeedOptions {
-            limits: TouchedLimits { bytes_max: args.feed_memory, elements_max: ELEMENTS_MAX },
-            kind: (args.feed == FeedChoice::Tracking).then_some(FeedKind::Tracking),
-            ..FeedOptions::default()
-        },
+        feed: feed_options(args),
         replication_only: args.feed == FeedChoice::Replication,
         // Those that an earlier run has left count as well.
         sweep_first: args.resume || plan.dbs.iter().any(|db| db.target_keys > 0),
@@ -106,10 +108,11 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) 
         all_dbs,
         fence_file: FenceNote::file_of(&folder, &name),
     };
-    *begun = true;
+    *again = Some(copying::AGAIN.to_owned());
     let desk = (Desk::new(&folder, &name), &*current);
     let (mut report, mut back) =
-        attended(args, desk, (source, target), options.clone(), status, journal, stop).await?;
+        attended(args, desk, (source, target), options.clone(), status, journal, copying::AGAIN, stop)
+            .await?;
     let mut direction = Direction::Forth;
     while let Some(from) = back.take() {
         direction = direction.turned();
@@ -122,14 +125,17 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) 
         (options.sweep_first, options.once) = (false, false);
         let name = format!("sync-{}", options.copy.job);
         options.fence_file = FenceNote::file_of(&folder, &name);
+        let turned = direction.again(&source, &target);
+        *again = Some(turned.clone());
         if !args.show.quiet {
-            say_back(args, &name, &source, &target);
+            say_back(args, &name, (&source, &target), &turned);
         }
         let mut journal = Journal::open(&folder, &name, &description, false)?;
         journal.begin_with(SyncState::leading_back(&from))?;
         let desk = (Desk::new(&folder, &name), &*current);
         let status = Arc::new(SyncStatus::default());
-        let done = attended(args, desk, (source, target), options.clone(), status, journal, stop).await?;
+        let done =
+            attended(args, desk, (source, target), options.clone(), status, journal, &turned, stop).await?;
         drop(from);
         (report, back) = done;
     }
@@ -141,7 +147,58 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, begun: &mut bool) 
     })
 }
 
+/// Only one process can run a sync.
+fn refuse_second(folder: &Path, name: &str) -> Result<()> {
+    if !journal::is_open(folder, name) {
+        return Ok(());
+    }
+    let what = format!("this very sync, {name}, runs already");
+    Err(Error::unfit(Side::Own, "", "sync", what).with_remedy("whimbrel watch shows it"))
+}
+
+/// Clients have been sent away from a source that was cut over: what they wrote to the target since would be replaced.
+fn refuse_after_cutover(args: &SyncArgs, folder: &Path, source: &Deployment) -> Result<()> {
+    let noted = unfence::notes_about(folder, source)?;
+    if args.again || noted.is_empty() {
+        return Ok(());
+    }
+    let at = source.endpoint.address.to_string();
+    let what = "a cutover has sent its clients to another server: what they wrote there since would be replaced by what \
+                is here";
+    Err(Error::unfit(Side::Source, at, "sync from it once more", what).with_remedy(
+        "go on with the way back, if one was begun (--reverse-sync): the two sides turned round, with --resume. If clients \
+         are to come back to this source without what they wrote since: whimbrel unfence. If they stay there and this is \
+         meant all the same: --again",
+    ))
+}
+
+fn feed_options(args: &SyncArgs) -> FeedOptions {
+    FeedOptions {
+        limits: TouchedLimits { bytes_max: args.feed_memory, elements_max: ELEMENTS_MAX },
+        kind: (args.feed == FeedChoice::Tracking).then_some(FeedKind::Tracking),
+        ..FeedOptions::default()
+    }
+}
+
+/// What a dry run tries of what only the real one does: the feeds are attached, and let go again.
+async fn rehearse(args: &SyncArgs, source: &Deployment, stop: &CancellationToken) -> Result<Exit> {
+    let feeds = sync::rehearse_feeds(source, feed_options(args), args.feed == FeedChoice::Replication);
+    let Some(feeds) = stop.run_until_cancelled(feeds).await else { return Ok(Exit::Stopped) };
+    for (address, kind) in feeds? {
+        if args.show.json {
+            say!("{}", json!({"event": "feed", "primary": address.to_string(), "feed": kind.to_string()}));
+        } else if !args.show.quiet {
+            eprintln!("feed     {address}: {kind}");
+        }
+    }
+    if !args.show.json && !args.show.quiet {
+        eprintln!("dry run: nothing was written");
+    }
+    Ok(Exit::Success)
+}
+
 /// Syncs, shows how it stands, serves those who ask, and tells what came of it.
+#[expect(clippy::too_many_arguments, reason = "each is another thing, and there are two callers")]
 async fn attended(
     args: &SyncArgs,
     (desk, current): (Desk, &Current),
@@ -149,6 +206,7 @@ async fn attended(
     options: SyncOptions,
     status: Arc<SyncStatus>,
     journal: Journal<SyncState>,
+    again: &str,
     stop: &CancellationToken,
 ) -> Result<(SyncReport, Option<Back>)> {
     let (asks, asked) = mpsc::channel(ASKS_MAX);
@@ -173,9 +231,13 @@ async fn attended(
     if report.cutover.as_ref().is_some_and(|cutover| cutover.lifted)
         && let Err(e) = unfence::forget_all(desk.folder(), &target)
     {
-        report.notices.push(format!("the fence that was taken down is still noted: {e}"));
+        let notice = format!("the fence that was taken down is still noted: {e}");
+        if !args.show.quiet && !args.show.json {
+            eprintln!("note     {notice}");
+        }
+        report.notices.push(notice);
     }
-    show_report(args, &report);
+    show_report(args, &report, again);
     Ok((report, back))
 }
 
@@ -187,7 +249,7 @@ async fn expose(args: &SyncArgs, current: &Arc<Current>, stop: &CancellationToke
         let address = server.address()?;
         tasks.spawn(server.serve(current.clone(), stop.clone()));
         if args.show.json {
-            println!("{}", json!({"event": "http", "address": address.to_string()}));
+            say!("{}", json!({"event": "http", "address": address.to_string()}));
         } else if !args.show.quiet {
             eprintln!("http     http://{address}/metrics, /healthz, /readyz, /status");
         }
@@ -220,6 +282,18 @@ impl Direction {
         args.sides.probe((source, target), false).await
     }
 
+    /// What goes on with a sync that leads back, for people.
+    fn again(self, source: &Deployment, target: &Deployment) -> String {
+        match self {
+            Direction::Forth => copying::AGAIN.to_owned(),
+            Direction::Back => format!(
+                "whimbrel sync {} {} --resume, with the users, passwords and other options of the two sides turned round as \
+                 well,",
+                source.endpoint.address, target.endpoint.address
+            ),
+        }
+    }
+
     /// As whoever resumes it would type it.
     fn describe(self, args: &SyncArgs, source: &Endpoint, target: &Endpoint) -> String {
         let turned = |text: &String| match (self, text.split_once(':')) {
@@ -231,16 +305,16 @@ impl Direction {
     }
 }
 
-fn say_back(args: &SyncArgs, name: &str, source: &Deployment, target: &Deployment) {
+fn say_back(args: &SyncArgs, name: &str, (source, target): (&Deployment, &Deployment), again: &str) {
     let (from, to) = (&source.endpoint.address, &target.endpoint.address);
     if args.show.json {
-        println!(
+        say!(
             "{}",
             json!({"event": "back", "name": name, "source": from.to_string(), "target": to.to_string()})
         );
     } else {
         eprintln!("back     {from} is followed into {to}");
-        eprintln!("sync     {name}; interrupted, it goes on with: whimbrel sync {from} {to} --resume");
+        eprintln!("sync     {name}; interrupted, {again} goes on with it");
     }
 }
 
@@ -299,7 +373,7 @@ fn describe(args: &SyncArgs, dbs: &[String], source: &Endpoint, target: &Endpoin
 
 fn show_plan(args: &SyncArgs, name: &str, plan: &Plan) {
     if args.show.json {
-        println!(
+        say!(
             "{}",
             json!({"event": "plan", "name": name, "dry_run": args.dry_run, "mirror": args.mirror, "plan": plan})
         );
@@ -316,15 +390,18 @@ fn show_plan(args: &SyncArgs, name: &str, plan: &Plan) {
             format_count(db.target_keys)
         );
     }
-    eprintln!("sync     {name}");
-    if args.dry_run {
-        eprintln!("dry run: nothing was written");
+    if args.mirror && plan.dbs.iter().any(|db| db.target_keys > 0) {
+        eprintln!("mirror   keys that only the target has are removed, those that differ are replaced");
     }
+    eprintln!("sync     {name}");
 }
 
 fn display(form: Form, status: Arc<SyncStatus>) -> Display {
     let started = std::time::Instant::now();
+    let mut noted = 0;
     Display::of_lines(form, move || {
+        let notes = status.copy.notices().split_off(noted);
+        noted += notes.len();
         let shown = status.shown();
         let counts = &shown.counts;
         let elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -332,11 +409,11 @@ fn display(form: Form, status: Arc<SyncStatus>) -> Display {
             SyncPhase::Attaching | SyncPhase::Snapshotting => {
                 (counts.scanned.min(counts.read), counts.keys_total)
             }
-            _ => (1, 1),
+            _ => (0, 0),
         };
         let text = line(&shown, elapsed_ms);
         let json = json!({"event": "progress", "elapsed_ms": elapsed_ms, "status": shown});
-        (position, length.max(1), text, json)
+        Line { done: (position, length), text, json, notes }
     })
 }
 
@@ -345,6 +422,15 @@ fn line(shown: &SyncShown, elapsed_ms: u64) -> String {
     let sum = |of: fn(&sync::SourceShown) -> u64| shown.sources.iter().map(of).sum::<u64>();
     let lag_ms = shown.sources.iter().map(|source| source.lag_ms).max().unwrap_or(0);
     let mut text = format!("{:>7}  ", format_duration_ms(elapsed_ms));
+    // First, since a terminal may be narrow.
+    for source in &shown.sources {
+        if let Some(trouble) = &source.trouble {
+            text.push_str(&format!("NO LINK to {}: {trouble}  ", source.address));
+        }
+    }
+    if let Some(trouble) = &shown.trouble {
+        text.push_str(&format!("tries again: {trouble}  "));
+    }
     match shown.phase {
         SyncPhase::Attaching => text.push_str("attaching feeds"),
         SyncPhase::Snapshotting => text.push_str(&format!(
@@ -354,14 +440,16 @@ fn line(shown: &SyncShown, elapsed_ms: u64) -> String {
             format_bytes(c.bytes_written)
         )),
         SyncPhase::Following => text.push_str(&format!(
-            "following  lag {lag_ms} ms, {}  {} keys and {} written",
+            "following  lag {}, {}  {} keys and {} written",
+            if lag_ms < 10_000 { format!("{lag_ms} ms") } else { format_duration_ms(lag_ms) },
             format_bytes(sum(|source| source.lag_bytes)),
             format_count(c.written),
             format_bytes(c.bytes_written)
         )),
-        SyncPhase::Reconciling => {
-            text.push_str("going through slots again whose changes may have been missed")
-        }
+        SyncPhase::Reconciling => text.push_str(&format!(
+            "going through slots again whose changes may have been missed  {} keys compared",
+            format_count(c.compared)
+        )),
         SyncPhase::CuttingOver => text.push_str("cutting over"),
         SyncPhase::CutOver => text.push_str("cut over"),
         SyncPhase::Stopped => text.push_str("stopped"),
@@ -382,19 +470,20 @@ fn line(shown: &SyncShown, elapsed_ms: u64) -> String {
     text
 }
 
-fn show_report(args: &SyncArgs, report: &SyncReport) {
+fn show_report(args: &SyncArgs, report: &SyncReport, again: &str) {
     if args.show.json {
-        println!("{}", json!({"event": "report", "report": report}));
+        say!("{}", json!({"event": "report", "report": report}));
         return;
     }
     let c = &report.counts;
-    for notice in &report.notices {
-        eprintln!("note     {notice}");
+    if args.show.quiet {
+        // Otherwise each was told when it came up.
+        report.notices.iter().for_each(|notice| eprintln!("note     {notice}"));
     }
     for failure in report.failures.iter().take(FAILURES_SHOWN) {
         eprintln!("failed   db {} key {}: {}", failure.db, failure.key, failure.reason);
     }
-    println!(
+    say!(
         "{} {} keys written, {} in {}, {} removed{}{}",
         match (report.cutover.is_some(), report.caught_up) {
             (true, _) => "cut over",
@@ -412,19 +501,15 @@ fn show_report(args: &SyncArgs, report: &SyncReport) {
         },
     );
     match &report.cutover {
-        Some(cutover) => println!(
+        Some(cutover) => say!(
             "writers  held for {} ms; {} keys transferred meanwhile, {} compared in full",
             cutover.pause_ms,
             format_count(cutover.drained),
             format_count(cutover.compared)
         ),
         None if report.snapshot_done => {
-            println!(
-                "         the target was equal up to now; the same command with --resume goes on from here"
-            );
+            say!("         what was touched before has been transferred; {again} goes on from here");
         }
-        None => println!(
-            "         the snapshot is not complete; the same command with --resume goes on from here"
-        ),
+        None => say!("         the snapshot is not complete; {again} goes on from here"),
     }
 }

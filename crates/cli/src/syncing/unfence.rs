@@ -25,9 +25,7 @@ async fn try_run(args: &UnfenceArgs) -> Result<Exit> {
     let folder = state_dir(args.state_dir.as_deref())?;
     let endpoint = args.at.endpoint()?;
     let deployment = Deployment::probe(endpoint, args.at.link_options()).await?;
-    let own = addresses(&deployment);
-    let notes: Vec<(PathBuf, FenceNote)> =
-        FenceNote::all_in(&folder)?.into_iter().filter(|(_, note)| note.is_about(&own)).collect();
+    let notes = notes_about(&folder, &deployment)?;
     let at = deployment.endpoint.address.to_string();
     if notes.is_empty() {
         let what = format!("no cutover that is noted in {} has put up a fence here", folder.display());
@@ -45,9 +43,9 @@ async fn try_run(args: &UnfenceArgs) -> Result<Exit> {
             FenceNote::forget(&file)?;
         }
         match (args.json, args.dry_run) {
-            (true, _) => println!("{event}"),
-            (false, true) => println!("would take down the fence of {at}: {how}"),
-            (false, false) => println!("unfenced {at}: {how}"),
+            (true, _) => say!("{event}"),
+            (false, true) => say!("would take down the fence of {at}: {how}"),
+            (false, false) => say!("unfenced {at}: {how}"),
         }
     }
     Ok(Exit::Success)
@@ -58,17 +56,19 @@ async fn try_run(args: &UnfenceArgs) -> Result<Exit> {
 /// # Errors
 /// `Own` where the folder or a file cannot be dealt with.
 pub fn forget_all(folder: &Path, deployment: &Deployment) -> Result<()> {
-    let own = addresses(deployment);
-    FenceNote::all_in(folder)?
-        .iter()
-        .filter(|(_, note)| note.is_about(&own))
-        .try_for_each(|(file, _)| FenceNote::forget(file))
+    notes_about(folder, deployment)?.iter().try_for_each(|(file, _)| FenceNote::forget(file))
 }
 
-/// All nodes, and the address by which the user named it.
-fn addresses(deployment: &Deployment) -> BTreeSet<String> {
+/// The cutovers away from `deployment` that have not been undone, and their files. It is known by its nodes, and by the address
+/// that the user named.
+///
+/// # Errors
+/// `Own` where the folder or a file cannot be read.
+pub fn notes_about(folder: &Path, deployment: &Deployment) -> Result<Vec<(PathBuf, FenceNote)>> {
     let topology = deployment.topology();
-    topology.nodes().chain([&deployment.endpoint.address]).map(ToString::to_string).collect()
+    let own: BTreeSet<String> =
+        topology.nodes().chain([&deployment.endpoint.address]).map(ToString::to_string).collect();
+    Ok(FenceNote::all_in(folder)?.into_iter().filter(|(_, note)| note.is_about(&own)).collect())
 }
 
 fn words(kind: FenceKind) -> &'static str {

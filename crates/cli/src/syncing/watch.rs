@@ -1,6 +1,6 @@
 //! `whimbrel watch`.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -60,6 +60,7 @@ impl View {
 
 /// Runs the command.
 pub async fn run(args: &WatchArgs, stop: CancellationToken) -> Exit {
+    crate::only_looks();
     watch(args, &stop).await.unwrap_or_else(|e| crate::end_of(&e, args.json))
 }
 
@@ -68,8 +69,8 @@ async fn watch(args: &WatchArgs, stop: &CancellationToken) -> Result<Exit> {
     let mut last: Option<Value> = None;
     loop {
         if let Some(card) = view.card().await? {
-            show(args, &card, last.as_ref());
-            if args.once {
+            if show(args, &card, last.as_ref()).is_err() || args.once {
+                // Once is enough, or whoever read it has left.
                 return Ok(Exit::Success);
             }
             last = Some(card);
@@ -79,20 +80,21 @@ async fn watch(args: &WatchArgs, stop: &CancellationToken) -> Result<Exit> {
         }
         if view.has_ended() {
             if !args.json {
-                println!("ended    {} does not run any more", view.name());
+                say!("ended    {} does not run any more", view.name());
             }
             return Ok(Exit::Success);
         }
     }
 }
 
-fn show(args: &WatchArgs, card: &Value, last: Option<&Value>) {
+fn show(args: &WatchArgs, card: &Value, last: Option<&Value>) -> std::io::Result<()> {
+    let mut out = std::io::stdout();
     if args.json {
-        println!("{card}");
-        return;
+        return writeln!(out, "{card}");
     }
-    let clear = if !args.once && std::io::stdout().is_terminal() { CLEAR } else { "" };
-    print!("{clear}{}", page(card, last));
+    let clear = if !args.once && out.is_terminal() { CLEAR } else { "" };
+    write!(out, "{clear}{}", page(card, last))?;
+    out.flush()
 }
 
 fn page(card: &Value, last: Option<&Value>) -> String {
@@ -100,21 +102,31 @@ fn page(card: &Value, last: Option<&Value>) -> String {
     let number = |value: &Value| value.as_u64().unwrap_or(0);
     let status = &card["status"];
     let counts = &status["counts"];
-    let per_second = |name: &str| {
-        last.map_or(0, |last| number(&counts[name]).saturating_sub(number(&last["status"]["counts"][name])))
+    let since = |last: &Value, name: &str| {
+        number(&counts[name]).saturating_sub(number(&last["status"]["counts"][name]))
     };
+    let rates = last.map_or_else(String::new, |last| {
+        let (keys, bytes) = (since(last, "written"), since(last, "bytes_written"));
+        format!("{} keys/s, {}/s; ", format_count(keys), format_bytes(bytes))
+    });
     let mut page = format!(
-        "sync     {}: {} -> {}\nphase    {}\nwritten  {} keys, {}; {} keys/s, {}/s; {} removed\n",
+        "sync     {}: {} -> {}\nphase    {}\nwritten  {} keys, {}; {rates}{} removed\n",
         text(&card["name"]),
         text(&card["source"]),
         text(&card["target"]),
         text(&status["phase"]),
         format_count(number(&counts["written"])),
         format_bytes(number(&counts["bytes_written"])),
-        format_count(per_second("written")),
-        format_bytes(per_second("bytes_written")),
         format_count(number(&counts["gone"])),
     );
+    for source in status["sources"].as_array().into_iter().flatten() {
+        if let Some(trouble) = source["trouble"].as_str() {
+            page.push_str(&format!("BROKEN   {}: {trouble}\n", text(&source["address"])));
+        }
+    }
+    if let Some(trouble) = status["trouble"].as_str() {
+        page.push_str(&format!("again    {trouble}\n"));
+    }
     if let Some(estimate_ms) = status["pause_estimate_ms"].as_u64() {
         page.push_str(&format!("cutover  would hold writers for about {estimate_ms} ms now\n"));
     }

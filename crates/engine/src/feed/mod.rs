@@ -22,8 +22,8 @@ mod touched;
 mod tracking;
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -152,6 +152,8 @@ struct Shared {
     progress: watch::Sender<Progress>,
     bytes_read: AtomicU64,
     resumed: AtomicU64,
+    /// Why there is no link now.
+    broken: Mutex<Option<String>>,
 }
 
 impl Shared {
@@ -161,11 +163,17 @@ impl Shared {
             progress: watch::Sender::new(Progress::default()),
             bytes_read: AtomicU64::new(0),
             resumed: AtomicU64::new(0),
+            broken: Mutex::new(None),
         })
+    }
+
+    fn is_broken(&self, why: Option<String>) {
+        *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = why;
     }
 
     fn fail(&self, failure: FeedFailure) {
         tracing::warn!(%failure, "the feed has ended");
+        self.is_broken(Some(failure.to_string()));
         self.progress.send_modify(|progress| progress.failure = Some(failure));
     }
 }
@@ -392,6 +400,11 @@ impl Feed {
     /// Bytes that the server has sent since the feed was attached.
     pub fn bytes_read(&self) -> u64 {
         self.shared.bytes_read.load(Ordering::Relaxed)
+    }
+
+    /// Why nothing is heard of the server at the moment; `None` while the link is there.
+    pub fn broken(&self) -> Option<String> {
+        self.shared.broken.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// How often a dropped link was resumed without a gap.

@@ -309,7 +309,8 @@ impl Stream {
             let failure = match &e.kind {
                 ErrorKind::Malformed(_) => Err(FeedFailure::Malformed { cause: e.to_string() }),
                 _ => {
-                    tracing::info!(at = %self.place.address, cause = %e, "the feed's link broke");
+                    tracing::warn!(at = %self.place.address, cause = %e, "the feed's link broke");
+                    self.shared.is_broken(Some(e.to_string()));
                     self.resume(e).await
                 }
             };
@@ -407,10 +408,14 @@ impl Stream {
                 Ok(Ok(Some(failure))) => return Err(failure),
                 Ok(Ok(None)) => {
                     self.shared.resumed.fetch_add(1, Ordering::Relaxed);
+                    self.shared.is_broken(None);
                     tracing::info!(at = %self.place.address, "the feed goes on without a gap");
                     return Ok(());
                 }
-                Ok(Err(e)) => cause = e,
+                Ok(Err(e)) => {
+                    self.shared.is_broken(Some(e.to_string()));
+                    cause = e;
+                }
                 Err(_) => return Err(FeedFailure::Lost { cause: cause.to_string() }),
             }
             if Instant::now() + pause >= until {

@@ -257,6 +257,10 @@ impl Survey {
                         heard.extend(view.nodes.into_iter().filter(|n| !told.contains_key(&n.id)));
                         answers.insert(id, Ok(state));
                     }
+                    // Otherwise a user without rights would make every node look dead.
+                    Err(e) if e.server().is_some_and(|said| said.code == Code::NoPermission) => {
+                        return Err(e);
+                    }
                     Err(e) => {
                         answers.insert(id, Err(reason(e)));
                     }

@@ -45,6 +45,7 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 pub use preflight::{DbPair, Plan, PlannedDb, databases, plan};
 
 pub(crate) use self::lanes::Lanes;
+pub(crate) use self::preflight::check_way_back;
 pub(crate) use self::track::Tracker;
 use crate::budget::{BigTransfers, MemoryBudget, Rate, Rates};
 use crate::journal::{Journal, JournalState, UnitMark};

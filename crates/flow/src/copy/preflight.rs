@@ -7,7 +7,7 @@ use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::{Info, PROBE_KEY, ServerFacts};
 
-use super::CopyOptions;
+use super::{CopyOptions, Shared};
 use crate::retry::RetryPolicy;
 use crate::scan::{KeyScan, ScanOptions, Unit};
 use crate::typed::Existing;
@@ -86,7 +86,7 @@ pub async fn plan(
     count_selected: bool,
     stop: &CancellationToken,
 ) -> Result<Plan> {
-    check_source(source, options).await?;
+    check_reading(source, options.dbs.iter().map(|db| db.source)).await?;
     check_distinct(source, target, options)?;
     check_target(target, options).await?;
     let on_source = databases(source).await?;
@@ -182,11 +182,23 @@ fn no_such_db(e: Error, deployment: &Deployment) -> Error {
     }
 }
 
-async fn check_source(source: &Deployment, options: &CopyOptions) -> Result<()> {
+/// Tries whether the target could be read and the source be written, as the way back does.
+pub(crate) async fn check_way_back(shared: &Shared) -> Result<()> {
+    let dbs = &shared.options.dbs;
+    check_reading(&shared.target, dbs.iter().map(|db| db.target)).await?;
+    for shard in &shared.source.topology().shards {
+        for db in dbs {
+            check_writing(&mut shared.source.open(&shard.primary, db.source).await?).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn check_reading(source: &Deployment, dbs: impl Iterator<Item = u32> + Clone) -> Result<()> {
     let topology = source.topology();
     for shard in &topology.shards {
-        for db in &options.dbs {
-            let mut link = source.open(&shard.primary, db.source).await.map_err(|e| no_such_db(e, source))?;
+        for db in dbs.clone() {
+            let mut link = source.open(&shard.primary, db).await.map_err(|e| no_such_db(e, source))?;
             let expiry: &[u8] = if source.capabilities.pexpiretime { b"PEXPIRETIME" } else { b"PTTL" };
             check_permissions(
                 &mut link,
@@ -214,6 +226,11 @@ async fn check_permissions(link: &mut Link, commands: &[&[&[u8]]]) -> Result<()>
     Ok(())
 }
 
+/// Refused for its last word, if not for its first.
+async fn check_writing(link: &mut Link) -> Result<()> {
+    check_permissions(link, &[&[b"SET", PROBE_KEY, b"", b"WHIMBREL"]]).await
+}
+
 async fn check_target(target: &Deployment, options: &CopyOptions) -> Result<()> {
     let topology = target.topology();
     if topology.unowned() > 0 {
@@ -236,8 +253,7 @@ async fn check_target(target: &Deployment, options: &CopyOptions) -> Result<()> 
                 return Err(Error::unfit(Side::Target, at, "look at the target", what)
                     .with_remedy("name its primary"));
             }
-            // Refused for its last word, if not for its first.
-            check_permissions(&mut link, &[&[b"SET", PROBE_KEY, b"", b"WHIMBREL"]]).await?;
+            check_writing(&mut link).await?;
             let info = Info::ask(&mut link, "memory").await?;
             let (used, max) = (info.number("used_memory"), info.number("maxmemory").filter(|m| *m > 0));
             let evicts = info.field("maxmemory_policy").is_some_and(|p| p != "noeviction");

@@ -747,7 +747,7 @@ impl Reader {
                     if e.is_too_large() {
                         return Err(e);
                     }
-                    CopyProgress::add(&self.shared.progress.retries, 1);
+                    self.shared.progress.retried(&e);
                     self.shared.pause(&mut backoff, e).await?;
                     self.shared.refresh_source().await;
                 }

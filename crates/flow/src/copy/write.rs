@@ -103,7 +103,7 @@ impl Writer {
                 Ok(None) => continue,
                 Ok(Some(e)) | Err(e) => e,
             };
-            CopyProgress::add(&self.shared.progress.retries, 1);
+            self.shared.progress.retried(&failure);
             let is_full = failure.server().is_some_and(|e| e.code == Code::Oom);
             let pauses = if is_full { &mut full } else { &mut backoff };
             self.shared.pause(pauses, failure).await?;
@@ -425,7 +425,7 @@ impl Writer {
                 Ok(outcome) => return Ok(Some(outcome)),
                 Err(e) => e,
             };
-            CopyProgress::add(&self.shared.progress.retries, 1);
+            self.shared.progress.retried(&e);
             if matches!(e.server().map(|e| &e.code), Some(Code::Moved(..) | Code::Ask(..) | Code::TryAgain))
                 && e.side == self.shared.source.side()
             {

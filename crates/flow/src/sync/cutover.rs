@@ -126,6 +126,7 @@ impl Syncer {
                 break;
             }
         }
+        is_wanted(withdrawn)?;
         let rehearsed = Instant::now();
         self.rounds().await?;
         self.compare(options.compare, &sample, false).await?;
@@ -140,14 +141,14 @@ impl Syncer {
             reverse: options.reverse,
             lifted: false,
         };
-        if options.dry_run {
-            return Ok(report);
-        }
         if estimate_ms > options.max_pause_ms {
             let what = format!("the pause would take about {estimate_ms} ms, which is more than allowed");
             return Err(refused(what).with_remedy("allow more with --max-pause, or compare less"));
         }
         let feeds = if options.reverse { self.follow_target().await? } else { Vec::new() };
+        if options.dry_run {
+            return Ok(report);
+        }
         // Most of what was written during the rehearsal; and what it has brought into doubt would be found under the pause.
         for _ in 0..MENDS_MAX {
             self.rounds().await?;
@@ -158,9 +159,7 @@ impl Syncer {
             self.status.phase(SyncPhase::CuttingOver);
         }
         self.check(options)?;
-        if withdrawn.is_cancelled() {
-            return Err(refused("whoever asked for it has gone"));
-        }
+        is_wanted(withdrawn)?;
         // Written down before it goes up: whoever goes on after a crash knows what to take down.
         self.state.cut_over = Some(fence.clone());
         self.save()?;
@@ -228,6 +227,7 @@ impl Syncer {
     /// before the positions are taken.
     async fn follow_target(&self) -> Result<Vec<Feed>> {
         let target = &self.shared.target;
+        copy::check_way_back(&self.shared).await?;
         let mut feeds = Vec::new();
         for shard in &target.topology().shards {
             let feed = Feed::attach(target, &shard.primary, SlotSet::full(), self.options.feed).await?;
@@ -286,6 +286,11 @@ impl Syncer {
         if options.back && self.state.lift.is_none() {
             let what = "this sync does not lead back to where clients came from";
             return Err(refused(what).with_remedy("leave out --back"));
+        }
+        if self.state.lift.is_some() && !options.back && options.fence != FenceKind::None {
+            let what = "this sync leads back to where clients came from, which stays fenced off without --back: nobody could \
+                        write anywhere";
+            return Err(refused(what).with_remedy("add --back"));
         }
         if options.reverse && matches!(options.fence, FenceKind::None | FenceKind::ReadonlyReplica) {
             let what = "the way back needs a source that we can write to and others cannot";
@@ -492,6 +497,10 @@ impl Syncer {
         }
         Ok(report.tally.equal)
     }
+}
+
+fn is_wanted(withdrawn: &CancellationToken) -> Result<()> {
+    if withdrawn.is_cancelled() { Err(refused("it was withdrawn before writers were held")) } else { Ok(()) }
 }
 
 /// The keys of each database that do not expire. Those that do are counted by either server until it removes them.

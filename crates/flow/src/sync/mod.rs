@@ -44,6 +44,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::deployment::{Deployment, Shard, Topology};
+use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::feed::{Feed, FeedKind, FeedOptions};
 use whimbrel_engine::probe::Info;
@@ -276,6 +277,24 @@ pub async fn sync(
         notices: sync.status.copy.notices(),
     };
     Ok((report, sync.back))
+}
+
+/// How the changes of each primary of a source would be learnt of: feeds are attached, and dropped again.
+///
+/// # Errors
+/// As [`Feed::attach`]; `Unfit` where only tracking can be had and that will not do.
+pub async fn rehearse_feeds(
+    source: &Deployment,
+    options: FeedOptions,
+    replication_only: bool,
+) -> Result<Vec<(Address, FeedKind)>> {
+    let mut kinds = Vec::new();
+    for shard in &source.topology().shards {
+        let feed = Feed::attach(source, &shard.primary, SlotSet::full(), options).await?;
+        refuse_tracking(&feed, replication_only)?;
+        kinds.push((shard.primary.clone(), feed.kind()));
+    }
+    Ok(kinds)
 }
 
 impl Syncer {
@@ -716,19 +735,28 @@ async fn try_attach(
         }
     }
     let feed = Feed::attach(&shared.source, &shard.primary, slots, options.feed).await?;
+    refuse_tracking(&feed, options.replication_only)?;
     if feed.kind() == FeedKind::Tracking {
-        if options.replication_only {
-            let at = shard.primary.to_string();
-            let what = "the server does not let us have a replication link";
-            return Err(Error::unfit(shared.source.side(), at, "attach a feed of changes", what)
-                .with_remedy("allow PSYNC and REPLCONF, or leave out --feed replication"));
-        }
         shared.progress.notice(format!(
             "{} is followed by tracking: changes of consumer groups and functions arrive with the cutover only",
             shard.primary
         ));
     }
     Ok((feed, None))
+}
+
+fn refuse_tracking(feed: &Feed, replication_only: bool) -> Result<()> {
+    if !replication_only || feed.kind() != FeedKind::Tracking {
+        return Ok(());
+    }
+    let at = feed.address().to_string();
+    Err(Error::unfit(
+        Side::Source,
+        at,
+        "attach a feed of changes",
+        "the server does not let us have a replication link",
+    )
+    .with_remedy("allow PSYNC and REPLCONF, or leave out --feed replication"))
 }
 
 /// Asks both sides every now and then how they are, and ends the epoch where something is in doubt: something new, or

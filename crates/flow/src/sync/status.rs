@@ -101,6 +101,7 @@ impl SourceView {
             touched: touched.len() as u64,
             round_ms: self.round_us.load(Ordering::Relaxed).div_ceil(1_000),
             resumed: self.feed.resumed(),
+            trouble: self.feed.broken(),
         }
     }
 }
@@ -124,6 +125,8 @@ pub struct SourceShown {
     pub round_ms: u64,
     /// How often a dropped link was resumed without a gap.
     pub resumed: u64,
+    /// Why nothing is heard of it at the moment; `None` while there is a link.
+    pub trouble: Option<String>,
 }
 
 /// How a sync stands.
@@ -158,6 +161,8 @@ pub struct SyncShown {
     /// How long a cutover would hold writers now: the longest last round, and the comparison as it was rehearsed when it
     /// began to follow. `cutover --dry-run` measures both. `None` until it follows.
     pub pause_estimate_ms: Option<u64>,
+    /// Why something was tried again in the last few seconds.
+    pub trouble: Option<String>,
     /// The first keys that are not on the target; their number is in `counts`.
     pub failures: Vec<KeyFailure>,
     /// Keys and bytes. Keys that were removed from the target count as `gone`.
@@ -175,6 +180,7 @@ impl SyncStatus {
             sources,
             doubtful_slots: inner.doubtful_slots,
             pause_estimate_ms: inner.compare_ms.map(|compare_ms| round_ms + compare_ms),
+            trouble: self.copy.trouble(),
             failures: inner.failures.clone(),
             counts: self.copy.snapshot(),
         }

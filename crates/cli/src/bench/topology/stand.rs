@@ -154,19 +154,19 @@ pub fn serve(layout: Layout) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let options = DaemonOptions::new(([127, 0, 0, 1], 0).into());
     let daemon = runtime.block_on(Daemon::bind(options, topology.clone()))?;
-    println!("{}", daemon.address()?.port());
+    say!("{}", daemon.address()?.port());
     let stop = CancellationToken::new();
     runtime.spawn(daemon.serve(stop.clone()));
     for line in std::io::stdin().lines() {
         let line = line?;
         if line == "cpu" {
-            println!("{}", own_cpu()?.as_micros());
+            say!("{}", own_cpu()?.as_micros());
             continue;
         }
         let (slot, to) = line.split_once(' ').context("expected a slot and a node")?;
         let slot = Slot::new(slot.parse()?).context("no such slot")?;
         topology.0.hand_over(&SlotSet::from_iter([slot]), &node_id(to.parse()?)?);
-        println!("ok");
+        say!("ok");
     }
     stop.cancel();
     Ok(())

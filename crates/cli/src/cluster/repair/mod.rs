@@ -200,7 +200,7 @@ fn action_json(survey: &Survey, action: &Action) -> Value {
 
 fn show_plan(args: &RepairArgs, survey: &Survey, findings: &[Finding], plan: &Plan) {
     if args.json {
-        println!(
+        say!(
             "{}",
             json!({
                 "event": "repair_plan", "healthy": Survey::is_healthy(findings),
@@ -213,30 +213,30 @@ fn show_plan(args: &RepairArgs, survey: &Survey, findings: &[Finding], plan: &Pl
     }
     let screen = Screen::of_stdout();
     for finding in findings.iter().filter(|f| f.is_problem()) {
-        println!("{}    {}", screen.bad("amiss"), screen.wrapped(&finding.to_string(), 9));
+        say!("{}    {}", screen.bad("amiss"), screen.wrapped(&finding.to_string(), 9));
     }
     for action in &plan.actions {
         let text = Told { action, survey }.to_string();
-        println!("{}   {}", screen.good("repair"), screen.wrapped(&text, 9));
+        say!("{}   {}", screen.good("repair"), screen.wrapped(&text, 9));
     }
     for left in &plan.left {
-        println!("left     {}", screen.wrapped(left, 9));
+        say!("left     {}", screen.wrapped(left, 9));
     }
     if plan.actions.is_empty() {
-        println!("nothing to repair");
+        say!("nothing to repair");
     }
 }
 
 fn say(args: &RepairArgs, survey: &Survey, action: &Action) {
     if !args.json {
         let screen = Screen::of_stdout();
-        println!("doing    {}", screen.wrapped(&Told { action, survey }.to_string(), 9));
+        say!("doing    {}", screen.wrapped(&Told { action, survey }.to_string(), 9));
     }
 }
 
 fn show_outcome(args: &RepairArgs, total: &Tally, findings: &[Finding], plan: &Plan, healthy: bool) {
     if args.json {
-        println!(
+        say!(
             "{}",
             json!({
                 "event": "repair_report", "healthy": healthy, "keys_moved": total.moved,
@@ -247,19 +247,19 @@ fn show_outcome(args: &RepairArgs, total: &Tally, findings: &[Finding], plan: &P
         return;
     }
     let screen = Screen::of_stdout();
-    println!(
+    say!(
         "done     {} keys moved to their owner, {} removed where they did not belong, {} stuck",
         format_count(total.moved),
         format_count(total.removed),
         format_count(total.stuck),
     );
     for reason in &total.reasons {
-        println!("stuck    {}", screen.wrapped(reason, 9));
+        say!("stuck    {}", screen.wrapped(reason, 9));
     }
     for finding in findings.iter().filter(|f| f.is_problem()) {
-        println!("{}    {}", screen.bad("amiss"), screen.wrapped(&finding.to_string(), 9));
+        say!("{}    {}", screen.bad("amiss"), screen.wrapped(&finding.to_string(), 9));
     }
     if healthy {
-        println!("{}   every node agrees, every slot has an owner", screen.good("health"));
+        say!("{}   every node agrees, every slot has an owner", screen.good("health"));
     }
 }
