@@ -1,5 +1,6 @@
 //! The front in front of real servers.
 
+mod carrying;
 mod common;
 mod garbage;
 mod limits;
