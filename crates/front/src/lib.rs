@@ -4,6 +4,7 @@
 //! - [`commands`]: what is done with which command, and the table of it for the documentation;
 //! - [`carry`]: the move of one key; not served yet;
 //! - [`filter`]: which keys have arrived at a target; not served yet;
+//! - [`table`]: where the keys of a command are; not used yet;
 //! - `session`: one client, its own connection to the server, and what is on its way between them.
 //!
 //! **Every client has its own connection to the server.** Whatever belongs to a connection there (its user, its database, its
@@ -16,3 +17,4 @@ pub mod commands;
 pub mod filter;
 pub mod server;
 mod session;
+pub mod table;

@@ -4,4 +4,5 @@ mod carrying;
 mod common;
 mod garbage;
 mod limits;
+mod tables;
 mod transparent;
