@@ -81,10 +81,14 @@ impl CommandTable {
 }
 
 impl Facts {
+    /// Whether the server takes a command of so many words.
+    pub fn takes(&self, words: usize) -> bool {
+        words == self.arity || words > self.arity && !self.arity_exact
+    }
+
     /// Where the keys are of a command of so many words. A command that the server would refuse for their number has none.
     pub fn keys(&self, words: usize) -> Keys {
-        let is_too_short = words < self.arity;
-        if is_too_short || self.arity_exact && words > self.arity {
+        if !self.takes(words) {
             return Keys::None;
         }
         match self.positions {

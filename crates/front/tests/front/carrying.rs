@@ -11,6 +11,8 @@ use whimbrel_lab::{Engine, Server};
 use whimbrel_wire::payload::Dialect;
 use whimbrel_wire::value::Value;
 
+use crate::common::alone;
+
 /// A far future, not a multiple of a second.
 const FAR_MS: i64 = 4_102_444_800_123;
 
@@ -76,6 +78,7 @@ impl Pair {
 
 #[tokio::test]
 async fn every_type_arrives_between_all_servers() {
+    let _alone = alone();
     let writes = "SET s v|RPUSH l a b c|SADD set a b|SADD ints 1 2|ZADD z 1.5 a 2 b|HSET h f v|XADD x 1-1 f v|PFADD p a\
                   |XGROUP CREATE x g 0|SET empty ";
     let reads = "GET s|LRANGE l 0 -1|SMEMBERS set|SMEMBERS ints|ZRANGE z 0 -1 WITHSCORES|HGETALL h|XRANGE x - +|PFCOUNT p\
@@ -115,6 +118,7 @@ async fn every_type_arrives_between_all_servers() {
 
 #[tokio::test]
 async fn after_a_crash_the_target_wins() {
+    let _alone = alone();
     let mut pair = Pair::of(Engine::Redis70, Engine::Valkey91).await;
     pair.at_source(&["SET", "k", "old"]).await;
     pair.die_half_way("k").await;
@@ -127,6 +131,7 @@ async fn after_a_crash_the_target_wins() {
 
 #[tokio::test]
 async fn what_was_removed_after_a_crash_stays_away() {
+    let _alone = alone();
     let mut pair = Pair::of(Engine::Valkey81, Engine::Redis80).await;
     pair.at_source(&["SET", "k", "v"]).await;
     pair.die_half_way("k").await;
@@ -139,6 +144,7 @@ async fn what_was_removed_after_a_crash_stays_away() {
 
 #[tokio::test]
 async fn what_has_expired_does_not_come_back() {
+    let _alone = alone();
     let mut pair = Pair::of(Engine::Redis70, Engine::Redis80).await;
     pair.at_source(&["SET", "gone", "v", "PX", "1"]).await;
     tokio::time::sleep(std::time::Duration::from_millis(20)).await;
@@ -156,6 +162,7 @@ async fn what_has_expired_does_not_come_back() {
 
 #[tokio::test]
 async fn what_the_target_cannot_hold_stays() {
+    let _alone = alone();
     let mut pair = Pair::of(Engine::Redis80, Engine::Redis70).await;
     pair.at_source(&["HSET", "h", "f", "v"]).await;
     pair.at_source(&["HPEXPIREAT", "h", &FAR_MS.to_string(), "FIELDS", "1", "f"]).await;
@@ -166,6 +173,7 @@ async fn what_the_target_cannot_hold_stays() {
 
 #[tokio::test]
 async fn a_full_target_loses_nothing() {
+    let _alone = alone();
     let mut pair = Pair::of(Engine::Redis70, Engine::Redis70).await;
     pair.at_target(&["CONFIG", "SET", "maxmemory", "1"]).await;
     pair.at_source(&["SET", "k", "v"]).await;

@@ -4,5 +4,6 @@ mod carrying;
 mod common;
 mod garbage;
 mod limits;
+mod moving;
 mod tables;
 mod transparent;

@@ -9,6 +9,8 @@ use whimbrel_front::table::{CommandTable, Keys};
 use whimbrel_lab::{Engine, Server};
 use whimbrel_wire::value::Value;
 
+use crate::common::alone;
+
 /// Commands with keys, each in a form that all servers take.
 const WITH_KEYS: &str = "GET a|SET a v EX 10|MGET a b c|MSET a 1 b 2|DEL a b c|EXISTS a b|RENAME a b|COPY a b|LPUSH a x y\
     |LMOVE a b LEFT RIGHT|BLPOP a b 0|BRPOPLPUSH a b 0|SINTERSTORE d a b|SDIFF a b|ZADD z 1 m|BITOP AND d a b|PFMERGE d a b\
@@ -39,6 +41,7 @@ fn words(line: &str) -> Vec<&[u8]> {
 
 #[tokio::test]
 async fn keys_are_where_the_server_finds_them() {
+    let _alone = alone();
     for engine in Engine::ALL {
         let server = Server::builder(engine).start().expect("a server");
         let mut link = open(&server).await;
