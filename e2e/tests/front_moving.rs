@@ -16,7 +16,7 @@ const CLIENTS: usize = 16;
 /// Of each kind, of each client.
 const KEYS_EACH: usize = 6;
 /// They are not written to; they take the time in which the front is killed.
-const STABLE_KEYS: usize = 12_000;
+const STABLE_KEYS: usize = 30_000;
 /// All clients are at about the same few of them at a time, and go on to others that nobody has touched before.
 const COUNTERS: usize = 3_000;
 const QUEUES: usize = 4;
@@ -392,7 +392,6 @@ impl Worker<'_> {
             write.becomes.iter().map(|(key, state)| self.keys()[*key].begin(state)).collect();
         let gone: Option<usize> =
             write.expires.then(|| self.keys()[write.becomes[0].0].begin(&State::default()));
-        let begun = Instant::now();
         let watched = write.watch.then(|| self.keys()[write.becomes[0].0].name.clone());
         let done = if write.commands.len() > 1 || write.watch {
             self.client.transact(&write.commands, watched.as_deref())
@@ -407,16 +406,19 @@ impl Worker<'_> {
                 }
             }
             (outcome, Some(gone)) => {
-                // Whether it was written or not, it cannot be there after its time.
+                // If it was written it cannot be there after its time; if it was not, it is what it was.
                 let key = write.becomes[0].0;
                 if outcome.is_ok() {
                     self.keys()[key].reach(places[0]);
                 }
-                std::thread::sleep(Duration::from_millis(130).saturating_sub(begun.elapsed()));
-                self.states[key] = State::default();
+                // Twice its time to live.
+                std::thread::sleep(Duration::from_millis(200));
                 match outcome {
-                    Ok(()) => self.keys()[key].reach(gone),
-                    Err(Maybe) => self.find_out(&write.becomes, &[gone]),
+                    Ok(()) => {
+                        self.states[key] = State::default();
+                        self.keys()[key].reach(gone);
+                    }
+                    Err(Maybe) => self.find_out(&[(key, State::default())], &[gone]),
                 }
             }
             (Err(Maybe), None) => self.find_out(&write.becomes, &places),
@@ -773,7 +775,8 @@ fn a_move_with_kills(from: Engine, to: Engine, seed: u64) {
         std::thread::sleep(Duration::from_millis(500));
         front.tell("start").expect_code(0);
         for _ in 0..KILLS {
-            std::thread::sleep(Duration::from_millis(200 + random.below(900) as u64));
+            std::thread::sleep(Duration::from_millis(50 + random.below(600) as u64));
+            println!("killed while {}", front.status()["phase"]);
             front.kill_and_restart();
         }
         front.wait_until_done();
@@ -858,4 +861,56 @@ fn every_answer_is_right_while_keys_move_and_the_front_is_killed() {
     let (from, to) = pairs[seed as usize / 1_000 % pairs.len()];
     println!("{from:?} to {to:?}");
     a_move_with_kills(from, to, seed);
+}
+
+#[test]
+fn commands_find_the_front_and_say_what_they_refuse() {
+    let start = |engine| Server::builder(engine).start().expect("a server");
+    let (source, target, other) = (start(Engine::Redis70), start(Engine::Valkey91), start(Engine::Redis70));
+    source.call(&["SET", "k", "v"]);
+    let nobody = tempfile::tempdir().expect("a folder");
+    let folder = nobody.path().to_str().expect("a name");
+    let refused = Invocation::new(&["front", "status", "--state-dir", folder]).run().expect_code(2);
+    assert!(refused.stderr.contains("no front with a target runs"), "{}", refused.stderr);
+
+    let mut front = Front::between(&source, &target);
+    assert_eq!(front.status()["phase"], "forwarding");
+    let told = front.tell("finish").expect_code(4);
+    assert!(told.stdout.contains("no key has moved"), "{}", told.stdout);
+    // A second one would know nothing of the locks of the first.
+    let second = Invocation::new(&front.args).run().expect_code(2);
+    assert!(second.stdout.contains("another whimbrel front runs"), "{}", second.stdout);
+    front.tell("start").expect_code(0);
+    front.wait_until_done();
+    let told = front.tell("start").expect_code(4);
+    assert!(told.stdout.contains("already"), "{}", told.stdout);
+    let folder = front.folder.path().to_str().expect("a name").to_owned();
+    let shown = Invocation::new(&["front", "status", "--state-dir", &folder]).run().expect_code(0);
+    assert!(shown.stdout.starts_with("phase    done"), "{}", shown.stdout);
+
+    // What is on disk is believed by the next one, or refused.
+    front.running.kill9();
+    let args = |source: &Server| {
+        let mut args = front.args.clone();
+        let at = args.iter().position(|arg| arg == "--source").expect("it is there");
+        args[at + 1] = source.url();
+        args
+    };
+    let refused = Invocation::new(&args(&other)).run().expect_code(2);
+    assert!(refused.stdout.contains("is about keys that move from"), "{}", refused.stdout);
+    let state = std::fs::read_dir(&folder)
+        .expect("a folder")
+        .filter_map(|file| Some(file.ok()?.path()))
+        .find(|path| path.extension().is_some_and(|ending| ending == "state"))
+        .expect("a state");
+    let text = std::fs::read_to_string(&state).expect("text");
+    std::fs::write(&state, &text[..10]).expect("written");
+    let refused = Invocation::new(&args(&source)).run().expect_code(1);
+    assert!(refused.stdout.contains("it is damaged"), "{}", refused.stdout);
+    std::fs::write(&state, text).expect("written");
+    front.running = Front::run(&args(&source));
+    let told = front.tell("finish").expect_code(0);
+    assert!(told.stdout.contains("\"exit\":0"), "{}", told.stdout);
+    front.running.wait(PATIENCE).expect("it ends").expect_code(0);
+    assert!(!state.exists());
 }

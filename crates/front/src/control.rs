@@ -9,7 +9,7 @@ use serde::Serialize;
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
 use whimbrel_engine::endpoint::Endpoint;
-use whimbrel_engine::error::{Error, ErrorKind, Result};
+use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::{Link, LinkOptions};
 use whimbrel_engine::probe::{Capabilities, Info, PROBE_KEY, ServerFacts};
 use whimbrel_wire::value::Value;
@@ -377,6 +377,5 @@ fn unfit(at: &Endpoint, what: &str, remedy: &str) -> Error {
 }
 
 fn refuse(tried: &str, what: &str, remedy: &str) -> Error {
-    Error::new(whimbrel_engine::error::Side::Own, "the front", tried, ErrorKind::Unfit(what.to_owned()))
-        .with_remedy(remedy.to_owned())
+    Error::unfit(Side::Own, "", tried, what).with_remedy(remedy.to_owned())
 }

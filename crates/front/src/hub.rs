@@ -225,20 +225,14 @@ impl Hub {
     pub(crate) async fn keys_of(&self, words: &[Bytes]) -> std::result::Result<Vec<Bytes>, String> {
         let asking = async {
             let mut place = self.asking.lock().await;
-            let mut link = match place.take() {
-                Some(link) => link,
-                None => self.open_target().await?,
-            };
-            let out = link.outbox();
-            out.command(words.len() + 2);
-            out.arg(b"COMMAND");
-            out.arg(b"GETKEYS");
-            for word in words {
-                out.arg_bytes(word);
+            // One that was kept may have been closed for want of use.
+            if let Some(link) = place.take()
+                && let Ok((link, reply)) = ask_keys(link, words).await
+            {
+                *place = Some(link);
+                return Ok(reply);
             }
-            link.flush().await?;
-            let reply = link.reply().await?;
-            // Only a link that is in step is kept.
+            let (link, reply) = ask_keys(self.open_target().await?, words).await?;
             *place = Some(link);
             Ok::<_, Error>(reply)
         };
@@ -274,6 +268,20 @@ impl Hub {
         let room = Room { hub: self.clone(), bytes };
         (held + bytes <= LONG_BYTES_MAX).then_some(room)
     }
+}
+
+/// The link comes back where it is in step.
+async fn ask_keys(mut link: Link, words: &[Bytes]) -> Result<(Link, Value)> {
+    let out = link.outbox();
+    out.command(words.len() + 2);
+    out.arg(b"COMMAND");
+    out.arg(b"GETKEYS");
+    for word in words {
+        out.arg_bytes(word);
+    }
+    link.flush().await?;
+    let reply = link.reply().await?;
+    Ok((link, reply))
 }
 
 impl Drop for Room {

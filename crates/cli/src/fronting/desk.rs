@@ -20,7 +20,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_front::control::{Control, Status};
 
 use crate::exit::Exit;
@@ -140,7 +140,7 @@ async fn serve(stream: UnixStream, control: &Control, finished: &CancellationTok
     let status: Status = control.status().await;
     let answer = Answer {
         status: Some(serde_json::to_value(&status)?),
-        exit: done.as_ref().err().map_or(0, |e| Exit::of(e, false) as u8),
+        exit: done.as_ref().err().map_or(Exit::Success, exit_of) as u8,
         error: done.as_ref().err().map(ToString::to_string),
     };
     let text = serde_json::to_string(&answer)? + "\n";
@@ -149,6 +149,14 @@ async fn serve(stream: UnixStream, control: &Control, finished: &CancellationTok
         finished.cancel();
     }
     Ok(())
+}
+
+fn exit_of(error: &Error) -> Exit {
+    match error.kind {
+        // The command line is right; it is the servers or the moment that do not fit.
+        ErrorKind::Unfit(_) => Exit::Refused,
+        _ => Exit::of(error, false),
+    }
 }
 
 /// Asks a front that runs: the one with this address, or the only one.

@@ -12,6 +12,7 @@ use whimbrel_engine::error::{Error, Side};
 use whimbrel_engine::link::LinkOptions;
 use whimbrel_front::control::{Control, Status};
 use whimbrel_front::server::{Front, FrontOptions};
+use whimbrel_front::state::{Phase, StateFile};
 use whimbrel_lab::Server;
 
 /// How long a reply may take before a test gives up.
@@ -84,6 +85,17 @@ impl Between {
     /// Commands wait so long for their keys.
     #[track_caller]
     pub fn with_wait(source: &Server, target: &Server, wait: Duration) -> Between {
+        Between::from(source, target, wait, Phase::Forwarding)
+    }
+
+    /// After one that died in this phase.
+    #[track_caller]
+    pub fn after(phase: Phase, source: &Server, target: &Server) -> Between {
+        Between::from(source, target, Duration::from_secs(10), phase)
+    }
+
+    #[track_caller]
+    fn from(source: &Server, target: &Server, wait: Duration, phase: Phase) -> Between {
         let endpoint = |side, server: &Server| Endpoint::parse(side, &server.url()).expect("a valid address");
         let (source, target) = (endpoint(Side::Source, source), endpoint(Side::Target, target));
         let folder = tempfile::tempdir().expect("a folder");
@@ -92,6 +104,7 @@ impl Between {
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let options = FrontOptions { listen, clients_max: 100, link: LinkOptions::default() };
         let state = folder.path().join("front.state");
+        StateFile::new(&state, &source, &target).save(phase).expect("written");
         let between = Front::between(options, source, target, &state, wait);
         let (front, control) = runtime.block_on(between).expect("a front");
         let (address, stop) = (front.address().expect("an address"), CancellationToken::new());

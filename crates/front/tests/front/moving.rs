@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use serde_json::Value as Json;
+use whimbrel_front::state::Phase;
 use whimbrel_lab::{Engine, Server};
 
-use crate::common::{Between, alone, command, wait_until};
+use crate::common::{Between, Client, alone, command, wait_until};
 
 /// The bytes of a status.
 fn status(between: &Between) -> Json {
@@ -254,4 +255,49 @@ fn a_target_that_is_gone_for_a_while_loses_nothing() {
     between.resume();
     wait_until("all keys have moved", || status(&between)["phase"] == "done");
     assert_eq!(target.call(&["DBSIZE"]), redis::Value::Int(50));
+}
+
+#[test]
+fn after_a_crash_what_both_have_is_the_targets() {
+    let _alone = alone();
+    let (source, target) = pair();
+    for i in 0..2_000 {
+        source.call(&["SET", &format!("k{i}"), "1"]);
+    }
+    // Left by a front that died after it had written them, and before it had removed them.
+    for i in 0..8 {
+        target.call(&["SET", &format!("k{i}"), "1"]);
+    }
+    // Moved before.
+    target.call(&["SET", "home", "1"]);
+    // What the dead one has sent and is not carried out yet must never be.
+    let mut late = Client::to(target.addr().parse().expect("an address"));
+    late.ask(&["PING"], "+PONG\r\n");
+    let restore = command(&["SET", "k0", "late"]);
+    late.send(&restore[..restore.len() - 2]);
+    let between = Between::after(Phase::Moving, &source, &target);
+    let mut client = between.client();
+    client.ask(&["DEL", "k0"], ":1\r\n");
+    client.ask(&["INCR", "k1"], ":2\r\n");
+    client.ask(&["GET", "k1"], "$1\r\n2\r\n");
+    client.ask(&["GET", "k2"], "$1\r\n1\r\n");
+    client.ask(&["GET", "home"], "$1\r\n1\r\n");
+    assert_eq!(late.rest(), b"");
+    wait_until("all keys have moved", || status(&between)["phase"] == "done");
+    client.ask(&["GET", "k0"], "$-1\r\n");
+    client.ask(&["GET", "k1"], "$1\r\n2\r\n");
+    client.ask(&["DBSIZE"], ":2000\r\n");
+    assert_eq!(source.call(&["DBSIZE"]), redis::Value::Int(0));
+}
+
+#[test]
+fn when_all_keys_have_moved_the_source_may_be_gone() {
+    let _alone = alone();
+    let (source, target) = pair();
+    target.call(&["SET", "k", "v"]);
+    source.stop().expect("stopped");
+    let between = Between::after(Phase::Done, &source, &target);
+    between.client().ask(&["GET", "k"], "$1\r\nv\r\n");
+    assert_eq!(status(&between)["phase"], "done");
+    between.finish().expect("it is done");
 }
