@@ -14,7 +14,7 @@ use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units;
 
 pub use self::cluster::{ClusterArgs, RepairArgs, StatusArgs, Strays};
-pub use self::front::FrontArgs;
+pub use self::front::{FrontArgs, FrontAt, FrontCommand};
 pub use self::moving::{
     Balanced, DrainArgs, JobAccess, JobsArgs, JobsCommand, MethodChoice, MovingArgs, RebalanceArgs,
     ReshardArgs, ServeArgs, VerifyChoice,
@@ -75,7 +75,7 @@ pub enum Command {
     Drain(Box<DrainArgs>),
     /// Keep running, move slots when told so over the network, by Valkey's own commands, and tell clients who owns them
     Serve(Box<ServeArgs>),
-    /// Serve clients in front of a server, which see no difference
+    /// Serve clients in front of a server, also while its keys move to another one
     Front(Box<FrontArgs>),
     /// List, show, cancel, resume and forget jobs that move slots
     Jobs(Box<JobsArgs>),

@@ -1,4 +1,9 @@
-//! `whimbrel front`: serves clients in front of a server.
+//! `whimbrel front`: serves clients in front of a server, or in front of two while keys move.
+
+mod asking;
+mod desk;
+
+use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::json;
@@ -7,7 +12,9 @@ use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::tls::Acceptor;
 use whimbrel_front::server::{Front, FrontOptions};
 
+use self::desk::Desk;
 use crate::args::FrontArgs;
+use crate::copying::state_dir;
 use crate::exit::Exit;
 
 /// File descriptors for what is not clients: the runtime, the listener, the standard streams.
@@ -15,6 +22,9 @@ const OWN_FILES: u64 = 64;
 
 /// `whimbrel front`.
 pub async fn run(args: &FrontArgs, stop: CancellationToken) -> Exit {
+    if let Some(command) = &args.command {
+        return asking::run(command).await;
+    }
     match try_run(args, stop).await {
         Ok(()) => Exit::Success,
         Err(e) => crate::end_of(&e, args.show.json),
@@ -22,25 +32,40 @@ pub async fn run(args: &FrontArgs, stop: CancellationToken) -> Exit {
 }
 
 async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
-    let source = args.source_endpoint()?;
-    let clients_max = make_room(args.max_clients)?;
+    let (source, target) = (args.source_endpoint()?, args.target_endpoint()?);
+    let Some(listen) = args.listen else { return Err(Error::own("listen", "no address is given")) };
+    // With a target a client has a connection more, and for a moment two.
+    let files_each = if target.is_some() { 4 } else { 2 };
+    let clients_max = make_room(args.max_clients, files_each)?;
     let tls = match (&args.tls_cert, &args.tls_key) {
         (Some(cert), Some(key)) => Some(Acceptor::new(cert, key, args.tls_client_ca.as_deref())?),
         _ => None,
     };
-    let (listen, link) = (args.listen, args.link_options());
+    let link = args.link_options();
     let options = FrontOptions { listen, tls, clients_max: clients_max as usize, link };
     let at = source.address.to_string();
-    let front = Front::bind(options, source).await?;
+    let to = target.as_ref().map(|target| target.address.to_string());
+    let (front, desk) = match target {
+        None => (Front::bind(options, source).await?, None),
+        Some(target) => {
+            let desk = Desk::open(&state_dir(args.state_dir.as_deref())?, listen)?;
+            let wait = Duration::from_millis(args.wait);
+            let (front, control) = Front::between(options, source, target, &desk.state(), wait).await?;
+            (front, Some((desk, control)))
+        }
+    };
     let (address, version) = (front.address()?, front.source().version.clone());
     if args.show.json {
         let line = json!({
-            "event": "serving", "address": address.to_string(), "source": at, "version": version,
+            "event": "serving", "address": address.to_string(), "source": at, "target": to, "version": version,
             "clients_max": clients_max,
         });
         say!("{line}");
     } else if !args.show.quiet {
         eprintln!("serving  {at} ({version}) on {address}, at most {clients_max} clients");
+        if let Some(to) = to {
+            eprintln!("target   {to}: whimbrel front start moves the keys there");
+        }
         if clients_max < args.max_clients {
             eprintln!(
                 "note     no more files may be open for --max-clients {}: see ulimit -n",
@@ -48,19 +73,28 @@ async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
             );
         }
     }
-    front.serve(stop).await;
+    match desk {
+        None => front.serve(stop).await,
+        Some((desk, control)) => {
+            let attended = desk.attend(control, stop.clone());
+            tokio::select! {
+                () = front.serve(stop) => {}
+                never = attended => match never? {},
+            }
+        }
+    }
     Ok(())
 }
 
-/// Raises the limit of open files for so many clients, each of which takes two connections: its own and that to the
-/// server. Returns for how many it is enough, which are fewer where the system allows no more.
-fn make_room(clients: u32) -> Result<u32> {
+/// Raises the limit of open files for so many clients, each of which takes some connections: its own and those to
+/// servers. Returns for how many it is enough, which are fewer where the system allows no more.
+fn make_room(clients: u32, files_each: u64) -> Result<u32> {
     let fail = |e: nix::errno::Errno| Error::own("raise the limit of open files", e);
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).map_err(fail)?;
-    let needed = u64::from(clients) * 2 + OWN_FILES;
+    let needed = u64::from(clients) * files_each + OWN_FILES;
     if soft < needed {
         setrlimit(Resource::RLIMIT_NOFILE, needed.min(hard), hard).map_err(fail)?;
     }
-    let places = needed.min(hard).saturating_sub(OWN_FILES) / 2;
+    let places = needed.min(hard).saturating_sub(OWN_FILES) / files_each;
     Ok(u32::try_from(places).unwrap_or(clients).min(clients))
 }

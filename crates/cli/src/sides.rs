@@ -100,7 +100,20 @@ impl FrontArgs {
     /// # Errors
     /// As [`Sides::endpoints`].
     pub fn source_endpoint(&self) -> Result<Endpoint> {
-        endpoint(Side::Source, &self.source, &Access::from(&self.source_access), self.insecure)
+        let source = self.source.as_deref().unwrap_or_default();
+        endpoint(Side::Source, source, &Access::from(&self.source_access), self.insecure)
+    }
+
+    /// The endpoint of the target, where one is named.
+    ///
+    /// # Errors
+    /// As [`Sides::endpoints`].
+    pub fn target_endpoint(&self) -> Result<Option<Endpoint>> {
+        let access = Access::from(&self.target_access);
+        self.target
+            .as_deref()
+            .map(|target| endpoint(Side::Target, target, &access, self.insecure))
+            .transpose()
     }
 
     /// How the front's own connections behave.
@@ -196,7 +209,10 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
         Command::Rebalance(args) => moved(&args.at, &args.moving),
         Command::Drain(args) => moved(&args.at, &args.moving),
         Command::Serve(args) => vec![(&args.at.cluster, CLUSTER_PASSWORD)],
-        Command::Front(args) => vec![(&args.source, SOURCE_PASSWORD)],
+        Command::Front(args) => {
+            let sides = [(&args.source, SOURCE_PASSWORD), (&args.target, TARGET_PASSWORD)];
+            sides.into_iter().filter_map(|(at, variable)| Some((at.as_ref()?, variable))).collect()
+        }
         Command::Jobs(args) => match &args.command {
             JobsCommand::Cancel { access, .. } | JobsCommand::Resume { access, .. } => {
                 access.cluster.iter().map(|cluster| (cluster, CLUSTER_PASSWORD)).collect()

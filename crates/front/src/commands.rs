@@ -15,8 +15,55 @@ pub enum Handling {
     Refused(&'static str),
     /// The second word decides.
     Container(&'static [(&'static str, Handling)]),
+    /// Passed on, and where keys may move later, something of it is remembered.
+    Noted(Note),
     /// Passed on as it is.
     Passed,
+}
+
+/// What a front has to remember of a command, since it changes what the connection is to the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Note {
+    /// Another server has to be told the same.
+    Trait(Trait),
+    /// A transaction begins.
+    Multi,
+    /// It ends, with all watches.
+    Exec,
+    /// Keys are watched.
+    Watch,
+    /// None is any more.
+    Unwatch,
+    /// Another database.
+    Select,
+    /// As on a new connection.
+    Reset,
+}
+
+/// What a client is to a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trait {
+    /// Its user.
+    Login,
+    /// Its protocol, and perhaps its user and its name.
+    Hello,
+    /// Its protocol alone.
+    Protocol,
+    /// Its name.
+    Name,
+}
+
+impl Note {
+    /// What is done while keys move, for the documentation.
+    pub(crate) fn described(self) -> &'static str {
+        match self {
+            Note::Trait(_) => "the target answers; the source is told the same",
+            Note::Multi => "the target answers; the keys of what is queued move first",
+            Note::Watch => "the keys move first, then the target",
+            Note::Exec | Note::Unwatch | Note::Select => "the target answers",
+            Note::Reset => "the target answers; the connection to the source is made anew",
+        }
+    }
 }
 
 const TRACKING: &str =
@@ -33,8 +80,18 @@ const TABLE: &[(&str, Handling)] = &[
             ("TRACKING", Handling::Refused(TRACKING)),
             ("CACHING", Handling::Refused(TRACKING)),
             ("REPLY", Handling::Refused(SILENT)),
+            ("SETNAME", Handling::Noted(Note::Trait(Trait::Name))),
         ]),
     ),
+    ("AUTH", Handling::Noted(Note::Trait(Trait::Login))),
+    ("HELLO", Handling::Noted(Note::Trait(Trait::Hello))),
+    ("SELECT", Handling::Noted(Note::Select)),
+    ("MULTI", Handling::Noted(Note::Multi)),
+    ("EXEC", Handling::Noted(Note::Exec)),
+    ("DISCARD", Handling::Noted(Note::Exec)),
+    ("WATCH", Handling::Noted(Note::Watch)),
+    ("UNWATCH", Handling::Noted(Note::Unwatch)),
+    ("RESET", Handling::Noted(Note::Reset)),
     ("SUBSCRIBE", Handling::Subscribe),
     ("PSUBSCRIBE", Handling::Subscribe),
     ("SSUBSCRIBE", Handling::Subscribe),
@@ -92,6 +149,7 @@ pub fn markdown() -> String {
          by.\n\nEvery client has a connection of its own to the source. What is not listed here is passed on as it is, and so \
          is its reply: commands with keys, of modules too, transactions, scripts, blocking commands, `PUBLISH`, `SCAN`, \
          administration. The rights are those of the client's own user.\n\n\
+         ## Before keys move\n\n\
          | command | what the front does |\n|---|---|\n",
     );
     for (name, handling) in TABLE {
@@ -105,6 +163,13 @@ pub fn markdown() -> String {
             handling => text.push_str(&row(name, *handling)),
         }
     }
+    text.push_str(
+        "\n## While keys move\n\n\
+         What is refused above is refused here too. In a transaction only what has keys is taken, and what has nothing to do with \
+         them; a command that is refused there makes `EXEC` fail, as any error does. When all keys have moved, everything is passed \
+         on to the target as above.\n\n",
+    );
+    text.push_str(&crate::route::rows());
     text
 }
 
@@ -115,6 +180,9 @@ fn row(name: &str, handling: Handling) -> String {
         }
         Handling::Refused(why) => format!("refused: {why}"),
         Handling::Container(_) => "depends on the second word".to_owned(),
+        Handling::Noted(_) => {
+            "passed on; with `--target` the front remembers what it says of the client".to_owned()
+        }
         Handling::Passed => "passed on".to_owned(),
     };
     format!("| `{name}` | {what} |\n")
@@ -137,7 +205,8 @@ mod tests {
 
     #[test]
     fn names_are_found_in_any_case() {
-        assert_eq!(handling(b"hello", None), Handling::Passed);
+        assert_eq!(handling(b"get", None), Handling::Passed);
+        assert_eq!(handling(b"multi", None), Handling::Noted(Note::Multi));
         assert_eq!(handling(b"subScribe", None), Handling::Subscribe);
         assert_eq!(handling(b"CLIENT", Some(b"ID")), Handling::Passed);
         assert_eq!(handling(b"CLIENT", None), Handling::Passed);

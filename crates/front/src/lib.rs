@@ -2,13 +2,35 @@
 //!
 //! - [`server`]: listens, lets in, and counts;
 //! - [`commands`]: what is done with which command, and the table of it for the documentation;
-//! - `session`: one client, its own connection to the server, and what is on its way between them.
+//! - `session`: one client, its connections to servers, and what is on its way between them;
+//! - [`control`]: begins to move keys, goes on with it after a crash, tells how it stands;
+//! - [`state`]: how far it is, on disk;
+//! - `stages`: the moment at which keys begin to move;
+//! - [`route`]: what is done with which command while keys move;
+//! - `hub`: what is known of keys, and commands that wait for theirs;
+//! - [`locks`]: which keys are read at the source, and which are moved;
+//! - `mover`: moves keys, and makes the filter anew after a crash;
+//! - [`carry`]: the move of one key;
+//! - [`filter`]: which keys have arrived at the target;
+//! - [`table`]: where the keys of a command are;
+//! - `whole`: questions about all keys.
 //!
-//! **Every client has its own connection to the server.** Whatever belongs to a connection there (its user, its database, its
+//! **Every client has its own connection to each server.** Whatever belongs to a connection there (its user, its database, its
 //! protocol, `MULTI`, `WATCH`, subscriptions, its name) belongs to the client by nature, and nothing is imitated.
 //!
 //! **Bounds.** What is held for a client is bounded by constants of `session`. Whoever does not read is not read from.
 
+pub mod carry;
 pub mod commands;
+pub mod control;
+pub mod filter;
+mod hub;
+pub mod locks;
+mod mover;
+pub mod route;
 pub mod server;
 mod session;
+mod stages;
+pub mod state;
+pub mod table;
+mod whole;

@@ -17,6 +17,7 @@ use whimbrel_engine::probe::ServerFacts;
 use whimbrel_engine::tls::Acceptor;
 
 use crate::session::Session;
+use crate::stages::Stages;
 
 /// How long to wait after a connection could not be accepted: out of file descriptors, for example.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -42,6 +43,8 @@ pub struct FrontOptions {
 pub(crate) struct Shared {
     pub(crate) source: Arc<Endpoint>,
     pub(crate) connect_timeout_ms: u64,
+    /// Where there is a target that keys can move to.
+    pub(crate) stages: Option<Arc<Stages>>,
     pub(crate) counts: Counts,
 }
 
@@ -75,7 +78,15 @@ impl Front {
     /// # Errors
     /// Where the source cannot be reached or is not what can be served; `Own` where the address cannot be listened on.
     pub async fn bind(options: FrontOptions, source: Endpoint) -> Result<Front> {
-        let source = Arc::new(source);
+        Front::open(options, Arc::new(source), None).await
+    }
+
+    /// As [`Front::bind`], where keys may move between two servers.
+    pub(crate) async fn open(
+        options: FrontOptions,
+        source: Arc<Endpoint>,
+        stages: Option<Arc<Stages>>,
+    ) -> Result<Front> {
         let facts = look_at(&source, options.link).await?;
         let listen = options.listen;
         let listener = TcpListener::bind(listen).await.map_err(|e| {
@@ -83,8 +94,12 @@ impl Front {
                 .with_remedy("see that the address is this machine's and that the port is free")
         })?;
         let connect_timeout_ms = options.link.connect_timeout_ms;
-        let shared = Arc::new(Shared { source, connect_timeout_ms, counts: Counts::default() });
+        let shared = Arc::new(Shared { source, connect_timeout_ms, stages, counts: Counts::default() });
         Ok(Front { listener, options, shared, facts })
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
     /// Where it listens.

@@ -15,6 +15,10 @@
 //! [`DUE_MAX`] requests under way; with what buffers allocate ahead as they grow, and errors of our own among the notes, 4 MiB. One that
 //! is idle holds no buffers. The length of a value does not matter: it is passed on as it arrives.
 
+pub(crate) mod identity;
+mod moving;
+mod plain;
+
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
@@ -33,8 +37,15 @@ use whimbrel_engine::link::Io;
 use whimbrel_wire::boundary::{Boundary, Passed};
 use whimbrel_wire::request::{Request, RequestLimits, RequestScanner};
 
-use crate::commands::{Handling, handling, is_container, refusal};
+use self::identity::Identity;
+pub(crate) use self::moving::Home;
+use self::moving::Moving;
+use self::plain::Plain;
+use crate::commands::{Handling, Note, Trait, handling, is_container, refusal};
+use crate::locks;
 use crate::server::Shared;
+use crate::stages::Entrance;
+use crate::whole::with_cursor;
 
 /// How much is read at once.
 const READ_BYTES: usize = 64 << 10;
@@ -57,6 +68,9 @@ const DUE_MAX: usize = 8 << 10;
 /// Room for notes that an idle session keeps.
 const DUE_KEPT_MAX: usize = 64;
 
+/// A reply that is changed is held whole, and cannot be longer.
+const COLLECTED_BYTES_MAX: usize = 64 << 20;
+
 /// A request longer than this is passed on while it arrives.
 const WHOLE_BYTES_MAX: usize = 32 << 10;
 
@@ -68,8 +82,36 @@ const FAREWELL: Duration = Duration::from_secs(1);
 enum Due {
     /// A reply of the server.
     Reply,
+    /// Something else, or a reply that something hangs on.
+    Special(Box<Special>),
+}
+
+#[derive(Debug)]
+enum Special {
     /// A reply of our own.
-    Own(Box<[u8]>),
+    Own(Vec<u8>),
+    /// A reply to what the client said of itself.
+    Noted(Trait, Box<[u8]>),
+    /// A reply to `SELECT`, of database 0 or another.
+    Selected(bool),
+    /// A reply to `RESET`.
+    Reset,
+    /// A reply of the source about keys that may not move before it has arrived.
+    Held(Box<[locks::Shared]>),
+    /// A reply that the client does not get; it gets this instead.
+    Replaced(BytesMut, Vec<u8>),
+    /// A reply to `SCAN`, which is changed.
+    Scanned(BytesMut, Home),
+}
+
+impl Special {
+    /// Where the reply is collected, if it is not passed on as it comes.
+    fn collected(&mut self) -> Option<&mut BytesMut> {
+        match self {
+            Special::Replaced(collected, _) | Special::Scanned(collected, _) => Some(collected),
+            _ => None,
+        }
+    }
 }
 
 /// How far the end of a session is.
@@ -108,6 +150,11 @@ pub(crate) struct Session<C> {
     inbox: BytesMut,
     to_client: BytesMut,
     due: VecDeque<Due>,
+    identity: Identity,
+    /// Where keys may move later.
+    plain: Option<Box<Plain>>,
+    /// While keys move.
+    moving: Option<Box<Moving>>,
     /// False once the client has subscribed to something: then more or fewer replies come than requests.
     counted: bool,
     /// The start of the present request has been passed on (or, with `true`, thrown away).
@@ -130,30 +177,38 @@ impl From<io::Error> for Ended {
 
 impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     pub(crate) fn new(shared: Arc<Shared>, client: C) -> Session<C> {
-        let (endpoint, limit) = (shared.source.clone(), Duration::from_millis(shared.connect_timeout_ms));
-        let mut requests = RequestScanner::new(RequestLimits::default());
-        // A name, and the second word that may matter.
-        requests.keep(2);
-        Session {
+        let (plain, moving) = match shared.stages.as_ref().map(|stages| stages.enter()) {
+            None => (None, None),
+            Some(Entrance::Forwarding(ticket)) => (Some(Box::new(Plain::new(ticket))), None),
+            Some(Entrance::Moving(hub)) => (None, Some(Box::new(Moving::new(hub)))),
+        };
+        let identity = Identity::default();
+        let connecting = match &moving {
+            Some(moving) => moving.connect(Home::Target, &identity),
+            None => connect(&shared),
+        };
+        let mut session = Session {
             shared,
             client,
-            link: Link::Connecting(Box::pin(async move {
-                timeout(limit, Io::open(&endpoint, &endpoint.address)).await.unwrap_or_else(|_| {
-                    let why = io::Error::from(io::ErrorKind::TimedOut);
-                    let at = endpoint.address.to_string();
-                    Err(Error::new(endpoint.side, at, "connect", ErrorKind::Connect(why)))
-                })
-            })),
-            requests,
+            link: Link::Connecting(connecting),
+            requests: RequestScanner::new(RequestLimits::default()),
             inbox: BytesMut::new(),
             to_client: BytesMut::new(),
             due: VecDeque::new(),
+            identity,
+            plain,
+            moving,
             counted: true,
             passing: None,
             stage: Stage::Open,
             client_closed: false,
             farewell: None,
+        };
+        if session.moving.is_none() {
+            // A name, and the second word that may matter.
+            session.requests.keep(2);
         }
+        session
     }
 
     /// Serves until one side hangs up.
@@ -164,10 +219,14 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.plain.as_mut().is_some_and(|plain| plain.is_evicted(cx)) {
+            return Poll::Ready(());
+        }
         loop {
             match self.turn(cx) {
                 Ok(true) => {}
-                Ok(false) if self.is_over(cx) => return Poll::Ready(()),
+                Ok(false) if self.is_over(cx) || self.is_stalled(cx) => return Poll::Ready(()),
+                Ok(false) if self.is_at_rest() => self.begin_moving(),
                 Ok(false) => {
                     self.release_memory();
                     return Poll::Pending;
@@ -181,9 +240,9 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     fn turn(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let mut moved = self.poll_connecting(cx);
         moved |= self.read_client(cx)?;
-        let taken = self.take_requests();
+        let taken = if self.moving.is_some() { self.take_while_moving(cx) } else { self.take_requests() };
         moved |= taken;
-        if self.client_closed && !taken && self.wants_requests() {
+        if self.client_closed && !taken && self.wants_requests() && !self.is_held_up() {
             // There was room, so no whole request is left.
             moved |= self.leave();
         }
@@ -243,12 +302,13 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     fn wants_requests(&self) -> bool {
         self.stage == Stage::Open
             && self.due.len() < DUE_MAX
+            && (self.passing.is_some() || self.plain.as_ref().is_none_or(|plain| !plain.is_called()))
             && self.to_client.len() < OUT_BYTES_MAX
             && matches!(&self.link, Link::Up(server) if server.to.len() < OUT_BYTES_MAX)
     }
 
     fn read_client(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
-        if self.client_closed || self.stage != Stage::Open || self.inbox.len() >= INBOX_BYTES_MAX {
+        if self.client_closed || self.stage != Stage::Open || self.inbox.len() >= self.inbox_bytes_max() {
             return Ok(false);
         }
         match read(&mut self.client, cx, &mut self.inbox) {
@@ -318,7 +378,13 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                             self.counted = false;
                             true
                         }
-                        Handling::Passed | Handling::Container(_) => {
+                        Handling::Noted(note) if self.plain.is_some() => {
+                            let request = whole.then(|| rest[..len].into());
+                            let is_first = word(1).is_some_and(|database| database == b"0");
+                            self.note(note, request, is_first);
+                            true
+                        }
+                        Handling::Passed | Handling::Container(_) | Handling::Noted(_) => {
                             self.owe_reply();
                             true
                         }
@@ -357,30 +423,34 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
 
     fn take_words(&mut self, words: &[Vec<u8>]) {
         let name = words.first().map(Vec::as_slice).unwrap_or_default();
-        match handling(name, words.get(1).map(Vec::as_slice)) {
+        let second = words.get(1).map(Vec::as_slice);
+        let request = as_array(words);
+        match handling(name, second) {
             Handling::Refused(why) => return self.say(refusal(name, why)),
             Handling::Subscribe => self.counted = false,
-            Handling::Passed | Handling::Container(_) => self.owe_reply(),
+            Handling::Noted(note) if self.plain.is_some() => {
+                self.note(note, Some(request.as_slice().into()), second == Some(b"0"));
+            }
+            Handling::Passed | Handling::Container(_) | Handling::Noted(_) => self.owe_reply(),
         }
         if let Link::Up(server) = &mut self.link {
-            server.to.extend_from_slice(format!("*{}\r\n", words.len()).as_bytes());
-            for word in words {
-                server.to.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
-                server.to.extend_from_slice(word);
-                server.to.extend_from_slice(b"\r\n");
-            }
+            server.to.extend_from_slice(&request);
         }
     }
 
     fn owe_reply(&mut self) {
+        self.owe(Due::Reply);
+    }
+
+    fn owe(&mut self, due: Due) {
         if self.counted {
-            self.due.push_back(Due::Reply);
+            self.due.push_back(due);
         }
     }
 
     /// A reply of our own, after all that are due before it.
     fn say(&mut self, reply: Vec<u8>) {
-        self.due.push_back(Due::Own(reply.into()));
+        self.due.push_back(Due::Special(Box::new(Special::Own(reply))));
     }
 
     fn pass_on(&mut self, from: usize, to: usize) {
@@ -424,7 +494,9 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             Poll::Ready(Ok(0)) => {
                 // What came before the end is still the client's.
                 self.take_replies()?;
-                self.due.retain(|due| matches!(due, Due::Own(_)));
+                self.due.retain(
+                    |due| matches!(due, Due::Special(special) if matches!(**special, Special::Own(_))),
+                );
                 self.link = Link::Lost;
                 self.leave();
                 Ok(true)
@@ -450,22 +522,43 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                     return Err(Ended);
                 }
             };
-            passed += bytes;
+            let collected = match self.due.front_mut() {
+                Some(Due::Special(special)) => special.collected(),
+                _ => None,
+            };
+            match collected {
+                Some(collected) => {
+                    self.to_client.extend_from_slice(&server.from[..passed]);
+                    collected.extend_from_slice(&server.from[passed..passed + bytes]);
+                    server.from.advance(passed + bytes);
+                    passed = 0;
+                    moved = true;
+                    if collected.len() > COLLECTED_BYTES_MAX {
+                        tracing::warn!("a reply that has to be changed is too long");
+                        return Err(Ended);
+                    }
+                }
+                None => passed += bytes,
+            }
             match kind {
                 None => break,
                 // Pushes come when they come.
                 Some(b'>') => {}
-                Some(_) => {
-                    if let Some(Due::Reply) = self.due.front() {
-                        self.due.pop_front();
-                    }
-                    if let Some(Due::Own(_)) = self.due.front() {
+                Some(kind) => {
+                    let first = if is_own(self.due.front()) { None } else { self.due.pop_front() };
+                    let said = match first {
+                        None | Some(Due::Reply) => None,
+                        Some(Due::Special(special)) => {
+                            arrived(*special, kind, &mut self.identity, &mut self.plain, &mut self.moving)
+                        }
+                    };
+                    if said.is_some() || is_own(self.due.front()) {
                         self.to_client.extend_from_slice(&server.from[..passed]);
                         server.from.advance(passed);
                         passed = 0;
-                        while let Some(Due::Own(reply)) = self.due.front() {
-                            self.to_client.extend_from_slice(reply);
-                            self.due.pop_front();
+                        self.to_client.extend_from_slice(&said.unwrap_or_default());
+                        while let Some(reply) = next_own(&mut self.due) {
+                            self.to_client.extend_from_slice(&reply);
                         }
                     }
                 }
@@ -481,15 +574,14 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     fn say_own(&mut self) -> bool {
         let is_between = match &self.link {
             Link::Up(server) => server.boundary.is_between(),
-            Link::Connecting(_) => false,
+            // With two servers a client may be between both.
+            Link::Connecting(_) => self.moving.is_some(),
             Link::Lost => true,
         };
         let mut said = false;
-        while is_between && matches!(self.due.front(), Some(Due::Own(_))) {
-            if let Some(Due::Own(reply)) = self.due.pop_front() {
-                self.to_client.extend_from_slice(&reply);
-                said = true;
-            }
+        while is_between && let Some(reply) = next_own(&mut self.due) {
+            self.to_client.extend_from_slice(&reply);
+            said = true;
         }
         said
     }
@@ -502,6 +594,75 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         }
         Ok(written)
     }
+}
+
+/// What the arrival of a reply means; returns what the client gets in its place.
+fn arrived(
+    special: Special,
+    kind: u8,
+    identity: &mut Identity,
+    plain: &mut Option<Box<Plain>>,
+    moving: &mut Option<Box<Moving>>,
+) -> Option<Vec<u8>> {
+    let is_agreed = kind != b'-' && kind != b'!';
+    match special {
+        Special::Replaced(_, own) => return Some(own),
+        Special::Scanned(reply, home) => return Some(with_cursor(home, &reply)),
+        Special::Noted(what, request) if is_agreed => identity.say(what, request),
+        Special::Reset if is_agreed => identity.forget(),
+        Special::Selected(is_first) if is_agreed => {
+            if let Some(plain) = plain {
+                plain.selected(is_first);
+            }
+            return None;
+        }
+        // What was held is let go.
+        _ => return None,
+    }
+    if let Some(moving) = moving {
+        // The other server has to be told.
+        moving.forget_parked();
+    }
+    None
+}
+
+fn is_own(due: Option<&Due>) -> bool {
+    matches!(due, Some(Due::Special(special)) if matches!(**special, Special::Own(_)))
+}
+
+fn next_own(due: &mut VecDeque<Due>) -> Option<Vec<u8>> {
+    if !is_own(due.front()) {
+        return None;
+    }
+    match due.pop_front() {
+        Some(Due::Special(special)) => match *special {
+            Special::Own(reply) => Some(reply),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn as_array(words: &[Vec<u8>]) -> Vec<u8> {
+    let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
+    for word in words {
+        bytes.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+        bytes.extend_from_slice(word);
+        bytes.extend_from_slice(b"\r\n");
+    }
+    bytes
+}
+
+/// To the source, for a client that will log in itself.
+fn connect(shared: &Arc<Shared>) -> Connecting {
+    let (endpoint, limit) = (shared.source.clone(), Duration::from_millis(shared.connect_timeout_ms));
+    Box::pin(async move {
+        timeout(limit, Io::open(&endpoint, &endpoint.address)).await.unwrap_or_else(|_| {
+            let why = io::Error::from(io::ErrorKind::TimedOut);
+            let at = endpoint.address.to_string();
+            Err(Error::new(endpoint.side, at, "connect", ErrorKind::Connect(why)))
+        })
+    })
 }
 
 /// Reads what has arrived, 0 bytes at the end of it.

@@ -3,34 +3,58 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 
-use super::{Show, SourceAccess, parse_ms};
+use super::{Show, SourceAccess, TargetAccess, parse_ms};
 
 /// `whimbrel front`.
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(
+    subcommand_negates_reqs = true,
+    args_conflicts_with_subcommands = true,
+    after_help = "\
 Clients connect to the front as they would to the source, with their own users and passwords, and see no difference.
+With --target, `whimbrel front start` moves the keys there while clients are served.
 docs/operating/front.md tells what is bounded, docs/front-commands.md what is done with which command.
 
 Examples:
   whimbrel front --listen 127.0.0.1:6380 --source old:6379
   whimbrel front --listen 0.0.0.0:6380 --source rediss://old:6379 --source-ca ca.pem --max-clients 20000
   whimbrel front --listen 0.0.0.0:6380 --source old:6379 --tls-cert front.pem --tls-key front.key
+  whimbrel front --listen 0.0.0.0:6380 --source old:6379 --target new:6379
+  whimbrel front start
+  whimbrel front status
+  whimbrel front finish
 
-Exit codes: see whimbrel --help")]
+Exit codes: see whimbrel --help"
+)]
 pub struct FrontArgs {
+    /// What to tell a front that runs; without it, one is run.
+    #[command(subcommand)]
+    pub command: Option<FrontCommand>,
+
     /// Where clients connect to
-    #[arg(long, value_name = "IP:PORT")]
-    pub listen: SocketAddr,
+    #[arg(long, value_name = "IP:PORT", required = true)]
+    pub listen: Option<SocketAddr>,
 
     /// The source: HOST:PORT, redis://, rediss:// (TLS), valkey://, valkeys:// (TLS) or unix:// with user and password, which
     /// the front looks at it with; clients bring their own
-    #[arg(long, value_name = "SOURCE")]
-    pub source: String,
+    #[arg(long, value_name = "SOURCE", required = true)]
+    pub source: Option<String>,
+
+    /// An empty server that the keys can be moved to, likewise
+    #[arg(long, value_name = "TARGET")]
+    pub target: Option<String>,
 
     #[command(flatten)]
     pub source_access: SourceAccess,
+
+    #[command(flatten)]
+    pub target_access: TargetAccess,
+
+    /// Where it is kept how far the keys have moved [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
+    #[arg(long, value_name = "FOLDER", requires = "target", help_heading = "What else")]
+    pub state_dir: Option<PathBuf>,
 
     /// Clients connect with TLS, and are shown the certificate in this PEM file
     #[arg(long, value_name = "FILE", requires = "tls_key", help_heading = "TLS")]
@@ -44,7 +68,7 @@ pub struct FrontArgs {
     #[arg(long, value_name = "FILE", requires = "tls_cert", help_heading = "TLS")]
     pub tls_client_ca: Option<PathBuf>,
 
-    /// Accept any certificate of the source. For tests only
+    /// Accept any certificate of the servers. For tests only
     #[arg(long, help_heading = "TLS")]
     pub insecure: bool,
 
@@ -56,6 +80,10 @@ pub struct FrontArgs {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_ms, help_heading = "Limits")]
     pub timeout: u64,
 
+    /// How long a command may wait until its keys have moved
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_ms, help_heading = "Limits")]
+    pub wait: u64,
+
     /// Clients at once; more are turned away
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000),
           help_heading = "Limits")]
@@ -63,4 +91,34 @@ pub struct FrontArgs {
 
     #[command(flatten)]
     pub show: Show,
+}
+
+/// What a front that runs can be told.
+#[derive(Debug, Subcommand)]
+pub enum FrontCommand {
+    /// Begin to move the keys to the target
+    Start(FrontAt),
+    /// Show how it stands
+    Status(FrontAt),
+    /// Move only the keys that commands need
+    Pause(FrontAt),
+    /// Move all others too, again
+    Resume(FrontAt),
+    /// End the front, if all keys have moved
+    Finish(FrontAt),
+}
+
+/// Which front.
+#[derive(Debug, Args)]
+pub struct FrontAt {
+    /// The front, by what it was given with --listen [default: the only one that runs]
+    pub front: Option<SocketAddr>,
+
+    /// Where the front keeps its state [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
+    #[arg(long, value_name = "FOLDER")]
+    pub state_dir: Option<PathBuf>,
+
+    /// Print the outcome as JSON
+    #[arg(long)]
+    pub json: bool,
 }

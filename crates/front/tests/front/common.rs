@@ -2,15 +2,18 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::endpoint::Endpoint;
-use whimbrel_engine::error::Side;
+use whimbrel_engine::error::{Error, Side};
 use whimbrel_engine::link::LinkOptions;
+use whimbrel_front::control::{Control, Status};
 use whimbrel_front::server::{Front, FrontOptions};
+use whimbrel_front::state::{Phase, StateFile};
+use whimbrel_lab::Server;
 
 /// How long a reply may take before a test gives up.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -64,6 +67,88 @@ impl Drop for Served {
     }
 }
 
+/// A front between two servers, that runs until it is dropped.
+pub struct Between {
+    address: SocketAddr,
+    control: Arc<Control>,
+    runtime: tokio::runtime::Runtime,
+    stop: CancellationToken,
+    _folder: tempfile::TempDir,
+}
+
+impl Between {
+    #[track_caller]
+    pub fn of(source: &Server, target: &Server) -> Between {
+        Between::with_wait(source, target, Duration::from_secs(10))
+    }
+
+    /// Commands wait so long for their keys.
+    #[track_caller]
+    pub fn with_wait(source: &Server, target: &Server, wait: Duration) -> Between {
+        Between::from(source, target, wait, Phase::Forwarding)
+    }
+
+    /// After one that died in this phase.
+    #[track_caller]
+    pub fn after(phase: Phase, source: &Server, target: &Server) -> Between {
+        Between::from(source, target, Duration::from_secs(10), phase)
+    }
+
+    #[track_caller]
+    fn from(source: &Server, target: &Server, wait: Duration, phase: Phase) -> Between {
+        let endpoint = |side, server: &Server| Endpoint::parse(side, &server.url()).expect("a valid address");
+        let (source, target) = (endpoint(Side::Source, source), endpoint(Side::Target, target));
+        let folder = tempfile::tempdir().expect("a folder");
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let listen = SocketAddr::from(([127, 0, 0, 1], 0));
+        let options = FrontOptions { listen, clients_max: 100, link: LinkOptions::default() };
+        let state = folder.path().join("front.state");
+        StateFile::new(&state, &source, &target).save(phase).expect("written");
+        let between = Front::between(options, source, target, &state, wait);
+        let (front, control) = runtime.block_on(between).expect("a front");
+        let (address, stop) = (front.address().expect("an address"), CancellationToken::new());
+        runtime.spawn(front.serve(stop.clone()));
+        Between { address, control, runtime, stop, _folder: folder }
+    }
+
+    pub fn client(&self) -> Client {
+        Client::to(self.address)
+    }
+
+    pub fn start(&self) -> Result<(), Error> {
+        self.runtime.block_on(self.control.start())
+    }
+
+    /// Only what commands need moves.
+    pub fn start_paused(&self) -> Result<(), Error> {
+        self.runtime.block_on(self.control.start_paused())
+    }
+
+    pub fn pause(&self) -> Result<(), Error> {
+        self.control.pause(true)
+    }
+
+    #[track_caller]
+    pub fn resume(&self) {
+        self.control.pause(false).expect("keys move");
+    }
+
+    pub fn finish(&self) -> Result<(), Error> {
+        self.control.finish()
+    }
+
+    pub fn status(&self) -> Status {
+        self.runtime.block_on(self.control.status())
+    }
+}
+
+impl Drop for Between {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
 /// A connection.
 pub struct Client(pub TcpStream);
 
@@ -97,6 +182,29 @@ impl Client {
     pub fn ask(&mut self, words: &[&str], reply: &str) {
         self.send(&command(words));
         self.expect(reply.as_bytes());
+    }
+
+    /// The next line, with its end.
+    #[track_caller]
+    pub fn line(&mut self) -> String {
+        let mut line = Vec::new();
+        while !line.ends_with(b"\r\n") {
+            let mut byte = [0];
+            self.0.read_exact(&mut byte).unwrap_or_else(|error| panic!("{error} after {line:?}"));
+            line.push(byte[0]);
+        }
+        String::from_utf8_lossy(&line).into_owned()
+    }
+
+    /// Sends a command and returns the string that it is answered with.
+    #[track_caller]
+    pub fn asks(&mut self, words: &[&str]) -> String {
+        self.send(&command(words));
+        let header = self.line();
+        let len: usize = header[1..].trim().parse().unwrap_or_else(|_| panic!("no string: {header}"));
+        let mut text = vec![0; len + 2];
+        self.0.read_exact(&mut text).expect("all of it");
+        String::from_utf8_lossy(&text).into_owned()
     }
 
     /// Says that nothing more comes, and returns all that still arrives.
@@ -134,10 +242,15 @@ pub fn resident_bytes() -> u64 {
     pages * 4096
 }
 
-/// Tests that measure the memory of this process run one at a time.
-pub fn alone() -> MutexGuard<'static, ()> {
+/// See [`alone`].
+pub struct Alone {
+    _guard: MutexGuard<'static, ()>,
+}
+
+/// Tests of this process run one at a time, since some measure its memory.
+pub fn alone() -> Alone {
     static MEASURED: Mutex<()> = Mutex::new(());
-    MEASURED.lock().unwrap_or_else(PoisonError::into_inner)
+    Alone { _guard: MEASURED.lock().unwrap_or_else(PoisonError::into_inner) }
 }
 
 /// Waits until something holds.

@@ -1,6 +1,9 @@
 //! The front in front of real servers.
 
+mod carrying;
 mod common;
 mod garbage;
 mod limits;
+mod moving;
+mod tables;
 mod transparent;

@@ -1,0 +1,93 @@
+//! `whimbrel front start`, `status`, `pause`, `resume` and `finish`.
+
+use serde_json::{Value, json};
+use whimbrel_core::units::{format_bytes, format_count};
+use whimbrel_engine::error::Result;
+
+use super::desk::{Answer, Question, ask};
+use crate::args::{FrontAt, FrontCommand};
+use crate::copying::state_dir;
+use crate::exit::Exit;
+
+/// Asks the front that runs, and shows what it answers.
+pub async fn run(command: &FrontCommand) -> Exit {
+    let (at, question) = match command {
+        FrontCommand::Start(at) => (at, Question::Start),
+        FrontCommand::Status(at) => (at, Question::Status),
+        FrontCommand::Pause(at) => (at, Question::Pause),
+        FrontCommand::Resume(at) => (at, Question::Resume),
+        FrontCommand::Finish(at) => (at, Question::Finish),
+    };
+    match asked(at, question).await {
+        Ok(answer) => show(at, question, &answer),
+        Err(e) => crate::end_of(&e, at.json),
+    }
+}
+
+async fn asked(at: &FrontAt, question: Question) -> Result<Answer> {
+    ask(&state_dir(at.state_dir.as_deref())?, at.front, question).await
+}
+
+fn show(at: &FrontAt, question: Question, answer: &Answer) -> Exit {
+    let exit = match answer.exit {
+        0 => Exit::Success,
+        2 => Exit::Usage,
+        3 => Exit::Unreachable,
+        4 => Exit::Refused,
+        _ => Exit::Internal,
+    };
+    if at.json {
+        let line = json!({
+            "event": "front", "asked": question, "status": answer.status, "error": answer.error, "exit": exit as u8,
+        });
+        say!("{line}");
+        return exit;
+    }
+    if let Some(error) = &answer.error {
+        eprintln!("error: {error}");
+        return exit;
+    }
+    match question {
+        Question::Finish => say!("finished the front has ended; clients go to the target themselves"),
+        _ => show_status(answer.status.as_ref().unwrap_or(&Value::Null)),
+    }
+    exit
+}
+
+fn show_status(status: &Value) {
+    let text = |name: &str| status[name].as_str().unwrap_or("?").to_owned();
+    say!("phase    {}: {} to {}", text("phase"), text("source"), text("target"));
+    say!("clients  {}", status["clients"]);
+    let moving = &status["moving"];
+    if moving.is_null() {
+        return;
+    }
+    let count = |name: &str| moving[name].as_u64().map_or_else(|| "?".to_owned(), format_count);
+    let note = match (moving["rebuilding"].as_bool(), moving["paused"].as_bool()) {
+        (Some(true), _) => "; the filter is made anew, every command moves its keys first",
+        (_, Some(true)) => "; paused but for the keys that commands need",
+        _ => "",
+    };
+    say!(
+        "keys     {} moved, {} left, {} cannot be moved{note}",
+        count("moved"),
+        count("left"),
+        count("staying")
+    );
+    say!(
+        "commands {} to the source, {} to the target, {} after a move; {} wait, {} gave up",
+        count("forwarded"),
+        count("direct"),
+        count("pulled"),
+        count("waiting"),
+        count("given_up"),
+    );
+    let bits = moving["filter_bits_per_key"].as_f64().map_or("?".to_owned(), |bits| format!("{bits:.1}"));
+    let wrong = moving["filter_false_positives"].as_f64();
+    let wrong = wrong.map_or("?".to_owned(), |share| format!("{:.3} %", share * 100.0));
+    let bytes = format_bytes(moving["filter_bytes"].as_u64().unwrap_or(0));
+    say!("filter   {bytes}, {bits} bits a key, {wrong} mistaken");
+    if let Some(trouble) = moving["trouble"].as_str() {
+        say!("trouble  {trouble}");
+    }
+}

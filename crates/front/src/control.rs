@@ -1,0 +1,381 @@
+//! Begins to move keys, goes on with it after a crash, and tells how it stands.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::sync::{Mutex, mpsc};
+use tokio::task::JoinSet;
+use whimbrel_engine::endpoint::Endpoint;
+use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
+use whimbrel_engine::link::{Link, LinkOptions};
+use whimbrel_engine::probe::{Capabilities, Info, PROBE_KEY, ServerFacts};
+use whimbrel_wire::value::Value;
+
+use crate::hub::{Hub, Ready, Servers};
+use crate::mover;
+use crate::route::Tables;
+use crate::server::{Front, FrontOptions, Shared};
+use crate::stages::Stages;
+use crate::state::{Phase, StateFile};
+use crate::table::CommandTable;
+
+/// A front between two servers, for whoever tells it what to do.
+#[derive(Debug)]
+pub struct Control {
+    source: Arc<Endpoint>,
+    target: Arc<Endpoint>,
+    link: LinkOptions,
+    wait: Duration,
+    state: StateFile,
+    /// `None` where all keys had moved before this process began.
+    stages: Option<Arc<Stages>>,
+    shared: Arc<Shared>,
+    /// What moves keys. It ends with this.
+    tasks: Mutex<JoinSet<()>>,
+}
+
+/// How it stands.
+#[derive(Debug, Clone, Serialize)]
+pub struct Status {
+    /// How far it is.
+    pub phase: Phase,
+    /// The source, without credentials.
+    pub source: String,
+    /// The target, likewise.
+    pub target: String,
+    /// Clients that are connected.
+    pub clients: u64,
+    /// While keys move, and since this process began with it.
+    pub moving: Option<MovingStatus>,
+}
+
+/// How it stands with keys that move.
+#[derive(Debug, Clone, Serialize)]
+pub struct MovingStatus {
+    /// The background does not move keys; commands do.
+    pub paused: bool,
+    /// The filter is being made anew after a restart. Until then every command moves its keys first.
+    pub rebuilding: bool,
+    /// Keys that this process has moved.
+    pub moved: u64,
+    /// Keys at the source; `None` where it does not tell.
+    pub left: Option<u64>,
+    /// Keys that could not be moved in the last pass over the source.
+    pub staying: u64,
+    /// Memory of the filter.
+    pub filter_bytes: u64,
+    /// Keys in it.
+    pub filter_keys: u64,
+    /// Its memory for each of them; `None` where it has none.
+    pub filter_bits_per_key: Option<f64>,
+    /// Of the keys that had not arrived, the share that the filter took for arrived; `None` before any was asked for.
+    pub filter_false_positives: Option<f64>,
+    /// Commands that were sent to the source.
+    pub forwarded: u64,
+    /// Commands that waited for their keys to be moved, or for the target to say that it has them.
+    pub pulled: u64,
+    /// Commands that were sent to the target at once.
+    pub direct: u64,
+    /// Commands that wait now.
+    pub waiting: u64,
+    /// Commands that got an error since their keys could not be moved in time.
+    pub given_up: u64,
+    /// Moves that had to be begun again.
+    pub retries: u64,
+    /// What went wrong last, if that is not over.
+    pub trouble: Option<String>,
+}
+
+impl Front {
+    /// As [`Front::bind`], with a target that keys can be moved to. `state` is the file that tells how far it is; a front that died while keys
+    /// moved goes on. A command waits for its keys as long as `wait`.
+    ///
+    /// # Errors
+    /// As [`Front::bind`], for both servers; as [`StateFile::load`].
+    pub async fn between(
+        options: FrontOptions,
+        source: Endpoint,
+        target: Endpoint,
+        state: &Path,
+        wait: Duration,
+    ) -> Result<(Front, Arc<Control>)> {
+        let link = options.link;
+        let state = StateFile::new(state, &source, &target);
+        let phase = state.load()?;
+        let (source, target) = (Arc::new(source), Arc::new(target));
+        let mut tasks = JoinSet::new();
+        let (first, stages) = match phase {
+            Phase::Forwarding => (source.clone(), Some(Stages::forwarding())),
+            // The source is needed no more.
+            Phase::Done => (target.clone(), None),
+            Phase::Moving => {
+                let servers = survey(&source, &target, link).await?;
+                let (hub, moves) = Hub::new(servers, wait, true);
+                // Whatever the process before this one has sent and was not carried out yet never will be.
+                close_others(&hub).await?;
+                hub.ready.send_replace(Ready::Yes);
+                tasks = spawn(&hub, moves, state.clone());
+                (source.clone(), Some(Stages::moving(hub)))
+            }
+        };
+        let front = Front::open(options, first, stages.clone()).await?;
+        let shared = front.shared().clone();
+        let control = Control { source, target, link, wait, state, stages, shared, tasks: Mutex::new(tasks) };
+        Ok((front, Arc::new(control)))
+    }
+}
+
+impl Control {
+    /// Begins to move keys. When it returns the phase is on disk, and clients are served from both servers.
+    ///
+    /// # Errors
+    /// `Unfit` where keys move already, or these servers cannot be served from like this; `Own` where the state cannot be written. Then
+    /// everything is as before, but clients may have been disconnected.
+    pub async fn start(&self) -> Result<()> {
+        self.begin(false).await
+    }
+
+    /// As [`Control::start`], and [`Control::pause`] at once: only keys that commands need move.
+    ///
+    /// # Errors
+    /// As [`Control::start`].
+    pub async fn start_paused(&self) -> Result<()> {
+        self.begin(true).await
+    }
+
+    async fn begin(&self, paused: bool) -> Result<()> {
+        // One at a time.
+        let mut tasks = self.tasks.lock().await;
+        let stages = match &self.stages {
+            Some(stages) if stages.hub().is_none() => stages,
+            Some(_) => return Err(refuse("start", "keys are moving already", "see whimbrel front status")),
+            None => return Err(refuse("start", "all keys have moved", "end it with whimbrel front finish")),
+        };
+        let servers = survey(&self.source, &self.target, self.link).await?;
+        must_be_empty(&self.target, self.link).await?;
+        // Whether it can be written is better known before clients are stopped.
+        self.state.save(Phase::Forwarding)?;
+        let (hub, moves) = Hub::new(servers, self.wait, false);
+        hub.paused.send_replace(paused);
+        stages.begin(hub.clone()).await;
+        let begun = async {
+            close_others(&hub).await?;
+            must_be_empty(&self.target, self.link).await?;
+            self.state.save(Phase::Moving)
+        };
+        if let Err(error) = begun.await {
+            hub.ready.send_replace(Ready::Never);
+            stages.undo();
+            return Err(error);
+        }
+        hub.ready.send_replace(Ready::Yes);
+        *tasks = spawn(&hub, moves, self.state.clone());
+        Ok(())
+    }
+
+    /// Has the background move no more keys, or again. Commands move their keys in any case.
+    ///
+    /// # Errors
+    /// `Unfit` where no keys move.
+    pub fn pause(&self, paused: bool) -> Result<()> {
+        let hub = self.stages.as_ref().and_then(|stages| stages.hub()).filter(|hub| !hub.is_done());
+        let tried = if paused { "pause" } else { "resume" };
+        let hub = hub.ok_or_else(|| refuse(tried, "no keys are moving", "see whimbrel front status"))?;
+        hub.paused.send_replace(paused);
+        Ok(())
+    }
+
+    /// Forgets that keys have moved, if all have. Clients can go to the target themselves from then on, and the front can end.
+    ///
+    /// # Errors
+    /// `Unfit` where not all have; `Own` where the state cannot be removed.
+    pub fn finish(&self) -> Result<()> {
+        let phase = self.phase();
+        if phase != Phase::Done {
+            let what = match phase {
+                Phase::Forwarding => "no key has moved",
+                _ => "keys are still at the source",
+            };
+            return Err(refuse("finish", what, "see whimbrel front status"));
+        }
+        self.state.remove()
+    }
+
+    fn phase(&self) -> Phase {
+        match self.stages.as_ref().map(|stages| stages.hub()) {
+            None => Phase::Done,
+            Some(None) => Phase::Forwarding,
+            Some(Some(hub)) if hub.is_done() => Phase::Done,
+            Some(Some(_)) => Phase::Moving,
+        }
+    }
+
+    /// How it stands.
+    pub async fn status(&self) -> Status {
+        let hub = self.stages.as_ref().and_then(|stages| stages.hub());
+        let moving = match &hub {
+            Some(hub) => Some(moving_status(hub).await),
+            None => None,
+        };
+        Status {
+            phase: self.phase(),
+            source: self.source.address.to_string(),
+            target: self.target.address.to_string(),
+            clients: self.shared.counts.clients.load(Ordering::Relaxed),
+            moving,
+        }
+    }
+}
+
+async fn moving_status(hub: &Hub) -> MovingStatus {
+    let left = async {
+        let mut link = hub.open_source().await?;
+        let reply = link.call(&[b"DBSIZE"]).await?;
+        Ok::<_, Error>(reply.as_int().and_then(|left| u64::try_from(left).ok()))
+    };
+    let left = if hub.is_done() { Some(0) } else { left.await.ok().flatten() };
+    let tally = &hub.tally;
+    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let ratio = |part: u64, whole: u64| (whole > 0).then(|| part as f64 / whole as f64);
+    let (wrong, right) = (count(&tally.filter_wrong), count(&tally.filter_no));
+    let (filter_bytes, filter_keys) = (hub.filter.memory_bytes(), hub.filter.keys());
+    MovingStatus {
+        paused: *hub.paused.borrow(),
+        rebuilding: hub.is_rebuilding(),
+        moved: count(&tally.moved),
+        left,
+        staying: count(&tally.staying),
+        filter_bytes,
+        filter_keys,
+        filter_bits_per_key: ratio(filter_bytes * 8, filter_keys),
+        filter_false_positives: ratio(wrong, wrong + right),
+        forwarded: count(&tally.forwarded),
+        pulled: count(&tally.pulled),
+        direct: count(&tally.direct),
+        waiting: count(&tally.waiting),
+        given_up: count(&tally.given_up),
+        retries: count(&tally.retries),
+        trouble: hub.trouble(),
+    }
+}
+
+fn spawn(hub: &Arc<Hub>, moves: mpsc::UnboundedReceiver<bytes::Bytes>, state: StateFile) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    tasks.spawn(mover::work(hub.clone(), moves));
+    let hub = hub.clone();
+    tasks.spawn(async move {
+        if hub.is_rebuilding() {
+            mover::rebuild(&hub).await;
+        }
+        mover::sweep(&hub).await;
+        // Everything is as well without it: the next process goes through an empty source.
+        if let Err(error) = state.save(Phase::Done) {
+            tracing::warn!(%error, "that all keys have moved could not be written down");
+        }
+        hub.set_done();
+    });
+    tasks
+}
+
+/// Looks at both servers, and refuses what cannot be served exactly. Changes nothing.
+async fn survey(source: &Arc<Endpoint>, target: &Arc<Endpoint>, options: LinkOptions) -> Result<Servers> {
+    let mut from = Link::open(source, &source.address, options).await?;
+    let mut to = Link::open(target, &target.address, options).await?;
+    let facts = (ServerFacts::ask(&mut from).await?, ServerFacts::ask(&mut to).await?);
+    for (endpoint, facts) in [(source, &facts.0), (target, &facts.1)] {
+        if facts.cluster {
+            return Err(unfit(endpoint, "it is part of a cluster", "keys move between standalone servers"));
+        }
+        if facts.replica {
+            return Err(unfit(endpoint, "it is a replica", "name its primary"));
+        }
+    }
+    if facts.0.run_id == facts.1.run_id {
+        return Err(unfit(target, "it is the source as well", "name another server"));
+    }
+    let source_can = Capabilities::probe(&mut from).await?;
+    let mut target_can = Capabilities::probe(&mut to).await?;
+    target_can.probe_payload_version(&mut to, PROBE_KEY, false).await?;
+    if !source_can.pexpiretime {
+        return Err(unfit(
+            source,
+            "it does not tell when keys expire",
+            "PEXPIRETIME is in Redis 7.0 and later",
+        ));
+    }
+    let keys = first_database_alone(&mut from, source).await?;
+    for command in [&[&b"DUMP"[..], PROBE_KEY][..], &[b"UNLINK", PROBE_KEY], NOBODY] {
+        must_run(&mut from, command).await?;
+    }
+    for command in [&[&b"EXISTS"[..], PROBE_KEY][..], NOBODY] {
+        must_run(&mut to, command).await?;
+    }
+    let tables =
+        Tables { source: CommandTable::ask(&mut from).await?, target: CommandTable::ask(&mut to).await? };
+    Ok(Servers {
+        source: source.clone(),
+        target: target.clone(),
+        link: options,
+        source_can,
+        target_can,
+        dialects: (facts.0.dialect, facts.1.dialect),
+        tables,
+        keys,
+    })
+}
+
+/// Closes the connections of nobody.
+const NOBODY: &[&[u8]] = &[b"CLIENT", b"KILL", b"ADDR", b"0.0.0.0:0"];
+
+async fn must_run(link: &mut Link, command: &[&[u8]]) -> Result<()> {
+    match link.may_run(command).await? {
+        None => Ok(()),
+        Some(refused) => Err(link.server_error(refused, command[0])),
+    }
+}
+
+/// The number of keys, where no other database than the first has any.
+async fn first_database_alone(link: &mut Link, source: &Endpoint) -> Result<u64> {
+    let keyspace = Info::ask(link, "keyspace").await?.keyspace();
+    match keyspace.keys().find(|db| **db != 0) {
+        Some(db) => Err(unfit(
+            source,
+            &format!("database {db} has keys"),
+            "only those of database 0 can be served while they move: move the others first",
+        )),
+        None => Ok(keyspace.get(&0).map_or(0, |counts| counts.keys)),
+    }
+}
+
+async fn must_be_empty(target: &Arc<Endpoint>, options: LinkOptions) -> Result<()> {
+    let mut link = Link::open(target, &target.address, options).await?;
+    if Info::ask(&mut link, "keyspace").await?.keyspace().is_empty() {
+        return Ok(());
+    }
+    Err(unfit(target, "it has keys", "a front moves keys to an empty server"))
+}
+
+/// Closes all connections of clients on both servers but our own: what was sent there before, by whomever, is carried out by now or never.
+async fn close_others(hub: &Hub) -> Result<()> {
+    for mut link in [hub.open_source().await?, hub.open_target().await?] {
+        for kind in [&b"normal"[..], b"pubsub"] {
+            let reply = link.call(&[b"CLIENT", b"KILL", b"TYPE", kind]).await?;
+            if !matches!(reply, Value::Int(_)) {
+                return Err(link.unexpected("CLIENT KILL", &reply));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn unfit(at: &Endpoint, what: &str, remedy: &str) -> Error {
+    let kind = ErrorKind::Unfit(what.to_owned());
+    Error::new(at.side, at.address.to_string(), "serve while keys move", kind).with_remedy(remedy.to_owned())
+}
+
+fn refuse(tried: &str, what: &str, remedy: &str) -> Error {
+    Error::unfit(Side::Own, "", tried, what).with_remedy(remedy.to_owned())
+}

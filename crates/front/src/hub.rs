@@ -1,0 +1,291 @@
+//! What all sessions share while keys move: which keys have moved, the moves themselves, and what is counted.
+//!
+//! `docs/design/front.md` tells why this is exact.
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::{RwLock, mpsc, watch};
+use tokio::time::timeout;
+use whimbrel_engine::endpoint::Endpoint;
+use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::link::{Link, LinkOptions};
+use whimbrel_engine::probe::Capabilities;
+use whimbrel_wire::payload::Dialect;
+use whimbrel_wire::value::Value;
+
+use crate::filter::Filter;
+use crate::locks::{Locks, Moved, Shared};
+use crate::route::Tables;
+
+/// Keys that are known to be home and need not be asked for: so many at most, 8 bytes each.
+const KNOWN_MAX: usize = 1 << 18;
+
+/// So many keys of one command are moved at a time.
+const KEYS_AT_ONCE: usize = 64;
+
+/// Requests whose keys are not all at their beginning are held whole. All clients together hold so much beyond the usual.
+const LONG_BYTES_MAX: u64 = 256 << 20;
+
+/// What both servers are.
+#[derive(Debug)]
+pub(crate) struct Servers {
+    pub(crate) source: Arc<Endpoint>,
+    pub(crate) target: Arc<Endpoint>,
+    pub(crate) link: LinkOptions,
+    pub(crate) source_can: Capabilities,
+    pub(crate) target_can: Capabilities,
+    pub(crate) dialects: (Dialect, Dialect),
+    pub(crate) tables: Tables,
+    /// Keys of the source when it was looked at.
+    pub(crate) keys: u64,
+}
+
+/// Whether sessions may be served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ready {
+    /// Old connections may still be alive.
+    NotYet,
+    Yes,
+    /// It could not begin. Sessions that wait end.
+    Never,
+}
+
+/// What has been counted since this process began to move keys.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    /// Commands that were sent to the source.
+    pub(crate) forwarded: AtomicU64,
+    /// Commands that waited for keys of theirs.
+    pub(crate) pulled: AtomicU64,
+    /// Commands that were sent to the target at once.
+    pub(crate) direct: AtomicU64,
+    /// Commands that wait now.
+    pub(crate) waiting: AtomicU64,
+    /// Commands that got an error because their keys could not be moved in time.
+    pub(crate) given_up: AtomicU64,
+    /// Keys that the source had and the target has now.
+    pub(crate) moved: AtomicU64,
+    /// The filter said no, and the key was not at the target.
+    pub(crate) filter_no: AtomicU64,
+    /// The filter said yes, and the source had the key.
+    pub(crate) filter_wrong: AtomicU64,
+    /// Moves that were begun again on new connections.
+    pub(crate) retries: AtomicU64,
+    /// Keys that the target cannot hold, in the last pass over the source.
+    pub(crate) staying: AtomicU64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Hub {
+    pub(crate) servers: Servers,
+    pub(crate) locks: Arc<Locks>,
+    pub(crate) filter: Filter,
+    pub(crate) tally: Tally,
+    pub(crate) ready: watch::Sender<Ready>,
+    pub(crate) paused: watch::Sender<bool>,
+    /// Moves hold it for reading, questions about both servers for writing.
+    pub(crate) gate: RwLock<()>,
+    /// How long a command waits for its keys.
+    pub(crate) wait: Duration,
+    hasher: RandomState,
+    known: Box<[AtomicU64]>,
+    rebuilding: AtomicBool,
+    done: AtomicBool,
+    long_bytes: AtomicU64,
+    /// For questions about the words of a command.
+    asking: tokio::sync::Mutex<Option<Link>>,
+    trouble: Mutex<Option<String>>,
+}
+
+/// Beyond what every session may hold, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Room {
+    hub: Arc<Hub>,
+    bytes: u64,
+}
+
+impl Hub {
+    /// Nothing has moved that is known of. `after_crash` has every command move its keys first until the filter is rebuilt.
+    pub(crate) fn new(
+        servers: Servers,
+        wait: Duration,
+        after_crash: bool,
+    ) -> (Arc<Hub>, mpsc::UnboundedReceiver<Bytes>) {
+        let (ready, moves) = mpsc::unbounded_channel();
+        let hub = Hub {
+            locks: Locks::new(ready),
+            filter: Filter::new(servers.keys),
+            tally: Tally::default(),
+            ready: watch::Sender::new(Ready::NotYet),
+            paused: watch::Sender::new(false),
+            gate: RwLock::new(()),
+            wait,
+            hasher: RandomState::new(),
+            known: (0..KNOWN_MAX).map(|_| AtomicU64::new(0)).collect(),
+            rebuilding: AtomicBool::new(after_crash),
+            done: AtomicBool::new(false),
+            long_bytes: AtomicU64::new(0),
+            asking: tokio::sync::Mutex::new(None),
+            trouble: Mutex::new(None),
+            servers,
+        };
+        (Arc::new(hub), moves)
+    }
+
+    // ---- What is known of keys ----
+
+    /// Hashes are secret, so that nobody can choose keys that are mistaken for others.
+    pub(crate) fn hash(&self, key: &[u8]) -> u64 {
+        self.hasher.hash_one(key)
+    }
+
+    /// Whether a key has been found to be home. It stays so, since nothing creates keys at the source.
+    pub(crate) fn is_known(&self, hash: u64) -> bool {
+        // 0 is what an empty place holds.
+        hash != 0 && self.known[hash as usize % KNOWN_MAX].load(Ordering::Acquire) == hash
+    }
+
+    /// A key is home. Its lock is held, or it was seen at the target.
+    pub(crate) fn learn(&self, hash: u64) {
+        self.filter.insert(hash);
+        self.known[hash as usize % KNOWN_MAX].store(hash, Ordering::Release);
+    }
+
+    /// Reads may be sent to the source, if the filter has none of their keys.
+    pub(crate) fn may_forward(&self, keys: &[Bytes]) -> bool {
+        !self.is_rebuilding() && !keys.iter().any(|key| self.filter.contains(self.hash(key)))
+    }
+
+    /// Holds keys for a read at the source. `None` where one of them is not certainly there, or nowhere.
+    pub(crate) fn hold(&self, keys: &[Bytes]) -> Option<Box<[Shared]>> {
+        let held = keys.iter().map(|key| self.locks.try_share(key)).collect::<Option<Box<[Shared]>>>()?;
+        // Again, now that no move can come in between: one may have ended since it was asked.
+        self.may_forward(keys).then_some(held)
+    }
+
+    pub(crate) fn all_known(&self, keys: &[Bytes]) -> bool {
+        keys.iter().all(|key| self.is_known(self.hash(key)))
+    }
+
+    pub(crate) fn is_rebuilding(&self) -> bool {
+        self.rebuilding.load(Ordering::Acquire)
+    }
+
+    /// The filter has all keys of the target, and no key is on both sides.
+    pub(crate) fn rebuilt(&self) {
+        self.rebuilding.store(false, Ordering::Release);
+    }
+
+    /// The source is empty, for ever.
+    pub(crate) fn is_done(&self) -> bool {
+        self.done.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_done(&self) {
+        self.done.store(true, Ordering::Release);
+    }
+
+    // ---- Moving what a command needs ----
+
+    /// Moves keys, unless they are home.
+    ///
+    /// # Errors
+    /// What to tell the client: they cannot be moved, or not within the limit.
+    pub(crate) async fn pull(self: Arc<Hub>, keys: Vec<Bytes>) -> std::result::Result<(), String> {
+        let pulling = async {
+            for keys in keys.chunks(KEYS_AT_ONCE) {
+                let unknown = keys.iter().filter(|key| !self.is_known(self.hash(key)));
+                let wanted: Vec<_> = unknown.map(|key| self.locks.want(key)).collect();
+                for told in wanted {
+                    match told.await {
+                        Ok(Moved::Home) => {}
+                        Ok(Moved::Refused(why)) => return Err(format!("the key stays at the source: {why}")),
+                        Err(_) => return Err("it is ending".to_owned()),
+                    }
+                }
+            }
+            Ok(())
+        };
+        timeout(self.wait, pulling).await.unwrap_or_else(|_| {
+            self.tally.given_up.fetch_add(1, Ordering::Relaxed);
+            let why = self.trouble().map(|why| format!(": {why}")).unwrap_or_default();
+            Err(format!("the keys could not be moved within {} ms{why}", self.wait.as_millis()))
+        })
+    }
+
+    /// The keys among the words of a command, by the target's own understanding.
+    ///
+    /// # Errors
+    /// What to tell the client.
+    pub(crate) async fn keys_of(&self, words: &[Bytes]) -> std::result::Result<Vec<Bytes>, String> {
+        let asking = async {
+            let mut place = self.asking.lock().await;
+            // One that was kept may have been closed for want of use.
+            if let Some(link) = place.take()
+                && let Ok((link, reply)) = ask_keys(link, words).await
+            {
+                *place = Some(link);
+                return Ok(reply);
+            }
+            let (link, reply) = ask_keys(self.open_target().await?, words).await?;
+            *place = Some(link);
+            Ok::<_, Error>(reply)
+        };
+        match timeout(self.wait, asking).await {
+            Ok(Ok(Value::Array(keys))) => Ok(keys.into_iter().filter_map(Value::into_bytes).collect()),
+            Ok(Ok(Value::Error(text))) => Err(String::from_utf8_lossy(&text).into_owned()),
+            Ok(Ok(_)) => Err("the target does not tell the keys".to_owned()),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err("the target does not tell the keys in time".to_owned()),
+        }
+    }
+
+    pub(crate) async fn open_source(&self) -> Result<Link> {
+        Link::open(&self.servers.source, &self.servers.source.address, self.servers.link).await
+    }
+
+    pub(crate) async fn open_target(&self) -> Result<Link> {
+        Link::open(&self.servers.target, &self.servers.target.address, self.servers.link).await
+    }
+
+    /// What went wrong last, for people.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set_trouble(&self, trouble: Option<String>) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+    }
+
+    /// Room for a long request; `None` where all clients together hold too much already.
+    pub(crate) fn room(self: &Arc<Hub>, bytes: u64) -> Option<Room> {
+        let held = self.long_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let room = Room { hub: self.clone(), bytes };
+        (held + bytes <= LONG_BYTES_MAX).then_some(room)
+    }
+}
+
+/// The link comes back where it is in step.
+async fn ask_keys(mut link: Link, words: &[Bytes]) -> Result<(Link, Value)> {
+    let out = link.outbox();
+    out.command(words.len() + 2);
+    out.arg(b"COMMAND");
+    out.arg(b"GETKEYS");
+    for word in words {
+        out.arg_bytes(word);
+    }
+    link.flush().await?;
+    let reply = link.reply().await?;
+    Ok((link, reply))
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.hub.long_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,185 @@
+//! Which keys are being read at the source, and which are being moved.
+//!
+//! A lock is held by any number of readers, or by one move. Readers only ever *try*: where a move wants the key, they wait for
+//! the move like everybody else, so readers cannot keep a move away for ever. A move that is wanted while readers hold the key begins when
+//! the last of them lets go. Nobody waits while he holds a lock, so there is no deadlock.
+
+use std::collections::HashMap;
+use std::collections::hash_map::{Entry, RandomState};
+use std::hash::BuildHasher;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use tokio::sync::{mpsc, oneshot};
+
+/// Parts of the table, each with a mutex of its own, so that cores seldom meet.
+const PARTS: usize = 64;
+
+/// What came of a move.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Moved {
+    /// The key is home: the target has it, or nobody.
+    Home,
+    /// It is where it was; the text says why.
+    Refused(Arc<str>),
+}
+
+/// The locks of all keys that are being read at the source or moved.
+#[derive(Debug)]
+pub struct Locks {
+    parts: Box<[Mutex<HashMap<Bytes, Lock>>]>,
+    hasher: RandomState,
+    /// Where keys go whose move may begin.
+    ready: mpsc::UnboundedSender<Bytes>,
+}
+
+#[derive(Debug, Default)]
+struct Lock {
+    readers: usize,
+    /// Who waits for the move, once one is wanted.
+    wanted: Option<Vec<oneshot::Sender<Moved>>>,
+}
+
+/// A reader's hold on a key, until it is dropped.
+#[derive(Debug)]
+pub struct Shared {
+    locks: Arc<Locks>,
+    key: Bytes,
+}
+
+impl Locks {
+    /// No key is locked. Keys whose move may begin are sent to `ready`; whoever moves one says [`Locks::finish`] afterwards.
+    pub fn new(ready: mpsc::UnboundedSender<Bytes>) -> Arc<Locks> {
+        let parts = (0..PARTS).map(|_| Mutex::default()).collect();
+        Arc::new(Locks { parts, hasher: RandomState::new(), ready })
+    }
+
+    /// A reader's hold; `None` where a move wants the key.
+    pub fn try_share(self: &Arc<Locks>, key: &Bytes) -> Option<Shared> {
+        let mut part = self.part(key);
+        let lock = part.entry(key.clone()).or_default();
+        if lock.wanted.is_some() {
+            return None;
+        }
+        lock.readers += 1;
+        Some(Shared { locks: self.clone(), key: key.clone() })
+    }
+
+    /// Wants a key moved, and returns where it will be told what came of it. Many can want the same move.
+    pub fn want(&self, key: &Bytes) -> oneshot::Receiver<Moved> {
+        let (tell, told) = oneshot::channel();
+        let mut part = self.part(key);
+        let lock = part.entry(key.clone()).or_default();
+        match &mut lock.wanted {
+            Some(waiters) => waiters.push(tell),
+            None => {
+                lock.wanted = Some(vec![tell]);
+                if lock.readers == 0 {
+                    self.begin(key);
+                }
+            }
+        }
+        told
+    }
+
+    /// Ends the move of a key: lets go of it, and tells those who wait. What they will look at must have been changed before.
+    pub fn finish(&self, key: &Bytes, moved: &Moved) {
+        let lock = self.part(key).remove(key);
+        for waiter in lock.and_then(|lock| lock.wanted).unwrap_or_default() {
+            // Whoever has lost patience is gone.
+            let _ = waiter.send(moved.clone());
+        }
+    }
+
+    fn begin(&self, key: &Bytes) {
+        // Nobody moves any more when the front ends.
+        let _ = self.ready.send(key.clone());
+    }
+
+    fn part(&self, key: &Bytes) -> MutexGuard<'_, HashMap<Bytes, Lock>> {
+        let part = self.hasher.hash_one(key) as usize % PARTS;
+        self.parts[part].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared {
+    /// Whether a move waits for this reader.
+    pub fn is_wanted(&self) -> bool {
+        self.locks.part(&self.key).get(&self.key).is_some_and(|lock| lock.wanted.is_some())
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let mut part = self.locks.part(&self.key);
+        let Entry::Occupied(mut entry) = part.entry(self.key.clone()) else { return };
+        let lock = entry.get_mut();
+        lock.readers -= 1;
+        if lock.readers > 0 {
+            return;
+        }
+        match lock.wanted {
+            Some(_) => self.locks.begin(&self.key),
+            None => {
+                entry.remove();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn locks() -> (Arc<Locks>, mpsc::UnboundedReceiver<Bytes>) {
+        let (ready, begun) = mpsc::unbounded_channel();
+        (Locks::new(ready), begun)
+    }
+
+    const K: Bytes = Bytes::from_static(b"k");
+
+    #[test]
+    fn a_move_waits_for_readers_and_keeps_new_ones_away() {
+        let (locks, mut begun) = locks();
+        let readers = [locks.try_share(&K).expect("free"), locks.try_share(&K).expect("shared")];
+        assert!(!readers[0].is_wanted());
+        let mut told = locks.want(&K);
+        assert!(readers[0].is_wanted());
+        assert!(locks.try_share(&K).is_none(), "a reader came before a move that waits");
+        assert!(begun.try_recv().is_err(), "it began while the key was read");
+        let [first, second] = readers;
+        drop(first);
+        assert!(begun.try_recv().is_err(), "it began while the key was read");
+        drop(second);
+        assert_eq!(begun.try_recv().expect("it begins"), K);
+        assert!(locks.try_share(&K).is_none(), "the key was read while it moved");
+        assert!(told.try_recv().is_err());
+        locks.finish(&K, &Moved::Home);
+        assert_eq!(told.try_recv().expect("told"), Moved::Home);
+        assert!(locks.try_share(&K).is_some());
+    }
+
+    #[test]
+    fn a_key_is_moved_once_for_all_who_want_it() {
+        let (locks, mut begun) = locks();
+        let mut told: Vec<_> = (0..3).map(|_| locks.want(&K)).collect();
+        drop(told.pop());
+        assert_eq!(begun.try_recv().expect("it begins"), K);
+        assert!(begun.try_recv().is_err(), "it began twice");
+        let refused = Moved::Refused("no room".into());
+        locks.finish(&K, &refused);
+        assert!(told.iter_mut().all(|told| told.try_recv() == Ok(refused.clone())));
+        let _told = locks.want(&K);
+        assert_eq!(begun.try_recv().expect("it can be wanted again"), K);
+    }
+
+    #[test]
+    fn nothing_is_left_of_locks_that_are_free() {
+        let (locks, mut begun) = locks();
+        drop(locks.try_share(&K));
+        let _told = locks.want(&K);
+        assert!(locks.try_share(&K).is_none());
+        locks.finish(&begun.try_recv().expect("it begins"), &Moved::Home);
+        assert!(locks.parts.iter().all(|part| part.lock().expect("not poisoned").is_empty()));
+    }
+}

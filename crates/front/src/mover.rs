@@ -1,0 +1,284 @@
+//! Moves keys: those that commands wait for, and all others in the background.
+//!
+//! A move belongs to no client, so a client that leaves does not end it half-way. A few workers, each with a connection to either server, take
+//! the keys whose move may begin, in the order they were wanted; the background wants no more than a few at a time, so clients wait
+//! for few keys of others.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::{Mutex, mpsc};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use whimbrel_engine::error::{Error, ErrorKind, Result};
+use whimbrel_engine::link::Link;
+use whimbrel_wire::value::Value;
+
+use crate::carry::{Carried, Route, carry};
+use crate::hub::Hub;
+use crate::locks::Moved;
+
+/// Keys that are moved at the same time.
+pub const WORKERS: usize = 8;
+
+/// Keys that the background wants at the same time.
+const BACKGROUND_KEYS: usize = 16;
+
+/// How much a server looks at in one `SCAN`.
+const SCAN_COUNT: &[u8] = b"500";
+
+/// Between two tries of what went wrong.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Between two passes over a source in which something is left that does not move.
+const PASS_PAUSE: Duration = Duration::from_secs(1);
+
+/// A few letters in the names of staging keys.
+const JOB: &str = "front";
+
+/// Runs the workers until all of them are dropped with the future.
+pub(crate) async fn work(hub: Arc<Hub>, moves: mpsc::UnboundedReceiver<Bytes>) {
+    let moves = Arc::new(Mutex::new(moves));
+    let mut workers = JoinSet::new();
+    for _ in 0..WORKERS {
+        let worker = Worker { hub: hub.clone(), source: None, target: None };
+        workers.spawn(worker.run(moves.clone()));
+    }
+    while workers.join_next().await.is_some() {}
+}
+
+struct Worker {
+    hub: Arc<Hub>,
+    source: Option<Link>,
+    /// With the id that the target gave the connection.
+    target: Option<(Link, i64)>,
+}
+
+impl Worker {
+    async fn run(mut self, moves: Arc<Mutex<mpsc::UnboundedReceiver<Bytes>>>) {
+        loop {
+            let key = moves.lock().await.recv().await;
+            let Some(key) = key else { return };
+            let moved = self.bring_home(&key).await;
+            if moved == Moved::Home {
+                // Before the lock is let go, or a reader could take the key for one of the source.
+                self.hub.learn(self.hub.hash(&key));
+            }
+            self.hub.locks.finish(&key, &moved);
+        }
+    }
+
+    /// Moves a key whose lock is held, however often that has to be tried.
+    async fn bring_home(&mut self, key: &[u8]) -> Moved {
+        let hub = self.hub.clone();
+        // Nobody counts keys while one of them may be on both sides.
+        let _gate = hub.gate.read().await;
+        loop {
+            match self.attempt(key).await {
+                Ok(Carried::Stays(why)) => return Moved::Refused(why.into()),
+                Ok(_) => return Moved::Home,
+                // Refused by a server. The lock may be let go only where nothing was written: a copy at the target that is not home would
+                // be taken for the key itself.
+                Err(error) if matches!(error.kind, ErrorKind::Server(_)) && self.is_as_before(key).await => {
+                    let text = error.to_string();
+                    hub.set_trouble(Some(text.clone()));
+                    return Moved::Refused(text.into());
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the move of a key begins again");
+                    hub.tally.retries.fetch_add(1, Ordering::Relaxed);
+                    hub.set_trouble(Some(error.to_string()));
+                    self.source = None;
+                    self.replace_target().await;
+                    sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    async fn attempt(&mut self, key: &[u8]) -> Result<Carried> {
+        let hub = self.hub.clone();
+        if self.target.is_none() {
+            self.target = Some(open_target(&hub).await?);
+        }
+        if self.source.is_none() {
+            self.source = Some(hub.open_source().await?);
+        }
+        let (Some(source), Some((target, _))) = (&mut self.source, &mut self.target) else {
+            return Err(Error::own("move a key", "no connection after opening it"));
+        };
+        let is_in_filter = !hub.is_rebuilding() && hub.filter.contains(hub.hash(key));
+        // What the target has is home, but for what a crash has left.
+        if is_in_filter && target.call(&[b"EXISTS", key]).await? == Value::Int(1) {
+            return Ok(Carried::WasHome);
+        }
+        let servers = &hub.servers;
+        let route = Route {
+            source: &servers.source_can,
+            target: &servers.target_can,
+            dialects: servers.dialects,
+            job: JOB,
+        };
+        let carried = carry(source, target, key, &route).await?;
+        let counted = match (is_in_filter, &carried) {
+            (true, Carried::WasHome) => None,
+            (true, _) => Some(&hub.tally.filter_wrong),
+            (false, _) => Some(&hub.tally.filter_no),
+        };
+        if let Some(counter) = counted {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+        if carried == Carried::Home {
+            hub.set_trouble(None);
+            hub.tally.moved.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(carried)
+    }
+
+    /// Whether the target has nothing of a key, and nothing is on its way there.
+    async fn is_as_before(&mut self, key: &[u8]) -> bool {
+        self.source = None;
+        self.replace_target().await;
+        match &mut self.target {
+            Some((target, _)) => matches!(target.call(&[b"EXISTS", key]).await, Ok(Value::Int(0))),
+            None => false,
+        }
+    }
+
+    /// After an error: a new connection to the target, by which the old one is ended. Otherwise a `RESTORE` that still waits in it could be
+    /// carried out later, when the key has been deleted, and bring it back.
+    async fn replace_target(&mut self) {
+        let old = self.target.take().map(|(_, id)| id);
+        loop {
+            let replaced = async {
+                let (mut link, id) = open_target(&self.hub).await?;
+                if let Some(old) = old {
+                    link.call(&[b"CLIENT", b"KILL", b"ID", old.to_string().as_bytes()]).await?;
+                }
+                Ok::<_, Error>((link, id))
+            };
+            match replaced.await {
+                Ok(target) => {
+                    self.target = Some(target);
+                    return;
+                }
+                Err(error) => {
+                    self.hub.set_trouble(Some(error.to_string()));
+                    sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+async fn open_target(hub: &Hub) -> Result<(Link, i64)> {
+    let mut link = hub.open_target().await?;
+    let reply = link.call(&[b"CLIENT", b"ID"]).await?;
+    match reply.as_int() {
+        Some(id) => Ok((link, id)),
+        None => Err(link.unexpected("CLIENT ID", &reply)),
+    }
+}
+
+/// Puts all keys of the target into the filter, and removes what a crash has left of them at the source. Until then every
+/// command moves its keys first.
+pub(crate) async fn rebuild(hub: &Hub) {
+    while let Err(error) = try_rebuild(hub).await {
+        tracing::warn!(%error, "the filter is begun again");
+        hub.set_trouble(Some(error.to_string()));
+        sleep(PASS_PAUSE).await;
+    }
+    hub.set_trouble(None);
+    hub.rebuilt();
+}
+
+async fn try_rebuild(hub: &Hub) -> Result<()> {
+    let (mut source, mut target) = (hub.open_source().await?, hub.open_target().await?);
+    let mut cursor = Bytes::from_static(b"0");
+    loop {
+        let (next, keys) = scan(&mut target, &cursor).await?;
+        if !keys.is_empty() {
+            let out = source.outbox();
+            out.command(keys.len() + 1);
+            out.arg(b"UNLINK");
+            for key in &keys {
+                out.arg_bytes(key);
+            }
+            source.flush().await?;
+            let reply = source.reply().await?;
+            source.check(reply, b"UNLINK")?;
+            for key in &keys {
+                hub.filter.insert(hub.hash(key));
+            }
+        }
+        if &next[..] == b"0" {
+            return Ok(());
+        }
+        cursor = next;
+    }
+}
+
+/// Goes over the source until it is empty. Returns then.
+pub(crate) async fn sweep(hub: &Arc<Hub>) {
+    loop {
+        match pass(hub).await {
+            Ok(0) => return,
+            Ok(_) => sleep(PASS_PAUSE).await,
+            Err(error) => {
+                tracing::warn!(%error, "the keys of the source are gone through again");
+                hub.set_trouble(Some(error.to_string()));
+                sleep(PASS_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Moves what one iteration over the source gives, and returns how many keys are left after it.
+async fn pass(hub: &Arc<Hub>) -> Result<u64> {
+    let mut source = hub.open_source().await?;
+    let mut cursor = Bytes::from_static(b"0");
+    let mut wanted: JoinSet<bool> = JoinSet::new();
+    let mut staying = 0;
+    loop {
+        let (next, keys) = scan(&mut source, &cursor).await?;
+        for key in keys {
+            resumed(hub).await;
+            if wanted.len() >= BACKGROUND_KEYS {
+                staying += u64::from(matches!(wanted.join_next().await, Some(Ok(true))));
+            }
+            let hub = hub.clone();
+            wanted.spawn(async move { matches!(hub.locks.want(&key).await, Ok(Moved::Refused(_))) });
+        }
+        if &next[..] == b"0" {
+            break;
+        }
+        cursor = next;
+    }
+    while let Some(stays) = wanted.join_next().await {
+        staying += u64::from(matches!(stays, Ok(true)));
+    }
+    hub.tally.staying.store(staying, Ordering::Relaxed);
+    let reply = source.call(&[b"DBSIZE"]).await?;
+    reply
+        .as_int()
+        .and_then(|left| u64::try_from(left).ok())
+        .ok_or_else(|| source.unexpected("DBSIZE", &reply))
+}
+
+/// Waits while the background is paused.
+async fn resumed(hub: &Hub) {
+    // The sender is the hub's own, so it cannot have gone.
+    let _ = hub.paused.subscribe().wait_for(|paused| !paused).await;
+}
+
+async fn scan(link: &mut Link, cursor: &Bytes) -> Result<(Bytes, Vec<Bytes>)> {
+    let reply = link.call(&[b"SCAN", cursor, b"COUNT", SCAN_COUNT]).await?;
+    let unexpected = link.unexpected("SCAN", &reply);
+    let mut items = reply.into_items().unwrap_or_default().into_iter();
+    match (items.next().and_then(Value::into_bytes), items.next().and_then(Value::into_items)) {
+        (Some(next), Some(keys)) => Ok((next, keys.into_iter().filter_map(Value::into_bytes).collect())),
+        _ => Err(unexpected),
+    }
+}

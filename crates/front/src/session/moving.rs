@@ -1,0 +1,580 @@
+//! A session between two servers, while keys move from one to the other.
+//!
+//! A client is always at one of the two: `Session::link` is the connection to that one, and the other is parked. It changes over when
+//! all replies of the one have arrived, so its commands are carried out in their order.
+//!
+//! Requests are looked at as a whole, one after the other: each goes to one of the servers, or waits until its keys have moved, and those after
+//! it with it. A long one whose keys are all at its beginning is passed on while it arrives, as ever; another long one is held until it is
+//! there, up to [`REQUEST_BYTES_MAX`] and within what all clients together may hold.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{Sleep, sleep};
+use whimbrel_engine::error::Error;
+use whimbrel_wire::request::Request;
+
+use super::identity::{Identity, SAYING_BYTES_MAX};
+use super::{
+    Connecting, Due, INBOX_BYTES_MAX, Link, Server, Session, Special, WHOLE_BYTES_MAX, as_array, read,
+};
+use crate::commands::{Handling, Note, handling, refusal};
+use crate::hub::{Hub, Ready, Room};
+use crate::route::{Plan, While, Whole, by_name, select};
+use crate::whole::{ask_both, one_line, resume};
+
+/// The longest request whose keys are not all at its beginning.
+const REQUEST_BYTES_MAX: usize = 64 << 20;
+
+/// A client that has not taken in a reply of the source for so long is disconnected if a key in it is to be moved.
+const STALLED: Duration = Duration::from_secs(10);
+
+/// No server has a command of this name. It makes a transaction fail in which something was refused.
+const REFUSED_COMMAND: &[u8] = b"*1\r\n$16\r\nwhimbrel-refused\r\n";
+
+/// Which of the servers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Home {
+    Source,
+    Target,
+}
+
+pub(super) struct Moving {
+    hub: Arc<Hub>,
+    /// Where the session's connection leads to.
+    at: Home,
+    /// The connection to the other one, where there is one.
+    parked: Option<Box<Server>>,
+    /// What the first request in the inbox waits for.
+    waiting: Option<Waiting>,
+    /// What came of that.
+    settled: Option<Settled>,
+    /// Inside of a transaction, which is the target's.
+    multi: bool,
+    /// It has subscribed to something: the target alone serves it, and replies are not counted.
+    alone: bool,
+    /// A request is in the inbox that has to wait.
+    held_up: bool,
+    inbox_bytes_max: usize,
+    room: Vec<Room>,
+    stall: Option<Pin<Box<Sleep>>>,
+}
+
+struct Waiting {
+    future: Pin<Box<dyn Future<Output = Settled> + Send>>,
+    _counted: Counted,
+}
+
+/// One of those that wait.
+struct Counted(Arc<Hub>);
+
+impl Counted {
+    fn new(hub: &Arc<Hub>) -> Counted {
+        hub.tally.waiting.fetch_add(1, Ordering::Relaxed);
+        Counted(hub.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.tally.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What to do with a request that has waited.
+enum Settled {
+    /// Its keys are home.
+    Send,
+    /// It has been answered.
+    Say(Vec<u8>),
+    /// It cannot be carried out.
+    Refuse(Vec<u8>),
+}
+
+/// What came of looking at the first request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// Something was taken, or changed.
+    Moved,
+    /// It has to wait for something that is under way.
+    HeldUp,
+    /// More of it has to arrive.
+    Nothing,
+}
+
+/// How much of the first request is there.
+#[derive(Debug, Clone, Copy)]
+struct Extent {
+    len: usize,
+    whole: bool,
+}
+
+impl Moving {
+    pub(super) fn new(hub: Arc<Hub>) -> Moving {
+        Moving {
+            hub,
+            at: Home::Target,
+            parked: None,
+            waiting: None,
+            settled: None,
+            multi: false,
+            alone: false,
+            held_up: false,
+            inbox_bytes_max: INBOX_BYTES_MAX,
+            room: Vec::new(),
+            stall: None,
+        }
+    }
+
+    /// A connection for a client that has said so much of itself.
+    pub(super) fn connect(&self, home: Home, identity: &Identity) -> Connecting {
+        let (hub, identity) = (self.hub.clone(), identity.clone());
+        Box::pin(async move {
+            let mut ready = hub.ready.subscribe();
+            match ready.wait_for(|ready| *ready != Ready::NotYet).await.map(|ready| *ready) {
+                Ok(Ready::Yes) => {}
+                _ => return Err(Error::own("serve", "it could not begin to move keys: connect again")),
+            }
+            let endpoint = match home {
+                Home::Source => &hub.servers.source,
+                Home::Target => &hub.servers.target,
+            };
+            identity.introduce(endpoint, Duration::from_millis(hub.servers.link.connect_timeout_ms)).await
+        })
+    }
+
+    pub(super) fn forget_parked(&mut self) {
+        self.parked = None;
+    }
+
+    fn wait(&mut self, future: impl Future<Output = Settled> + Send + 'static) -> Step {
+        self.waiting = Some(Waiting { future: Box::pin(future), _counted: Counted::new(&self.hub) });
+        Step::Moved
+    }
+
+    fn pull(&mut self, keys: Vec<Bytes>) -> Step {
+        let hub = self.hub.clone();
+        hub.tally.pulled.fetch_add(1, Ordering::Relaxed);
+        self.wait(async move { settled(hub.pull(keys).await) })
+    }
+}
+
+fn settled(pulled: Result<(), String>) -> Settled {
+    match pulled {
+        Ok(()) => Settled::Send,
+        Err(why) => Settled::Refuse(format!("-TRYAGAIN whimbrel front: {}\r\n", one_line(&why)).into_bytes()),
+    }
+}
+
+impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
+    /// Takes requests for as long as they can go on. True where anything was taken.
+    pub(super) fn take_while_moving(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(mut moving) = self.moving.take() else { return false };
+        let mut moved = false;
+        let step = loop {
+            match self.take_one(&mut moving, cx) {
+                Step::Moved => moved = true,
+                step => break step,
+            }
+        };
+        moving.held_up = step == Step::HeldUp;
+        self.moving = Some(moving);
+        moved
+    }
+
+    /// A whole request is in the inbox, and waits for something.
+    pub(super) fn is_held_up(&self) -> bool {
+        self.moving.as_ref().is_some_and(|moving| moving.held_up)
+    }
+
+    pub(super) fn inbox_bytes_max(&self) -> usize {
+        self.moving.as_ref().map_or(INBOX_BYTES_MAX, |moving| moving.inbox_bytes_max)
+    }
+
+    /// Whether a key waits for this client to take in a reply, and has for too long.
+    pub(super) fn is_stalled(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(moving) = &mut self.moving else { return false };
+        while let Some(stall) = &mut moving.stall {
+            if stall.as_mut().poll(cx).is_pending() {
+                return false;
+            }
+            let held = || {
+                self.due.iter().filter_map(|due| match due {
+                    Due::Special(special) => match &**special {
+                        Special::Held(held) => Some(held),
+                        _ => None,
+                    },
+                    Due::Reply => None,
+                })
+            };
+            if held().flat_map(|held| held.iter()).any(|held| held.is_wanted()) {
+                tracing::warn!("a client that takes in nothing keeps a key from moving: it is disconnected");
+                return true;
+            }
+            moving.stall = held().next().map(|_| Box::pin(sleep(STALLED)));
+        }
+        false
+    }
+
+    fn take_one(&mut self, moving: &mut Moving, cx: &mut Context<'_>) -> Step {
+        if let Some(waiting) = &mut moving.waiting {
+            let Poll::Ready(settled) = waiting.future.as_mut().poll(cx) else { return Step::HeldUp };
+            moving.waiting = None;
+            moving.settled = Some(settled);
+        }
+        if self.inbox.is_empty() {
+            return Step::Nothing;
+        }
+        if !self.wants_requests() {
+            return Step::HeldUp;
+        }
+        let extent = match self.requests.scan(&self.inbox) {
+            Ok(Request::Array(len)) => Extent { len, whole: true },
+            Ok(Request::Inline(len, words)) if !words.is_empty() => {
+                // As an array, so that there is one form from here on.
+                let rest = self.inbox.split_off(len);
+                self.inbox = BytesMut::from(&as_array(&words)[..]);
+                self.inbox.extend_from_slice(&rest);
+                self.requests.next();
+                return Step::Moved;
+            }
+            Ok(Request::Nothing(len) | Request::Inline(len, _)) => {
+                self.inbox.advance(len);
+                self.requests.next();
+                return Step::Moved;
+            }
+            Ok(Request::Incomplete(_)) => {
+                let len = self.requests.forgettable(&self.inbox);
+                if len == 0 || self.passing.is_none() && self.inbox.len() <= WHOLE_BYTES_MAX {
+                    return Step::Nothing;
+                }
+                Extent { len, whole: false }
+            }
+            Err(bad) => {
+                self.say(format!("-ERR {bad}\r\n").into_bytes());
+                self.leave();
+                self.inbox.clear();
+                return Step::Moved;
+            }
+        };
+        match (self.passing, moving.settled.take()) {
+            (Some(thrown_away), _) => self.go_on(moving, extent, !thrown_away),
+            (None, Some(settled)) => self.settle(moving, cx, extent, settled),
+            (None, None) => self.decide(moving, cx, extent),
+        }
+    }
+
+    fn settle(
+        &mut self,
+        moving: &mut Moving,
+        cx: &mut Context<'_>,
+        extent: Extent,
+        settled: Settled,
+    ) -> Step {
+        match settled {
+            Settled::Send => match self.be_at(moving, cx, Home::Target) {
+                None => self.send(moving, extent, Due::Reply),
+                Some(step) => {
+                    moving.settled = Some(Settled::Send);
+                    step
+                }
+            },
+            Settled::Say(reply) => {
+                self.say(reply);
+                self.go_on(moving, extent, false)
+            }
+            Settled::Refuse(error) => self.refuse(moving, cx, extent, error),
+        }
+    }
+
+    /// Looks at a request, of which the first two words are known at least.
+    fn decide(&mut self, moving: &mut Moving, cx: &mut Context<'_>, extent: Extent) -> Step {
+        let hub = moving.hub.clone();
+        let args = self.requests.args();
+        let count = args.len() + usize::try_from(self.requests.args_left()).unwrap_or(usize::MAX / 2);
+        let words: Vec<&[u8]> = args.iter().map_while(|range| self.inbox.get(range.clone())).collect();
+        let (name, second) = (words.first().copied().unwrap_or_default(), words.get(1).copied());
+        if words.len() < count.min(2) {
+            return self.await_more(moving, cx);
+        }
+        if let Handling::Refused(why) = handling(name, second) {
+            let error = refusal(name, why);
+            return self.refuse(moving, cx, extent, error);
+        }
+        let plan = if hub.is_done() { after_all(&words) } else { hub.servers.tables.plan(&words, count) };
+        if let Plan::Refused(why) = plan {
+            let error = refusal(name, why);
+            return self.refuse(moving, cx, extent, error);
+        }
+        let bytes = |at: &usize| words.get(*at).map(|word| Bytes::copy_from_slice(word));
+        match plan {
+            Plan::Read(at) | Plan::Write(at) if !extent.whole => match at.iter().map(bytes).collect() {
+                Some(keys) => moving.pull(keys),
+                None => self.await_more(moving, cx),
+            },
+            Plan::Target if hub.is_done() => self.pass(moving, cx, extent, Due::Reply),
+            _ if !extent.whole => self.await_more(moving, cx),
+            Plan::Target => self.pass(moving, cx, extent, Due::Reply),
+            Plan::Read(at) | Plan::Write(at) if hub.all_known(&keys(&words, &at)) => {
+                self.pass(moving, cx, extent, Due::Reply)
+            }
+            Plan::Read(at) if !moving.multi && !moving.alone => {
+                let keys = keys(&words, &at);
+                self.read_at_source(moving, cx, extent, keys)
+            }
+            Plan::Read(at) | Plan::Write(at) => {
+                let keys = keys(&words, &at);
+                moving.pull(keys)
+            }
+            Plan::Asked => {
+                let words: Vec<Bytes> = words.iter().map(|word| Bytes::copy_from_slice(word)).collect();
+                hub.tally.pulled.fetch_add(1, Ordering::Relaxed);
+                moving.wait(async move {
+                    match hub.keys_of(&words).await {
+                        Ok(keys) => settled(hub.pull(keys).await),
+                        Err(why) => Settled::Refuse(format!("-{}\r\n", one_line(&why)).into_bytes()),
+                    }
+                })
+            }
+            Plan::Named(what) => {
+                let words: Vec<Bytes> = words.iter().map(|word| Bytes::copy_from_slice(word)).collect();
+                self.by_name(moving, cx, extent, what, words)
+            }
+            Plan::Refused(_) => Step::Nothing,
+        }
+    }
+
+    /// What is known by its name, and whole.
+    fn by_name(
+        &mut self,
+        moving: &mut Moving,
+        cx: &mut Context<'_>,
+        extent: Extent,
+        what: While,
+        words: Vec<Bytes>,
+    ) -> Step {
+        let name = words.first().cloned().unwrap_or_default();
+        let is_bound = moving.multi || moving.alone;
+        match what {
+            While::Noted(note) => {
+                if let Some(step) = self.be_at(moving, cx, Home::Target) {
+                    return step;
+                }
+                let due = match note {
+                    Note::Trait(what) if !is_bound && extent.len <= SAYING_BYTES_MAX => {
+                        Due::Special(Box::new(Special::Noted(what, self.inbox[..extent.len].into())))
+                    }
+                    Note::Trait(_) if !moving.alone => {
+                        let error =
+                            refusal(&name, "not in a transaction while keys move, nor of such a length");
+                        return self.refuse(moving, cx, extent, error);
+                    }
+                    Note::Reset => Due::Special(Box::new(Special::Reset)),
+                    // To a client that the target alone serves, the source will not be told anything any more.
+                    _ => Due::Reply,
+                };
+                match note {
+                    Note::Multi => moving.multi = true,
+                    Note::Exec | Note::Reset => moving.multi = false,
+                    _ => {}
+                }
+                self.send(moving, extent, due)
+            }
+            While::Subscribe => {
+                if let Some(step) = self.be_at(moving, cx, Home::Target) {
+                    return step;
+                }
+                moving.alone = true;
+                self.counted = false;
+                self.send(moving, extent, Due::Reply)
+            }
+            While::Select => match select(words.get(1).map(|word| &word[..])) {
+                Ok(()) => self.pass(moving, cx, extent, Due::Reply),
+                Err(why) => self.refuse(moving, cx, extent, refusal(&name, why)),
+            },
+            While::Scan if is_bound && moving.hub.is_done() => self.pass(moving, cx, extent, Due::Reply),
+            While::Scan | While::Both(_) if is_bound => {
+                let why = "not in a transaction, nor after a subscription, while keys move";
+                self.refuse(moving, cx, extent, refusal(&name, why))
+            }
+            While::Scan => self.scan_half(moving, cx, extent, words),
+            While::Both(whole) => self.ask_both(moving, whole, words),
+            While::Target | While::Sort | While::Copy | While::Refused(_) => {
+                self.pass(moving, cx, extent, Due::Reply)
+            }
+        }
+    }
+
+    /// Sends a read to the source, holding its keys until the reply has arrived, or has them moved first.
+    fn read_at_source(
+        &mut self,
+        moving: &mut Moving,
+        cx: &mut Context<'_>,
+        extent: Extent,
+        keys: Vec<Bytes>,
+    ) -> Step {
+        let hub = moving.hub.clone();
+        if !hub.may_forward(&keys) {
+            return moving.pull(keys);
+        }
+        // Nothing is held while the other server still answers.
+        if let Some(step) = self.be_at(moving, cx, Home::Source) {
+            return step;
+        }
+        let Some(held) = hub.hold(&keys) else { return moving.pull(keys) };
+        hub.tally.forwarded.fetch_add(1, Ordering::Relaxed);
+        if moving.stall.is_none() {
+            moving.stall = Some(Box::pin(sleep(STALLED)));
+        }
+        self.send(moving, extent, Due::Special(Box::new(Special::Held(held))))
+    }
+
+    fn scan_half(
+        &mut self,
+        moving: &mut Moving,
+        cx: &mut Context<'_>,
+        extent: Extent,
+        words: Vec<Bytes>,
+    ) -> Step {
+        let is_done = moving.hub.is_done();
+        let Some((home, cursor)) = words.get(1).and_then(|cursor| resume(cursor, is_done)) else {
+            return self.pass(moving, cx, extent, Due::Reply);
+        };
+        if let Some(step) = self.be_at(moving, cx, home) {
+            return step;
+        }
+        let mut words: Vec<Vec<u8>> = words.iter().map(|word| word.to_vec()).collect();
+        words[1] = cursor.to_string().into_bytes();
+        if let Link::Up(server) = &mut self.link {
+            server.to.extend_from_slice(&as_array(&words));
+        }
+        self.owe(Due::Special(Box::new(Special::Scanned(BytesMut::new(), home))));
+        self.go_on(moving, extent, false)
+    }
+
+    fn ask_both(&mut self, moving: &mut Moving, whole: Whole, words: Vec<Bytes>) -> Step {
+        if !self.due.is_empty() {
+            // What the client did before has to be counted.
+            return Step::HeldUp;
+        }
+        let (hub, identity) = (moving.hub.clone(), self.identity.clone());
+        moving.wait(async move { Settled::Say(ask_both(hub, identity, whole, words).await) })
+    }
+
+    /// Sends a request to the target as it is.
+    fn pass(&mut self, moving: &mut Moving, cx: &mut Context<'_>, extent: Extent, due: Due) -> Step {
+        if let Some(step) = self.be_at(moving, cx, Home::Target) {
+            return step;
+        }
+        moving.hub.tally.direct.fetch_add(1, Ordering::Relaxed);
+        self.send(moving, extent, due)
+    }
+
+    /// Sends a request to where the session is.
+    fn send(&mut self, moving: &mut Moving, extent: Extent, due: Due) -> Step {
+        self.owe(due);
+        self.go_on(moving, extent, true)
+    }
+
+    /// Takes what is there of a request out of the inbox; it is passed on to where the session is, or thrown away.
+    fn go_on(&mut self, moving: &mut Moving, extent: Extent, is_passed: bool) -> Step {
+        if let (true, Link::Up(server)) = (is_passed, &mut self.link) {
+            server.to.extend_from_slice(&self.inbox[..extent.len]);
+        }
+        self.inbox.advance(extent.len);
+        if extent.whole {
+            self.passing = None;
+            self.requests.next();
+        } else {
+            self.passing = Some(!is_passed);
+            self.requests.forget(extent.len);
+        }
+        moving.inbox_bytes_max = INBOX_BYTES_MAX;
+        moving.room.clear();
+        Step::Moved
+    }
+
+    /// Answers a request with an error, and has a transaction fail that it belongs to.
+    fn refuse(&mut self, moving: &mut Moving, cx: &mut Context<'_>, extent: Extent, error: Vec<u8>) -> Step {
+        if moving.alone {
+            // Replies are not counted, so it cannot come in its turn: it is the last one.
+            self.say(error);
+            self.leave();
+        } else if moving.multi {
+            if let Some(step) = self.be_at(moving, cx, Home::Target) {
+                moving.settled = Some(Settled::Refuse(error));
+                return step;
+            }
+            if let Link::Up(server) = &mut self.link {
+                server.to.extend_from_slice(REFUSED_COMMAND);
+            }
+            self.owe(Due::Special(Box::new(Special::Replaced(BytesMut::new(), error))));
+        } else {
+            self.say(error);
+        }
+        self.go_on(moving, extent, false)
+    }
+
+    /// More of a long request has to arrive before anything can be done with it, as far as there is room.
+    fn await_more(&mut self, moving: &mut Moving, cx: &mut Context<'_>) -> Step {
+        let max = moving.inbox_bytes_max;
+        if self.inbox.len() < max {
+            return Step::Nothing;
+        }
+        let room = (max < REQUEST_BYTES_MAX).then(|| moving.hub.room(max as u64)).flatten();
+        if let Some(room) = room {
+            moving.room.push(room);
+            moving.inbox_bytes_max = max * 2;
+            // It is read from again.
+            return Step::Moved;
+        }
+        let extent = Extent { len: self.requests.forgettable(&self.inbox), whole: false };
+        let error = b"-ERR whimbrel front: while keys move, a command so long has to have its keys at its beginning\r\n";
+        self.refuse(moving, cx, extent, error.to_vec())
+    }
+
+    /// Goes to a server. `None` where the session is there; else what comes first.
+    fn be_at(&mut self, moving: &mut Moving, cx: &mut Context<'_>, home: Home) -> Option<Step> {
+        if moving.at == home {
+            return None;
+        }
+        let is_idle =
+            matches!(&self.link, Link::Up(server) if server.to.is_empty() && server.from.is_empty());
+        if !self.due.is_empty() || !is_idle {
+            return Some(Step::HeldUp);
+        }
+        let parked = moving.parked.take();
+        let next = match parked {
+            Some(mut server) => match (home, read(&mut server.io, cx, &mut server.from)) {
+                // It is alive. That to the target may hold watches, so its end is the client's as well.
+                (_, Poll::Pending) | (Home::Target, _) => Link::Up(server),
+                (Home::Source, _) => Link::Connecting(moving.connect(home, &self.identity)),
+            },
+            None => Link::Connecting(moving.connect(home, &self.identity)),
+        };
+        if let Link::Up(server) = std::mem::replace(&mut self.link, next) {
+            moving.parked = Some(server);
+        }
+        moving.at = home;
+        Some(Step::Moved)
+    }
+}
+
+/// When all keys have moved, hardly anything is special any more.
+fn after_all(words: &[&[u8]]) -> Plan {
+    match by_name(words) {
+        Some(
+            what @ (While::Scan | While::Subscribe | While::Noted(Note::Multi | Note::Exec | Note::Reset)),
+        ) => Plan::Named(what),
+        _ => Plan::Target,
+    }
+}
+
+fn keys(words: &[&[u8]], at: &[usize]) -> Vec<Bytes> {
+    at.iter().filter_map(|at| words.get(*at)).map(|word| Bytes::copy_from_slice(word)).collect()
+}

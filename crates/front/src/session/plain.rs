@@ -1,0 +1,132 @@
+//! A session in front of the source alone, of a front that may move keys later: what has to be known of it when that begins.
+
+use std::pin::Pin;
+use std::task::Context;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::sync::WaitForCancellationFutureOwned;
+use whimbrel_wire::request::{RequestLimits, RequestScanner};
+
+use super::identity::SAYING_BYTES_MAX;
+use super::{Due, Home, Link, Moving, Note, Session, Special, Stage};
+use crate::stages::{Entrance, Ticket};
+
+pub(super) struct Plain {
+    /// Dropped with it: then nothing is left of this session at the source.
+    _ticket: Ticket,
+    begin: Pin<Box<WaitForCancellationFutureOwned>>,
+    evict: Pin<Box<WaitForCancellationFutureOwned>>,
+    called: bool,
+    multi: bool,
+    watch: bool,
+    other_database: bool,
+    /// It said something of itself that was not kept.
+    is_unknown: bool,
+}
+
+impl Plain {
+    pub(super) fn new(ticket: Ticket) -> Plain {
+        Plain {
+            begin: Box::pin(ticket.begin.clone().cancelled_owned()),
+            evict: Box::pin(ticket.evict.clone().cancelled_owned()),
+            _ticket: ticket,
+            called: false,
+            multi: false,
+            watch: false,
+            other_database: false,
+            is_unknown: false,
+        }
+    }
+
+    /// Keys are to move, and it did not come to rest in time.
+    pub(super) fn is_evicted(&mut self, cx: &mut Context<'_>) -> bool {
+        self.called |= self.begin.as_mut().poll(cx).is_ready();
+        self.called && self.evict.as_mut().poll(cx).is_ready()
+    }
+
+    /// Keys are to move: no more requests are taken.
+    pub(super) fn is_called(&self) -> bool {
+        self.called
+    }
+
+    pub(super) fn selected(&mut self, is_first: bool) {
+        self.other_database = !is_first;
+    }
+
+    fn is_portable(&self) -> bool {
+        !(self.multi || self.watch || self.other_database || self.is_unknown)
+    }
+}
+
+impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
+    /// Remembers what has to be known of a command when keys begin to move. `request` is the whole of it, where it has arrived.
+    pub(super) fn note(&mut self, note: Note, request: Option<Box<[u8]>>, is_first: bool) {
+        let Some(plain) = &mut self.plain else { return };
+        let due = match (note, request) {
+            (Note::Trait(what), Some(request)) if request.len() <= SAYING_BYTES_MAX && !plain.multi => {
+                Due::Special(Box::new(Special::Noted(what, request)))
+            }
+            (Note::Trait(_), _) => {
+                plain.is_unknown = true;
+                Due::Reply
+            }
+            (Note::Select, _) => {
+                plain.is_unknown |= plain.multi;
+                Due::Special(Box::new(Special::Selected(is_first)))
+            }
+            (Note::Reset, _) => {
+                (plain.multi, plain.watch, plain.other_database) = (false, false, false);
+                Due::Special(Box::new(Special::Reset))
+            }
+            (Note::Multi, _) => {
+                plain.multi = true;
+                Due::Reply
+            }
+            (Note::Watch, _) => {
+                plain.watch = true;
+                Due::Reply
+            }
+            (Note::Exec, _) => {
+                (plain.multi, plain.watch) = (false, false);
+                Due::Reply
+            }
+            (Note::Unwatch, _) => {
+                plain.watch &= plain.multi;
+                Due::Reply
+            }
+        };
+        self.owe(due);
+    }
+
+    /// Whether keys are to move, and nothing of this client is under way or open at the source.
+    pub(super) fn is_at_rest(&self) -> bool {
+        let Some(plain) = self.plain.as_ref().filter(|plain| plain.is_called()) else { return false };
+        let is_idle = match &self.link {
+            Link::Up(server) => {
+                server.to.is_empty() && server.from.is_empty() && server.boundary.is_between()
+            }
+            Link::Connecting(_) => true,
+            Link::Lost => false,
+        };
+        let is_between = self.due.is_empty() && self.counted && self.passing.is_none();
+        self.stage == Stage::Open && is_idle && is_between && plain.is_portable()
+    }
+
+    /// Lets go of the source, and goes on between both servers.
+    pub(super) fn begin_moving(&mut self) {
+        let moving = match self.shared.stages.as_ref().map(|stages| stages.enter()) {
+            Some(Entrance::Moving(hub)) => Moving::new(hub),
+            Some(Entrance::Forwarding(ticket)) => {
+                // It could not begin after all.
+                self.plain = Some(Box::new(Plain::new(ticket)));
+                return;
+            }
+            None => return,
+        };
+        self.link = Link::Connecting(moving.connect(Home::Target, &self.identity));
+        // What has arrived of a request is looked at again, for all of its words.
+        self.requests = RequestScanner::new(RequestLimits::default());
+        self.moving = Some(Box::new(moving));
+        self.plain = None;
+    }
+}

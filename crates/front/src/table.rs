@@ -1,0 +1,166 @@
+//! A server's own table of its commands: which words of a command are keys, and what else matters for where it goes.
+//!
+//! The table is read with `COMMAND`, so commands of modules are in it as well. Protocol:
+//! <https://redis.io/docs/latest/commands/command/>. Positions count the words of a command from 0, its name.
+
+use std::collections::HashMap;
+
+use whimbrel_engine::error::Result;
+use whimbrel_engine::link::Link;
+use whimbrel_wire::value::Value;
+
+/// Where the keys of a command are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Keys {
+    /// It has none.
+    None,
+    /// At these positions.
+    At(Vec<usize>),
+    /// Where its words decide, and the server tells with `COMMAND GETKEYS`.
+    Asked,
+    /// It may use keys that no word of it tells.
+    Unknown,
+}
+
+/// What the server says of a command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Facts {
+    /// It changes no key, not even what the server keeps beside it: `PFCOUNT` is called a read, and stores the count.
+    pub readonly: bool,
+    /// It may wait for something to happen.
+    pub blocking: bool,
+    /// The fewest words that the server takes, the name included; exactly so many where `arity_exact`.
+    pub arity: usize,
+    /// Whether more words than `arity` are refused.
+    pub arity_exact: bool,
+    positions: Positions,
+    subcommands: HashMap<Vec<u8>, Facts>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Positions {
+    None,
+    /// From the first to the last (from the end, where negative), each `step`th.
+    Range {
+        first: usize,
+        last: i64,
+        step: usize,
+    },
+    Asked,
+    Unknown,
+}
+
+/// All commands of a server.
+#[derive(Debug, Clone, Default)]
+pub struct CommandTable(HashMap<Vec<u8>, Facts>);
+
+impl CommandTable {
+    /// Asks the server.
+    ///
+    /// # Errors
+    /// As [`Link::call`], and `Unexpected` for a table that cannot be understood.
+    pub async fn ask(link: &mut Link) -> Result<CommandTable> {
+        let reply = link.call(&[b"COMMAND"]).await?;
+        let table = reply.as_items().map(named_facts);
+        match table {
+            Some(commands) if !commands.is_empty() => Ok(CommandTable(commands)),
+            _ => Err(link.unexpected("COMMAND", &reply)),
+        }
+    }
+
+    /// What is known of a command, by its words; of its subcommand where it has such. `None` where the server has none of
+    /// this name.
+    pub fn facts(&self, words: &[&[u8]]) -> Option<&Facts> {
+        let lower = |word: &[u8]| word.to_ascii_lowercase();
+        let facts = self.0.get(&lower(words.first()?))?;
+        if facts.subcommands.is_empty() {
+            return Some(facts);
+        }
+        facts.subcommands.get(&lower(words.get(1)?))
+    }
+}
+
+impl Facts {
+    /// Whether the server takes a command of so many words.
+    pub fn takes(&self, words: usize) -> bool {
+        words == self.arity || words > self.arity && !self.arity_exact
+    }
+
+    /// Where the keys are of a command of so many words. A command that the server would refuse for their number has none.
+    pub fn keys(&self, words: usize) -> Keys {
+        if !self.takes(words) {
+            return Keys::None;
+        }
+        match self.positions {
+            Positions::None => Keys::None,
+            Positions::Asked => Keys::Asked,
+            Positions::Unknown => Keys::Unknown,
+            Positions::Range { first, last, step } => {
+                let last = match usize::try_from(last) {
+                    Ok(last) => last.min(words - 1),
+                    Err(_) => words.saturating_sub(usize::try_from(last.unsigned_abs()).unwrap_or(words)),
+                };
+                Keys::At((first..=last).step_by(step).collect())
+            }
+        }
+    }
+
+    fn of(entry: &[Value]) -> Option<(Vec<u8>, Facts)> {
+        let [name, arity, flags, first, last, step, rest @ ..] = entry else { return None };
+        let flags: Vec<&[u8]> =
+            flags.as_items()?.iter().filter_map(Value::as_bytes).map(|flag| &flag[..]).collect();
+        let has = |flag: &[u8]| flags.contains(&flag);
+        let arity = arity.as_int()?;
+        let (first, last, step) = (first.as_int()?, last.as_int()?, step.as_int()?);
+        // Access categories, hints, key specifications, subcommands.
+        let specs = rest.get(2).and_then(Value::as_items).unwrap_or_default();
+        let subcommands = rest.get(3).and_then(Value::as_items).unwrap_or_default();
+        let positions = if specs.iter().any(is_beyond_words) {
+            Positions::Unknown
+        } else if !specs.is_empty() && specs.iter().all(|spec| has_flag(spec, b"not_key")) {
+            Positions::None
+        } else if has(b"movablekeys") {
+            Positions::Asked
+        } else {
+            match (usize::try_from(first), usize::try_from(step)) {
+                (Ok(first @ 1..), Ok(step @ 1..)) => Positions::Range { first, last, step },
+                _ => Positions::None,
+            }
+        };
+        let full_name = name.as_bytes()?.to_ascii_lowercase();
+        // A subcommand is called `xgroup|create`.
+        let own_name = full_name.rsplit(|byte| *byte == b'|').next()?.to_vec();
+        let facts = Facts {
+            readonly: has(b"readonly") && !specs.iter().any(is_written),
+            blocking: has(b"blocking"),
+            arity: usize::try_from(arity.unsigned_abs()).ok()?,
+            arity_exact: arity > 0,
+            positions,
+            subcommands: named_facts(subcommands),
+        };
+        Some((own_name, facts))
+    }
+}
+
+fn named_facts(entries: &[Value]) -> HashMap<Vec<u8>, Facts> {
+    entries.iter().filter_map(|entry| Facts::of(entry.as_items()?)).collect()
+}
+
+/// Whether a key specification says that there are keys that the words do not tell, or not all of them.
+fn is_beyond_words(spec: &Value) -> bool {
+    has_flag(spec, b"incomplete")
+        || ["begin_search", "find_keys"].iter().any(|part| {
+            let kind = spec.field(part).and_then(|part| part.field("type"));
+            kind.and_then(Value::as_bytes).is_some_and(|kind| &kind[..] == b"unknown")
+        })
+}
+
+/// Whether a key specification says that the key is changed: read and written, overwritten, or removed.
+fn is_written(spec: &Value) -> bool {
+    [&b"RW"[..], b"OW", b"RM"].iter().any(|flag| has_flag(spec, flag))
+}
+
+fn has_flag(spec: &Value, flag: &[u8]) -> bool {
+    let flags = spec.field("flags").and_then(Value::as_items).unwrap_or_default();
+    flags.iter().filter_map(Value::as_bytes).any(|found| found.eq_ignore_ascii_case(flag))
+}
