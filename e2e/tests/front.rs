@@ -218,3 +218,84 @@ fn clients_have_to_show_a_certificate_where_told_so() {
         assert!(output.stderr.contains(why), "{output:#?}");
     }
 }
+
+/// A client that only knows clusters works through the front before, while and after keys move, and is told what the servers tell.
+#[test]
+fn clients_of_clusters_find_one_node() {
+    for engine in Engine::ALL {
+        let source = Server::builder(engine).start().expect("a server");
+        let target = Server::builder(engine).start().expect("a server");
+        let state = tempfile::tempdir().expect("a folder");
+        let folder = state.path().to_str().expect("a plain path");
+        let to = target.url();
+        let front = Front::before(
+            &source.url(),
+            &["--target", &to, "--state-dir", folder, "--cluster-face", "127.0.0.1"],
+        );
+        let client = redis::cluster::ClusterClient::new(vec![format!("redis://{}/", front.address)]);
+        let mut cluster = client.expect("a client").get_connection().expect("a connection");
+        for i in 0..2_000 {
+            let () = redis::cmd("SET").arg(format!("k{i}")).arg(i).query(&mut cluster).expect("written");
+        }
+        let tell =
+            |what| Invocation::new(&["front", what, "--json", "--state-dir", folder]).run().expect_code(0);
+        tell("start");
+        for i in 0..2_000 {
+            let found: u32 = redis::cmd("INCR").arg(format!("k{i}")).query(&mut cluster).expect("counted");
+            assert_eq!(found, i + 1, "{engine}");
+        }
+        let deadline = Instant::now() + PATIENCE;
+        while !tell("status").stdout.contains("\"phase\":\"done\"") {
+            assert!(Instant::now() < deadline, "{}", tell("status").stdout);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let found: u32 = redis::cmd("GET").arg("k77").query(&mut cluster).expect("read");
+        assert_eq!(found, 78, "{engine}");
+        // What is told, in both protocols, and in its turn.
+        for query in ["0", "0?protocol=resp3"] {
+            let mut client = front.client("", query);
+            let (before, slots, slot, agreed, after): (u32, Value, u16, String, u32) = redis::pipe()
+                .cmd("GET")
+                .arg("k0")
+                .cmd("CLUSTER")
+                .arg("SLOTS")
+                .cmd("CLUSTER")
+                .arg("KEYSLOT")
+                .arg("123456789")
+                .cmd("READONLY")
+                .cmd("GET")
+                .arg("k1")
+                .query(&mut client)
+                .expect("answered in order");
+            assert_eq!((before, slot, agreed.as_str(), after), (1, 12_739, "OK", 2), "{engine}");
+            let told = format!("{slots:?}");
+            assert!(told.contains("16383") && told.contains("127.0.0.1"), "{engine}: {told}");
+            let shards: Value = redis::cmd("CLUSTER").arg("SHARDS").query(&mut client).expect("an answer");
+            let is_map = format!("{shards:?}").starts_with("array([map(");
+            assert_eq!(is_map, query.contains("resp3"), "{engine}: {shards:?}");
+            let error = redis::cmd("CLUSTER").arg("RESET").exec(&mut client).expect_err("it is no cluster");
+            assert!(error.to_string().contains("cluster support disabled"), "{engine}: {error}");
+        }
+    }
+}
+
+/// Whoever may not ask is not told.
+#[test]
+fn the_face_of_a_cluster_shows_nothing_that_the_server_hides() {
+    let source = Server::builder(Engine::Valkey91).password("word").start().expect("a server");
+    source.call(&["ACL", "SETUSER", "poor", "on", ">poor", "~*", "+get"]);
+    let url = source.url();
+    let front = Front::before(&url, &["--cluster-face", "10.1.2.3:7000"]);
+    let ask = |login: &str| {
+        let mut client = front.client(login, "");
+        redis::cmd("CLUSTER").arg("SLOTS").query::<Value>(&mut client)
+    };
+    assert!(format!("{:?}", ask(":word@").expect("an answer")).contains("10.1.2.3"));
+    assert_eq!(ask("poor:poor@").expect_err("no right").code(), Some("NOPERM"));
+    let mut stranger = TcpStream::connect(&front.address).expect("a connection");
+    stranger.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    stranger.write_all(b"CLUSTER SLOTS\r\n").expect("sent");
+    let mut said = [0; 7];
+    stranger.read_exact(&mut said).expect("an answer");
+    assert_eq!(&said, b"-NOAUTH");
+}

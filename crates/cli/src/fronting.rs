@@ -42,7 +42,13 @@ async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
         _ => None,
     };
     let link = args.link_options();
-    let options = FrontOptions { listen, tls, clients_max: clients_max as usize, link };
+    let options = FrontOptions {
+        listen,
+        tls,
+        cluster_face: args.cluster_face.clone(),
+        clients_max: clients_max as usize,
+        link,
+    };
     let at = source.address.to_string();
     let to = target.as_ref().map(|target| target.address.to_string());
     let (front, desk) = match target {

@@ -11,6 +11,7 @@
 //! - [`locks`]: which keys are read at the source, and which are moved;
 //! - `mover`: moves keys, and makes the filter anew after a crash;
 //! - [`carry`]: the move of one key;
+//! - [`face`]: presents the front as a cluster, for clients that only know clusters;
 //! - [`filter`]: which keys have arrived at the target;
 //! - [`table`]: where the keys of a command are;
 //! - `whole`: questions about all keys.
@@ -23,6 +24,7 @@
 pub mod carry;
 pub mod commands;
 pub mod control;
+pub mod face;
 pub mod filter;
 mod hub;
 pub mod locks;

@@ -16,6 +16,7 @@ use whimbrel_engine::link::{Link, LinkOptions};
 use whimbrel_engine::probe::ServerFacts;
 use whimbrel_engine::tls::Acceptor;
 
+use crate::face::Face;
 use crate::session::Session;
 use crate::stages::Stages;
 
@@ -32,6 +33,9 @@ pub struct FrontOptions {
     pub listen: SocketAddr,
     /// How clients are met with TLS; `None`: they come without.
     pub tls: Option<Acceptor>,
+    /// It presents itself as a cluster of one node, which clients reach here: a host or an IP address, and a port; where the port is
+    /// 0, that which it listens on.
+    pub cluster_face: Option<(String, u16)>,
     /// Clients at once; more are told so and closed, in the words of the servers.
     pub clients_max: usize,
     /// How the front's own connections to the server behave.
@@ -45,6 +49,8 @@ pub(crate) struct Shared {
     pub(crate) connect_timeout_ms: u64,
     /// Where there is a target that keys can move to.
     pub(crate) stages: Option<Arc<Stages>>,
+    /// Where it presents itself as a cluster.
+    pub(crate) face: Option<Face>,
     pub(crate) counts: Counts,
 }
 
@@ -94,7 +100,18 @@ impl Front {
                 .with_remedy("see that the address is this machine's and that the port is free")
         })?;
         let connect_timeout_ms = options.link.connect_timeout_ms;
-        let shared = Arc::new(Shared { source, connect_timeout_ms, stages, counts: Counts::default() });
+        let face = match &options.cluster_face {
+            Some((host, port)) => {
+                let own =
+                    listener.local_addr().map_err(|e| Error::own("read the address of a listener", e))?;
+                let port = if *port == 0 { own.port() } else { *port };
+                // As good a name as any: 40 digits that no other server has.
+                let id = facts.run_id.parse().map_err(|e| Error::own("take the name of the source", e))?;
+                Some(Face::new(id, host, port, options.tls.is_some()))
+            }
+            None => None,
+        };
+        let shared = Arc::new(Shared { source, connect_timeout_ms, stages, face, counts: Counts::default() });
         Ok(Front { listener, options, shared, facts })
     }
 

@@ -42,6 +42,7 @@ pub(crate) use self::moving::Home;
 use self::moving::Moving;
 use self::plain::Plain;
 use crate::commands::{Handling, Note, Trait, handling, is_container, refusal};
+use crate::face::{self, Face, Question};
 use crate::locks;
 use crate::server::Shared;
 use crate::stages::Entrance;
@@ -102,13 +103,17 @@ enum Special {
     Replaced(BytesMut, Vec<u8>),
     /// A reply to `SCAN`, which is changed.
     Scanned(BytesMut, Home),
+    /// A reply to something that only a cluster knows.
+    Faced(BytesMut, Question),
 }
 
 impl Special {
     /// Where the reply is collected, if it is not passed on as it comes.
     fn collected(&mut self) -> Option<&mut BytesMut> {
         match self {
-            Special::Replaced(collected, _) | Special::Scanned(collected, _) => Some(collected),
+            Special::Replaced(collected, _)
+            | Special::Scanned(collected, _)
+            | Special::Faced(collected, _) => Some(collected),
             _ => None,
         }
     }
@@ -157,6 +162,8 @@ pub(crate) struct Session<C> {
     moving: Option<Box<Moving>>,
     /// False once the client has subscribed to something: then more or fewer replies come than requests.
     counted: bool,
+    /// What the present request asks that only a cluster knows.
+    asking: Option<Question>,
     /// The start of the present request has been passed on (or, with `true`, thrown away).
     passing: Option<bool>,
     stage: Stage,
@@ -199,14 +206,15 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             plain,
             moving,
             counted: true,
+            asking: None,
             passing: None,
             stage: Stage::Open,
             client_closed: false,
             farewell: None,
         };
         if session.moving.is_none() {
-            // A name, and the second word that may matter.
-            session.requests.keep(2);
+            // A name, and the words that may matter.
+            session.requests.keep(if session.shared.face.is_some() { face::WORDS } else { 2 });
         }
         session
     }
@@ -368,6 +376,12 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                     let args = self.requests.args();
                     let word = |i: usize| args.get(i).and_then(|range| rest.get(range.clone()));
                     let name = word(0).unwrap_or_default();
+                    if self.shared.face.is_some() {
+                        let words: Vec<&[u8]> =
+                            args.iter().map_while(|range| rest.get(range.clone())).collect();
+                        self.asking =
+                            Question::of(&words).filter(|_| whole && self.requests.args_left() == 0);
+                    }
                     match handling(name, word(1)) {
                         Handling::Refused(why) => {
                             let error = refusal(name, why);
@@ -378,7 +392,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                             self.counted = false;
                             true
                         }
-                        Handling::Noted(note) if self.plain.is_some() => {
+                        Handling::Noted(note) if self.plain.is_some() || self.shared.face.is_some() => {
                             let request = whole.then(|| rest[..len].into());
                             let is_first = word(1).is_some_and(|database| database == b"0");
                             self.note(note, request, is_first);
@@ -423,12 +437,15 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
 
     fn take_words(&mut self, words: &[Vec<u8>]) {
         let name = words.first().map(Vec::as_slice).unwrap_or_default();
+        if self.shared.face.is_some() {
+            self.asking = Question::of(&words.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        }
         let second = words.get(1).map(Vec::as_slice);
         let request = as_array(words);
         match handling(name, second) {
             Handling::Refused(why) => return self.say(refusal(name, why)),
             Handling::Subscribe => self.counted = false,
-            Handling::Noted(note) if self.plain.is_some() => {
+            Handling::Noted(note) if self.plain.is_some() || self.shared.face.is_some() => {
                 self.note(note, Some(request.as_slice().into()), second == Some(b"0"));
             }
             Handling::Passed | Handling::Container(_) | Handling::Noted(_) => self.owe_reply(),
@@ -443,6 +460,10 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     }
 
     fn owe(&mut self, due: Due) {
+        let due = match (self.asking.take(), due) {
+            (Some(asked), Due::Reply) => Due::Special(Box::new(Special::Faced(BytesMut::new(), asked))),
+            (_, due) => due,
+        };
         if self.counted {
             self.due.push_back(due);
         }
@@ -549,7 +570,15 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                     let said = match first {
                         None | Some(Due::Reply) => None,
                         Some(Due::Special(special)) => {
-                            arrived(*special, kind, &mut self.identity, &mut self.plain, &mut self.moving)
+                            let face = self.shared.face.as_ref();
+                            arrived(
+                                *special,
+                                kind,
+                                face,
+                                &mut self.identity,
+                                &mut self.plain,
+                                &mut self.moving,
+                            )
                         }
                     };
                     if said.is_some() || is_own(self.due.front()) {
@@ -600,6 +629,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
 fn arrived(
     special: Special,
     kind: u8,
+    face: Option<&Face>,
     identity: &mut Identity,
     plain: &mut Option<Box<Plain>>,
     moving: &mut Option<Box<Moving>>,
@@ -608,6 +638,10 @@ fn arrived(
     match special {
         Special::Replaced(_, own) => return Some(own),
         Special::Scanned(reply, home) => return Some(with_cursor(home, &reply)),
+        Special::Faced(reply, asked) => {
+            let answer = face.and_then(|face| face.answer(asked, &reply, identity.protocol()));
+            return Some(answer.map_or_else(|| reply.to_vec(), |answer| answer.to_vec()));
+        }
         Special::Noted(what, request) if is_agreed => identity.say(what, request),
         Special::Reset if is_agreed => identity.forget(),
         Special::Selected(is_first) if is_agreed => {

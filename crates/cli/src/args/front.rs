@@ -46,6 +46,11 @@ pub struct FrontArgs {
     #[arg(long, value_name = "TARGET")]
     pub target: Option<String>,
 
+    /// Present the front as a cluster with one node, for clients that only know clusters. They are told to reach it here; without a
+    /// port, on that of --listen
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = host_and_port)]
+    pub cluster_face: Option<(String, u16)>,
+
     #[command(flatten)]
     pub source_access: SourceAccess,
 
@@ -121,4 +126,21 @@ pub struct FrontAt {
     /// Print the outcome as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// A host, and a port or 0. IPv6 addresses stand in brackets where a port follows.
+fn host_and_port(text: &str) -> Result<(String, u16), String> {
+    let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((host, rest)) => (host, rest.strip_prefix(':')),
+        None => match text.split_once(':') {
+            Some((_, rest)) if rest.contains(':') => (text, None),
+            Some((host, port)) => (host, Some(port)),
+            None => (text, None),
+        },
+    };
+    if host.is_empty() || host.contains(char::is_whitespace) {
+        return Err("give a host or an IP address, and a port if you like".to_owned());
+    }
+    let port = port.map_or(Ok(0), |port| port.parse().map_err(|_| format!("{port} is no port")))?;
+    Ok((host.to_owned(), port))
 }

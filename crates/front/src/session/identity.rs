@@ -13,6 +13,7 @@ use tokio::time::timeout;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, ErrorKind, Result, ServerError};
 use whimbrel_engine::link::Io;
+use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::scan::{Progress, Scanner};
 use whimbrel_wire::value::Value;
 
@@ -49,14 +50,22 @@ impl Identity {
         self.sayings.clear();
     }
 
-    /// How the client's protocol says that there is nothing.
-    pub(crate) fn null(&self) -> &'static [u8] {
+    /// The protocol that the client has asked for.
+    pub(crate) fn protocol(&self) -> Protocol {
         let hello = self.sayings.iter().rev().find(|(what, request)| {
             matches!(what, Trait::Hello | Trait::Protocol) && !request.starts_with(b"*1\r")
         });
         let is_third =
             hello.is_some_and(|(_, request)| request.windows(7).any(|part| part == b"$1\r\n3\r\n"));
-        if is_third { b"_\r\n" } else { b"$-1\r\n" }
+        if is_third { Protocol::Resp3 } else { Protocol::Resp2 }
+    }
+
+    /// How the client's protocol says that there is nothing.
+    pub(crate) fn null(&self) -> &'static [u8] {
+        match self.protocol() {
+            Protocol::Resp3 => b"_\r\n",
+            Protocol::Resp2 => b"$-1\r\n",
+        }
     }
 
     /// A new connection to a server which knows all of it, within `limit`.

@@ -23,7 +23,8 @@ use super::identity::{Identity, SAYING_BYTES_MAX};
 use super::{
     Connecting, Due, INBOX_BYTES_MAX, Link, Server, Session, Special, WHOLE_BYTES_MAX, as_array, read,
 };
-use crate::commands::{Handling, Note, handling, refusal};
+use crate::commands::{Handling, Note, Trait, handling, refusal};
+use crate::face::Question;
 use crate::hub::{Hub, Ready, Room};
 use crate::route::{Plan, While, Whole, by_name, select};
 use crate::whole::{ask_both, one_line, resume};
@@ -302,11 +303,18 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         if words.len() < count.min(2) {
             return self.await_more(moving, cx);
         }
+        self.asking = self.shared.face.as_ref().filter(|_| extent.whole).and_then(|_| Question::of(&words));
         if let Handling::Refused(why) = handling(name, second) {
             let error = refusal(name, why);
             return self.refuse(moving, cx, extent, error);
         }
-        let plan = if hub.is_done() { after_all(&words) } else { hub.servers.tables.plan(&words, count) };
+        // A client's protocol tells in which form it is told of a cluster, also when all keys have moved.
+        let is_noted = self.shared.face.is_some()
+            && matches!(handling(name, second), Handling::Noted(Note::Trait(Trait::Hello) | Note::Reset));
+        let plan = match hub.is_done() && !is_noted {
+            true => after_all(&words),
+            false => hub.servers.tables.plan(&words, count),
+        };
         if let Plan::Refused(why) = plan {
             let error = refusal(name, why);
             return self.refuse(moving, cx, extent, error);

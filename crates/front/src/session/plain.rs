@@ -61,7 +61,17 @@ impl Plain {
 impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     /// Remembers what has to be known of a command when keys begin to move. `request` is the whole of it, where it has arrived.
     pub(super) fn note(&mut self, note: Note, request: Option<Box<[u8]>>, is_first: bool) {
-        let Some(plain) = &mut self.plain else { return };
+        let Some(plain) = &mut self.plain else {
+            // Only what it said of itself matters: its protocol is part of it.
+            let due = match (note, request) {
+                (Note::Trait(what), Some(request)) if request.len() <= SAYING_BYTES_MAX => {
+                    Due::Special(Box::new(Special::Noted(what, request)))
+                }
+                (Note::Reset, _) => Due::Special(Box::new(Special::Reset)),
+                _ => Due::Reply,
+            };
+            return self.owe(due);
+        };
         let due = match (note, request) {
             (Note::Trait(what), Some(request)) if request.len() <= SAYING_BYTES_MAX && !plain.multi => {
                 Due::Special(Box::new(Special::Noted(what, request)))

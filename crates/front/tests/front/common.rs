@@ -36,7 +36,13 @@ impl Served {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
             runtime.expect("a runtime").block_on(async move {
                 let listen = SocketAddr::from(([127, 0, 0, 1], 0));
-                let options = FrontOptions { listen, tls: None, clients_max, link: LinkOptions::default() };
+                let options = FrontOptions {
+                    listen,
+                    tls: None,
+                    cluster_face: None,
+                    clients_max,
+                    link: LinkOptions::default(),
+                };
                 let front = Front::bind(options, source).await.expect("a front");
                 tell.send(front.address().expect("an address")).expect("the test waits for it");
                 front.serve(until).await;
@@ -102,7 +108,13 @@ impl Between {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let runtime = runtime.expect("a runtime");
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
-        let options = FrontOptions { listen, clients_max: 100, link: LinkOptions::default() };
+        let options = FrontOptions {
+            listen,
+            tls: None,
+            cluster_face: None,
+            clients_max: 100,
+            link: LinkOptions::default(),
+        };
         let state = folder.path().join("front.state");
         StateFile::new(&state, &source, &target).save(phase).expect("written");
         let between = Front::between(options, source, target, &state, wait);

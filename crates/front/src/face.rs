@@ -1,0 +1,129 @@
+//! The face of a cluster: clients that only know clusters are told of one with a single primary, which is the front.
+//!
+//! A question like `CLUSTER SLOTS` is passed on as everything is, so that the server says whether its user may ask it, and in its turn. A
+//! server that is no cluster answers that it is none; in the place of that answer the client gets the one that has lain ready since the
+//! front began (`whimbrel_wire::topology`). Whatever else the server answers is passed on.
+
+use bytes::Bytes;
+use whimbrel_core::node::NodeId;
+use whimbrel_core::slot::Slot;
+use whimbrel_core::topology::{Group, Health, Member, Table};
+use whimbrel_wire::encode::Protocol;
+use whimbrel_wire::topology::Replies;
+
+/// How the answer of a server begins that is no cluster: all of Redis since 3.0 and Valkey.
+const NO_CLUSTER: &[u8] = b"-ERR This instance has cluster support disabled";
+
+/// Words of a question that have to be known.
+pub(crate) const WORDS: usize = 3;
+
+/// What clients are told of the front, where it presents itself as a cluster.
+#[derive(Debug)]
+pub struct Face {
+    replies: Replies,
+}
+
+/// Something that only a cluster knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Question {
+    Slots,
+    Shards,
+    Nodes,
+    Info,
+    MyId,
+    KeySlot(Slot),
+    /// `READONLY`, `READWRITE` and `ASKING`: whoever has one node may always read and write there.
+    Agreed,
+}
+
+impl Question {
+    /// What a command asks, if it is one of these.
+    pub(crate) fn of(words: &[&[u8]]) -> Option<Question> {
+        let is = |word: &[u8], name: &str| word.eq_ignore_ascii_case(name.as_bytes());
+        match words {
+            [name] if ["READONLY", "READWRITE", "ASKING"].iter().any(|known| is(name, known)) => {
+                Some(Question::Agreed)
+            }
+            [name, second, rest @ ..] if is(name, "CLUSTER") => match rest {
+                [] if is(second, "SLOTS") => Some(Question::Slots),
+                [] if is(second, "SHARDS") => Some(Question::Shards),
+                [] if is(second, "NODES") => Some(Question::Nodes),
+                [] if is(second, "INFO") => Some(Question::Info),
+                [] if is(second, "MYID") => Some(Question::MyId),
+                [key] if is(second, "KEYSLOT") => Some(Question::KeySlot(Slot::of_key(key))),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
+impl Face {
+    /// A cluster whose only node is reached at `host` and `port`, with TLS or without. `id` is its name.
+    pub fn new(id: NodeId, host: &str, port: u16, tls: bool) -> Face {
+        let primary = Member {
+            id: id.clone(),
+            ip: host.to_owned(),
+            hostname: None,
+            prefers_hostname: false,
+            port: (!tls).then_some(port),
+            tls_port: tls.then_some(port),
+            bus_port: None,
+            config_epoch: 1,
+            health: Health::Online,
+            is_connected: true,
+        };
+        let table = Table::new(id, vec![Group { primary, replicas: Vec::new() }], |_| Some(0));
+        Face { replies: Replies::new(&table) }
+    }
+
+    /// What the client gets in the place of the server's answer; `None`: that answer.
+    pub(crate) fn answer(&self, question: Question, answered: &[u8], protocol: Protocol) -> Option<Bytes> {
+        if !answered.starts_with(NO_CLUSTER) {
+            return None;
+        }
+        Some(match question {
+            Question::Slots => self.replies.slots(protocol).to_bytes(),
+            Question::Shards => self.replies.shards(protocol).to_bytes(),
+            Question::Nodes => self.replies.nodes(protocol).to_bytes(),
+            Question::Info => self.replies.info(protocol).to_bytes(),
+            Question::MyId => self.replies.my_id().to_bytes(),
+            Question::KeySlot(slot) => format!(":{slot}\r\n").into(),
+            Question::Agreed => Bytes::from_static(b"+OK\r\n"),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(text: &str) -> Option<Question> {
+        Question::of(&text.split(' ').map(str::as_bytes).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn questions_are_known_in_any_case_and_by_all_of_their_words() {
+        assert_eq!(asked("cluster SLOTS"), Some(Question::Slots));
+        assert_eq!(asked("CLUSTER keyslot {a}b"), Some(Question::KeySlot(Slot::of_key(b"a"))));
+        assert_eq!(asked("readonly"), Some(Question::Agreed));
+        for other in ["CLUSTER", "CLUSTER SLOTS x", "CLUSTER KEYSLOT", "CLUSTER RESET", "READONLY x", "GET k"]
+        {
+            assert_eq!(asked(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn only_the_answer_of_a_server_that_is_no_cluster_is_replaced() {
+        let id = "a".repeat(NodeId::LENGTH).parse().expect("an id");
+        let face = Face::new(id, "10.0.0.1", 6380, false);
+        let none = b"-ERR This instance has cluster support disabled\r\n";
+        let answer = face.answer(Question::Slots, none, Protocol::Resp2).expect("an answer");
+        assert!(answer.starts_with(b"*1\r\n*3\r\n:0\r\n:16383\r\n*"), "{answer:?}");
+        assert!(answer.windows(8).any(|part| part == b"10.0.0.1"), "{answer:?}");
+        let shards = face.answer(Question::Shards, none, Protocol::Resp3).expect("an answer");
+        assert!(shards.windows(2).any(|part| part == b"%2"), "{shards:?}");
+        assert_eq!(face.answer(Question::Slots, b"-NOPERM no\r\n", Protocol::Resp2), None);
+        assert_eq!(face.answer(Question::Slots, b"+QUEUED\r\n", Protocol::Resp2), None);
+    }
+}
