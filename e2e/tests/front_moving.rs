@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use redis::{Connection, Value};
 use serde_json::Value as Json;
 use whimbrel_e2e::binary::{Invocation, Output, Running};
-use whimbrel_lab::{Engine, Server};
+use whimbrel_lab::{Engine, Proxy, Server};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const CLIENTS: usize = 16;
 /// Of each kind, of each client.
 const KEYS_EACH: usize = 6;
 /// They are not written to; they take the time in which the front is killed.
-const STABLE_KEYS: usize = 30_000;
+const STABLE_KEYS: usize = 15_000;
 /// All clients are at about the same few of them at a time, and go on to others that nobody has touched before.
 const COUNTERS: usize = 3_000;
 const QUEUES: usize = 4;
@@ -36,6 +36,12 @@ struct Front<'a> {
 impl<'a> Front<'a> {
     #[track_caller]
     fn between(source: &'a Server, target: &'a Server) -> Front<'a> {
+        Front::at(source, target, &source.url(), &target.url())
+    }
+
+    /// Between these servers, which it reaches at these addresses.
+    #[track_caller]
+    fn at(source: &'a Server, target: &'a Server, source_url: &str, target_url: &str) -> Front<'a> {
         let folder = tempfile::tempdir().expect("a folder");
         let free = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = free.local_addr().expect("an address").port();
@@ -45,9 +51,9 @@ impl<'a> Front<'a> {
             "--listen",
             &format!("127.0.0.1:{port}"),
             "--source",
-            &source.url(),
+            source_url,
             "--target",
-            &target.url(),
+            target_url,
             "--state-dir",
             folder.path().to_str().expect("a name"),
             "--json",
@@ -428,6 +434,8 @@ impl Worker<'_> {
     /// Nobody knows whether a write was carried out: looks. It was as a whole, or not at all.
     fn find_out(&mut self, becomes: &[(usize, State)], places: &[usize]) {
         let mut carried_out = None;
+        // What a server has received on a connection that broke it may still carry out.
+        std::thread::sleep(Duration::from_millis(50));
         for ((key, state), place) in becomes.iter().zip(places) {
             let (name, kind) = (self.keys()[*key].name.clone(), self.keys()[*key].kind);
             let from = self.keys()[*key].floor();
@@ -737,11 +745,34 @@ fn fill(source: &Server) {
     let () = pipe.query(&mut connection).expect("written");
 }
 
-fn a_move_with_kills(from: Engine, to: Engine, seed: u64) {
+/// What happens while keys move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trouble {
+    /// The front is killed and run again.
+    Kill,
+    /// Its connections to one of the servers break, and for a moment there are no new ones.
+    Cut,
+}
+
+fn a_move_with(trouble: Trouble) {
+    let seed =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a time").as_nanos() as u64;
+    let pairs = [
+        (Engine::Redis70, Engine::Valkey91),
+        (Engine::Redis70, Engine::Redis80),
+        (Engine::Valkey81, Engine::Valkey91),
+        (Engine::Redis70, Engine::Redis70),
+    ];
+    let (from, to) = pairs[seed as usize / 1_000 % pairs.len()];
+    println!("seed {seed}, {from:?} to {to:?}");
     let (source, target) =
         (Server::builder(from).start().expect("a server"), Server::builder(to).start().expect("a server"));
     fill(&source);
-    let mut front = Front::between(&source, &target);
+    let links = [&source, &target].map(|server| Proxy::start(&server.addr()).expect("a proxy"));
+    let mut front = match trouble {
+        Trouble::Kill => Front::between(&source, &target),
+        Trouble::Cut => Front::at(&source, &target, &links[0].addr(), &links[1].addr()),
+    };
     let mut random = Random(seed);
     let world = world();
     std::thread::scope(|scope| {
@@ -776,8 +807,15 @@ fn a_move_with_kills(from: Engine, to: Engine, seed: u64) {
         front.tell("start").expect_code(0);
         for _ in 0..KILLS {
             std::thread::sleep(Duration::from_millis(50 + random.below(600) as u64));
-            println!("killed while {}", front.status()["phase"]);
-            front.kill_and_restart();
+            println!("{trouble:?} while {}", front.status()["phase"]);
+            match trouble {
+                Trouble::Kill => front.kill_and_restart(),
+                Trouble::Cut => links.iter().rev().for_each(|link| {
+                    link.cut();
+                    std::thread::sleep(Duration::from_millis(100 + random.below(200) as u64));
+                    link.heal().expect("the port is still free");
+                }),
+            }
         }
         front.wait_until_done();
         std::thread::sleep(Duration::from_millis(200));
@@ -849,18 +887,12 @@ fn check_what_is_left(world: &World, target: &Server) {
 
 #[test]
 fn every_answer_is_right_while_keys_move_and_the_front_is_killed() {
-    let seed =
-        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a time").as_nanos() as u64;
-    println!("seed {seed}");
-    let pairs = [
-        (Engine::Redis70, Engine::Valkey91),
-        (Engine::Redis70, Engine::Redis80),
-        (Engine::Valkey81, Engine::Valkey91),
-        (Engine::Redis70, Engine::Redis70),
-    ];
-    let (from, to) = pairs[seed as usize / 1_000 % pairs.len()];
-    println!("{from:?} to {to:?}");
-    a_move_with_kills(from, to, seed);
+    a_move_with(Trouble::Kill);
+}
+
+#[test]
+fn every_answer_is_right_while_keys_move_and_connections_break() {
+    a_move_with(Trouble::Cut);
 }
 
 #[test]

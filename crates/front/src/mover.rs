@@ -75,8 +75,9 @@ impl Worker {
         let hub = self.hub.clone();
         // Nobody counts keys while one of them may be on both sides.
         let _gate = hub.gate.read().await;
+        let mut is_first = true;
         loop {
-            match self.attempt(key).await {
+            match self.attempt(key, std::mem::take(&mut is_first)).await {
                 Ok(Carried::Stays(why)) => return Moved::Refused(why.into()),
                 Ok(_) => return Moved::Home,
                 // Refused by a server. The lock may be let go only where nothing was written: a copy at the target that is not home would
@@ -98,7 +99,7 @@ impl Worker {
         }
     }
 
-    async fn attempt(&mut self, key: &[u8]) -> Result<Carried> {
+    async fn attempt(&mut self, key: &[u8], is_first: bool) -> Result<Carried> {
         let hub = self.hub.clone();
         if self.target.is_none() {
             self.target = Some(open_target(&hub).await?);
@@ -110,8 +111,8 @@ impl Worker {
             return Err(Error::own("move a key", "no connection after opening it"));
         };
         let is_in_filter = !hub.is_rebuilding() && hub.filter.contains(hub.hash(key));
-        // What the target has is home, but for what a crash has left.
-        if is_in_filter && target.call(&[b"EXISTS", key]).await? == Value::Int(1) {
+        // What the target has is home, but for what a crash has left, or an attempt that failed half-way.
+        if is_first && is_in_filter && target.call(&[b"EXISTS", key]).await? == Value::Int(1) {
             return Ok(Carried::WasHome);
         }
         let servers = &hub.servers;

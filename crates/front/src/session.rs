@@ -510,7 +510,11 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         if self.to_client.len() >= OUT_BYTES_MAX {
             return Ok(false);
         }
-        match read(&mut server.io, cx, &mut server.from) {
+        let read = read(&mut server.io, cx, &mut server.from);
+        if matches!(read, Poll::Ready(Ok(0) | Err(_))) && self.turn_to_target(cx) {
+            return Ok(true);
+        }
+        match read {
             Poll::Pending => Ok(false),
             Poll::Ready(Ok(0)) => {
                 // What came before the end is still the client's.

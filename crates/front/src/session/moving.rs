@@ -57,6 +57,8 @@ pub(super) struct Moving {
     settled: Option<Settled>,
     /// Inside of a transaction, which is the target's.
     multi: bool,
+    /// The target watches keys for it.
+    watch: bool,
     /// It has subscribed to something: the target alone serves it, and replies are not counted.
     alone: bool,
     /// A request is in the inbox that has to wait.
@@ -124,6 +126,7 @@ impl Moving {
             waiting: None,
             settled: None,
             multi: false,
+            watch: false,
             alone: false,
             held_up: false,
             inbox_bytes_max: INBOX_BYTES_MAX,
@@ -147,6 +150,18 @@ impl Moving {
             };
             identity.introduce(endpoint, Duration::from_millis(hub.servers.link.connect_timeout_ms)).await
         })
+    }
+
+    /// The parked connection, to go back to that server, or a new one.
+    fn link(&mut self, cx: &mut Context<'_>, home: Home, identity: &Identity) -> Link {
+        if let Some(mut server) = self.parked.take() {
+            let is_alive = read(&mut server.io, cx, &mut server.from).is_pending();
+            // With a connection to the target its watches are gone, so that is the client's end as well.
+            if is_alive || home == Home::Target && self.watch {
+                return Link::Up(server);
+            }
+        }
+        Link::Connecting(self.connect(home, identity))
     }
 
     pub(super) fn forget_parked(&mut self) {
@@ -195,6 +210,17 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
 
     pub(super) fn inbox_bytes_max(&self) -> usize {
         self.moving.as_ref().map_or(INBOX_BYTES_MAX, |moving| moving.inbox_bytes_max)
+    }
+
+    /// The source has closed the connection. If the client waits for nothing there it need not notice; true if so.
+    pub(super) fn turn_to_target(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(moving) = &mut self.moving else { return false };
+        if moving.at == Home::Target || !self.due.is_empty() || self.passing.is_some() {
+            return false;
+        }
+        self.link = moving.link(cx, Home::Target, &self.identity);
+        moving.at = Home::Target;
+        true
     }
 
     /// Whether a key waits for this client to take in a reply, and has for too long.
@@ -308,6 +334,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             let error = refusal(name, why);
             return self.refuse(moving, cx, extent, error);
         }
+        moving.watch |= name.eq_ignore_ascii_case(b"WATCH");
         // A client's protocol tells in which form it is told of a cluster, also when all keys have moved.
         let is_noted = self.shared.face.is_some()
             && matches!(handling(name, second), Handling::Noted(Note::Trait(Trait::Hello) | Note::Reset));
@@ -388,7 +415,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                 };
                 match note {
                     Note::Multi => moving.multi = true,
-                    Note::Exec | Note::Reset => moving.multi = false,
+                    Note::Exec | Note::Reset => (moving.multi, moving.watch) = (false, false),
+                    Note::Unwatch => moving.watch &= moving.multi,
                     _ => {}
                 }
                 self.send(moving, extent, due)
@@ -556,15 +584,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         if !self.due.is_empty() || !is_idle {
             return Some(Step::HeldUp);
         }
-        let parked = moving.parked.take();
-        let next = match parked {
-            Some(mut server) => match (home, read(&mut server.io, cx, &mut server.from)) {
-                // It is alive. That to the target may hold watches, so its end is the client's as well.
-                (_, Poll::Pending) | (Home::Target, _) => Link::Up(server),
-                (Home::Source, _) => Link::Connecting(moving.connect(home, &self.identity)),
-            },
-            None => Link::Connecting(moving.connect(home, &self.identity)),
-        };
+        let next = moving.link(cx, home, &self.identity);
         if let Link::Up(server) = std::mem::replace(&mut self.link, next) {
             moving.parked = Some(server);
         }

@@ -301,3 +301,45 @@ fn when_all_keys_have_moved_the_source_may_be_gone() {
     assert_eq!(status(&between)["phase"], "done");
     between.finish().expect("it is done");
 }
+
+#[test]
+fn clients_do_not_notice_when_servers_hang_up_on_those_who_wait_for_nothing() {
+    let _alone = alone();
+    let (source, target) = pair();
+    for key in ["a", "b"] {
+        source.call(&["SET", key, "v"]);
+    }
+    let between = Between::of(&source, &target);
+    between.start_paused().expect("it begins");
+    let mut reads = between.client();
+    let hang_up = |server: &Server| {
+        let mut connection = server.connection();
+        let () = redis::cmd("CLIENT")
+            .arg("KILL")
+            .arg("TYPE")
+            .arg("normal")
+            .query(&mut connection)
+            .expect("killed");
+    };
+    reads.ask(&["GET", "a"], "$1\r\nv\r\n");
+    // The connection to the target, which it is not using now.
+    hang_up(&target);
+    reads.ask(&["APPEND", "a", "!"], ":2\r\n");
+    reads.ask(&["GET", "b"], "$1\r\nv\r\n");
+    // The one to the source, which it is at.
+    hang_up(&source);
+    reads.ask(&["APPEND", "a", "!"], ":3\r\n");
+    reads.ask(&["GET", "b"], "$1\r\nv\r\n");
+    // A watch is lost with its connection, and must not be taken for one that held.
+    let mut watches = between.client();
+    watches.ask(&["WATCH", "a"], "+OK\r\n");
+    watches.ask(&["GET", "b"], "$1\r\nv\r\n");
+    hang_up(&target);
+    watches.send(&command(&["MULTI"]));
+    assert_eq!(watches.rest(), b"");
+    between.resume();
+    wait_until("all keys have moved", || status(&between)["phase"] == "done");
+    // Its last read was at the source.
+    source.stop().expect("stopped");
+    reads.ask(&["GET", "a"], "$3\r\nv!!\r\n");
+}
