@@ -233,13 +233,18 @@ fn clients_of_clusters_find_one_node() {
             &["--target", &to, "--state-dir", folder, "--cluster-face", "127.0.0.1"],
         );
         let client = redis::cluster::ClusterClient::new(vec![format!("redis://{}/", front.address)]);
-        let mut cluster = client.expect("a client").get_connection().expect("a connection");
+        let client = client.expect("a client");
+        let mut cluster = client.get_connection().expect("a connection");
         for i in 0..2_000 {
             let () = redis::cmd("SET").arg(format!("k{i}")).arg(i).query(&mut cluster).expect("written");
         }
         let tell =
             |what| Invocation::new(&["front", what, "--json", "--state-dir", folder]).run().expect_code(0);
         tell("start");
+        tell("pause");
+        let mut late = client.get_connection().expect("a connection while keys move");
+        let () = redis::cmd("SET").arg("late").arg(1).query(&mut late).expect("written");
+        tell("resume");
         for i in 0..2_000 {
             let found: u32 = redis::cmd("INCR").arg(format!("k{i}")).query(&mut cluster).expect("counted");
             assert_eq!(found, i + 1, "{engine}");

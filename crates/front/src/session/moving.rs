@@ -339,6 +339,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         let is_noted = self.shared.face.is_some()
             && matches!(handling(name, second), Handling::Noted(Note::Trait(Trait::Hello) | Note::Reset));
         let plan = match hub.is_done() && !is_noted {
+            // No key is in it.
+            _ if self.asking.is_some() => Plan::Target,
             true => after_all(&words),
             false => hub.servers.tables.plan(&words, count),
         };
