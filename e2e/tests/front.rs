@@ -304,3 +304,57 @@ fn the_face_of_a_cluster_shows_nothing_that_the_server_hides() {
     stranger.read_exact(&mut said).expect("an answer");
     assert_eq!(&said, b"-NOAUTH");
 }
+
+/// A connection that has subscribed once is one whose replies nobody can count. What is refused there is refused in its turn all the same.
+#[test]
+fn what_is_refused_comes_in_its_turn_also_after_a_subscription() {
+    for engine in Engine::ALL {
+        let source = Server::builder(engine).start().expect("a server");
+        let front = Front::before(&source.url(), &[]);
+        let mut stream = TcpStream::connect(&front.address).expect("a connection");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.write_all(b"SET a A\r\nSET n 7\r\nSUBSCRIBE c\r\nUNSUBSCRIBE c\r\nPING\r\n").expect("sent");
+        let mut reader = stream.try_clone().expect("the same connection");
+        let mut until = |end: &[u8]| {
+            let mut said = Vec::new();
+            while !said.ends_with(end) {
+                let mut byte = [0];
+                reader.read_exact(&mut byte).expect("a reply");
+                said.push(byte[0]);
+            }
+            String::from_utf8_lossy(&said).into_owned()
+        };
+        until(b"+PONG\r\n");
+        stream
+            .write_all(b"GET a\r\nINCR n\r\nCLIENT TRACKING ON\r\nGET a\r\nMONITOR\r\nPING\r\n")
+            .expect("sent");
+        let said = until(b"+PONG\r\n");
+        let lines: Vec<&str> = said.split("\r\n").collect();
+        assert_eq!((lines[0], lines[1], lines[2]), ("$1", "A", ":8"), "{engine}: {said}");
+        assert!(lines[3].starts_with('-') && lines[3].contains("TRACKING"), "{engine}: {said}");
+        assert_eq!((lines[4], lines[5]), ("$1", "A"), "{engine}: {said}");
+        assert!(lines[6].starts_with('-') && lines[6].contains("MONITOR"), "{engine}: {said}");
+    }
+}
+
+/// How far the keys have moved is a matter of the two servers, not of where the front listens.
+#[test]
+fn one_front_serves_two_servers() {
+    let source = Server::builder(Engine::Redis70).start().expect("a server");
+    let target = Server::builder(Engine::Valkey91).start().expect("a server");
+    source.call(&["SET", "k", "1"]);
+    let state = tempfile::tempdir().expect("a folder");
+    let folder = state.path().to_str().expect("a plain path");
+    let (from, to) = (source.url(), target.url());
+    let more = ["--target", &to, "--state-dir", folder];
+    let mut front = Front::before(&from, &more);
+    let second = [&["front", "--listen", "127.0.0.1:0", "--source", &from][..], &more].concat();
+    Invocation::new(&second).timeout(PATIENCE).run().expect_code(2);
+    Invocation::new(&["front", "start", "--state-dir", folder]).run().expect_code(0);
+    front.running.kill9();
+    // Run again it knows, wherever it listens.
+    let again = Front::before(&from, &more);
+    assert_ne!(again.address, front.address);
+    let found: i32 = redis::cmd("GET").arg("k").query(&mut again.client("", "")).expect("read");
+    assert_eq!(found, 1);
+}

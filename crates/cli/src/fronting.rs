@@ -54,7 +54,8 @@ async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
     let (front, desk) = match target {
         None => (Front::bind(options, source).await?, None),
         Some(target) => {
-            let desk = Desk::open(&state_dir(args.state_dir.as_deref())?, listen)?;
+            let desk =
+                Desk::open(&state_dir(args.state_dir.as_deref())?, listen, &at, &target.address.to_string())?;
             let wait = Duration::from_millis(args.wait);
             let (front, control) = Front::between(options, source, target, &desk.state(), wait).await?;
             (front, Some((desk, control)))

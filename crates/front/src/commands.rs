@@ -47,8 +47,6 @@ pub enum Trait {
     Login,
     /// Its protocol, and perhaps its user and its name.
     Hello,
-    /// Its protocol alone.
-    Protocol,
     /// Its name.
     Name,
 }

@@ -171,6 +171,8 @@ impl Tables {
         let named = by_name(words);
         match named {
             Some(While::Refused(why)) => return Plan::Refused(why),
+            // Their last words may tell of another key, or of what is refused.
+            Some(named @ (While::Sort | While::Copy)) if words.len() < count => return Plan::Named(named),
             Some(While::Sort) => return sort(words),
             Some(While::Copy) if words.iter().skip(3).any(|word| word.eq_ignore_ascii_case(b"DB")) => {
                 return Plan::Refused(DATABASES);

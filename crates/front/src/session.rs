@@ -75,6 +75,9 @@ const COLLECTED_BYTES_MAX: usize = 64 << 20;
 /// A request longer than this is passed on while it arrives.
 const WHOLE_BYTES_MAX: usize = 32 << 10;
 
+/// No server has a command of this name.
+const REFUSED_COMMAND: &[u8] = b"whimbrel-refused";
+
 /// How long nothing may move once the client will send no more, or is told to leave.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -385,7 +388,9 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                     match handling(name, word(1)) {
                         Handling::Refused(why) => {
                             let error = refusal(name, why);
-                            self.say(error);
+                            self.pass_on(plain_from, taken);
+                            plain_from = taken;
+                            self.say_or_have_said(error);
                             false
                         }
                         Handling::Subscribe => {
@@ -443,7 +448,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         let second = words.get(1).map(Vec::as_slice);
         let request = as_array(words);
         match handling(name, second) {
-            Handling::Refused(why) => return self.say(refusal(name, why)),
+            Handling::Refused(why) => return self.say_or_have_said(refusal(name, why)),
             Handling::Subscribe => self.counted = false,
             Handling::Noted(note) if self.plain.is_some() || self.shared.face.is_some() => {
                 self.note(note, Some(request.as_slice().into()), second == Some(b"0"));
@@ -472,6 +477,18 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     /// A reply of our own, after all that are due before it.
     fn say(&mut self, reply: Vec<u8>) {
         self.due.push_back(Due::Special(Box::new(Special::Own(reply))));
+    }
+
+    /// An error of our own in its turn. Where replies are not counted only the server knows when that is: it is sent something that it
+    /// refuses, with the reason among its words, as which it comes back.
+    fn say_or_have_said(&mut self, error: Vec<u8>) {
+        if self.counted {
+            return self.say(error);
+        }
+        let why = error.strip_prefix(b"-ERR ").unwrap_or(&error).trim_ascii().to_vec();
+        if let Link::Up(server) = &mut self.link {
+            server.to.extend_from_slice(&as_array(&[REFUSED_COMMAND.to_vec(), why]));
+        }
     }
 
     fn pass_on(&mut self, from: usize, to: usize) {
@@ -621,6 +638,9 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
 
     fn write_client(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let written = write(&mut self.client, cx, &mut self.to_client)?;
+        if written {
+            self.is_reading();
+        }
         if let (true, Some(farewell)) = (written, &mut self.farewell) {
             // Whoever still takes something in may take all of it.
             farewell.as_mut().reset(Instant::now() + FAREWELL);

@@ -64,41 +64,47 @@ pub struct Answer {
 /// The files of a front that this process runs.
 #[derive(Debug)]
 pub struct Desk {
-    path: PathBuf,
+    socket: PathBuf,
+    state: PathBuf,
     listener: UnixListener,
     /// Given up when the process ends, however it does.
     _lock: Flock<File>,
 }
 
 impl Desk {
-    /// Makes sure that nobody else runs a front of this name, and takes questions.
+    /// Makes sure that nobody else runs a front between these two servers, and takes questions. How far the keys have moved is kept by
+    /// the servers, whatever it listens on; questions find it by that.
     ///
     /// # Errors
     /// `Unfit` where somebody does; `Own` where the folder cannot be written.
-    pub fn open(folder: &Path, listen: SocketAddr) -> Result<Desk> {
-        let path = path_of(folder, listen);
+    pub fn open(folder: &Path, listen: SocketAddr, source: &str, target: &str) -> Result<Desk> {
         let fail = |e: &dyn std::fmt::Display| {
             Error::own(format!("take questions in {}", folder.display()), e)
                 .with_remedy("name another folder with --state-dir; a long name cannot be that of a socket")
         };
         std::fs::create_dir_all(folder).map_err(|e| fail(&e))?;
-        let lock = File::create(path.with_extension("lock")).map_err(|e| fail(&e))?;
+        let pair = folder.join(format!("between-{}-and-{}", plain(source), plain(target)));
+        let lock = File::create(pair.with_extension("lock")).map_err(|e| fail(&e))?;
         let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock).map_err(|_| {
-            let what = format!("another whimbrel front runs with --listen {listen} and this state folder");
-            Error::unfit(Side::Own, "", "run the front", what)
-                .with_remedy("end that one, or name another folder with --state-dir")
+            let what = format!("another whimbrel front runs between {source} and {target}");
+            Error::unfit(Side::Own, "", "run the front", what).with_remedy("end that one")
         })?;
-        let socket = path.with_extension("socket");
-        // Left by one that was killed: its lock was free.
+        let socket = socket_of(folder, listen);
+        if std::os::unix::net::UnixStream::connect(&socket).is_ok() {
+            let what = format!("another whimbrel front runs with --listen {listen} and this state folder");
+            return Err(Error::unfit(Side::Own, "", "run the front", what)
+                .with_remedy("end that one, or name another folder with --state-dir"));
+        }
+        // Left by one that was killed: nobody answers.
         let _ = std::fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket).map_err(|e| fail(&e))?;
         std::fs::set_permissions(&socket, Permissions::from_mode(0o600)).map_err(|e| fail(&e))?;
-        Ok(Desk { path, listener, _lock: lock })
+        Ok(Desk { socket, state: pair.with_extension("state"), listener, _lock: lock })
     }
 
     /// Where it is kept how far the front is.
     pub fn state(&self) -> PathBuf {
-        self.path.with_extension("state")
+        self.state.clone()
     }
 
     /// Answers, until it is dropped. `finished` is cancelled when the front has nothing left to do.
@@ -121,7 +127,7 @@ impl Desk {
 impl Drop for Desk {
     fn drop(&mut self) {
         // It may be gone.
-        let _ = std::fs::remove_file(self.path.with_extension("socket"));
+        let _ = std::fs::remove_file(&self.socket);
     }
 }
 
@@ -144,11 +150,12 @@ async fn serve(stream: UnixStream, control: &Control, finished: &CancellationTok
         error: done.as_ref().err().map(ToString::to_string),
     };
     let text = serde_json::to_string(&answer)? + "\n";
-    timeout(PATIENCE, stream.get_mut().write_all(text.as_bytes())).await??;
+    let told = timeout(PATIENCE, stream.get_mut().write_all(text.as_bytes())).await;
+    // Also where whoever asked has gone.
     if question == Question::Finish && done.is_ok() {
         finished.cancel();
     }
-    Ok(())
+    told?
 }
 
 fn exit_of(error: &Error) -> Exit {
@@ -165,7 +172,7 @@ fn exit_of(error: &Error) -> Exit {
 /// `Unfit` where there is none, or more than one; `Own` where it does not answer.
 pub async fn ask(folder: &Path, listen: Option<SocketAddr>, question: Question) -> Result<Answer> {
     let stream = match listen {
-        Some(listen) => UnixStream::connect(path_of(folder, listen).with_extension("socket")).await.ok(),
+        Some(listen) => UnixStream::connect(socket_of(folder, listen)).await.ok(),
         None => only_one(folder).await?,
     };
     let Some(mut stream) = stream else {
@@ -207,9 +214,11 @@ async fn only_one(folder: &Path) -> Result<Option<UnixStream>> {
     Ok(found.pop().map(|(_, stream)| stream))
 }
 
-/// Without its ending.
-fn path_of(folder: &Path, listen: SocketAddr) -> PathBuf {
-    let name: String =
-        listen.to_string().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-    folder.join(format!("front-{name}"))
+fn socket_of(folder: &Path, listen: SocketAddr) -> PathBuf {
+    folder.join(format!("front-{}.socket", plain(&listen.to_string())))
+}
+
+/// As a part of the name of a file.
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect()
 }

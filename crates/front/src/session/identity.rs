@@ -7,7 +7,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 use whimbrel_engine::endpoint::Endpoint;
@@ -17,6 +17,7 @@ use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::scan::{Progress, Scanner};
 use whimbrel_wire::value::Value;
 
+use super::as_array;
 use crate::commands::Trait;
 
 /// The longest request that is kept.
@@ -25,39 +26,66 @@ pub(crate) const SAYING_BYTES_MAX: usize = 16 << 10;
 /// What a client has said about itself.
 #[derive(Clone, Default)]
 pub(crate) struct Identity {
-    sayings: Vec<(Trait, Box<[u8]>)>,
+    /// `AUTH` and its words.
+    login: Option<Vec<Vec<u8>>>,
+    /// The number behind `HELLO`.
+    protocol: Option<Vec<u8>>,
+    name: Option<Vec<u8>>,
 }
 
 /// Passwords are in it.
 impl fmt::Debug for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Identity({})", self.sayings.len())
+        write!(f, "Identity({})", self.sayings().len())
     }
 }
 
 impl Identity {
-    /// A server has agreed to this request. What it said of the same before is forgotten, so the bound is the number of traits.
+    /// A server has agreed to this request. It takes the place of what the client said of the same before, and of nothing else:
+    /// a `HELLO` may name a user, a name and a protocol, or none of them.
     pub(crate) fn say(&mut self, what: Trait, request: Box<[u8]>) {
-        let is_short = request.starts_with(b"*1\r") || request.starts_with(b"*2\r");
-        // One that names a user says more than one that does not, and must not be forgotten for it.
-        let what = if what == Trait::Hello && is_short { Trait::Protocol } else { what };
-        self.sayings.retain(|(other, _)| *other != what);
-        self.sayings.push((what, request));
+        let Ok(Value::Array(words)) = Value::parse(&Bytes::from(request)) else { return };
+        let words: Vec<Vec<u8>> =
+            words.iter().map(|word| word.as_bytes().map(|word| word.to_vec()).unwrap_or_default()).collect();
+        match what {
+            Trait::Login => self.login = Some(words),
+            // CLIENT SETNAME and the name.
+            Trait::Name => self.name = words.into_iter().nth(2),
+            Trait::Hello => self.greet(&words),
+        }
+    }
+
+    /// `HELLO [version [AUTH user password] [SETNAME name]]`.
+    fn greet(&mut self, words: &[Vec<u8>]) {
+        let [_, version, rest @ ..] = words else { return };
+        self.protocol = Some(version.clone());
+        let mut rest = rest.iter();
+        while let Some(option) = rest.next() {
+            if option.eq_ignore_ascii_case(b"AUTH") {
+                let user_and_password = rest.by_ref().take(2).cloned();
+                self.login = Some([b"AUTH".to_vec()].into_iter().chain(user_and_password).collect());
+            } else if option.eq_ignore_ascii_case(b"SETNAME") {
+                self.name = rest.next().cloned();
+            }
+        }
     }
 
     /// The client has said `RESET`.
     pub(crate) fn forget(&mut self) {
-        self.sayings.clear();
+        *self = Identity::default();
+    }
+
+    /// What to say to another server: first who it is, without which the rest may be refused.
+    fn sayings(&self) -> Vec<Vec<u8>> {
+        let hello = self.protocol.as_ref().map(|version| as_array(&[b"HELLO".to_vec(), version.clone()]));
+        let name = self.name.as_ref();
+        let name = name.map(|name| as_array(&[b"CLIENT".to_vec(), b"SETNAME".to_vec(), name.clone()]));
+        self.login.iter().map(|login| as_array(login)).chain(hello).chain(name).collect()
     }
 
     /// The protocol that the client has asked for.
     pub(crate) fn protocol(&self) -> Protocol {
-        let hello = self.sayings.iter().rev().find(|(what, request)| {
-            matches!(what, Trait::Hello | Trait::Protocol) && !request.starts_with(b"*1\r")
-        });
-        let is_third =
-            hello.is_some_and(|(_, request)| request.windows(7).any(|part| part == b"$1\r\n3\r\n"));
-        if is_third { Protocol::Resp3 } else { Protocol::Resp2 }
+        if self.protocol.as_deref() == Some(b"3") { Protocol::Resp3 } else { Protocol::Resp2 }
     }
 
     /// How the client's protocol says that there is nothing.
@@ -76,17 +104,16 @@ impl Identity {
         let fail = |kind| Error::new(endpoint.side, endpoint.address.to_string(), "connect", kind);
         let open = async {
             let mut io = Io::open(endpoint, &endpoint.address).await?;
-            let mut text = BytesMut::new();
-            for (_, request) in &self.sayings {
-                text.extend_from_slice(request);
-            }
-            if text.is_empty() {
+            let sayings = self.sayings();
+            if sayings.is_empty() {
                 return Ok(io);
             }
-            io.write_all_buf(&mut text).await.map_err(|e| fail(ErrorKind::Broken(e)))?;
+            io.write_all_buf(&mut sayings.concat().as_slice())
+                .await
+                .map_err(|e| fail(ErrorKind::Broken(e)))?;
             io.flush().await.map_err(|e| fail(ErrorKind::Broken(e)))?;
             let mut replies = Replies::default();
-            for _ in &self.sayings {
+            for _ in sayings {
                 let reply = replies.next(&mut io).await.map_err(|e| fail(ErrorKind::Broken(e)))?;
                 if let Some(refused) = ServerError::of(&reply) {
                     return Err(fail(ErrorKind::Server(refused)).with_remedy(
@@ -132,26 +159,37 @@ impl Replies {
 mod tests {
     use super::*;
 
+    /// What another server would be told, without lengths.
+    fn told(identity: &Identity) -> Vec<String> {
+        let words = |saying: &Vec<u8>| {
+            let text = String::from_utf8_lossy(saying).into_owned();
+            text.split("\r\n").skip(2).step_by(2).collect::<Vec<_>>().join(" ")
+        };
+        identity.sayings().iter().map(words).collect()
+    }
+
+    fn say(identity: &mut Identity, what: Trait, text: &str) {
+        let words: Vec<Vec<u8>> = text.split(' ').map(|word| word.as_bytes().to_vec()).collect();
+        identity.say(what, as_array(&words).into());
+    }
+
     #[test]
-    fn what_is_said_again_takes_the_place_of_the_first() {
+    fn what_is_said_again_takes_the_place_of_the_first_and_of_nothing_else() {
         let mut identity = Identity::default();
-        identity.say(Trait::Login, b"AUTH a".as_slice().into());
-        identity.say(Trait::Name, b"CLIENT SETNAME n".as_slice().into());
-        identity.say(Trait::Login, b"AUTH b".as_slice().into());
-        let sayings: Vec<&[u8]> = identity.sayings.iter().map(|(_, text)| &text[..]).collect();
-        assert_eq!(sayings, [b"CLIENT SETNAME n".as_slice(), b"AUTH b"]);
-        assert!(!format!("{identity:?}").contains("AUTH"));
-        assert_eq!(identity.null(), b"$-1\r\n");
-        identity.say(
-            Trait::Hello,
-            b"*5\r\n$5\r\nHELLO\r\n$1\r\n3\r\n$4\r\nAUTH\r\n$1\r\nu\r\n$1\r\np\r\n".as_slice().into(),
-        );
-        identity.say(Trait::Hello, b"*1\r\n$5\r\nHELLO\r\n".as_slice().into());
-        assert_eq!(identity.null(), b"_\r\n");
-        identity.say(Trait::Hello, b"*2\r\n$5\r\nHELLO\r\n$1\r\n2\r\n".as_slice().into());
-        // The user is still told.
-        assert_eq!((identity.null(), identity.sayings.len()), (b"$-1\r\n".as_slice(), 4));
+        say(&mut identity, Trait::Login, "AUTH adm one");
+        say(&mut identity, Trait::Name, "CLIENT SETNAME n");
+        say(&mut identity, Trait::Hello, "HELLO 3 AUTH bob two");
+        assert_eq!(told(&identity), ["AUTH bob two", "HELLO 3", "CLIENT SETNAME n"]);
+        // Neither names a user, and the last does not even name a protocol.
+        say(&mut identity, Trait::Hello, "HELLO 2 SETNAME x");
+        assert_eq!(told(&identity), ["AUTH bob two", "HELLO 2", "CLIENT SETNAME x"]);
+        say(&mut identity, Trait::Hello, "hello 3");
+        say(&mut identity, Trait::Hello, "HELLO");
+        assert_eq!((told(&identity).len(), identity.null()), (3, b"_\r\n".as_slice()));
+        say(&mut identity, Trait::Login, "AUTH word");
+        assert_eq!(told(&identity)[0], "AUTH word");
+        assert!(!format!("{identity:?}").contains("word"));
         identity.forget();
-        assert!(identity.sayings.is_empty());
+        assert_eq!((told(&identity).len(), identity.null()), (0, b"$-1\r\n".as_slice()));
     }
 }

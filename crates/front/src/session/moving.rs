@@ -15,13 +15,14 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep};
 use whimbrel_engine::error::Error;
 use whimbrel_wire::request::Request;
 
 use super::identity::{Identity, SAYING_BYTES_MAX};
 use super::{
-    Connecting, Due, INBOX_BYTES_MAX, Link, Server, Session, Special, WHOLE_BYTES_MAX, as_array, read,
+    Connecting, Due, INBOX_BYTES_MAX, Link, REFUSED_COMMAND, Server, Session, Special, WHOLE_BYTES_MAX,
+    as_array, read,
 };
 use crate::commands::{Handling, Note, Trait, handling, refusal};
 use crate::face::Question;
@@ -34,9 +35,6 @@ const REQUEST_BYTES_MAX: usize = 64 << 20;
 
 /// A client that has not taken in a reply of the source for so long is disconnected if a key in it is to be moved.
 const STALLED: Duration = Duration::from_secs(10);
-
-/// No server has a command of this name. It makes a transaction fail in which something was refused.
-const REFUSED_COMMAND: &[u8] = b"*1\r\n$16\r\nwhimbrel-refused\r\n";
 
 /// Which of the servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -221,6 +219,13 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         self.link = moving.link(cx, Home::Target, &self.identity);
         moving.at = Home::Target;
         true
+    }
+
+    /// The client has taken something in.
+    pub(super) fn is_reading(&mut self) {
+        if let Some(stall) = self.moving.as_mut().and_then(|moving| moving.stall.as_mut()) {
+            stall.as_mut().reset(Instant::now() + STALLED);
+        }
     }
 
     /// Whether a key waits for this client to take in a reply, and has for too long.
@@ -540,16 +545,15 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     /// Answers a request with an error, and has a transaction fail that it belongs to.
     fn refuse(&mut self, moving: &mut Moving, cx: &mut Context<'_>, extent: Extent, error: Vec<u8>) -> Step {
         if moving.alone {
-            // Replies are not counted, so it cannot come in its turn: it is the last one.
-            self.say(error);
-            self.leave();
+            self.say_or_have_said(error);
         } else if moving.multi {
             if let Some(step) = self.be_at(moving, cx, Home::Target) {
                 moving.settled = Some(Settled::Refuse(error));
                 return step;
             }
+            // It makes the transaction fail.
             if let Link::Up(server) = &mut self.link {
-                server.to.extend_from_slice(REFUSED_COMMAND);
+                server.to.extend_from_slice(&as_array(&[REFUSED_COMMAND.to_vec()]));
             }
             self.owe(Due::Special(Box::new(Special::Replaced(BytesMut::new(), error))));
         } else {
