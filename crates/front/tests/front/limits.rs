@@ -129,6 +129,7 @@ fn thousands_of_clients_at_once() {
 
 #[test]
 fn one_client_too_many_is_told_so() {
+    let _alone = alone();
     let source = server();
     let endpoint = Endpoint::parse(Side::Source, &source.url()).expect("a valid address");
     let served = Served::at(&endpoint, 2);
@@ -149,6 +150,7 @@ fn one_client_too_many_is_told_so() {
 
 #[test]
 fn errors_of_the_protocol_are_those_of_the_server() {
+    let _alone = alone();
     let source = server();
     let served = Served::of(&source.url());
     let long_line = "x".repeat(70_000);

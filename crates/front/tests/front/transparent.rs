@@ -6,7 +6,7 @@ use whimbrel_engine::endpoint::{Endpoint, TlsOptions};
 use whimbrel_engine::error::Side;
 use whimbrel_lab::{Engine, Server, Tls};
 
-use crate::common::{Client, Random, Served, command, wait_until};
+use crate::common::{Client, Random, Served, alone, command, wait_until};
 
 fn server(engine: Engine) -> Server {
     Server::builder(engine).start().expect("a server")
@@ -80,6 +80,7 @@ fn replies(to: SocketAddr, random: &mut Random, step_max: usize) -> String {
 
 #[test]
 fn replies_are_those_of_the_server() {
+    let _alone = alone();
     for engine in Engine::ALL {
         let (direct, behind) = (server(engine), server(engine));
         let served = Served::of(&behind.url());
@@ -105,6 +106,7 @@ fn replies_are_those_of_the_server() {
 
 #[test]
 fn own_replies_come_in_their_turn() {
+    let _alone = alone();
     let source = server(Engine::Redis70);
     let served = Served::of(&source.url());
     let mut client = served.client();
@@ -136,6 +138,7 @@ fn own_replies_come_in_their_turn() {
 
 #[test]
 fn long_refused_requests_are_thrown_away() {
+    let _alone = alone();
     let source = server(Engine::Redis70);
     let served = Served::of(&source.url());
     let mut client = served.client();
@@ -149,6 +152,7 @@ fn long_refused_requests_are_thrown_away() {
 
 #[test]
 fn messages_pass_to_subscribers() {
+    let _alone = alone();
     for engine in [Engine::Redis70, Engine::Valkey91] {
         let source = server(engine);
         let served = Served::of(&source.url());
@@ -188,6 +192,7 @@ fn messages_pass_to_subscribers() {
 
 #[test]
 fn nothing_is_popped_for_one_who_has_left() {
+    let _alone = alone();
     let source = server(Engine::Redis70);
     let served = Served::of(&source.url());
     let blocked = |n: &str| {
@@ -206,6 +211,7 @@ fn nothing_is_popped_for_one_who_has_left() {
 
 #[test]
 fn who_closes_one_half_still_gets_replies() {
+    let _alone = alone();
     let source = server(Engine::Redis70);
     let served = Served::of(&source.url());
     for to in [address(&source), served.address] {
@@ -217,6 +223,7 @@ fn who_closes_one_half_still_gets_replies() {
 
 #[test]
 fn what_is_due_before_an_error_of_the_protocol_is_sent() {
+    let _alone = alone();
     let source = server(Engine::Redis70);
     let served = Served::of(&source.url());
     let large = "x".repeat(1 << 20);
@@ -231,6 +238,7 @@ fn what_is_due_before_an_error_of_the_protocol_is_sent() {
 
 #[test]
 fn users_have_their_own_rights() {
+    let _alone = alone();
     let source = Server::builder(Engine::Redis70)
         .password("sesame")
         .user_acl("reader on >pw ~r:* +get +client|getname")
@@ -252,6 +260,7 @@ fn users_have_their_own_rights() {
 
 #[test]
 fn the_source_may_want_tls_or_be_a_socket() {
+    let _alone = alone();
     let tls = Tls::new().expect("certificates");
     let source = Server::builder(Engine::Redis70).tls(&tls).unix_socket().start().expect("a server");
     let url = source.tls_url().expect("it has TLS");
@@ -276,6 +285,7 @@ fn the_source_may_want_tls_or_be_a_socket() {
 
 #[test]
 fn a_server_that_goes_and_comes_back() {
+    let _alone = alone();
     let source = server(Engine::Valkey81);
     let served = Served::of(&source.url());
     let mut before = served.client();
