@@ -71,7 +71,8 @@ pub struct MovingStatus {
     pub filter_keys: u64,
     /// Its memory for each of them; `None` where it has none.
     pub filter_bits_per_key: Option<f64>,
-    /// Of the keys that had not arrived, the share that the filter took for arrived; `None` before any was asked for.
+    /// Of the look-ups of commands for keys that had not arrived, the share in which the filter took them for arrived; `None` before
+    /// any.
     pub filter_false_positives: Option<f64>,
     /// Commands that were sent to the source.
     pub forwarded: u64,

@@ -70,9 +70,9 @@ pub(crate) struct Tally {
     pub(crate) given_up: AtomicU64,
     /// Keys that the source had and the target has now.
     pub(crate) moved: AtomicU64,
-    /// The filter said no, and the key was not at the target.
+    /// A command asked the filter for a key that was not at the target, and it said no.
     pub(crate) filter_no: AtomicU64,
-    /// The filter said yes, and the source had the key.
+    /// The same, and it said yes.
     pub(crate) filter_wrong: AtomicU64,
     /// Moves that were begun again on new connections.
     pub(crate) retries: AtomicU64,
@@ -200,10 +200,16 @@ impl Hub {
         let pulling = async {
             for keys in keys.chunks(KEYS_AT_ONCE) {
                 let unknown = keys.iter().filter(|key| !self.is_known(self.hash(key)));
-                let wanted: Vec<_> = unknown.map(|key| self.locks.want(key)).collect();
-                for told in wanted {
+                let wanted: Vec<_> =
+                    unknown.map(|key| (self.filter.contains(self.hash(key)), self.locks.want(key))).collect();
+                for (is_in_filter, told) in wanted {
+                    let counter = if is_in_filter { &self.tally.filter_wrong } else { &self.tally.filter_no };
                     match told.await {
-                        Ok(Moved::Home) => {}
+                        Ok(Moved::Home) if self.is_rebuilding() => {}
+                        Ok(Moved::Home) => {
+                            counter.fetch_add(1, Ordering::Relaxed);
+                        }
+                        Ok(Moved::WasHome) => {}
                         Ok(Moved::Refused(why)) => return Err(format!("the key stays at the source: {why}")),
                         Err(_) => return Err("it is ending".to_owned()),
                     }

@@ -18,8 +18,10 @@ const PARTS: usize = 64;
 /// What came of a move.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Moved {
-    /// The key is home: the target has it, or nobody.
+    /// The key has come home: the target has it now, or nobody.
     Home,
+    /// It was home before.
+    WasHome,
     /// It is where it was; the text says why.
     Refused(Arc<str>),
 }

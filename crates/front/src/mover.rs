@@ -62,7 +62,7 @@ impl Worker {
             let key = moves.lock().await.recv().await;
             let Some(key) = key else { return };
             let moved = self.bring_home(&key).await;
-            if moved == Moved::Home {
+            if matches!(moved, Moved::Home | Moved::WasHome) {
                 // Before the lock is let go, or a reader could take the key for one of the source.
                 self.hub.learn(self.hub.hash(&key));
             }
@@ -79,6 +79,7 @@ impl Worker {
         loop {
             match self.attempt(key, std::mem::take(&mut is_first)).await {
                 Ok(Carried::Stays(why)) => return Moved::Refused(why.into()),
+                Ok(Carried::WasHome) => return Moved::WasHome,
                 Ok(_) => return Moved::Home,
                 // Refused by a server. The lock may be let go only where nothing was written: a copy at the target that is not home would
                 // be taken for the key itself.
@@ -123,14 +124,6 @@ impl Worker {
             job: JOB,
         };
         let carried = carry(source, target, key, &route).await?;
-        let counted = match (is_in_filter, &carried) {
-            (true, Carried::WasHome) => None,
-            (true, _) => Some(&hub.tally.filter_wrong),
-            (false, _) => Some(&hub.tally.filter_no),
-        };
-        if let Some(counter) = counted {
-            counter.fetch_add(1, Ordering::Relaxed);
-        }
         if carried == Carried::Home {
             hub.set_trouble(None);
             hub.tally.moved.fetch_add(1, Ordering::Relaxed);

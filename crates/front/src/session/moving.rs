@@ -471,6 +471,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         }
         let Some(held) = hub.hold(&keys) else { return moving.pull(keys) };
         hub.tally.forwarded.fetch_add(1, Ordering::Relaxed);
+        hub.tally.filter_no.fetch_add(held.len() as u64, Ordering::Relaxed);
         if moving.stall.is_none() {
             moving.stall = Some(Box::pin(sleep(STALLED)));
         }
