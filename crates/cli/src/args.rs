@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units;
+use whimbrel_lab::Engine;
 
 pub use self::cluster::{ClusterArgs, RepairArgs, StatusArgs, Strays};
 pub use self::front::{FrontArgs, FrontAt, FrontCommand};
@@ -484,11 +485,18 @@ pub struct DemoOptions {
     pub engine: String,
 }
 
+/// Servers by their name.
+pub fn engine(name: &str) -> Result<Engine, String> {
+    Engine::from_name(name).ok_or_else(|| format!("there is no engine {name}"))
+}
+
 /// The measurements.
 #[derive(Debug, Subcommand)]
 pub enum Bench {
     /// A copy beside REPLICAOF, MIGRATE, and other tools that are on PATH
     Copy(BenchCopyArgs),
+    /// Going through the front, beside a direct connection and, where it is on PATH, nutcracker
+    Front(crate::bench::front::BenchFrontArgs),
     /// Moving slots beside the classic tools and the servers' own migration
     Reshard(crate::bench::reshard::BenchReshardArgs),
     /// How far a target is behind writers, beside REPLICAOF, and how long a cutover holds them

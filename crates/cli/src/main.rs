@@ -73,6 +73,7 @@ fn run(command: Command) -> Exit {
         Command::Repair(args) => block_on(|stop| async move { cluster::repair::run(&args, stop).await }),
         Command::Demo(args) => shown(demo::run(&args)),
         Command::Bench { bench: Bench::Copy(args) } => shown(bench::copy::run(&args)),
+        Command::Bench { bench: Bench::Front(args) } => shown(bench::front::run(&args)),
         Command::Bench { bench: Bench::Reshard(args) } => shown(bench::reshard::run(&args)),
         Command::Bench { bench: Bench::Sync(args) } => shown(bench::sync::run(&args)),
         Command::Bench { bench: Bench::Topology(args) } => shown(bench::topology::run(&args)),

@@ -5,6 +5,7 @@ pub mod child;
 pub mod contender;
 pub mod copy;
 pub mod data;
+pub mod front;
 pub mod interrupt;
 pub mod machine;
 pub mod report;

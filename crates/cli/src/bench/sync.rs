@@ -21,6 +21,7 @@ use super::contender::own_binary;
 use super::interrupt::{self, Interrupt};
 use super::machine::Machine;
 use super::report::{aligned, median};
+use crate::args::engine;
 use crate::exit::Exit;
 
 /// Threads that write.
@@ -51,8 +52,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 #[derive(Debug, Args)]
 pub struct BenchSyncArgs {
     /// Servers to measure with: redis-7.0, redis-8.0, valkey-8.1 or valkey-9.1
-    #[arg(long, default_value = "redis-7.0")]
-    pub engine: String,
+    #[arg(long, default_value = "redis-7.0", value_parser = engine)]
+    pub engine: Engine,
 
     /// SET commands a second, all writers together
     #[arg(long, default_value_t = 20_000)]
@@ -129,11 +130,7 @@ struct Cutover {
 /// # Errors
 /// When servers do not start or go away, whimbrel does not follow, or something of our own fails.
 pub fn run(args: &BenchSyncArgs) -> anyhow::Result<Exit> {
-    let Some(engine) = Engine::from_name(&args.engine) else {
-        eprintln!("error: there is no engine {}", args.engine);
-        return Ok(Exit::Usage);
-    };
-    interrupt::run(|interrupt| measure(engine, args, interrupt))
+    interrupt::run(|interrupt| measure(args.engine, args, interrupt))
 }
 
 fn measure(engine: Engine, args: &BenchSyncArgs, interrupt: &Interrupt) -> anyhow::Result<Exit> {
