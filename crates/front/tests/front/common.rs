@@ -254,6 +254,25 @@ pub fn resident_bytes() -> u64 {
     pages * 4096
 }
 
+/// Runs the test of this name in a process of its own, since it measures the memory of its process: what other tests have
+/// allocated and given back comes and goes as it likes. True where that was done; false in that process.
+#[track_caller]
+pub fn in_own_process(test: &str) -> bool {
+    const OWN: &str = "WHIMBREL_TEST_IN_OWN_PROCESS";
+    if std::env::var_os(OWN).is_some() {
+        return false;
+    }
+    let _alone = alone();
+    let program = std::env::current_exe().expect("this program");
+    let output =
+        std::process::Command::new(program).args(["--exact", test, "--nocapture"]).env(OWN, "1").output();
+    let output = output.expect("it runs once more");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("1 passed"), "there is no test {test}: {said}");
+    true
+}
+
 /// See [`alone`].
 pub struct Alone {
     _guard: MutexGuard<'static, ()>,

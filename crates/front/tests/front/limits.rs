@@ -7,7 +7,7 @@ use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::Side;
 use whimbrel_lab::{Engine, Server};
 
-use crate::common::{Client, Served, alone, command, resident_bytes, wait_until};
+use crate::common::{Client, Served, alone, command, in_own_process, resident_bytes, wait_until};
 
 /// More than a session may hold, and far less than what is sent in these tests.
 const GROWTH_BYTES_MAX: u64 = 24 << 20;
@@ -31,7 +31,9 @@ fn fill(client: &mut Client, bytes: &[u8], most: usize) -> usize {
 
 #[test]
 fn a_client_that_does_not_read_is_not_read_from() {
-    let _alone = alone();
+    if in_own_process("limits::a_client_that_does_not_read_is_not_read_from") {
+        return;
+    }
     let source = server();
     let served = Served::of(&source.url());
     served.client().ask(&["SETRANGE", "k", "99999", "x"], ":100000\r\n");
@@ -61,7 +63,9 @@ fn a_client_that_does_not_read_is_not_read_from() {
 
 #[test]
 fn a_server_that_does_not_read_stops_the_client() {
-    let _alone = alone();
+    if in_own_process("limits::a_server_that_does_not_read_stops_the_client") {
+        return;
+    }
     let source = server();
     let served = Served::of(&source.url());
     let mut client = served.client();
@@ -86,7 +90,9 @@ fn a_server_that_does_not_read_stops_the_client() {
 
 #[test]
 fn large_values_are_not_held() {
-    let _alone = alone();
+    if in_own_process("limits::large_values_are_not_held") {
+        return;
+    }
     let source = server();
     let served = Served::of(&source.url());
     let value = vec![b'v'; 100 << 20];
@@ -110,7 +116,9 @@ fn large_values_are_not_held() {
 
 #[test]
 fn thousands_of_clients_at_once() {
-    let _alone = alone();
+    if in_own_process("limits::thousands_of_clients_at_once") {
+        return;
+    }
     let source = server();
     let served = Served::of(&source.url());
     let before = resident_bytes();
