@@ -30,8 +30,7 @@ pub struct Control {
     link: LinkOptions,
     wait: Duration,
     state: StateFile,
-    /// `None` where all keys had moved before this process began.
-    stages: Option<Arc<Stages>>,
+    stages: Arc<Stages>,
     shared: Arc<Shared>,
     /// What moves keys. It ends with this.
     tasks: Mutex<JoinSet<()>>,
@@ -48,7 +47,7 @@ pub struct Status {
     pub target: String,
     /// Clients that are connected.
     pub clients: u64,
-    /// While keys move, and since this process began with it.
+    /// Since keys began to move, as far as this process has seen it.
     pub moving: Option<MovingStatus>,
 }
 
@@ -94,7 +93,7 @@ impl Front {
     /// moved goes on. A command waits for its keys as long as `wait`.
     ///
     /// # Errors
-    /// As [`Front::bind`], for both servers; as [`StateFile::load`].
+    /// As [`Front::bind`], for both servers; as [`StateFile::load`]; `Unfit` where clients have been sent to the target.
     pub async fn between(
         options: FrontOptions,
         source: Endpoint,
@@ -108,9 +107,10 @@ impl Front {
         let (source, target) = (Arc::new(source), Arc::new(target));
         let mut tasks = JoinSet::new();
         let (first, stages) = match phase {
-            Phase::Forwarding => (source.clone(), Some(Stages::forwarding())),
-            // The source is needed no more.
-            Phase::Done => (target.clone(), None),
+            Phase::Forwarding => (source.clone(), Stages::forwarding()),
+            // The source is needed no more, and may be gone.
+            Phase::Done => (target.clone(), Stages::moving(when_done(&source, &target, link, wait).await?)),
+            Phase::Finished => return Err(finished(&target, &state)),
             Phase::Moving => {
                 let servers = survey(&source, &target, link).await?;
                 let (hub, moves) = Hub::new(servers, wait, true);
@@ -118,10 +118,10 @@ impl Front {
                 close_others(&hub).await?;
                 hub.ready.send_replace(Ready::Yes);
                 tasks = spawn(&hub, moves, state.clone());
-                (source.clone(), Some(Stages::moving(hub)))
+                (source.clone(), Stages::moving(hub))
             }
         };
-        let front = Front::open(options, first, stages.clone()).await?;
+        let front = Front::open(options, first, Some(stages.clone())).await?;
         let shared = front.shared().clone();
         let control = Control { source, target, link, wait, state, stages, shared, tasks: Mutex::new(tasks) };
         Ok((front, Arc::new(control)))
@@ -149,18 +149,24 @@ impl Control {
     async fn begin(&self, paused: bool) -> Result<()> {
         // One at a time.
         let mut tasks = self.tasks.lock().await;
-        let stages = match &self.stages {
-            Some(stages) if stages.hub().is_none() => stages,
+        match self.stages.hub() {
+            None => {}
+            Some(hub) if hub.is_done() => {
+                return Err(refuse(
+                    "start",
+                    "all keys have moved already",
+                    "end it with whimbrel front finish",
+                ));
+            }
             Some(_) => return Err(refuse("start", "keys are moving already", "see whimbrel front status")),
-            None => return Err(refuse("start", "all keys have moved", "end it with whimbrel front finish")),
-        };
+        }
         let servers = survey(&self.source, &self.target, self.link).await?;
         must_be_empty(&self.target, self.link).await?;
         // Whether it can be written is better known before clients are stopped.
         self.state.save(Phase::Forwarding)?;
         let (hub, moves) = Hub::new(servers, self.wait, false);
         hub.paused.send_replace(paused);
-        stages.begin(hub.clone()).await;
+        self.stages.begin(hub.clone()).await;
         let begun = async {
             close_others(&hub).await?;
             must_be_empty(&self.target, self.link).await?;
@@ -168,7 +174,7 @@ impl Control {
         };
         if let Err(error) = begun.await {
             hub.ready.send_replace(Ready::Never);
-            stages.undo();
+            self.stages.undo();
             return Err(error);
         }
         hub.ready.send_replace(Ready::Yes);
@@ -181,17 +187,18 @@ impl Control {
     /// # Errors
     /// `Unfit` where no keys move.
     pub fn pause(&self, paused: bool) -> Result<()> {
-        let hub = self.stages.as_ref().and_then(|stages| stages.hub()).filter(|hub| !hub.is_done());
+        let hub = self.stages.hub().filter(|hub| !hub.is_done());
         let tried = if paused { "pause" } else { "resume" };
         let hub = hub.ok_or_else(|| refuse(tried, "no keys are moving", "see whimbrel front status"))?;
         hub.paused.send_replace(paused);
         Ok(())
     }
 
-    /// Forgets that keys have moved, if all have. Clients can go to the target themselves from then on, and the front can end.
+    /// Writes down that the front is needed no more, if all keys have moved. Clients can go to the target themselves from then on, and
+    /// the front can end. Whoever runs it again is told so, and not served from the empty source.
     ///
     /// # Errors
-    /// `Unfit` where not all have; `Own` where the state cannot be removed.
+    /// `Unfit` where not all have; `Own` where the state cannot be written.
     pub fn finish(&self) -> Result<()> {
         let phase = self.phase();
         if phase != Phase::Done {
@@ -201,21 +208,20 @@ impl Control {
             };
             return Err(refuse("finish", what, "see whimbrel front status"));
         }
-        self.state.remove()
+        self.state.save(Phase::Finished)
     }
 
     fn phase(&self) -> Phase {
-        match self.stages.as_ref().map(|stages| stages.hub()) {
-            None => Phase::Done,
-            Some(None) => Phase::Forwarding,
-            Some(Some(hub)) if hub.is_done() => Phase::Done,
-            Some(Some(_)) => Phase::Moving,
+        match self.stages.hub() {
+            None => Phase::Forwarding,
+            Some(hub) if hub.is_done() => Phase::Done,
+            Some(_) => Phase::Moving,
         }
     }
 
     /// How it stands.
     pub async fn status(&self) -> Status {
-        let hub = self.stages.as_ref().and_then(|stages| stages.hub());
+        let hub = self.stages.hub();
         let moving = match &hub {
             Some(hub) => Some(moving_status(hub).await),
             None => None,
@@ -327,6 +333,34 @@ async fn survey(source: &Arc<Endpoint>, target: &Arc<Endpoint>, options: LinkOpt
     })
 }
 
+/// For a front that is run again when all keys have moved. Sessions take it for what it is after a move that they have seen the end of: cursors of
+/// `SCAN` that the source gave go on at the start of the target. The source is not asked for anything, ever.
+async fn when_done(
+    source: &Arc<Endpoint>,
+    target: &Arc<Endpoint>,
+    options: LinkOptions,
+    wait: Duration,
+) -> Result<Arc<Hub>> {
+    let mut link = Link::open(target, &target.address, options).await?;
+    let facts = ServerFacts::ask(&mut link).await?;
+    let target_can = Capabilities::probe(&mut link).await?;
+    let table = CommandTable::ask(&mut link).await?;
+    let servers = Servers {
+        source: source.clone(),
+        target: target.clone(),
+        link: options,
+        source_can: target_can,
+        target_can,
+        dialects: (facts.dialect, facts.dialect),
+        tables: Tables { source: table.clone(), target: table },
+        keys: 0,
+    };
+    let (hub, _) = Hub::new(servers, wait, false);
+    hub.set_done();
+    hub.ready.send_replace(Ready::Yes);
+    Ok(hub)
+}
+
 /// Closes the connections of nobody.
 const NOBODY: &[&[u8]] = &[b"CLIENT", b"KILL", b"ADDR", b"0.0.0.0:0"];
 
@@ -369,6 +403,17 @@ async fn close_others(hub: &Hub) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn finished(target: &Endpoint, state: &StateFile) -> Error {
+    unfit(
+        target,
+        "the front was finished, and clients have been sent here",
+        &format!(
+            "connect to it without a front; to begin anew with these servers, remove {}",
+            state.path().display()
+        ),
+    )
 }
 
 fn unfit(at: &Endpoint, what: &str, remedy: &str) -> Error {
