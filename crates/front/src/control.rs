@@ -161,6 +161,7 @@ impl Control {
             Some(_) => return Err(refuse("start", "keys are moving already", "see whimbrel front status")),
         }
         let servers = survey(&self.source, &self.target, self.link).await?;
+        first_database_alone(&self.source, servers.other_database)?;
         must_be_empty(&self.target, self.link).await?;
         // Whether it can be written is better known before clients are stopped.
         self.state.save(Phase::Forwarding)?;
@@ -170,6 +171,9 @@ impl Control {
         let begun = async {
             close_others(&hub).await?;
             must_be_empty(&self.target, self.link).await?;
+            // Clients wrote until now.
+            let mut source = hub.open_source().await?;
+            first_database_alone(&self.source, other_database(&Info::ask(&mut source, "keyspace").await?))?;
             self.state.save(Phase::Moving)
         };
         if let Err(error) = begun.await {
@@ -312,7 +316,7 @@ async fn survey(source: &Arc<Endpoint>, target: &Arc<Endpoint>, options: LinkOpt
             "PEXPIRETIME is in Redis 7.0 and later",
         ));
     }
-    let keys = first_database_alone(&mut from, source).await?;
+    let keyspace = Info::ask(&mut from, "keyspace").await?;
     for command in [&[&b"DUMP"[..], PROBE_KEY][..], &[b"UNLINK", PROBE_KEY], NOBODY] {
         must_run(&mut from, command).await?;
     }
@@ -329,7 +333,9 @@ async fn survey(source: &Arc<Endpoint>, target: &Arc<Endpoint>, options: LinkOpt
         target_can,
         dialects: (facts.0.dialect, facts.1.dialect),
         tables,
-        keys,
+        keys: keyspace.keyspace().get(&0).map_or(0, |counts| counts.keys),
+        other_database: other_database(&keyspace),
+        source_run_id: facts.0.run_id,
     })
 }
 
@@ -354,6 +360,8 @@ async fn when_done(
         dialects: (facts.dialect, facts.dialect),
         tables: Tables { source: table.clone(), target: table },
         keys: 0,
+        other_database: None,
+        source_run_id: String::new(),
     };
     let (hub, _) = Hub::new(servers, wait, false);
     hub.set_done();
@@ -371,17 +379,19 @@ async fn must_run(link: &mut Link, command: &[&[u8]]) -> Result<()> {
     }
 }
 
-/// The number of keys, where no other database than the first has any.
-async fn first_database_alone(link: &mut Link, source: &Endpoint) -> Result<u64> {
-    let keyspace = Info::ask(link, "keyspace").await?.keyspace();
-    match keyspace.keys().find(|db| **db != 0) {
-        Some(db) => Err(unfit(
+/// One that has keys.
+fn other_database(keyspace: &Info) -> Option<u32> {
+    keyspace.keyspace().into_keys().find(|db| *db != 0)
+}
+
+fn first_database_alone(source: &Endpoint, other: Option<u32>) -> Result<()> {
+    other.map_or(Ok(()), |db| {
+        Err(unfit(
             source,
             &format!("database {db} has keys"),
             "only those of database 0 can be served while they move: move the others first",
-        )),
-        None => Ok(keyspace.get(&0).map_or(0, |counts| counts.keys)),
-    }
+        ))
+    })
 }
 
 async fn must_be_empty(target: &Arc<Endpoint>, options: LinkOptions) -> Result<()> {
