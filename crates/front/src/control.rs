@@ -12,6 +12,7 @@ use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::{Link, LinkOptions};
 use whimbrel_engine::probe::{Capabilities, Info, PROBE_KEY, ServerFacts};
+use whimbrel_flow::functions;
 use whimbrel_wire::value::Value;
 
 use crate::hub::{Hub, Ready, Servers};
@@ -171,9 +172,10 @@ impl Control {
         let begun = async {
             close_others(&hub).await?;
             must_be_empty(&self.target, self.link).await?;
-            // Clients wrote until now.
+            // Clients wrote until now, and may have loaded libraries.
             let mut source = hub.open_source().await?;
             first_database_alone(&self.source, other_database(&Info::ask(&mut source, "keyspace").await?))?;
+            share_libraries(&hub, &mut source).await?;
             self.state.save(Phase::Moving)
         };
         if let Err(error) = begun.await {
@@ -367,6 +369,20 @@ async fn when_done(
     hub.set_done();
     hub.ready.send_replace(Ready::Yes);
     Ok(hub)
+}
+
+/// Loads the function libraries of the source into the target. Nobody else is connected to either.
+async fn share_libraries(hub: &Hub, source: &mut Link) -> Result<()> {
+    let mut target = hub.open_target().await?;
+    let different = functions::share(source, &mut target).await?;
+    if different.is_empty() {
+        return Ok(());
+    }
+    Err(unfit(
+        &hub.servers.target,
+        &format!("it has other function libraries of the same names as the source: {}", different.join(", ")),
+        "delete those at the target with FUNCTION DELETE, or load there what is right into both",
+    ))
 }
 
 /// Closes the connections of nobody.

@@ -382,3 +382,22 @@ fn a_scan_goes_on_in_a_front_that_is_run_again_when_all_is_done() {
     assert_eq!(found.len(), 300);
     assert!(between.start().expect_err("once").to_string().contains("all keys have moved"));
 }
+
+#[test]
+fn libraries_of_functions_go_along() {
+    let _alone = alone();
+    let (source, target) = pair();
+    let library = |answer: &str| {
+        format!("#!lua name=lib\nredis.register_function('hello', function() return '{answer}' end)")
+    };
+    source.call(&["FUNCTION", "LOAD", &library("hi")]);
+    target.call(&["FUNCTION", "LOAD", &library("something else")]);
+    let between = Between::of(&source, &target);
+    let error = between.start().expect_err("which is right?").to_string();
+    assert!(error.contains("other function libraries of the same names as the source: lib"), "{error}");
+    assert_eq!(status(&between)["phase"], "forwarding");
+    target.call(&["FUNCTION", "DELETE", "lib"]);
+    between.start().expect("it begins");
+    wait_until("all keys have moved", || status(&between)["phase"] == "done");
+    between.client().ask(&["FCALL", "hello", "0"], "$2\r\nhi\r\n");
+}
