@@ -944,5 +944,10 @@ fn commands_find_the_front_and_say_what_they_refuse() {
     let told = front.tell("finish").expect_code(0);
     assert!(told.stdout.contains("\"exit\":0"), "{}", told.stdout);
     front.running.wait(PATIENCE).expect("it ends").expect_code(0);
-    assert!(!state.exists());
+
+    // One that is run again must not serve from the empty source.
+    let refused = Invocation::new(&args(&source)).run().expect_code(4);
+    let name = state.to_str().expect("a name");
+    assert!(refused.stdout.contains("clients have been sent here"), "{}", refused.stdout);
+    assert!(refused.stdout.contains(&format!("remove {name}")), "{}", refused.stdout);
 }

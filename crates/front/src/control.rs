@@ -12,6 +12,7 @@ use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::{Link, LinkOptions};
 use whimbrel_engine::probe::{Capabilities, Info, PROBE_KEY, ServerFacts};
+use whimbrel_flow::functions;
 use whimbrel_wire::value::Value;
 
 use crate::hub::{Hub, Ready, Servers};
@@ -30,8 +31,7 @@ pub struct Control {
     link: LinkOptions,
     wait: Duration,
     state: StateFile,
-    /// `None` where all keys had moved before this process began.
-    stages: Option<Arc<Stages>>,
+    stages: Arc<Stages>,
     shared: Arc<Shared>,
     /// What moves keys. It ends with this.
     tasks: Mutex<JoinSet<()>>,
@@ -48,7 +48,7 @@ pub struct Status {
     pub target: String,
     /// Clients that are connected.
     pub clients: u64,
-    /// While keys move, and since this process began with it.
+    /// Since keys began to move, as far as this process has seen it.
     pub moving: Option<MovingStatus>,
 }
 
@@ -95,7 +95,7 @@ impl Front {
     /// moved goes on. A command waits for its keys as long as `wait`.
     ///
     /// # Errors
-    /// As [`Front::bind`], for both servers; as [`StateFile::load`].
+    /// As [`Front::bind`], for both servers; as [`StateFile::load`]; `Unfit` where clients have been sent to the target.
     pub async fn between(
         options: FrontOptions,
         source: Endpoint,
@@ -109,9 +109,10 @@ impl Front {
         let (source, target) = (Arc::new(source), Arc::new(target));
         let mut tasks = JoinSet::new();
         let (first, stages) = match phase {
-            Phase::Forwarding => (source.clone(), Some(Stages::forwarding())),
-            // The source is needed no more.
-            Phase::Done => (target.clone(), None),
+            Phase::Forwarding => (source.clone(), Stages::forwarding()),
+            // The source is needed no more, and may be gone.
+            Phase::Done => (target.clone(), Stages::moving(when_done(&source, &target, link, wait).await?)),
+            Phase::Finished => return Err(finished(&target, &state)),
             Phase::Moving => {
                 let servers = survey(&source, &target, link).await?;
                 let (hub, moves) = Hub::new(servers, wait, true);
@@ -119,10 +120,10 @@ impl Front {
                 close_others(&hub).await?;
                 hub.ready.send_replace(Ready::Yes);
                 tasks = spawn(&hub, moves, state.clone());
-                (source.clone(), Some(Stages::moving(hub)))
+                (source.clone(), Stages::moving(hub))
             }
         };
-        let front = Front::open(options, first, stages.clone()).await?;
+        let front = Front::open(options, first, Some(stages.clone())).await?;
         let shared = front.shared().clone();
         let control = Control { source, target, link, wait, state, stages, shared, tasks: Mutex::new(tasks) };
         Ok((front, Arc::new(control)))
@@ -150,26 +151,37 @@ impl Control {
     async fn begin(&self, paused: bool) -> Result<()> {
         // One at a time.
         let mut tasks = self.tasks.lock().await;
-        let stages = match &self.stages {
-            Some(stages) if stages.hub().is_none() => stages,
+        match self.stages.hub() {
+            None => {}
+            Some(hub) if hub.is_done() => {
+                return Err(refuse(
+                    "start",
+                    "all keys have moved already",
+                    "end it with whimbrel front finish",
+                ));
+            }
             Some(_) => return Err(refuse("start", "keys are moving already", "see whimbrel front status")),
-            None => return Err(refuse("start", "all keys have moved", "end it with whimbrel front finish")),
-        };
+        }
         let servers = survey(&self.source, &self.target, self.link).await?;
+        first_database_alone(&self.source, servers.other_database)?;
         must_be_empty(&self.target, self.link).await?;
         // Whether it can be written is better known before clients are stopped.
         self.state.save(Phase::Forwarding)?;
         let (hub, moves) = Hub::new(servers, self.wait, false);
         hub.paused.send_replace(paused);
-        stages.begin(hub.clone()).await;
+        self.stages.begin(hub.clone()).await;
         let begun = async {
             close_others(&hub).await?;
             must_be_empty(&self.target, self.link).await?;
+            // Clients wrote until now, and may have loaded libraries.
+            let mut source = hub.open_source().await?;
+            first_database_alone(&self.source, other_database(&Info::ask(&mut source, "keyspace").await?))?;
+            share_libraries(&hub, &mut source).await?;
             self.state.save(Phase::Moving)
         };
         if let Err(error) = begun.await {
             hub.ready.send_replace(Ready::Never);
-            stages.undo();
+            self.stages.undo();
             return Err(error);
         }
         hub.ready.send_replace(Ready::Yes);
@@ -182,17 +194,18 @@ impl Control {
     /// # Errors
     /// `Unfit` where no keys move.
     pub fn pause(&self, paused: bool) -> Result<()> {
-        let hub = self.stages.as_ref().and_then(|stages| stages.hub()).filter(|hub| !hub.is_done());
+        let hub = self.stages.hub().filter(|hub| !hub.is_done());
         let tried = if paused { "pause" } else { "resume" };
         let hub = hub.ok_or_else(|| refuse(tried, "no keys are moving", "see whimbrel front status"))?;
         hub.paused.send_replace(paused);
         Ok(())
     }
 
-    /// Forgets that keys have moved, if all have. Clients can go to the target themselves from then on, and the front can end.
+    /// Writes down that the front is needed no more, if all keys have moved. Clients can go to the target themselves from then on, and
+    /// the front can end. Whoever runs it again is told so, and not served from the empty source.
     ///
     /// # Errors
-    /// `Unfit` where not all have; `Own` where the state cannot be removed.
+    /// `Unfit` where not all have; `Own` where the state cannot be written.
     pub fn finish(&self) -> Result<()> {
         let phase = self.phase();
         if phase != Phase::Done {
@@ -202,21 +215,20 @@ impl Control {
             };
             return Err(refuse("finish", what, "see whimbrel front status"));
         }
-        self.state.remove()
+        self.state.save(Phase::Finished)
     }
 
     fn phase(&self) -> Phase {
-        match self.stages.as_ref().map(|stages| stages.hub()) {
-            None => Phase::Done,
-            Some(None) => Phase::Forwarding,
-            Some(Some(hub)) if hub.is_done() => Phase::Done,
-            Some(Some(_)) => Phase::Moving,
+        match self.stages.hub() {
+            None => Phase::Forwarding,
+            Some(hub) if hub.is_done() => Phase::Done,
+            Some(_) => Phase::Moving,
         }
     }
 
     /// How it stands.
     pub async fn status(&self) -> Status {
-        let hub = self.stages.as_ref().and_then(|stages| stages.hub());
+        let hub = self.stages.hub();
         let moving = match &hub {
             Some(hub) => Some(moving_status(hub).await),
             None => None,
@@ -307,7 +319,7 @@ async fn survey(source: &Arc<Endpoint>, target: &Arc<Endpoint>, options: LinkOpt
             "PEXPIRETIME is in Redis 7.0 and later",
         ));
     }
-    let keys = first_database_alone(&mut from, source).await?;
+    let keyspace = Info::ask(&mut from, "keyspace").await?;
     for command in [&[&b"DUMP"[..], PROBE_KEY][..], &[b"UNLINK", PROBE_KEY], NOBODY] {
         must_run(&mut from, command).await?;
     }
@@ -324,8 +336,54 @@ async fn survey(source: &Arc<Endpoint>, target: &Arc<Endpoint>, options: LinkOpt
         target_can,
         dialects: (facts.0.dialect, facts.1.dialect),
         tables,
-        keys,
+        keys: keyspace.keyspace().get(&0).map_or(0, |counts| counts.keys),
+        other_database: other_database(&keyspace),
+        source_run_id: facts.0.run_id,
     })
+}
+
+/// For a front that is run again when all keys have moved. Sessions take it for what it is after a move that they have seen the end of: cursors of
+/// `SCAN` that the source gave go on at the start of the target. The source is not asked for anything, ever.
+async fn when_done(
+    source: &Arc<Endpoint>,
+    target: &Arc<Endpoint>,
+    options: LinkOptions,
+    wait: Duration,
+) -> Result<Arc<Hub>> {
+    let mut link = Link::open(target, &target.address, options).await?;
+    let facts = ServerFacts::ask(&mut link).await?;
+    let target_can = Capabilities::probe(&mut link).await?;
+    let table = CommandTable::ask(&mut link).await?;
+    let servers = Servers {
+        source: source.clone(),
+        target: target.clone(),
+        link: options,
+        source_can: target_can,
+        target_can,
+        dialects: (facts.dialect, facts.dialect),
+        tables: Tables { source: table.clone(), target: table },
+        keys: 0,
+        other_database: None,
+        source_run_id: String::new(),
+    };
+    let (hub, _) = Hub::new(servers, wait, false);
+    hub.set_done();
+    hub.ready.send_replace(Ready::Yes);
+    Ok(hub)
+}
+
+/// Loads the function libraries of the source into the target. Nobody else is connected to either.
+async fn share_libraries(hub: &Hub, source: &mut Link) -> Result<()> {
+    let mut target = hub.open_target().await?;
+    let different = functions::share(source, &mut target).await?;
+    if different.is_empty() {
+        return Ok(());
+    }
+    Err(unfit(
+        &hub.servers.target,
+        &format!("it has other function libraries of the same names as the source: {}", different.join(", ")),
+        "delete those at the target with FUNCTION DELETE, or load there what is right into both",
+    ))
 }
 
 /// Closes the connections of nobody.
@@ -338,17 +396,19 @@ async fn must_run(link: &mut Link, command: &[&[u8]]) -> Result<()> {
     }
 }
 
-/// The number of keys, where no other database than the first has any.
-async fn first_database_alone(link: &mut Link, source: &Endpoint) -> Result<u64> {
-    let keyspace = Info::ask(link, "keyspace").await?.keyspace();
-    match keyspace.keys().find(|db| **db != 0) {
-        Some(db) => Err(unfit(
+/// One that has keys.
+fn other_database(keyspace: &Info) -> Option<u32> {
+    keyspace.keyspace().into_keys().find(|db| *db != 0)
+}
+
+fn first_database_alone(source: &Endpoint, other: Option<u32>) -> Result<()> {
+    other.map_or(Ok(()), |db| {
+        Err(unfit(
             source,
             &format!("database {db} has keys"),
             "only those of database 0 can be served while they move: move the others first",
-        )),
-        None => Ok(keyspace.get(&0).map_or(0, |counts| counts.keys)),
-    }
+        ))
+    })
 }
 
 async fn must_be_empty(target: &Arc<Endpoint>, options: LinkOptions) -> Result<()> {
@@ -370,6 +430,17 @@ async fn close_others(hub: &Hub) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn finished(target: &Endpoint, state: &StateFile) -> Error {
+    unfit(
+        target,
+        "the front was finished, and clients have been sent here",
+        &format!(
+            "connect to it without a front; to begin anew with these servers, remove {}",
+            state.path().display()
+        ),
+    )
 }
 
 fn unfit(at: &Endpoint, what: &str, remedy: &str) -> Error {

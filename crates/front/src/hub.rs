@@ -5,7 +5,7 @@
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,10 +14,11 @@ use tokio::time::timeout;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::{Link, LinkOptions};
-use whimbrel_engine::probe::Capabilities;
+use whimbrel_engine::probe::{Capabilities, Info};
 use whimbrel_wire::payload::Dialect;
 use whimbrel_wire::value::Value;
 
+use crate::alarms::Alarms;
 use crate::filter::Filter;
 use crate::locks::{Locks, Moved, Shared};
 use crate::route::Tables;
@@ -43,6 +44,10 @@ pub(crate) struct Servers {
     pub(crate) tables: Tables,
     /// Keys of the source when it was looked at.
     pub(crate) keys: u64,
+    /// A database of the source other than 0 that had keys then.
+    pub(crate) other_database: Option<u32>,
+    /// Which process the source was then.
+    pub(crate) source_run_id: String,
 }
 
 /// Whether sessions may be served.
@@ -100,6 +105,7 @@ pub(crate) struct Hub {
     /// For questions about the words of a command.
     asking: tokio::sync::Mutex<Option<Link>>,
     trouble: Mutex<Option<String>>,
+    alarms: Mutex<Alarms>,
 }
 
 /// Beyond what every session may hold, until it is dropped.
@@ -132,6 +138,7 @@ impl Hub {
             long_bytes: AtomicU64::new(0),
             asking: tokio::sync::Mutex::new(None),
             trouble: Mutex::new(None),
+            alarms: Mutex::new(Alarms { other_database: servers.other_database, ..Alarms::default() }),
             servers,
         };
         (Arc::new(hub), moves)
@@ -251,17 +258,31 @@ impl Hub {
         }
     }
 
+    /// Notices where the source is another process than it was: it may have lost what it had acknowledged.
     pub(crate) async fn open_source(&self) -> Result<Link> {
-        Link::open(&self.servers.source, &self.servers.source.address, self.servers.link).await
+        let mut link =
+            Link::open(&self.servers.source, &self.servers.source.address, self.servers.link).await?;
+        let info = Info::ask(&mut link, "server").await?;
+        if info.field("run_id") != Some(&self.servers.source_run_id) {
+            self.alarms().is_source_another = true;
+        }
+        Ok(link)
     }
 
     pub(crate) async fn open_target(&self) -> Result<Link> {
         Link::open(&self.servers.target, &self.servers.target.address, self.servers.link).await
     }
 
-    /// What went wrong last, for people.
+    /// What went wrong last, and what is wrong with the source, for people.
     pub(crate) fn trouble(&self) -> Option<String> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let last = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let all: Vec<String> = [last, self.alarms().text()].into_iter().flatten().collect();
+        (!all.is_empty()).then(|| all.join("; "))
+    }
+
+    /// What is wrong with the source.
+    pub(crate) fn alarms(&self) -> MutexGuard<'_, Alarms> {
+        self.alarms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn set_trouble(&self, trouble: Option<String>) {

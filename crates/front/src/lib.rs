@@ -7,6 +7,7 @@
 //! - [`state`]: how far it is, on disk;
 //! - `stages`: the moment at which keys begin to move;
 //! - [`route`]: what is done with which command while keys move;
+//! - `alarms`: what is wrong with a source that somebody else uses;
 //! - `hub`: what is known of keys, and commands that wait for theirs;
 //! - [`locks`]: which keys are read at the source, and which are moved;
 //! - `mover`: moves keys, and makes the filter anew after a crash;
@@ -21,6 +22,7 @@
 //!
 //! **Bounds.** What is held for a client is bounded by constants of `session`. Whoever does not read is not read from.
 
+mod alarms;
 pub mod carry;
 pub mod commands;
 pub mod control;

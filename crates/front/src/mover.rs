@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{Mutex, mpsc};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::sleep;
 use whimbrel_engine::error::{Error, ErrorKind, Result};
 use whimbrel_engine::link::Link;
+use whimbrel_engine::probe::{DbCounts, Info};
 use whimbrel_wire::value::Value;
 
 use crate::carry::{Carried, Route, carry};
@@ -229,36 +230,95 @@ pub(crate) async fn sweep(hub: &Arc<Hub>) {
     }
 }
 
-/// Moves what one iteration over the source gives, and returns how many keys are left after it.
+/// What one iteration over the source has given.
+#[derive(Default)]
+struct Pass {
+    /// Keys that cannot be moved.
+    staying: u64,
+    /// Keys that are home, and have not been asked for at the source since.
+    home: Vec<Bytes>,
+    /// Keys that are home, and at the source.
+    returned: u64,
+}
+
+impl Pass {
+    fn ended(&mut self, wanted: Option<std::result::Result<(Bytes, Option<Moved>), JoinError>>) {
+        match wanted {
+            Some(Ok((key, Some(Moved::Home)))) => self.home.push(key),
+            Some(Ok((_, Some(Moved::Refused(_))))) => self.staying += 1,
+            _ => {}
+        }
+    }
+
+    /// A key that is home is not at the source, for ever. One that is has been put there by somebody else, or the source has forgotten
+    /// that it was removed.
+    async fn look_for_returned(&mut self, source: &mut Link) -> Result<()> {
+        if self.home.is_empty() {
+            return Ok(());
+        }
+        let out = source.outbox();
+        out.command(self.home.len() + 1);
+        out.arg(b"EXISTS");
+        for key in &self.home {
+            out.arg_bytes(key);
+        }
+        source.flush().await?;
+        let reply = source.reply().await?;
+        let reply = source.check(reply, b"EXISTS")?;
+        self.returned += number(source, "EXISTS", &reply)?;
+        self.home.clear();
+        Ok(())
+    }
+}
+
+/// Moves what one iteration over the source gives, and returns how many keys are left after it, in all databases.
 async fn pass(hub: &Arc<Hub>) -> Result<u64> {
     let mut source = hub.open_source().await?;
     let mut cursor = Bytes::from_static(b"0");
-    let mut wanted: JoinSet<bool> = JoinSet::new();
-    let mut staying = 0;
+    let mut wanted = JoinSet::new();
+    let mut pass = Pass::default();
     loop {
         let (next, keys) = scan(&mut source, &cursor).await?;
         for key in keys {
             resumed(hub).await;
+            if hub.is_known(hub.hash(&key)) {
+                // Moved since the reply was made, or it has come back: then it must not be taken for the key.
+                pass.home.push(key);
+                continue;
+            }
             if wanted.len() >= BACKGROUND_KEYS {
-                staying += u64::from(matches!(wanted.join_next().await, Some(Ok(true))));
+                pass.ended(wanted.join_next().await);
             }
             let hub = hub.clone();
-            wanted.spawn(async move { matches!(hub.locks.want(&key).await, Ok(Moved::Refused(_))) });
+            wanted.spawn(async move {
+                let moved = hub.locks.want(&key).await.ok();
+                (key, moved)
+            });
         }
+        // Once for each reply, so the bound is what a server gives in a few of them.
+        pass.look_for_returned(&mut source).await?;
         if &next[..] == b"0" {
             break;
         }
         cursor = next;
     }
-    while let Some(stays) = wanted.join_next().await {
-        staying += u64::from(matches!(stays, Ok(true)));
+    while let Some(ended) = wanted.join_next().await {
+        pass.ended(Some(ended));
     }
-    hub.tally.staying.store(staying, Ordering::Relaxed);
+    pass.look_for_returned(&mut source).await?;
+    hub.tally.staying.store(pass.staying, Ordering::Relaxed);
     let reply = source.call(&[b"DBSIZE"]).await?;
-    reply
-        .as_int()
-        .and_then(|left| u64::try_from(left).ok())
-        .ok_or_else(|| source.unexpected("DBSIZE", &reply))
+    let left = number(&source, "DBSIZE", &reply)?;
+    let others: Vec<(u32, DbCounts)> =
+        Info::ask(&mut source, "keyspace").await?.keyspace().into_iter().filter(|(db, _)| *db != 0).collect();
+    let mut alarms = hub.alarms();
+    alarms.returned = pass.returned;
+    alarms.other_database = others.first().map(|(db, _)| *db);
+    Ok(left + others.iter().map(|(_, counts)| counts.keys).sum::<u64>())
+}
+
+fn number(link: &Link, command: &str, reply: &Value) -> Result<u64> {
+    reply.as_int().and_then(|n| u64::try_from(n).ok()).ok_or_else(|| link.unexpected(command, reply))
 }
 
 /// Waits while the background is paused.

@@ -40,7 +40,7 @@ use whimbrel_wire::request::{Request, RequestLimits, RequestScanner};
 use self::identity::Identity;
 pub(crate) use self::moving::Home;
 use self::moving::Moving;
-use self::plain::Plain;
+use self::plain::{Change, Plain};
 use crate::commands::{Handling, Note, Trait, handling, is_container, refusal};
 use crate::face::{self, Face, Question};
 use crate::locks;
@@ -96,8 +96,8 @@ enum Special {
     Own(Vec<u8>),
     /// A reply to what the client said of itself.
     Noted(Trait, Box<[u8]>),
-    /// A reply to `SELECT`, of database 0 or another.
-    Selected(bool),
+    /// A reply to what changes the session at the source.
+    Changed(Change),
     /// A reply to `RESET`.
     Reset,
     /// A reply of the source about keys that may not move before it has arrived.
@@ -666,11 +666,19 @@ fn arrived(
             let answer = face.and_then(|face| face.answer(asked, &reply, identity.protocol()));
             return Some(answer.map_or_else(|| reply.to_vec(), |answer| answer.to_vec()));
         }
-        Special::Noted(what, request) if is_agreed => identity.say(what, request),
-        Special::Reset if is_agreed => identity.forget(),
-        Special::Selected(is_first) if is_agreed => {
+        Special::Noted(what, request) if is_agreed => match plain {
+            Some(plain) if plain.is_in_transaction() => plain.agreed(Change::Unkept),
+            _ => identity.say(what, request),
+        },
+        Special::Reset if is_agreed => {
+            identity.forget();
             if let Some(plain) = plain {
-                plain.selected(is_first);
+                plain.agreed(Change::Reset);
+            }
+        }
+        Special::Changed(change) if is_agreed => {
+            if let Some(plain) = plain {
+                plain.agreed(change);
             }
             return None;
         }

@@ -23,6 +23,8 @@ pub enum Phase {
     Moving,
     /// The source is empty.
     Done,
+    /// Clients have been sent to the target. No front serves from then on.
+    Finished,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -103,15 +105,9 @@ impl StateFile {
         write().map_err(|e| self.fail("write", e))
     }
 
-    /// Removes it: the front has ended, or nothing has begun.
-    ///
-    /// # Errors
-    /// `Own` where it cannot be removed.
-    pub fn remove(&self) -> Result<()> {
-        match std::fs::remove_file(&self.path) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(self.fail("remove", e)),
-            _ => Ok(()),
-        }
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     fn fail(&self, what: &str, e: impl std::fmt::Display) -> Error {
@@ -138,15 +134,12 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let state = file(folder.path(), "old:6379");
         assert_eq!(state.load().expect("nothing yet"), Phase::Forwarding);
-        for phase in [Phase::Moving, Phase::Done] {
+        for phase in [Phase::Moving, Phase::Done, Phase::Finished] {
             state.save(phase).expect("written");
             assert_eq!(state.load().expect("read"), phase);
         }
         let text = std::fs::read_to_string(folder.path().join("a/front.json")).expect("text");
         assert!(!text.contains("secret"), "{text}");
-        state.remove().expect("removed");
-        state.remove().expect("it may be gone");
-        assert_eq!(state.load().expect("nothing any more"), Phase::Forwarding);
     }
 
     #[test]

@@ -420,10 +420,18 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                     // To a client that the target alone serves, the source will not be told anything any more.
                     _ => Due::Reply,
                 };
+                // With more words the server refuses it, and nothing ends; but any EXEC ends a transaction.
+                let is_alone = words.len() == 1;
+                let is_exec = name.eq_ignore_ascii_case(b"EXEC");
                 match note {
                     Note::Multi => moving.multi = true,
-                    Note::Exec | Note::Reset => (moving.multi, moving.watch) = (false, false),
-                    Note::Unwatch => moving.watch &= moving.multi,
+                    Note::Exec if is_alone || is_exec => {
+                        // Without a transaction the watches stay.
+                        moving.watch &= !moving.multi;
+                        moving.multi = false;
+                    }
+                    Note::Reset if is_alone => (moving.multi, moving.watch) = (false, false),
+                    Note::Unwatch if is_alone => moving.watch &= moving.multi,
                     _ => {}
                 }
                 self.send(moving, extent, due)

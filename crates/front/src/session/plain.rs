@@ -11,6 +11,22 @@ use super::identity::SAYING_BYTES_MAX;
 use super::{Due, Home, Link, Moving, Note, Session, Special, Stage};
 use crate::stages::{Entrance, Ticket};
 
+/// What becomes of a session at the source once the server has agreed. It counts from the arrival of the reply, as a server may
+/// refuse anything: until then something is due, and a session to which something is due is not at rest.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Change {
+    Multi,
+    /// `EXEC` or `DISCARD`.
+    TransactionEnds,
+    Watch,
+    Unwatch,
+    /// To database 0, or another.
+    Select(bool),
+    Reset,
+    /// It said something of itself that is not kept.
+    Unkept,
+}
+
 pub(super) struct Plain {
     /// Dropped with it: then nothing is left of this session at the source.
     _ticket: Ticket,
@@ -49,8 +65,27 @@ impl Plain {
         self.called
     }
 
-    pub(super) fn selected(&mut self, is_first: bool) {
-        self.other_database = !is_first;
+    /// The server has agreed. Replies come in the order of requests, so this is what the session is there.
+    pub(super) fn agreed(&mut self, change: Change) {
+        match change {
+            Change::Multi => self.multi = true,
+            Change::Watch => self.watch = true,
+            Change::TransactionEnds => {
+                // Without a transaction the watches stay.
+                self.watch &= !self.multi;
+                self.multi = false;
+            }
+            // What a transaction has queued is carried out when it ends, or not at all.
+            Change::Unwatch => self.watch &= self.multi,
+            Change::Select(is_first) if !self.multi => self.other_database = !is_first,
+            Change::Reset => (self.multi, self.watch, self.other_database) = (false, false, false),
+            Change::Select(_) | Change::Unkept => self.is_unknown = true,
+        }
+    }
+
+    /// Whether what it says now is only queued.
+    pub(super) fn is_in_transaction(&self) -> bool {
+        self.multi
     }
 
     fn is_portable(&self) -> bool {
@@ -61,51 +96,22 @@ impl Plain {
 impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     /// Remembers what has to be known of a command when keys begin to move. `request` is the whole of it, where it has arrived.
     pub(super) fn note(&mut self, note: Note, request: Option<Box<[u8]>>, is_first: bool) {
-        let Some(plain) = &mut self.plain else {
+        let is_plain = self.plain.is_some();
+        let special = match (note, request) {
+            (Note::Trait(what), Some(request)) if request.len() <= SAYING_BYTES_MAX => {
+                Special::Noted(what, request)
+            }
+            (Note::Reset, _) => Special::Reset,
             // Only what it said of itself matters: its protocol is part of it.
-            let due = match (note, request) {
-                (Note::Trait(what), Some(request)) if request.len() <= SAYING_BYTES_MAX => {
-                    Due::Special(Box::new(Special::Noted(what, request)))
-                }
-                (Note::Reset, _) => Due::Special(Box::new(Special::Reset)),
-                _ => Due::Reply,
-            };
-            return self.owe(due);
+            _ if !is_plain => return self.owe(Due::Reply),
+            (Note::Trait(_), _) => Special::Changed(Change::Unkept),
+            (Note::Select, _) => Special::Changed(Change::Select(is_first)),
+            (Note::Multi, _) => Special::Changed(Change::Multi),
+            (Note::Watch, _) => Special::Changed(Change::Watch),
+            (Note::Exec, _) => Special::Changed(Change::TransactionEnds),
+            (Note::Unwatch, _) => Special::Changed(Change::Unwatch),
         };
-        let due = match (note, request) {
-            (Note::Trait(what), Some(request)) if request.len() <= SAYING_BYTES_MAX && !plain.multi => {
-                Due::Special(Box::new(Special::Noted(what, request)))
-            }
-            (Note::Trait(_), _) => {
-                plain.is_unknown = true;
-                Due::Reply
-            }
-            (Note::Select, _) => {
-                plain.is_unknown |= plain.multi;
-                Due::Special(Box::new(Special::Selected(is_first)))
-            }
-            (Note::Reset, _) => {
-                (plain.multi, plain.watch, plain.other_database) = (false, false, false);
-                Due::Special(Box::new(Special::Reset))
-            }
-            (Note::Multi, _) => {
-                plain.multi = true;
-                Due::Reply
-            }
-            (Note::Watch, _) => {
-                plain.watch = true;
-                Due::Reply
-            }
-            (Note::Exec, _) => {
-                (plain.multi, plain.watch) = (false, false);
-                Due::Reply
-            }
-            (Note::Unwatch, _) => {
-                plain.watch &= plain.multi;
-                Due::Reply
-            }
-        };
-        self.owe(due);
+        self.owe(Due::Special(Box::new(special)));
     }
 
     /// Whether keys are to move, and nothing of this client is under way or open at the source.

@@ -79,7 +79,7 @@ pub struct Between {
     control: Arc<Control>,
     runtime: tokio::runtime::Runtime,
     stop: CancellationToken,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Between {
@@ -121,11 +121,18 @@ impl Between {
         let (front, control) = runtime.block_on(between).expect("a front");
         let (address, stop) = (front.address().expect("an address"), CancellationToken::new());
         runtime.spawn(front.serve(stop.clone()));
-        Between { address, control, runtime, stop, _folder: folder }
+        Between { address, control, runtime, stop, folder }
     }
 
     pub fn client(&self) -> Client {
         Client::to(self.address)
+    }
+
+    /// Another number each time that the state is written.
+    #[track_caller]
+    pub fn state_id(&self) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        std::fs::metadata(self.folder.path().join("front.state")).expect("a state").ino()
     }
 
     pub fn start(&self) -> Result<(), Error> {

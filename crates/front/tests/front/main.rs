@@ -4,6 +4,7 @@ mod carrying;
 mod common;
 mod garbage;
 mod limits;
+mod misuse;
 mod moving;
 mod tables;
 mod transparent;

@@ -343,3 +343,61 @@ fn clients_do_not_notice_when_servers_hang_up_on_those_who_wait_for_nothing() {
     source.stop().expect("stopped");
     reads.ask(&["GET", "a"], "$3\r\nv!!\r\n");
 }
+
+/// The reply to `SCAN`: where to go on, and how many keys; they are added to `found`.
+fn scan(client: &mut Client, cursor: &str, found: &mut std::collections::BTreeSet<String>) -> String {
+    client.send(&command(&["SCAN", cursor, "COUNT", "10"]));
+    assert_eq!(client.line(), "*2\r\n");
+    client.line();
+    let next = client.line().trim().to_owned();
+    let keys: usize = client.line().trim()[1..].parse().expect("a number");
+    for _ in 0..keys {
+        client.line();
+        found.insert(client.line().trim().to_owned());
+    }
+    next
+}
+
+#[test]
+fn a_scan_goes_on_in_a_front_that_is_run_again_when_all_is_done() {
+    let _alone = alone();
+    let (source, target) = pair();
+    for i in 0..300 {
+        source.call(&["SET", &format!("k{i}"), "v"]);
+    }
+    let mut found = std::collections::BTreeSet::new();
+    let mut cursor = {
+        let between = Between::of(&source, &target);
+        let mut client = between.client();
+        let cursor = scan(&mut client, "0", &mut found);
+        between.start().expect("it begins");
+        wait_until("all keys have moved", || status(&between)["phase"] == "done");
+        cursor
+    };
+    let between = Between::after(Phase::Done, &source, &target);
+    let mut client = between.client();
+    while cursor != "0" {
+        cursor = scan(&mut client, &cursor, &mut found);
+    }
+    assert_eq!(found.len(), 300);
+    assert!(between.start().expect_err("once").to_string().contains("all keys have moved"));
+}
+
+#[test]
+fn libraries_of_functions_go_along() {
+    let _alone = alone();
+    let (source, target) = pair();
+    let library = |answer: &str| {
+        format!("#!lua name=lib\nredis.register_function('hello', function() return '{answer}' end)")
+    };
+    source.call(&["FUNCTION", "LOAD", &library("hi")]);
+    target.call(&["FUNCTION", "LOAD", &library("something else")]);
+    let between = Between::of(&source, &target);
+    let error = between.start().expect_err("which is right?").to_string();
+    assert!(error.contains("other function libraries of the same names as the source: lib"), "{error}");
+    assert_eq!(status(&between)["phase"], "forwarding");
+    target.call(&["FUNCTION", "DELETE", "lib"]);
+    between.start().expect("it begins");
+    wait_until("all keys have moved", || status(&between)["phase"] == "done");
+    between.client().ask(&["FCALL", "hello", "0"], "$2\r\nhi\r\n");
+}
