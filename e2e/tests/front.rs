@@ -238,6 +238,8 @@ fn clients_of_clusters_find_one_node() {
         for i in 0..2_000 {
             let () = redis::cmd("SET").arg(format!("k{i}")).arg(i).query(&mut cluster).expect("written");
         }
+        // So many that they are still moving when it is told to pause.
+        source.call(&["EVAL", "for i = 1, 50000 do redis.call('SET', 'more:' .. i, i) end", "0"]);
         let tell =
             |what| Invocation::new(&["front", what, "--json", "--state-dir", folder]).run().expect_code(0);
         tell("start");
