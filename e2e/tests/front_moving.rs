@@ -928,14 +928,18 @@ fn commands_find_the_front_and_say_what_they_refuse() {
         args[at + 1] = source.url();
         args
     };
-    let refused = Invocation::new(&args(&other)).run().expect_code(2);
-    assert!(refused.stdout.contains("is about keys that move from"), "{}", refused.stdout);
     let state = std::fs::read_dir(&folder)
         .expect("a folder")
         .filter_map(|file| Some(file.ok()?.path()))
         .find(|path| path.extension().is_some_and(|ending| ending == "state"))
         .expect("a state");
     let text = std::fs::read_to_string(&state).expect("text");
+    // That of one pair of servers is not that of another.
+    let plain = |server: &Server| server.addr().replace(['.', ':'], "-");
+    let misplaced = format!("between-{}-and-{}.state", plain(&other), plain(&target));
+    std::fs::copy(&state, state.with_file_name(misplaced)).expect("a copy");
+    let refused = Invocation::new(&args(&other)).run().expect_code(2);
+    assert!(refused.stdout.contains("is about keys that move from"), "{}", refused.stdout);
     std::fs::write(&state, &text[..10]).expect("written");
     let refused = Invocation::new(&args(&source)).run().expect_code(1);
     assert!(refused.stdout.contains("it is damaged"), "{}", refused.stdout);
