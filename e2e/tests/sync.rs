@@ -915,8 +915,8 @@ fn many_writers_are_followed() {
 /// The same for the way back: each user has the lines of both sides, and those of the fence.
 #[test]
 fn documented_permissions_lead_back() {
-    let both = |user: &str, password: &str| {
-        let headings = ["Source", "Target", "Comparison", "Functions", "Following"];
+    let both = |user: &str, password: &str, more: &[&'static str]| {
+        let headings = [&["Source", "Target", "Comparison", "Functions", "Following"], more].concat();
         let mut lines = documented("whimbrel-source", &headings, password);
         let theirs = documented("whimbrel-target", &headings, password);
         lines.extend(theirs.into_iter().filter(|line| !line.contains(&"reset".to_owned())));
@@ -928,8 +928,8 @@ fn documented_permissions_lead_back() {
     let source = Server::builder(Engine::Redis70).start().expect("the source starts");
     let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
     fill(&deployment(source.addr()));
-    give(&source, &both("mover", "one"));
-    give(&target, &both("taker", "two"));
+    give(&source, &both("mover", "one", &[]));
+    give(&target, &both("taker", "two", &["Hash fields with a time to live"]));
     let (from, to) =
         (format!("redis://mover:one@{}", source.addr()), format!("redis://taker:two@{}", target.addr()));
     let job = Sync::new(&from, &to, &[]);
