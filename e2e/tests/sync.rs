@@ -936,8 +936,13 @@ fn documented_permissions_lead_back() {
     let mut sync = job.start(&[]);
     wait_until_following(&mut sync);
     job.cutover(&["--fence", "acl", "--reverse-sync", "--max-pause", "5s"]).expect_code(0);
-    wait_until_following(&mut sync);
     target.call(&["SET", "since", "then"]);
+    // The way back begins a moment after the answer: until then there is nobody to ask.
+    let deadline = Instant::now() + PATIENCE;
+    while job.cutover(&["--fence", "acl", "--back", "--dry-run", "--max-pause", "5s"]).code() != Some(0) {
+        assert!(Instant::now() < deadline, "{}", sync.stderr());
+        thread::sleep(Duration::from_millis(100));
+    }
     job.cutover(&["--fence", "acl", "--back", "--max-pause", "5s"]).expect_code(0);
     sync.wait(PATIENCE).expect("it ends").expect_code(0);
     source.call(&["SET", "home", "again"]);
