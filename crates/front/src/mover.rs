@@ -244,7 +244,7 @@ struct Pass {
 impl Pass {
     fn ended(&mut self, wanted: Option<std::result::Result<(Bytes, Option<Moved>), JoinError>>) {
         match wanted {
-            Some(Ok((key, Some(Moved::Home)))) => self.home.push(key),
+            Some(Ok((key, Some(Moved::Home | Moved::WasHome)))) => self.home.push(key),
             Some(Ok((_, Some(Moved::Refused(_))))) => self.staying += 1,
             _ => {}
         }
