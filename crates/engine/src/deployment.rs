@@ -94,6 +94,21 @@ impl Topology {
     }
 }
 
+/// What the primaries of a cluster said of themselves at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claims {
+    /// The line of `CLUSTER NODES` of each about itself, but for its times.
+    lines: Vec<String>,
+    open: SlotSet,
+}
+
+impl Claims {
+    /// Whether no slot is on the move.
+    pub fn are_at_rest(&self) -> bool {
+        self.open.is_empty()
+    }
+}
+
 /// A deployment that has been probed: what it is, what it can do, and its topology as last seen.
 #[derive(Debug)]
 pub struct Deployment {
@@ -222,6 +237,32 @@ impl Deployment {
         Ok(open)
     }
 
+    /// Who claims which slots, by the nodes' own words. Where two are equal and [at rest](Claims::are_at_rest), no key has gone from
+    /// one node to another between them: a slot that changes its owner raises an epoch, which is among the words. A standalone server
+    /// claims nothing.
+    ///
+    /// # Errors
+    /// As [`Deployment::refresh`], [`Deployment::open`] and [`Link::call`], of any primary.
+    pub async fn claims(&self) -> Result<Claims> {
+        let mut claims = Claims { lines: Vec::new(), open: SlotSet::new() };
+        if !self.facts.cluster {
+            return Ok(claims);
+        }
+        for shard in &self.refresh().await?.shards {
+            let mut link = self.open(&shard.primary, 0).await?;
+            let reply = link.call(&[b"CLUSTER", b"NODES"]).await?;
+            let Some(text) = reply.as_bytes() else { return Err(link.unexpected("CLUSTER NODES", &reply)) };
+            let text = String::from_utf8_lossy(text);
+            marked_slots(&text, &mut claims.open);
+            let own = own_line(&text).ok_or_else(|| link.unexpected("CLUSTER NODES", &reply))?;
+            // All but the times of pings and pongs, which pass.
+            let words = own.split(' ').enumerate().filter(|(at, _)| !matches!(at, 4 | 5));
+            claims.lines.push(words.map(|(_, word)| word).collect::<Vec<_>>().join(" "));
+        }
+        claims.lines.sort();
+        Ok(claims)
+    }
+
     /// A connection to one node.
     ///
     /// # Errors
@@ -282,12 +323,17 @@ async fn read_topology(link: &mut Link) -> Result<Topology> {
 
 /// Reads `[93->-ID]` and `[77-<-ID]` from a node's line about itself; only there are they shown.
 fn marked_slots(nodes: &str, open: &mut SlotSet) {
-    let own = nodes.lines().find(|line| line.split(' ').nth(2).is_some_and(|flags| flags.contains("myself")));
+    let own = own_line(nodes);
     for mark in own.into_iter().flat_map(|line| line.split(' ')).filter_map(|word| word.strip_prefix('[')) {
         if let Some(slot) = mark.split('-').next().and_then(|n| n.parse().ok()).and_then(Slot::new) {
             open.insert(slot);
         }
     }
+}
+
+/// What a node says of itself.
+fn own_line(nodes: &str) -> Option<&str> {
+    nodes.lines().find(|line| line.split(' ').nth(2).is_some_and(|flags| flags.contains("myself")))
 }
 
 fn parse_entry(entry: &Value, link: &Link) -> Option<Shard> {

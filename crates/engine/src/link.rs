@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use rustls_pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -74,17 +74,7 @@ impl Link {
         let limit = Duration::from_millis(options.connect_timeout_ms);
         let opened = timeout(limit, async {
             let io = Io::open(endpoint, address).await?;
-            let mut link = Link {
-                endpoint: endpoint.clone(),
-                address: address.clone(),
-                options,
-                io,
-                inbox: BytesMut::new(),
-                scanner: Scanner::default(),
-                outbox: Outbox::new(),
-            };
-            link.greet().await?;
-            Ok(link)
+            Link::greeted(io, endpoint, address, options).await
         })
         .await;
         opened.unwrap_or_else(|_| {
@@ -101,6 +91,29 @@ impl Link {
             };
             Err(Error::new(endpoint.side, address.to_string(), "connect", kind).with_remedy(remedy))
         })
+    }
+
+    /// Logs in on a connection that nobody has said anything on yet. What it may take is the caller's to bound.
+    ///
+    /// # Errors
+    /// As [`Link::open`], but for `Connect` and `Tls`.
+    pub async fn greeted(
+        io: Io,
+        endpoint: &Arc<Endpoint>,
+        address: &Address,
+        options: LinkOptions,
+    ) -> Result<Link> {
+        let mut link = Link {
+            endpoint: endpoint.clone(),
+            address: address.clone(),
+            options,
+            io,
+            inbox: BytesMut::new(),
+            scanner: Scanner::default(),
+            outbox: Outbox::new(),
+        };
+        link.greet().await?;
+        Ok(link)
     }
 
     /// The server this link leads to.
@@ -423,18 +436,35 @@ impl Link {
     }
 }
 
-/// A stream of bytes to a server: plain, TLS, or a socket in the file system.
-#[derive(Debug)]
+/// A stream of bytes to a server: plain, TLS, a socket in the file system, or something in this process that stands for one.
 pub struct Io(Kind);
 
-#[derive(Debug)]
 enum Kind {
     Tcp(TcpStream),
     Unix(UnixStream),
     Tls(Box<TlsStream<TcpStream>>),
+    Within { pipe: DuplexStream, _guard: Box<dyn Send + Sync> },
+}
+
+impl std::fmt::Debug for Io {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = match &self.0 {
+            Kind::Tcp(_) => "Tcp",
+            Kind::Unix(_) => "Unix",
+            Kind::Tls(_) => "Tls",
+            Kind::Within { .. } => "Within",
+        };
+        write!(f, "Io({kind})")
+    }
 }
 
 impl Io {
+    /// One end of a pipe, at whose other end something in this process answers as a server would. `guard` is dropped together with it,
+    /// so that whoever answers can learn at once that nobody listens any more: what is left in the pipe would hide it.
+    pub fn within(pipe: DuplexStream, guard: impl Send + Sync + 'static) -> Io {
+        Io(Kind::Within { pipe, _guard: Box::new(guard) })
+    }
+
     /// Connects, with the TLS of `endpoint`, and says nothing: for who speaks for somebody else, who logs in himself.
     ///
     /// # Errors
@@ -493,6 +523,7 @@ impl AsyncRead for Io {
             Kind::Tcp(s) => Pin::new(s).poll_read(cx, buf),
             Kind::Unix(s) => Pin::new(s).poll_read(cx, buf),
             Kind::Tls(s) => Pin::new(s).poll_read(cx, buf),
+            Kind::Within { pipe: s, .. } => Pin::new(s).poll_read(cx, buf),
         }
     }
 }
@@ -503,6 +534,7 @@ impl AsyncWrite for Io {
             Kind::Tcp(s) => Pin::new(s).poll_write(cx, buf),
             Kind::Unix(s) => Pin::new(s).poll_write(cx, buf),
             Kind::Tls(s) => Pin::new(s).poll_write(cx, buf),
+            Kind::Within { pipe: s, .. } => Pin::new(s).poll_write(cx, buf),
         }
     }
 
@@ -515,6 +547,7 @@ impl AsyncWrite for Io {
             Kind::Tcp(s) => Pin::new(s).poll_write_vectored(cx, bufs),
             Kind::Unix(s) => Pin::new(s).poll_write_vectored(cx, bufs),
             Kind::Tls(s) => Pin::new(s).poll_write_vectored(cx, bufs),
+            Kind::Within { pipe: s, .. } => Pin::new(s).poll_write_vectored(cx, bufs),
         }
     }
 
@@ -527,6 +560,7 @@ impl AsyncWrite for Io {
             Kind::Tcp(s) => Pin::new(s).poll_flush(cx),
             Kind::Unix(s) => Pin::new(s).poll_flush(cx),
             Kind::Tls(s) => Pin::new(s).poll_flush(cx),
+            Kind::Within { pipe: s, .. } => Pin::new(s).poll_flush(cx),
         }
     }
 
@@ -535,6 +569,7 @@ impl AsyncWrite for Io {
             Kind::Tcp(s) => Pin::new(s).poll_shutdown(cx),
             Kind::Unix(s) => Pin::new(s).poll_shutdown(cx),
             Kind::Tls(s) => Pin::new(s).poll_shutdown(cx),
+            Kind::Within { pipe: s, .. } => Pin::new(s).poll_shutdown(cx),
         }
     }
 }

@@ -11,12 +11,13 @@ use tokio::task::JoinSet;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::{Link, LinkOptions};
-use whimbrel_engine::probe::{Capabilities, Info, PROBE_KEY, ServerFacts};
+use whimbrel_engine::probe::{Info, PROBE_KEY, ServerFacts};
 use whimbrel_flow::functions;
 use whimbrel_wire::value::Value;
 
 use crate::hub::{Hub, Ready, Servers};
 use crate::mover;
+use crate::place::{Found, Place};
 use crate::route::Tables;
 use crate::server::{Front, FrontOptions, Shared};
 use crate::stages::Stages;
@@ -108,22 +109,29 @@ impl Front {
         let phase = state.load()?;
         let (source, target) = (Arc::new(source), Arc::new(target));
         let mut tasks = JoinSet::new();
-        let (first, stages) = match phase {
-            Phase::Forwarding => (source.clone(), Stages::forwarding()),
+        let (first, facts, stages) = match phase {
+            Phase::Forwarding => {
+                let found = Place::find(&source, link).await?;
+                (found.place, found.facts, Stages::forwarding())
+            }
             // The source is needed no more, and may be gone.
-            Phase::Done => (target.clone(), Stages::moving(when_done(&source, &target, link, wait).await?)),
+            Phase::Done => {
+                let found = Place::find(&target, link).await?;
+                let (place, facts) = (found.place.clone(), found.facts.clone());
+                (place, facts, Stages::moving(when_done(&source, found, link, wait).await?))
+            }
             Phase::Finished => return Err(finished(&target, &state)),
             Phase::Moving => {
-                let servers = survey(&source, &target, link).await?;
+                let (servers, facts) = survey(&source, &target, link).await?;
                 let (hub, moves) = Hub::new(servers, wait, true);
                 // Whatever the process before this one has sent and was not carried out yet never will be.
                 close_others(&hub).await?;
                 hub.ready.send_replace(Ready::Yes);
                 tasks = spawn(&hub, moves, state.clone());
-                (source.clone(), Stages::moving(hub))
+                (hub.servers.source.clone(), facts, Stages::moving(hub))
             }
         };
-        let front = Front::open(options, first, Some(stages.clone())).await?;
+        let front = Front::open(options, first, facts, Some(stages.clone())).await?;
         let shared = front.shared().clone();
         let control = Control { source, target, link, wait, state, stages, shared, tasks: Mutex::new(tasks) };
         Ok((front, Arc::new(control)))
@@ -162,21 +170,21 @@ impl Control {
             }
             Some(_) => return Err(refuse("start", "keys are moving already", "see whimbrel front status")),
         }
-        let servers = survey(&self.source, &self.target, self.link).await?;
+        let (servers, _) = survey(&self.source, &self.target, self.link).await?;
         first_database_alone(&self.source, servers.other_database)?;
-        must_be_empty(&self.target, self.link).await?;
+        must_be_empty(&servers.target).await?;
         // Whether it can be written is better known before clients are stopped.
         self.state.save(Phase::Forwarding)?;
         let (hub, moves) = Hub::new(servers, self.wait, false);
         hub.paused.send_replace(paused);
         self.stages.begin(hub.clone()).await;
+        self.shared.source.none_open().await;
         let begun = async {
             close_others(&hub).await?;
-            must_be_empty(&self.target, self.link).await?;
+            must_be_empty(&hub.servers.target).await?;
             // Clients wrote until now, and may have loaded libraries.
-            let mut source = hub.open_source().await?;
-            first_database_alone(&self.source, other_database(&Info::ask(&mut source, "keyspace").await?))?;
-            share_libraries(&hub, &mut source).await?;
+            first_database_alone(&self.source, keyspace(&hub.servers.source).await?.1)?;
+            share_libraries(&hub).await?;
             self.state.save(Phase::Moving)
         };
         if let Err(error) = begun.await {
@@ -294,32 +302,31 @@ fn spawn(hub: &Arc<Hub>, moves: mpsc::UnboundedReceiver<bytes::Bytes>, state: St
 }
 
 /// Looks at both servers, and refuses what cannot be served exactly. Changes nothing.
-async fn survey(source: &Arc<Endpoint>, target: &Arc<Endpoint>, options: LinkOptions) -> Result<Servers> {
-    let mut from = Link::open(source, &source.address, options).await?;
-    let mut to = Link::open(target, &target.address, options).await?;
-    let facts = (ServerFacts::ask(&mut from).await?, ServerFacts::ask(&mut to).await?);
-    for (endpoint, facts) in [(source, &facts.0), (target, &facts.1)] {
-        if facts.cluster {
-            return Err(unfit(endpoint, "it is part of a cluster", "keys move between standalone servers"));
-        }
-        if facts.replica {
-            return Err(unfit(endpoint, "it is a replica", "name its primary"));
+async fn survey(
+    source: &Arc<Endpoint>,
+    target: &Arc<Endpoint>,
+    options: LinkOptions,
+) -> Result<(Servers, ServerFacts)> {
+    let from_found = Place::find(source, options).await?;
+    let to_found = Place::find(target, options).await?;
+    for found in [&from_found, &to_found] {
+        // Any node of a cluster tells where its primaries are.
+        if found.facts.replica && !found.facts.cluster {
+            return Err(unfit(found.place.endpoint(), "it is a replica", "name its primary"));
         }
     }
-    if facts.0.run_id == facts.1.run_id {
+    if from_found.facts.run_id == to_found.facts.run_id || from_found.place.shares_nodes(&to_found.place) {
         return Err(unfit(target, "it is the source as well", "name another server"));
     }
-    let source_can = Capabilities::probe(&mut from).await?;
-    let mut target_can = Capabilities::probe(&mut to).await?;
-    target_can.probe_payload_version(&mut to, PROBE_KEY, false).await?;
-    if !source_can.pexpiretime {
+    let (mut from, mut to) = (from_found.place.link().await?, to_found.place.link().await?);
+    if !from_found.can.pexpiretime {
         return Err(unfit(
             source,
             "it does not tell when keys expire",
             "PEXPIRETIME is in Redis 7.0 and later",
         ));
     }
-    let keyspace = Info::ask(&mut from, "keyspace").await?;
+    let (keys, other_database) = keyspace(&from_found.place).await?;
     for command in [&[&b"DUMP"[..], PROBE_KEY][..], &[b"UNLINK", PROBE_KEY], NOBODY] {
         must_run(&mut from, command).await?;
     }
@@ -328,43 +335,56 @@ async fn survey(source: &Arc<Endpoint>, target: &Arc<Endpoint>, options: LinkOpt
     }
     let tables =
         Tables { source: CommandTable::ask(&mut from).await?, target: CommandTable::ask(&mut to).await? };
-    Ok(Servers {
-        source: source.clone(),
-        target: target.clone(),
+    let is_one = from_found.place.cluster().is_none();
+    let servers = Servers {
         link: options,
-        source_can,
-        target_can,
-        dialects: (facts.0.dialect, facts.1.dialect),
+        source_can: from_found.can,
+        target_can: to_found.can,
+        dialects: (from_found.facts.dialect, to_found.facts.dialect),
         tables,
-        keys: keyspace.keyspace().get(&0).map_or(0, |counts| counts.keys),
-        other_database: other_database(&keyspace),
-        source_run_id: facts.0.run_id,
-    })
+        keys,
+        other_database,
+        source_run_id: is_one.then(|| from_found.facts.run_id.clone()),
+        source: from_found.place,
+        target: to_found.place,
+    };
+    Ok((servers, from_found.facts))
+}
+
+/// How many keys there are in database 0, and another database that has some.
+async fn keyspace(place: &Place) -> Result<(u64, Option<u32>)> {
+    let (mut keys, mut other) = (0, None);
+    for mut node in place.each().await? {
+        for (db, counts) in Info::ask(&mut node, "keyspace").await?.keyspace() {
+            match db {
+                0 => keys += counts.keys,
+                _ => other = other.or(Some(db)),
+            }
+        }
+    }
+    Ok((keys, other))
 }
 
 /// For a front that is run again when all keys have moved. Sessions take it for what it is after a move that they have seen the end of: cursors of
 /// `SCAN` that the source gave go on at the start of the target. The source is not asked for anything, ever.
 async fn when_done(
     source: &Arc<Endpoint>,
-    target: &Arc<Endpoint>,
+    target: Found,
     options: LinkOptions,
     wait: Duration,
 ) -> Result<Arc<Hub>> {
-    let mut link = Link::open(target, &target.address, options).await?;
-    let facts = ServerFacts::ask(&mut link).await?;
-    let target_can = Capabilities::probe(&mut link).await?;
-    let table = CommandTable::ask(&mut link).await?;
+    let table = CommandTable::ask(&mut target.place.link().await?).await?;
     let servers = Servers {
-        source: source.clone(),
-        target: target.clone(),
+        source: Place::server(source, options),
+        target: target.place,
         link: options,
-        source_can: target_can,
-        target_can,
-        dialects: (facts.dialect, facts.dialect),
+        source_can: target.can,
+        target_can: target.can,
+        dialects: (target.facts.dialect, target.facts.dialect),
         tables: Tables { source: table.clone(), target: table },
         keys: 0,
         other_database: None,
-        source_run_id: String::new(),
+        source_run_id: None,
     };
     let (hub, _) = Hub::new(servers, wait, false);
     hub.set_done();
@@ -373,14 +393,14 @@ async fn when_done(
 }
 
 /// Loads the function libraries of the source into the target. Nobody else is connected to either.
-async fn share_libraries(hub: &Hub, source: &mut Link) -> Result<()> {
-    let mut target = hub.open_target().await?;
-    let different = functions::share(source, &mut target).await?;
+async fn share_libraries(hub: &Hub) -> Result<()> {
+    let (mut source, mut target) = (hub.open_source().await?, hub.open_target().await?);
+    let different = functions::share(&mut source, &mut target).await?;
     if different.is_empty() {
         return Ok(());
     }
     Err(unfit(
-        &hub.servers.target,
+        hub.servers.target.endpoint(),
         &format!("it has other function libraries of the same names as the source: {}", different.join(", ")),
         "delete those at the target with FUNCTION DELETE, or load there what is right into both",
     ))
@@ -396,11 +416,6 @@ async fn must_run(link: &mut Link, command: &[&[u8]]) -> Result<()> {
     }
 }
 
-/// One that has keys.
-fn other_database(keyspace: &Info) -> Option<u32> {
-    keyspace.keyspace().into_keys().find(|db| *db != 0)
-}
-
 fn first_database_alone(source: &Endpoint, other: Option<u32>) -> Result<()> {
     other.map_or(Ok(()), |db| {
         Err(unfit(
@@ -411,17 +426,17 @@ fn first_database_alone(source: &Endpoint, other: Option<u32>) -> Result<()> {
     })
 }
 
-async fn must_be_empty(target: &Arc<Endpoint>, options: LinkOptions) -> Result<()> {
-    let mut link = Link::open(target, &target.address, options).await?;
-    if Info::ask(&mut link, "keyspace").await?.keyspace().is_empty() {
-        return Ok(());
+async fn must_be_empty(target: &Place) -> Result<()> {
+    match keyspace(target).await? {
+        (0, None) => Ok(()),
+        _ => Err(unfit(target.endpoint(), "it has keys", "a front moves keys to an empty server or cluster")),
     }
-    Err(unfit(target, "it has keys", "a front moves keys to an empty server"))
 }
 
 /// Closes all connections of clients on both servers but our own: what was sent there before, by whomever, is carried out by now or never.
 async fn close_others(hub: &Hub) -> Result<()> {
-    for mut link in [hub.open_source().await?, hub.open_target().await?] {
+    let (source, target) = (hub.servers.source.each().await?, hub.servers.target.each().await?);
+    for mut link in source.into_iter().chain(target) {
         for kind in [&b"normal"[..], b"pubsub"] {
             let reply = link.call(&[b"CLIENT", b"KILL", b"TYPE", kind]).await?;
             if !matches!(reply, Value::Int(_)) {

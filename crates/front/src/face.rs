@@ -12,7 +12,7 @@ use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::topology::Replies;
 
 /// How the answer of a server begins that is no cluster: all of Redis since 3.0 and Valkey.
-const NO_CLUSTER: &[u8] = b"-ERR This instance has cluster support disabled";
+pub(crate) const NO_CLUSTER: &[u8] = b"-ERR This instance has cluster support disabled";
 
 /// Words of a question that have to be known.
 pub(crate) const WORDS: usize = 3;

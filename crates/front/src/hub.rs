@@ -11,16 +11,17 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::{RwLock, mpsc, watch};
 use tokio::time::timeout;
-use whimbrel_engine::endpoint::Endpoint;
-use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::error::Result;
 use whimbrel_engine::link::{Link, LinkOptions};
 use whimbrel_engine::probe::{Capabilities, Info};
 use whimbrel_wire::payload::Dialect;
-use whimbrel_wire::value::Value;
 
 use crate::alarms::Alarms;
+use crate::cluster::ask_keys;
 use crate::filter::Filter;
 use crate::locks::{Locks, Moved, Shared};
+use crate::place::Place;
+use crate::room::Reserve;
 use crate::route::Tables;
 
 /// Keys that are known to be home and need not be asked for: so many at most, 8 bytes each.
@@ -35,8 +36,8 @@ const LONG_BYTES_MAX: u64 = 256 << 20;
 /// What both servers are.
 #[derive(Debug)]
 pub(crate) struct Servers {
-    pub(crate) source: Arc<Endpoint>,
-    pub(crate) target: Arc<Endpoint>,
+    pub(crate) source: Place,
+    pub(crate) target: Place,
     pub(crate) link: LinkOptions,
     pub(crate) source_can: Capabilities,
     pub(crate) target_can: Capabilities,
@@ -46,8 +47,8 @@ pub(crate) struct Servers {
     pub(crate) keys: u64,
     /// A database of the source other than 0 that had keys then.
     pub(crate) other_database: Option<u32>,
-    /// Which process the source was then.
-    pub(crate) source_run_id: String,
+    /// Which process the source was then; `None` where it is more than one.
+    pub(crate) source_run_id: Option<String>,
 }
 
 /// Whether sessions may be served.
@@ -101,18 +102,12 @@ pub(crate) struct Hub {
     known: Box<[AtomicU64]>,
     rebuilding: AtomicBool,
     done: AtomicBool,
-    long_bytes: AtomicU64,
+    /// For what clients send that has to be held whole.
+    pub(crate) long: Arc<Reserve>,
     /// For questions about the words of a command.
     asking: tokio::sync::Mutex<Option<Link>>,
     trouble: Mutex<Option<String>>,
     alarms: Mutex<Alarms>,
-}
-
-/// Beyond what every session may hold, until it is dropped.
-#[derive(Debug)]
-pub(crate) struct Room {
-    hub: Arc<Hub>,
-    bytes: u64,
 }
 
 impl Hub {
@@ -135,7 +130,7 @@ impl Hub {
             known: (0..KNOWN_MAX).map(|_| AtomicU64::new(0)).collect(),
             rebuilding: AtomicBool::new(after_crash),
             done: AtomicBool::new(false),
-            long_bytes: AtomicU64::new(0),
+            long: Reserve::new(LONG_BYTES_MAX),
             asking: tokio::sync::Mutex::new(None),
             trouble: Mutex::new(None),
             alarms: Mutex::new(Alarms { other_database: servers.other_database, ..Alarms::default() }),
@@ -234,43 +229,25 @@ impl Hub {
     /// The keys among the words of a command, by the target's own understanding.
     ///
     /// # Errors
-    /// What to tell the client.
+    /// What to tell the client, as an error reply has it after its sign.
     pub(crate) async fn keys_of(&self, words: &[Bytes]) -> std::result::Result<Vec<Bytes>, String> {
-        let asking = async {
-            let mut place = self.asking.lock().await;
-            // One that was kept may have been closed for want of use.
-            if let Some(link) = place.take()
-                && let Ok((link, reply)) = ask_keys(link, words).await
-            {
-                *place = Some(link);
-                return Ok(reply);
-            }
-            let (link, reply) = ask_keys(self.open_target().await?, words).await?;
-            *place = Some(link);
-            Ok::<_, Error>(reply)
-        };
-        match timeout(self.wait, asking).await {
-            Ok(Ok(Value::Array(keys))) => Ok(keys.into_iter().filter_map(Value::into_bytes).collect()),
-            Ok(Ok(Value::Error(text))) => Err(String::from_utf8_lossy(&text).into_owned()),
-            Ok(Ok(_)) => Err("the target does not tell the keys".to_owned()),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err("the target does not tell the keys in time".to_owned()),
-        }
+        ask_keys(&self.asking, self.open_target(), words, self.wait).await
     }
 
     /// Notices where the source is another process than it was: it may have lost what it had acknowledged.
     pub(crate) async fn open_source(&self) -> Result<Link> {
-        let mut link =
-            Link::open(&self.servers.source, &self.servers.source.address, self.servers.link).await?;
-        let info = Info::ask(&mut link, "server").await?;
-        if info.field("run_id") != Some(&self.servers.source_run_id) {
-            self.alarms().is_source_another = true;
+        let mut link = self.servers.source.link().await?;
+        if let Some(run_id) = &self.servers.source_run_id {
+            let info = Info::ask(&mut link, "server").await?;
+            if info.field("run_id") != Some(run_id) {
+                self.alarms().is_source_another = true;
+            }
         }
         Ok(link)
     }
 
     pub(crate) async fn open_target(&self) -> Result<Link> {
-        Link::open(&self.servers.target, &self.servers.target.address, self.servers.link).await
+        self.servers.target.link().await
     }
 
     /// What went wrong last, and what is wrong with the source, for people.
@@ -287,32 +264,5 @@ impl Hub {
 
     pub(crate) fn set_trouble(&self, trouble: Option<String>) {
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
-    }
-
-    /// Room for a long request; `None` where all clients together hold too much already.
-    pub(crate) fn room(self: &Arc<Hub>, bytes: u64) -> Option<Room> {
-        let held = self.long_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let room = Room { hub: self.clone(), bytes };
-        (held + bytes <= LONG_BYTES_MAX).then_some(room)
-    }
-}
-
-/// The link comes back where it is in step.
-async fn ask_keys(mut link: Link, words: &[Bytes]) -> Result<(Link, Value)> {
-    let out = link.outbox();
-    out.command(words.len() + 2);
-    out.arg(b"COMMAND");
-    out.arg(b"GETKEYS");
-    for word in words {
-        out.arg_bytes(word);
-    }
-    link.flush().await?;
-    let reply = link.reply().await?;
-    Ok((link, reply))
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        self.hub.long_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }

@@ -7,6 +7,8 @@
 //! - [`state`]: how far it is, on disk;
 //! - `stages`: the moment at which keys begin to move;
 //! - [`route`]: what is done with which command while keys move;
+//! - `place`: what source and target are: servers, or clusters;
+//! - `cluster`: a cluster that looks like one server;
 //! - `alarms`: what is wrong with a source that somebody else uses;
 //! - `hub`: what is known of keys, and commands that wait for theirs;
 //! - [`locks`]: which keys are read at the source, and which are moved;
@@ -17,13 +19,14 @@
 //! - [`table`]: where the keys of a command are;
 //! - `whole`: questions about all keys.
 //!
-//! **Every client has its own connection to each server.** Whatever belongs to a connection there (its user, its database, its
+//! **Every client has its own connection to each server,** and to each node of a cluster that it needs. Whatever belongs to a connection there (its user, its database, its
 //! protocol, `MULTI`, `WATCH`, subscriptions, its name) belongs to the client by nature, and nothing is imitated.
 //!
 //! **Bounds.** What is held for a client is bounded by constants of `session`. Whoever does not read is not read from.
 
 mod alarms;
 pub mod carry;
+mod cluster;
 pub mod commands;
 pub mod control;
 pub mod face;
@@ -31,6 +34,8 @@ pub mod filter;
 mod hub;
 pub mod locks;
 mod mover;
+mod place;
+mod room;
 pub mod route;
 pub mod server;
 mod session;

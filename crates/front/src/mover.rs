@@ -12,14 +12,15 @@ use bytes::Bytes;
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::sleep;
-use whimbrel_engine::error::{Error, ErrorKind, Result};
+use whimbrel_engine::error::{Code, Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::Link;
-use whimbrel_engine::probe::{DbCounts, Info};
+use whimbrel_engine::probe::Info;
 use whimbrel_wire::value::Value;
 
 use crate::carry::{Carried, Route, carry};
 use crate::hub::Hub;
 use crate::locks::Moved;
+use crate::place::{Leash, Place, were_at_rest};
 
 /// Keys that are moved at the same time.
 pub const WORKERS: usize = 8;
@@ -53,8 +54,8 @@ pub(crate) async fn work(hub: Arc<Hub>, moves: mpsc::UnboundedReceiver<Bytes>) {
 struct Worker {
     hub: Arc<Hub>,
     source: Option<Link>,
-    /// With the id that the target gave the connection.
-    target: Option<(Link, i64)>,
+    /// With what ends it.
+    target: Option<(Link, Leash)>,
 }
 
 impl Worker {
@@ -84,7 +85,7 @@ impl Worker {
                 Ok(_) => return Moved::Home,
                 // Refused by a server. The lock may be let go only where nothing was written: a copy at the target that is not home would
                 // be taken for the key itself.
-                Err(error) if matches!(error.kind, ErrorKind::Server(_)) && self.is_as_before(key).await => {
+                Err(error) if is_final(&error) && self.is_as_before(key).await => {
                     let text = error.to_string();
                     hub.set_trouble(Some(text.clone()));
                     return Moved::Refused(text.into());
@@ -104,7 +105,7 @@ impl Worker {
     async fn attempt(&mut self, key: &[u8], is_first: bool) -> Result<Carried> {
         let hub = self.hub.clone();
         if self.target.is_none() {
-            self.target = Some(open_target(&hub).await?);
+            self.target = Some(hub.servers.target.leashed().await?);
         }
         if self.source.is_none() {
             self.source = Some(hub.open_source().await?);
@@ -142,17 +143,16 @@ impl Worker {
         }
     }
 
-    /// After an error: a new connection to the target, by which the old one is ended. Otherwise a `RESTORE` that still waits in it could be
+    /// After an error: a new connection to the target, once the old one has been ended. Otherwise a `RESTORE` that still waits in it could be
     /// carried out later, when the key has been deleted, and bring it back.
     async fn replace_target(&mut self) {
-        let old = self.target.take().map(|(_, id)| id);
+        let mut old = self.target.take().map(|(_, leash)| leash);
         loop {
             let replaced = async {
-                let (mut link, id) = open_target(&self.hub).await?;
-                if let Some(old) = old {
-                    link.call(&[b"CLIENT", b"KILL", b"ID", old.to_string().as_bytes()]).await?;
+                if let Some(old) = &mut old {
+                    old.cut().await?;
                 }
-                Ok::<_, Error>((link, id))
+                self.hub.servers.target.leashed().await
             };
             match replaced.await {
                 Ok(target) => {
@@ -168,12 +168,11 @@ impl Worker {
     }
 }
 
-async fn open_target(hub: &Hub) -> Result<(Link, i64)> {
-    let mut link = hub.open_target().await?;
-    let reply = link.call(&[b"CLIENT", b"ID"]).await?;
-    match reply.as_int() {
-        Some(id) => Ok((link, id)),
-        None => Err(link.unexpected("CLIENT ID", &reply)),
+/// Whether a server has refused, and will again. A cluster in which a slot moves or a node fails will not for ever.
+fn is_final(error: &Error) -> bool {
+    match &error.kind {
+        ErrorKind::Server(refused) => !matches!(refused.code, Code::TryAgain | Code::ClusterDown),
+        _ => false,
     }
 }
 
@@ -190,29 +189,44 @@ pub(crate) async fn rebuild(hub: &Hub) {
 }
 
 async fn try_rebuild(hub: &Hub) -> Result<()> {
-    let (mut source, mut target) = (hub.open_source().await?, hub.open_target().await?);
-    let mut cursor = Bytes::from_static(b"0");
-    loop {
-        let (next, keys) = scan(&mut target, &cursor).await?;
-        if !keys.is_empty() {
-            let out = source.outbox();
-            out.command(keys.len() + 1);
-            out.arg(b"UNLINK");
-            for key in &keys {
-                out.arg_bytes(key);
-            }
-            source.flush().await?;
-            let reply = source.reply().await?;
-            source.check(reply, b"UNLINK")?;
+    let mut source = hub.open_source().await?;
+    let target = &hub.servers.target;
+    let before = target.claims().await?;
+    for mut node in target.each().await? {
+        let mut cursor = Bytes::from_static(b"0");
+        loop {
+            let (next, keys) = scan(&mut node, &cursor).await?;
+            sum_of(&mut source, b"UNLINK", &keys).await?;
             for key in &keys {
                 hub.filter.insert(hub.hash(key));
             }
+            if &next[..] == b"0" {
+                break;
+            }
+            cursor = next;
         }
-        if &next[..] == b"0" {
-            return Ok(());
-        }
-        cursor = next;
     }
+    // A key that went from one node of a cluster to another meanwhile may have been missed on both.
+    if were_at_rest(&before, &target.claims().await?) {
+        return Ok(());
+    }
+    let (at, what) = (target.endpoint().address.to_string(), "slots moved between its nodes meanwhile");
+    Err(Error::unfit(Side::Target, at, "find all keys", what))
+}
+
+/// Sends a command for each of the keys, and adds up the replies. One command for all would not do in a cluster.
+async fn sum_of(link: &mut Link, command: &[u8], keys: &[Bytes]) -> Result<u64> {
+    for key in keys {
+        link.push(&[command, key]);
+    }
+    link.flush().await?;
+    let mut sum = 0;
+    for _ in keys {
+        let reply = link.reply().await?;
+        let reply = link.check(reply, command)?;
+        sum += number(link, &String::from_utf8_lossy(command), &reply)?;
+    }
+    Ok(sum)
 }
 
 /// Goes over the source until it is empty. Returns then.
@@ -253,19 +267,7 @@ impl Pass {
     /// A key that is home is not at the source, for ever. One that is has been put there by somebody else, or the source has forgotten
     /// that it was removed.
     async fn look_for_returned(&mut self, source: &mut Link) -> Result<()> {
-        if self.home.is_empty() {
-            return Ok(());
-        }
-        let out = source.outbox();
-        out.command(self.home.len() + 1);
-        out.arg(b"EXISTS");
-        for key in &self.home {
-            out.arg_bytes(key);
-        }
-        source.flush().await?;
-        let reply = source.reply().await?;
-        let reply = source.check(reply, b"EXISTS")?;
-        self.returned += number(source, "EXISTS", &reply)?;
+        self.returned += sum_of(source, b"EXISTS", &self.home).await?;
         self.home.clear();
         Ok(())
     }
@@ -274,47 +276,67 @@ impl Pass {
 /// Moves what one iteration over the source gives, and returns how many keys are left after it, in all databases.
 async fn pass(hub: &Arc<Hub>) -> Result<u64> {
     let mut source = hub.open_source().await?;
-    let mut cursor = Bytes::from_static(b"0");
     let mut wanted = JoinSet::new();
     let mut pass = Pass::default();
-    loop {
-        let (next, keys) = scan(&mut source, &cursor).await?;
-        for key in keys {
-            resumed(hub).await;
-            if hub.is_known(hub.hash(&key)) {
-                // Moved since the reply was made, or it has come back: then it must not be taken for the key.
-                pass.home.push(key);
-                continue;
+    for mut node in hub.servers.source.each().await? {
+        let mut cursor = Bytes::from_static(b"0");
+        loop {
+            let (next, keys) = scan(&mut node, &cursor).await?;
+            for key in keys {
+                resumed(hub).await;
+                if hub.is_known(hub.hash(&key)) {
+                    // Moved since the reply was made, or it has come back: then it must not be taken for the key.
+                    pass.home.push(key);
+                    continue;
+                }
+                if wanted.len() >= BACKGROUND_KEYS {
+                    pass.ended(wanted.join_next().await);
+                }
+                let hub = hub.clone();
+                wanted.spawn(async move {
+                    let moved = hub.locks.want(&key).await.ok();
+                    (key, moved)
+                });
             }
-            if wanted.len() >= BACKGROUND_KEYS {
-                pass.ended(wanted.join_next().await);
+            // Once for each reply, so the bound is what a server gives in a few of them.
+            pass.look_for_returned(&mut source).await?;
+            if &next[..] == b"0" {
+                break;
             }
-            let hub = hub.clone();
-            wanted.spawn(async move {
-                let moved = hub.locks.want(&key).await.ok();
-                (key, moved)
-            });
+            cursor = next;
         }
-        // Once for each reply, so the bound is what a server gives in a few of them.
-        pass.look_for_returned(&mut source).await?;
-        if &next[..] == b"0" {
-            break;
-        }
-        cursor = next;
     }
     while let Some(ended) = wanted.join_next().await {
         pass.ended(Some(ended));
     }
     pass.look_for_returned(&mut source).await?;
     hub.tally.staying.store(pass.staying, Ordering::Relaxed);
-    let reply = source.call(&[b"DBSIZE"]).await?;
-    let left = number(&source, "DBSIZE", &reply)?;
-    let others: Vec<(u32, DbCounts)> =
-        Info::ask(&mut source, "keyspace").await?.keyspace().into_iter().filter(|(db, _)| *db != 0).collect();
+    let (left, other_database) = count(&hub.servers.source).await?;
     let mut alarms = hub.alarms();
     alarms.returned = pass.returned;
-    alarms.other_database = others.first().map(|(db, _)| *db);
-    Ok(left + others.iter().map(|(_, counts)| counts.keys).sum::<u64>())
+    alarms.other_database = other_database;
+    Ok(left)
+}
+
+/// How many keys there are, in all databases, and a database other than 0 that has some. Where there seem to be none although one could be on
+/// its way from one node of a cluster to another, it is one.
+async fn count(place: &Place) -> Result<(u64, Option<u32>)> {
+    let before = place.claims().await?;
+    let (mut left, mut other) = (0, None);
+    for mut node in place.each().await? {
+        let reply = node.call(&[b"DBSIZE"]).await?;
+        left += number(&node, "DBSIZE", &reply)?;
+        for (db, counts) in Info::ask(&mut node, "keyspace").await?.keyspace() {
+            if db != 0 {
+                left += counts.keys;
+                other = other.or(Some(db));
+            }
+        }
+    }
+    if left == 0 && !were_at_rest(&before, &place.claims().await?) {
+        left = 1;
+    }
+    Ok((left, other))
 }
 
 fn number(link: &Link, command: &str, reply: &Value) -> Result<u64> {

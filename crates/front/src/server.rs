@@ -11,12 +11,13 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::endpoint::Endpoint;
-use whimbrel_engine::error::{Error, ErrorKind, Result};
-use whimbrel_engine::link::{Link, LinkOptions};
+use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::link::LinkOptions;
 use whimbrel_engine::probe::ServerFacts;
 use whimbrel_engine::tls::Acceptor;
 
 use crate::face::Face;
+use crate::place::Place;
 use crate::session::Session;
 use crate::stages::Stages;
 
@@ -45,7 +46,7 @@ pub struct FrontOptions {
 /// What sessions share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) source: Arc<Endpoint>,
+    pub(crate) source: Place,
     pub(crate) connect_timeout_ms: u64,
     /// Where there is a target that keys can move to.
     pub(crate) stages: Option<Arc<Stages>>,
@@ -84,16 +85,17 @@ impl Front {
     /// # Errors
     /// Where the source cannot be reached or is not what can be served; `Own` where the address cannot be listened on.
     pub async fn bind(options: FrontOptions, source: Endpoint) -> Result<Front> {
-        Front::open(options, Arc::new(source), None).await
+        let found = Place::find(&source, options.link).await?;
+        Front::open(options, found.place, found.facts, None).await
     }
 
     /// As [`Front::bind`], where keys may move between two servers.
     pub(crate) async fn open(
         options: FrontOptions,
-        source: Arc<Endpoint>,
+        source: Place,
+        facts: ServerFacts,
         stages: Option<Arc<Stages>>,
     ) -> Result<Front> {
-        let facts = look_at(&source, options.link).await?;
         let listen = options.listen;
         let listener = TcpListener::bind(listen).await.map_err(|e| {
             Error::own(format!("listen on {listen}"), e)
@@ -201,16 +203,4 @@ fn set_options(stream: &TcpStream) -> std::io::Result<()> {
 fn turn_away(stream: &TcpStream) {
     // It is closed in any case.
     let _ = stream.try_write(b"-ERR max number of clients reached\r\n");
-}
-
-async fn look_at(source: &Arc<Endpoint>, options: LinkOptions) -> Result<ServerFacts> {
-    let mut link = Link::open(source, &source.address, options).await?;
-    let facts = ServerFacts::ask(&mut link).await?;
-    if facts.cluster {
-        let what = "it is part of a cluster, whose clients go to the node that has their keys".to_owned();
-        let at = source.address.to_string();
-        return Err(Error::new(source.side, at, "serve in front of it", ErrorKind::Unfit(what))
-            .with_remedy("a front serves a standalone server"));
-    }
-    Ok(facts)
 }

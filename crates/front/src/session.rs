@@ -32,14 +32,14 @@ use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep, timeout};
 use tokio_util::io::poll_write_buf;
-use whimbrel_engine::error::{Error, ErrorKind, Result};
+use whimbrel_engine::error::Result;
 use whimbrel_engine::link::Io;
 use whimbrel_wire::boundary::{Boundary, Passed};
 use whimbrel_wire::request::{Request, RequestLimits, RequestScanner};
 
 use self::identity::Identity;
-pub(crate) use self::moving::Home;
 use self::moving::Moving;
+pub(crate) use self::moving::{Home, REQUEST_BYTES_MAX};
 use self::plain::{Change, Plain};
 use crate::commands::{Handling, Note, Trait, handling, is_container, refusal};
 use crate::face::{self, Face, Question};
@@ -49,7 +49,7 @@ use crate::stages::Entrance;
 use crate::whole::with_cursor;
 
 /// How much is read at once.
-const READ_BYTES: usize = 64 << 10;
+pub(crate) const READ_BYTES: usize = 64 << 10;
 
 thread_local! {
     /// What is read lands here first, so that a connection holds no more than what it has been sent. Thousands of buffers
@@ -61,7 +61,7 @@ thread_local! {
 const INBOX_BYTES_MAX: usize = 128 << 10;
 
 /// A side that has not taken in so much is sent no more, and the other side is not read from.
-const OUT_BYTES_MAX: usize = 256 << 10;
+pub(crate) const OUT_BYTES_MAX: usize = 256 << 10;
 
 /// A client with so many requests under way is not read from.
 const DUE_MAX: usize = 8 << 10;
@@ -76,7 +76,7 @@ const COLLECTED_BYTES_MAX: usize = 64 << 20;
 const WHOLE_BYTES_MAX: usize = 32 << 10;
 
 /// No server has a command of this name.
-const REFUSED_COMMAND: &[u8] = b"whimbrel-refused";
+pub(crate) const REFUSED_COMMAND: &[u8] = b"whimbrel-refused";
 
 /// How long nothing may move once the client will send no more, or is told to leave.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -177,7 +177,7 @@ pub(crate) struct Session<C> {
 
 /// The end of a session: a side closed, or broke.
 #[derive(Debug)]
-struct Ended;
+pub(crate) struct Ended;
 
 impl From<io::Error> for Ended {
     fn from(_: io::Error) -> Self {
@@ -709,7 +709,7 @@ fn next_own(due: &mut VecDeque<Due>) -> Option<Vec<u8>> {
     }
 }
 
-fn as_array(words: &[Vec<u8>]) -> Vec<u8> {
+pub(crate) fn as_array(words: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
     for word in words {
         bytes.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
@@ -721,18 +721,12 @@ fn as_array(words: &[Vec<u8>]) -> Vec<u8> {
 
 /// To the source, for a client that will log in itself.
 fn connect(shared: &Arc<Shared>) -> Connecting {
-    let (endpoint, limit) = (shared.source.clone(), Duration::from_millis(shared.connect_timeout_ms));
-    Box::pin(async move {
-        timeout(limit, Io::open(&endpoint, &endpoint.address)).await.unwrap_or_else(|_| {
-            let why = io::Error::from(io::ErrorKind::TimedOut);
-            let at = endpoint.address.to_string();
-            Err(Error::new(endpoint.side, at, "connect", ErrorKind::Connect(why)))
-        })
-    })
+    let shared = shared.clone();
+    Box::pin(async move { shared.source.io().await })
 }
 
 /// Reads what has arrived, 0 bytes at the end of it.
-fn read<R: AsyncRead + Unpin>(
+pub(crate) fn read<R: AsyncRead + Unpin>(
     io: &mut R,
     cx: &mut Context<'_>,
     buffer: &mut BytesMut,
@@ -746,7 +740,7 @@ fn read<R: AsyncRead + Unpin>(
 }
 
 /// Writes what the other side takes; true where it took anything.
-fn write<W: AsyncWrite + Unpin>(
+pub(crate) fn write<W: AsyncWrite + Unpin>(
     io: &mut W,
     cx: &mut Context<'_>,
     buffer: &mut BytesMut,

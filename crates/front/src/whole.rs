@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
-use whimbrel_engine::endpoint::Endpoint;
-use whimbrel_engine::error::Result;
+use whimbrel_engine::error::{Error, ErrorKind, Result};
 use whimbrel_wire::encode::Outbox;
 use whimbrel_wire::value::Value;
 
 use crate::hub::Hub;
+use crate::place::Place;
 use crate::route::Whole;
 use crate::session::Home;
 use crate::session::identity::{Identity, Replies};
@@ -35,6 +35,18 @@ pub(crate) fn resume(cursor: &[u8], is_done: bool) -> Option<(Home, u64)> {
 
 /// The reply of a server to `SCAN`, with the cursor that the client has to come back with. An error is as it was.
 pub(crate) fn with_cursor(home: Home, reply: &[u8]) -> Vec<u8> {
+    let cursor_for = |cursor| {
+        Some(match (home, cursor) {
+            (Home::Source, 0) => TARGET_HALF,
+            (Home::Target, cursor @ 1..) => cursor | TARGET_HALF,
+            (_, cursor) => cursor,
+        })
+    };
+    change_cursor(reply, cursor_for).unwrap_or_else(|| reply.to_vec())
+}
+
+/// A reply to `SCAN` with another cursor. What is none is as it was; `None` where there is no other cursor for it.
+pub(crate) fn change_cursor(reply: &[u8], cursor_for: impl FnOnce(u64) -> Option<u64>) -> Option<Vec<u8>> {
     let parsed = || {
         let rest = reply.strip_prefix(b"*2\r\n$")?;
         let at = rest.windows(2).position(|two| two == b"\r\n")?;
@@ -42,16 +54,11 @@ pub(crate) fn with_cursor(home: Home, reply: &[u8]) -> Vec<u8> {
         let cursor: u64 = std::str::from_utf8(rest.get(at + 2..at + 2 + len)?).ok()?.parse().ok()?;
         Some((cursor, rest.get(at + 4 + len..)?))
     };
-    let Some((cursor, keys)) = parsed() else { return reply.to_vec() };
-    let cursor = match (home, cursor) {
-        (Home::Source, 0) => TARGET_HALF,
-        (Home::Target, cursor @ 1..) => cursor | TARGET_HALF,
-        (_, cursor) => cursor,
-    };
-    let cursor = cursor.to_string();
+    let Some((cursor, keys)) = parsed() else { return Some(reply.to_vec()) };
+    let cursor = cursor_for(cursor)?.to_string();
     let mut text = format!("*2\r\n${}\r\n{cursor}\r\n", cursor.len()).into_bytes();
     text.extend_from_slice(keys);
-    text
+    Some(text)
 }
 
 /// The reply to a question about all keys, asked of both servers on connections of the client's own kind, while nothing moves.
@@ -63,11 +70,10 @@ pub(crate) async fn ask_both(hub: Arc<Hub>, identity: Identity, whole: Whole, wo
         return b"-TRYAGAIN whimbrel front: after a restart, keys are counted when the filter has been rebuilt\r\n"
             .to_vec();
     }
-    let limit = Duration::from_millis(hub.servers.link.connect_timeout_ms);
     let asking = async {
         tokio::try_join!(
-            ask(&hub.servers.source, &identity, limit, &words),
-            ask(&hub.servers.target, &identity, limit, &words)
+            ask(&hub.servers.source, &identity, &words),
+            ask(&hub.servers.target, &identity, &words)
         )
     };
     match timeout(Duration::from_millis(hub.servers.link.reply_timeout_ms), asking).await {
@@ -77,11 +83,11 @@ pub(crate) async fn ask_both(hub: Arc<Hub>, identity: Identity, whole: Whole, wo
     }
 }
 
-async fn ask(endpoint: &Endpoint, identity: &Identity, limit: Duration, words: &[Bytes]) -> Result<Value> {
-    use whimbrel_engine::error::{Error, ErrorKind};
+async fn ask(place: &Place, identity: &Identity, words: &[Bytes]) -> Result<Value> {
+    let endpoint = place.endpoint();
     let fail =
         |e| Error::new(endpoint.side, endpoint.address.to_string(), "ask for all keys", ErrorKind::Broken(e));
-    let mut io = identity.introduce(endpoint, limit).await?;
+    let mut io = place.introduce(identity).await?;
     let mut out = Outbox::new();
     out.command(words.len());
     for word in words {

@@ -5,12 +5,10 @@
 
 use std::fmt;
 use std::io;
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::time::timeout;
-use whimbrel_engine::endpoint::Endpoint;
+use whimbrel_engine::endpoint::{Address, Endpoint};
 use whimbrel_engine::error::{Error, ErrorKind, Result, ServerError};
 use whimbrel_engine::link::Io;
 use whimbrel_wire::encode::Protocol;
@@ -96,36 +94,27 @@ impl Identity {
         }
     }
 
-    /// A new connection to a server which knows all of it, within `limit`.
+    /// Says all of it on a new connection.
     ///
     /// # Errors
-    /// As [`Io::open`]; `Server` where the server does not agree to what another one has agreed to.
-    pub(crate) async fn introduce(&self, endpoint: &Endpoint, limit: Duration) -> Result<Io> {
-        let fail = |kind| Error::new(endpoint.side, endpoint.address.to_string(), "connect", kind);
-        let open = async {
-            let mut io = Io::open(endpoint, &endpoint.address).await?;
-            let sayings = self.sayings();
-            if sayings.is_empty() {
-                return Ok(io);
+    /// `Broken`, or `Server` where the server does not agree to what another one has agreed to.
+    pub(crate) async fn say_all(&self, mut io: Io, endpoint: &Endpoint, address: &Address) -> Result<Io> {
+        let fail = |kind| Error::new(endpoint.side, address.to_string(), "connect", kind);
+        let sayings = self.sayings();
+        if sayings.is_empty() {
+            return Ok(io);
+        }
+        io.write_all_buf(&mut sayings.concat().as_slice()).await.map_err(|e| fail(ErrorKind::Broken(e)))?;
+        io.flush().await.map_err(|e| fail(ErrorKind::Broken(e)))?;
+        let mut replies = Replies::default();
+        for _ in sayings {
+            let reply = replies.next(&mut io).await.map_err(|e| fail(ErrorKind::Broken(e)))?;
+            if let Some(refused) = ServerError::of(&reply) {
+                return Err(fail(ErrorKind::Server(refused))
+                    .with_remedy("all servers behind a front have to know the same users and passwords"));
             }
-            io.write_all_buf(&mut sayings.concat().as_slice())
-                .await
-                .map_err(|e| fail(ErrorKind::Broken(e)))?;
-            io.flush().await.map_err(|e| fail(ErrorKind::Broken(e)))?;
-            let mut replies = Replies::default();
-            for _ in sayings {
-                let reply = replies.next(&mut io).await.map_err(|e| fail(ErrorKind::Broken(e)))?;
-                if let Some(refused) = ServerError::of(&reply) {
-                    return Err(fail(ErrorKind::Server(refused)).with_remedy(
-                        "while keys move, source and target have to know the same users and passwords",
-                    ));
-                }
-            }
-            Ok(io)
-        };
-        timeout(limit, open)
-            .await
-            .unwrap_or_else(|_| Err(fail(ErrorKind::Connect(io::Error::from(io::ErrorKind::TimedOut)))))
+        }
+        Ok(io)
     }
 }
 

@@ -26,12 +26,13 @@ use super::{
 };
 use crate::commands::{Handling, Note, Trait, handling, refusal};
 use crate::face::Question;
-use crate::hub::{Hub, Ready, Room};
+use crate::hub::{Hub, Ready};
+use crate::room::Room;
 use crate::route::{Plan, While, Whole, by_name, select};
 use crate::whole::{ask_both, one_line, resume};
 
 /// The longest request whose keys are not all at its beginning.
-const REQUEST_BYTES_MAX: usize = 64 << 20;
+pub(crate) const REQUEST_BYTES_MAX: usize = 64 << 20;
 
 /// A client that has not taken in a reply of the source for so long is disconnected if a key in it is to be moved.
 const STALLED: Duration = Duration::from_secs(10);
@@ -142,11 +143,10 @@ impl Moving {
                 Ok(Ready::Yes) => {}
                 _ => return Err(Error::own("serve", "it could not begin to move keys: connect again")),
             }
-            let endpoint = match home {
-                Home::Source => &hub.servers.source,
-                Home::Target => &hub.servers.target,
-            };
-            identity.introduce(endpoint, Duration::from_millis(hub.servers.link.connect_timeout_ms)).await
+            match home {
+                Home::Source => hub.servers.source.introduce(&identity).await,
+                Home::Target => hub.servers.target.introduce(&identity).await,
+            }
         })
     }
 
@@ -470,7 +470,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         keys: Vec<Bytes>,
     ) -> Step {
         let hub = moving.hub.clone();
-        if !hub.may_forward(&keys) {
+        if !hub.may_forward(&keys) || !hub.servers.source.takes_together(&keys) {
             return moving.pull(keys);
         }
         // Nothing is held while the other server still answers.
@@ -577,7 +577,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         if self.inbox.len() < max {
             return Step::Nothing;
         }
-        let room = (max < REQUEST_BYTES_MAX).then(|| moving.hub.room(max as u64)).flatten();
+        let room = (max < REQUEST_BYTES_MAX).then(|| moving.hub.long.take(max as u64)).flatten();
         if let Some(room) = room {
             moving.room.push(room);
             moving.inbox_bytes_max = max * 2;

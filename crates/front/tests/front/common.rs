@@ -13,7 +13,7 @@ use whimbrel_engine::link::LinkOptions;
 use whimbrel_front::control::{Control, Status};
 use whimbrel_front::server::{Front, FrontOptions};
 use whimbrel_front::state::{Phase, StateFile};
-use whimbrel_lab::Server;
+use whimbrel_lab::{Cluster, Server};
 
 /// How long a reply may take before a test gives up.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -73,6 +73,24 @@ impl Drop for Served {
     }
 }
 
+/// What a front can be told of.
+pub trait Named {
+    /// Its address.
+    fn named(&self) -> String;
+}
+
+impl Named for Server {
+    fn named(&self) -> String {
+        self.url()
+    }
+}
+
+impl Named for Cluster {
+    fn named(&self) -> String {
+        self.seed()
+    }
+}
+
 /// A front between two servers, that runs until it is dropped.
 pub struct Between {
     address: SocketAddr,
@@ -84,26 +102,27 @@ pub struct Between {
 
 impl Between {
     #[track_caller]
-    pub fn of(source: &Server, target: &Server) -> Between {
+    pub fn of(source: &impl Named, target: &impl Named) -> Between {
         Between::with_wait(source, target, Duration::from_secs(10))
     }
 
     /// Commands wait so long for their keys.
     #[track_caller]
-    pub fn with_wait(source: &Server, target: &Server, wait: Duration) -> Between {
+    pub fn with_wait(source: &impl Named, target: &impl Named, wait: Duration) -> Between {
         Between::from(source, target, wait, Phase::Forwarding)
     }
 
     /// After one that died in this phase.
     #[track_caller]
-    pub fn after(phase: Phase, source: &Server, target: &Server) -> Between {
+    pub fn after(phase: Phase, source: &impl Named, target: &impl Named) -> Between {
         Between::from(source, target, Duration::from_secs(10), phase)
     }
 
     #[track_caller]
-    fn from(source: &Server, target: &Server, wait: Duration, phase: Phase) -> Between {
-        let endpoint = |side, server: &Server| Endpoint::parse(side, &server.url()).expect("a valid address");
-        let (source, target) = (endpoint(Side::Source, source), endpoint(Side::Target, target));
+    fn from(source: &impl Named, target: &impl Named, wait: Duration, phase: Phase) -> Between {
+        let endpoint = |side, address: String| Endpoint::parse(side, &address).expect("a valid address");
+        let source = endpoint(Side::Source, source.named());
+        let target = endpoint(Side::Target, target.named());
         let folder = tempfile::tempdir().expect("a folder");
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let runtime = runtime.expect("a runtime");

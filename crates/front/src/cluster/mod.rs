@@ -1,0 +1,215 @@
+//! A cluster that looks like one server to whoever has a connection to it.
+//!
+//! - `map`: which node has which slot, and the numbers of nodes;
+//! - `route`: to which nodes a command goes;
+//! - `conn`: one such connection, and behind it one to each node that it needs.
+//!
+//! Redirections are followed here, and never passed on: they would lead a client past the front.
+//!
+//! **Bounds.** A connection to a cluster holds what a connection to a server does for each node that it uses, and so many bytes of requests that
+//! may have to be sent again as `conn` says. Long requests whose keys are not at their beginning are held whole, all together within
+//! [`LONG_BYTES_MAX`].
+
+mod conn;
+mod map;
+mod route;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::io::duplex;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::endpoint::Address;
+use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::link::{Io, Link};
+use whimbrel_wire::value::Value;
+
+use self::conn::Conn;
+use self::map::Map;
+use crate::room::Reserve;
+use crate::table::CommandTable;
+
+/// What the pipe to a connection holds in each direction.
+const PIPE_BYTES: usize = 16 << 10;
+
+/// Requests whose keys are not all at their beginning are held whole: all connections together so much of them.
+const LONG_BYTES_MAX: u64 = 256 << 20;
+
+/// Connections to nodes, by the address and the id that the node gave: those of one connection to the cluster.
+pub(crate) type Ids = Arc<Mutex<Vec<(Address, i64)>>>;
+
+/// A cluster, and what is known of it.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    pub(crate) deployment: Deployment,
+    table: CommandTable,
+    map: RwLock<Arc<Map>>,
+    /// One asks at a time.
+    refreshing: tokio::sync::Mutex<()>,
+    /// For questions about the words of a command.
+    asking: tokio::sync::Mutex<Option<Link>>,
+    reserve: Arc<Reserve>,
+    open: Arc<Open>,
+}
+
+/// Connections that are being served.
+#[derive(Debug, Default)]
+struct Open {
+    count: AtomicUsize,
+    /// One has ended.
+    left: Notify,
+}
+
+/// One of them.
+struct Counted(Arc<Open>);
+
+impl Counted {
+    fn new(open: &Arc<Open>) -> Counted {
+        open.count.fetch_add(1, Ordering::AcqRel);
+        Counted(open.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.count.fetch_sub(1, Ordering::AcqRel);
+        // Kept for whoever looks later.
+        self.0.left.notify_one();
+    }
+}
+
+impl Cluster {
+    /// Asks one node for the commands that it has.
+    ///
+    /// # Errors
+    /// As [`CommandTable::ask`].
+    pub(crate) async fn of(deployment: Deployment) -> Result<Arc<Cluster>> {
+        let topology = deployment.topology();
+        let first = topology.shards.first().map_or(&deployment.endpoint.address, |shard| &shard.primary);
+        let table = CommandTable::ask(&mut deployment.open(first, 0).await?).await?;
+        Ok(Arc::new(Cluster {
+            table,
+            map: RwLock::new(Arc::new(Map::of(&topology))),
+            refreshing: tokio::sync::Mutex::new(()),
+            asking: tokio::sync::Mutex::new(None),
+            reserve: Reserve::new(LONG_BYTES_MAX),
+            open: Arc::default(),
+            deployment,
+        }))
+    }
+
+    pub(crate) fn table(&self) -> &CommandTable {
+        &self.table
+    }
+
+    /// A connection on which nobody has logged in. Where there are `ids`, each connection to a node is noted there before anything else
+    /// is sent on it. The future ends when nothing is sent any more for the connection: soon after it was dropped.
+    pub(crate) fn open(self: &Arc<Cluster>, ids: Option<Ids>) -> (Io, JoinHandle<()>) {
+        let (near, far) = duplex(PIPE_BYTES);
+        let gone = CancellationToken::new();
+        let counted = Counted::new(&self.open);
+        let conn = Conn::new(self.clone(), far, gone.clone(), ids);
+        let task = tokio::spawn(async move {
+            conn.run().await;
+            drop(counted);
+        });
+        (Io::within(near, gone.drop_guard()), task)
+    }
+
+    /// Waits until no connection is served any more. Those that were dropped end at once.
+    pub(crate) async fn none_open(&self) {
+        while self.open.count.load(Ordering::Acquire) > 0 {
+            self.open.left.notified().await;
+        }
+    }
+
+    fn map(&self) -> Arc<Map> {
+        self.map.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn limit(&self) -> Duration {
+        Duration::from_millis(self.deployment.options.connect_timeout_ms)
+    }
+
+    /// Asks who has which slot, unless somebody else has done so since `seen`.
+    async fn refresh(&self, seen: u64) {
+        let _one = self.refreshing.lock().await;
+        if self.map().generation != seen {
+            return;
+        }
+        match timeout(self.limit(), self.deployment.refresh()).await {
+            Ok(Ok(topology)) => {
+                let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+                *map = Arc::new(map.next(&topology));
+            }
+            Ok(Err(error)) => tracing::warn!(%error, "the topology of the cluster cannot be asked for"),
+            Err(_) => tracing::warn!("no node tells the topology of the cluster in time"),
+        }
+    }
+
+    /// The keys among the words of a command, by a node's own understanding.
+    ///
+    /// # Errors
+    /// What to tell the client, as an error reply has it after its sign.
+    async fn keys_of(self: Arc<Cluster>, words: Vec<Bytes>) -> std::result::Result<Vec<Bytes>, String> {
+        let open = async {
+            let map = self.map();
+            let first = map.primaries().first().map(|number| map.address(*number).clone());
+            let first = first.unwrap_or_else(|| self.deployment.endpoint.address.clone());
+            self.deployment.open(&first, 0).await
+        };
+        ask_keys(&self.asking, open, &words, self.limit()).await
+    }
+}
+
+/// Asks a server, whose connection is kept for the next question, which of the words are keys.
+///
+/// # Errors
+/// What to tell the client, as an error reply has it after its sign.
+pub(crate) async fn ask_keys(
+    kept: &tokio::sync::Mutex<Option<Link>>,
+    open: impl Future<Output = Result<Link>>,
+    words: &[Bytes],
+    limit: Duration,
+) -> std::result::Result<Vec<Bytes>, String> {
+    let asking = async {
+        let mut place = kept.lock().await;
+        // One that was kept may have been closed for want of use.
+        if let Some(link) = place.take()
+            && let Ok((link, reply)) = ask(link, words).await
+        {
+            *place = Some(link);
+            return Ok(reply);
+        }
+        let (link, reply) = ask(open.await?, words).await?;
+        *place = Some(link);
+        Ok::<_, Error>(reply)
+    };
+    match timeout(limit, asking).await {
+        Ok(Ok(Value::Array(keys))) => Ok(keys.into_iter().filter_map(Value::into_bytes).collect()),
+        Ok(Ok(Value::Error(text))) => Err(String::from_utf8_lossy(&text).into_owned()),
+        Ok(Ok(_)) => Err("ERR whimbrel front: the server does not tell the keys".to_owned()),
+        Ok(Err(error)) => Err(format!("ERR whimbrel front: {error}")),
+        Err(_) => Err("ERR whimbrel front: the server does not tell the keys in time".to_owned()),
+    }
+}
+
+/// The link comes back where it is in step.
+async fn ask(mut link: Link, words: &[Bytes]) -> Result<(Link, Value)> {
+    let out = link.outbox();
+    out.command(words.len() + 2);
+    out.arg(b"COMMAND");
+    out.arg(b"GETKEYS");
+    for word in words {
+        out.arg_bytes(word);
+    }
+    link.flush().await?;
+    let reply = link.reply().await?;
+    Ok((link, reply))
+}

@@ -1,0 +1,338 @@
+//! A front of which the source, the target or both are clusters.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use whimbrel_core::slot::Slot;
+use whimbrel_front::state::Phase;
+use whimbrel_lab::{Cluster, Engine, Server};
+
+use crate::common::{Between, Client, Served, alone, command, wait_until};
+
+fn cluster(engine: Engine) -> Cluster {
+    Cluster::builder(engine).primaries(3).start().expect("a cluster")
+}
+
+fn server(engine: Engine) -> Server {
+    Server::builder(engine).start().expect("a server")
+}
+
+fn slot(key: &str) -> u16 {
+    Slot::of_key(key.as_bytes()).number()
+}
+
+/// Two names, in slots of different nodes of a cluster of three.
+const FAR: [&str; 2] = ["{a}1", "{b}1"];
+
+fn is_done(between: &Between) -> bool {
+    serde_json::to_value(between.status()).expect("JSON")["phase"] == "done"
+}
+
+/// All keys that `SCAN` gives.
+fn scanned(client: &mut Client) -> Vec<String> {
+    let (mut keys, mut cursor) = (Vec::new(), "0".to_owned());
+    loop {
+        client.send(&command(&["SCAN", &cursor, "COUNT", "20"]));
+        assert_eq!(client.line(), "*2\r\n");
+        client.line();
+        cursor = client.line().trim().to_owned();
+        let count: usize = client.line()[1..].trim().parse().expect("a number");
+        for _ in 0..count {
+            client.line();
+            keys.push(client.line().trim().to_owned());
+        }
+        if cursor == "0" {
+            return keys;
+        }
+    }
+}
+
+#[test]
+fn a_cluster_is_served_like_one_server() {
+    let _alone = alone();
+    let cluster = cluster(Engine::Redis70);
+    let front = Served::of(&cluster.seed());
+    let mut client = front.client();
+    // A pipeline over all nodes is answered in its order.
+    let many: Vec<u8> = (0..500).flat_map(|i| command(&["SET", &format!("k{i}"), &i.to_string()])).collect();
+    client.send(&many);
+    client.expect(&b"+OK\r\n".repeat(500));
+    let many: Vec<u8> = (0..500).flat_map(|i| command(&["GET", &format!("k{i}")])).collect();
+    client.send(&many);
+    for i in 0..500 {
+        let text = i.to_string();
+        client.expect(format!("${}\r\n{text}\r\n", text.len()).as_bytes());
+    }
+    // Of all nodes.
+    client.ask(&["DBSIZE"], ":500\r\n");
+    let keys = scanned(&mut client);
+    assert_eq!(keys.len(), 500);
+    assert_eq!(keys.iter().collect::<HashSet<_>>().len(), 500);
+    client.send(&command(&["KEYS", "k49*"]));
+    assert_eq!(client.line(), "*11\r\n");
+    (0..22).for_each(|_| drop(client.line()));
+    assert!(client.asks(&["RANDOMKEY"]).starts_with('k'));
+    let sha = client.asks(&["SCRIPT", "LOAD", "return redis.call('get', KEYS[1])"]);
+    for i in 0..20 {
+        let (key, text) = (format!("k{i}"), i.to_string());
+        client.ask(&["EVALSHA", sha.trim(), "1", &key], &format!("${}\r\n{text}\r\n", text.len()));
+    }
+    // Keys of one slot, and of several.
+    client.ask(&["MSET", "{x}1", "a", "{x}2", "b"], "+OK\r\n");
+    client.ask(&["MGET", "{x}2", "{x}1"], "*2\r\n$1\r\nb\r\n$1\r\na\r\n");
+    client.ask(&["MGET", "k1", "k2"], "-CROSSSLOT Keys in request don't hash to the same slot\r\n");
+    client.ask(
+        &["ZUNIONSTORE", "{x}z", "2", "{x}none", "k1"],
+        "-CROSSSLOT Keys in request don't hash to the same slot\r\n",
+    );
+    // As a server without others answers.
+    client.ask(&["CLUSTER", "INFO"], "-ERR This instance has cluster support disabled\r\n");
+    client.ask(&["SELECT", "0"], "+OK\r\n");
+    client.ask(&["SELECT", "1"], "-ERR SELECT is not allowed in cluster mode\r\n");
+    client.send(&command(&["CONFIG", "SET", "maxmemory", "1"]));
+    assert!(client.line().contains("refuses CONFIG: a cluster has many nodes"));
+    // Long values, and long commands.
+    let long = "x".repeat(3 << 20);
+    client.send(&command(&["SET", "{x}1", &long]));
+    client.send(&command(&["MSET", "{x}3", &long, "{x}4", &long]));
+    client.ask(&["STRLEN", "{x}1"], "+OK\r\n+OK\r\n:3145728\r\n");
+    client.ask(&["STRLEN", "{x}4"], ":3145728\r\n");
+    assert_eq!(client.asks(&["GET", "{x}1"]).len(), long.len() + 2);
+    client.ask(&["FLUSHALL"], "+OK\r\n");
+    client.ask(&["DBSIZE"], ":0\r\n");
+    assert!(client.finish().is_empty());
+}
+
+#[test]
+fn transactions_go_to_the_node_of_their_keys() {
+    let _alone = alone();
+    let cluster = cluster(Engine::Valkey91);
+    let front = Served::of(&cluster.seed());
+    let mut client = front.client();
+    let mut other = front.client();
+    for key in FAR {
+        let [first, second] = [1, 2].map(|n| format!("{key}:{n}"));
+        client.ask(&["WATCH", &first], "+OK\r\n");
+        client.ask(&["MULTI"], "+OK\r\n");
+        client.ask(&["PING"], "+QUEUED\r\n");
+        client.ask(&["SET", &first, "v"], "+QUEUED\r\n");
+        client.ask(&["INCR", &second], "+QUEUED\r\n");
+        client.ask(&["EXEC"], "*3\r\n+PONG\r\n+OK\r\n:1\r\n");
+        // Without a watch it is not known at first where it goes.
+        client.ask(&["MULTI"], "+OK\r\n");
+        client.ask(&["ECHO", "x"], "+QUEUED\r\n");
+        client.ask(&["GET", &first], "+QUEUED\r\n");
+        client.ask(&["EXEC"], "*2\r\n$1\r\nx\r\n$1\r\nv\r\n");
+        client.ask(&["WATCH", &first], "+OK\r\n");
+        other.ask(&["SET", &first, "w"], "+OK\r\n");
+        client.ask(&["MULTI"], "+OK\r\n");
+        client.ask(&["SET", &first, "lost"], "+QUEUED\r\n");
+        client.ask(&["EXEC"], "*-1\r\n");
+        client.ask(&["GET", &first], "$1\r\nw\r\n");
+    }
+    // All of it comes at once.
+    let lines: [&[&str]; 5] = [&["MULTI"], &["INCR", "n"], &["EXEC"], &["GET", "n"], &["GET", "none"]];
+    client.send(&lines.iter().flat_map(|words| command(words)).collect::<Vec<u8>>());
+    client.expect(b"+OK\r\n+QUEUED\r\n*1\r\n:1\r\n$1\r\n1\r\n$-1\r\n");
+    client.ask(&["MULTI"], "+OK\r\n");
+    client.ask(&["EXEC"], "*0\r\n");
+    client.ask(&["MULTI"], "+OK\r\n");
+    client.ask(&["SET", FAR[0], "v"], "+QUEUED\r\n");
+    client.ask(&["SET", FAR[1], "v"], "-CROSSSLOT Keys in request don't hash to the same slot\r\n");
+    client.send(&command(&["EXEC"]));
+    assert!(client.line().starts_with("-EXECABORT"));
+    client.ask(&["MULTI"], "+OK\r\n");
+    client.send(&command(&["DBSIZE"]));
+    assert!(client.line().contains("refuses DBSIZE: in a transaction"));
+    client.ask(&["SET", FAR[0], "v"], "+QUEUED\r\n");
+    client.send(&command(&["EXEC"]));
+    assert!(client.line().starts_with("-EXECABORT"));
+    client.ask(&["EXISTS", FAR[0]], ":0\r\n");
+    client.ask(&["MULTI"], "+OK\r\n");
+    client.ask(&["DISCARD"], "+OK\r\n");
+    client.ask(&["EXEC"], "-ERR EXEC without MULTI\r\n");
+}
+
+#[test]
+fn messages_reach_clients_of_both_protocols() {
+    let _alone = alone();
+    let cluster = cluster(Engine::Redis80);
+    let front = Served::of(&cluster.seed());
+    let (mut older, mut newer, mut speaker) = (front.client(), front.client(), front.client());
+    older.ask(&["SUBSCRIBE", "c"], "*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n");
+    newer.send(&command(&["HELLO", "3"]));
+    while newer.line() != "modules\r\n" {}
+    newer.expect(b"*0\r\n");
+    newer.ask(&["SUBSCRIBE", "c"], ">3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n");
+    speaker.send(&command(&["PUBLISH", "c", "m"]));
+    assert!(speaker.line().starts_with(':'));
+    older.expect(b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nm\r\n");
+    newer.expect(b">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nm\r\n");
+    // With the newer one everything else goes on, wherever it is.
+    for key in FAR {
+        newer.ask(&["SET", key, "v"], "+OK\r\n");
+        newer.ask(&["GET", key], "$1\r\nv\r\n");
+    }
+    older.ask(&["UNSUBSCRIBE", "c"], "*3\r\n$11\r\nunsubscribe\r\n$1\r\nc\r\n:0\r\n");
+    let replies: Vec<String> = FAR
+        .map(|key| {
+            older.send(&command(&["EXISTS", key]));
+            older.line()
+        })
+        .into();
+    // One of them at least is of another node.
+    assert!(replies.iter().any(|reply| reply.contains("needs another connection")), "{replies:?}");
+    assert!(replies.iter().all(|reply| !reply.contains("MOVED")), "{replies:?}");
+}
+
+/// Slots go to and fro while clients count: each number is counted once, and nobody hears of it.
+#[test]
+fn no_client_notices_that_slots_move() {
+    let _alone = alone();
+    let cluster = cluster(Engine::Redis70);
+    let front = Served::of(&cluster.seed());
+    const KEYS: usize = 8;
+    let moving = AtomicBool::new(true);
+    let counted: u64 = std::thread::scope(|scope| {
+        let counters: Vec<_> = (0..4)
+            .map(|_| {
+                scope.spawn(|| {
+                    let (mut client, mut rounds) = (front.client(), 0);
+                    while moving.load(Ordering::Relaxed) {
+                        let all: Vec<u8> =
+                            (0..KEYS).flat_map(|k| command(&["INCR", &format!("{{t}}{k}")])).collect();
+                        client.send(&all);
+                        for _ in 0..KEYS {
+                            let reply = client.line();
+                            assert!(reply.starts_with(':'), "{reply}");
+                        }
+                        rounds += 1;
+                    }
+                    rounds
+                })
+            })
+            .collect();
+        let slot = slot("{t}");
+        let mut at = cluster.owner_of(slot).expect("an owner");
+        for _ in 0..6 {
+            let to = (at + 1) % 3;
+            cluster.move_slot(slot, at, to).expect("it moves");
+            at = to;
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        moving.store(false, Ordering::Relaxed);
+        counters.into_iter().map(|counter| counter.join().expect("it counted")).sum()
+    });
+    assert!(counted > 0);
+    let mut client = front.client();
+    for k in 0..KEYS {
+        let text = counted.to_string();
+        client.ask(&["GET", &format!("{{t}}{k}")], &format!("${}\r\n{text}\r\n", text.len()));
+    }
+}
+
+/// Moves everything, from whatever to whatever.
+fn moves_all(between: &Between, keys: usize) {
+    let mut client = between.client();
+    for i in 0..keys {
+        client.ask(&["SET", &format!("k{i}"), &i.to_string()], "+OK\r\n");
+    }
+    client.ask(&["SET", "{m}1", "a"], "+OK\r\n");
+    client.ask(&["PEXPIREAT", "{m}1", "4102444800000"], ":1\r\n");
+    between.start_paused().expect("it begins");
+    let moved = || serde_json::to_value(between.status()).expect("JSON")["moving"]["moved"].clone();
+    client.ask(&["GET", "k1"], "$1\r\n1\r\n");
+    assert_eq!(moved(), 0);
+    client.ask(&["APPEND", "k1", "!"], ":2\r\n");
+    assert_eq!(moved(), 1);
+    client.ask(&["GET", "k1"], "$2\r\n1!\r\n");
+    client.ask(&["DEL", "k2"], ":1\r\n");
+    client.ask(&["DBSIZE"], &format!(":{keys}\r\n"));
+    let scanned = scanned(&mut client);
+    assert_eq!(scanned.iter().collect::<HashSet<_>>().len(), keys);
+    // A transaction is the target's.
+    client.ask(&["WATCH", "{m}1"], "+OK\r\n");
+    client.ask(&["MULTI"], "+OK\r\n");
+    client.ask(&["GET", "{m}1"], "+QUEUED\r\n");
+    client.ask(&["SET", "{m}2", "b", "KEEPTTL"], "+QUEUED\r\n");
+    client.ask(&["EXEC"], "*2\r\n$1\r\na\r\n+OK\r\n");
+    client.ask(&["PEXPIRETIME", "{m}1"], ":4102444800000\r\n");
+    between.resume();
+    wait_until("all keys have moved", || is_done(between));
+    client.ask(&["DBSIZE"], &format!(":{}\r\n", keys + 1));
+    client.ask(&["GET", "k1"], "$2\r\n1!\r\n");
+    for i in 3..keys {
+        let text = i.to_string();
+        client.ask(&["GET", &format!("k{i}")], &format!("${}\r\n{text}\r\n", text.len()));
+    }
+    between.finish().expect("it is done");
+}
+
+#[test]
+fn keys_move_from_a_server_to_a_cluster() {
+    let _alone = alone();
+    let (source, target) = (server(Engine::Redis70), cluster(Engine::Valkey91));
+    moves_all(&Between::of(&source, &target), 2_000);
+    assert_eq!(source.call(&["DBSIZE"]), redis::Value::Int(0));
+    assert_eq!(target.total_keys().expect("a number"), 2_001);
+}
+
+#[test]
+fn keys_move_from_a_cluster_to_a_server() {
+    let _alone = alone();
+    let (source, target) = (cluster(Engine::Redis80), server(Engine::Redis80));
+    moves_all(&Between::of(&source, &target), 2_000);
+    assert_eq!(source.total_keys().expect("a number"), 0);
+}
+
+#[test]
+fn keys_move_between_clusters() {
+    let _alone = alone();
+    let (source, target) = (cluster(Engine::Redis70), cluster(Engine::Valkey81));
+    let between = Between::of(&source, &target);
+    let mut client = between.client();
+    client.ask(&["GET", "none"], "$-1\r\n");
+    moves_all(&between, 2_000);
+    // The client of before is still served.
+    client.ask(&["GET", "k3"], "$1\r\n3\r\n");
+    assert_eq!(source.total_keys().expect("a number"), 0);
+    assert_eq!(target.total_keys().expect("a number"), 2_001);
+}
+
+/// What a crash has left: a key on both sides, others on either.
+#[test]
+fn after_a_crash_between_clusters_the_target_is_gone_through() {
+    let _alone = alone();
+    let (source, target) = (cluster(Engine::Redis70), cluster(Engine::Redis70));
+    let call = |cluster: &Cluster, words: &[&str]| {
+        let node = cluster.owner_of(slot(words[1])).expect("an owner");
+        cluster.nodes()[node].call(words)
+    };
+    for i in 0..300 {
+        let key = format!("k{i}");
+        if i % 3 != 0 {
+            call(&source, &["SET", &key, "old"]);
+        }
+        if i % 3 != 1 {
+            call(&target, &["SET", &key, if i % 3 == 0 { "new" } else { "old" }]);
+        }
+    }
+    let between = Between::after(Phase::Moving, &source, &target);
+    let mut client = between.client();
+    client.ask(&["GET", "k0"], "$3\r\nnew\r\n");
+    client.ask(&["APPEND", "k2", "!"], ":4\r\n");
+    wait_until("all keys have moved", || is_done(&between));
+    client.ask(&["GET", "k2"], "$4\r\nold!\r\n");
+    assert_eq!(source.total_keys().expect("a number"), 0);
+    assert_eq!(target.total_keys().expect("a number"), 300);
+}
+
+#[test]
+fn one_cluster_is_not_taken_for_two() {
+    let _alone = alone();
+    let cluster = cluster(Engine::Redis70);
+    let between = Between::of(&cluster, &cluster.nodes()[1]);
+    let error = between.start().expect_err("it is the same").to_string();
+    assert!(error.contains("it is the source as well"), "{error}");
+}
