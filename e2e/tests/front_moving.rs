@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 
 use redis::{Connection, Value};
 use serde_json::Value as Json;
+
 use whimbrel_e2e::binary::{Invocation, Output, Running};
-use whimbrel_lab::{Engine, Proxy, Server};
+use whimbrel_e2e::deployment::slot_of;
+use whimbrel_lab::{Cluster, Engine, Proxy, Server};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const CLIENTS: usize = 16;
@@ -22,26 +24,98 @@ const COUNTERS: usize = 3_000;
 const QUEUES: usize = 4;
 const KILLS: usize = 3;
 
+// ---- Source and target ----
+
+enum Deployed {
+    Server(Server),
+    Cluster(Cluster),
+}
+
+impl Deployed {
+    fn server(engine: Engine) -> Deployed {
+        Deployed::Server(Server::builder(engine).start().expect("a server"))
+    }
+
+    fn cluster(engine: Engine) -> Deployed {
+        Deployed::Cluster(Cluster::builder(engine).primaries(3).start().expect("a cluster"))
+    }
+
+    fn address(&self) -> String {
+        match self {
+            Deployed::Server(server) => server.addr(),
+            Deployed::Cluster(cluster) => cluster.seed(),
+        }
+    }
+
+    fn servers(&self) -> &[Server] {
+        match self {
+            Deployed::Server(server) => std::slice::from_ref(server),
+            Deployed::Cluster(cluster) => cluster.nodes(),
+        }
+    }
+
+    fn keys(&self) -> i64 {
+        self.servers().iter().map(|server| number(server, &["DBSIZE"])).sum()
+    }
+
+    /// Which of the servers has a key.
+    fn owner_of(&self, key: &str) -> usize {
+        match self {
+            Deployed::Server(_) => 0,
+            Deployed::Cluster(cluster) => cluster.owner_of(slot_of(key.as_bytes())).expect("an owner"),
+        }
+    }
+
+    /// What the commands are answered with, each about one key.
+    fn ask_all(&self, commands: &[Vec<String>]) -> Vec<Value> {
+        let mut of_each: Vec<Vec<usize>> = vec![Vec::new(); self.servers().len()];
+        let mut owners: BTreeMap<u16, usize> = BTreeMap::new();
+        for (at, command) in commands.iter().enumerate() {
+            let slot = slot_of(command[1].as_bytes());
+            let owner = *owners.entry(slot).or_insert_with(|| self.owner_of(&command[1]));
+            of_each[owner].push(at);
+        }
+        let mut replies = vec![Value::Nil; commands.len()];
+        for (server, at) in self.servers().iter().zip(of_each) {
+            let mut connection = server.connection();
+            for part in at.chunks(5_000) {
+                let mut pipe = redis::pipe();
+                for at in part {
+                    let mut words = commands[*at].iter();
+                    let command = pipe.cmd(words.next().expect("a name"));
+                    for word in words {
+                        command.arg(word);
+                    }
+                }
+                let found: Vec<Value> = pipe.query(&mut connection).expect("replies");
+                for (at, found) in part.iter().zip(found) {
+                    replies[*at] = found;
+                }
+            }
+        }
+        replies
+    }
+}
+
 // ---- The front ----
 
 struct Front<'a> {
     args: Vec<String>,
     running: Running,
-    source: &'a Server,
-    target: &'a Server,
+    source: &'a Deployed,
     folder: tempfile::TempDir,
     port: u16,
 }
 
 impl<'a> Front<'a> {
     #[track_caller]
-    fn between(source: &'a Server, target: &'a Server) -> Front<'a> {
-        Front::at(source, target, &source.url(), &target.url())
+    fn between(source: &'a Deployed, target: &Deployed) -> Front<'a> {
+        Front::at(source, &source.address(), &target.address())
     }
 
     /// Between these servers, which it reaches at these addresses.
     #[track_caller]
-    fn at(source: &'a Server, target: &'a Server, source_url: &str, target_url: &str) -> Front<'a> {
+    fn at(source: &'a Deployed, source_url: &str, target_url: &str) -> Front<'a> {
         let folder = tempfile::tempdir().expect("a folder");
         let free = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = free.local_addr().expect("an address").port();
@@ -61,7 +135,7 @@ impl<'a> Front<'a> {
         .map(str::to_owned)
         .to_vec();
         let running = Front::run(&args);
-        Front { args, running, source, target, folder, port }
+        Front { args, running, source, folder, port }
     }
 
     #[track_caller]
@@ -96,7 +170,7 @@ impl<'a> Front<'a> {
             assert!(Instant::now() < deadline, "not done: {}", self.status());
             std::thread::sleep(Duration::from_millis(100));
         }
-        assert_eq!(number(self.source, &["DBSIZE"]), 0, "keys are left at the source");
+        assert_eq!(self.source.keys(), 0, "keys are left at the source");
     }
 
     fn client(&self) -> Client {
@@ -326,6 +400,10 @@ impl Key {
 // ---- What all clients know ----
 
 struct World {
+    /// Source or target is a cluster.
+    is_clustered: bool,
+    /// Nothing moves keys but the front.
+    is_at_rest: bool,
     /// Of each client, by kind.
     keys: Vec<Vec<Key>>,
     counters: Vec<Counter>,
@@ -673,10 +751,12 @@ impl Worker<'_> {
     }
 
     fn look_for_stable_keys(&mut self) {
+        // In a cluster each is in a slot of its own.
+        let count = if self.world.is_clustered { 1 } else { 5 };
         let names: Vec<String> =
-            (0..5).map(|_| format!("stable:{}", self.random.below(STABLE_KEYS))).collect();
+            (0..count).map(|_| format!("stable:{}", self.random.below(STABLE_KEYS))).collect();
         if let Ok(found) = self.client.call(&words(&format!("EXISTS {}", names.join(" ")))) {
-            assert_eq!(found, Value::Int(5), "{names:?}");
+            assert_eq!(found, Value::Int(count), "{names:?}");
         }
     }
 
@@ -696,7 +776,8 @@ impl Worker<'_> {
                 break;
             }
         }
-        if cursor == "0" {
+        // While slots move, a cluster itself may leave out keys, or give none of a node for a moment.
+        if cursor == "0" && self.world.is_at_rest {
             let ending = &pattern["stable:*".len()..];
             let expected =
                 (0..STABLE_KEYS).filter(|i| i.to_string().ends_with(ending)).map(|i| format!("stable:{i}"));
@@ -709,11 +790,12 @@ impl Worker<'_> {
 
 // ---- The run ----
 
-fn world() -> World {
+fn world(is_clustered: bool, is_at_rest: bool) -> World {
     let keys = |id: usize| {
         let of_kind = |kind: Kind| (0..KEYS_EACH).map(move |i| (kind, i));
         let key = |(kind, i): (Kind, usize)| Key {
-            name: format!("{kind:?}:{id}:{i}"),
+            // All of one client are in one slot.
+            name: format!("{kind:?}:{{{id}}}:{i}"),
             kind,
             log: Mutex::new(vec![String::new()]),
             floor: AtomicUsize::new(0),
@@ -721,6 +803,8 @@ fn world() -> World {
         KINDS.into_iter().flat_map(of_kind).map(key).collect()
     };
     World {
+        is_clustered,
+        is_at_rest,
         keys: (0..CLIENTS).map(keys).collect(),
         counters: (0..COUNTERS).map(|_| Counter::default()).collect(),
         queues: (0..QUEUES).map(|_| Queue::default()).collect(),
@@ -729,20 +813,10 @@ fn world() -> World {
     }
 }
 
-fn fill(source: &Server) {
-    let mut connection = source.connection();
-    for part in (0..STABLE_KEYS).collect::<Vec<_>>().chunks(5_000) {
-        let mut pipe = redis::pipe();
-        for i in part {
-            pipe.cmd("SET").arg(format!("stable:{i}")).arg(i.to_string().repeat(10)).ignore();
-        }
-        let () = pipe.query(&mut connection).expect("written");
-    }
-    let mut pipe = redis::pipe();
-    for i in 0..COUNTERS {
-        pipe.cmd("SET").arg(format!("counter:{i}")).arg(0).ignore();
-    }
-    let () = pipe.query(&mut connection).expect("written");
+fn fill(source: &Deployed) {
+    let stable = (0..STABLE_KEYS).map(|i| format!("SET stable:{i} {}", i.to_string().repeat(10)));
+    let counters = (0..COUNTERS).map(|i| format!("SET counter:{i} 0"));
+    source.ask_all(&stable.chain(counters).map(|line| words(&line)).collect::<Vec<_>>());
 }
 
 /// What happens while keys move.
@@ -752,11 +826,12 @@ enum Trouble {
     Kill,
     /// Its connections to one of the servers break, and for a moment there are no new ones.
     Cut,
+    /// Slots move between nodes of the clusters, and it is killed as well.
+    Slots,
 }
 
-fn a_move_with(trouble: Trouble) {
-    let seed =
-        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a time").as_nanos() as u64;
+/// Standalone servers of a pair of versions that `seed` chooses.
+fn servers(seed: u64) -> (Deployed, Deployed) {
     let pairs = [
         (Engine::Redis70, Engine::Valkey91),
         (Engine::Redis70, Engine::Redis80),
@@ -765,16 +840,31 @@ fn a_move_with(trouble: Trouble) {
     ];
     let (from, to) = pairs[seed as usize / 1_000 % pairs.len()];
     println!("seed {seed}, {from:?} to {to:?}");
-    let (source, target) =
-        (Server::builder(from).start().expect("a server"), Server::builder(to).start().expect("a server"));
-    fill(&source);
-    let links = [&source, &target].map(|server| Proxy::start(&server.addr()).expect("a proxy"));
+    (Deployed::server(from), Deployed::server(to))
+}
+
+/// Has a slot of a cluster change its owner, with one of the keys that clients write.
+fn move_a_slot(deployed: &Deployed, random: &mut Random) {
+    let Deployed::Cluster(cluster) = deployed else { return };
+    let slot = slot_of(random.below(CLIENTS).to_string().as_bytes());
+    let from = cluster.owner_of(slot).expect("an owner");
+    cluster.move_slot(slot, from, (from + 1) % 3).expect("it moves");
+}
+
+fn seed() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a time").as_nanos() as u64
+}
+
+fn a_move_with(trouble: Trouble, seed: u64, source: &Deployed, target: &Deployed) {
+    fill(source);
+    let links = [source, target].map(|side| Proxy::start(&side.address()).expect("a proxy"));
     let mut front = match trouble {
-        Trouble::Kill => Front::between(&source, &target),
-        Trouble::Cut => Front::at(&source, &target, &links[0].addr(), &links[1].addr()),
+        Trouble::Kill | Trouble::Slots => Front::between(source, target),
+        Trouble::Cut => Front::at(source, &links[0].addr(), &links[1].addr()),
     };
     let mut random = Random(seed);
-    let world = world();
+    let is_clustered = [source, target].iter().any(|side| matches!(side, Deployed::Cluster(_)));
+    let world = world(is_clustered, trouble != Trouble::Slots);
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..CLIENTS)
             .map(|id| {
@@ -810,6 +900,14 @@ fn a_move_with(trouble: Trouble) {
             println!("{trouble:?} while {}", front.status()["phase"]);
             match trouble {
                 Trouble::Kill => front.kill_and_restart(),
+                Trouble::Slots => {
+                    std::thread::scope(|both| {
+                        let mut own = Random(random.0 ^ 1);
+                        both.spawn(move || move_a_slot(source, &mut own));
+                        move_a_slot(target, &mut random);
+                    });
+                    front.kill_and_restart();
+                }
                 Trouble::Cut => links.iter().rev().for_each(|link| {
                     link.cut();
                     std::thread::sleep(Duration::from_millis(100 + random.below(200) as u64));
@@ -826,26 +924,25 @@ fn a_move_with(trouble: Trouble) {
             }
         }
     });
-    check_what_is_left(&world, &target);
+    check_what_is_left(&world, target);
     println!("{} operations, {:?}", world.operations.load(Ordering::Relaxed), front.status());
-    assert!(front.target.is_running());
     front.tell("finish").expect_code(0);
     front.running.wait(PATIENCE).expect("it ends").expect_code(0);
 }
 
 /// Everything that was written is there, once, and nothing else.
-fn check_what_is_left(world: &World, target: &Server) {
+fn check_what_is_left(world: &World, target: &Deployed) {
     // What expires on its own does by itself.
     std::thread::sleep(Duration::from_millis(200));
+    let ask = |line: String| target.ask_all(&[words(&line)]).remove(0);
     let mut keys = (STABLE_KEYS + COUNTERS) as i64;
     for key in world.keys.iter().flatten() {
-        let call: Vec<String> = key.kind.read(&key.name);
-        let found = key.kind.shown(target.call(&call.iter().map(String::as_str).collect::<Vec<_>>()));
+        let found = key.kind.shown(ask(key.kind.read(&key.name).join(" ")));
         key.saw(key.floor(), &found);
         keys += i64::from(!found.is_empty());
     }
-    for (i, counter) in world.counters.iter().enumerate() {
-        let found = target.call(&["GET", &format!("counter:{i}")]);
+    let counters: Vec<_> = (0..COUNTERS).map(|i| words(&format!("GET counter:{i}"))).collect();
+    for (i, (counter, found)) in world.counters.iter().zip(target.ask_all(&counters)).enumerate() {
         let found: i64 = Kind::Text.shown(found).parse().expect("a number");
         let told = counter.told.lock().expect("whole").len() as i64;
         let maybe = counter.maybe.load(Ordering::SeqCst);
@@ -856,7 +953,7 @@ fn check_what_is_left(world: &World, target: &Server) {
     }
     for (i, queue) in world.queues.iter().enumerate() {
         let name = format!("queue:{i}");
-        let left = Kind::List.shown(target.call(&["LRANGE", &name, "0", "-1"]));
+        let left = Kind::List.shown(ask(format!("LRANGE {name} 0 -1")));
         let left: Vec<String> = left.split(',').filter(|item| !item.is_empty()).map(str::to_owned).collect();
         keys += i64::from(!left.is_empty());
         let (pushed, maybe) =
@@ -873,33 +970,49 @@ fn check_what_is_left(world: &World, target: &Server) {
         let maybe_popped = queue.maybe_popped.load(Ordering::SeqCst);
         assert!(lost <= maybe_popped, "{name}: {lost} elements are lost, {maybe_popped} pops are unknown");
     }
-    assert_eq!(number(target, &["DBSIZE"]), keys, "keys are missing, or have come back");
-    let mut connection = target.connection();
-    for part in (0..STABLE_KEYS).collect::<Vec<_>>().chunks(5_000) {
-        let names: Vec<String> = part.iter().map(|i| format!("stable:{i}")).collect();
-        let found: Vec<Option<String>> =
-            redis::cmd("MGET").arg(&names).query(&mut connection).expect("values");
-        for (i, found) in part.iter().zip(found) {
-            assert_eq!(found, Some(i.to_string().repeat(10)), "stable:{i}");
-        }
+    assert_eq!(target.keys(), keys, "keys are missing, or have come back");
+    let stable: Vec<_> = (0..STABLE_KEYS).map(|i| words(&format!("GET stable:{i}"))).collect();
+    for (i, found) in target.ask_all(&stable).into_iter().enumerate() {
+        assert_eq!(Kind::Text.shown(found), i.to_string().repeat(10), "stable:{i}");
     }
 }
 
 #[test]
 fn every_answer_is_right_while_keys_move_and_the_front_is_killed() {
-    a_move_with(Trouble::Kill);
+    let seed = seed();
+    let (source, target) = servers(seed);
+    a_move_with(Trouble::Kill, seed, &source, &target);
 }
 
 #[test]
 fn every_answer_is_right_while_keys_move_and_connections_break() {
-    a_move_with(Trouble::Cut);
+    let seed = seed();
+    let (source, target) = servers(seed);
+    a_move_with(Trouble::Cut, seed, &source, &target);
+}
+
+#[test]
+fn every_answer_is_right_while_keys_move_to_a_cluster() {
+    let (source, target) = (Deployed::server(Engine::Redis70), Deployed::cluster(Engine::Valkey91));
+    a_move_with(Trouble::Kill, seed(), &source, &target);
+}
+
+#[test]
+fn every_answer_is_right_while_keys_move_between_clusters() {
+    let (source, target) = (Deployed::cluster(Engine::Redis70), Deployed::cluster(Engine::Redis80));
+    a_move_with(Trouble::Kill, seed(), &source, &target);
+}
+
+#[test]
+fn every_answer_is_right_while_slots_of_the_clusters_move_too() {
+    let (source, target) = (Deployed::cluster(Engine::Redis70), Deployed::cluster(Engine::Redis70));
+    a_move_with(Trouble::Slots, seed(), &source, &target);
 }
 
 #[test]
 fn commands_find_the_front_and_say_what_they_refuse() {
-    let start = |engine| Server::builder(engine).start().expect("a server");
-    let (source, target, other) = (start(Engine::Redis70), start(Engine::Valkey91), start(Engine::Redis70));
-    source.call(&["SET", "k", "v"]);
+    let [source, target, other] = [Engine::Redis70, Engine::Valkey91, Engine::Redis70].map(Deployed::server);
+    source.ask_all(&[words("SET k v")]);
     let nobody = tempfile::tempdir().expect("a folder");
     let folder = nobody.path().to_str().expect("a name");
     let refused = Invocation::new(&["front", "status", "--state-dir", folder]).run().expect_code(2);
@@ -922,10 +1035,10 @@ fn commands_find_the_front_and_say_what_they_refuse() {
 
     // What is on disk is believed by the next one, or refused.
     front.running.kill9();
-    let args = |source: &Server| {
+    let args = |source: &Deployed| {
         let mut args = front.args.clone();
         let at = args.iter().position(|arg| arg == "--source").expect("it is there");
-        args[at + 1] = source.url();
+        args[at + 1] = source.address();
         args
     };
     let state = std::fs::read_dir(&folder)
@@ -935,7 +1048,7 @@ fn commands_find_the_front_and_say_what_they_refuse() {
         .expect("a state");
     let text = std::fs::read_to_string(&state).expect("text");
     // That of one pair of servers is not that of another.
-    let plain = |server: &Server| server.addr().replace(['.', ':'], "-");
+    let plain = |server: &Deployed| server.address().replace(['.', ':'], "-");
     let misplaced = format!("between-{}-and-{}.state", plain(&other), plain(&target));
     std::fs::copy(&state, state.with_file_name(misplaced)).expect("a copy");
     let refused = Invocation::new(&args(&other)).run().expect_code(2);
