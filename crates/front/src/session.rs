@@ -313,7 +313,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     fn wants_requests(&self) -> bool {
         self.stage == Stage::Open
             && self.due.len() < DUE_MAX
-            && (self.passing.is_some() || self.plain.as_ref().is_none_or(|plain| !plain.is_called()))
+            && (self.passing.is_some() || self.plain.as_ref().is_none_or(|plain| plain.takes_requests()))
             && self.to_client.len() < OUT_BYTES_MAX
             && matches!(&self.link, Link::Up(server) if server.to.len() < OUT_BYTES_MAX)
     }

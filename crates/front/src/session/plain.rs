@@ -60,9 +60,14 @@ impl Plain {
         self.called && self.evict.as_mut().poll(cx).is_ready()
     }
 
-    /// Keys are to move: no more requests are taken.
+    /// Keys are to move.
     pub(super) fn is_called(&self) -> bool {
         self.called
+    }
+
+    /// Whether requests are taken. When keys are to move, only those by which a client comes to rest: the end of what it has begun.
+    pub(super) fn takes_requests(&self) -> bool {
+        !self.called || self.multi || self.watch
     }
 
     /// The server has agreed. Replies come in the order of requests, so this is what the session is there.

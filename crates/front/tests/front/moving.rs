@@ -126,6 +126,33 @@ fn keys_of_both_servers_are_served_as_those_of_one() {
 }
 
 #[test]
+fn a_transaction_that_is_open_when_it_begins_is_ended_first() {
+    let _alone = alone();
+    // On a busy machine it may be too late once.
+    let has_gone_on = (0..5).any(|_| {
+        let (source, target) = pair();
+        let between = Between::of(&source, &target);
+        let mut client = between.client();
+        client.ask(&["WATCH", "k"], "+OK\r\n");
+        std::thread::scope(|scope| {
+            let begun = scope.spawn(|| between.start());
+            // By now it waits for clients to come to rest.
+            std::thread::sleep(Duration::from_millis(300));
+            let lines: [&[&str]; 3] = [&["MULTI"], &["SET", "k", "v"], &["EXEC"]];
+            client.send(&lines.iter().flat_map(|words| command(words)).collect::<Vec<u8>>());
+            let mut replies = vec![0; b"+OK\r\n+QUEUED\r\n*1\r\n+OK\r\n".len()];
+            let is_done = std::io::Read::read_exact(&mut client.0, &mut replies).is_ok();
+            begun.join().expect("it ended").expect("it begins");
+            is_done && {
+                client.ask(&["GET", "k"], "$1\r\nv\r\n");
+                true
+            }
+        })
+    });
+    assert!(has_gone_on, "it was never let end");
+}
+
+#[test]
 fn clients_that_rest_stay_and_others_leave_when_it_begins() {
     let _alone = alone();
     let (source, target) = pair();
