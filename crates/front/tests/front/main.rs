@@ -8,3 +8,4 @@ mod misuse;
 mod moving;
 mod tables;
 mod transparent;
+mod turning;
