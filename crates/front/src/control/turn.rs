@@ -20,6 +20,9 @@ use crate::direction::{Direction, TURNS_MAX};
 use crate::hub::{Hub, Ready};
 use crate::state::{Phase, Stand};
 
+/// How long moves may take to come to their end, where commands would wait longer for them.
+const ENDED_WITHIN: Duration = Duration::from_secs(20);
+
 /// How long the filter may take that is being made anew.
 const REBUILT_WITHIN: Duration = Duration::from_secs(60);
 
@@ -71,7 +74,7 @@ impl Control {
         let (next, moves) = Hub::new(servers, turns, self.wait, true);
         next.paused.send_replace(paused);
         // Moves that are under way end, and others do not begin. Clients go on meanwhile.
-        let at_rest = timeout(self.wait, hub.gate.write()).await;
+        let at_rest = timeout(self.wait.min(ENDED_WITHIN), hub.gate.write()).await;
         let at_rest = at_rest.map_err(|_| unable("a move does not come to its end", SEE))?;
         // It has said that all is done, or never will.
         tasks.sweeper.shutdown().await;
@@ -107,6 +110,10 @@ impl Control {
         if hub.is_done() {
             must_be_empty(&next.servers.target, self.link).await?;
             functions::mirror(&mut from, &mut to).await?;
+        } else {
+            // It may be another process since nothing moves.
+            hub.open_source().await?;
+            unsuspicious(hub)?;
         }
         let saved = self.state.save(Stand { phase: Phase::Moving, turns: next.turns });
         if saved.is_err() {

@@ -60,6 +60,7 @@ fn half_way_keys_turn_round_and_clients_stay() {
     watching.ask(&["WATCH", "k1"], "+OK\r\n");
     subscribed.ask(&["SUBSCRIBE", "c"], "*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n");
     assert_eq!((count(&source), count(&target)), (99, 99));
+    let mut direct = [source.connection(), target.connection()];
     let before = status(&between);
     assert_eq!((&before["direction"], &before["turns"]), (&Json::from("to-target"), &Json::from(0)));
 
@@ -67,7 +68,13 @@ fn half_way_keys_turn_round_and_clients_stay() {
     let now = status(&between);
     assert_eq!((&now["direction"], &now["turns"]), (&Json::from("to-source"), &Json::from(1)));
     assert_eq!(now["phase"], "moving");
+    // Those that are home now are not looked for where the others are.
+    client.ask(&["MGET", "k120", "k199"], "*2\r\n$3\r\n120\r\n$3\r\n199\r\n");
     assert_eq!((watching.rest(), subscribed.rest()), (Vec::new(), Vec::new()));
+    // Nothing comes late of what was sent there before.
+    assert!(
+        direct.iter_mut().all(|direct| redis::cmd("SET").arg("k3").arg("late").query::<()>(direct).is_err())
+    );
     wait_until("reads are sent to where keys are", || status(&between)["moving"]["rebuilding"] == false);
     // Those that had moved are read there, and move back when they are written; the others are home.
     client.ask(&["MGET", "k1", "k2", "k0"], "*3\r\n$1\r\n2\r\n$1\r\n3\r\n$-1\r\n");
@@ -199,6 +206,56 @@ fn when_all_have_moved_what_clients_changed_since_goes_back() {
     wait_until_done(&between);
     assert_eq!((count(&source), count(&target)), (0, 50));
     client.ask(&["GET", "k1"], "$1\r\n2\r\n");
+}
+
+#[test]
+fn what_hinders_a_turn_at_the_last_moment_leaves_all_as_it_was() {
+    let _alone = alone();
+    let (source, target) = pair();
+    fill(&source, 100);
+    let between = Between::of(&source, &target);
+    between.start_paused().expect("it begins");
+    // The front waits a second for it, when it has looked at the servers already.
+    let mut blocked = between.client();
+    blocked.send(&command(&["BLPOP", "none", "0"]));
+    let mut other = between.client();
+    wait_until("it blocks", || other.asks(&["INFO", "clients"]).contains("blocked_clients:1"));
+    let before = between.state_id();
+    let error = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            wait_until("it begins to turn", || between.state_id() != before);
+            let mut direct = source.connection();
+            let () = redis::cmd("SELECT").arg(1).query(&mut direct).expect("selected");
+            let () = redis::cmd("SET").arg("k").arg("v").query(&mut direct).expect("written");
+        });
+        refusal(&between)
+    });
+    assert!(error.contains("database 1 has keys"), "{error}");
+    let now = status(&between);
+    assert_eq!(
+        (&now["phase"], &now["turns"], &now["moving"]["paused"]),
+        (&"moving".into(), &0.into(), &true.into())
+    );
+    let mut direct = source.connection();
+    let () = redis::cmd("SELECT").arg(1).query(&mut direct).expect("selected");
+    let () = redis::cmd("FLUSHDB").query(&mut direct).expect("emptied");
+    let mut client = between.client();
+    client.ask(&["SET", "k1", "new"], "+OK\r\n");
+    between.resume();
+    wait_until_done(&between);
+    client.ask(&["GET", "k1"], "$3\r\nnew\r\n");
+
+    // A library that the other server does not understand.
+    let library = "#!lua name=lib\nserver.register_function('f', function() return 'hi' end)";
+    client.ask(&["FUNCTION", "LOAD", library], "$3\r\nlib\r\n");
+    let error = refusal(&between);
+    assert!(error.contains("FUNCTION"), "{error}");
+    assert_eq!((&status(&between)["phase"], &status(&between)["turns"]), (&"done".into(), &0.into()));
+    let mut client = between.client();
+    client.ask(&["FCALL", "f", "0"], "$2\r\nhi\r\n");
+    client.ask(&["FUNCTION", "DELETE", "lib"], "+OK\r\n");
+    between.reverse().expect("now it can");
+    client.ask(&["GET", "k1"], "$3\r\nnew\r\n");
 }
 
 #[test]
