@@ -21,6 +21,7 @@ const STABLE_KEYS: usize = 15_000;
 const COUNTERS: usize = 3_000;
 const QUEUES: usize = 4;
 const KILLS: usize = 3;
+const TURNS: usize = 6;
 
 // ---- The front ----
 
@@ -96,7 +97,25 @@ impl<'a> Front<'a> {
             assert!(Instant::now() < deadline, "not done: {}", self.status());
             std::thread::sleep(Duration::from_millis(100));
         }
-        assert_eq!(number(self.source, &["DBSIZE"]), 0, "keys are left at the source");
+        assert_eq!(number(self.ends(&self.status()).0, &["DBSIZE"]), 0, "keys are left where they were");
+    }
+
+    /// Where keys move from by this status, and where they move to.
+    fn ends(&self, status: &Json) -> (&'a Server, &'a Server) {
+        match status["direction"].as_str() {
+            Some("to-target") => (self.source, self.target),
+            Some("to-source") => (self.target, self.source),
+            other => panic!("no direction: {other:?}"),
+        }
+    }
+
+    /// The direction is turned, and the front dies in the middle of it, before or after it is written down.
+    fn turn_and_kill(&mut self, random: &mut Random) {
+        let folder = self.folder.path().to_str().expect("a name").to_owned();
+        let mut asking = Invocation::new(&["front", "reverse", "--state-dir", &folder, "--json"]).spawn();
+        std::thread::sleep(Duration::from_millis(random.below(300) as u64));
+        self.kill_and_restart();
+        asking.wait(PATIENCE).expect("nobody is there to wait for");
     }
 
     fn client(&self) -> Client {
@@ -752,6 +771,28 @@ enum Trouble {
     Kill,
     /// Its connections to one of the servers break, and for a moment there are no new ones.
     Cut,
+    /// Keys move back, and to and fro, and the front is killed in the middle of that.
+    Turn,
+}
+
+/// Has keys move to and fro; at last all have moved, and turn once more.
+fn turn_to_and_fro(front: &mut Front<'_>, random: &mut Random) {
+    for i in 0..TURNS {
+        std::thread::sleep(Duration::from_millis(50 + random.below(600) as u64));
+        let before = front.status();
+        if i % 3 == 1 {
+            front.turn_and_kill(random);
+        } else {
+            front.tell("reverse").expect_code(0);
+            if i % 3 == 2 {
+                front.kill_and_restart();
+            }
+            assert_eq!(front.status()["turns"].as_u64(), before["turns"].as_u64().map(|turns| turns + 1));
+        }
+        println!("{} {}, then {}", before["turns"], before["phase"], front.status()["turns"]);
+    }
+    front.wait_until_done();
+    front.tell("reverse").expect_code(0);
 }
 
 fn a_move_with(trouble: Trouble) {
@@ -770,7 +811,7 @@ fn a_move_with(trouble: Trouble) {
     fill(&source);
     let links = [&source, &target].map(|server| Proxy::start(&server.addr()).expect("a proxy"));
     let mut front = match trouble {
-        Trouble::Kill => Front::between(&source, &target),
+        Trouble::Kill | Trouble::Turn => Front::between(&source, &target),
         Trouble::Cut => Front::at(&source, &target, &links[0].addr(), &links[1].addr()),
     };
     let mut random = Random(seed);
@@ -805,17 +846,22 @@ fn a_move_with(trouble: Trouble) {
         // For a while only the source is there, so that some of the keys are.
         std::thread::sleep(Duration::from_millis(500));
         front.tell("start").expect_code(0);
-        for _ in 0..KILLS {
+        let kills = if trouble == Trouble::Turn { 0 } else { KILLS };
+        for _ in 0..kills {
             std::thread::sleep(Duration::from_millis(50 + random.below(600) as u64));
             println!("{trouble:?} while {}", front.status()["phase"]);
-            match trouble {
-                Trouble::Kill => front.kill_and_restart(),
-                Trouble::Cut => links.iter().rev().for_each(|link| {
-                    link.cut();
-                    std::thread::sleep(Duration::from_millis(100 + random.below(200) as u64));
-                    link.heal().expect("the port is still free");
-                }),
+            if trouble == Trouble::Kill {
+                front.kill_and_restart();
+                continue;
             }
+            for link in links.iter().rev() {
+                link.cut();
+                std::thread::sleep(Duration::from_millis(100 + random.below(200) as u64));
+                link.heal().expect("the port is still free");
+            }
+        }
+        if trouble == Trouble::Turn {
+            turn_to_and_fro(&mut front, &mut random);
         }
         front.wait_until_done();
         std::thread::sleep(Duration::from_millis(200));
@@ -826,26 +872,27 @@ fn a_move_with(trouble: Trouble) {
             }
         }
     });
-    check_what_is_left(&world, &target);
+    let (_, serving) = front.ends(&front.status());
+    check_what_is_left(&world, serving);
     println!("{} operations, {:?}", world.operations.load(Ordering::Relaxed), front.status());
-    assert!(front.target.is_running());
+    assert!(serving.is_running());
     front.tell("finish").expect_code(0);
     front.running.wait(PATIENCE).expect("it ends").expect_code(0);
 }
 
 /// Everything that was written is there, once, and nothing else.
-fn check_what_is_left(world: &World, target: &Server) {
+fn check_what_is_left(world: &World, serving: &Server) {
     // What expires on its own does by itself.
     std::thread::sleep(Duration::from_millis(200));
     let mut keys = (STABLE_KEYS + COUNTERS) as i64;
     for key in world.keys.iter().flatten() {
         let call: Vec<String> = key.kind.read(&key.name);
-        let found = key.kind.shown(target.call(&call.iter().map(String::as_str).collect::<Vec<_>>()));
+        let found = key.kind.shown(serving.call(&call.iter().map(String::as_str).collect::<Vec<_>>()));
         key.saw(key.floor(), &found);
         keys += i64::from(!found.is_empty());
     }
     for (i, counter) in world.counters.iter().enumerate() {
-        let found = target.call(&["GET", &format!("counter:{i}")]);
+        let found = serving.call(&["GET", &format!("counter:{i}")]);
         let found: i64 = Kind::Text.shown(found).parse().expect("a number");
         let told = counter.told.lock().expect("whole").len() as i64;
         let maybe = counter.maybe.load(Ordering::SeqCst);
@@ -856,7 +903,7 @@ fn check_what_is_left(world: &World, target: &Server) {
     }
     for (i, queue) in world.queues.iter().enumerate() {
         let name = format!("queue:{i}");
-        let left = Kind::List.shown(target.call(&["LRANGE", &name, "0", "-1"]));
+        let left = Kind::List.shown(serving.call(&["LRANGE", &name, "0", "-1"]));
         let left: Vec<String> = left.split(',').filter(|item| !item.is_empty()).map(str::to_owned).collect();
         keys += i64::from(!left.is_empty());
         let (pushed, maybe) =
@@ -873,8 +920,8 @@ fn check_what_is_left(world: &World, target: &Server) {
         let maybe_popped = queue.maybe_popped.load(Ordering::SeqCst);
         assert!(lost <= maybe_popped, "{name}: {lost} elements are lost, {maybe_popped} pops are unknown");
     }
-    assert_eq!(number(target, &["DBSIZE"]), keys, "keys are missing, or have come back");
-    let mut connection = target.connection();
+    assert_eq!(number(serving, &["DBSIZE"]), keys, "keys are missing, or have come back");
+    let mut connection = serving.connection();
     for part in (0..STABLE_KEYS).collect::<Vec<_>>().chunks(5_000) {
         let names: Vec<String> = part.iter().map(|i| format!("stable:{i}")).collect();
         let found: Vec<Option<String>> =
@@ -896,6 +943,11 @@ fn every_answer_is_right_while_keys_move_and_connections_break() {
 }
 
 #[test]
+fn every_answer_is_right_while_keys_turn_round_and_the_front_is_killed() {
+    a_move_with(Trouble::Turn);
+}
+
+#[test]
 fn commands_find_the_front_and_say_what_they_refuse() {
     let start = |engine| Server::builder(engine).start().expect("a server");
     let (source, target, other) = (start(Engine::Redis70), start(Engine::Valkey91), start(Engine::Redis70));
@@ -909,6 +961,8 @@ fn commands_find_the_front_and_say_what_they_refuse() {
     assert_eq!(front.status()["phase"], "forwarding");
     let told = front.tell("finish").expect_code(4);
     assert!(told.stdout.contains("no key has moved"), "{}", told.stdout);
+    let told = front.tell("reverse").expect_code(4);
+    assert!(told.stdout.contains("no keys have moved that could move back"), "{}", told.stdout);
     // A second one would know nothing of the locks of the first.
     let second = Invocation::new(&front.args).run().expect_code(2);
     assert!(second.stdout.contains("another whimbrel front runs"), "{}", second.stdout);
@@ -919,6 +973,17 @@ fn commands_find_the_front_and_say_what_they_refuse() {
     let folder = front.folder.path().to_str().expect("a name").to_owned();
     let shown = Invocation::new(&["front", "status", "--state-dir", &folder]).run().expect_code(0);
     assert!(shown.stdout.starts_with("phase    done"), "{}", shown.stdout);
+    // There and back.
+    for (turns, note) in [("1", "turned round once"), ("2", "turned round 2 times")] {
+        let told = front.tell("reverse").expect_code(0);
+        assert!(told.stdout.contains(&format!("\"turns\":{turns}")), "{}", told.stdout);
+        let shown = Invocation::new(&["front", "status", "--state-dir", &folder]).run().expect_code(0);
+        let (from, to) = front.ends(&front.status());
+        let back = if turns == "1" { "back " } else { "" };
+        let line = format!("{} {back}to {} ({note})\n", from.addr(), to.addr());
+        assert!(shown.stdout.contains(&line), "{line}: {}", shown.stdout);
+        front.wait_until_done();
+    }
 
     // What is on disk is believed by the next one, or refused.
     front.running.kill9();
