@@ -23,6 +23,7 @@ const STABLE_KEYS: usize = 15_000;
 const COUNTERS: usize = 3_000;
 const QUEUES: usize = 4;
 const KILLS: usize = 3;
+const TURNS: usize = 6;
 
 // ---- Source and target ----
 
@@ -103,19 +104,20 @@ struct Front<'a> {
     args: Vec<String>,
     running: Running,
     source: &'a Deployed,
+    target: &'a Deployed,
     folder: tempfile::TempDir,
     port: u16,
 }
 
 impl<'a> Front<'a> {
     #[track_caller]
-    fn between(source: &'a Deployed, target: &Deployed) -> Front<'a> {
-        Front::at(source, &source.address(), &target.address())
+    fn between(source: &'a Deployed, target: &'a Deployed) -> Front<'a> {
+        Front::at(source, target, &source.address(), &target.address())
     }
 
     /// Between these servers, which it reaches at these addresses.
     #[track_caller]
-    fn at(source: &'a Deployed, source_url: &str, target_url: &str) -> Front<'a> {
+    fn at(source: &'a Deployed, target: &'a Deployed, source_url: &str, target_url: &str) -> Front<'a> {
         let folder = tempfile::tempdir().expect("a folder");
         let free = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = free.local_addr().expect("an address").port();
@@ -135,7 +137,7 @@ impl<'a> Front<'a> {
         .map(str::to_owned)
         .to_vec();
         let running = Front::run(&args);
-        Front { args, running, source, folder, port }
+        Front { args, running, source, target, folder, port }
     }
 
     #[track_caller]
@@ -170,7 +172,25 @@ impl<'a> Front<'a> {
             assert!(Instant::now() < deadline, "not done: {}", self.status());
             std::thread::sleep(Duration::from_millis(100));
         }
-        assert_eq!(self.source.keys(), 0, "keys are left at the source");
+        assert_eq!(self.ends(&self.status()).0.keys(), 0, "keys are left where they were");
+    }
+
+    /// Where keys move from by this status, and where they move to.
+    fn ends(&self, status: &Json) -> (&'a Deployed, &'a Deployed) {
+        match status["direction"].as_str() {
+            Some("to-target") => (self.source, self.target),
+            Some("to-source") => (self.target, self.source),
+            other => panic!("no direction: {other:?}"),
+        }
+    }
+
+    /// The direction is turned, and the front dies in the middle of it, before or after it is written down.
+    fn turn_and_kill(&mut self, random: &mut Random) {
+        let folder = self.folder.path().to_str().expect("a name").to_owned();
+        let mut asking = Invocation::new(&["front", "reverse", "--state-dir", &folder, "--json"]).spawn();
+        std::thread::sleep(Duration::from_millis(random.below(300) as u64));
+        self.kill_and_restart();
+        asking.wait(PATIENCE).expect("nobody is there to wait for");
     }
 
     fn client(&self) -> Client {
@@ -828,6 +848,28 @@ enum Trouble {
     Cut,
     /// Slots move between nodes of the clusters, and it is killed as well.
     Slots,
+    /// Keys move back, and to and fro, and the front is killed in the middle of that.
+    Turn,
+}
+
+/// Has keys move to and fro; at last all have moved, and turn once more.
+fn turn_to_and_fro(front: &mut Front<'_>, random: &mut Random) {
+    for i in 0..TURNS {
+        std::thread::sleep(Duration::from_millis(50 + random.below(600) as u64));
+        let before = front.status();
+        if i % 3 == 1 {
+            front.turn_and_kill(random);
+        } else {
+            front.tell("reverse").expect_code(0);
+            if i % 3 == 2 {
+                front.kill_and_restart();
+            }
+            assert_eq!(front.status()["turns"].as_u64(), before["turns"].as_u64().map(|turns| turns + 1));
+        }
+        println!("{} {}, then {}", before["turns"], before["phase"], front.status()["turns"]);
+    }
+    front.wait_until_done();
+    front.tell("reverse").expect_code(0);
 }
 
 /// Standalone servers of a pair of versions that `seed` chooses.
@@ -859,8 +901,8 @@ fn a_move_with(trouble: Trouble, seed: u64, source: &Deployed, target: &Deployed
     fill(source);
     let links = [source, target].map(|side| Proxy::start(&side.address()).expect("a proxy"));
     let mut front = match trouble {
-        Trouble::Kill | Trouble::Slots => Front::between(source, target),
-        Trouble::Cut => Front::at(source, &links[0].addr(), &links[1].addr()),
+        Trouble::Kill | Trouble::Slots | Trouble::Turn => Front::between(source, target),
+        Trouble::Cut => Front::at(source, target, &links[0].addr(), &links[1].addr()),
     };
     let mut random = Random(seed);
     let is_clustered = [source, target].iter().any(|side| matches!(side, Deployed::Cluster(_)));
@@ -895,25 +937,29 @@ fn a_move_with(trouble: Trouble, seed: u64, source: &Deployed, target: &Deployed
         // For a while only the source is there, so that some of the keys are.
         std::thread::sleep(Duration::from_millis(500));
         front.tell("start").expect_code(0);
-        for _ in 0..KILLS {
+        let kills = if trouble == Trouble::Turn { 0 } else { KILLS };
+        for _ in 0..kills {
             std::thread::sleep(Duration::from_millis(50 + random.below(600) as u64));
             println!("{trouble:?} while {}", front.status()["phase"]);
-            match trouble {
-                Trouble::Kill => front.kill_and_restart(),
-                Trouble::Slots => {
-                    std::thread::scope(|both| {
-                        let mut own = Random(random.0 ^ 1);
-                        both.spawn(move || move_a_slot(source, &mut own));
-                        move_a_slot(target, &mut random);
-                    });
-                    front.kill_and_restart();
-                }
-                Trouble::Cut => links.iter().rev().for_each(|link| {
-                    link.cut();
-                    std::thread::sleep(Duration::from_millis(100 + random.below(200) as u64));
-                    link.heal().expect("the port is still free");
-                }),
+            if trouble == Trouble::Slots {
+                std::thread::scope(|both| {
+                    let mut own = Random(random.0 ^ 1);
+                    both.spawn(move || move_a_slot(source, &mut own));
+                    move_a_slot(target, &mut random);
+                });
             }
+            if trouble != Trouble::Cut {
+                front.kill_and_restart();
+                continue;
+            }
+            for link in links.iter().rev() {
+                link.cut();
+                std::thread::sleep(Duration::from_millis(100 + random.below(200) as u64));
+                link.heal().expect("the port is still free");
+            }
+        }
+        if trouble == Trouble::Turn {
+            turn_to_and_fro(&mut front, &mut random);
         }
         front.wait_until_done();
         std::thread::sleep(Duration::from_millis(200));
@@ -924,17 +970,18 @@ fn a_move_with(trouble: Trouble, seed: u64, source: &Deployed, target: &Deployed
             }
         }
     });
-    check_what_is_left(&world, target);
+    let (_, serving) = front.ends(&front.status());
+    check_what_is_left(&world, serving);
     println!("{} operations, {:?}", world.operations.load(Ordering::Relaxed), front.status());
     front.tell("finish").expect_code(0);
     front.running.wait(PATIENCE).expect("it ends").expect_code(0);
 }
 
 /// Everything that was written is there, once, and nothing else.
-fn check_what_is_left(world: &World, target: &Deployed) {
+fn check_what_is_left(world: &World, serving: &Deployed) {
     // What expires on its own does by itself.
     std::thread::sleep(Duration::from_millis(200));
-    let ask = |line: String| target.ask_all(&[words(&line)]).remove(0);
+    let ask = |line: String| serving.ask_all(&[words(&line)]).remove(0);
     let mut keys = (STABLE_KEYS + COUNTERS) as i64;
     for key in world.keys.iter().flatten() {
         let found = key.kind.shown(ask(key.kind.read(&key.name).join(" ")));
@@ -942,7 +989,7 @@ fn check_what_is_left(world: &World, target: &Deployed) {
         keys += i64::from(!found.is_empty());
     }
     let counters: Vec<_> = (0..COUNTERS).map(|i| words(&format!("GET counter:{i}"))).collect();
-    for (i, (counter, found)) in world.counters.iter().zip(target.ask_all(&counters)).enumerate() {
+    for (i, (counter, found)) in world.counters.iter().zip(serving.ask_all(&counters)).enumerate() {
         let found: i64 = Kind::Text.shown(found).parse().expect("a number");
         let told = counter.told.lock().expect("whole").len() as i64;
         let maybe = counter.maybe.load(Ordering::SeqCst);
@@ -970,9 +1017,9 @@ fn check_what_is_left(world: &World, target: &Deployed) {
         let maybe_popped = queue.maybe_popped.load(Ordering::SeqCst);
         assert!(lost <= maybe_popped, "{name}: {lost} elements are lost, {maybe_popped} pops are unknown");
     }
-    assert_eq!(target.keys(), keys, "keys are missing, or have come back");
+    assert_eq!(serving.keys(), keys, "keys are missing, or have come back");
     let stable: Vec<_> = (0..STABLE_KEYS).map(|i| words(&format!("GET stable:{i}"))).collect();
-    for (i, found) in target.ask_all(&stable).into_iter().enumerate() {
+    for (i, found) in serving.ask_all(&stable).into_iter().enumerate() {
         assert_eq!(Kind::Text.shown(found), i.to_string().repeat(10), "stable:{i}");
     }
 }
@@ -1010,6 +1057,19 @@ fn every_answer_is_right_while_slots_of_the_clusters_move_too() {
 }
 
 #[test]
+fn every_answer_is_right_while_keys_turn_round_and_the_front_is_killed() {
+    let seed = seed();
+    let (source, target) = servers(seed);
+    a_move_with(Trouble::Turn, seed, &source, &target);
+}
+
+#[test]
+fn every_answer_is_right_while_keys_turn_round_between_clusters() {
+    let (source, target) = (Deployed::cluster(Engine::Redis70), Deployed::cluster(Engine::Valkey81));
+    a_move_with(Trouble::Turn, seed(), &source, &target);
+}
+
+#[test]
 fn commands_find_the_front_and_say_what_they_refuse() {
     let [source, target, other] = [Engine::Redis70, Engine::Valkey91, Engine::Redis70].map(Deployed::server);
     source.ask_all(&[words("SET k v")]);
@@ -1022,6 +1082,8 @@ fn commands_find_the_front_and_say_what_they_refuse() {
     assert_eq!(front.status()["phase"], "forwarding");
     let told = front.tell("finish").expect_code(4);
     assert!(told.stdout.contains("no key has moved"), "{}", told.stdout);
+    let told = front.tell("reverse").expect_code(4);
+    assert!(told.stdout.contains("no keys have moved that could move back"), "{}", told.stdout);
     // A second one would know nothing of the locks of the first.
     let second = Invocation::new(&front.args).run().expect_code(2);
     assert!(second.stdout.contains("another whimbrel front runs"), "{}", second.stdout);
@@ -1032,6 +1094,17 @@ fn commands_find_the_front_and_say_what_they_refuse() {
     let folder = front.folder.path().to_str().expect("a name").to_owned();
     let shown = Invocation::new(&["front", "status", "--state-dir", &folder]).run().expect_code(0);
     assert!(shown.stdout.starts_with("phase    done"), "{}", shown.stdout);
+    // There and back.
+    for (turns, note) in [("1", "turned round once"), ("2", "turned round 2 times")] {
+        let told = front.tell("reverse").expect_code(0);
+        assert!(told.stdout.contains(&format!("\"turns\":{turns}")), "{}", told.stdout);
+        let shown = Invocation::new(&["front", "status", "--state-dir", &folder]).run().expect_code(0);
+        let (from, to) = front.ends(&front.status());
+        let back = if turns == "1" { "back " } else { "" };
+        let line = format!("{} {back}to {} ({note})\n", from.address(), to.address());
+        assert!(shown.stdout.contains(&line), "{line}: {}", shown.stdout);
+        front.wait_until_done();
+    }
 
     // What is on disk is believed by the next one, or refused.
     front.running.kill9();

@@ -98,6 +98,30 @@ pub async fn share(source: &mut Link, target: &mut Link) -> Result<Vec<String>> 
     Ok(different)
 }
 
+/// Gives the target exactly the libraries of the source. Those that differ or that the source lacks are deleted first, so nobody may use the
+/// target meanwhile.
+///
+/// # Errors
+/// Whatever the servers answer. Where the source has no `FUNCTION`, or does not allow it, there is nothing to do.
+pub async fn mirror(source: &mut Link, target: &mut Link) -> Result<()> {
+    if source.may_run(&[b"FUNCTION", b"LIST"]).await?.is_some() {
+        return Ok(());
+    }
+    let wanted = list(source, true).await?;
+    if wanted.is_empty() && target.may_run(&[b"FUNCTION", b"LIST"]).await?.is_some() {
+        return Ok(());
+    }
+    let found = list(target, true).await?;
+    // All of them first: a function may have gone from one library to another.
+    for (name, _) in found.iter().filter(|library| !wanted.contains(library)) {
+        target.call(&[b"FUNCTION", b"DELETE", name.as_bytes()]).await?;
+    }
+    for (_, code) in wanted.iter().filter(|library| !found.contains(library)) {
+        target.call(&[b"FUNCTION", b"LOAD", code]).await?;
+    }
+    Ok(())
+}
+
 async fn libraries(deployment: &Deployment, with_code: bool) -> Result<Vec<(String, bytes::Bytes)>> {
     let topology = deployment.topology();
     let Some(shard) = topology.shards.first() else { return Ok(Vec::new()) };

@@ -165,7 +165,8 @@ pub fn markdown() -> String {
         "\n## While keys move\n\n\
          What is refused above is refused here too. In a transaction only what has keys is taken, and what has nothing to do with \
          them; a command that is refused there makes `EXEC` fail, as any error does. When all keys have moved, everything is passed \
-         on to the target as above.\n\n",
+         on to the target as above. After a turn (`whimbrel front reverse`) what is said here of the source is true of the target, and \
+         the other way round.\n\n",
     );
     text.push_str(&crate::route::rows());
     text

@@ -1,5 +1,7 @@
 //! Begins to move keys, goes on with it after a crash, and tells how it stands.
 
+mod turn;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,13 +17,14 @@ use whimbrel_engine::probe::{Info, PROBE_KEY, ServerFacts};
 use whimbrel_flow::functions;
 use whimbrel_wire::value::Value;
 
+use crate::direction::Direction;
 use crate::hub::{Hub, Ready, Servers};
 use crate::mover;
 use crate::place::{Found, Place};
 use crate::route::Tables;
 use crate::server::{Front, FrontOptions, Shared};
 use crate::stages::Stages;
-use crate::state::{Phase, StateFile};
+use crate::state::{Phase, Stand, StateFile};
 use crate::table::CommandTable;
 
 /// A front between two servers, for whoever tells it what to do.
@@ -34,8 +37,18 @@ pub struct Control {
     state: StateFile,
     stages: Arc<Stages>,
     shared: Arc<Shared>,
-    /// What moves keys. It ends with this.
-    tasks: Mutex<JoinSet<()>>,
+    tasks: Mutex<Tasks>,
+}
+
+/// What moves keys. It ends with this.
+#[derive(Debug, Default)]
+struct Tasks {
+    /// Move what is wanted.
+    workers: JoinSet<()>,
+    /// Wants everything.
+    sweeper: JoinSet<()>,
+    /// Nothing begins any more.
+    is_finished: bool,
 }
 
 /// How it stands.
@@ -43,13 +56,17 @@ pub struct Control {
 pub struct Status {
     /// How far it is.
     pub phase: Phase,
+    /// Which way keys move or have moved.
+    pub direction: Direction,
+    /// How often that has been turned round.
+    pub turns: u32,
     /// The source, without credentials.
     pub source: String,
     /// The target, likewise.
     pub target: String,
     /// Clients that are connected.
     pub clients: u64,
-    /// Since keys began to move, as far as this process has seen it.
+    /// Since keys began to move, or to move this way, as far as this process has seen it.
     pub moving: Option<MovingStatus>,
 }
 
@@ -58,13 +75,13 @@ pub struct Status {
 pub struct MovingStatus {
     /// The background does not move keys; commands do.
     pub paused: bool,
-    /// The filter is being made anew after a restart. Until then every command moves its keys first.
+    /// The filter is being made anew after a restart or a turn. Until then every command moves its keys first.
     pub rebuilding: bool,
     /// Keys that this process has moved.
     pub moved: u64,
-    /// Keys at the source; `None` where it does not tell.
+    /// Keys at the server that they move from; `None` where it does not tell.
     pub left: Option<u64>,
-    /// Keys that could not be moved in the last pass over the source.
+    /// Keys that could not be moved in the last pass over that server.
     pub staying: u64,
     /// Memory of the filter.
     pub filter_bytes: u64,
@@ -75,11 +92,11 @@ pub struct MovingStatus {
     /// Of the look-ups of commands for keys that had not arrived, the share in which the filter took them for arrived; `None` before
     /// any.
     pub filter_false_positives: Option<f64>,
-    /// Commands that were sent to the source.
+    /// Commands that were sent to the server that keys move from.
     pub forwarded: u64,
-    /// Commands that waited for their keys to be moved, or for the target to say that it has them.
+    /// Commands that waited for their keys to be moved, or for the other server to say that it has them.
     pub pulled: u64,
-    /// Commands that were sent to the target at once.
+    /// Commands that were sent to the server that keys move to at once.
     pub direct: u64,
     /// Commands that wait now.
     pub waiting: u64,
@@ -106,28 +123,29 @@ impl Front {
     ) -> Result<(Front, Arc<Control>)> {
         let link = options.link;
         let state = StateFile::new(state, &source, &target);
-        let phase = state.load()?;
+        let Stand { phase, turns } = state.load()?;
         let (source, target) = (Arc::new(source), Arc::new(target));
-        let mut tasks = JoinSet::new();
+        let (from, to) = Direction::after(turns).ordered(source.clone(), target.clone());
+        let mut tasks = Tasks::default();
         let (first, facts, stages) = match phase {
             Phase::Forwarding => {
-                let found = Place::find(&source, link).await?;
+                let found = Place::find(&from, link).await?;
                 (found.place, found.facts, Stages::forwarding())
             }
-            // The source is needed no more, and may be gone.
+            // What keys moved from is needed no more, and may be gone.
             Phase::Done => {
-                let found = Place::find(&target, link).await?;
+                let found = Place::find(&to, link).await?;
                 let (place, facts) = (found.place.clone(), found.facts.clone());
-                (place, facts, Stages::moving(when_done(&source, found, link, wait).await?))
+                (place, facts, Stages::moving(when_done(&from, found, link, wait, turns).await?))
             }
-            Phase::Finished => return Err(finished(&target, &state)),
+            Phase::Finished => return Err(finished(&to, &state)),
             Phase::Moving => {
-                let (servers, facts) = survey(&source, &target, link).await?;
-                let (hub, moves) = Hub::new(servers, wait, true);
+                let (servers, facts) = survey(&from, &to, link).await?;
+                let (hub, moves) = Hub::new(servers, turns, wait, true);
                 // Whatever the process before this one has sent and was not carried out yet never will be.
                 close_others(&hub).await?;
                 hub.ready.send_replace(Ready::Yes);
-                tasks = spawn(&hub, moves, state.clone());
+                tasks = Tasks::of(&hub, moves, &state);
                 (hub.servers.source.clone(), facts, Stages::moving(hub))
             }
         };
@@ -165,7 +183,7 @@ impl Control {
                 return Err(refuse(
                     "start",
                     "all keys have moved already",
-                    "end it with whimbrel front finish",
+                    "end it with whimbrel front finish, or have them move back with whimbrel front reverse",
                 ));
             }
             Some(_) => return Err(refuse("start", "keys are moving already", "see whimbrel front status")),
@@ -174,8 +192,8 @@ impl Control {
         first_database_alone(&self.source, servers.other_database)?;
         must_be_empty(&servers.target).await?;
         // Whether it can be written is better known before clients are stopped.
-        self.state.save(Phase::Forwarding)?;
-        let (hub, moves) = Hub::new(servers, self.wait, false);
+        self.state.save(Phase::Forwarding.into())?;
+        let (hub, moves) = Hub::new(servers, 0, self.wait, false);
         hub.paused.send_replace(paused);
         self.stages.begin(hub.clone()).await;
         self.shared.source.none_open().await;
@@ -185,15 +203,15 @@ impl Control {
             // Clients wrote until now, and may have loaded libraries.
             first_database_alone(&self.source, keyspace(&hub.servers.source).await?.1)?;
             share_libraries(&hub).await?;
-            self.state.save(Phase::Moving)
+            self.state.save(Phase::Moving.into())
         };
         if let Err(error) = begun.await {
             hub.ready.send_replace(Ready::Never);
-            self.stages.undo();
+            self.stages.undo(None);
             return Err(error);
         }
         hub.ready.send_replace(Ready::Yes);
-        *tasks = spawn(&hub, moves, self.state.clone());
+        *tasks = Tasks::of(&hub, moves, &self.state);
         Ok(())
     }
 
@@ -209,21 +227,27 @@ impl Control {
         Ok(())
     }
 
-    /// Writes down that the front is needed no more, if all keys have moved. Clients can go to the target themselves from then on, and
-    /// the front can end. Whoever runs it again is told so, and not served from the empty source.
+    /// Writes down that the front is needed no more, if all keys have moved. Clients can go to where they are themselves from then on, and
+    /// the front can end. Whoever runs it again is told so, and not served from the empty server.
     ///
     /// # Errors
     /// `Unfit` where not all have; `Own` where the state cannot be written.
     pub fn finish(&self) -> Result<()> {
-        let phase = self.phase();
-        if phase != Phase::Done {
-            let what = match phase {
-                Phase::Forwarding => "no key has moved",
-                _ => "keys are still at the source",
-            };
-            return Err(refuse("finish", what, "see whimbrel front status"));
-        }
-        self.state.save(Phase::Finished)
+        let Ok(mut tasks) = self.tasks.try_lock() else {
+            return Err(refuse("finish", "keys are about to move", "see whimbrel front status"));
+        };
+        let hub = self.stages.hub();
+        let turns = match hub.as_ref().map(|hub| (hub.is_done(), hub.turns, hub.direction())) {
+            Some((true, turns, _)) => turns,
+            Some((false, _, direction)) => {
+                let what = format!("keys are still at the {}", direction.from());
+                return Err(refuse("finish", &what, "see whimbrel front status"));
+            }
+            None => return Err(refuse("finish", "no key has moved", "see whimbrel front status")),
+        };
+        self.state.save(Stand { phase: Phase::Finished, turns })?;
+        tasks.is_finished = true;
+        Ok(())
     }
 
     fn phase(&self) -> Phase {
@@ -241,8 +265,11 @@ impl Control {
             Some(hub) => Some(moving_status(hub).await),
             None => None,
         };
+        let turns = hub.as_ref().map_or(0, |hub| hub.turns);
         Status {
             phase: self.phase(),
+            direction: Direction::after(turns),
+            turns,
             source: self.source.address.to_string(),
             target: self.target.address.to_string(),
             clients: self.shared.counts.clients.load(Ordering::Relaxed),
@@ -283,22 +310,29 @@ async fn moving_status(hub: &Hub) -> MovingStatus {
     }
 }
 
-fn spawn(hub: &Arc<Hub>, moves: mpsc::UnboundedReceiver<bytes::Bytes>, state: StateFile) -> JoinSet<()> {
-    let mut tasks = JoinSet::new();
-    tasks.spawn(mover::work(hub.clone(), moves));
-    let hub = hub.clone();
-    tasks.spawn(async move {
-        if hub.is_rebuilding() {
-            mover::rebuild(&hub).await;
-        }
-        mover::sweep(&hub).await;
-        // Everything is as well without it: the next process goes through an empty source.
-        if let Err(error) = state.save(Phase::Done) {
-            tracing::warn!(%error, "that all keys have moved could not be written down");
-        }
-        hub.set_done();
-    });
-    tasks
+impl Tasks {
+    fn of(hub: &Arc<Hub>, moves: mpsc::UnboundedReceiver<bytes::Bytes>, state: &StateFile) -> Tasks {
+        let mut tasks = Tasks::default();
+        tasks.workers.spawn(mover::work(hub.clone(), moves));
+        tasks.sweep(hub, state);
+        tasks
+    }
+
+    /// Has everything moved, from the beginning.
+    fn sweep(&mut self, hub: &Arc<Hub>, state: &StateFile) {
+        let (hub, state) = (hub.clone(), state.clone());
+        self.sweeper.spawn(async move {
+            if hub.is_rebuilding() {
+                mover::rebuild(&hub).await;
+            }
+            mover::sweep(&hub).await;
+            // Everything is as well without it: the next process goes through an empty source.
+            if let Err(error) = state.save(Stand { phase: Phase::Done, turns: hub.turns }) {
+                tracing::warn!(%error, "that all keys have moved could not be written down");
+            }
+            hub.set_done();
+        });
+    }
 }
 
 /// Looks at both servers, and refuses what cannot be served exactly. Changes nothing.
@@ -327,6 +361,7 @@ async fn survey(
         ));
     }
     let (keys, other_database) = keyspace(&from_found.place).await?;
+    let keys = keys + keyspace(&to_found.place).await?.0;
     for command in [&[&b"DUMP"[..], PROBE_KEY][..], &[b"UNLINK", PROBE_KEY], NOBODY] {
         must_run(&mut from, command).await?;
     }
@@ -372,6 +407,7 @@ async fn when_done(
     target: Found,
     options: LinkOptions,
     wait: Duration,
+    turns: u32,
 ) -> Result<Arc<Hub>> {
     let table = CommandTable::ask(&mut target.place.link().await?).await?;
     let servers = Servers {
@@ -386,7 +422,7 @@ async fn when_done(
         other_database: None,
         source_run_id: None,
     };
-    let (hub, _) = Hub::new(servers, wait, false);
+    let (hub, _) = Hub::new(servers, turns, wait, false);
     hub.set_done();
     hub.ready.send_replace(Ready::Yes);
     Ok(hub)

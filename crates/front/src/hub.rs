@@ -18,6 +18,7 @@ use whimbrel_wire::payload::Dialect;
 
 use crate::alarms::Alarms;
 use crate::cluster::ask_keys;
+use crate::direction::Direction;
 use crate::filter::Filter;
 use crate::locks::{Locks, Moved, Shared};
 use crate::place::Place;
@@ -33,7 +34,7 @@ const KEYS_AT_ONCE: usize = 64;
 /// Requests whose keys are not all at their beginning are held whole. All clients together hold so much beyond the usual.
 const LONG_BYTES_MAX: u64 = 256 << 20;
 
-/// What both servers are.
+/// What both servers are: the source is the one that keys move from, see [`Direction`].
 #[derive(Debug)]
 pub(crate) struct Servers {
     pub(crate) source: Place,
@@ -43,7 +44,7 @@ pub(crate) struct Servers {
     pub(crate) target_can: Capabilities,
     pub(crate) dialects: (Dialect, Dialect),
     pub(crate) tables: Tables,
-    /// Keys of the source when it was looked at.
+    /// Keys of both when they were looked at.
     pub(crate) keys: u64,
     /// A database of the source other than 0 that had keys then.
     pub(crate) other_database: Option<u32>,
@@ -89,6 +90,10 @@ pub(crate) struct Tally {
 #[derive(Debug)]
 pub(crate) struct Hub {
     pub(crate) servers: Servers,
+    /// How often the direction has been turned round. There is a hub for each turn.
+    pub(crate) turns: u32,
+    /// Part of the names of staging keys. What a crash has left of them is none of the next turn's.
+    pub(crate) job: String,
     pub(crate) locks: Arc<Locks>,
     pub(crate) filter: Filter,
     pub(crate) tally: Tally,
@@ -111,11 +116,13 @@ pub(crate) struct Hub {
 }
 
 impl Hub {
-    /// Nothing has moved that is known of. `after_crash` has every command move its keys first until the filter is rebuilt.
+    /// Nothing has moved that is known of. With `rebuilding` every command moves its keys first until the filter has been built from the
+    /// target: after a crash, and after a turn.
     pub(crate) fn new(
         servers: Servers,
+        turns: u32,
         wait: Duration,
-        after_crash: bool,
+        rebuilding: bool,
     ) -> (Arc<Hub>, mpsc::UnboundedReceiver<Bytes>) {
         let (ready, moves) = mpsc::unbounded_channel();
         let hub = Hub {
@@ -128,15 +135,22 @@ impl Hub {
             wait,
             hasher: RandomState::new(),
             known: (0..KNOWN_MAX).map(|_| AtomicU64::new(0)).collect(),
-            rebuilding: AtomicBool::new(after_crash),
+            rebuilding: AtomicBool::new(rebuilding),
             done: AtomicBool::new(false),
             long: Reserve::new(LONG_BYTES_MAX),
             asking: tokio::sync::Mutex::new(None),
             trouble: Mutex::new(None),
             alarms: Mutex::new(Alarms { other_database: servers.other_database, ..Alarms::default() }),
             servers,
+            turns,
+            job: format!("front{turns}"),
         };
         (Arc::new(hub), moves)
+    }
+
+    /// Which way keys move.
+    pub(crate) fn direction(&self) -> Direction {
+        Direction::after(self.turns)
     }
 
     // ---- What is known of keys ----
@@ -146,7 +160,7 @@ impl Hub {
         self.hasher.hash_one(key)
     }
 
-    /// Whether a key has been found to be home. It stays so, since nothing creates keys at the source.
+    /// Whether a key has been found to be home. It stays so for this turn, in which nothing creates keys at the source.
     pub(crate) fn is_known(&self, hash: u64) -> bool {
         // 0 is what an empty place holds.
         hash != 0 && self.known[hash as usize % KNOWN_MAX].load(Ordering::Acquire) == hash
@@ -183,7 +197,7 @@ impl Hub {
         self.rebuilding.store(false, Ordering::Release);
     }
 
-    /// The source is empty, for ever.
+    /// The source is empty, for the rest of this turn.
     pub(crate) fn is_done(&self) -> bool {
         self.done.load(Ordering::Acquire)
     }
@@ -212,7 +226,10 @@ impl Hub {
                             counter.fetch_add(1, Ordering::Relaxed);
                         }
                         Ok(Moved::WasHome) => {}
-                        Ok(Moved::Refused(why)) => return Err(format!("the key stays at the source: {why}")),
+                        Ok(Moved::Refused(why)) => {
+                            let from = self.direction().from();
+                            return Err(format!("the key stays at the {from}: {why}"));
+                        }
                         Err(_) => return Err("it is ending".to_owned()),
                     }
                 }
@@ -253,7 +270,7 @@ impl Hub {
     /// What went wrong last, and what is wrong with the source, for people.
     pub(crate) fn trouble(&self) -> Option<String> {
         let last = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let all: Vec<String> = [last, self.alarms().text()].into_iter().flatten().collect();
+        let all: Vec<String> = [last, self.alarms().text(self.direction())].into_iter().flatten().collect();
         (!all.is_empty()).then(|| all.join("; "))
     }
 

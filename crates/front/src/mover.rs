@@ -37,9 +37,6 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Between two passes over a source in which something is left that does not move.
 const PASS_PAUSE: Duration = Duration::from_secs(1);
 
-/// A few letters in the names of staging keys.
-const JOB: &str = "front";
-
 /// Runs the workers until all of them are dropped with the future.
 pub(crate) async fn work(hub: Arc<Hub>, moves: mpsc::UnboundedReceiver<Bytes>) {
     let moves = Arc::new(Mutex::new(moves));
@@ -123,7 +120,7 @@ impl Worker {
             source: &servers.source_can,
             target: &servers.target_can,
             dialects: servers.dialects,
-            job: JOB,
+            job: &hub.job,
         };
         let carried = carry(source, target, key, &route).await?;
         if carried == Carried::Home {

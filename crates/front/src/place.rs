@@ -101,7 +101,7 @@ impl Place {
     /// As [`Io::open`].
     pub(crate) async fn io(&self) -> Result<Io> {
         match &self.cluster {
-            Some(cluster) => Ok(cluster.open(None).0),
+            Some(cluster) => Ok(cluster.open_for_client()),
             None => timeout(self.limit(), Io::open(&self.endpoint, &self.endpoint.address))
                 .await
                 .unwrap_or_else(|_| Err(self.in_vain())),

@@ -51,7 +51,7 @@ const OTHER_SERVER: &str = "keys are on two servers: connect to the server that 
 const PATTERNS: &str = "BY and GET reach keys that are not declared: wait until all keys have moved";
 const UNTOLD: &str =
     "its keys cannot be told, so it might use one that has not moved: wait until all keys have moved";
-const UNKNOWN: &str = "the target has no such command";
+const UNKNOWN: &str = "the server that keys move to has no such command";
 
 /// In the order of the documentation. A name may be followed by a second word; `*` stands for any other.
 const TABLE: &[(&str, While)] = &[

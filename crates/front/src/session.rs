@@ -15,6 +15,7 @@
 //! [`DUE_MAX`] requests under way; with what buffers allocate ahead as they grow, and errors of our own among the notes, 4 MiB. One that
 //! is idle holds no buffers. The length of a value does not matter: it is passed on as it arrives.
 
+mod call;
 pub(crate) mod identity;
 mod moving;
 mod plain;
@@ -46,7 +47,7 @@ use crate::face::{self, Face, Question};
 use crate::locks;
 use crate::server::Shared;
 use crate::stages::Entrance;
-use crate::whole::with_cursor;
+use crate::whole::{Half, with_cursor};
 
 /// How much is read at once.
 pub(crate) const READ_BYTES: usize = 64 << 10;
@@ -105,7 +106,7 @@ enum Special {
     /// A reply that the client does not get; it gets this instead.
     Replaced(BytesMut, Vec<u8>),
     /// A reply to `SCAN`, which is changed.
-    Scanned(BytesMut, Home),
+    Scanned(BytesMut, Half),
     /// A reply to something that only a cluster knows.
     Faced(BytesMut, Question),
 }
@@ -190,7 +191,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         let (plain, moving) = match shared.stages.as_ref().map(|stages| stages.enter()) {
             None => (None, None),
             Some(Entrance::Forwarding(ticket)) => (Some(Box::new(Plain::new(ticket))), None),
-            Some(Entrance::Moving(hub)) => (None, Some(Box::new(Moving::new(hub)))),
+            Some(Entrance::Moving(hub, ticket)) => (None, Some(Box::new(Moving::new(hub, ticket)))),
         };
         let identity = Identity::default();
         let connecting = match &moving {
@@ -230,14 +231,18 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.plain.as_mut().is_some_and(|plain| plain.is_evicted(cx)) {
+        let call = match (&mut self.plain, &mut self.moving) {
+            (Some(plain), _) => Some(&mut plain.call),
+            (None, moving) => moving.as_mut().map(|moving| &mut moving.call),
+        };
+        if call.is_some_and(|call| call.is_evicted(cx)) {
             return Poll::Ready(());
         }
         loop {
             match self.turn(cx) {
                 Ok(true) => {}
                 Ok(false) if self.is_over(cx) || self.is_stalled(cx) => return Poll::Ready(()),
-                Ok(false) if self.is_at_rest() => self.begin_moving(),
+                Ok(false) if self.is_at_rest() => self.go_over(),
                 Ok(false) => {
                     self.release_memory();
                     return Poll::Pending;
@@ -661,7 +666,7 @@ fn arrived(
     let is_agreed = kind != b'-' && kind != b'!';
     match special {
         Special::Replaced(_, own) => return Some(own),
-        Special::Scanned(reply, home) => return Some(with_cursor(home, &reply)),
+        Special::Scanned(reply, half) => return Some(with_cursor(half, &reply)),
         Special::Faced(reply, asked) => {
             let answer = face.and_then(|face| face.answer(asked, &reply, identity.protocol()));
             return Some(answer.map_or_else(|| reply.to_vec(), |answer| answer.to_vec()));
@@ -675,10 +680,16 @@ fn arrived(
             if let Some(plain) = plain {
                 plain.agreed(Change::Reset);
             }
+            if let Some(moving) = moving {
+                moving.agreed(Change::Reset);
+            }
         }
         Special::Changed(change) if is_agreed => {
             if let Some(plain) = plain {
                 plain.agreed(change);
+            }
+            if let Some(moving) = moving {
+                moving.agreed(change);
             }
             return None;
         }

@@ -1,4 +1,4 @@
-//! How far a front is, and the moment at which keys begin to move.
+//! How far a front is, and the moments at which keys begin to move, or to move the other way.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ pub(crate) struct Stages {
     stage: Mutex<Stage>,
 }
 
-/// Sessions in front of the source alone.
+/// Sessions of one stage.
 #[derive(Debug, Default)]
 struct Present {
     sessions: AtomicUsize,
@@ -27,16 +27,11 @@ struct Present {
     left: Notify,
 }
 
-#[derive(Debug)]
-enum Stage {
-    /// Everything goes to the source.
-    Forwarding(Forwarding),
-    /// Keys move, or have moved.
-    Moving(Arc<Hub>),
-}
-
+/// From one moment at which all clients rest to the next.
 #[derive(Debug, Default)]
-struct Forwarding {
+struct Stage {
+    /// What moves keys, or has moved them; `None`: everything goes to the source.
+    hub: Option<Arc<Hub>>,
     /// Tells sessions to come to rest.
     begin: CancellationToken,
     /// Tells those that have not to end.
@@ -49,10 +44,10 @@ pub(crate) enum Entrance {
     /// In front of the source alone.
     Forwarding(Ticket),
     /// In front of both.
-    Moving(Arc<Hub>),
+    Moving(Arc<Hub>, Ticket),
 }
 
-/// That of a session in front of the source alone. While there is one, nothing moves.
+/// That of a session. While there is one of a stage, the next does not begin.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     present: Arc<Present>,
@@ -62,11 +57,11 @@ pub(crate) struct Ticket {
 
 impl Stages {
     pub(crate) fn forwarding() -> Arc<Stages> {
-        Arc::new(Stages { stage: Mutex::new(Stage::Forwarding(Forwarding::default())) })
+        Arc::new(Stages { stage: Mutex::default() })
     }
 
     pub(crate) fn moving(hub: Arc<Hub>) -> Arc<Stages> {
-        Arc::new(Stages { stage: Mutex::new(Stage::Moving(hub)) })
+        Arc::new(Stages { stage: Mutex::new(Stage { hub: Some(hub), ..Stage::default() }) })
     }
 
     fn stage(&self) -> MutexGuard<'_, Stage> {
@@ -75,39 +70,35 @@ impl Stages {
 
     /// For a new session.
     pub(crate) fn enter(&self) -> Entrance {
-        match &*self.stage() {
-            Stage::Forwarding(forwarding) => {
-                // Under the mutex: `begin` counts it, or it finds keys moving.
-                forwarding.present.sessions.fetch_add(1, Ordering::AcqRel);
-                let (begin, evict) = (forwarding.begin.child_token(), forwarding.evict.child_token());
-                Entrance::Forwarding(Ticket { present: forwarding.present.clone(), begin, evict })
-            }
-            Stage::Moving(hub) => Entrance::Moving(hub.clone()),
+        let stage = self.stage();
+        // Under the mutex: `begin` counts it, or it finds the next stage.
+        stage.present.sessions.fetch_add(1, Ordering::AcqRel);
+        let (begin, evict) = (stage.begin.child_token(), stage.evict.child_token());
+        let ticket = Ticket { present: stage.present.clone(), begin, evict };
+        match &stage.hub {
+            None => Entrance::Forwarding(ticket),
+            Some(hub) => Entrance::Moving(hub.clone(), ticket),
         }
     }
 
     /// What moves keys; `None` before that begins.
     pub(crate) fn hub(&self) -> Option<Arc<Hub>> {
-        match &*self.stage() {
-            Stage::Forwarding(_) => None,
-            Stage::Moving(hub) => Some(hub.clone()),
-        }
+        self.stage().hub.clone()
     }
 
-    /// From here on new sessions wait for `hub`. Returns when no session talks to the source any more.
+    /// From here on new sessions wait for `hub`. Returns when no session of before talks to a server any more.
     pub(crate) async fn begin(&self, hub: Arc<Hub>) {
-        let before = std::mem::replace(&mut *self.stage(), Stage::Moving(hub));
-        let Stage::Forwarding(forwarding) = before else { return };
-        forwarding.begin.cancel();
-        if timeout(REST, forwarding.present.none()).await.is_err() {
-            forwarding.evict.cancel();
-            forwarding.present.none().await;
+        let before = std::mem::replace(&mut *self.stage(), Stage { hub: Some(hub), ..Stage::default() });
+        before.begin.cancel();
+        if timeout(REST, before.present.none()).await.is_err() {
+            before.evict.cancel();
+            before.present.none().await;
         }
     }
 
-    /// It could not begin after all.
-    pub(crate) fn undo(&self) {
-        *self.stage() = Stage::Forwarding(Forwarding::default());
+    /// It could not begin after all: everything is as it was with `hub`, or without one.
+    pub(crate) fn undo(&self, hub: Option<Arc<Hub>>) {
+        *self.stage() = Stage { hub, ..Stage::default() };
     }
 }
 

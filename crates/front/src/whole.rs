@@ -10,6 +10,7 @@ use whimbrel_engine::error::{Error, ErrorKind, Result};
 use whimbrel_wire::encode::Outbox;
 use whimbrel_wire::value::Value;
 
+use crate::direction::TURN_BITS;
 use crate::hub::Hub;
 use crate::place::Place;
 use crate::route::Whole;
@@ -19,27 +20,46 @@ use crate::session::identity::{Identity, Replies};
 /// Set in cursors of the target's half. No server has so many buckets that it uses this bit, and all clients can count so far.
 const TARGET_HALF: u64 = 1 << 52;
 
+/// Below that is the number of the turn. A cursor of another one says nothing of what is at which server now.
+const TURN_SHIFT: u32 = 52 - TURN_BITS;
+const TURN: u64 = ((1 << TURN_BITS) - 1) << TURN_SHIFT;
+
+/// The part of an iteration over all keys that one of the servers gives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Half {
+    /// The server.
+    pub(crate) home: Home,
+    /// How often the direction has been turned round.
+    pub(crate) turns: u32,
+}
+
 /// How long a question waits until nothing moves.
 const GATE_WAIT: Duration = Duration::from_secs(1);
 
-/// Where an iteration goes on: at which server, with which cursor of its own. `None` for what is no cursor.
-pub(crate) fn resume(cursor: &[u8], is_done: bool) -> Option<(Home, u64)> {
+/// Where an iteration goes on: in which half, with which cursor of that server. `None` for what is no cursor.
+pub(crate) fn resume(cursor: &[u8], turns: u32, is_done: bool) -> Option<(Half, u64)> {
     let cursor: u64 = std::str::from_utf8(cursor).ok()?.parse().ok()?;
+    let at = |home| Half { home, turns };
+    let is_present = (cursor & TURN) >> TURN_SHIFT == u64::from(turns);
     match cursor & TARGET_HALF {
+        TARGET_HALF if is_present => Some((at(Home::Target), cursor & !(TARGET_HALF | TURN))),
         // The source is empty: what it had is at the target, which has not been gone through.
-        0 if is_done => Some((Home::Target, 0)),
-        0 => Some((Home::Source, cursor)),
-        _ => Some((Home::Target, cursor & !TARGET_HALF)),
+        _ if is_done => Some((at(Home::Target), 0)),
+        0 if is_present => Some((at(Home::Source), cursor & !TURN)),
+        // Keys have moved the other way since, past this cursor or not: it begins anew.
+        _ => Some((at(Home::Source), 0)),
     }
 }
 
 /// The reply of a server to `SCAN`, with the cursor that the client has to come back with. An error is as it was.
-pub(crate) fn with_cursor(home: Home, reply: &[u8]) -> Vec<u8> {
+pub(crate) fn with_cursor(half: Half, reply: &[u8]) -> Vec<u8> {
+    let turn = u64::from(half.turns) << TURN_SHIFT;
     let cursor_for = |cursor| {
-        Some(match (home, cursor) {
-            (Home::Source, 0) => TARGET_HALF,
-            (Home::Target, cursor @ 1..) => cursor | TARGET_HALF,
-            (_, cursor) => cursor,
+        Some(match (half.home, cursor) {
+            (Home::Target, 0) => 0,
+            (Home::Target, cursor) => cursor | TARGET_HALF | turn,
+            (Home::Source, 0) => TARGET_HALF | turn,
+            (Home::Source, cursor) => cursor | turn,
         })
     };
     change_cursor(reply, cursor_for).unwrap_or_else(|| reply.to_vec())
@@ -157,27 +177,44 @@ pub(crate) fn one_line(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::direction::TURNS_MAX;
 
     #[test]
     fn an_iteration_goes_through_both_halves() {
         let reply = |cursor: &str| format!("*2\r\n${}\r\n{cursor}\r\n*1\r\n$1\r\nk\r\n", cursor.len());
-        let cursor_of = |home, cursor: &str| {
-            let text = String::from_utf8(with_cursor(home, reply(cursor).as_bytes())).expect("text");
+        let cursor_of = |home, turns, cursor: &str| {
+            let text = String::from_utf8(with_cursor(Half { home, turns }, reply(cursor).as_bytes()));
+            let text = text.expect("text");
             assert!(text.ends_with("\r\n*1\r\n$1\r\nk\r\n"), "{text}");
             text.split("\r\n").nth(2).expect("a cursor").to_owned()
         };
-        assert_eq!(resume(b"0", false), Some((Home::Source, 0)));
-        assert_eq!(cursor_of(Home::Source, "17"), "17");
-        assert_eq!(resume(b"17", false), Some((Home::Source, 17)));
-        let half = cursor_of(Home::Source, "0");
-        assert_eq!(resume(half.as_bytes(), false), Some((Home::Target, 0)));
-        let more = cursor_of(Home::Target, "17");
-        assert_eq!(resume(more.as_bytes(), false), Some((Home::Target, 17)));
-        assert_eq!(resume(more.as_bytes(), true), Some((Home::Target, 17)));
-        assert_eq!(cursor_of(Home::Target, "0"), "0");
-        // What was found at the source so far is not all that had been there.
-        assert_eq!(resume(b"17", true), Some((Home::Target, 0)));
-        assert_eq!(resume(b"x", false), None);
-        assert_eq!(with_cursor(Home::Source, b"-ERR no\r\n"), b"-ERR no\r\n");
+        for turns in [0, 1, TURNS_MAX] {
+            let at = |home, cursor| Some((Half { home, turns }, cursor));
+            let cursor_of = |home, cursor| cursor_of(home, turns, cursor);
+            let resume = |cursor: &str, is_done| resume(cursor.as_bytes(), turns, is_done);
+            assert_eq!(resume("0", false), at(Home::Source, 0));
+            let more = cursor_of(Home::Source, "17");
+            assert_eq!(resume(&more, false), at(Home::Source, 17));
+            // What was found at the source so far is not all that had been there.
+            assert_eq!(resume(&more, true), at(Home::Target, 0));
+            let half = cursor_of(Home::Source, "0");
+            assert_eq!(resume(&half, false), at(Home::Target, 0));
+            let more = cursor_of(Home::Target, "17");
+            assert_eq!(resume(&more, false), at(Home::Target, 17));
+            assert_eq!(resume(&more, true), at(Home::Target, 17));
+            assert_eq!(cursor_of(Home::Target, "0"), "0");
+        }
+        // One that the source gave before keys moved.
+        assert_eq!(cursor_of(Home::Source, 0, "17"), "17");
+        assert_eq!(resume(b"x", 0, false), None);
+        let half = Half { home: Home::Source, turns: 0 };
+        assert_eq!(with_cursor(half, b"-ERR no\r\n"), b"-ERR no\r\n");
+        // After a turn none of them is worth anything.
+        for (home, cursor) in [(Home::Source, "17"), (Home::Source, "0"), (Home::Target, "17")] {
+            let old = cursor_of(home, 2, cursor);
+            let first = |home| Some((Half { home, turns: 3 }, 0));
+            assert_eq!(resume(old.as_bytes(), 3, false), first(Home::Source));
+            assert_eq!(resume(old.as_bytes(), 3, true), first(Home::Target));
+        }
     }
 }

@@ -14,7 +14,7 @@ use super::{Show, SourceAccess, TargetAccess, parse_ms};
     args_conflicts_with_subcommands = true,
     after_help = "\
 Clients connect to the front as they would to the source, with their own users and passwords, and see no difference.
-With --target, `whimbrel front start` moves the keys there while clients are served.
+With --target, `whimbrel front start` moves the keys there while clients are served, and `whimbrel front reverse` back.
 docs/operating/front.md tells what is bounded, docs/front-commands.md what is done with which command.
 
 Examples:
@@ -24,6 +24,7 @@ Examples:
   whimbrel front --listen 0.0.0.0:6380 --source old:6379 --target new:6379
   whimbrel front start
   whimbrel front status
+  whimbrel front reverse
   whimbrel front finish
 
 Exit codes: see whimbrel --help"
@@ -109,6 +110,8 @@ pub enum FrontCommand {
     Pause(FrontAt),
     /// Move all others too, again
     Resume(FrontAt),
+    /// Have the keys move the other way from here on: back to the source, or to the target again
+    Reverse(FrontAt),
     /// End the front, if all keys have moved
     Finish(FrontAt),
 }

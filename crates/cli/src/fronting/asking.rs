@@ -1,4 +1,4 @@
-//! `whimbrel front start`, `status`, `pause`, `resume` and `finish`.
+//! `whimbrel front start`, `status`, `pause`, `resume`, `reverse` and `finish`.
 
 use serde_json::{Value, json};
 use whimbrel_core::units::{format_bytes, format_count};
@@ -16,6 +16,7 @@ pub async fn run(command: &FrontCommand) -> Exit {
         FrontCommand::Status(at) => (at, Question::Status),
         FrontCommand::Pause(at) => (at, Question::Pause),
         FrontCommand::Resume(at) => (at, Question::Resume),
+        FrontCommand::Reverse(at) => (at, Question::Reverse),
         FrontCommand::Finish(at) => (at, Question::Finish),
     };
     match asked(at, question).await {
@@ -47,16 +48,37 @@ fn show(at: &FrontAt, question: Question, answer: &Answer) -> Exit {
         eprintln!("error: {error}");
         return exit;
     }
+    let status = answer.status.as_ref().unwrap_or(&Value::Null);
     match question {
-        Question::Finish => say!("finished the front has ended; clients go to the target themselves"),
-        _ => show_status(answer.status.as_ref().unwrap_or(&Value::Null)),
+        Question::Finish => {
+            let (_, to, _) = way(status);
+            say!("finished the front has ended; clients go to {to} themselves");
+        }
+        _ => show_status(status),
     }
     exit
 }
 
+/// Which server keys move from, which they move to, and what to say about that.
+fn way(status: &Value) -> (String, String, String) {
+    let text = |name: &str| status[name].as_str().unwrap_or("?").to_owned();
+    let (source, target) = (text("source"), text("target"));
+    let note = match status["turns"].as_u64() {
+        None | Some(0) => String::new(),
+        Some(1) => " (turned round once)".to_owned(),
+        Some(turns) => format!(" (turned round {turns} times)"),
+    };
+    match status["direction"].as_str() {
+        Some("to-source") => (target, source, note),
+        _ => (source, target, note),
+    }
+}
+
 fn show_status(status: &Value) {
     let text = |name: &str| status[name].as_str().unwrap_or("?").to_owned();
-    say!("phase    {}: {} to {}", text("phase"), text("source"), text("target"));
+    let (from, to, note) = way(status);
+    let back = if status["direction"] == "to-source" { "back " } else { "" };
+    say!("phase    {}: {from} {back}to {to}{note}", text("phase"));
     say!("clients  {}", status["clients"]);
     let moving = &status["moving"];
     if moving.is_null() {
@@ -75,7 +97,7 @@ fn show_status(status: &Value) {
         count("staying")
     );
     say!(
-        "commands {} to the source, {} to the target, {} after a move; {} wait, {} gave up",
+        "commands {} to {from}, {} to {to}, {} after a move; {} wait, {} gave up",
         count("forwarded"),
         count("direct"),
         count("pulled"),

@@ -46,6 +46,8 @@ pub enum Question {
     Pause,
     /// Move them again.
     Resume,
+    /// Move keys the other way.
+    Reverse,
     /// End.
     Finish,
 }
@@ -141,6 +143,7 @@ async fn serve(stream: UnixStream, control: &Control, finished: &CancellationTok
         Question::Status => Ok(()),
         Question::Pause => control.pause(true),
         Question::Resume => control.pause(false),
+        Question::Reverse => control.reverse().await,
         Question::Finish => control.finish(),
     };
     let status: Status = control.status().await;

@@ -58,7 +58,7 @@ pub(crate) struct Cluster {
     open: Arc<Open>,
 }
 
-/// Connections that are being served.
+/// Connections of clients that are being served.
 #[derive(Debug, Default)]
 struct Open {
     count: AtomicUsize,
@@ -108,12 +108,20 @@ impl Cluster {
         &self.table
     }
 
-    /// A connection on which nobody has logged in. Where there are `ids`, each connection to a node is noted there before anything else
-    /// is sent on it. The future ends when nothing is sent any more for the connection: soon after it was dropped.
+    /// A connection for a client.
+    pub(crate) fn open_for_client(self: &Arc<Cluster>) -> Io {
+        self.spawn(None, Some(Counted::new(&self.open))).0
+    }
+
+    /// A connection of our own, on which nobody has logged in. Where there are `ids`, each connection to a node is noted there before anything
+    /// else is sent on it. The future ends when nothing is sent any more for the connection: soon after it was dropped.
     pub(crate) fn open(self: &Arc<Cluster>, ids: Option<Ids>) -> (Io, JoinHandle<()>) {
+        self.spawn(ids, None)
+    }
+
+    fn spawn(self: &Arc<Cluster>, ids: Option<Ids>, counted: Option<Counted>) -> (Io, JoinHandle<()>) {
         let (near, far) = duplex(PIPE_BYTES);
         let gone = CancellationToken::new();
-        let counted = Counted::new(&self.open);
         let conn = Conn::new(self.clone(), far, gone.clone(), ids);
         let task = tokio::spawn(async move {
             conn.run().await;
@@ -122,7 +130,7 @@ impl Cluster {
         (Io::within(near, gone.drop_guard()), task)
     }
 
-    /// Waits until no connection is served any more. Those that were dropped end at once.
+    /// Waits until no connection of a client is served any more. Those that were dropped end at once.
     pub(crate) async fn none_open(&self) {
         while self.open.count.load(Ordering::Acquire) > 0 {
             self.open.left.notified().await;

@@ -19,16 +19,18 @@ use tokio::time::{Instant, Sleep, sleep};
 use whimbrel_engine::error::Error;
 use whimbrel_wire::request::Request;
 
+use super::call::Call;
 use super::identity::{Identity, SAYING_BYTES_MAX};
 use super::{
-    Connecting, Due, INBOX_BYTES_MAX, Link, REFUSED_COMMAND, Server, Session, Special, WHOLE_BYTES_MAX,
-    as_array, read,
+    Change, Connecting, Due, INBOX_BYTES_MAX, Link, REFUSED_COMMAND, Server, Session, Special,
+    WHOLE_BYTES_MAX, as_array, read,
 };
 use crate::commands::{Handling, Note, Trait, handling, refusal};
 use crate::face::Question;
 use crate::hub::{Hub, Ready};
 use crate::room::Room;
 use crate::route::{Plan, While, Whole, by_name, select};
+use crate::stages::Ticket;
 use crate::whole::{ask_both, one_line, resume};
 
 /// The longest request whose keys are not all at its beginning.
@@ -65,6 +67,12 @@ pub(super) struct Moving {
     inbox_bytes_max: usize,
     room: Vec<Room>,
     stall: Option<Pin<Box<Sleep>>>,
+    /// In another database, which can be once all keys have moved.
+    elsewhere: bool,
+    /// It said something of itself that was not kept.
+    is_unknown: bool,
+    /// After the connection: that has to be gone when this is.
+    pub(super) call: Call,
 }
 
 struct Waiting {
@@ -117,7 +125,7 @@ struct Extent {
 }
 
 impl Moving {
-    pub(super) fn new(hub: Arc<Hub>) -> Moving {
+    pub(super) fn new(hub: Arc<Hub>, ticket: Ticket) -> Moving {
         Moving {
             hub,
             at: Home::Target,
@@ -131,6 +139,29 @@ impl Moving {
             inbox_bytes_max: INBOX_BYTES_MAX,
             room: Vec::new(),
             stall: None,
+            elsewhere: false,
+            is_unknown: false,
+            call: Call::new(ticket),
+        }
+    }
+
+    /// Nothing of it is open that another connection would not have.
+    pub(super) fn is_portable(&self) -> bool {
+        !(self.multi || self.watch || self.alone || self.elsewhere || self.is_unknown)
+    }
+
+    /// Whether the session is to come to rest, and the client need not send anything for that.
+    fn is_resting(&self) -> bool {
+        self.call.is_called() && !self.multi && !self.watch
+    }
+
+    /// The target has agreed to what a client says once all keys have moved.
+    pub(super) fn agreed(&mut self, change: Change) {
+        match change {
+            Change::Select(is_first) => self.elsewhere = !is_first,
+            Change::Reset => (self.elsewhere, self.is_unknown) = (false, false),
+            // Known from the requests.
+            _ => {}
         }
     }
 
@@ -262,7 +293,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         if self.inbox.is_empty() {
             return Step::Nothing;
         }
-        if !self.wants_requests() {
+        if !self.wants_requests() || self.passing.is_none() && moving.is_resting() {
             return Step::HeldUp;
         }
         let extent = match self.requests.scan(&self.inbox) {
@@ -340,10 +371,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             return self.refuse(moving, cx, extent, error);
         }
         moving.watch |= name.eq_ignore_ascii_case(b"WATCH");
-        // A client's protocol tells in which form it is told of a cluster, also when all keys have moved.
-        let is_noted = self.shared.face.is_some()
-            && matches!(handling(name, second), Handling::Noted(Note::Trait(Trait::Hello) | Note::Reset));
-        let plan = match hub.is_done() && !is_noted {
+        let plan = match hub.is_done() {
             // No key is in it.
             _ if self.asking.is_some() => Plan::Target,
             true => after_all(&words),
@@ -411,6 +439,13 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                     Note::Trait(what) if !is_bound && extent.len <= SAYING_BYTES_MAX => {
                         Due::Special(Box::new(Special::Noted(what, self.inbox[..extent.len].into())))
                     }
+                    // Its protocol has to be known where it is told of a cluster.
+                    Note::Trait(what)
+                        if moving.hub.is_done() && (what != Trait::Hello || self.shared.face.is_none()) =>
+                    {
+                        moving.is_unknown = true;
+                        Due::Reply
+                    }
                     Note::Trait(_) if !moving.alone => {
                         let error =
                             refusal(&name, "not in a transaction while keys move, nor of such a length");
@@ -444,11 +479,15 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                 self.counted = false;
                 self.send(moving, extent, Due::Reply)
             }
+            While::Select if moving.hub.is_done() => self.select_any(moving, cx, extent, &words),
             While::Select => match select(words.get(1).map(|word| &word[..])) {
                 Ok(()) => self.pass(moving, cx, extent, Due::Reply),
                 Err(why) => self.refuse(moving, cx, extent, refusal(&name, why)),
             },
-            While::Scan if is_bound && moving.hub.is_done() => self.pass(moving, cx, extent, Due::Reply),
+            // Once the direction has been turned, a cursor without a mark could be that of either server.
+            While::Scan if is_bound && moving.hub.is_done() && moving.hub.turns == 0 => {
+                self.pass(moving, cx, extent, Due::Reply)
+            }
             While::Scan | While::Both(_) if is_bound => {
                 let why = "not in a transaction, nor after a subscription, while keys move";
                 self.refuse(moving, cx, extent, refusal(&name, why))
@@ -459,6 +498,27 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                 self.pass(moving, cx, extent, Due::Reply)
             }
         }
+    }
+
+    /// All keys have moved, so any database is served. A client that is in another one than the first cannot go over when keys move again.
+    fn select_any(
+        &mut self,
+        moving: &mut Moving,
+        cx: &mut Context<'_>,
+        extent: Extent,
+        words: &[Bytes],
+    ) -> Step {
+        if let Some(step) = self.be_at(moving, cx, Home::Target) {
+            return step;
+        }
+        let is_first = words.get(1).is_some_and(|database| &database[..] == b"0");
+        // In a transaction the reply says that it is queued, and nothing of whether it is carried out.
+        moving.is_unknown |= moving.multi;
+        let due = match moving.multi {
+            true => Due::Reply,
+            false => Due::Special(Box::new(Special::Changed(Change::Select(is_first)))),
+        };
+        self.send(moving, extent, due)
     }
 
     /// Sends a read to the source, holding its keys until the reply has arrived, or has them moved first.
@@ -493,11 +553,11 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         extent: Extent,
         words: Vec<Bytes>,
     ) -> Step {
-        let is_done = moving.hub.is_done();
-        let Some((home, cursor)) = words.get(1).and_then(|cursor| resume(cursor, is_done)) else {
+        let (turns, is_done) = (moving.hub.turns, moving.hub.is_done());
+        let Some((half, cursor)) = words.get(1).and_then(|cursor| resume(cursor, turns, is_done)) else {
             return self.pass(moving, cx, extent, Due::Reply);
         };
-        if let Some(step) = self.be_at(moving, cx, home) {
+        if let Some(step) = self.be_at(moving, cx, half.home) {
             return step;
         }
         let mut words: Vec<Vec<u8>> = words.iter().map(|word| word.to_vec()).collect();
@@ -505,7 +565,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         if let Link::Up(server) = &mut self.link {
             server.to.extend_from_slice(&as_array(&words));
         }
-        self.owe(Due::Special(Box::new(Special::Scanned(BytesMut::new(), home))));
+        self.owe(Due::Special(Box::new(Special::Scanned(BytesMut::new(), half))));
         self.go_on(moving, extent, false)
     }
 
@@ -608,12 +668,13 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     }
 }
 
-/// When all keys have moved, hardly anything is special any more.
+/// When all keys have moved, hardly anything is special any more. What a session is at the target has to be known, though: it goes over to other
+/// connections where the direction is turned.
 fn after_all(words: &[&[u8]]) -> Plan {
     match by_name(words) {
-        Some(
-            what @ (While::Scan | While::Subscribe | While::Noted(Note::Multi | Note::Exec | Note::Reset)),
-        ) => Plan::Named(what),
+        // All that matters of it has been noted.
+        Some(While::Noted(Note::Watch)) => Plan::Target,
+        Some(what @ (While::Scan | While::Subscribe | While::Select | While::Noted(_))) => Plan::Named(what),
         _ => Plan::Target,
     }
 }

@@ -1,12 +1,9 @@
 //! A session in front of the source alone, of a front that may move keys later: what has to be known of it when that begins.
 
-use std::pin::Pin;
-use std::task::Context;
-
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio_util::sync::WaitForCancellationFutureOwned;
 use whimbrel_wire::request::{RequestLimits, RequestScanner};
 
+use super::call::Call;
 use super::identity::SAYING_BYTES_MAX;
 use super::{Due, Home, Link, Moving, Note, Session, Special, Stage};
 use crate::stages::{Entrance, Ticket};
@@ -28,11 +25,7 @@ pub(super) enum Change {
 }
 
 pub(super) struct Plain {
-    /// Dropped with it: then nothing is left of this session at the source.
-    _ticket: Ticket,
-    begin: Pin<Box<WaitForCancellationFutureOwned>>,
-    evict: Pin<Box<WaitForCancellationFutureOwned>>,
-    called: bool,
+    pub(super) call: Call,
     multi: bool,
     watch: bool,
     other_database: bool,
@@ -43,10 +36,7 @@ pub(super) struct Plain {
 impl Plain {
     pub(super) fn new(ticket: Ticket) -> Plain {
         Plain {
-            begin: Box::pin(ticket.begin.clone().cancelled_owned()),
-            evict: Box::pin(ticket.evict.clone().cancelled_owned()),
-            _ticket: ticket,
-            called: false,
+            call: Call::new(ticket),
             multi: false,
             watch: false,
             other_database: false,
@@ -54,20 +44,9 @@ impl Plain {
         }
     }
 
-    /// Keys are to move, and it did not come to rest in time.
-    pub(super) fn is_evicted(&mut self, cx: &mut Context<'_>) -> bool {
-        self.called |= self.begin.as_mut().poll(cx).is_ready();
-        self.called && self.evict.as_mut().poll(cx).is_ready()
-    }
-
-    /// Keys are to move.
-    pub(super) fn is_called(&self) -> bool {
-        self.called
-    }
-
     /// Whether requests are taken. When keys are to move, only those by which a client comes to rest: the end of what it has begun.
     pub(super) fn takes_requests(&self) -> bool {
-        !self.called || self.multi || self.watch
+        !self.call.is_called() || self.multi || self.watch
     }
 
     /// The server has agreed. Replies come in the order of requests, so this is what the session is there.
@@ -93,7 +72,8 @@ impl Plain {
         self.multi
     }
 
-    fn is_portable(&self) -> bool {
+    /// Nothing of it is open that another connection would not have.
+    pub(super) fn is_portable(&self) -> bool {
         !(self.multi || self.watch || self.other_database || self.is_unknown)
     }
 }
@@ -119,9 +99,16 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         self.owe(Due::Special(Box::new(special)));
     }
 
-    /// Whether keys are to move, and nothing of this client is under way or open at the source.
+    /// Whether it is called to rest, and nothing of this client is under way or open at a server.
     pub(super) fn is_at_rest(&self) -> bool {
-        let Some(plain) = self.plain.as_ref().filter(|plain| plain.is_called()) else { return false };
+        let is_portable = match (&self.plain, &self.moving) {
+            (Some(plain), _) => plain.call.is_called() && plain.is_portable(),
+            (None, Some(moving)) => moving.call.is_called() && moving.is_portable(),
+            (None, None) => false,
+        };
+        if !is_portable {
+            return false;
+        }
         let is_idle = match &self.link {
             Link::Up(server) => {
                 server.to.is_empty() && server.from.is_empty() && server.boundary.is_between()
@@ -130,13 +117,14 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             Link::Lost => false,
         };
         let is_between = self.due.is_empty() && self.counted && self.passing.is_none();
-        self.stage == Stage::Open && is_idle && is_between && plain.is_portable()
+        self.stage == Stage::Open && is_idle && is_between
     }
 
-    /// Lets go of the source, and goes on between both servers.
-    pub(super) fn begin_moving(&mut self) {
+    /// Lets go of the servers, and goes on between both, as keys move from now on. A request that waits for its keys has not been sent anywhere:
+    /// it is looked at again.
+    pub(super) fn go_over(&mut self) {
         let moving = match self.shared.stages.as_ref().map(|stages| stages.enter()) {
-            Some(Entrance::Moving(hub)) => Moving::new(hub),
+            Some(Entrance::Moving(hub, ticket)) => Moving::new(hub, ticket),
             Some(Entrance::Forwarding(ticket)) => {
                 // It could not begin after all.
                 self.plain = Some(Box::new(Plain::new(ticket)));
@@ -147,6 +135,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         self.link = Link::Connecting(moving.connect(Home::Target, &self.identity));
         // What has arrived of a request is looked at again, for all of its words.
         self.requests = RequestScanner::new(RequestLimits::default());
+        self.asking = None;
         self.moving = Some(Box::new(moving));
         self.plain = None;
     }

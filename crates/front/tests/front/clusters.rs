@@ -157,7 +157,7 @@ fn transactions_go_to_the_node_of_their_keys() {
 #[test]
 fn messages_reach_clients_of_both_protocols() {
     let _alone = alone();
-    let cluster = cluster(Engine::Redis80);
+    let cluster = cluster(Engine::Redis70);
     let front = Served::of(&cluster.seed());
     let (mut older, mut newer, mut speaker) = (front.client(), front.client(), front.client());
     older.ask(&["SUBSCRIBE", "c"], "*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n");

@@ -12,7 +12,7 @@ use whimbrel_engine::error::{Error, Side};
 use whimbrel_engine::link::LinkOptions;
 use whimbrel_front::control::{Control, Status};
 use whimbrel_front::server::{Front, FrontOptions};
-use whimbrel_front::state::{Phase, StateFile};
+use whimbrel_front::state::{Phase, Stand, StateFile};
 use whimbrel_lab::{Cluster, Server};
 
 /// How long a reply may take before a test gives up.
@@ -109,17 +109,23 @@ impl Between {
     /// Commands wait so long for their keys.
     #[track_caller]
     pub fn with_wait(source: &impl Named, target: &impl Named, wait: Duration) -> Between {
-        Between::from(source, target, wait, Phase::Forwarding)
+        Between::from(source, target, wait, Phase::Forwarding.into())
     }
 
     /// After one that died in this phase.
     #[track_caller]
     pub fn after(phase: Phase, source: &impl Named, target: &impl Named) -> Between {
-        Between::from(source, target, Duration::from_secs(10), phase)
+        Between::turned(0, phase, source, target)
+    }
+
+    /// After one that died in this phase, when the direction had been turned so often.
+    #[track_caller]
+    pub fn turned(turns: u32, phase: Phase, source: &impl Named, target: &impl Named) -> Between {
+        Between::from(source, target, Duration::from_secs(10), Stand { phase, turns })
     }
 
     #[track_caller]
-    fn from(source: &impl Named, target: &impl Named, wait: Duration, phase: Phase) -> Between {
+    fn from(source: &impl Named, target: &impl Named, wait: Duration, stand: Stand) -> Between {
         let endpoint = |side, address: String| Endpoint::parse(side, &address).expect("a valid address");
         let source = endpoint(Side::Source, source.named());
         let target = endpoint(Side::Target, target.named());
@@ -135,7 +141,7 @@ impl Between {
             link: LinkOptions::default(),
         };
         let state = folder.path().join("front.state");
-        StateFile::new(&state, &source, &target).save(phase).expect("written");
+        StateFile::new(&state, &source, &target).save(stand).expect("written");
         let between = Front::between(options, source, target, &state, wait);
         let (front, control) = runtime.block_on(between).expect("a front");
         let (address, stop) = (front.address().expect("an address"), CancellationToken::new());
@@ -170,6 +176,15 @@ impl Between {
     #[track_caller]
     pub fn resume(&self) {
         self.control.pause(false).expect("keys move");
+    }
+
+    pub fn reverse(&self) -> Result<(), Error> {
+        self.runtime.block_on(self.control.reverse())
+    }
+
+    /// Only what commands need moves.
+    pub fn reverse_paused(&self) -> Result<(), Error> {
+        self.runtime.block_on(self.control.reverse_paused())
     }
 
     pub fn finish(&self) -> Result<(), Error> {

@@ -9,3 +9,4 @@ mod misuse;
 mod moving;
 mod tables;
 mod transparent;
+mod turning;

@@ -43,7 +43,7 @@ fn what_cannot_be_exact_is_refused_and_says_why() {
         ("CLIENT PAUSE 1", "keys are on two servers"),
         ("DEBUG SLEEP 0", "keys are on two servers"),
         ("CLUSTER INFO", "its keys cannot be told"),
-        ("NOSUCH k", "the target has no such command"),
+        ("NOSUCH k", "the server that keys move to has no such command"),
         ("CLIENT TRACKING ON", "invalidations cannot be kept exact"),
     ];
     for (line, why) in refused {

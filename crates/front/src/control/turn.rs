@@ -1,0 +1,151 @@
+//! Has keys move the other way: the source becomes the target, and the target the source.
+//!
+//! `docs/design/front.md` tells why this is exact. In short: a key is at one of the servers alone, or at both with the same value, and nobody but
+//! the front writes to either. Which of them is called the target matters only to what is done from then on, so the direction can be turned at
+//! any moment at which nothing is under way.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{sleep, timeout};
+use whimbrel_engine::error::Result;
+use whimbrel_flow::functions;
+
+use super::{Control, Tasks, close_others, first_database_alone, keyspace, must_be_empty, refuse, survey};
+use crate::direction::{Direction, TURNS_MAX};
+use crate::hub::{Hub, Ready};
+use crate::state::{Phase, Stand};
+
+/// How long moves may take to come to their end, where commands would wait longer for them.
+const ENDED_WITHIN: Duration = Duration::from_secs(20);
+
+/// How long the filter may take that is being made anew.
+const REBUILT_WITHIN: Duration = Duration::from_secs(60);
+
+/// Between two looks at whether it is there.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// What to do about most of what is in the way.
+const SEE: &str = "see whimbrel front status";
+
+impl Control {
+    /// Has keys move the other way from here on, or again, where all have moved. When it returns that is on disk, and clients are served from both
+    /// servers.
+    ///
+    /// # Errors
+    /// `Unfit` where no keys have moved, or these servers cannot be served from like this; `Own` where the state cannot be written. Then
+    /// everything is as before, but clients may have been disconnected.
+    pub async fn reverse(&self) -> Result<()> {
+        self.turn(false).await
+    }
+
+    /// As [`Control::reverse`], and [`Control::pause`] at once: only keys that commands need move.
+    ///
+    /// # Errors
+    /// As [`Control::reverse`].
+    pub async fn reverse_paused(&self) -> Result<()> {
+        self.turn(true).await
+    }
+
+    async fn turn(&self, paused: bool) -> Result<()> {
+        // One at a time.
+        let mut tasks = self.tasks.lock().await;
+        let hub = self.stages.hub().filter(|_| !tasks.is_finished);
+        let hub = hub.ok_or_else(|| unable("no keys have moved that could move back", SEE))?;
+        let turns = hub.turns + 1;
+        if turns > TURNS_MAX {
+            let what = format!("the direction has been turned {TURNS_MAX} times");
+            return Err(unable(&what, "wait until it is done, and begin anew after whimbrel front finish"));
+        }
+        if !hub.is_done() {
+            unsuspicious(&hub)?;
+        }
+        rebuilt(&hub).await?;
+        let (from, to) = Direction::after(turns).ordered(self.source.clone(), self.target.clone());
+        let (servers, _) = survey(&from, &to, self.link).await?;
+        first_database_alone(&from, servers.other_database)?;
+        if hub.is_done() {
+            must_be_empty(&servers.target).await?;
+        }
+        let (next, moves) = Hub::new(servers, turns, self.wait, true);
+        next.paused.send_replace(paused);
+        // Moves that are under way end, and others do not begin. Clients go on meanwhile.
+        let at_rest = timeout(self.wait.min(ENDED_WITHIN), hub.gate.write()).await;
+        let at_rest = at_rest.map_err(|_| unable("a move does not come to its end", SEE))?;
+        // It has said that all is done, or never will.
+        tasks.sweeper.shutdown().await;
+        let before =
+            Stand { phase: if hub.is_done() { Phase::Done } else { Phase::Moving }, turns: hub.turns };
+        if let Err(error) = self.go_round(&hub, &next, before).await {
+            next.ready.send_replace(Ready::Never);
+            self.stages.undo(Some(hub.clone()));
+            if !hub.is_done() {
+                tasks.sweep(&hub, &self.state);
+            }
+            return Err(error);
+        }
+        // They have nothing in their hands, and their connections are closed.
+        tasks.workers.shutdown().await;
+        drop(at_rest);
+        next.ready.send_replace(Ready::Yes);
+        *tasks = Tasks::of(&next, moves, &self.state);
+        Ok(())
+    }
+
+    /// Has clients come to rest, and writes down the turn.
+    async fn go_round(&self, hub: &Hub, next: &Arc<Hub>, before: Stand) -> Result<()> {
+        // Whether it can be written is better known before clients are stopped.
+        self.state.save(before)?;
+        self.stages.begin(next.clone()).await;
+        hub.servers.source.none_open().await;
+        hub.servers.target.none_open().await;
+        close_others(next).await?;
+        let (mut from, mut to) = (next.open_source().await?, next.open_target().await?);
+        // Clients wrote until now, to whatever database and with whatever libraries if all keys had moved.
+        for place in [&next.servers.source, &next.servers.target] {
+            first_database_alone(place.endpoint(), keyspace(place).await?.1)?;
+        }
+        if hub.is_done() {
+            must_be_empty(&next.servers.target).await?;
+            functions::mirror(&mut from, &mut to).await?;
+        } else {
+            // It may be another process since nothing moves.
+            hub.open_source().await?;
+            unsuspicious(hub)?;
+        }
+        let saved = self.state.save(Stand { phase: Phase::Moving, turns: next.turns });
+        if saved.is_err() {
+            // It may have been written all the same. Either is right for the process that comes next, but this is what goes on.
+            let _ = self.state.save(before);
+        }
+        saved
+    }
+}
+
+/// What the front has noticed on the source would become what clients are served.
+fn unsuspicious(hub: &Hub) -> Result<()> {
+    let text = hub.alarms().text(hub.direction());
+    text.map_or(Ok(()), |text| {
+        Err(unable(
+            &text,
+            "see that the server has what it should; where it has, end the front and run it again, which takes \
+             keys away there that have moved",
+        ))
+    })
+}
+
+/// Waits until no key can be on both sides, but for one that is moved just then.
+async fn rebuilt(hub: &Hub) -> Result<()> {
+    let rebuilding = async {
+        while hub.is_rebuilding() {
+            sleep(PAUSE).await;
+        }
+    };
+    timeout(REBUILT_WITHIN, rebuilding).await.map_err(|_| {
+        unable("the filter is still being made anew", "wait until whimbrel front status says no more of it")
+    })
+}
+
+fn unable(what: &str, remedy: &str) -> whimbrel_engine::error::Error {
+    refuse("reverse", what, remedy)
+}

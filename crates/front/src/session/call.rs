@@ -1,0 +1,38 @@
+//! What calls a session to rest: keys are to move, or to move the other way.
+
+use std::pin::Pin;
+use std::task::Context;
+
+use tokio_util::sync::WaitForCancellationFutureOwned;
+
+use crate::stages::Ticket;
+
+pub(super) struct Call {
+    begin: Pin<Box<WaitForCancellationFutureOwned>>,
+    evict: Pin<Box<WaitForCancellationFutureOwned>>,
+    called: bool,
+    /// Dropped with it: then nothing is left of this session at the servers.
+    _ticket: Ticket,
+}
+
+impl Call {
+    pub(super) fn new(ticket: Ticket) -> Call {
+        Call {
+            begin: Box::pin(ticket.begin.clone().cancelled_owned()),
+            evict: Box::pin(ticket.evict.clone().cancelled_owned()),
+            called: false,
+            _ticket: ticket,
+        }
+    }
+
+    /// It did not come to rest in time.
+    pub(super) fn is_evicted(&mut self, cx: &mut Context<'_>) -> bool {
+        self.called |= self.begin.as_mut().poll(cx).is_ready();
+        self.called && self.evict.as_mut().poll(cx).is_ready()
+    }
+
+    /// It is to come to rest.
+    pub(super) fn is_called(&self) -> bool {
+        self.called
+    }
+}
