@@ -8,9 +8,11 @@ use std::time::Duration;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
+use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::link::LinkOptions;
 use whimbrel_engine::tls::Acceptor;
-use whimbrel_front::server::{Front, FrontOptions};
+use whimbrel_front::server::{Front, FrontOptions, connections_each};
 
 use self::desk::Desk;
 use crate::args::FrontArgs;
@@ -34,14 +36,13 @@ pub async fn run(args: &FrontArgs, stop: CancellationToken) -> Exit {
 async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
     let (source, target) = (args.source_endpoint()?, args.target_endpoint()?);
     let Some(listen) = args.listen else { return Err(Error::own("listen", "no address is given")) };
-    // With a target a client has a connection more, and for a moment two.
-    let files_each = if target.is_some() { 4 } else { 2 };
+    let link = args.link_options();
+    let files_each = files_each(&source, target.as_ref(), link).await;
     let clients_max = make_room(args.max_clients, files_each)?;
     let tls = match (&args.tls_cert, &args.tls_key) {
         (Some(cert), Some(key)) => Some(Acceptor::new(cert, key, args.tls_client_ca.as_deref())?),
         _ => None,
     };
-    let link = args.link_options();
     let options = FrontOptions {
         listen,
         tls,
@@ -91,6 +92,16 @@ async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Open files that a client takes: its own connection, and one to each server that it may need.
+async fn files_each(source: &Endpoint, target: Option<&Endpoint>, link: LinkOptions) -> u64 {
+    let at_source = connections_each(source, link).await;
+    match target {
+        None => 1 + at_source,
+        // For a moment it has an old one and a new one.
+        Some(target) => 2 + at_source + connections_each(target, link).await,
+    }
 }
 
 /// Raises the limit of open files for so many clients, each of which takes some connections: its own and those to

@@ -169,6 +169,12 @@ pub fn markdown() -> String {
          the other way round.\n\n",
     );
     text.push_str(&crate::route::rows());
+    text.push_str(
+        "\n## Clusters\n\n\
+         Where source or target is a cluster, this is what becomes of a command that goes there. In a transaction what goes to several nodes is \
+         refused, and `EXEC` fails.\n\n",
+    );
+    text.push_str(&crate::cluster::rows());
     text
 }
 

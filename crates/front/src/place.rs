@@ -170,6 +170,14 @@ impl Place {
         Ok(links)
     }
 
+    /// How many connections to servers one connection to this may need.
+    pub(crate) fn connections_each(&self) -> u64 {
+        match &self.cluster {
+            Some(_) => self.primaries().len() as u64 + 1,
+            None => 1,
+        }
+    }
+
     fn primaries(&self) -> Vec<Address> {
         match &self.cluster {
             Some(cluster) => {

@@ -43,6 +43,12 @@ pub struct FrontOptions {
     pub link: LinkOptions,
 }
 
+/// How many connections a client of a front may need to a source or target: to a cluster one to each primary, and one for requests that are
+/// redirected. 1 where it cannot be reached now.
+pub async fn connections_each(endpoint: &Endpoint, link: LinkOptions) -> u64 {
+    Place::find(endpoint, link).await.map_or(1, |found| found.place.connections_each())
+}
+
 /// What sessions share.
 #[derive(Debug)]
 pub(crate) struct Shared {

@@ -35,6 +35,11 @@ use self::map::Map;
 use crate::room::Reserve;
 use crate::table::CommandTable;
 
+/// What is done with which command in front of a cluster, for the documentation.
+pub(crate) fn rows() -> String {
+    route::rows()
+}
+
 /// What the pipe to a connection holds in each direction.
 const PIPE_BYTES: usize = 16 << 10;
 

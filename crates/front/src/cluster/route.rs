@@ -201,6 +201,47 @@ fn by_name(words: &[&[u8]]) -> Option<Named> {
     BY_NAME.get(&name[..=after]).copied()
 }
 
+/// The rows of the documentation.
+pub(super) fn rows() -> String {
+    let mut text = String::from("| command | in front of a cluster |\n|---|---|\n");
+    for (name, named) in TABLE {
+        let what = match named {
+            Named::Multi => "its node is known by the first command with keys",
+            Named::Exec | Named::Discard => {
+                "to the node of the transaction, all of whose keys have to be in one slot"
+            }
+            Named::Watch => {
+                "to the owner of the slot that its keys are in; a transaction after it goes there as well"
+            }
+            Named::Unwatch => "to the node that watches",
+            Named::Noted(_) => "each node that is needed is told the same",
+            Named::Reset => "as on a new connection",
+            Named::Select => "database 0 only",
+            Named::Listen => "one node tells of messages, of whichever node they were published at",
+            Named::ListenAtSlot => {
+                "the owner of the slot; channels of several nodes take several connections"
+            }
+            Named::PublishAtSlot => "to the owner of the slot",
+            Named::Scan => "one primary after the other",
+            Named::Every(Merge::Sum) => "to all primaries; numbers are added, an error of one is the answer",
+            Named::Every(Merge::Least) => "to all primaries; the least number",
+            Named::Every(Merge::Union) => "to all primaries; all that they give",
+            Named::Every(Merge::Any) => "to all primaries; one that is found, by chance",
+            Named::Every(Merge::Each) => "to all primaries; what all of them have",
+            Named::NoCluster => {
+                "answered as by a server that is no cluster; with `--cluster-face` by the front"
+            }
+            Named::Refused => "refused: it would change one node of many",
+        };
+        text.push_str(&format!("| `{}` | {what} |\n", name.strip_suffix(" *").unwrap_or(name)));
+    }
+    text.push_str(
+        "| any other with keys | to the owner of the slot that they are in; where there are several slots `CROSSSLOT` |\n\
+         | any other | to one of the primaries, the same for all of them |\n",
+    );
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
