@@ -59,6 +59,14 @@ impl Deployed {
         self.servers().iter().map(|server| number(server, &["DBSIZE"])).sum()
     }
 
+    fn names(&self) -> Vec<String> {
+        let of_one = |server: &Server| {
+            let Value::Array(names) = server.call(&["KEYS", "*"]) else { panic!("no names") };
+            names.into_iter().map(|name| Kind::Text.shown(name)).collect::<Vec<_>>()
+        };
+        self.servers().iter().flat_map(of_one).collect()
+    }
+
     /// Which of the servers has a key.
     fn owner_of(&self, key: &str) -> usize {
         match self {
@@ -983,10 +991,15 @@ fn check_what_is_left(world: &World, serving: &Deployed) {
     std::thread::sleep(Duration::from_millis(200));
     let ask = |line: String| serving.ask_all(&[words(&line)]).remove(0);
     let mut keys = (STABLE_KEYS + COUNTERS) as i64;
+    let mut expected: HashSet<String> = (0..STABLE_KEYS).map(|i| format!("stable:{i}")).collect();
+    expected.extend((0..COUNTERS).map(|i| format!("counter:{i}")));
     for key in world.keys.iter().flatten() {
         let found = key.kind.shown(ask(key.kind.read(&key.name).join(" ")));
         key.saw(key.floor(), &found);
         keys += i64::from(!found.is_empty());
+        if !found.is_empty() {
+            expected.insert(key.name.clone());
+        }
     }
     let counters: Vec<_> = (0..COUNTERS).map(|i| words(&format!("GET counter:{i}"))).collect();
     for (i, (counter, found)) in world.counters.iter().zip(serving.ask_all(&counters)).enumerate() {
@@ -1003,6 +1016,9 @@ fn check_what_is_left(world: &World, serving: &Deployed) {
         let left = Kind::List.shown(ask(format!("LRANGE {name} 0 -1")));
         let left: Vec<String> = left.split(',').filter(|item| !item.is_empty()).map(str::to_owned).collect();
         keys += i64::from(!left.is_empty());
+        if !left.is_empty() {
+            expected.insert(name.clone());
+        }
         let (pushed, maybe) =
             (queue.pushed.lock().expect("whole"), queue.maybe_pushed.lock().expect("whole"));
         let mut seen = queue.popped.lock().expect("whole").clone();
@@ -1017,7 +1033,11 @@ fn check_what_is_left(world: &World, serving: &Deployed) {
         let maybe_popped = queue.maybe_popped.load(Ordering::SeqCst);
         assert!(lost <= maybe_popped, "{name}: {lost} elements are lost, {maybe_popped} pops are unknown");
     }
-    assert_eq!(serving.keys(), keys, "keys are missing, or have come back");
+    let mut names: Vec<String> =
+        serving.names().into_iter().filter(|name| !expected.contains(name)).collect();
+    names.sort();
+    assert!(names.is_empty(), "keys have come back, or are nobody's: {names:?}");
+    assert_eq!(serving.keys(), keys, "keys are missing");
     let stable: Vec<_> = (0..STABLE_KEYS).map(|i| words(&format!("GET stable:{i}"))).collect();
     for (i, found) in serving.ask_all(&stable).into_iter().enumerate() {
         assert_eq!(Kind::Text.shown(found), i.to_string().repeat(10), "stable:{i}");
