@@ -342,7 +342,7 @@ async fn survey(
     options: LinkOptions,
 ) -> Result<(Servers, ServerFacts)> {
     let from_found = Place::find(source, options).await?;
-    let to_found = Place::find(target, options).await?;
+    let mut to_found = Place::find(target, options).await?;
     for found in [&from_found, &to_found] {
         // Any node of a cluster tells where its primaries are.
         if found.facts.replica && !found.facts.cluster {
@@ -353,6 +353,8 @@ async fn survey(
         return Err(unfit(target, "it is the source as well", "name another server"));
     }
     let (mut from, mut to) = (from_found.place.link().await?, to_found.place.link().await?);
+    // After a turn it is the deployment that is called the source, of which that is not known yet.
+    to_found.can.probe_payload_version(&mut to, PROBE_KEY, false).await?;
     if !from_found.can.pexpiretime {
         return Err(unfit(
             source,
