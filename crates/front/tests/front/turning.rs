@@ -1,11 +1,13 @@
 //! Keys that move back, and to and fro, while clients are served.
 
 use std::collections::BTreeSet;
+use std::io::Read;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis::Value;
 use serde_json::Value as Json;
 use whimbrel_front::direction::TURNS_MAX;
-use whimbrel_front::state::Phase;
+use whimbrel_front::state::{Phase, Stand};
 use whimbrel_lab::{Engine, Server};
 
 use crate::common::{Between, Client, alone, command, wait_until};
@@ -68,6 +70,8 @@ fn half_way_keys_turn_round_and_clients_stay() {
     let now = status(&between);
     assert_eq!((&now["direction"], &now["turns"]), (&Json::from("to-source"), &Json::from(1)));
     assert_eq!(now["phase"], "moving");
+    // That is on disk, for whoever comes next.
+    assert_eq!(between.stand(), Stand { phase: Phase::Moving, turns: 1 });
     // Those that are home now are not looked for where the others are.
     client.ask(&["MGET", "k120", "k199"], "*2\r\n$3\r\n120\r\n$3\r\n199\r\n");
     assert_eq!((watching.rest(), subscribed.rest()), (Vec::new(), Vec::new()));
@@ -91,12 +95,85 @@ fn half_way_keys_turn_round_and_clients_stay() {
 
     between.resume();
     wait_until_done(&between);
+    assert_eq!(between.stand(), Stand { phase: Phase::Done, turns: 1 });
     assert_eq!((count(&source), count(&target)), (198, 0));
     client.ask(&["SET", "new", "v"], "+OK\r\n");
     assert_eq!(source.call(&["GET", "new"]), Value::BulkString(b"v".to_vec()));
     client.ask(&["EVAL", "return redis.call('GET', 'k77')", "0"], "$2\r\n78\r\n");
     between.finish().expect("it is done");
+    assert_eq!(between.stand(), Stand { phase: Phase::Finished, turns: 1 });
     assert!(refusal(&between).contains("no keys have moved"), "{}", refusal(&between));
+}
+
+#[test]
+fn a_client_that_never_rests_by_itself_stays_and_is_answered_in_its_turn() {
+    let _alone = alone();
+    let (source, target) = pair();
+    fill(&source, 500);
+    let between = Between::of(&source, &target);
+    between.start().expect("it begins");
+    let stop = AtomicBool::new(false);
+    let answered = std::thread::scope(|scope| {
+        let busy = scope.spawn(|| {
+            let mut client = between.client();
+            let mut sent = 0;
+            let mut send = |client: &mut Client| {
+                client.send(&command(&["INCR", "n"]));
+                // Of keys here and there.
+                client.send(&command(&["APPEND", &format!("k{}", sent % 500), ""]));
+                sent += 1;
+            };
+            (0..20).for_each(|_| send(&mut client));
+            let (mut answered, mut due) = (0, 20);
+            while due > 0 {
+                answered += 1;
+                client.expect(format!(":{answered}\r\n").as_bytes());
+                client.line();
+                if answered > 100 && stop.load(Ordering::SeqCst) {
+                    due -= 1;
+                } else {
+                    send(&mut client);
+                }
+            }
+            answered
+        });
+        for _ in 0..4 {
+            between.reverse().expect("it turns");
+        }
+        stop.store(true, Ordering::SeqCst);
+        busy.join().expect("it was served all the while")
+    });
+    wait_until_done(&between);
+    let told = format!("{answered}\r\n");
+    assert_eq!(between.client().asks(&["GET", "n"]), told);
+    assert_eq!((count(&source), count(&target)), (0, 501));
+}
+
+#[test]
+fn a_transaction_comes_to_its_end_before_keys_turn_round() {
+    let _alone = alone();
+    let (source, target) = pair();
+    let between = Between::of(&source, &target);
+    between.start().expect("it begins");
+    wait_until_done(&between);
+    // Who is too slow on a machine that is too busy is disconnected: then once more.
+    let is_heard = |turns: u32| {
+        let mut client = between.client();
+        client.ask(&["WATCH", "k"], "+OK\r\n");
+        client.ask(&["MULTI"], "+OK\r\n");
+        std::thread::scope(|scope| {
+            let turning = scope.spawn(|| between.reverse().expect("it turns"));
+            wait_until("clients are to rest", || between.status().turns == turns);
+            client.send(&[command(&["INCR", "k"]), command(&["EXEC"]), command(&["GET", "none"])].concat());
+            let mut replies = b"+QUEUED\r\n*1\r\n:1\r\n$-1\r\n".to_vec();
+            let read = client.0.read_exact(&mut replies);
+            turning.join().expect("it turned");
+            wait_until_done(&between);
+            read.is_ok() && replies == b"+QUEUED\r\n*1\r\n:1\r\n$-1\r\n"
+        })
+    };
+    assert!((1..=5).any(is_heard), "no transaction was heard to its end");
+    between.client().ask(&["GET", "k"], "$1\r\n1\r\n");
 }
 
 /// What the server said to `SCAN`: where to go on. Its keys are added to `found`.
