@@ -1,7 +1,8 @@
 //! Keys that move back, and to and fro, while clients are served.
 
 use std::collections::BTreeSet;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis::Value;
@@ -112,28 +113,26 @@ fn a_client_that_never_rests_by_itself_stays_and_is_answered_in_its_turn() {
     fill(&source, 500);
     let between = Between::of(&source, &target);
     between.start().expect("it begins");
+    // It sends as much as is taken in, so the servers always owe it something.
+    let flood = between.client();
+    let (mut writes, reads) = (flood.0.try_clone().expect("the same connection"), flood.0);
     let stop = AtomicBool::new(false);
     let answered = std::thread::scope(|scope| {
-        let busy = scope.spawn(|| {
-            let mut client = between.client();
+        let writer = scope.spawn(|| {
+            let hundred = command(&["INCR", "n"]).repeat(100);
             let mut sent = 0;
-            let mut send = |client: &mut Client| {
-                client.send(&command(&["INCR", "n"]));
-                // Of keys here and there.
-                client.send(&command(&["APPEND", &format!("k{}", sent % 500), ""]));
-                sent += 1;
-            };
-            (0..20).for_each(|_| send(&mut client));
-            let (mut answered, mut due) = (0, 20);
-            while due > 0 {
+            while !stop.load(Ordering::SeqCst) {
+                writes.write_all(&hundred).expect("it is served all the while");
+                sent += 100;
+            }
+            writes.shutdown(Shutdown::Write).expect("half of it is closed");
+            sent
+        });
+        let reader = scope.spawn(|| {
+            let mut answered = 0;
+            for line in BufReader::new(reads).lines() {
                 answered += 1;
-                client.expect(format!(":{answered}\r\n").as_bytes());
-                client.line();
-                if answered > 100 && stop.load(Ordering::SeqCst) {
-                    due -= 1;
-                } else {
-                    send(&mut client);
-                }
+                assert_eq!(line.expect("a line"), format!(":{answered}"));
             }
             answered
         });
@@ -141,7 +140,9 @@ fn a_client_that_never_rests_by_itself_stays_and_is_answered_in_its_turn() {
             between.reverse().expect("it turns");
         }
         stop.store(true, Ordering::SeqCst);
-        busy.join().expect("it was served all the while")
+        let sent = writer.join().expect("it was served");
+        assert_eq!(reader.join().expect("it was answered"), sent);
+        sent
     });
     wait_until_done(&between);
     let told = format!("{answered}\r\n");
