@@ -98,6 +98,7 @@ pub struct Between {
     runtime: tokio::runtime::Runtime,
     stop: CancellationToken,
     folder: tempfile::TempDir,
+    state: StateFile,
 }
 
 impl Between {
@@ -141,16 +142,23 @@ impl Between {
             link: LinkOptions::default(),
         };
         let state = folder.path().join("front.state");
-        StateFile::new(&state, &source, &target).save(stand).expect("written");
+        let file = StateFile::new(&state, &source, &target);
+        file.save(stand).expect("written");
         let between = Front::between(options, source, target, &state, wait);
         let (front, control) = runtime.block_on(between).expect("a front");
         let (address, stop) = (front.address().expect("an address"), CancellationToken::new());
         runtime.spawn(front.serve(stop.clone()));
-        Between { address, control, runtime, stop, folder }
+        Between { address, control, runtime, stop, folder, state: file }
     }
 
     pub fn client(&self) -> Client {
         Client::to(self.address)
+    }
+
+    /// What is on disk.
+    #[track_caller]
+    pub fn stand(&self) -> Stand {
+        self.state.load().expect("a state")
     }
 
     /// Another number each time that the state is written.

@@ -1,11 +1,14 @@
 //! Keys that move back, and to and fro, while clients are served.
 
 use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis::Value;
 use serde_json::Value as Json;
 use whimbrel_front::direction::TURNS_MAX;
-use whimbrel_front::state::Phase;
+use whimbrel_front::state::{Phase, Stand};
 use whimbrel_lab::{Engine, Server};
 
 use crate::common::{Between, Client, alone, command, wait_until};
@@ -68,6 +71,8 @@ fn half_way_keys_turn_round_and_clients_stay() {
     let now = status(&between);
     assert_eq!((&now["direction"], &now["turns"]), (&Json::from("to-source"), &Json::from(1)));
     assert_eq!(now["phase"], "moving");
+    // That is on disk, for whoever comes next.
+    assert_eq!(between.stand(), Stand { phase: Phase::Moving, turns: 1 });
     // Those that are home now are not looked for where the others are.
     client.ask(&["MGET", "k120", "k199"], "*2\r\n$3\r\n120\r\n$3\r\n199\r\n");
     assert_eq!((watching.rest(), subscribed.rest()), (Vec::new(), Vec::new()));
@@ -91,12 +96,85 @@ fn half_way_keys_turn_round_and_clients_stay() {
 
     between.resume();
     wait_until_done(&between);
+    assert_eq!(between.stand(), Stand { phase: Phase::Done, turns: 1 });
     assert_eq!((count(&source), count(&target)), (198, 0));
     client.ask(&["SET", "new", "v"], "+OK\r\n");
     assert_eq!(source.call(&["GET", "new"]), Value::BulkString(b"v".to_vec()));
     client.ask(&["EVAL", "return redis.call('GET', 'k77')", "0"], "$2\r\n78\r\n");
     between.finish().expect("it is done");
+    assert_eq!(between.stand(), Stand { phase: Phase::Finished, turns: 1 });
     assert!(refusal(&between).contains("no keys have moved"), "{}", refusal(&between));
+}
+
+#[test]
+fn a_client_that_never_rests_by_itself_stays_and_is_answered_in_its_turn() {
+    let _alone = alone();
+    let (source, target) = pair();
+    fill(&source, 500);
+    let between = Between::of(&source, &target);
+    between.start().expect("it begins");
+    // It sends as much as is taken in, so the servers always owe it something.
+    let flood = between.client();
+    let (mut writes, reads) = (flood.0.try_clone().expect("the same connection"), flood.0);
+    let stop = AtomicBool::new(false);
+    let answered = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let hundred = command(&["INCR", "n"]).repeat(100);
+            let mut sent = 0;
+            while !stop.load(Ordering::SeqCst) {
+                writes.write_all(&hundred).expect("it is served all the while");
+                sent += 100;
+            }
+            writes.shutdown(Shutdown::Write).expect("half of it is closed");
+            sent
+        });
+        let reader = scope.spawn(|| {
+            let mut answered = 0;
+            for line in BufReader::new(reads).lines() {
+                answered += 1;
+                assert_eq!(line.expect("a line"), format!(":{answered}"));
+            }
+            answered
+        });
+        for _ in 0..4 {
+            between.reverse().expect("it turns");
+        }
+        stop.store(true, Ordering::SeqCst);
+        let sent = writer.join().expect("it was served");
+        assert_eq!(reader.join().expect("it was answered"), sent);
+        sent
+    });
+    wait_until_done(&between);
+    let told = format!("{answered}\r\n");
+    assert_eq!(between.client().asks(&["GET", "n"]), told);
+    assert_eq!((count(&source), count(&target)), (0, 501));
+}
+
+#[test]
+fn a_transaction_comes_to_its_end_before_keys_turn_round() {
+    let _alone = alone();
+    let (source, target) = pair();
+    let between = Between::of(&source, &target);
+    between.start().expect("it begins");
+    wait_until_done(&between);
+    // Who is too slow on a machine that is too busy is disconnected: then once more.
+    let is_heard = |turns: u32| {
+        let mut client = between.client();
+        client.ask(&["WATCH", "k"], "+OK\r\n");
+        client.ask(&["MULTI"], "+OK\r\n");
+        std::thread::scope(|scope| {
+            let turning = scope.spawn(|| between.reverse().expect("it turns"));
+            wait_until("clients are to rest", || between.status().turns == turns);
+            client.send(&[command(&["INCR", "k"]), command(&["EXEC"]), command(&["GET", "none"])].concat());
+            let mut replies = b"+QUEUED\r\n*1\r\n:1\r\n$-1\r\n".to_vec();
+            let read = client.0.read_exact(&mut replies);
+            turning.join().expect("it turned");
+            wait_until_done(&between);
+            read.is_ok() && replies == b"+QUEUED\r\n*1\r\n:1\r\n$-1\r\n"
+        })
+    };
+    assert!((1..=5).any(is_heard), "no transaction was heard to its end");
+    between.client().ask(&["GET", "k"], "$1\r\n1\r\n");
 }
 
 /// What the server said to `SCAN`: where to go on. Its keys are added to `found`.
