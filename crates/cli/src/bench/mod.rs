@@ -10,5 +10,6 @@ pub mod interrupt;
 pub mod machine;
 pub mod report;
 pub mod reshard;
+pub mod svg;
 pub mod sync;
 pub mod topology;

@@ -1,11 +1,14 @@
 //! `whimbrel bench front`: what it costs to go through the front, and queries that are served while keys arrive.
 
+mod chart;
 mod moving;
 mod through;
 mod ways;
 
 use std::io::Write;
+use std::path::PathBuf;
 
+use anyhow::Context;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use whimbrel_lab::Engine;
@@ -69,6 +72,10 @@ pub struct BenchFrontArgs {
     #[arg(long, value_delimiter = ',', default_value = "0.01,0.02,0.03,0.04,0.05")]
     pub writes: Vec<f64>,
 
+    /// Write a picture of what was answered wrongly while keys moved
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+
     /// Print the results as JSON
     #[arg(long)]
     pub json: bool,
@@ -93,6 +100,11 @@ pub fn run(args: &BenchFrontArgs) -> anyhow::Result<Exit> {
         let wants = |part| args.part.contains(&part);
         let through = wants(Part::Through).then(|| through::measure(engine, args, interrupt)).transpose()?;
         let moving = wants(Part::Moving).then(|| moving::measure(engine, args, interrupt)).transpose()?;
+        if let (Some(file), Some(seen)) = (&args.svg, &moving) {
+            let title = format!("{}: queries that are served while keys arrive", machine.engine);
+            std::fs::write(file, chart::svg(&title, seen))
+                .with_context(|| format!("write {}", file.display()))?;
+        }
         let report = Report { bench: "front", machine, through, moving };
         let mut out = std::io::stdout();
         match args.json {

@@ -43,9 +43,9 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// What was seen with one scheme, one skew and one share of writes.
 #[derive(Debug, Serialize)]
 pub(super) struct Seen {
-    scheme: &'static str,
-    zipf: f64,
-    writes: f64,
+    pub(super) scheme: &'static str,
+    pub(super) zipf: f64,
+    pub(super) writes: f64,
     /// Queries while keys moved.
     queries: u64,
     /// Reads that found nothing, though every key has a value.
@@ -53,9 +53,9 @@ pub(super) struct Seen {
     /// Reads that found what was there before an acknowledged write.
     stale: u64,
     /// Keys whose last acknowledged write is not there in the end.
-    writes_lost: u64,
+    pub(super) writes_lost: u64,
     /// Share of the queries that were answered wrongly.
-    wrong_share: f64,
+    pub(super) wrong_share: f64,
     p50_us: f64,
     p99_us: f64,
     seconds: f64,

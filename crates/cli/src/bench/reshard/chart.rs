@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::load::BUCKET;
+use crate::bench::svg::escaped;
 
 const PANEL_WIDTH: f64 = 460.0;
 const PANEL_HEIGHT: f64 = 130.0;
@@ -105,10 +106,6 @@ fn draw(svg: &mut String, panel: &Panel, (x, y): (f64, f64), seconds_max: f64, r
 fn round_up(value: f64) -> f64 {
     let power = 10_f64.powf(value.max(1.0).log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|step| step * power).find(|&step| step >= value).unwrap_or(value)
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]
