@@ -47,6 +47,16 @@ impl Topology {
         Topology { cluster, shards, owner }
     }
 
+    /// A cluster in which each of these primaries has one slot, for tests of what uses one.
+    pub fn of(owners: impl IntoIterator<Item = (Address, Slot)>) -> Topology {
+        let shard = |(primary, slot): (Address, Slot)| {
+            let mut slots = SlotSet::new();
+            slots.insert(slot);
+            Shard { id: primary.to_string(), primary, replicas: Vec::new(), slots }
+        };
+        Topology::new(true, owners.into_iter().map(shard).collect())
+    }
+
     fn standalone(address: &Address) -> Topology {
         let shard = Shard {
             id: String::new(),

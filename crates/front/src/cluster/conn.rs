@@ -353,9 +353,12 @@ impl Conn {
         if self.nodes.len() <= at {
             self.nodes.resize_with(at + 1, || None);
         }
+        let address = self.map.address(number);
         let is_usable = match &mut self.nodes[at] {
             None => false,
             Some(node) if node.due > 0 => true,
+            // Its number has been given to another one.
+            Some(node) if node.address != *address => false,
             Some(node) => match &mut node.state {
                 State::Up(io) => read(io, cx, &mut node.from).is_pending() || !node.from.is_empty(),
                 State::Connecting(_) => true,

@@ -31,7 +31,7 @@ use whimbrel_engine::link::{Io, Link};
 use whimbrel_wire::value::Value;
 
 use self::conn::Conn;
-use self::map::Map;
+use self::map::{Map, NODES_MAX};
 use crate::room::Reserve;
 use crate::table::CommandTable;
 
@@ -93,9 +93,15 @@ impl Cluster {
     /// Asks one node for the commands that it has.
     ///
     /// # Errors
-    /// As [`CommandTable::ask`].
+    /// As [`CommandTable::ask`]; `Unfit` where it has too many primaries.
     pub(crate) async fn of(deployment: Deployment) -> Result<Arc<Cluster>> {
         let topology = deployment.topology();
+        if topology.shards.len() > NODES_MAX {
+            let what = format!("it has {} primaries", topology.shards.len());
+            let at = deployment.endpoint.address.to_string();
+            return Err(Error::unfit(deployment.side(), at, "serve in front of it", what)
+                .with_remedy(format!("a front serves clusters of {NODES_MAX} primaries at most")));
+        }
         let first = topology.shards.first().map_or(&deployment.endpoint.address, |shard| &shard.primary);
         let table = CommandTable::ask(&mut deployment.open(first, 0).await?).await?;
         Ok(Arc::new(Cluster {
