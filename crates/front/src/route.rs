@@ -22,6 +22,8 @@ pub enum While {
     Select,
     /// Goes through the source first, and then through the target.
     Scan,
+    /// A read with a cursor that only one of the servers understands.
+    Elements,
     /// Both servers are asked while nothing moves.
     Both(Whole),
     /// Its words are searched for what reaches further than its keys.
@@ -66,6 +68,9 @@ const TABLE: &[(&str, While)] = &[
     ("RESET", While::Noted(Note::Reset)),
     ("SELECT", While::Select),
     ("SCAN", While::Scan),
+    ("HSCAN", While::Elements),
+    ("SSCAN", While::Elements),
+    ("ZSCAN", While::Elements),
     ("DBSIZE", While::Both(Whole::Count)),
     ("KEYS", While::Both(Whole::Names)),
     ("RANDOMKEY", While::Both(Whole::Any)),
@@ -177,7 +182,7 @@ impl Tables {
             Some(While::Copy) if words.iter().skip(3).any(|word| word.eq_ignore_ascii_case(b"DB")) => {
                 return Plan::Refused(DATABASES);
             }
-            Some(While::Noted(Note::Watch) | While::Copy) | None => {}
+            Some(While::Noted(Note::Watch) | While::Copy | While::Elements) | None => {}
             // Whatever keys the servers' table tells of these are channels, or nothing that moves.
             Some(While::Target) => return Plan::Target,
             Some(named) => return Plan::Named(named),
@@ -257,6 +262,9 @@ pub(crate) fn rows() -> String {
             While::Scan => {
                 "through the source first, then through the target; a key may be given twice".to_owned()
             }
+            While::Elements => "as any read; an iteration whose key has moved since begins anew at the target, so elements may be given twice. In a \
+                                transaction, and after a subscription, only one that begins, or that goes on at the target"
+                .to_owned(),
             While::Both(Whole::Count) => "the sum of both, while nothing moves".to_owned(),
             While::Both(Whole::Names) => "of both, while nothing moves".to_owned(),
             While::Both(Whole::Any) => {

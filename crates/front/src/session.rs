@@ -15,6 +15,7 @@
 //! [`DUE_MAX`] requests under way; with what buffers allocate ahead as they grow, and errors of our own among the notes, 4 MiB. One that
 //! is idle holds no buffers. The length of a value does not matter: it is passed on as it arrives.
 
+mod elements;
 pub(crate) mod identity;
 mod moving;
 mod plain;
@@ -104,7 +105,7 @@ enum Special {
     Held(Box<[locks::Shared]>),
     /// A reply that the client does not get; it gets this instead.
     Replaced(BytesMut, Vec<u8>),
-    /// A reply to `SCAN`, which is changed.
+    /// A reply to `SCAN`, or to what iterates over the elements of a key, which is changed.
     Scanned(BytesMut, Home),
     /// A reply to something that only a cluster knows.
     Faced(BytesMut, Question),

@@ -17,7 +17,7 @@ use crate::session::Home;
 use crate::session::identity::{Identity, Replies};
 
 /// Set in cursors of the target's half. No server has so many buckets that it uses this bit, and all clients can count so far.
-const TARGET_HALF: u64 = 1 << 52;
+pub(crate) const TARGET_HALF: u64 = 1 << 52;
 
 /// How long a question waits until nothing moves.
 const GATE_WAIT: Duration = Duration::from_secs(1);

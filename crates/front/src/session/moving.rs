@@ -19,6 +19,7 @@ use tokio::time::{Instant, Sleep, sleep};
 use whimbrel_engine::error::Error;
 use whimbrel_wire::request::Request;
 
+use super::elements;
 use super::identity::{Identity, SAYING_BYTES_MAX};
 use super::{
     Connecting, Due, INBOX_BYTES_MAX, Link, REFUSED_COMMAND, Server, Session, Special, WHOLE_BYTES_MAX,
@@ -339,6 +340,15 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             let error = refusal(name, why);
             return self.refuse(moving, cx, extent, error);
         }
+        if elements::iterates(name) {
+            if !extent.whole {
+                return self.await_more(moving, cx);
+            }
+            if (moving.multi || moving.alone) && !hub.is_done() && elements::is_unmarked(&words) {
+                let error = refusal(name, elements::NOT_BOUND);
+                return self.refuse(moving, cx, extent, error);
+            }
+        }
         moving.watch |= name.eq_ignore_ascii_case(b"WATCH");
         // A client's protocol tells in which form it is told of a cluster, also when all keys have moved.
         let is_noted = self.shared.face.is_some()
@@ -455,7 +465,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             }
             While::Scan => self.scan_half(moving, cx, extent, words),
             While::Both(whole) => self.ask_both(moving, whole, words),
-            While::Target | While::Sort | While::Copy | While::Refused(_) => {
+            While::Target | While::Elements | While::Sort | While::Copy | While::Refused(_) => {
                 self.pass(moving, cx, extent, Due::Reply)
             }
         }
@@ -529,6 +539,19 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
 
     /// Sends a request to where the session is.
     fn send(&mut self, moving: &mut Moving, extent: Extent, due: Due) -> Step {
+        let is_bound = moving.multi || moving.alone;
+        if moving.at == Home::Target
+            && extent.whole
+            && let Some(request) = self.iteration_at_target(is_bound)
+        {
+            if let Link::Up(server) = &mut self.link {
+                server.to.extend_from_slice(&request);
+            }
+            // In a transaction the reply is another one.
+            let scanned = || Due::Special(Box::new(Special::Scanned(BytesMut::new(), Home::Target)));
+            self.owe(if is_bound { due } else { scanned() });
+            return self.go_on(moving, extent, false);
+        }
         self.owe(due);
         self.go_on(moving, extent, true)
     }

@@ -2,6 +2,7 @@
 
 mod carrying;
 mod common;
+mod elements;
 mod garbage;
 mod limits;
 mod misuse;
