@@ -12,12 +12,15 @@ use bytes::Bytes;
 use whimbrel_engine::error::{Code, Error, Result, ServerError};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Capabilities;
-use whimbrel_flow::typed::{Existing, Outcome, Place, TRIES_MAX, Transfer, transfer};
+use whimbrel_flow::typed::{Existing, Outcome, Place, TRIES_MAX, Transfer, memory_bytes, transfer};
 use whimbrel_wire::payload::{self, Dialect, Verdict};
 use whimbrel_wire::value::Value;
 
-/// How much of a value that cannot travel as a payload is in one command.
+/// How much of a value that does not travel as a payload is in one command.
 const CHUNK_BYTES: usize = 256 << 10;
+
+/// A key that takes more memory is moved in chunks. It is as much as a server can be kept busy with unnoticed, about a millisecond.
+pub const LARGE_BYTES: u64 = 1 << 20;
 
 /// What both sides are and can do.
 #[derive(Debug, Clone, Copy)]
@@ -54,12 +57,22 @@ pub async fn carry(source: &mut Link, target: &mut Link, key: &[u8], route: &Rou
         None => Written::Refused,
     };
     if written == Written::Refused
-        && let Some(why) = write_by_type(source, target, key, route).await?
+        && let Outcome::Unholdable(why) = copy(source, target, key, route).await?
     {
         return Ok(Carried::Stays(why));
     }
     source.call(&[b"UNLINK", key]).await?;
     Ok(Carried::Home)
+}
+
+/// Whether a key is so large that it has to be moved in chunks. It never becomes so: nobody writes to the source.
+///
+/// # Errors
+/// As [`Link::call`].
+pub async fn is_large(source: &mut Link, key: &[u8], route: &Route<'_>) -> Result<bool> {
+    // Without `MEMORY USAGE` nobody knows.
+    Ok(route.source.memory_usage
+        && memory_bytes(source, key, LARGE_BYTES).await?.is_some_and(|bytes| bytes > LARGE_BYTES))
 }
 
 /// Expiry and payload of one moment; `None` where there is no such key.
@@ -130,13 +143,11 @@ async fn restore(target: &mut Link, key: &[u8], expires_at_ms: Option<i64>, dump
     }
 }
 
-/// Writes the key with the commands of its type, unless the target has it; returns why that cannot be.
-async fn write_by_type(
-    source: &mut Link,
-    target: &mut Link,
-    key: &[u8],
-    route: &Route<'_>,
-) -> Result<Option<String>> {
+/// Copies the key in chunks, with the commands of its type, unless the target has it. Nobody may write to it meanwhile, but anybody may read.
+///
+/// # Errors
+/// Whatever a link or a server reports; `Own` where the key changed. Never returns `Changing` or `Conflict`.
+pub async fn copy(source: &mut Link, target: &mut Link, key: &[u8], route: &Route<'_>) -> Result<Outcome> {
     let task = Transfer {
         key,
         existing: Existing::Skip,
@@ -149,12 +160,11 @@ async fn write_by_type(
         stop: None,
     };
     match transfer(source, target, &task).await? {
-        // Gone: it has expired since it was read. Nobody else removes it, as its lock is held.
-        Outcome::Written { .. } | Outcome::Skipped | Outcome::Gone => Ok(None),
-        Outcome::Unholdable(why) => Ok(Some(why)),
         Outcome::Changing | Outcome::Conflict => {
             Err(Error::own("move a key", "it changed although nobody may write to it at the source")
                 .with_remedy("see that no client connects to the source itself"))
         }
+        // Where it is gone it has expired since it was looked at. Nobody else removes it.
+        outcome => Ok(outcome),
     }
 }

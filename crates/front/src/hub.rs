@@ -22,6 +22,7 @@ use crate::alarms::Alarms;
 use crate::filter::Filter;
 use crate::locks::{Locks, Moved, Shared};
 use crate::route::Tables;
+use crate::staging::OnTheirWay;
 
 /// Keys that are known to be home and need not be asked for: so many at most, 8 bytes each.
 const KNOWN_MAX: usize = 1 << 18;
@@ -95,6 +96,8 @@ pub(crate) struct Hub {
     pub(crate) paused: watch::Sender<bool>,
     /// Moves hold it for reading, questions about both servers for writing.
     pub(crate) gate: RwLock<()>,
+    /// Large keys that are being moved.
+    pub(crate) on_their_way: OnTheirWay,
     /// How long a command waits for its keys.
     pub(crate) wait: Duration,
     hasher: RandomState,
@@ -130,6 +133,7 @@ impl Hub {
             ready: watch::Sender::new(Ready::NotYet),
             paused: watch::Sender::new(false),
             gate: RwLock::new(()),
+            on_their_way: OnTheirWay::default(),
             wait,
             hasher: RandomState::new(),
             known: (0..KNOWN_MAX).map(|_| AtomicU64::new(0)).collect(),

@@ -4,6 +4,7 @@
 //! - [`commands`]: what is done with which command, and the table of it for the documentation;
 //! - `session`: one client, its connections to servers, and what is on its way between them;
 //! - [`control`]: begins to move keys, goes on with it after a crash, tells how it stands;
+//! - `staging`: what clients must not see of large keys on their way;
 //! - [`state`]: how far it is, on disk;
 //! - `stages`: the moment at which keys begin to move;
 //! - [`route`]: what is done with which command while keys move;
@@ -35,6 +36,7 @@ pub mod route;
 pub mod server;
 mod session;
 mod stages;
+mod staging;
 pub mod state;
 pub mod table;
 mod whole;

@@ -2,7 +2,8 @@
 //!
 //! A lock is held by any number of readers, or by one move. Readers only ever *try*: where a move wants the key, they wait for
 //! the move like everybody else, so readers cannot keep a move away for ever. A move that is wanted while readers hold the key begins when
-//! the last of them lets go. Nobody waits while he holds a lock, so there is no deadlock.
+//! the last of them lets go. While a large key is only copied readers may come and go as before: nothing of the source's changes. They are
+//! [shut out](Locks::shut_out) before it is removed there. Nobody waits while he holds a lock, so there is no deadlock.
 
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, RandomState};
@@ -40,6 +41,21 @@ struct Lock {
     readers: usize,
     /// Who waits for the move, once one is wanted.
     wanted: Option<Vec<oneshot::Sender<Moved>>>,
+    stage: Stage,
+}
+
+/// How far a move is.
+#[derive(Debug, Default)]
+enum Stage {
+    /// It has not begun.
+    #[default]
+    Free,
+    /// The key is the mover's alone.
+    Moving,
+    /// It is copied, and readers may hold it.
+    Copying,
+    /// It has been copied. The last reader tells the mover that he has gone.
+    Emptying(oneshot::Sender<()>),
 }
 
 /// A reader's hold on a key, until it is dropped.
@@ -56,11 +72,11 @@ impl Locks {
         Arc::new(Locks { parts, hasher: RandomState::new(), ready })
     }
 
-    /// A reader's hold; `None` where a move wants the key.
+    /// A reader's hold; `None` where a move wants the key, unless that only copies it.
     pub fn try_share(self: &Arc<Locks>, key: &Bytes) -> Option<Shared> {
         let mut part = self.part(key);
         let lock = part.entry(key.clone()).or_default();
-        if lock.wanted.is_some() {
+        if lock.wanted.is_some() && !matches!(lock.stage, Stage::Copying) {
             return None;
         }
         lock.readers += 1;
@@ -77,6 +93,7 @@ impl Locks {
             None => {
                 lock.wanted = Some(vec![tell]);
                 if lock.readers == 0 {
+                    lock.stage = Stage::Moving;
                     self.begin(key);
                 }
             }
@@ -84,7 +101,31 @@ impl Locks {
         told
     }
 
-    /// Ends the move of a key: lets go of it, and tells those who wait. What they will look at must have been changed before.
+    /// The mover of a key only copies it from here on: readers may hold it again.
+    pub fn let_in(&self, key: &Bytes) {
+        if let Some(lock) = self.part(key).get_mut(key) {
+            lock.stage = Stage::Copying;
+        }
+    }
+
+    /// Waits until no reader holds a key that is moved; none comes any more.
+    pub async fn shut_out(&self, key: &Bytes) {
+        let emptied = {
+            let mut part = self.part(key);
+            let Some(lock) = part.get_mut(key) else { return };
+            if lock.readers == 0 {
+                lock.stage = Stage::Moving;
+                return;
+            }
+            let (tell, told) = oneshot::channel();
+            lock.stage = Stage::Emptying(tell);
+            told
+        };
+        // The sender is in the lock, which stays for as long as the move.
+        let _ = emptied.await;
+    }
+
+    /// Ends the move of a key, which no reader holds: lets go of it, and tells those who wait. What they will look at must have been changed before.
     pub fn finish(&self, key: &Bytes, moved: &Moved) {
         let lock = self.part(key).remove(key);
         for waiter in lock.and_then(|lock| lock.wanted).unwrap_or_default() {
@@ -107,7 +148,10 @@ impl Locks {
 impl Shared {
     /// Whether a move waits for this reader.
     pub fn is_wanted(&self) -> bool {
-        self.locks.part(&self.key).get(&self.key).is_some_and(|lock| lock.wanted.is_some())
+        self.locks
+            .part(&self.key)
+            .get(&self.key)
+            .is_some_and(|lock| lock.wanted.is_some() && !matches!(lock.stage, Stage::Copying))
     }
 }
 
@@ -120,11 +164,20 @@ impl Drop for Shared {
         if lock.readers > 0 {
             return;
         }
-        match lock.wanted {
-            Some(_) => self.locks.begin(&self.key),
-            None => {
+        match std::mem::take(&mut lock.stage) {
+            Stage::Free if lock.wanted.is_none() => {
                 entry.remove();
             }
+            Stage::Free => {
+                lock.stage = Stage::Moving;
+                self.locks.begin(&self.key);
+            }
+            Stage::Emptying(tell) => {
+                lock.stage = Stage::Moving;
+                // A mover that has ended with the front does not listen.
+                let _ = tell.send(());
+            }
+            other => lock.stage = other,
         }
     }
 }
@@ -173,6 +226,37 @@ mod tests {
         assert!(told.iter_mut().all(|told| told.try_recv() == Ok(refused.clone())));
         let _told = locks.want(&K);
         assert_eq!(begun.try_recv().expect("it can be wanted again"), K);
+    }
+
+    #[tokio::test]
+    async fn readers_come_and_go_while_a_key_is_copied_and_are_out_before_it_is_removed() {
+        let (locks, mut begun) = locks();
+        let mut told = locks.want(&K);
+        assert_eq!(begun.try_recv().expect("it begins"), K);
+        locks.let_in(&K);
+        drop(locks.try_share(&K).expect("it is only copied"));
+        let readers = [locks.try_share(&K).expect("again"), locks.try_share(&K).expect("shared")];
+        assert!(!readers[0].is_wanted(), "a reader was in nobody's way");
+        let out = tokio::spawn({
+            let locks = locks.clone();
+            async move { locks.shut_out(&K).await }
+        });
+        while !readers[0].is_wanted() {
+            tokio::task::yield_now().await;
+        }
+        assert!(locks.try_share(&K).is_none(), "a reader came when it was to be removed");
+        let [first, second] = readers;
+        drop(first);
+        tokio::task::yield_now().await;
+        assert!(!out.is_finished(), "it was removed while it was read");
+        drop(second);
+        out.await.expect("all are out");
+        assert!(locks.try_share(&K).is_none());
+        locks.shut_out(&K).await;
+        assert!(begun.try_recv().is_err(), "it began twice");
+        locks.finish(&K, &Moved::Home);
+        assert_eq!(told.try_recv().expect("told"), Moved::Home);
+        assert!(locks.parts.iter().all(|part| part.lock().expect("not poisoned").is_empty()));
     }
 
     #[test]

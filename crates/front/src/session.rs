@@ -47,6 +47,7 @@ use crate::face::{self, Face, Question};
 use crate::locks;
 use crate::server::Shared;
 use crate::stages::Entrance;
+use crate::staging::without_hidden;
 use crate::whole::with_cursor;
 
 /// How much is read at once.
@@ -105,8 +106,10 @@ enum Special {
     Held(Box<[locks::Shared]>),
     /// A reply that the client does not get; it gets this instead.
     Replaced(BytesMut, Vec<u8>),
-    /// A reply to `SCAN`, or to what iterates over the elements of a key, which is changed.
+    /// A reply to `SCAN`, which is changed.
     Scanned(BytesMut, Home),
+    /// A reply of the target to what iterates over the elements of a key, likewise.
+    Iterated(BytesMut),
     /// A reply to something that only a cluster knows.
     Faced(BytesMut, Question),
 }
@@ -117,6 +120,7 @@ impl Special {
         match self {
             Special::Replaced(collected, _)
             | Special::Scanned(collected, _)
+            | Special::Iterated(collected)
             | Special::Faced(collected, _) => Some(collected),
             _ => None,
         }
@@ -662,7 +666,8 @@ fn arrived(
     let is_agreed = kind != b'-' && kind != b'!';
     match special {
         Special::Replaced(_, own) => return Some(own),
-        Special::Scanned(reply, home) => return Some(with_cursor(home, &reply)),
+        Special::Scanned(reply, home) => return Some(without_hidden(with_cursor(home, &reply))),
+        Special::Iterated(reply) => return Some(with_cursor(Home::Target, &reply)),
         Special::Faced(reply, asked) => {
             let answer = face.and_then(|face| face.answer(asked, &reply, identity.protocol()));
             return Some(answer.map_or_else(|| reply.to_vec(), |answer| answer.to_vec()));

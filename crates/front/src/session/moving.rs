@@ -548,7 +548,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                 server.to.extend_from_slice(&request);
             }
             // In a transaction the reply is another one.
-            let scanned = || Due::Special(Box::new(Special::Scanned(BytesMut::new(), Home::Target)));
+            let scanned = || Due::Special(Box::new(Special::Iterated(BytesMut::new())));
             self.owe(if is_bound { due } else { scanned() });
             return self.go_on(moving, extent, false);
         }

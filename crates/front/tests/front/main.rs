@@ -4,6 +4,7 @@ mod carrying;
 mod common;
 mod elements;
 mod garbage;
+mod large;
 mod limits;
 mod misuse;
 mod moving;
