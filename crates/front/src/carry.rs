@@ -5,7 +5,8 @@
 //!
 //! **The target wins.** A key that both have was left by a crash after it was written and before it was removed. Nobody can have
 //! written to either copy in between, so what the target has is that state, or what clients have made of it since:
-//! `RESTORE` goes without `REPLACE`, and the source's copy is removed. Why nothing is lost by that is told in
+//! `RESTORE` goes without `REPLACE`, and the source's copy is removed. Where neither a crash nor a failed attempt can have left it, somebody
+//! has written to a key that was not home: then both stay. Why nothing is lost by that is told in
 //! `docs/design/front.md`.
 
 use bytes::Bytes;
@@ -33,6 +34,8 @@ pub struct Route<'a> {
     pub dialects: (Dialect, Dialect),
     /// A short name, part of the names of staging keys.
     pub job: &'a str,
+    /// The target may have the key before it is moved: after a crash, or after an attempt that failed half-way.
+    pub may_be_there: bool,
 }
 
 /// Where a key is after an attempt to move it.
@@ -44,6 +47,8 @@ pub enum Carried {
     Home,
     /// It is at the source as before, since the target cannot hold it; the text says why.
     Stays(String),
+    /// It is at the source as before: the target has another one of this name, which nobody has moved there.
+    Taken,
 }
 
 /// Moves `key`.
@@ -56,10 +61,16 @@ pub async fn carry(source: &mut Link, target: &mut Link, key: &[u8], route: &Rou
         Some(dump) => restore(target, key, expires_at_ms, &dump).await?,
         None => Written::Refused,
     };
-    if written == Written::Refused
-        && let Outcome::Unholdable(why) = copy(source, target, key, route).await?
-    {
-        return Ok(Carried::Stays(why));
+    let is_taken = match written {
+        Written::Now => false,
+        Written::Before => true,
+        Written::Refused => match copy(source, target, key, route).await? {
+            Outcome::Unholdable(why) => return Ok(Carried::Stays(why)),
+            outcome => outcome == Outcome::Skipped,
+        },
+    };
+    if is_taken && !route.may_be_there {
+        return Ok(Carried::Taken);
     }
     source.call(&[b"UNLINK", key]).await?;
     Ok(Carried::Home)
@@ -116,8 +127,10 @@ fn fit(dump: Bytes, route: &Route<'_>) -> Option<Bytes> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Written {
-    /// It is there: written now or before, or created dead, as its time has come.
-    There,
+    /// It is there, or was created dead, as its time has come.
+    Now,
+    /// It was there.
+    Before,
     /// The target does not understand the payload.
     Refused,
 }
@@ -136,8 +149,8 @@ async fn restore(target: &mut Link, key: &[u8], expires_at_ms: Option<i64>, dump
     target.flush().await?;
     let reply = target.reply().await?;
     match ServerError::of(&reply) {
-        None => Ok(Written::There),
-        Some(e) if e.code == Code::BusyKey => Ok(Written::There),
+        None => Ok(Written::Now),
+        Some(e) if e.code == Code::BusyKey => Ok(Written::Before),
         Some(e) if matches!(e.code, Code::PayloadVersion | Code::PayloadFormat) => Ok(Written::Refused),
         Some(e) => Err(target.server_error(e, b"RESTORE")),
     }

@@ -30,6 +30,7 @@ pub struct Control {
     target: Arc<Endpoint>,
     link: LinkOptions,
     wait: Duration,
+    scripts_declare_keys: bool,
     state: StateFile,
     stages: Arc<Stages>,
     shared: Arc<Shared>,
@@ -103,7 +104,7 @@ impl Front {
         state: &Path,
         wait: Duration,
     ) -> Result<(Front, Arc<Control>)> {
-        let link = options.link;
+        let (link, scripts_declare_keys) = (options.link, options.scripts_declare_keys);
         let state = StateFile::new(state, &source, &target);
         let phase = state.load()?;
         let (source, target) = (Arc::new(source), Arc::new(target));
@@ -114,7 +115,7 @@ impl Front {
             Phase::Done => (target.clone(), Stages::moving(when_done(&source, &target, link, wait).await?)),
             Phase::Finished => return Err(finished(&target, &state)),
             Phase::Moving => {
-                let servers = survey(&source, &target, link).await?;
+                let servers = survey(&source, &target, link, scripts_declare_keys).await?;
                 let (hub, moves) = Hub::new(servers, wait, true);
                 // Whatever the process before this one has sent and was not carried out yet never will be.
                 close_others(&hub).await?;
@@ -125,7 +126,17 @@ impl Front {
         };
         let front = Front::open(options, first, Some(stages.clone())).await?;
         let shared = front.shared().clone();
-        let control = Control { source, target, link, wait, state, stages, shared, tasks: Mutex::new(tasks) };
+        let control = Control {
+            source,
+            target,
+            link,
+            wait,
+            scripts_declare_keys,
+            state,
+            stages,
+            shared,
+            tasks: Mutex::new(tasks),
+        };
         Ok((front, Arc::new(control)))
     }
 }
@@ -162,7 +173,7 @@ impl Control {
             }
             Some(_) => return Err(refuse("start", "keys are moving already", "see whimbrel front status")),
         }
-        let servers = survey(&self.source, &self.target, self.link).await?;
+        let servers = survey(&self.source, &self.target, self.link, self.scripts_declare_keys).await?;
         first_database_alone(&self.source, servers.other_database)?;
         must_be_empty(&self.target, self.link).await?;
         // Whether it can be written is better known before clients are stopped.
@@ -294,7 +305,12 @@ fn spawn(hub: &Arc<Hub>, moves: mpsc::UnboundedReceiver<bytes::Bytes>, state: St
 }
 
 /// Looks at both servers, and refuses what cannot be served exactly. Changes nothing.
-async fn survey(source: &Arc<Endpoint>, target: &Arc<Endpoint>, options: LinkOptions) -> Result<Servers> {
+async fn survey(
+    source: &Arc<Endpoint>,
+    target: &Arc<Endpoint>,
+    options: LinkOptions,
+    scripts_declare_keys: bool,
+) -> Result<Servers> {
     let mut from = Link::open(source, &source.address, options).await?;
     let mut to = Link::open(target, &target.address, options).await?;
     let facts = (ServerFacts::ask(&mut from).await?, ServerFacts::ask(&mut to).await?);
@@ -326,8 +342,11 @@ async fn survey(source: &Arc<Endpoint>, target: &Arc<Endpoint>, options: LinkOpt
     for command in [&[&b"EXISTS"[..], PROBE_KEY][..], NOBODY] {
         must_run(&mut to, command).await?;
     }
-    let tables =
-        Tables { source: CommandTable::ask(&mut from).await?, target: CommandTable::ask(&mut to).await? };
+    let tables = Tables {
+        source: CommandTable::ask(&mut from).await?,
+        target: CommandTable::ask(&mut to).await?,
+        scripts_declare_keys,
+    };
     Ok(Servers {
         source: source.clone(),
         target: target.clone(),
@@ -361,7 +380,7 @@ async fn when_done(
         source_can: target_can,
         target_can,
         dialects: (facts.dialect, facts.dialect),
-        tables: Tables { source: table.clone(), target: table },
+        tables: Tables { source: table.clone(), target: table, scripts_declare_keys: true },
         keys: 0,
         other_database: None,
         source_run_id: String::new(),

@@ -103,6 +103,7 @@ impl Worker {
         if matches!(moved, Moved::Home | Moved::WasHome) {
             // Before the lock is let go, or a reader could take the key for one of the source.
             self.hub.learn(self.hub.hash(key));
+            self.hub.alarms().not_taken(key);
         }
         self.hub.locks.finish(key, moved);
     }
@@ -114,6 +115,7 @@ impl Worker {
             match self.attempt(key, std::mem::take(&mut is_first), of_any_size).await {
                 Ok(Attempt::TooLarge) => return None,
                 Ok(Attempt::Carried(Carried::Stays(why))) => return Some(Moved::Refused(why.into())),
+                Ok(Attempt::Carried(Carried::Taken)) => return Some(self.taken(key)),
                 Ok(Attempt::Carried(Carried::WasHome)) => return Some(Moved::WasHome),
                 Ok(Attempt::Carried(Carried::Home)) => return Some(Moved::Home),
                 Err(error) => {
@@ -123,6 +125,12 @@ impl Worker {
                 }
             }
         }
+    }
+
+    /// What follows where the target has another key of this name.
+    fn taken(&self, key: &[u8]) -> Moved {
+        self.hub.alarms().taken = Some(Bytes::copy_from_slice(key));
+        Moved::Refused("the target has another one of this name, which was not moved there".into())
     }
 
     /// What follows from an error: `None` where the move begins again, on new connections.
@@ -143,7 +151,7 @@ impl Worker {
 
     async fn attempt(&mut self, key: &[u8], is_first: bool, of_any_size: bool) -> Result<Attempt> {
         let hub = self.hub.clone();
-        let route = route(&hub);
+        let route = route(&hub, !is_first);
         let is_in_filter = !hub.is_rebuilding() && hub.filter.contains(hub.hash(key));
         // What the target has is home, but for what a crash has left, or an attempt that failed half-way.
         if is_first && is_in_filter {
@@ -221,9 +229,15 @@ impl Worker {
 }
 
 /// What both sides are and can do.
-fn route(hub: &Hub) -> Route<'_> {
+fn route(hub: &Hub, is_tried_again: bool) -> Route<'_> {
     let servers = &hub.servers;
-    Route { source: &servers.source_can, target: &servers.target_can, dialects: servers.dialects, job: JOB }
+    Route {
+        source: &servers.source_can,
+        target: &servers.target_can,
+        dialects: servers.dialects,
+        job: JOB,
+        may_be_there: is_tried_again || hub.is_rebuilding(),
+    }
 }
 
 fn not_open() -> Error {

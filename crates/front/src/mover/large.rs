@@ -36,8 +36,9 @@ impl Worker {
             let _gate = hub.gate.read().await;
             hub.on_their_way.begin(key);
         }
+        let mut is_tried_again = false;
         let copied = loop {
-            match self.copy(key).await {
+            match self.copy(key, std::mem::replace(&mut is_tried_again, true)).await {
                 Ok(outcome) => break Ok(outcome),
                 Err(error) => {
                     if let Some(refused) = self.after(error, key).await {
@@ -51,12 +52,13 @@ impl Worker {
         // Nobody counts keys from when it is removed there until it is no more on its way.
         let _gate = hub.gate.read().await;
         let moved = match copied {
-            Ok(Outcome::Gone) => Moved::WasHome,
-            Ok(Outcome::Unholdable(why)) => {
+            Ok(Some(Outcome::Gone)) => Moved::WasHome,
+            Ok(Some(Outcome::Unholdable(why))) => {
                 // As a payload it may be taken, like the types of modules.
                 self.bring_home(key, true).await.unwrap_or(Moved::Refused(why.into()))
             }
-            Ok(_) => {
+            Ok(None) => self.taken(key),
+            Ok(Some(_)) => {
                 self.remove(key).await;
                 Moved::Home
             }
@@ -66,12 +68,14 @@ impl Worker {
         moved
     }
 
-    async fn copy(&mut self, key: &[u8]) -> Result<Outcome> {
+    /// `None` where the target has another key of this name.
+    async fn copy(&mut self, key: &[u8], is_tried_again: bool) -> Result<Option<Outcome>> {
         let hub = self.hub.clone();
         let (source, target) = self.links().await?;
-        let outcome = copy(source, target, key, &super::route(&hub)).await?;
+        let route = super::route(&hub, is_tried_again);
+        let outcome = copy(source, target, key, &route).await?;
         hub.set_trouble(None);
-        Ok(outcome)
+        Ok((outcome != Outcome::Skipped || route.may_be_there).then_some(outcome))
     }
 
     /// Removes a key from the source that the target has, however often that has to be tried.

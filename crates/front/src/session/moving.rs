@@ -465,9 +465,13 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             }
             While::Scan => self.scan_half(moving, cx, extent, words),
             While::Both(whole) => self.ask_both(moving, whole, words),
-            While::Target | While::Elements | While::Sort | While::Copy | While::Refused(_) => {
-                self.pass(moving, cx, extent, Due::Reply)
-            }
+            While::Target
+            | While::Elements
+            | While::Script
+            | While::Library
+            | While::Sort
+            | While::Copy
+            | While::Refused(_) => self.pass(moving, cx, extent, Due::Reply),
         }
     }
 

@@ -40,6 +40,7 @@ impl Served {
                     listen,
                     tls: None,
                     cluster_face: None,
+                    scripts_declare_keys: false,
                     clients_max,
                     link: LinkOptions::default(),
                 };
@@ -91,17 +92,29 @@ impl Between {
     /// Commands wait so long for their keys.
     #[track_caller]
     pub fn with_wait(source: &Server, target: &Server, wait: Duration) -> Between {
-        Between::from(source, target, wait, Phase::Forwarding)
+        Between::from(source, target, wait, Phase::Forwarding, false)
     }
 
     /// After one that died in this phase.
     #[track_caller]
     pub fn after(phase: Phase, source: &Server, target: &Server) -> Between {
-        Between::from(source, target, Duration::from_secs(10), phase)
+        Between::from(source, target, Duration::from_secs(10), phase, false)
+    }
+
+    /// With the promise that scripts declare their keys.
+    #[track_caller]
+    pub fn with_scripts(source: &Server, target: &Server) -> Between {
+        Between::from(source, target, Duration::from_secs(10), Phase::Forwarding, true)
     }
 
     #[track_caller]
-    fn from(source: &Server, target: &Server, wait: Duration, phase: Phase) -> Between {
+    fn from(
+        source: &Server,
+        target: &Server,
+        wait: Duration,
+        phase: Phase,
+        scripts_declare_keys: bool,
+    ) -> Between {
         let endpoint = |side, server: &Server| Endpoint::parse(side, &server.url()).expect("a valid address");
         let (source, target) = (endpoint(Side::Source, source), endpoint(Side::Target, target));
         let folder = tempfile::tempdir().expect("a folder");
@@ -112,6 +125,7 @@ impl Between {
             listen,
             tls: None,
             cluster_face: None,
+            scripts_declare_keys,
             clients_max: 100,
             link: LinkOptions::default(),
         };

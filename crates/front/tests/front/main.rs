@@ -8,5 +8,6 @@ mod large;
 mod limits;
 mod misuse;
 mod moving;
+mod scripts;
 mod tables;
 mod transparent;
