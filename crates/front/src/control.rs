@@ -1,6 +1,6 @@
 //! Begins to move keys, goes on with it after a crash, and tells how it stands.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,6 +15,7 @@ use whimbrel_engine::probe::{Capabilities, Info, PROBE_KEY, ServerFacts};
 use whimbrel_flow::functions;
 use whimbrel_wire::value::Value;
 
+use crate::flush;
 use crate::hub::{Hub, Ready, Servers};
 use crate::mover;
 use crate::route::Tables;
@@ -119,6 +120,7 @@ impl Front {
                 let (hub, moves) = Hub::new(servers, wait, true);
                 // Whatever the process before this one has sent and was not carried out yet never will be.
                 close_others(&hub).await?;
+                flush::recover(&hub, &flush_file(&state)).await?;
                 hub.ready.send_replace(Ready::Yes);
                 tasks = spawn(&hub, moves, state.clone());
                 (source.clone(), Stages::moving(hub))
@@ -288,6 +290,7 @@ async fn moving_status(hub: &Hub) -> MovingStatus {
 
 fn spawn(hub: &Arc<Hub>, moves: mpsc::UnboundedReceiver<bytes::Bytes>, state: StateFile) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
+    hub.flush_file.get_or_init(|| flush_file(&state));
     tasks.spawn(mover::work(hub.clone(), moves));
     let hub = hub.clone();
     tasks.spawn(async move {
@@ -295,6 +298,8 @@ fn spawn(hub: &Arc<Hub>, moves: mpsc::UnboundedReceiver<bytes::Bytes>, state: St
             mover::rebuild(&hub).await;
         }
         mover::sweep(&hub).await;
+        // Not while both are being emptied: the next process would not go on with that.
+        let _gate = hub.gate.read().await;
         // Everything is as well without it: the next process goes through an empty source.
         if let Err(error) = state.save(Phase::Done) {
             tracing::warn!(%error, "that all keys have moved could not be written down");
@@ -302,6 +307,11 @@ fn spawn(hub: &Arc<Hub>, moves: mpsc::UnboundedReceiver<bytes::Bytes>, state: St
         hub.set_done();
     });
     tasks
+}
+
+/// Where it is noted that both servers are being emptied.
+fn flush_file(state: &StateFile) -> PathBuf {
+    state.path().with_extension("flushing")
 }
 
 /// Looks at both servers, and refuses what cannot be served exactly. Changes nothing.

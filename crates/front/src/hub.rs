@@ -4,8 +4,9 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -98,6 +99,8 @@ pub(crate) struct Hub {
     pub(crate) gate: RwLock<()>,
     /// Large keys that are being moved.
     pub(crate) on_their_way: OnTheirWay,
+    /// Where it is noted that both servers are being emptied.
+    pub(crate) flush_file: OnceLock<PathBuf>,
     /// How long a command waits for its keys.
     pub(crate) wait: Duration,
     hasher: RandomState,
@@ -134,6 +137,7 @@ impl Hub {
             paused: watch::Sender::new(false),
             gate: RwLock::new(()),
             on_their_way: OnTheirWay::default(),
+            flush_file: OnceLock::new(),
             wait,
             hasher: RandomState::new(),
             known: (0..KNOWN_MAX).map(|_| AtomicU64::new(0)).collect(),

@@ -15,6 +15,7 @@
 //! - [`carry`]: the move of one key;
 //! - [`face`]: presents the front as a cluster, for clients that only know clusters;
 //! - [`filter`]: which keys have arrived at the target;
+//! - `flush`: empties both servers as if at one moment;
 //! - [`table`]: where the keys of a command are;
 //! - `whole`: questions about all keys.
 //!
@@ -29,6 +30,7 @@ pub mod commands;
 pub mod control;
 pub mod face;
 pub mod filter;
+mod flush;
 mod hub;
 pub mod locks;
 mod mover;

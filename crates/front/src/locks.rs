@@ -8,13 +8,19 @@
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, RandomState};
 use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::sleep;
 
 /// Parts of the table, each with a mutex of its own, so that cores seldom meet.
 const PARTS: usize = 64;
+
+/// Reads take hardly longer.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// What came of a move.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +38,10 @@ pub enum Moved {
 pub struct Locks {
     parts: Box<[Mutex<HashMap<Bytes, Lock>>]>,
     hasher: RandomState,
+    /// Reads at the source that are under way.
+    reads: AtomicUsize,
+    /// No new ones are let in.
+    closed: AtomicBool,
     /// Where keys go whose move may begin.
     ready: mpsc::UnboundedSender<Bytes>,
 }
@@ -61,26 +71,71 @@ enum Stage {
 /// A reader's hold on a key, until it is dropped.
 #[derive(Debug)]
 pub struct Shared {
-    locks: Arc<Locks>,
+    visit: Visit,
     key: Bytes,
+}
+
+/// A read at the source that is under way, until it is dropped.
+#[derive(Debug)]
+pub struct Visit(Arc<Locks>);
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        self.0.reads.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Readers are not let in, until this is dropped.
+#[derive(Debug)]
+pub struct Closed<'a>(&'a Locks);
+
+impl Closed<'_> {
+    /// Waits until no read is under way.
+    pub async fn emptied(&self) {
+        while self.0.reads.load(Ordering::SeqCst) > 0 {
+            sleep(LOOK_AGAIN).await;
+        }
+    }
+}
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        self.0.closed.store(false, Ordering::SeqCst);
+    }
 }
 
 impl Locks {
     /// No key is locked. Keys whose move may begin are sent to `ready`; whoever moves one says [`Locks::finish`] afterwards.
     pub fn new(ready: mpsc::UnboundedSender<Bytes>) -> Arc<Locks> {
         let parts = (0..PARTS).map(|_| Mutex::default()).collect();
-        Arc::new(Locks { parts, hasher: RandomState::new(), ready })
+        let (reads, closed) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Arc::new(Locks { parts, hasher: RandomState::new(), reads, closed, ready })
     }
 
-    /// A reader's hold; `None` where a move wants the key, unless that only copies it.
+    /// Lets no new readers in, of whatever key, until what this returns is dropped.
+    pub fn close(&self) -> Closed<'_> {
+        self.closed.store(true, Ordering::SeqCst);
+        Closed(self)
+    }
+
+    /// For a read at the source of no key in particular; `None` where readers are not let in.
+    pub fn visit(self: &Arc<Locks>) -> Option<Visit> {
+        // Counted before it is asked, as whoever closes asks for the count afterwards: one of both notices the other.
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        let visit = Visit(self.clone());
+        (!self.closed.load(Ordering::SeqCst)).then_some(visit)
+    }
+
+    /// A reader's hold; `None` where a move wants the key, unless that only copies it, or readers are not let in.
     pub fn try_share(self: &Arc<Locks>, key: &Bytes) -> Option<Shared> {
+        let visit = self.visit()?;
         let mut part = self.part(key);
         let lock = part.entry(key.clone()).or_default();
         if lock.wanted.is_some() && !matches!(lock.stage, Stage::Copying) {
             return None;
         }
         lock.readers += 1;
-        Some(Shared { locks: self.clone(), key: key.clone() })
+        Some(Shared { visit, key: key.clone() })
     }
 
     /// Wants a key moved, and returns where it will be told what came of it. Many can want the same move.
@@ -148,7 +203,8 @@ impl Locks {
 impl Shared {
     /// Whether a move waits for this reader.
     pub fn is_wanted(&self) -> bool {
-        self.locks
+        self.visit
+            .0
             .part(&self.key)
             .get(&self.key)
             .is_some_and(|lock| lock.wanted.is_some() && !matches!(lock.stage, Stage::Copying))
@@ -157,7 +213,8 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let mut part = self.locks.part(&self.key);
+        let locks = &self.visit.0;
+        let mut part = locks.part(&self.key);
         let Entry::Occupied(mut entry) = part.entry(self.key.clone()) else { return };
         let lock = entry.get_mut();
         lock.readers -= 1;
@@ -170,7 +227,7 @@ impl Drop for Shared {
             }
             Stage::Free => {
                 lock.stage = Stage::Moving;
-                self.locks.begin(&self.key);
+                locks.begin(&self.key);
             }
             Stage::Emptying(tell) => {
                 lock.stage = Stage::Moving;
@@ -257,6 +314,19 @@ mod tests {
         locks.finish(&K, &Moved::Home);
         assert_eq!(told.try_recv().expect("told"), Moved::Home);
         assert!(locks.parts.iter().all(|part| part.lock().expect("not poisoned").is_empty()));
+    }
+
+    #[tokio::test]
+    async fn while_it_is_closed_nobody_reads() {
+        let (locks, _begun) = locks();
+        let reader = locks.try_share(&K).expect("free");
+        let closed = locks.close();
+        assert!(locks.try_share(&K).is_none() && locks.visit().is_none());
+        assert!(tokio::time::timeout(LOOK_AGAIN * 5, closed.emptied()).await.is_err(), "it is still read");
+        drop(reader);
+        closed.emptied().await;
+        drop(closed);
+        assert!(locks.try_share(&K).is_some() && locks.visit().is_some());
     }
 
     #[test]

@@ -36,7 +36,7 @@ const BACKGROUND_KEYS: usize = 16;
 const SCAN_COUNT: &[u8] = b"500";
 
 /// Between two tries of what went wrong.
-const PAUSE: Duration = Duration::from_millis(100);
+pub(crate) const PAUSE: Duration = Duration::from_millis(100);
 
 /// Between two passes over a source in which something is left that does not move.
 const PASS_PAUSE: Duration = Duration::from_secs(1);
@@ -244,7 +244,8 @@ fn not_open() -> Error {
     Error::own("move a key", "no connection after opening it")
 }
 
-async fn open_target(hub: &Hub) -> Result<(Link, i64)> {
+/// A connection to the target, and the id by which it can be ended.
+pub(crate) async fn open_target(hub: &Hub) -> Result<(Link, i64)> {
     let mut link = hub.open_target().await?;
     let reply = link.call(&[b"CLIENT", b"ID"]).await?;
     match reply.as_int() {

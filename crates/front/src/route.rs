@@ -26,6 +26,8 @@ pub enum While {
     Elements,
     /// Both servers are asked while nothing moves.
     Both(Whole),
+    /// Both servers are emptied, to clients at one moment.
+    Flush,
     /// Its words are searched for what reaches further than its keys.
     Sort,
     /// As above.
@@ -49,8 +51,6 @@ pub enum Whole {
     Any,
 }
 
-const FLUSHED: &str =
-    "both servers cannot be emptied at one moment: delete the keys, or wait until all have moved";
 const SCRIPTS: &str = "a script may use keys that it does not declare: wait until all keys have moved; where all scripts declare all of \
                        their keys, run the front with --scripts-declare-keys";
 const DATABASES: &str = "only database 0 is served while keys move";
@@ -126,8 +126,8 @@ const TABLE: &[(&str, While)] = &[
     ("CLIENT UNBLOCK", While::Target),
     ("CLIENT TRACKINGINFO", While::Target),
     ("CLIENT GETREDIR", While::Target),
-    ("FLUSHDB", While::Refused(FLUSHED)),
-    ("FLUSHALL", While::Refused(FLUSHED)),
+    ("FLUSHDB", While::Flush),
+    ("FLUSHALL", While::Flush),
     ("MOVE", While::Refused(DATABASES)),
     ("SWAPDB", While::Refused(DATABASES)),
     ("EVAL", While::Script),
@@ -298,6 +298,8 @@ pub(crate) fn rows() -> String {
             While::Both(Whole::Any) => {
                 "one of both, by their numbers of keys, while nothing moves".to_owned()
             }
+            While::Flush => "both are emptied while nothing moves, to clients at one moment; not in a transaction, nor after a subscription"
+                .to_owned(),
             While::Sort => {
                 format!("keys move first, then the target; with `BY` or `GET` refused: {PATTERNS}")
             }
@@ -337,7 +339,7 @@ mod tests {
 
     #[test]
     fn names_are_found_in_any_case_and_with_their_second_word() {
-        assert_eq!(by_name(&words("flushdb")), Some(While::Refused(FLUSHED)));
+        assert_eq!(by_name(&words("flushdb")), Some(While::Flush));
         assert_eq!(by_name(&words("Config Get x")), Some(While::Target));
         assert_eq!(by_name(&words("config set x y")), Some(While::Refused(OTHER_SERVER)));
         assert_eq!(by_name(&words("GET config")), None);

@@ -106,8 +106,8 @@ enum Special {
     Held(Box<[locks::Shared]>),
     /// A reply that the client does not get; it gets this instead.
     Replaced(BytesMut, Vec<u8>),
-    /// A reply to `SCAN`, which is changed.
-    Scanned(BytesMut, Home),
+    /// A reply to `SCAN`, which is changed. Until that of the source has arrived, its read is under way.
+    Scanned(BytesMut, Home, Option<locks::Visit>),
     /// A reply of the target to what iterates over the elements of a key, likewise.
     Iterated(BytesMut),
     /// A reply to something that only a cluster knows.
@@ -119,7 +119,7 @@ impl Special {
     fn collected(&mut self) -> Option<&mut BytesMut> {
         match self {
             Special::Replaced(collected, _)
-            | Special::Scanned(collected, _)
+            | Special::Scanned(collected, _, _)
             | Special::Iterated(collected)
             | Special::Faced(collected, _) => Some(collected),
             _ => None,
@@ -666,7 +666,11 @@ fn arrived(
     let is_agreed = kind != b'-' && kind != b'!';
     match special {
         Special::Replaced(_, own) => return Some(own),
-        Special::Scanned(reply, home) => return Some(without_hidden(with_cursor(home, &reply))),
+        Special::Scanned(reply, home, visit) => {
+            // It has been carried out.
+            drop(visit);
+            return Some(without_hidden(with_cursor(home, &reply)));
+        }
         Special::Iterated(reply) => return Some(with_cursor(Home::Target, &reply)),
         Special::Faced(reply, asked) => {
             let answer = face.and_then(|face| face.answer(asked, &reply, identity.protocol()));

@@ -10,6 +10,7 @@ use whimbrel_engine::error::Result;
 use whimbrel_flow::typed::{is_staging_key, staging_key};
 use whimbrel_wire::value::Value;
 
+use crate::flush::MARKER_JOB;
 use crate::hub::Hub;
 
 /// A part of the names of staging keys.
@@ -44,7 +45,7 @@ impl OnTheirWay {
 
 /// Whether clients must not see a key of the target.
 pub(crate) fn is_hidden(name: &[u8]) -> bool {
-    is_staging_key(JOB, name)
+    is_staging_key(JOB, name) || is_staging_key(MARKER_JOB, name)
 }
 
 /// How many keys the target has that are not on their way, counted at one moment. The gate has to be held.

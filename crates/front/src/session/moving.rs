@@ -27,6 +27,7 @@ use super::{
 };
 use crate::commands::{Handling, Note, Trait, handling, refusal};
 use crate::face::Question;
+use crate::flush::flush;
 use crate::hub::{Hub, Ready, Room};
 use crate::route::{Plan, While, Whole, by_name, select};
 use crate::whole::{ask_both, one_line, resume};
@@ -459,12 +460,20 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                 Err(why) => self.refuse(moving, cx, extent, refusal(&name, why)),
             },
             While::Scan if is_bound && moving.hub.is_done() => self.pass(moving, cx, extent, Due::Reply),
-            While::Scan | While::Both(_) if is_bound => {
+            While::Scan | While::Both(_) | While::Flush if is_bound => {
                 let why = "not in a transaction, nor after a subscription, while keys move";
                 self.refuse(moving, cx, extent, refusal(&name, why))
             }
             While::Scan => self.scan_half(moving, cx, extent, words),
+            // What the client did before has to be counted.
+            While::Both(_) | While::Flush if !self.due.is_empty() => Step::HeldUp,
             While::Both(whole) => self.ask_both(moving, whole, words),
+            While::Flush => {
+                let (hub, identity) = (moving.hub.clone(), self.identity.clone());
+                moving.wait(
+                    async move { flush(hub, identity, words).await.map_or(Settled::Send, Settled::Say) },
+                )
+            }
             While::Target
             | While::Elements
             | While::Script
@@ -514,20 +523,26 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         if let Some(step) = self.be_at(moving, cx, home) {
             return step;
         }
+        let visit = match home {
+            Home::Target => None,
+            Home::Source => match moving.hub.locks.visit() {
+                Some(visit) => Some(visit),
+                None => {
+                    let error = b"-TRYAGAIN whimbrel front: all keys are being removed\r\n".to_vec();
+                    return self.refuse(moving, cx, extent, error);
+                }
+            },
+        };
         let mut words: Vec<Vec<u8>> = words.iter().map(|word| word.to_vec()).collect();
         words[1] = cursor.to_string().into_bytes();
         if let Link::Up(server) = &mut self.link {
             server.to.extend_from_slice(&as_array(&words));
         }
-        self.owe(Due::Special(Box::new(Special::Scanned(BytesMut::new(), home))));
+        self.owe(Due::Special(Box::new(Special::Scanned(BytesMut::new(), home, visit))));
         self.go_on(moving, extent, false)
     }
 
     fn ask_both(&mut self, moving: &mut Moving, whole: Whole, words: Vec<Bytes>) -> Step {
-        if !self.due.is_empty() {
-            // What the client did before has to be counted.
-            return Step::HeldUp;
-        }
         let (hub, identity) = (moving.hub.clone(), self.identity.clone());
         moving.wait(async move { Settled::Say(ask_both(hub, identity, whole, words).await) })
     }

@@ -3,6 +3,7 @@
 mod carrying;
 mod common;
 mod elements;
+mod flush;
 mod garbage;
 mod large;
 mod limits;

@@ -68,6 +68,8 @@ fn scripts_run_with_the_keys_that_they_declare() {
 fn without_the_promise_scripts_are_refused_and_the_flag_is_named() {
     let _alone = alone();
     let (source, target) = pair();
+    // Without any key all have moved.
+    source.call(&["SET", "stays", "v"]);
     let between = Between::of(&source, &target);
     between.start_paused().expect("it begins");
     let mut client = between.client();
