@@ -47,6 +47,7 @@ async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
         listen,
         tls,
         cluster_face: args.cluster_face.clone(),
+        scripts_declare_keys: args.scripts_declare_keys,
         clients_max: clients_max as usize,
         link,
     };

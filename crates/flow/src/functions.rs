@@ -117,7 +117,7 @@ pub async fn mirror(source: &mut Link, target: &mut Link) -> Result<()> {
         target.call(&[b"FUNCTION", b"DELETE", name.as_bytes()]).await?;
     }
     for (_, code) in wanted.iter().filter(|library| !found.contains(library)) {
-        target.call(&[b"FUNCTION", b"LOAD", code]).await?;
+        target.call(&[b"FUNCTION", b"LOAD", b"REPLACE", code]).await?;
     }
     Ok(())
 }

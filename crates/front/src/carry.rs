@@ -5,19 +5,23 @@
 //!
 //! **The target wins.** A key that both have was left by a crash after it was written and before it was removed. Nobody can have
 //! written to either copy in between, so what the target has is that state, or what clients have made of it since:
-//! `RESTORE` goes without `REPLACE`, and the source's copy is removed. Why nothing is lost by that is told in
+//! `RESTORE` goes without `REPLACE`, and the source's copy is removed. Where neither a crash nor a failed attempt can have left it, somebody
+//! has written to a key that was not home: then both stay. Why nothing is lost by that is told in
 //! `docs/design/front.md`.
 
 use bytes::Bytes;
 use whimbrel_engine::error::{Code, Error, Result, ServerError};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Capabilities;
-use whimbrel_flow::typed::{Existing, Outcome, Place, TRIES_MAX, Transfer, transfer};
+use whimbrel_flow::typed::{Existing, Outcome, Place, TRIES_MAX, Transfer, memory_bytes, transfer};
 use whimbrel_wire::payload::{self, Dialect, Verdict};
 use whimbrel_wire::value::Value;
 
-/// How much of a value that cannot travel as a payload is in one command.
+/// How much of a value that does not travel as a payload is in one command.
 const CHUNK_BYTES: usize = 256 << 10;
+
+/// A key that takes more memory is moved in chunks. It is as much as a server can be kept busy with unnoticed, about a millisecond.
+pub const LARGE_BYTES: u64 = 1 << 20;
 
 /// What both sides are and can do.
 #[derive(Debug, Clone, Copy)]
@@ -30,6 +34,8 @@ pub struct Route<'a> {
     pub dialects: (Dialect, Dialect),
     /// A short name, part of the names of staging keys.
     pub job: &'a str,
+    /// The target may have the key before it is moved: after a crash, or after an attempt that failed half-way.
+    pub may_be_there: bool,
 }
 
 /// Where a key is after an attempt to move it.
@@ -41,6 +47,8 @@ pub enum Carried {
     Home,
     /// It is at the source as before, since the target cannot hold it; the text says why.
     Stays(String),
+    /// It is at the source as before: the target has another one of this name, which nobody has moved there.
+    Taken,
 }
 
 /// Moves `key`.
@@ -53,13 +61,29 @@ pub async fn carry(source: &mut Link, target: &mut Link, key: &[u8], route: &Rou
         Some(dump) => restore(target, key, expires_at_ms, &dump).await?,
         None => Written::Refused,
     };
-    if written == Written::Refused
-        && let Some(why) = write_by_type(source, target, key, route).await?
-    {
-        return Ok(Carried::Stays(why));
+    let is_taken = match written {
+        Written::Now => false,
+        Written::Before => true,
+        Written::Refused => match copy(source, target, key, route).await? {
+            Outcome::Unholdable(why) => return Ok(Carried::Stays(why)),
+            outcome => outcome == Outcome::Skipped,
+        },
+    };
+    if is_taken && !route.may_be_there {
+        return Ok(Carried::Taken);
     }
     source.call(&[b"UNLINK", key]).await?;
     Ok(Carried::Home)
+}
+
+/// Whether a key is so large that it has to be moved in chunks. It never becomes so: nobody writes to the source.
+///
+/// # Errors
+/// As [`Link::call`].
+pub async fn is_large(source: &mut Link, key: &[u8], route: &Route<'_>) -> Result<bool> {
+    // Without `MEMORY USAGE` nobody knows.
+    Ok(route.source.memory_usage
+        && memory_bytes(source, key, LARGE_BYTES).await?.is_some_and(|bytes| bytes > LARGE_BYTES))
 }
 
 /// Expiry and payload; `None` where there is no such key. Two commands do, as nobody writes to the key in between: it may expire, and then there is
@@ -91,8 +115,10 @@ fn fit(dump: Bytes, route: &Route<'_>) -> Option<Bytes> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Written {
-    /// It is there: written now or before, or created dead, as its time has come.
-    There,
+    /// It is there, or was created dead, as its time has come.
+    Now,
+    /// It was there.
+    Before,
     /// The target does not understand the payload.
     Refused,
 }
@@ -111,20 +137,18 @@ async fn restore(target: &mut Link, key: &[u8], expires_at_ms: Option<i64>, dump
     target.flush().await?;
     let reply = target.reply().await?;
     match ServerError::of(&reply) {
-        None => Ok(Written::There),
-        Some(e) if e.code == Code::BusyKey => Ok(Written::There),
+        None => Ok(Written::Now),
+        Some(e) if e.code == Code::BusyKey => Ok(Written::Before),
         Some(e) if matches!(e.code, Code::PayloadVersion | Code::PayloadFormat) => Ok(Written::Refused),
         Some(e) => Err(target.server_error(e, b"RESTORE")),
     }
 }
 
-/// Writes the key with the commands of its type, unless the target has it; returns why that cannot be.
-async fn write_by_type(
-    source: &mut Link,
-    target: &mut Link,
-    key: &[u8],
-    route: &Route<'_>,
-) -> Result<Option<String>> {
+/// Copies the key in chunks, with the commands of its type, unless the target has it. Nobody may write to it meanwhile, but anybody may read.
+///
+/// # Errors
+/// Whatever a link or a server reports; `Own` where the key changed. Never returns `Changing` or `Conflict`.
+pub async fn copy(source: &mut Link, target: &mut Link, key: &[u8], route: &Route<'_>) -> Result<Outcome> {
     let task = Transfer {
         key,
         existing: Existing::Skip,
@@ -137,12 +161,11 @@ async fn write_by_type(
         stop: None,
     };
     match transfer(source, target, &task).await? {
-        // Gone: it has expired since it was read. Nobody else removes it, as its lock is held.
-        Outcome::Written { .. } | Outcome::Skipped | Outcome::Gone => Ok(None),
-        Outcome::Unholdable(why) => Ok(Some(why)),
         Outcome::Changing | Outcome::Conflict => {
             Err(Error::own("move a key", "it changed although nobody may write to it at the source")
                 .with_remedy("see that no client connects to the source itself"))
         }
+        // Where it is gone it has expired since it was looked at. Nobody else removes it.
+        outcome => Ok(outcome),
     }
 }

@@ -2,7 +2,7 @@
 
 mod turn;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -18,6 +18,7 @@ use whimbrel_flow::functions;
 use whimbrel_wire::value::Value;
 
 use crate::direction::Direction;
+use crate::flush;
 use crate::hub::{Hub, Ready, Servers};
 use crate::mover;
 use crate::place::{Found, Place};
@@ -34,6 +35,7 @@ pub struct Control {
     target: Arc<Endpoint>,
     link: LinkOptions,
     wait: Duration,
+    scripts_declare_keys: bool,
     state: StateFile,
     stages: Arc<Stages>,
     shared: Arc<Shared>,
@@ -121,7 +123,7 @@ impl Front {
         state: &Path,
         wait: Duration,
     ) -> Result<(Front, Arc<Control>)> {
-        let link = options.link;
+        let (link, scripts_declare_keys) = (options.link, options.scripts_declare_keys);
         let state = StateFile::new(state, &source, &target);
         let Stand { phase, turns } = state.load()?;
         let (source, target) = (Arc::new(source), Arc::new(target));
@@ -140,10 +142,11 @@ impl Front {
             }
             Phase::Finished => return Err(finished(&to, &state)),
             Phase::Moving => {
-                let (servers, facts) = survey(&from, &to, link).await?;
+                let (servers, facts) = survey(&from, &to, link, scripts_declare_keys).await?;
                 let (hub, moves) = Hub::new(servers, turns, wait, true);
                 // Whatever the process before this one has sent and was not carried out yet never will be.
                 close_others(&hub).await?;
+                flush::recover(&hub, &flush_file(&state)).await?;
                 hub.ready.send_replace(Ready::Yes);
                 tasks = Tasks::of(&hub, moves, &state);
                 (hub.servers.source.clone(), facts, Stages::moving(hub))
@@ -151,7 +154,17 @@ impl Front {
         };
         let front = Front::open(options, first, facts, Some(stages.clone())).await?;
         let shared = front.shared().clone();
-        let control = Control { source, target, link, wait, state, stages, shared, tasks: Mutex::new(tasks) };
+        let control = Control {
+            source,
+            target,
+            link,
+            wait,
+            scripts_declare_keys,
+            state,
+            stages,
+            shared,
+            tasks: Mutex::new(tasks),
+        };
         Ok((front, Arc::new(control)))
     }
 }
@@ -188,7 +201,7 @@ impl Control {
             }
             Some(_) => return Err(refuse("start", "keys are moving already", "see whimbrel front status")),
         }
-        let (servers, _) = survey(&self.source, &self.target, self.link).await?;
+        let (servers, _) = survey(&self.source, &self.target, self.link, self.scripts_declare_keys).await?;
         first_database_alone(&self.source, servers.other_database)?;
         must_be_empty(&servers.target).await?;
         // Whether it can be written is better known before clients are stopped.
@@ -313,6 +326,7 @@ async fn moving_status(hub: &Hub) -> MovingStatus {
 impl Tasks {
     fn of(hub: &Arc<Hub>, moves: mpsc::UnboundedReceiver<bytes::Bytes>, state: &StateFile) -> Tasks {
         let mut tasks = Tasks::default();
+        hub.flush_file.get_or_init(|| flush_file(state));
         tasks.workers.spawn(mover::work(hub.clone(), moves));
         tasks.sweep(hub, state);
         tasks
@@ -326,6 +340,8 @@ impl Tasks {
                 mover::rebuild(&hub).await;
             }
             mover::sweep(&hub).await;
+            // Not while both are being emptied: the next process would not go on with that.
+            let _gate = hub.gate.read().await;
             // Everything is as well without it: the next process goes through an empty source.
             if let Err(error) = state.save(Stand { phase: Phase::Done, turns: hub.turns }) {
                 tracing::warn!(%error, "that all keys have moved could not be written down");
@@ -335,11 +351,17 @@ impl Tasks {
     }
 }
 
+/// Where it is noted that both servers are being emptied.
+fn flush_file(state: &StateFile) -> PathBuf {
+    state.path().with_extension("flushing")
+}
+
 /// Looks at both servers, and refuses what cannot be served exactly. Changes nothing.
 async fn survey(
     source: &Arc<Endpoint>,
     target: &Arc<Endpoint>,
     options: LinkOptions,
+    scripts_declare_keys: bool,
 ) -> Result<(Servers, ServerFacts)> {
     let from_found = Place::find(source, options).await?;
     let mut to_found = Place::find(target, options).await?;
@@ -370,8 +392,11 @@ async fn survey(
     for command in [&[&b"EXISTS"[..], PROBE_KEY][..], NOBODY] {
         must_run(&mut to, command).await?;
     }
-    let tables =
-        Tables { source: CommandTable::ask(&mut from).await?, target: CommandTable::ask(&mut to).await? };
+    let tables = Tables {
+        source: CommandTable::ask(&mut from).await?,
+        target: CommandTable::ask(&mut to).await?,
+        scripts_declare_keys,
+    };
     let is_one = from_found.place.cluster().is_none();
     let servers = Servers {
         link: options,
@@ -419,7 +444,7 @@ async fn when_done(
         source_can: target.can,
         target_can: target.can,
         dialects: (target.facts.dialect, target.facts.dialect),
-        tables: Tables { source: table.clone(), target: table },
+        tables: Tables { source: table.clone(), target: table, scripts_declare_keys: true },
         keys: 0,
         other_database: None,
         source_run_id: None,

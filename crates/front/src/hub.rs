@@ -4,8 +4,9 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -24,6 +25,7 @@ use crate::locks::{Locks, Moved, Shared};
 use crate::place::Place;
 use crate::room::Reserve;
 use crate::route::Tables;
+use crate::staging::OnTheirWay;
 
 /// Keys that are known to be home and need not be asked for: so many at most, 8 bytes each.
 const KNOWN_MAX: usize = 1 << 18;
@@ -101,6 +103,10 @@ pub(crate) struct Hub {
     pub(crate) paused: watch::Sender<bool>,
     /// Moves hold it for reading, questions about both servers for writing.
     pub(crate) gate: RwLock<()>,
+    /// Large keys that are being moved.
+    pub(crate) on_their_way: OnTheirWay,
+    /// Where it is noted that both servers are being emptied.
+    pub(crate) flush_file: OnceLock<PathBuf>,
     /// How long a command waits for its keys.
     pub(crate) wait: Duration,
     hasher: RandomState,
@@ -132,6 +138,8 @@ impl Hub {
             ready: watch::Sender::new(Ready::NotYet),
             paused: watch::Sender::new(false),
             gate: RwLock::new(()),
+            on_their_way: OnTheirWay::default(),
+            flush_file: OnceLock::new(),
             wait,
             hasher: RandomState::new(),
             known: (0..KNOWN_MAX).map(|_| AtomicU64::new(0)).collect(),

@@ -5,6 +5,7 @@
 //! - `session`: one client, its connections to servers, and what is on its way between them;
 //! - [`control`]: begins to move keys, goes on with it after a crash, turns it round, tells how it stands;
 //! - [`direction`]: which way keys move;
+//! - `staging`: what clients must not see of large keys on their way;
 //! - [`state`]: how far it is, on disk;
 //! - `stages`: the moments at which keys begin to move, or to move the other way;
 //! - [`route`]: what is done with which command while keys move;
@@ -17,6 +18,7 @@
 //! - [`carry`]: the move of one key;
 //! - [`face`]: presents the front as a cluster, for clients that only know clusters;
 //! - [`filter`]: which keys have arrived at the target;
+//! - `flush`: empties both servers as if at one moment;
 //! - [`table`]: where the keys of a command are;
 //! - `whole`: questions about all keys.
 //!
@@ -33,6 +35,7 @@ pub mod control;
 pub mod direction;
 pub mod face;
 pub mod filter;
+mod flush;
 mod hub;
 pub mod locks;
 mod mover;
@@ -42,6 +45,7 @@ pub mod route;
 pub mod server;
 mod session;
 mod stages;
+mod staging;
 pub mod state;
 pub mod table;
 mod whole;

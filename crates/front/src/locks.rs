@@ -2,18 +2,25 @@
 //!
 //! A lock is held by any number of readers, or by one move. Readers only ever *try*: where a move wants the key, they wait for
 //! the move like everybody else, so readers cannot keep a move away for ever. A move that is wanted while readers hold the key begins when
-//! the last of them lets go. Nobody waits while he holds a lock, so there is no deadlock.
+//! the last of them lets go. While a large key is only copied readers may come and go as before: nothing of the source's changes. They are
+//! [shut out](Locks::shut_out) before it is removed there. Nobody waits while he holds a lock, so there is no deadlock.
 
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, RandomState};
 use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::sleep;
 
 /// Parts of the table, each with a mutex of its own, so that cores seldom meet.
 const PARTS: usize = 64;
+
+/// Reads take hardly longer.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// What came of a move.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +38,10 @@ pub enum Moved {
 pub struct Locks {
     parts: Box<[Mutex<HashMap<Bytes, Lock>>]>,
     hasher: RandomState,
+    /// Reads at the source that are under way.
+    reads: AtomicUsize,
+    /// No new ones are let in.
+    closed: AtomicBool,
     /// Where keys go whose move may begin.
     ready: mpsc::UnboundedSender<Bytes>,
 }
@@ -40,31 +51,91 @@ struct Lock {
     readers: usize,
     /// Who waits for the move, once one is wanted.
     wanted: Option<Vec<oneshot::Sender<Moved>>>,
+    stage: Stage,
+}
+
+/// How far a move is.
+#[derive(Debug, Default)]
+enum Stage {
+    /// It has not begun.
+    #[default]
+    Free,
+    /// The key is the mover's alone.
+    Moving,
+    /// It is copied, and readers may hold it.
+    Copying,
+    /// It has been copied. The last reader tells the mover that he has gone.
+    Emptying(oneshot::Sender<()>),
 }
 
 /// A reader's hold on a key, until it is dropped.
 #[derive(Debug)]
 pub struct Shared {
-    locks: Arc<Locks>,
+    visit: Visit,
     key: Bytes,
+}
+
+/// A read at the source that is under way, until it is dropped.
+#[derive(Debug)]
+pub struct Visit(Arc<Locks>);
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        self.0.reads.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Readers are not let in, until this is dropped.
+#[derive(Debug)]
+pub struct Closed<'a>(&'a Locks);
+
+impl Closed<'_> {
+    /// Waits until no read is under way.
+    pub async fn emptied(&self) {
+        while self.0.reads.load(Ordering::SeqCst) > 0 {
+            sleep(LOOK_AGAIN).await;
+        }
+    }
+}
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        self.0.closed.store(false, Ordering::SeqCst);
+    }
 }
 
 impl Locks {
     /// No key is locked. Keys whose move may begin are sent to `ready`; whoever moves one says [`Locks::finish`] afterwards.
     pub fn new(ready: mpsc::UnboundedSender<Bytes>) -> Arc<Locks> {
         let parts = (0..PARTS).map(|_| Mutex::default()).collect();
-        Arc::new(Locks { parts, hasher: RandomState::new(), ready })
+        let (reads, closed) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Arc::new(Locks { parts, hasher: RandomState::new(), reads, closed, ready })
     }
 
-    /// A reader's hold; `None` where a move wants the key.
+    /// Lets no new readers in, of whatever key, until what this returns is dropped.
+    pub fn close(&self) -> Closed<'_> {
+        self.closed.store(true, Ordering::SeqCst);
+        Closed(self)
+    }
+
+    /// For a read at the source of no key in particular; `None` where readers are not let in.
+    pub fn visit(self: &Arc<Locks>) -> Option<Visit> {
+        // Counted before it is asked, as whoever closes asks for the count afterwards: one of both notices the other.
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        let visit = Visit(self.clone());
+        (!self.closed.load(Ordering::SeqCst)).then_some(visit)
+    }
+
+    /// A reader's hold; `None` where a move wants the key, unless that only copies it, or readers are not let in.
     pub fn try_share(self: &Arc<Locks>, key: &Bytes) -> Option<Shared> {
+        let visit = self.visit()?;
         let mut part = self.part(key);
         let lock = part.entry(key.clone()).or_default();
-        if lock.wanted.is_some() {
+        if lock.wanted.is_some() && !matches!(lock.stage, Stage::Copying) {
             return None;
         }
         lock.readers += 1;
-        Some(Shared { locks: self.clone(), key: key.clone() })
+        Some(Shared { visit, key: key.clone() })
     }
 
     /// Wants a key moved, and returns where it will be told what came of it. Many can want the same move.
@@ -77,6 +148,7 @@ impl Locks {
             None => {
                 lock.wanted = Some(vec![tell]);
                 if lock.readers == 0 {
+                    lock.stage = Stage::Moving;
                     self.begin(key);
                 }
             }
@@ -84,7 +156,31 @@ impl Locks {
         told
     }
 
-    /// Ends the move of a key: lets go of it, and tells those who wait. What they will look at must have been changed before.
+    /// The mover of a key only copies it from here on: readers may hold it again.
+    pub fn let_in(&self, key: &Bytes) {
+        if let Some(lock) = self.part(key).get_mut(key) {
+            lock.stage = Stage::Copying;
+        }
+    }
+
+    /// Waits until no reader holds a key that is moved; none comes any more.
+    pub async fn shut_out(&self, key: &Bytes) {
+        let emptied = {
+            let mut part = self.part(key);
+            let Some(lock) = part.get_mut(key) else { return };
+            if lock.readers == 0 {
+                lock.stage = Stage::Moving;
+                return;
+            }
+            let (tell, told) = oneshot::channel();
+            lock.stage = Stage::Emptying(tell);
+            told
+        };
+        // The sender is in the lock, which stays for as long as the move.
+        let _ = emptied.await;
+    }
+
+    /// Ends the move of a key, which no reader holds: lets go of it, and tells those who wait. What they will look at must have been changed before.
     pub fn finish(&self, key: &Bytes, moved: &Moved) {
         let lock = self.part(key).remove(key);
         for waiter in lock.and_then(|lock| lock.wanted).unwrap_or_default() {
@@ -107,24 +203,38 @@ impl Locks {
 impl Shared {
     /// Whether a move waits for this reader.
     pub fn is_wanted(&self) -> bool {
-        self.locks.part(&self.key).get(&self.key).is_some_and(|lock| lock.wanted.is_some())
+        self.visit
+            .0
+            .part(&self.key)
+            .get(&self.key)
+            .is_some_and(|lock| lock.wanted.is_some() && !matches!(lock.stage, Stage::Copying))
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let mut part = self.locks.part(&self.key);
+        let locks = &self.visit.0;
+        let mut part = locks.part(&self.key);
         let Entry::Occupied(mut entry) = part.entry(self.key.clone()) else { return };
         let lock = entry.get_mut();
         lock.readers -= 1;
         if lock.readers > 0 {
             return;
         }
-        match lock.wanted {
-            Some(_) => self.locks.begin(&self.key),
-            None => {
+        match std::mem::take(&mut lock.stage) {
+            Stage::Free if lock.wanted.is_none() => {
                 entry.remove();
             }
+            Stage::Free => {
+                lock.stage = Stage::Moving;
+                locks.begin(&self.key);
+            }
+            Stage::Emptying(tell) => {
+                lock.stage = Stage::Moving;
+                // A mover that has ended with the front does not listen.
+                let _ = tell.send(());
+            }
+            other => lock.stage = other,
         }
     }
 }
@@ -173,6 +283,50 @@ mod tests {
         assert!(told.iter_mut().all(|told| told.try_recv() == Ok(refused.clone())));
         let _told = locks.want(&K);
         assert_eq!(begun.try_recv().expect("it can be wanted again"), K);
+    }
+
+    #[tokio::test]
+    async fn readers_come_and_go_while_a_key_is_copied_and_are_out_before_it_is_removed() {
+        let (locks, mut begun) = locks();
+        let mut told = locks.want(&K);
+        assert_eq!(begun.try_recv().expect("it begins"), K);
+        locks.let_in(&K);
+        drop(locks.try_share(&K).expect("it is only copied"));
+        let readers = [locks.try_share(&K).expect("again"), locks.try_share(&K).expect("shared")];
+        assert!(!readers[0].is_wanted(), "a reader was in nobody's way");
+        let out = tokio::spawn({
+            let locks = locks.clone();
+            async move { locks.shut_out(&K).await }
+        });
+        while !readers[0].is_wanted() {
+            tokio::task::yield_now().await;
+        }
+        assert!(locks.try_share(&K).is_none(), "a reader came when it was to be removed");
+        let [first, second] = readers;
+        drop(first);
+        tokio::task::yield_now().await;
+        assert!(!out.is_finished(), "it was removed while it was read");
+        drop(second);
+        out.await.expect("all are out");
+        assert!(locks.try_share(&K).is_none());
+        locks.shut_out(&K).await;
+        assert!(begun.try_recv().is_err(), "it began twice");
+        locks.finish(&K, &Moved::Home);
+        assert_eq!(told.try_recv().expect("told"), Moved::Home);
+        assert!(locks.parts.iter().all(|part| part.lock().expect("not poisoned").is_empty()));
+    }
+
+    #[tokio::test]
+    async fn while_it_is_closed_nobody_reads() {
+        let (locks, _begun) = locks();
+        let reader = locks.try_share(&K).expect("free");
+        let closed = locks.close();
+        assert!(locks.try_share(&K).is_none() && locks.visit().is_none());
+        assert!(tokio::time::timeout(LOOK_AGAIN * 5, closed.emptied()).await.is_err(), "it is still read");
+        drop(reader);
+        closed.emptied().await;
+        drop(closed);
+        assert!(locks.try_share(&K).is_some() && locks.visit().is_some());
     }
 
     #[test]

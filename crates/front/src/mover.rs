@@ -1,8 +1,10 @@
 //! Moves keys: those that commands wait for, and all others in the background.
 //!
 //! A move belongs to no client, so a client that leaves does not end it half-way. A few workers, each with a connection to either server, take
-//! the keys whose move may begin, in the order they were wanted; the background wants no more than a few at a time, so clients wait
+//! the keys whose move may begin, in the order they were wanted, and leave large ones to [workers of their own](large); the background wants no more than a few at a time, so clients wait
 //! for few keys of others.
+
+mod large;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,12 +17,15 @@ use tokio::time::sleep;
 use whimbrel_engine::error::{Code, Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Info;
+use whimbrel_flow::typed::staging_key;
 use whimbrel_wire::value::Value;
 
-use crate::carry::{Carried, Route, carry};
+use self::large::LARGE_WORKERS;
+use crate::carry::{Carried, Route, carry, is_large};
 use crate::hub::Hub;
 use crate::locks::Moved;
 use crate::place::{Leash, Place, were_at_rest};
+use crate::staging::is_hidden;
 
 /// Keys that are moved at the same time.
 pub const WORKERS: usize = 8;
@@ -32,7 +37,7 @@ const BACKGROUND_KEYS: usize = 16;
 const SCAN_COUNT: &[u8] = b"500";
 
 /// Between two tries of what went wrong.
-const PAUSE: Duration = Duration::from_millis(100);
+pub(crate) const PAUSE: Duration = Duration::from_millis(100);
 
 /// Between two passes over a source in which something is left that does not move.
 const PASS_PAUSE: Duration = Duration::from_secs(1);
@@ -40,104 +45,162 @@ const PASS_PAUSE: Duration = Duration::from_secs(1);
 /// Runs the workers until all of them are dropped with the future.
 pub(crate) async fn work(hub: Arc<Hub>, moves: mpsc::UnboundedReceiver<Bytes>) {
     let moves = Arc::new(Mutex::new(moves));
+    let (large, large_moves) = mpsc::unbounded_channel();
+    let large_moves = Arc::new(Mutex::new(large_moves));
     let mut workers = JoinSet::new();
     for _ in 0..WORKERS {
-        let worker = Worker { hub: hub.clone(), source: None, target: None };
-        workers.spawn(worker.run(moves.clone()));
+        workers.spawn(Worker::new(&hub, &large).run(moves.clone()));
+    }
+    for _ in 0..LARGE_WORKERS {
+        workers.spawn(Worker::new(&hub, &large).run_large(large_moves.clone()));
     }
     while workers.join_next().await.is_some() {}
 }
 
 struct Worker {
     hub: Arc<Hub>,
+    /// Where large keys go.
+    large: mpsc::UnboundedSender<Bytes>,
     source: Option<Link>,
     /// With what ends it.
     target: Option<(Link, Leash)>,
 }
 
+/// What came of an attempt to move a key.
+enum Attempt {
+    Carried(Carried),
+    /// It is too large to be moved at once. Nothing has been written.
+    TooLarge,
+}
+
 impl Worker {
+    fn new(hub: &Arc<Hub>, large: &mpsc::UnboundedSender<Bytes>) -> Worker {
+        Worker { hub: hub.clone(), large: large.clone(), source: None, target: None }
+    }
+
     async fn run(mut self, moves: Arc<Mutex<mpsc::UnboundedReceiver<Bytes>>>) {
         loop {
             let key = moves.lock().await.recv().await;
             let Some(key) = key else { return };
-            let moved = self.bring_home(&key).await;
-            if matches!(moved, Moved::Home | Moved::WasHome) {
-                // Before the lock is let go, or a reader could take the key for one of the source.
-                self.hub.learn(self.hub.hash(&key));
+            let moved = {
+                // Nobody counts keys while one of them may be on both sides.
+                let hub = self.hub.clone();
+                let _gate = hub.gate.read().await;
+                self.bring_home(&key, false).await
+            };
+            match moved {
+                Some(moved) => self.end(&key, &moved),
+                None => {
+                    self.hub.locks.let_in(&key);
+                    // Its workers end with this one.
+                    let _ = self.large.send(key);
+                }
             }
-            self.hub.locks.finish(&key, &moved);
         }
     }
 
-    /// Moves a key whose lock is held, however often that has to be tried.
-    async fn bring_home(&mut self, key: &[u8]) -> Moved {
-        let hub = self.hub.clone();
-        // Nobody counts keys while one of them may be on both sides.
-        let _gate = hub.gate.read().await;
+    /// Ends the move of a key.
+    fn end(&self, key: &Bytes, moved: &Moved) {
+        if matches!(moved, Moved::Home | Moved::WasHome) {
+            // Before the lock is let go, or a reader could take the key for one of the source.
+            self.hub.learn(self.hub.hash(key));
+            self.hub.alarms().not_taken(key);
+        }
+        self.hub.locks.finish(key, moved);
+    }
+
+    /// Moves a key whose lock is held, however often that has to be tried. `None` where it is too large to be moved at once, unless `of_any_size`.
+    async fn bring_home(&mut self, key: &[u8], of_any_size: bool) -> Option<Moved> {
         let mut is_first = true;
         loop {
-            match self.attempt(key, std::mem::take(&mut is_first)).await {
-                Ok(Carried::Stays(why)) => return Moved::Refused(why.into()),
-                Ok(Carried::WasHome) => return Moved::WasHome,
-                Ok(_) => return Moved::Home,
-                // Refused by a server. The lock may be let go only where nothing was written: a copy at the target that is not home would
-                // be taken for the key itself.
-                Err(error) if is_final(&error) && self.is_as_before(key).await => {
-                    let text = error.to_string();
-                    hub.set_trouble(Some(text.clone()));
-                    return Moved::Refused(text.into());
-                }
+            match self.attempt(key, std::mem::take(&mut is_first), of_any_size).await {
+                Ok(Attempt::TooLarge) => return None,
+                Ok(Attempt::Carried(Carried::Stays(why))) => return Some(Moved::Refused(why.into())),
+                Ok(Attempt::Carried(Carried::Taken)) => return Some(self.taken(key)),
+                Ok(Attempt::Carried(Carried::WasHome)) => return Some(Moved::WasHome),
+                Ok(Attempt::Carried(Carried::Home)) => return Some(Moved::Home),
                 Err(error) => {
-                    tracing::warn!(%error, "the move of a key begins again");
-                    hub.tally.retries.fetch_add(1, Ordering::Relaxed);
-                    hub.set_trouble(Some(error.to_string()));
-                    self.source = None;
-                    self.replace_target().await;
-                    sleep(PAUSE).await;
+                    if let Some(refused) = self.after(error, key).await {
+                        return Some(refused);
+                    }
                 }
             }
         }
     }
 
-    async fn attempt(&mut self, key: &[u8], is_first: bool) -> Result<Carried> {
+    /// What follows where the target has another key of this name.
+    fn taken(&self, key: &[u8]) -> Moved {
+        self.hub.alarms().taken = Some(Bytes::copy_from_slice(key));
+        Moved::Refused("the target has another one of this name, which was not moved there".into())
+    }
+
+    /// What follows from an error: `None` where the move begins again, on new connections.
+    async fn after(&mut self, error: Error, key: &[u8]) -> Option<Moved> {
+        // Refused by a server. The lock may be let go only where nothing was written: a copy at the target that is not home would
+        // be taken for the key itself.
+        if is_final(&error) && self.is_as_before(key).await {
+            let text = error.to_string();
+            self.hub.set_trouble(Some(text.clone()));
+            return Some(Moved::Refused(text.into()));
+        }
+        self.note(&error);
+        self.source = None;
+        self.replace_target().await;
+        sleep(PAUSE).await;
+        None
+    }
+
+    async fn attempt(&mut self, key: &[u8], is_first: bool, of_any_size: bool) -> Result<Attempt> {
         let hub = self.hub.clone();
-        if self.target.is_none() {
-            self.target = Some(hub.servers.target.leashed().await?);
-        }
-        if self.source.is_none() {
-            self.source = Some(hub.open_source().await?);
-        }
-        let (Some(source), Some((target, _))) = (&mut self.source, &mut self.target) else {
-            return Err(Error::own("move a key", "no connection after opening it"));
-        };
+        let route = route(&hub, !is_first);
         let is_in_filter = !hub.is_rebuilding() && hub.filter.contains(hub.hash(key));
         // What the target has is home, but for what a crash has left, or an attempt that failed half-way.
-        if is_first && is_in_filter && target.call(&[b"EXISTS", key]).await? == Value::Int(1) {
-            return Ok(Carried::WasHome);
+        if is_first && is_in_filter {
+            let (_, target) = self.links().await?;
+            if target.call(&[b"EXISTS", key]).await? == Value::Int(1) {
+                return Ok(Attempt::Carried(Carried::WasHome));
+            }
         }
-        let servers = &hub.servers;
-        let route = Route {
-            source: &servers.source_can,
-            target: &servers.target_can,
-            dialects: servers.dialects,
-            job: &hub.job,
-        };
+        if !of_any_size && is_large(self.source().await?, key, &route).await? {
+            return Ok(Attempt::TooLarge);
+        }
+        let (source, target) = self.links().await?;
         let carried = carry(source, target, key, &route).await?;
         if carried == Carried::Home {
             hub.set_trouble(None);
             hub.tally.moved.fetch_add(1, Ordering::Relaxed);
         }
-        Ok(carried)
+        Ok(Attempt::Carried(carried))
+    }
+
+    /// The connection to the source, made anew where there is none.
+    async fn source(&mut self) -> Result<&mut Link> {
+        if self.source.is_none() {
+            self.source = Some(self.hub.open_source().await?);
+        }
+        self.source.as_mut().ok_or_else(not_open)
+    }
+
+    /// Both connections.
+    async fn links(&mut self) -> Result<(&mut Link, &mut Link)> {
+        if self.target.is_none() {
+            self.target = Some(self.hub.servers.target.leashed().await?);
+        }
+        self.source().await?;
+        match (&mut self.source, &mut self.target) {
+            (Some(source), Some((target, _))) => Ok((source, target)),
+            _ => Err(not_open()),
+        }
     }
 
     /// Whether the target has nothing of a key, and nothing is on its way there.
     async fn is_as_before(&mut self, key: &[u8]) -> bool {
         self.source = None;
         self.replace_target().await;
-        match &mut self.target {
-            Some((target, _)) => matches!(target.call(&[b"EXISTS", key]).await, Ok(Value::Int(0))),
-            None => false,
-        }
+        let Some((target, _)) = &mut self.target else { return false };
+        let staged = staging_key(&self.hub.job, key);
+        target.call(&[b"UNLINK", &staged]).await.is_ok()
+            && matches!(target.call(&[b"EXISTS", key]).await, Ok(Value::Int(0)))
     }
 
     /// After an error: a new connection to the target, once the old one has been ended. Otherwise a `RESTORE` that still waits in it could be
@@ -173,6 +236,22 @@ fn is_final(error: &Error) -> bool {
     }
 }
 
+/// What both sides are and can do.
+fn route(hub: &Hub, is_tried_again: bool) -> Route<'_> {
+    let servers = &hub.servers;
+    Route {
+        source: &servers.source_can,
+        target: &servers.target_can,
+        dialects: servers.dialects,
+        job: &hub.job,
+        may_be_there: is_tried_again || hub.is_rebuilding(),
+    }
+}
+
+fn not_open() -> Error {
+    Error::own("move a key", "no connection after opening it")
+}
+
 /// Puts all keys of the target into the filter, and removes what a crash has left of them at the source. Until then every
 /// command moves its keys first.
 pub(crate) async fn rebuild(hub: &Hub) {
@@ -187,12 +266,18 @@ pub(crate) async fn rebuild(hub: &Hub) {
 
 async fn try_rebuild(hub: &Hub) -> Result<()> {
     let mut source = hub.open_source().await?;
+    let mut anywhere = hub.open_target().await?;
     let target = &hub.servers.target;
     let before = target.claims().await?;
     for mut node in target.each().await? {
         let mut cursor = Bytes::from_static(b"0");
         loop {
             let (next, keys) = scan(&mut node, &cursor).await?;
+            let (staged, keys): (Vec<Bytes>, Vec<Bytes>) = keys.into_iter().partition(|key| is_hidden(key));
+            // Begun by the one that died. Where it has just been begun again, that is noticed, and it begins once more.
+            let left: Vec<Bytes> =
+                staged.into_iter().filter(|name| !hub.on_their_way.has_staged(&hub.job, name)).collect();
+            sum_of(&mut anywhere, b"UNLINK", &left).await?;
             sum_of(&mut source, b"UNLINK", &keys).await?;
             for key in &keys {
                 hub.filter.insert(hub.hash(key));
@@ -279,6 +364,9 @@ async fn pass(hub: &Arc<Hub>) -> Result<u64> {
         let mut cursor = Bytes::from_static(b"0");
         loop {
             let (next, keys) = scan(&mut node, &cursor).await?;
+            let (staged, keys): (Vec<Bytes>, Vec<Bytes>) = keys.into_iter().partition(|key| is_hidden(key));
+            // Nothing is assembled at the source: a crash has left them in another turn.
+            sum_of(&mut source, b"UNLINK", &staged).await?;
             for key in keys {
                 resumed(hub).await;
                 if hub.is_known(hub.hash(&key)) {

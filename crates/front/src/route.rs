@@ -22,12 +22,20 @@ pub enum While {
     Select,
     /// Goes through the source first, and then through the target.
     Scan,
+    /// A read with a cursor that only one of the servers understands.
+    Elements,
     /// Both servers are asked while nothing moves.
     Both(Whole),
+    /// Both servers are emptied, to clients at one moment.
+    Flush,
     /// Its words are searched for what reaches further than its keys.
     Sort,
     /// As above.
     Copy,
+    /// Runs with the keys that it declares, where that is all of them; else refused.
+    Script,
+    /// About scripts and functions themselves: taken where they are run.
+    Library,
     /// Refused.
     Refused(&'static str),
 }
@@ -43,9 +51,8 @@ pub enum Whole {
     Any,
 }
 
-const FLUSHED: &str =
-    "both servers cannot be emptied at one moment: delete the keys, or wait until all have moved";
-const SCRIPTS: &str = "a script may use keys that it does not declare: wait until all keys have moved";
+const SCRIPTS: &str = "a script may use keys that it does not declare: wait until all keys have moved; where all scripts declare all of \
+                       their keys, run the front with --scripts-declare-keys";
 const DATABASES: &str = "only database 0 is served while keys move";
 const OTHER_SERVER: &str = "keys are on two servers: connect to the server that it is meant for";
 const PATTERNS: &str = "BY and GET reach keys that are not declared: wait until all keys have moved";
@@ -66,6 +73,9 @@ const TABLE: &[(&str, While)] = &[
     ("RESET", While::Noted(Note::Reset)),
     ("SELECT", While::Select),
     ("SCAN", While::Scan),
+    ("HSCAN", While::Elements),
+    ("SSCAN", While::Elements),
+    ("ZSCAN", While::Elements),
     ("DBSIZE", While::Both(Whole::Count)),
     ("KEYS", While::Both(Whole::Names)),
     ("RANDOMKEY", While::Both(Whole::Any)),
@@ -116,18 +126,19 @@ const TABLE: &[(&str, While)] = &[
     ("CLIENT UNBLOCK", While::Target),
     ("CLIENT TRACKINGINFO", While::Target),
     ("CLIENT GETREDIR", While::Target),
-    ("FLUSHDB", While::Refused(FLUSHED)),
-    ("FLUSHALL", While::Refused(FLUSHED)),
+    ("FLUSHDB", While::Flush),
+    ("FLUSHALL", While::Flush),
     ("MOVE", While::Refused(DATABASES)),
     ("SWAPDB", While::Refused(DATABASES)),
-    ("EVAL", While::Refused(SCRIPTS)),
-    ("EVALSHA", While::Refused(SCRIPTS)),
-    ("EVAL_RO", While::Refused(SCRIPTS)),
-    ("EVALSHA_RO", While::Refused(SCRIPTS)),
-    ("FCALL", While::Refused(SCRIPTS)),
-    ("FCALL_RO", While::Refused(SCRIPTS)),
-    ("SCRIPT *", While::Refused(SCRIPTS)),
-    ("FUNCTION *", While::Refused(SCRIPTS)),
+    ("EVAL", While::Script),
+    ("EVALSHA", While::Script),
+    ("EVAL_RO", While::Script),
+    ("EVALSHA_RO", While::Script),
+    ("FCALL", While::Script),
+    ("FCALL_RO", While::Script),
+    ("SCRIPT DEBUG", While::Refused(OTHER_SERVER)),
+    ("SCRIPT *", While::Library),
+    ("FUNCTION *", While::Library),
     ("MIGRATE", While::Refused(OTHER_SERVER)),
     ("CONFIG *", While::Refused(OTHER_SERVER)),
     ("ACL *", While::Refused(OTHER_SERVER)),
@@ -162,6 +173,8 @@ pub struct Tables {
     pub source: CommandTable,
     /// What the target has.
     pub target: CommandTable,
+    /// Whether it has been promised that scripts and functions use no other keys than those they declare.
+    pub scripts_declare_keys: bool,
 }
 
 impl Tables {
@@ -171,13 +184,18 @@ impl Tables {
         let named = by_name(words);
         match named {
             Some(While::Refused(why)) => return Plan::Refused(why),
+            Some(While::Script | While::Library) if !self.scripts_declare_keys => {
+                return Plan::Refused(SCRIPTS);
+            }
+            Some(While::Script) => return script(words, count),
+            Some(While::Library) => return Plan::Target,
             // Their last words may tell of another key, or of what is refused.
             Some(named @ (While::Sort | While::Copy)) if words.len() < count => return Plan::Named(named),
             Some(While::Sort) => return sort(words),
             Some(While::Copy) if words.iter().skip(3).any(|word| word.eq_ignore_ascii_case(b"DB")) => {
                 return Plan::Refused(DATABASES);
             }
-            Some(While::Noted(Note::Watch) | While::Copy) | None => {}
+            Some(While::Noted(Note::Watch) | While::Copy | While::Elements) | None => {}
             // Whatever keys the servers' table tells of these are channels, or nothing that moves.
             Some(While::Target) => return Plan::Target,
             Some(named) => return Plan::Named(named),
@@ -233,6 +251,21 @@ fn sort(words: &[&[u8]]) -> Plan {
     Plan::Write(keys)
 }
 
+/// `EVAL script numkeys key … arg …`, and all others of this form.
+fn script(words: &[&[u8]], count: usize) -> Plan {
+    let number = match words.get(2) {
+        None if words.len() < count => return Plan::Named(While::Script),
+        None => return Plan::Target,
+        Some(number) => std::str::from_utf8(number).ok().and_then(|number| number.parse::<usize>().ok()),
+    };
+    match number {
+        // Without keys, or refused by the target.
+        None | Some(0) => Plan::Target,
+        Some(keys) if keys > count.saturating_sub(3) => Plan::Target,
+        Some(keys) => Plan::Write((3..3 + keys).collect()),
+    }
+}
+
 /// What becomes of `SELECT`, by its second word.
 pub(crate) fn select(database: Option<&[u8]>) -> std::result::Result<(), &'static str> {
     match database {
@@ -257,15 +290,24 @@ pub(crate) fn rows() -> String {
             While::Scan => {
                 "through the source first, then through the target; a key may be given twice".to_owned()
             }
+            While::Elements => "as any read; an iteration whose key has moved since begins anew at the target, so elements may be given twice. In a \
+                                transaction, and after a subscription, only one that begins, or that goes on at the target"
+                .to_owned(),
             While::Both(Whole::Count) => "the sum of both, while nothing moves".to_owned(),
             While::Both(Whole::Names) => "of both, while nothing moves".to_owned(),
             While::Both(Whole::Any) => {
                 "one of both, by their numbers of keys, while nothing moves".to_owned()
             }
+            While::Flush => "both are emptied while nothing moves, to clients at one moment; not in a transaction, nor after a subscription"
+                .to_owned(),
             While::Sort => {
                 format!("keys move first, then the target; with `BY` or `GET` refused: {PATTERNS}")
             }
             While::Copy => format!("keys move first, then the target; with `DB` refused: {DATABASES}"),
+            While::Script => {
+                format!("with `--scripts-declare-keys` the declared keys move first, then the target; else refused: {SCRIPTS}")
+            }
+            While::Library => format!("with `--scripts-declare-keys` the target answers; else refused: {SCRIPTS}"),
             While::Refused(why) => format!("refused: {why}"),
         };
         let first = name.strip_suffix(" *").unwrap_or(name);
@@ -297,7 +339,7 @@ mod tests {
 
     #[test]
     fn names_are_found_in_any_case_and_with_their_second_word() {
-        assert_eq!(by_name(&words("flushdb")), Some(While::Refused(FLUSHED)));
+        assert_eq!(by_name(&words("flushdb")), Some(While::Flush));
         assert_eq!(by_name(&words("Config Get x")), Some(While::Target));
         assert_eq!(by_name(&words("config set x y")), Some(While::Refused(OTHER_SERVER)));
         assert_eq!(by_name(&words("GET config")), None);
@@ -311,6 +353,35 @@ mod tests {
         assert_eq!(sort(&words("SORT k by w_*")), Plan::Refused(PATTERNS));
         assert_eq!(sort(&words("SORT k GET #")), Plan::Refused(PATTERNS));
         assert_eq!(sort(&words("SORT")), Plan::Target);
+    }
+
+    #[test]
+    fn the_keys_of_scripts_are_those_they_declare() {
+        let plan = |line: &str| {
+            let words = words(line);
+            script(&words, words.len())
+        };
+        assert_eq!(plan("EVAL s 2 a b c"), Plan::Write(vec![3, 4]));
+        assert_eq!(plan("FCALL f 0 a"), Plan::Target);
+        // The target says what is wrong with these, and runs nothing.
+        for wrong in
+            ["EVAL", "EVAL s", "EVAL s x a", "EVAL s -1 a", "EVAL s 2 a", "EVAL s 99999999999999999999 a"]
+        {
+            assert_eq!(plan(wrong), Plan::Target, "{wrong}");
+        }
+        assert_eq!(script(&words("EVAL s"), 5), Plan::Named(While::Script));
+        assert_eq!(script(&words("EVAL s 2"), 5), Plan::Write(vec![3, 4]));
+        for (promised, expected) in [(true, Plan::Target), (false, Plan::Refused(SCRIPTS))] {
+            let tables = Tables {
+                source: CommandTable::default(),
+                target: CommandTable::default(),
+                scripts_declare_keys: promised,
+            };
+            for line in ["EVAL s 0", "SCRIPT LOAD s", "FUNCTION LIST", "function load replace x"] {
+                let words = words(line);
+                assert_eq!(tables.plan(&words, words.len()), expected, "{line}");
+            }
+        }
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub struct FrontOptions {
     /// It presents itself as a cluster of one node, which clients reach here: a host or an IP address, and a port; where the port is
     /// 0, that which it listens on.
     pub cluster_face: Option<(String, u16)>,
+    /// It has been promised that scripts and functions use no other keys than those they declare, so they are run while keys move.
+    pub scripts_declare_keys: bool,
     /// Clients at once; more are told so and closed, in the words of the servers.
     pub clients_max: usize,
     /// How the front's own connections to the server behave.

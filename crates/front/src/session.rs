@@ -16,6 +16,7 @@
 //! is idle holds no buffers. The length of a value does not matter: it is passed on as it arrives.
 
 mod call;
+mod elements;
 pub(crate) mod identity;
 mod moving;
 mod plain;
@@ -47,6 +48,7 @@ use crate::face::{self, Face, Question};
 use crate::locks;
 use crate::server::Shared;
 use crate::stages::Entrance;
+use crate::staging::without_hidden;
 use crate::whole::{Half, with_cursor};
 
 /// How much is read at once.
@@ -105,8 +107,10 @@ enum Special {
     Held(Box<[locks::Shared]>),
     /// A reply that the client does not get; it gets this instead.
     Replaced(BytesMut, Vec<u8>),
-    /// A reply to `SCAN`, which is changed.
-    Scanned(BytesMut, Half),
+    /// A reply to `SCAN`, which is changed. Until that of the source has arrived, its read is under way.
+    Scanned(BytesMut, Half, Option<locks::Visit>),
+    /// A reply of the target to what iterates over the elements of a key, likewise.
+    Iterated(BytesMut, Half),
     /// A reply to something that only a cluster knows.
     Faced(BytesMut, Question),
 }
@@ -116,7 +120,8 @@ impl Special {
     fn collected(&mut self) -> Option<&mut BytesMut> {
         match self {
             Special::Replaced(collected, _)
-            | Special::Scanned(collected, _)
+            | Special::Scanned(collected, _, _)
+            | Special::Iterated(collected, _)
             | Special::Faced(collected, _) => Some(collected),
             _ => None,
         }
@@ -666,7 +671,12 @@ fn arrived(
     let is_agreed = kind != b'-' && kind != b'!';
     match special {
         Special::Replaced(_, own) => return Some(own),
-        Special::Scanned(reply, half) => return Some(with_cursor(half, &reply)),
+        Special::Scanned(reply, half, visit) => {
+            // It has been carried out.
+            drop(visit);
+            return Some(without_hidden(with_cursor(half, &reply)));
+        }
+        Special::Iterated(reply, half) => return Some(with_cursor(half, &reply)),
         Special::Faced(reply, asked) => {
             let answer = face.and_then(|face| face.answer(asked, &reply, identity.protocol()));
             return Some(answer.map_or_else(|| reply.to_vec(), |answer| answer.to_vec()));

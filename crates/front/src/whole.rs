@@ -16,6 +16,7 @@ use crate::place::Place;
 use crate::route::Whole;
 use crate::session::Home;
 use crate::session::identity::{Identity, Replies};
+use crate::staging::{self, is_hidden};
 
 /// Set in cursors of the target's half. No server has so many buckets that it uses this bit, and all clients can count so far.
 const TARGET_HALF: u64 = 1 << 52;
@@ -91,10 +92,17 @@ pub(crate) async fn ask_both(hub: Arc<Hub>, identity: Identity, whole: Whole, wo
             .to_vec();
     }
     let asking = async {
-        tokio::try_join!(
+        let mut replies = tokio::try_join!(
             ask(&hub.servers.source, &identity, &words),
             ask(&hub.servers.target, &identity, &words)
-        )
+        )?;
+        if let (Whole::Count, Value::Int(keys)) = (whole, &mut replies.1)
+            && !hub.on_their_way.is_empty()
+        {
+            // The client may ask; the number is without what is not whole yet.
+            *keys = staging::count(&hub).await?;
+        }
+        Ok::<_, Error>(replies)
     };
     match timeout(Duration::from_millis(hub.servers.link.reply_timeout_ms), asking).await {
         Ok(Ok(replies)) => merged(&hub, whole, replies, identity.null()),
@@ -129,7 +137,9 @@ fn merged(hub: &Hub, whole: Whole, replies: (Value, Value), null: &[u8]) -> Vec<
                 keys.iter().filter_map(Value::as_bytes).cloned().collect();
             // After a crash, a few may be on both sides.
             keys.extend(
-                more.into_iter().filter(|key| key.as_bytes().is_none_or(|key| !at_source.contains(key))),
+                more.into_iter().filter(|key| {
+                    key.as_bytes().is_none_or(|key| !at_source.contains(key) && !is_hidden(key))
+                }),
             );
             let mut text = format!("*{}\r\n", keys.len()).into_bytes();
             for key in &keys {
@@ -137,7 +147,13 @@ fn merged(hub: &Hub, whole: Whole, replies: (Value, Value), null: &[u8]) -> Vec<
             }
             text
         }
+        // The key that is being assembled is at the source, unless it has just expired.
+        (Whole::Any, (Value::Null, Value::Bulk(name))) if is_hidden(&name) => {
+            b"-TRYAGAIN whimbrel front: a large key is moving\r\n".to_vec()
+        }
         (Whole::Any, (source, target)) => {
+            let target = target.as_bytes().is_none_or(|name| !is_hidden(name)).then_some(target);
+            let target = target.unwrap_or(Value::Null);
             let key = match (source.is_null(), target.is_null()) {
                 (false, false) if prefers_target(hub) => target,
                 (false, _) => source,

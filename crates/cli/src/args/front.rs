@@ -52,6 +52,11 @@ pub struct FrontArgs {
     #[arg(long, value_name = "HOST[:PORT]", value_parser = host_and_port)]
     pub cluster_face: Option<(String, u16)>,
 
+    /// All scripts and functions use only keys that they declare: run them while keys move, too. A script that does not keep to that
+    /// gives wrong results
+    #[arg(long, requires = "target")]
+    pub scripts_declare_keys: bool,
+
     #[command(flatten)]
     pub source_access: SourceAccess,
 

@@ -25,6 +25,7 @@
 //! pending entries are exact to about a millisecond, since servers tell them relative to now.
 
 mod chunk;
+mod key;
 mod scanned;
 mod sequence;
 mod stream;
@@ -34,13 +35,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
-use whimbrel_core::slot::{Slot, tag_for_slot};
 use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError, Side};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Capabilities;
 use whimbrel_wire::payload::Footer;
 use whimbrel_wire::value::Value;
-use xxhash_rust::xxh3::xxh3_128;
+
+pub(crate) use key::STAGING_PREFIX;
+pub use key::{memory_bytes, staging_job, staging_key};
 
 use chunk::{Chunk, Expect, Reader};
 use scanned::{Scanned, ScannedType};
@@ -55,9 +57,6 @@ pub(crate) const TRIES_FOLLOWED_MAX: u32 = 2;
 
 /// The pause before the first new start. Each further one is twice as long.
 const PAUSE_FIRST_MS: u64 = 20;
-
-/// Names that begin so are not keys of the source: values are assembled under them.
-pub(crate) const STAGING_PREFIX: &str = "whimbrel:staging:";
 
 /// How long a staging key outlives its last chunk.
 const STAGING_TTL_MS: &[u8] = b"3600000";
@@ -198,12 +197,6 @@ pub async fn type_of(link: &mut Link, key: &[u8]) -> Result<Option<KeyType>> {
         Some(name) => Ok(KeyType::of_name(name)),
         None => Err(link.unexpected("TYPE", &reply)),
     }
-}
-
-/// Where `job` assembles `key` on the target: `whimbrel:staging:{TAG}:JOB:HASH`, always in the slot of `key`.
-pub fn staging_key(job: &str, key: &[u8]) -> Vec<u8> {
-    let tag = tag_for_slot(Slot::of_key(key));
-    format!("{STAGING_PREFIX}{{{tag}}}:{job}:{:032x}", xxh3_128(key)).into_bytes()
 }
 
 /// Transfers one key from `source` to `target`.

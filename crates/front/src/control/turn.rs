@@ -62,7 +62,7 @@ impl Control {
         }
         rebuilt(&hub).await?;
         let (from, to) = Direction::after(turns).ordered(self.source.clone(), self.target.clone());
-        let (servers, _) = survey(&from, &to, self.link).await?;
+        let (servers, _) = survey(&from, &to, self.link, self.scripts_declare_keys).await?;
         first_database_alone(&from, servers.other_database)?;
         if hub.is_done() {
             must_be_empty(&servers.target).await?;
@@ -84,8 +84,15 @@ impl Control {
             }
             return Err(error);
         }
-        // They have nothing in their hands, and their connections are closed.
+        // Those that move large keys have gone on, on new connections. What they have left in them must not come late: a copy of a key that is
+        // deleted from here on.
         tasks.workers.shutdown().await;
+        while let Err(error) = close_others(&next).await {
+            tracing::warn!(%error, "connections of before the turn are closed again");
+            next.set_trouble(Some(error.to_string()));
+            sleep(PAUSE).await;
+        }
+        next.set_trouble(None);
         drop(at_rest);
         next.ready.send_replace(Ready::Yes);
         *tasks = Tasks::of(&next, moves, &self.state);

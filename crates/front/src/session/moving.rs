@@ -20,6 +20,7 @@ use whimbrel_engine::error::Error;
 use whimbrel_wire::request::Request;
 
 use super::call::Call;
+use super::elements;
 use super::identity::{Identity, SAYING_BYTES_MAX};
 use super::{
     Change, Connecting, Due, INBOX_BYTES_MAX, Link, REFUSED_COMMAND, Server, Session, Special,
@@ -27,11 +28,12 @@ use super::{
 };
 use crate::commands::{Handling, Note, Trait, handling, refusal};
 use crate::face::Question;
+use crate::flush::flush;
 use crate::hub::{Hub, Ready};
 use crate::room::Room;
 use crate::route::{Plan, While, Whole, by_name, select};
 use crate::stages::Ticket;
-use crate::whole::{ask_both, one_line, resume};
+use crate::whole::{Half, ask_both, one_line, resume};
 
 /// The longest request whose keys are not all at its beginning.
 pub(crate) const REQUEST_BYTES_MAX: usize = 64 << 20;
@@ -370,6 +372,17 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             let error = refusal(name, why);
             return self.refuse(moving, cx, extent, error);
         }
+        if elements::iterates(name) {
+            if !extent.whole {
+                return self.await_more(moving, cx);
+            }
+            let may_be_of_another = !hub.is_done() || hub.turns > 0;
+            if (moving.multi || moving.alone) && may_be_of_another && elements::is_unmarked(&words, hub.turns)
+            {
+                let error = refusal(name, elements::NOT_BOUND);
+                return self.refuse(moving, cx, extent, error);
+            }
+        }
         moving.watch |= name.eq_ignore_ascii_case(b"WATCH");
         let plan = match hub.is_done() {
             // No key is in it.
@@ -381,6 +394,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             let error = refusal(name, why);
             return self.refuse(moving, cx, extent, error);
         }
+        // After a turn that is the target's alone: cursors of the source have no mark that tells of which turn they are.
+        let is_iteration = hub.turns > 0 && elements::iterates(name);
         let bytes = |at: &usize| words.get(*at).map(|word| Bytes::copy_from_slice(word));
         match plan {
             Plan::Read(at) | Plan::Write(at) if !extent.whole => match at.iter().map(bytes).collect() {
@@ -393,7 +408,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             Plan::Read(at) | Plan::Write(at) if hub.all_known(&keys(&words, &at)) => {
                 self.pass(moving, cx, extent, Due::Reply)
             }
-            Plan::Read(at) if !moving.multi && !moving.alone => {
+            Plan::Read(at) if !(moving.multi || moving.alone || is_iteration) => {
                 let keys = keys(&words, &at);
                 self.read_at_source(moving, cx, extent, keys)
             }
@@ -488,15 +503,27 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             While::Scan if is_bound && moving.hub.is_done() && moving.hub.turns == 0 => {
                 self.pass(moving, cx, extent, Due::Reply)
             }
-            While::Scan | While::Both(_) if is_bound => {
+            While::Scan | While::Both(_) | While::Flush if is_bound => {
                 let why = "not in a transaction, nor after a subscription, while keys move";
                 self.refuse(moving, cx, extent, refusal(&name, why))
             }
             While::Scan => self.scan_half(moving, cx, extent, words),
+            // What the client did before has to be counted.
+            While::Both(_) | While::Flush if !self.due.is_empty() => Step::HeldUp,
             While::Both(whole) => self.ask_both(moving, whole, words),
-            While::Target | While::Sort | While::Copy | While::Refused(_) => {
-                self.pass(moving, cx, extent, Due::Reply)
+            While::Flush => {
+                let (hub, identity) = (moving.hub.clone(), self.identity.clone());
+                moving.wait(
+                    async move { flush(hub, identity, words).await.map_or(Settled::Send, Settled::Say) },
+                )
             }
+            While::Target
+            | While::Elements
+            | While::Script
+            | While::Library
+            | While::Sort
+            | While::Copy
+            | While::Refused(_) => self.pass(moving, cx, extent, Due::Reply),
         }
     }
 
@@ -560,20 +587,26 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         if let Some(step) = self.be_at(moving, cx, half.home) {
             return step;
         }
+        let visit = match half.home {
+            Home::Target => None,
+            Home::Source => match moving.hub.locks.visit() {
+                Some(visit) => Some(visit),
+                None => {
+                    let error = b"-TRYAGAIN whimbrel front: all keys are being removed\r\n".to_vec();
+                    return self.refuse(moving, cx, extent, error);
+                }
+            },
+        };
         let mut words: Vec<Vec<u8>> = words.iter().map(|word| word.to_vec()).collect();
         words[1] = cursor.to_string().into_bytes();
         if let Link::Up(server) = &mut self.link {
             server.to.extend_from_slice(&as_array(&words));
         }
-        self.owe(Due::Special(Box::new(Special::Scanned(BytesMut::new(), half))));
+        self.owe(Due::Special(Box::new(Special::Scanned(BytesMut::new(), half, visit))));
         self.go_on(moving, extent, false)
     }
 
     fn ask_both(&mut self, moving: &mut Moving, whole: Whole, words: Vec<Bytes>) -> Step {
-        if !self.due.is_empty() {
-            // What the client did before has to be counted.
-            return Step::HeldUp;
-        }
         let (hub, identity) = (moving.hub.clone(), self.identity.clone());
         moving.wait(async move { Settled::Say(ask_both(hub, identity, whole, words).await) })
     }
@@ -589,6 +622,20 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
 
     /// Sends a request to where the session is.
     fn send(&mut self, moving: &mut Moving, extent: Extent, due: Due) -> Step {
+        let is_bound = moving.multi || moving.alone;
+        if moving.at == Home::Target
+            && extent.whole
+            && let Some(request) = self.iteration_at_target(moving.hub.turns, is_bound)
+        {
+            if let Link::Up(server) = &mut self.link {
+                server.to.extend_from_slice(&request);
+            }
+            // In a transaction the reply is another one.
+            let half = Half { home: Home::Target, turns: moving.hub.turns };
+            let scanned = || Due::Special(Box::new(Special::Iterated(BytesMut::new(), half)));
+            self.owe(if is_bound { due } else { scanned() });
+            return self.go_on(moving, extent, false);
+        }
         self.owe(due);
         self.go_on(moving, extent, true)
     }

@@ -53,6 +53,7 @@ impl Pair {
             target: &self.target_can,
             dialects: self.dialects,
             job: "test",
+            may_be_there: true,
         };
         carry(&mut self.source, &mut self.target, key.as_bytes(), &route).await.expect("carried")
     }
@@ -177,8 +178,13 @@ async fn a_full_target_loses_nothing() {
     let mut pair = Pair::of(Engine::Redis70, Engine::Redis70).await;
     pair.at_target(&["CONFIG", "SET", "maxmemory", "1"]).await;
     pair.at_source(&["SET", "k", "v"]).await;
-    let route =
-        Route { source: &pair.source_can, target: &pair.target_can, dialects: pair.dialects, job: "test" };
+    let route = Route {
+        source: &pair.source_can,
+        target: &pair.target_can,
+        dialects: pair.dialects,
+        job: "test",
+        may_be_there: true,
+    };
     let error = carry(&mut pair.source, &mut pair.target, b"k", &route).await.expect_err("it is full");
     assert_eq!(error.side, Side::Target);
     assert_eq!(pair.at_source(&["GET", "k"]).await.as_str(), Some("v"));

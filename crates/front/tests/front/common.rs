@@ -40,6 +40,7 @@ impl Served {
                     listen,
                     tls: None,
                     cluster_face: None,
+                    scripts_declare_keys: false,
                     clients_max,
                     link: LinkOptions::default(),
                 };
@@ -110,7 +111,7 @@ impl Between {
     /// Commands wait so long for their keys.
     #[track_caller]
     pub fn with_wait(source: &impl Named, target: &impl Named, wait: Duration) -> Between {
-        Between::from(source, target, wait, Phase::Forwarding.into())
+        Between::from(source, target, wait, Phase::Forwarding.into(), false)
     }
 
     /// After one that died in this phase.
@@ -122,11 +123,23 @@ impl Between {
     /// After one that died in this phase, when the direction had been turned so often.
     #[track_caller]
     pub fn turned(turns: u32, phase: Phase, source: &impl Named, target: &impl Named) -> Between {
-        Between::from(source, target, Duration::from_secs(10), Stand { phase, turns })
+        Between::from(source, target, Duration::from_secs(10), Stand { phase, turns }, false)
+    }
+
+    /// With the promise that scripts declare their keys.
+    #[track_caller]
+    pub fn with_scripts(source: &impl Named, target: &impl Named) -> Between {
+        Between::from(source, target, Duration::from_secs(10), Phase::Forwarding.into(), true)
     }
 
     #[track_caller]
-    fn from(source: &impl Named, target: &impl Named, wait: Duration, stand: Stand) -> Between {
+    fn from(
+        source: &impl Named,
+        target: &impl Named,
+        wait: Duration,
+        stand: Stand,
+        scripts_declare_keys: bool,
+    ) -> Between {
         let endpoint = |side, address: String| Endpoint::parse(side, &address).expect("a valid address");
         let source = endpoint(Side::Source, source.named());
         let target = endpoint(Side::Target, target.named());
@@ -138,6 +151,7 @@ impl Between {
             listen,
             tls: None,
             cluster_face: None,
+            scripts_declare_keys,
             clients_max: 100,
             link: LinkOptions::default(),
         };

@@ -3,10 +3,14 @@
 mod carrying;
 mod clusters;
 mod common;
+mod elements;
+mod flush;
 mod garbage;
+mod large;
 mod limits;
 mod misuse;
 mod moving;
+mod scripts;
 mod tables;
 mod transparent;
 mod turning;

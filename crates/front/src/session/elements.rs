@@ -1,0 +1,111 @@
+//! Iterations over the elements of one key: `HSCAN`, `SSCAN` and `ZSCAN`.
+//!
+//! A cursor means something only to the server that gave it: to another one, with another hash seed, it is a place in the middle of
+//! nowhere, and elements are missed. Those of the target carry a bit and the number of the turn, as with `SCAN`. One without it came from the
+//! source, or from another turn, so an iteration that comes to the target with it begins there anew: elements may be given twice, none is missed.
+
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::{Session, as_array};
+use crate::session::Home;
+use crate::whole::{Half, resume};
+
+/// Why an iteration cannot go on where replies cannot be changed, and cursors go out without their bit.
+pub(super) const NOT_BOUND: &str =
+    "while keys move, an iteration cannot go on in a transaction, nor after a subscription";
+
+/// Whether a command of this name has such cursors.
+pub(super) fn iterates(name: &[u8]) -> bool {
+    name.len() == 5
+        && name[1..].eq_ignore_ascii_case(b"SCAN")
+        && matches!(name[0].to_ascii_uppercase(), b'H' | b'S' | b'Z')
+}
+
+/// What a client comes with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cursor {
+    Start,
+    OfTarget(u64),
+    /// Of the source, or of nobody knows whom.
+    Unmarked(u64),
+}
+
+impl Cursor {
+    fn of(word: &[u8], turns: u32) -> Option<Cursor> {
+        let cursor: u64 = std::str::from_utf8(word).ok()?.parse().ok()?;
+        Some(match (cursor, resume(word, turns, false)?) {
+            (0, _) => Cursor::Start,
+            (_, (Half { home: Home::Target, .. }, cursor)) => Cursor::OfTarget(cursor),
+            (cursor, _) => Cursor::Unmarked(cursor),
+        })
+    }
+}
+
+/// Whether a request goes on with a cursor that may be the source's.
+pub(super) fn is_unmarked(words: &[&[u8]], turns: u32) -> bool {
+    matches!(words, [name, _, cursor, ..] if iterates(name) && matches!(Cursor::of(cursor, turns), Some(Cursor::Unmarked(_))))
+}
+
+/// A request as the target has to get it; `None` where that is as it is.
+fn at_target(words: &[&[u8]], turns: u32, keeps_unmarked: bool) -> Option<Vec<u8>> {
+    let [name, _, cursor, ..] = words else { return None };
+    if !iterates(name) {
+        return None;
+    }
+    let cursor = match Cursor::of(cursor, turns)? {
+        Cursor::OfTarget(cursor) => cursor,
+        Cursor::Unmarked(cursor) if keeps_unmarked => cursor,
+        Cursor::Start | Cursor::Unmarked(_) => 0,
+    };
+    let mut words: Vec<Vec<u8>> = words.iter().map(|word| word.to_vec()).collect();
+    words[2] = cursor.to_string().into_bytes();
+    Some(as_array(&words))
+}
+
+impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
+    /// The first request in the inbox as the target has to get it, where it is such an iteration and whole.
+    pub(super) fn iteration_at_target(&self, turns: u32, keeps_unmarked: bool) -> Option<Vec<u8>> {
+        let args = self.requests.args();
+        let name = args.first().and_then(|range| self.inbox.get(range.clone()))?;
+        if !iterates(name) {
+            return None;
+        }
+        let words: Vec<&[u8]> = args.iter().map_while(|range| self.inbox.get(range.clone())).collect();
+        at_target(&words, turns, keeps_unmarked)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_cursors_of_the_target_go_on_there() {
+        let sent = |line: &str, keeps| {
+            let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
+            at_target(&words, 0, keeps).map(|request| {
+                let text = String::from_utf8(request).expect("text");
+                text.split("\r\n").skip(2).step_by(2).collect::<Vec<_>>().join(" ")
+            })
+        };
+        let of_target = (1_u64 << 52 | 17).to_string();
+        assert_eq!(
+            sent(&format!("hscan k {of_target} COUNT 5"), false).as_deref(),
+            Some("hscan k 17 COUNT 5")
+        );
+        assert_eq!(sent("ZSCAN k 17", false).as_deref(), Some("ZSCAN k 0"));
+        assert_eq!(sent("ZSCAN k 17", true).as_deref(), Some("ZSCAN k 17"));
+        assert_eq!(sent("SSCAN k 0", true).as_deref(), Some("SSCAN k 0"));
+        assert_eq!(sent("SSCAN k x", false), None);
+        assert_eq!(sent("SSCAN k", false), None);
+        assert_eq!(sent("HGETX k 17", false), None);
+        assert!(is_unmarked(&[b"hscan", b"k", b"17"], 0));
+        assert!(
+            !is_unmarked(&[b"hscan", b"k", b"0"], 0)
+                && !is_unmarked(&[b"hscan", b"k", of_target.as_bytes()], 0)
+        );
+        assert!(!is_unmarked(&[b"hget", b"k", b"17"], 0));
+        // That of another turn says nothing of the target of this one.
+        assert!(is_unmarked(&[b"hscan", b"k", of_target.as_bytes()], 1));
+    }
+}

@@ -1,0 +1,93 @@
+//! Both servers are emptied while keys move.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use redis::Value;
+use whimbrel_front::state::Phase;
+use whimbrel_lab::{Engine, Server};
+
+use crate::common::{Between, alone, command, wait_until};
+
+fn pair() -> (Server, Server) {
+    let start = |engine| Server::builder(engine).start().expect("a server");
+    (start(Engine::Redis70), start(Engine::Valkey91))
+}
+
+#[test]
+fn nothing_is_left_at_either_server() {
+    let _alone = alone();
+    for line in ["FLUSHALL", "flushdb async"] {
+        let (source, target) = pair();
+        for key in ["a", "b", "c"] {
+            source.call(&["SET", key, "v"]);
+        }
+        for server in [&source, &target] {
+            server.call(&["ACL", "SETUSER", "bob", "on", ">word", "~*", "+@all", "-flushall", "-flushdb"]);
+        }
+        let between = Between::of(&source, &target);
+        between.start_paused().expect("it begins");
+        let mut client = between.client();
+        client.ask(&["APPEND", "a", "!"], ":2\r\n");
+        let words: Vec<&str> = line.split(' ').collect();
+        // Nothing is removed for one who may not, nor where it is not understood, nor in a transaction.
+        let mut bob = between.client();
+        bob.ask(&["AUTH", "bob", "word"], "+OK\r\n");
+        bob.send(&command(&words));
+        assert!(bob.line().starts_with("-NOPERM"));
+        client.ask(&["FLUSHALL", "NOW"], "-ERR syntax error\r\n");
+        client.ask(&["MULTI"], "+OK\r\n");
+        client.send(&command(&words));
+        assert!(client.line().contains("not in a transaction"));
+        client.ask(&["DISCARD"], "+OK\r\n");
+        client.ask(&["DBSIZE"], ":3\r\n");
+
+        client.ask(&words, "+OK\r\n");
+        client.ask(&["DBSIZE"], ":0\r\n");
+        assert_eq!(source.call(&["DBSIZE"]), Value::Int(0));
+        client.ask(&["MGET", "a", "b"], "*2\r\n$-1\r\n$-1\r\n");
+        client.ask(&["GET", "c"], "$-1\r\n");
+        client.ask(&["APPEND", "b", "new"], ":3\r\n");
+        between.resume();
+        wait_until("all keys have moved", || between.status().phase == Phase::Done);
+        assert_eq!(target.call(&["DBSIZE"]), Value::Int(1));
+    }
+}
+
+#[test]
+fn nobody_sees_one_of_them_empty_and_the_other_not() {
+    let _alone = alone();
+    let (source, target) = pair();
+    // Enough for the source to take its time.
+    source.call(&["EVAL", "for i = 1, 300000 do redis.call('SET', 'k' .. i, 'v') end", "0"]);
+    let between = Between::of(&source, &target);
+    between.start_paused().expect("it begins");
+    let mut client = between.client();
+    client.ask(&["APPEND", "k1", "!"], ":2\r\n");
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = |home_first: bool| {
+            let (mut client, is_over) = (between.client(), &is_over);
+            move || {
+                let mut last = false;
+                while !last {
+                    last = is_over.load(Ordering::SeqCst);
+                    let order = if home_first { ["k1", "k2"] } else { ["k2", "k1"] };
+                    let is_there = order.map(|key| {
+                        client.send(&command(&["EXISTS", key]));
+                        client.line() == ":1\r\n"
+                    });
+                    assert!(
+                        is_there != [false, true],
+                        "{order:?}: one was gone, and then the other one was there"
+                    );
+                    assert!(!last || is_there == [false, false], "{order:?}: one has come back");
+                }
+            }
+        };
+        let readers = [true, false, true, false].map(|home_first| scope.spawn(reader(home_first)));
+        client.ask(&["FLUSHALL", "SYNC"], "+OK\r\n");
+        is_over.store(true, Ordering::SeqCst);
+        readers.into_iter().for_each(|reader| reader.join().expect("all it saw was right"));
+    });
+    client.ask(&["DBSIZE"], ":0\r\n");
+}

@@ -1,0 +1,96 @@
+//! `whimbrel front` moves keys that are too large to be moved at once, and is killed in the middle of that.
+
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use redis::Value;
+use serde_json::Value as Json;
+use whimbrel_e2e::binary::{Invocation, Running};
+use whimbrel_lab::{Engine, Server};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+const ELEMENTS: i64 = 400_000;
+
+#[track_caller]
+fn run(args: &[String]) -> Running {
+    let mut running = Invocation::new(args).spawn();
+    assert!(running.wait_for_text("\"serving\"", PATIENCE), "{}{}", running.stdout(), running.stderr());
+    running
+}
+
+#[track_caller]
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "still not: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A few elements of all over the key, and their number.
+fn sample(server: &Server) -> Vec<Value> {
+    let mut sample = vec![server.call(&["HLEN", "large"])];
+    for i in (1..=ELEMENTS).step_by(997) {
+        sample.push(server.call(&["HGET", "large", &format!("field {i}")]));
+    }
+    sample
+}
+
+#[test]
+fn killed_in_the_middle_of_a_large_key_it_goes_on() {
+    let start = |engine| Server::builder(engine).start().expect("a server");
+    let (source, target) = (start(Engine::Redis70), start(Engine::Valkey91));
+    let write =
+        format!("for i = 1, {ELEMENTS} do redis.call('HSET', KEYS[1], 'field ' .. i, 'value ' .. i) end");
+    source.call(&["EVAL", &write, "1", "large"]);
+    for i in 0..500 {
+        source.call(&["SET", &format!("small {i}"), "v"]);
+    }
+    let before = sample(&source);
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path().to_str().expect("a name");
+    let free = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = free.local_addr().expect("an address").to_string();
+    drop(free);
+    let words = ["front", "--listen", &address, "--source", &source.url(), "--target", &target.url()];
+    let args: Vec<String> =
+        words.into_iter().chain(["--state-dir", folder, "--json"]).map(str::to_owned).collect();
+    let tell = |what: &str| Invocation::new(&["front", what, "--state-dir", folder, "--json"]).run();
+    let mut front = run(&args);
+    tell("start").expect_code(0);
+    let staged = || match target.call(&["KEYS", "whimbrel:staging:*"]) {
+        Value::Array(keys) => keys.len(),
+        other => panic!("{other:?}"),
+    };
+    for _ in 0..3 {
+        wait_until("some of it is there", || staged() == 1);
+        // It takes no more, so this is the middle.
+        target.call(&["CLIENT", "PAUSE", "60000", "WRITE"]);
+        assert_eq!(
+            source.call(&["HLEN", "large"]),
+            Value::Int(ELEMENTS),
+            "it moved too quickly for this test"
+        );
+        front.kill9();
+        target.call(&["CLIENT", "UNPAUSE"]);
+        assert_eq!(staged(), 1, "nothing is left of it, as in a crash");
+        front = run(&args);
+    }
+    // Written to while it moves, or right after: once.
+    let client = redis::Client::open(format!("redis://{address}")).expect("an address");
+    let mut client = client.get_connection().expect("a connection");
+    let added: i64 =
+        redis::cmd("HINCRBY").arg("large").arg("new").arg(5).query(&mut client).expect("written");
+    assert_eq!(added, 5);
+    wait_until("all keys have moved", || {
+        let told = tell("status").expect_code(0);
+        let line: Json = serde_json::from_str(&told.stdout).expect("JSON");
+        line["status"]["phase"] == "done"
+    });
+    let mut after = sample(&target);
+    assert_eq!(after[0], Value::Int(ELEMENTS + 1));
+    after[0] = before[0].clone();
+    assert!(after == before, "it is another");
+    assert_eq!(target.call(&["DBSIZE"]), Value::Int(501));
+    assert_eq!(source.call(&["DBSIZE"]), Value::Int(0));
+}
