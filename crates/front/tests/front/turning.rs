@@ -293,21 +293,15 @@ fn what_hinders_a_turn_at_the_last_moment_leaves_all_as_it_was() {
     fill(&source, 100);
     let between = Between::of(&source, &target);
     between.start_paused().expect("it begins");
-    // The front waits a second for it, when it has looked at the servers already.
-    let mut blocked = between.client();
-    blocked.send(&command(&["BLPOP", "none", "0"]));
-    let mut other = between.client();
-    wait_until("it blocks", || other.asks(&["INFO", "clients"]).contains("blocked_clients:1"));
-    let before = between.state_id();
-    let error = std::thread::scope(|scope| {
-        scope.spawn(|| {
-            wait_until("it begins to turn", || between.state_id() != before);
-            let mut direct = source.connection();
-            let () = redis::cmd("SELECT").arg(1).query(&mut direct).expect("selected");
-            let () = redis::cmd("SET").arg("k").arg("v").query(&mut direct).expect("written");
-        });
-        refusal(&between)
-    });
+    // Nothing has gone over the source, so this is noticed when clients have stopped.
+    let mut direct = source.connection();
+    let () = redis::cmd("SELECT").arg(1).query(&mut direct).expect("selected");
+    let () = redis::cmd("SET").arg("k").arg("v").query(&mut direct).expect("written");
+    let mut client = between.client();
+    client.ask(&["INCR", "k7"], ":8\r\n");
+    let error = refusal(&between);
+    // It had been called to rest.
+    assert!(client.line().starts_with("-ERR whimbrel front"));
     assert!(error.contains("database 1 has keys"), "{error}");
     let now = status(&between);
     assert_eq!(
