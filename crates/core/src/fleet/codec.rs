@@ -154,14 +154,13 @@ impl Record {
     pub fn encode(&self, out: &mut Vec<u8>) {
         let mut out = Writer(out);
         match self {
-            Record::Term(term) => out.numbers(&[0, *term]),
             Record::Member(member, of) => {
                 let leaving = u64::from(of.is_leaving);
-                out.numbers(&[1, member.0.into(), of.token, of.weight.into(), leaving]);
+                out.numbers(&[0, member.0.into(), of.token, of.weight.into(), leaving]);
             }
-            Record::Gone(member) => out.numbers(&[2, member.0.into()]),
+            Record::Gone(member) => out.numbers(&[1, member.0.into()]),
             Record::Row(partition, row) => {
-                out.numbers(&[3, (*partition).into()]);
+                out.numbers(&[2, (*partition).into()]);
                 out.row(row);
             }
         }
@@ -174,14 +173,13 @@ impl Record {
     pub fn decode(bytes: &[u8]) -> Result<Record, Malformed> {
         let mut from = Reader(bytes);
         let record = match from.number()? {
-            0 => Record::Term(from.number()?),
-            1 => {
+            0 => {
                 let member = from.member()?;
                 let (token, weight, is_leaving) = (from.number()?, from.small()?, from.flag()?);
                 Record::Member(member, Enrolled { token, weight, is_leaving })
             }
-            2 => Record::Gone(from.member()?),
-            3 => Record::Row(from.partition()?, from.row()?),
+            1 => Record::Gone(from.member()?),
+            2 => Record::Row(from.partition()?, from.row()?),
             _ => return Err(Malformed("an unknown kind of record")),
         };
         from.ended(record)

@@ -161,8 +161,6 @@ pub enum Report {
 /// What a coordinator writes down.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Record {
-    /// A coordinator begins. A store that several share refuses records of a coordinator whose term is not the last one.
-    Term(u64),
     /// Somebody is a member, or does other work than before.
     Member(MemberId, Enrolled),
     /// Somebody is no member any more.

@@ -8,7 +8,7 @@ use super::table::{MemberId, Table};
 /// Everything that was written down, in its last state.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Snapshot {
-    /// The term of the last coordinator; 0 if there was none.
+    /// The term of the last coordinator; 0 if there was none. Each one raises it before it reads the rest.
     pub term: u64,
     /// The number of the next member: higher than all that were ever given.
     pub next_member: u32,
@@ -27,7 +27,6 @@ impl Snapshot {
     /// Takes a record in. Rows that do not belong to the table are left out.
     pub fn apply(&mut self, record: &Record) {
         match record {
-            Record::Term(term) => self.term = self.term.max(*term),
             Record::Member(member, enrolled) => {
                 self.next_member = self.next_member.max(member.0.saturating_add(1));
                 self.members.insert(*member, *enrolled);

@@ -135,19 +135,9 @@ struct Peer {
     moves: u32,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Life {
-    /// Silent until its term is written down.
-    Beginning,
-    Active,
-    /// There is a later one.
-    Over,
-}
-
 /// What follows when a record is on disk.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Then {
-    Begin,
     Enrol(MemberId, Enrolled),
     Forget(MemberId),
     Change(Change),
@@ -158,7 +148,8 @@ enum Then {
 pub struct Coordinator {
     options: Options,
     term: u64,
-    life: Life,
+    /// There is a later one.
+    is_over: bool,
     is_held: bool,
     reigns_until_ms: u64,
     table: Table,
@@ -187,8 +178,11 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// A new coordinator that goes on from what the last one wrote down. It says nothing before its own term is on disk, and takes
-    /// every member for one that has just renewed its lease: the last coordinator may have granted it.
+    /// A new coordinator that goes on from what the last one wrote down. It takes every member for one that has just renewed
+    /// its lease: the last coordinator may have granted it.
+    ///
+    /// `snapshot.term` is this coordinator's own: the store raised it in the transaction that the snapshot was read in, or
+    /// before. From then on it refuses what an earlier coordinator writes, so the snapshot has everything.
     pub fn recover(snapshot: Snapshot, options: Options, now_ms: u64, out: &mut Vec<Output>) -> Coordinator {
         let expires_ms = now_ms + options.expire_ms();
         let peer = |enrolled| Peer { enrolled, expires_ms, told: 0, moves: 0 };
@@ -196,8 +190,8 @@ impl Coordinator {
         let mut coordinator = Coordinator {
             ask_at_ms: now_ms,
             options,
-            term: snapshot.term + 1,
-            life: Life::Beginning,
+            term: snapshot.term,
+            is_over: false,
             is_held: false,
             reigns_until_ms: u64::MAX,
             table: snapshot.table,
@@ -217,8 +211,9 @@ impl Coordinator {
             urgent: BTreeSet::new(),
             doubtful: BTreeSet::new(),
         };
-        coordinator.write(Record::Term(coordinator.term), Then::Begin);
-        coordinator.hand_over_records(out);
+        coordinator.doubtful.extend(coordinator.peers.keys());
+        coordinator.replan();
+        coordinator.go_on(now_ms, out);
         coordinator
     }
 
@@ -254,11 +249,9 @@ impl Coordinator {
     /// Takes in what happened at `now_ms` of a monotonic clock, and adds what is to be done, to be done in this order.
     pub fn handle(&mut self, now_ms: u64, input: Input, out: &mut Vec<Output>) {
         match input {
-            _ if self.life == Life::Over => return,
+            _ if self.is_over => return,
             Input::Journaled { upto } => self.journaled(now_ms, upto, out),
             Input::Reign { until_ms } => self.reigns_until_ms = until_ms,
-            Input::Hold(is_held) if self.life == Life::Beginning => self.is_held = is_held,
-            _ if self.life == Life::Beginning => return,
             Input::Tick => self.tick(now_ms, out),
             Input::Message(message) => self.listen(now_ms, message, out),
             Input::Linked(member) => {
@@ -275,11 +268,15 @@ impl Coordinator {
                 }
             }
         }
-        if self.life == Life::Active {
-            self.start_moves(now_ms, out);
-            self.spread(out);
-            self.hand_over_records(out);
+        if !self.is_over {
+            self.go_on(now_ms, out);
         }
+    }
+
+    fn go_on(&mut self, now_ms: u64, out: &mut Vec<Output>) {
+        self.start_moves(now_ms, out);
+        self.spread(out);
+        self.hand_over_records(out);
     }
 
     fn write(&mut self, record: Record, then: Then) {
@@ -299,11 +296,6 @@ impl Coordinator {
         while self.unwritten.front().is_some_and(|(number, _)| *number <= upto) {
             let Some((_, then)) = self.unwritten.pop_front() else { return };
             match then {
-                Then::Begin => {
-                    self.life = Life::Active;
-                    self.doubtful.extend(self.peers.keys());
-                    self.replan();
-                }
                 Then::Enrol(member, enrolled) => self.enrol(now_ms, member, enrolled, out),
                 Then::Forget(member) => self.forget(member, out),
                 Then::Change(change) => self.decided(now_ms, change, out),
@@ -336,7 +328,7 @@ impl Coordinator {
 
     fn listen(&mut self, now_ms: u64, message: ToCoordinator, out: &mut Vec<Output>) {
         if message.term > self.term {
-            self.life = Life::Over;
+            self.is_over = true;
             out.push(Output::Superseded);
             return;
         }

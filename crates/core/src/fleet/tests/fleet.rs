@@ -68,6 +68,7 @@ impl World {
     fn start_coordinator(&mut self) {
         self.writing.clear();
         let mut out = Vec::new();
+        self.disk.term += 1;
         let (disk, options) = (self.disk.clone(), self.options.clone());
         self.coordinator = Some(Coordinator::recover(disk, options, self.now_ms, &mut out));
         self.carry_out(out);
@@ -279,4 +280,25 @@ fn a_destination_that_is_lost_before_it_knows_leaves_the_partition_with_its_sour
     let row = world.disk.table.row(0).expect("it is there");
     assert_eq!((row.holders.owner(), row.version), (Some(source), before + 1));
     assert_eq!(world.members[0].table().row(0), Some(row));
+}
+
+#[test]
+fn no_lease_is_given_after_the_reign() {
+    let mut out = Vec::new();
+    let mut snapshot = Snapshot::new(1);
+    let enrolled = Enrolled { token: 5, weight: 1, is_leaving: false };
+    snapshot.apply(&Record::Member(MemberId(1), enrolled));
+    snapshot.term = 1;
+    let mut coordinator = Coordinator::recover(snapshot, Options::default(), 100, &mut out);
+    coordinator.handle(100, Input::Reign { until_ms: 200 }, &mut out);
+    let mut leases = |now_ms| {
+        let mut out = Vec::new();
+        let renew = ToCoordinator { member: MemberId(1), term: 1, body: Report::Renew { asked_ms: 7 } };
+        coordinator.handle(now_ms, Input::Message(renew), &mut out);
+        let is_lease = |output: &&Output| {
+            matches!(output, Output::Send { message: ToMember { body: Order::Lease { .. }, .. }, .. })
+        };
+        out.iter().filter(is_lease).count()
+    };
+    assert_eq!((leases(199), leases(200)), (1, 0));
 }

@@ -133,7 +133,7 @@ proptest! {
             prop_assert_eq!(ToCoordinator::decode(&bytes), Ok(message));
         }
         let enrolled = Enrolled { token: numbers[1], weight: 1, is_leaving: true };
-        let mut records = vec![Record::Term(numbers[0]), Record::Member(MemberId(4), enrolled), Record::Gone(MemberId(4))];
+        let mut records = vec![Record::Member(MemberId(4), enrolled), Record::Gone(MemberId(4))];
         records.extend(rows.into_iter().map(|(partition, row)| Record::Row(partition, row)));
         for record in records {
             let mut bytes = Vec::new();
