@@ -5,6 +5,7 @@
 //! generated input and used inside simulations.
 //!
 //! - [`slot`]: hash slots of keys, sets of slots and their text form;
+//! - [`fleet`]: members on one partition table, their coordinator, and what they say to each other;
 //! - [`glob`]: key patterns with the semantics that the servers use for `KEYS` and `SCAN … MATCH`;
 //! - [`select`]: which keys a job is about;
 //! - [`migration`]: the state machine of a slot migration;
@@ -13,6 +14,7 @@
 //! - [`topology`]: the slot table, its ranges, and what changed when it changed;
 //! - [`units`]: sizes, durations and counts as people type and read them.
 
+pub mod fleet;
 pub mod glob;
 pub mod migration;
 pub mod node;

@@ -13,10 +13,13 @@
 //!
 //! [`Bug`] plants known mistakes in the driver, to show that they would be found.
 //!
+//! [`fleet`] does the same with the coordinator and the members of a fleet.
+//!
 //! `docs/design/state-machine.md` lists what the model assumes of the servers.
 
 pub mod driver;
 pub mod explore;
+pub mod fleet;
 pub mod world;
 
 pub use driver::Bug;

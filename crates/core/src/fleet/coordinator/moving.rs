@@ -1,0 +1,322 @@
+//! How a partition moves, and what becomes of it where somebody is lost.
+//!
+//! ```text
+//! Transferring ─▶ Writing ─▶ Committing ─▶ over
+//!       └─ failed ─▶ Writing a later version, by which nothing has moved ─▶ over
+//! ```
+
+use super::{Coordinator, Output, Then};
+use crate::fleet::Partition;
+use crate::fleet::message::{Move, Order, Record};
+use crate::fleet::plan::{Step, next_step};
+use crate::fleet::table::{Applied, Change, Holders, MemberId, Row};
+
+/// A move is looked for among so many partitions of an owner. More would make a step slow where all destinations are busy.
+const LOOK_MAX: usize = 64;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Stage {
+    /// The source gives its data to the destination.
+    Transferring,
+    /// A change is not on disk yet. `commits`: it is the move's own, else nothing moves by it.
+    Writing { commits: bool },
+    /// The change is decided. The destination has not said yet that it knows; until then the source keeps its data, sealed, and
+    /// is told nothing: if the destination is lost, the partition goes back to it.
+    Committing(Change),
+}
+
+/// A partition that is being changed. Nothing else happens to it meanwhile.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Running {
+    /// None where nothing moves: a new owner without data, or fewer holders.
+    moving: Option<Move>,
+    /// The row that everybody but the destination knows until it is over.
+    base: Row,
+    after: Holders,
+    stage: Stage,
+    again_ms: u64,
+    until_ms: u64,
+}
+
+impl Coordinator {
+    /// Looks whether a partition is as it should be, and does or enqueues what is next.
+    pub(super) fn advance(&mut self, partition: Partition) {
+        if self.running.contains_key(&partition) {
+            return;
+        }
+        let row = self.row(partition);
+        let target = self.targets.get(partition as usize);
+        let present = row.holders.filtered(|member| self.peers.contains_key(&member));
+        if present.len() < row.holders.len() || row.holders.is_empty() {
+            let after = if present.is_empty() { self.anybody(partition) } else { present };
+            if after != row.holders {
+                self.change_directly(partition, after);
+            }
+            return;
+        }
+        match target.and_then(|target| next_step(&row.holders, target)) {
+            Some(Step::Direct(after)) => self.change_directly(partition, after),
+            Some(Step::Transfer { source, .. }) => {
+                self.queues.entry(source).or_default().push_back(partition)
+            }
+            None => {}
+        }
+    }
+
+    /// An owner for a partition that nobody has any more.
+    fn anybody(&self, partition: Partition) -> Holders {
+        let planned = self.targets.get(partition as usize).map(|target| target.owner);
+        let working = || self.peers.iter().filter(|(_, peer)| peer.enrolled.weight > 0).map(|(id, _)| *id);
+        let turn = working().nth(partition as usize % working().count().max(1));
+        let owner = planned.filter(|owner| self.peers.contains_key(owner)).or(turn);
+        owner.and_then(|owner| Holders::new(&[owner])).unwrap_or_default()
+    }
+
+    fn change_directly(&mut self, partition: Partition, after: Holders) {
+        let (base, stage) = (self.row(partition), Stage::Writing { commits: false });
+        let running = Running { moving: None, base, after, stage, again_ms: 0, until_ms: 0 };
+        self.running.insert(partition, running);
+        self.write_change(partition, after);
+    }
+
+    fn write_change(&mut self, partition: Partition, holders: Holders) {
+        let before = self.row(partition);
+        let change = Change::between(partition, &before, &Row { holders, ..before });
+        self.write(
+            Record::Row(partition, Row { version: change.to, holders, ..before }),
+            Then::Change(change),
+        );
+    }
+
+    /// Begins as many moves as members may take part in.
+    pub(super) fn start_moves(&mut self, now_ms: u64, out: &mut Vec<Output>) {
+        while self.later.front().is_some_and(|(at_ms, _)| now_ms >= *at_ms) {
+            if let Some((_, partition)) = self.later.pop_front() {
+                self.advance(partition);
+            }
+        }
+        let sources: Vec<MemberId> = self.queues.keys().copied().collect();
+        for source in sources {
+            while self.has_room(source) {
+                let Some(partition) = self.next_of(source) else { break };
+                self.begin(now_ms, source, partition, out);
+            }
+        }
+        self.queues.retain(|_, queue| !queue.is_empty());
+    }
+
+    fn has_room(&self, member: MemberId) -> bool {
+        self.peers.get(&member).is_some_and(|peer| peer.moves < self.options.moves_per_member)
+    }
+
+    /// The first partition of an owner whose destination has room. Drops on its way what is not to be done any more.
+    fn next_of(&mut self, source: MemberId) -> Option<Partition> {
+        let mut at = 0;
+        while at < LOOK_MAX {
+            let partition = *self.queues.get(&source)?.get(at)?;
+            let destination = self.transfer_of(partition).filter(|(from, ..)| *from == source);
+            let is_stale = destination.is_none() || self.running.contains_key(&partition);
+            if is_stale || destination.is_some_and(|(_, to, ..)| self.has_room(to)) {
+                self.queues.get_mut(&source)?.remove(at);
+                if !is_stale {
+                    return Some(partition);
+                }
+            } else {
+                at += 1;
+            }
+        }
+        None
+    }
+
+    fn transfer_of(&self, partition: Partition) -> Option<(MemberId, MemberId, bool, Holders)> {
+        let target = self.targets.get(partition as usize)?;
+        match next_step(&self.row(partition).holders, target)? {
+            Step::Transfer { source, destination, seals, after } => Some((source, destination, seals, after)),
+            Step::Direct(_) => None,
+        }
+    }
+
+    fn begin(&mut self, now_ms: u64, source: MemberId, partition: Partition, out: &mut Vec<Output>) {
+        let Some((_, destination, seals, after)) = self.transfer_of(partition) else { return };
+        let row = self.row(partition);
+        let moving = Move { term: self.term, partition, from: row.version, source, destination, seals };
+        let running = Running {
+            moving: Some(moving),
+            base: row,
+            after,
+            stage: Stage::Transferring,
+            again_ms: now_ms + self.options.retry_ms,
+            until_ms: now_ms + self.options.transfer_ms,
+        };
+        self.running.insert(partition, running);
+        self.count_moves(&moving, true);
+        let news = self.news_for(source);
+        self.send(source, Order::Prepare { moving, news }, false, out);
+        out.push(Output::Started(moving));
+    }
+
+    fn count_moves(&mut self, moving: &Move, begins: bool) {
+        for member in [moving.source, moving.destination] {
+            if let Some(peer) = self.peers.get_mut(&member) {
+                peer.moves = if begins { peer.moves + 1 } else { peer.moves.saturating_sub(1) };
+            }
+        }
+    }
+
+    /// The source has done its part: the move is decided as soon as that is on disk.
+    pub(super) fn ready(&mut self, member: MemberId, moving: Move, out: &mut Vec<Output>) {
+        match self.running.get_mut(&moving.partition) {
+            Some(running) if running.is_transferring(&moving) => {
+                running.stage = Stage::Writing { commits: true };
+                let after = running.after;
+                self.write_change(moving.partition, after);
+            }
+            _ => self.orphan(member, moving, out),
+        }
+    }
+
+    /// The source could not do its part.
+    pub(super) fn failed(&mut self, member: MemberId, moving: Move, out: &mut Vec<Output>) {
+        match self.running.get(&moving.partition) {
+            Some(running) if running.is_transferring(&moving) => self.give_up(moving.partition),
+            _ => self.orphan(member, moving, out),
+        }
+    }
+
+    /// A source speaks of a move that nobody runs: of an earlier coordinator, or one that was given up. It may have sealed the
+    /// partition, and only a later version ends that.
+    fn orphan(&mut self, member: MemberId, moving: Move, out: &mut Vec<Output>) {
+        let row = self.row(moving.partition);
+        if row.version > moving.from {
+            self.send_rows(member, vec![moving.partition], out);
+        } else if !self.running.contains_key(&moving.partition) && row.version == moving.from {
+            self.change_directly(moving.partition, row.holders);
+        }
+    }
+
+    /// Raises the version, so that nothing of the move can count any more: who held the partition before holds it, as far as they
+    /// are there.
+    fn give_up(&mut self, partition: Partition) {
+        let Some(running) = self.running.get_mut(&partition) else { return };
+        running.stage = Stage::Writing { commits: false };
+        let base = running.base.holders;
+        let present = base.filtered(|member| self.peers.contains_key(&member));
+        let after = if present.is_empty() { self.anybody(partition) } else { present };
+        self.write_change(partition, after);
+    }
+
+    /// A change is on disk: from now on it is true, and may be told.
+    pub(super) fn decided(&mut self, now_ms: u64, change: Change, out: &mut Vec<Output>) {
+        let applied = self.table.apply(&change);
+        debug_assert_eq!(applied, Applied::Changed, "one change of a partition at a time");
+        let Some(running) = self.running.get_mut(&change.partition) else { return };
+        match (running.moving, running.stage) {
+            (Some(moving), Stage::Writing { commits: true }) => {
+                running.stage = Stage::Committing(change);
+                running.again_ms = now_ms + self.options.retry_ms;
+                if self.peers.contains_key(&moving.destination) {
+                    let news = self.news_for(moving.destination);
+                    self.send(moving.destination, Order::Commit { change, news }, false, out);
+                } else {
+                    self.lost_party(change.partition, moving.destination);
+                }
+            }
+            (moving, _) => {
+                // From what everybody knows: what only a lost destination knew is passed over.
+                let base = running.base;
+                let row = self.row(change.partition);
+                let whole = Change { to: row.version, ..Change::between(change.partition, &base, &row) };
+                self.enter(whole, MemberId::NOBODY);
+                self.urgent.extend(row.holders.owner());
+                if let Some(moving) = moving {
+                    self.urgent.insert(moving.source);
+                    out.push(Output::Failed(moving));
+                    self.later.push_back((now_ms + self.options.retry_ms, change.partition));
+                }
+                self.over(change.partition, moving.is_none());
+            }
+        }
+    }
+
+    /// A member has taken in a commit.
+    pub(super) fn took(
+        &mut self,
+        member: MemberId,
+        partition: Partition,
+        version: u64,
+        out: &mut Vec<Output>,
+    ) {
+        let Some(Running { moving: Some(moving), stage: Stage::Committing(change), .. }) =
+            self.running.get(&partition).cloned()
+        else {
+            return;
+        };
+        if member == moving.destination && version >= change.to {
+            self.enter(change, member);
+            self.urgent.insert(moving.source);
+            out.push(Output::Finished(moving));
+            self.over(partition, true);
+        }
+    }
+
+    fn over(&mut self, partition: Partition, goes_on: bool) {
+        if let Some(Running { moving: Some(moving), .. }) = self.running.remove(&partition) {
+            self.count_moves(&moving, false);
+        }
+        let row = self.row(partition);
+        let is_whole = row.holders.as_slice().iter().all(|member| self.peers.contains_key(member));
+        if goes_on || !is_whole {
+            self.advance(partition);
+        }
+    }
+
+    /// A member is gone: what that means for a partition that is being changed.
+    pub(super) fn lost_party(&mut self, partition: Partition, member: MemberId) {
+        let Some(Running { moving: Some(moving), stage, .. }) = self.running.get(&partition) else { return };
+        let gives_up = match stage {
+            Stage::Transferring => moving.source == member || moving.destination == member,
+            // Nobody else was told, and the former holders still have the data.
+            Stage::Committing(_) => moving.destination == member,
+            Stage::Writing { .. } => false,
+        };
+        if gives_up {
+            self.give_up(partition);
+        }
+    }
+
+    /// Says again what was not answered, and gives up what takes too long.
+    pub(super) fn repeat(&mut self, now_ms: u64, out: &mut Vec<Output>) {
+        let mut late = Vec::new();
+        let mut again = Vec::new();
+        for (partition, running) in &mut self.running {
+            let Some(moving) = running.moving.filter(|_| now_ms >= running.again_ms) else { continue };
+            match running.stage {
+                Stage::Transferring if now_ms >= running.until_ms => late.push(*partition),
+                Stage::Transferring => {
+                    again.push((moving.source, Order::Prepare { moving, news: Vec::new() }));
+                }
+                Stage::Committing(change) => {
+                    again.push((moving.destination, Order::Commit { change, news: Vec::new() }));
+                }
+                Stage::Writing { .. } => {}
+            }
+            running.again_ms = now_ms + self.options.retry_ms;
+        }
+        again.into_iter().for_each(|(member, order)| self.send(member, order, false, out));
+        late.into_iter().for_each(|partition| self.give_up(partition));
+    }
+
+    /// Whether a member may hear of a row. Of a change that only its destination may know nobody else does.
+    pub(super) fn may_hear(&self, member: MemberId, partition: Partition) -> bool {
+        self.running.get(&partition).is_none_or(|running| {
+            let is_destination = running.moving.is_some_and(|moving| moving.destination == member);
+            is_destination || self.row(partition).version == running.base.version
+        })
+    }
+}
+
+impl Running {
+    fn is_transferring(&self, moving: &Move) -> bool {
+        self.moving.as_ref() == Some(moving) && self.stage == Stage::Transferring
+    }
+}

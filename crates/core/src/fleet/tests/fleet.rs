@@ -1,0 +1,304 @@
+//! Whole fleets on a network that loses, doubles and delays, with crashes.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use crate::fleet::*;
+
+/// Numbers that look random, from a seed.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, count: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % count.max(1)
+    }
+
+    fn percent(&mut self, chance: usize) -> bool {
+        self.below(100) < chance
+    }
+}
+
+enum Mail {
+    Up(ToCoordinator),
+    Down(Recipient, ToMember),
+}
+
+struct World {
+    dice: Dice,
+    now_ms: u64,
+    disk: Snapshot,
+    options: Options,
+    coordinator: Option<Coordinator>,
+    /// Given to the journal, and not on disk yet.
+    writing: Vec<(u64, Vec<Record>)>,
+    members: Vec<Member>,
+    mail: Vec<Mail>,
+    tokens: u64,
+    /// How often something is lost, doubled or late, in percent.
+    trouble: usize,
+}
+
+impl World {
+    fn new(seed: u64, partitions: u32, copies: usize, members: usize) -> World {
+        let options =
+            Options { copies, lease_ms: 30, retry_ms: 5, transfer_ms: 60, ask_ms: 10, ..Options::default() };
+        let mut world = World {
+            dice: Dice(seed),
+            now_ms: 1_000,
+            disk: Snapshot::new(partitions),
+            options,
+            coordinator: None,
+            writing: Vec::new(),
+            members: Vec::new(),
+            mail: Vec::new(),
+            tokens: 0,
+            trouble: 30,
+        };
+        (0..members).for_each(|_| world.start_member());
+        world
+    }
+
+    fn start_member(&mut self) {
+        self.tokens += 1_000;
+        self.members.push(Member::new(self.tokens, 1, 5));
+    }
+
+    fn start_coordinator(&mut self) {
+        self.writing.clear();
+        let mut out = Vec::new();
+        self.disk.term += 1;
+        let (disk, options) = (self.disk.clone(), self.options.clone());
+        self.coordinator = Some(Coordinator::recover(disk, options, self.now_ms, &mut out));
+        self.carry_out(out);
+    }
+
+    fn tell_coordinator(&mut self, input: Input) {
+        let mut out = Vec::new();
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.handle(self.now_ms, input, &mut out);
+        }
+        self.carry_out(out);
+    }
+
+    fn carry_out(&mut self, out: Vec<Output>) {
+        for output in out {
+            match output {
+                Output::Journal { number, records } => self.writing.push((number, records)),
+                Output::Send { to, message, .. } => self.mail.push(Mail::Down(to, message)),
+                Output::Superseded => self.coordinator = None,
+                Output::Started(_) | Output::Finished(_) | Output::Failed(_) => {}
+            }
+        }
+    }
+
+    fn write(&mut self) {
+        let Some((number, records)) = (!self.writing.is_empty()).then(|| self.writing.remove(0)) else {
+            return;
+        };
+        records.iter().for_each(|record| self.disk.apply(record));
+        self.tell_coordinator(Input::Journaled { upto: number });
+    }
+
+    fn tell_member(&mut self, at: usize, input: MemberInput) {
+        let mut actions = Vec::new();
+        self.members[at].handle(self.now_ms, input, &mut actions);
+        for action in actions {
+            match action {
+                Action::Send(message) => self.mail.push(Mail::Up(message)),
+                Action::Transfer(moving) => {
+                    let taken = self.members.iter_mut().any(|member| member.offered(&moving));
+                    let failed = !taken || self.dice.percent(self.trouble / 3);
+                    let input = if failed {
+                        MemberInput::TransferFailed(moving)
+                    } else {
+                        MemberInput::Transferred(moving)
+                    };
+                    self.tell_member(at, input);
+                }
+                Action::Drain(moving) => self.tell_member(at, MemberInput::Drained(moving)),
+                Action::Discard(_) => {}
+            }
+        }
+    }
+
+    fn deliver(&mut self) {
+        if self.mail.is_empty() {
+            return;
+        }
+        let at = if self.dice.percent(self.trouble) { self.dice.below(self.mail.len()) } else { 0 };
+        let doubled = self.dice.percent(self.trouble / 3);
+        let mail = self.mail.remove(at);
+        if self.dice.percent(self.trouble / 2) {
+            return;
+        }
+        match mail {
+            Mail::Up(message) => {
+                if doubled {
+                    self.mail.push(Mail::Up(message.clone()));
+                }
+                self.tell_coordinator(Input::Message(message));
+            }
+            Mail::Down(to, message) => {
+                let is_meant = |member: &Member| match to {
+                    Recipient::Joiner(token) => member.token() == token,
+                    Recipient::Member(id) => member.id() == Some(id),
+                };
+                let Some(at) = self.members.iter().position(is_meant) else { return };
+                if doubled {
+                    self.mail.push(Mail::Down(to, message.clone()));
+                }
+                self.tell_member(at, MemberInput::Message(message));
+            }
+        }
+    }
+
+    fn check(&self) {
+        for partition in 0..self.disk.table.partitions() {
+            let serving = self.members.iter().filter(|member| member.serves(partition, self.now_ms));
+            let serving: Vec<_> = serving.map(Member::id).collect();
+            assert!(serving.len() <= 1, "partition {partition} is served by {serving:?}");
+            let written = self.disk.table.row(partition).expect("it is there");
+            for member in self.members.iter().filter(|member| member.table().partitions() > partition) {
+                let known = member.table().row(partition).expect("it is there");
+                assert!(known.version < written.version || known == written, "{known:?} is not {written:?}");
+            }
+        }
+    }
+
+    fn step(&mut self) {
+        match self.dice.below(20) {
+            0..=11 => (0..self.mail.len().div_ceil(8)).for_each(|_| self.deliver()),
+            12..=15 => self.write(),
+            _ => {
+                self.now_ms += 1;
+                self.tell_coordinator(Input::Tick);
+                (0..self.members.len()).for_each(|at| self.tell_member(at, MemberInput::Tick));
+            }
+        }
+        self.check();
+    }
+
+    fn fault(&mut self) {
+        match self.dice.below(6) {
+            0 if self.members.len() > 1 => {
+                let at = self.dice.below(self.members.len());
+                self.members.remove(at);
+            }
+            1 if self.members.len() < 5 => self.start_member(),
+            2 => self.coordinator = None,
+            3 => {
+                let at = self.dice.below(self.members.len());
+                self.members[at].id().into_iter().for_each(|id| self.tell_coordinator(Input::Leave(id)));
+            }
+            _ => self.start_coordinator(),
+        }
+    }
+
+    /// No more trouble: everything is said and done until nothing moves.
+    fn settle(&mut self) {
+        self.trouble = 0;
+        if self.coordinator.is_none() {
+            self.start_coordinator();
+        }
+        for _ in 0..4_000 {
+            self.step();
+            // What is on its way arrives before the next thing happens: else only leases would ever run out.
+            (0..self.mail.len()).for_each(|_| self.deliver());
+            self.write();
+            self.check();
+            if self.is_settled() {
+                return;
+            }
+        }
+        panic!("it does not come to rest");
+    }
+
+    fn is_settled(&self) -> bool {
+        let Some(coordinator) = &self.coordinator else { return false };
+        let alive: BTreeSet<MemberId> = self.members.iter().filter_map(Member::id).collect();
+        let known: BTreeSet<MemberId> = coordinator.members().map(|(id, _)| id).collect();
+        let table = coordinator.table();
+        let all_served = (0..table.partitions())
+            .all(|partition| self.members.iter().any(|member| member.serves(partition, self.now_ms)));
+        let nobody_works = coordinator.members().all(|(_, enrolled)| enrolled.is_leaving);
+        coordinator.is_idle()
+            && coordinator.remaining() == 0
+            && alive == known
+            && alive.len() == self.members.len()
+            && self.members.iter().all(|member| member.table() == table)
+            && (all_served || nobody_works)
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn any_trouble_ends_in_equal_tables_and_never_in_two_owners(
+        seed in any::<u64>(), partitions in 1_u32..300, copies in 1_usize..4, members in 1_usize..5, faults in 0..12,
+    ) {
+        let mut world = World::new(seed, partitions, copies, members);
+        world.start_coordinator();
+        for _ in 0..faults {
+            (0..300).for_each(|_| world.step());
+            world.fault();
+        }
+        world.settle();
+        let coordinator = world.coordinator.as_ref().expect("it is there");
+        prop_assert_eq!(coordinator.table(), &world.disk.table);
+    }
+}
+
+#[test]
+fn a_destination_that_is_lost_before_it_knows_leaves_the_partition_with_its_source() {
+    let mut world = World::new(1, 1, 1, 1);
+    world.trouble = 0;
+    world.start_coordinator();
+    world.settle();
+    let source = world.members[0].id().expect("welcomed");
+    world.start_member();
+    // Until the change is written down; the destination never hears of it.
+    while world.disk.table.row(0).and_then(|row| row.holders.owner()) == Some(source) {
+        if world.members[1].id().is_some() {
+            world.tell_coordinator(Input::Leave(source));
+        }
+        world.step();
+    }
+    world.members.pop();
+    let before = world.disk.table.row(0).expect("it is there").version;
+    while !world.members[0].serves(0, world.now_ms) {
+        world.now_ms += 1;
+        world.tell_coordinator(Input::Tick);
+        world.tell_member(0, MemberInput::Tick);
+        (0..20).for_each(|_| world.deliver());
+        world.write();
+        world.check();
+        assert!(world.now_ms < 10_000, "the source serves again");
+    }
+    let row = world.disk.table.row(0).expect("it is there");
+    assert_eq!((row.holders.owner(), row.version), (Some(source), before + 1));
+    assert_eq!(world.members[0].table().row(0), Some(row));
+}
+
+#[test]
+fn no_lease_is_given_after_the_reign() {
+    let mut out = Vec::new();
+    let mut snapshot = Snapshot::new(1);
+    let enrolled = Enrolled { token: 5, weight: 1, is_leaving: false };
+    snapshot.apply(&Record::Member(MemberId(1), enrolled));
+    snapshot.term = 1;
+    let mut coordinator = Coordinator::recover(snapshot, Options::default(), 100, &mut out);
+    coordinator.handle(100, Input::Reign { until_ms: 200 }, &mut out);
+    let mut leases = |now_ms| {
+        let mut out = Vec::new();
+        let renew = ToCoordinator { member: MemberId(1), term: 1, body: Report::Renew { asked_ms: 7 } };
+        coordinator.handle(now_ms, Input::Message(renew), &mut out);
+        let is_lease = |output: &&Output| {
+            matches!(output, Output::Send { message: ToMember { body: Order::Lease { .. }, .. }, .. })
+        };
+        out.iter().filter(is_lease).count()
+    };
+    assert_eq!((leases(199), leases(200)), (1, 0));
+}
