@@ -1,6 +1,6 @@
 //! Both servers are emptied while keys move.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use redis::Value;
 use whimbrel_front::state::Phase;
@@ -58,36 +58,26 @@ fn nobody_sees_one_of_them_empty_and_the_other_not() {
     let _alone = alone();
     let (source, target) = pair();
     // Enough for the source to take its time.
-    source.call(&["EVAL", "for i = 1, 300000 do redis.call('SET', 'k' .. i, 'v') end", "0"]);
-    let between = Between::of(&source, &target);
+    source.call(&["EVAL", "for i = 1, 1000000 do redis.call('SET', 'k' .. i, 'v') end", "0"]);
+    let between = Between::with_wait(&source, &target, Duration::from_secs(1));
     between.start_paused().expect("it begins");
-    let mut client = between.client();
+    let (mut client, mut reads) = (between.client(), between.client());
     client.ask(&["APPEND", "k1", "!"], ":2\r\n");
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let reader = |home_first: bool| {
-            let (mut client, is_over) = (between.client(), &is_over);
-            move || {
-                let mut last = false;
-                while !last {
-                    last = is_over.load(Ordering::SeqCst);
-                    let order = if home_first { ["k1", "k2"] } else { ["k2", "k1"] };
-                    let is_there = order.map(|key| {
-                        client.send(&command(&["EXISTS", key]));
-                        client.line() == ":1\r\n"
-                    });
-                    assert!(
-                        is_there != [false, true],
-                        "{order:?}: one was gone, and then the other one was there"
-                    );
-                    assert!(!last || is_there == [false, false], "{order:?}: one has come back");
-                }
-            }
-        };
-        let readers = [true, false, true, false].map(|home_first| scope.spawn(reader(home_first)));
-        client.ask(&["FLUSHALL", "SYNC"], "+OK\r\n");
-        is_over.store(true, Ordering::SeqCst);
-        readers.into_iter().for_each(|reader| reader.join().expect("all it saw was right"));
-    });
+    client.send(&command(&["FLUSHALL", "SYNC"]));
+    wait_until("it has begun", || target.call(&["DBSIZE"]) == Value::Int(2));
+    // The target comes next, and waits.
+    target.call(&["CLIENT", "PAUSE", "60000", "WRITE"]);
+    wait_until("the source is empty", || source.call(&["DBSIZE"]) == Value::Int(0));
+    reads.ask(&["EXISTS", "k1"], ":1\r\n");
+    for words in [&["EXISTS", "k2"][..], &["SCAN", "0"], &["DBSIZE"]] {
+        reads.send(&command(words));
+        let reply = reads.line();
+        assert!(reply.starts_with("-TRYAGAIN"), "{words:?} sees that the source is empty: {reply}");
+    }
+    target.call(&["CLIENT", "UNPAUSE"]);
+    client.expect(b"+OK\r\n");
+    for words in [["EXISTS", "k1"], ["EXISTS", "k2"]] {
+        reads.ask(&words, ":0\r\n");
+    }
     client.ask(&["DBSIZE"], ":0\r\n");
 }

@@ -203,7 +203,7 @@ fn what_is_not_whole_is_no_key_to_clients() {
     between.start_paused().expect("it begins");
     let mut client = between.client();
     client.ask(&["APPEND", "moved", "!"], ":2\r\n");
-    let staged = String::from_utf8(staging_key("front", b"large")).expect("text");
+    let staged = String::from_utf8(staging_key("front0", b"large")).expect("text");
     let mut writes = between.client();
     writes.send(&command(&["ZADD", "large", "0", "one more"]));
     // Caught in the middle: the target takes no writes until it is let go on.
@@ -239,8 +239,8 @@ fn what_a_crash_has_left_of_a_large_key_is_removed() {
     let (source, target) = (start(Engine::Redis70), start(Engine::Valkey91));
     source.call(&["EVAL", WRITES[1].1, "1", "list"]);
     let before = contents(&source, "list");
-    let staged = String::from_utf8(staging_key("front", b"list")).expect("text");
-    let gone = String::from_utf8(staging_key("front", b"of a key that has expired")).expect("text");
+    let staged = String::from_utf8(staging_key("front0", b"list")).expect("text");
+    let gone = String::from_utf8(staging_key("front0", b"of a key that has expired")).expect("text");
     for name in [&staged, &gone] {
         target.call(&["RPUSH", name, "a part"]);
     }
