@@ -37,6 +37,7 @@ pub(super) enum Named {
     Noted(Trait),
     Reset,
     Select,
+    Quit,
     /// Begins or ends to listen to channels that all nodes know.
     Listen,
     /// The same, of channels that belong to slots.
@@ -79,6 +80,7 @@ const TABLE: &[(&str, Named)] = &[
     ("CLIENT SETNAME", Named::Noted(Trait::Name)),
     ("RESET", Named::Reset),
     ("SELECT", Named::Select),
+    ("QUIT", Named::Quit),
     ("SUBSCRIBE", Named::Listen),
     ("PSUBSCRIBE", Named::Listen),
     ("UNSUBSCRIBE", Named::Listen),
@@ -217,6 +219,7 @@ pub(super) fn rows() -> String {
             Named::Noted(_) => "each node that is needed is told the same",
             Named::Reset => "as on a new connection",
             Named::Select => "database 0 only",
+            Named::Quit => "ends the connection, when all replies have come",
             Named::Listen => "one node tells of messages, of whichever node they were published at",
             Named::ListenAtSlot => {
                 "the owner of the slot; channels of several nodes take several connections"

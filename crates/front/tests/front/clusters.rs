@@ -101,7 +101,8 @@ fn a_cluster_is_served_like_one_server() {
     assert_eq!(client.asks(&["GET", "{x}1"]).len(), long.len() + 2);
     client.ask(&["FLUSHALL"], "+OK\r\n");
     client.ask(&["DBSIZE"], ":0\r\n");
-    assert!(client.finish().is_empty());
+    client.ask(&["QUIT"], "+OK\r\n");
+    assert!(client.rest().is_empty());
 }
 
 #[test]

@@ -128,6 +128,11 @@ impl Conn {
         request: &[u8],
     ) -> Result<(), Ended> {
         let primaries = self.map.primaries().to_vec();
+        if primaries.is_empty() {
+            self.refresh();
+            self.say(b"-CLUSTERDOWN Hash slot not served\r\n".to_vec());
+            return Ok(());
+        }
         self.parts = Parts { merge: Some(merge), expected: primaries.len(), ..Parts::default() };
         for number in primaries {
             let node = self.node(cx, number)?;

@@ -236,6 +236,13 @@ impl Conn {
                 let main = self.main()?;
                 self.pass(cx, first, main, None)
             }
+            Named::Quit => {
+                let step = self.answer(first, b"+OK\r\n".to_vec());
+                // Nothing that follows is heard.
+                self.client_closed = true;
+                self.inbox.clear();
+                step
+            }
             Named::NoCluster => self.answer(first, [NO_CLUSTER, b"\r\n"].concat()),
             Named::Refused => self.answer(first, refusal(&name, ONE_NODE)),
             // From here on nothing else may be under way.
@@ -325,7 +332,7 @@ impl Conn {
                 Aim::Slot(slot) => self.map.owner(slot) == Some(ear),
                 aim => aim == Aim::Anyone,
             },
-            Aim::Anyone | Aim::Named(Named::Listen | Named::Reset | Named::Noted(_)) => true,
+            Aim::Anyone | Aim::Named(Named::Listen | Named::Reset | Named::Quit | Named::Noted(_)) => true,
             _ => false,
         };
         let rest_to = is_its_own.then_some(ear);
@@ -370,7 +377,7 @@ impl Conn {
                 self.multi = Multi::No;
                 self.answer(first, b"+OK\r\n".to_vec())
             }
-            Aim::Named(Named::Reset) => self.dispatch(cx, first, aim),
+            Aim::Named(Named::Reset | Named::Quit) => self.dispatch(cx, first, aim),
             Aim::Named(Named::Multi) => {
                 self.answer(first, b"-ERR MULTI calls can not be nested\r\n".to_vec())
             }
@@ -417,7 +424,7 @@ impl Conn {
                 }
                 return self.pass_bound(cx, first, node);
             }
-            Aim::Named(Named::Reset) => return self.dispatch(cx, first, aim),
+            Aim::Named(Named::Reset | Named::Quit) => return self.dispatch(cx, first, aim),
             Aim::Anyone | Aim::Named(Named::Multi | Named::Watch | Named::Unwatch) => {
                 return self.pass_bound(cx, first, node);
             }
