@@ -595,8 +595,7 @@ impl Conn {
             return self.pass_error(&line);
         }
         let Some(head) = self.due.front_mut() else {
-            let is_told = matches!(code, Code::TryAgain | Code::ClusterDown);
-            return self.pass_error(if is_told { &line } else { MOVING });
+            return self.pass_error(if code == Code::ClusterDown { &line } else { MOVING });
         };
         let is_kept = head.request.is_some();
         head.tries += 1;
@@ -605,8 +604,8 @@ impl Conn {
             self.refresh();
         }
         match code {
-            Code::TryAgain | Code::ClusterDown if !is_kept || is_last => self.pass_error(&line),
-            // It would lead the client past the front.
+            Code::ClusterDown if !is_kept || is_last => self.pass_error(&line),
+            // What was said would lead the client past the front.
             _ if !is_kept || is_last => self.pass_error(MOVING),
             Code::Moved(_, to) => self.redirect(&to, false),
             Code::Ask(_, to) => self.redirect(&to, true),
