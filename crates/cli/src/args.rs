@@ -497,6 +497,8 @@ pub enum Bench {
     Copy(BenchCopyArgs),
     /// Going through the front, beside a direct connection and, where it is on PATH, nutcracker
     Front(crate::bench::front::BenchFrontArgs),
+    /// Moving partitions between members of a fleet, by its size, beside sending them the whole table
+    Partitions(crate::bench::partitions::BenchPartitionsArgs),
     /// Moving slots beside the classic tools and the servers' own migration
     Reshard(crate::bench::reshard::BenchReshardArgs),
     /// How far a target is behind writers, beside REPLICAOF, and how long a cutover holds them

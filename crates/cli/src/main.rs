@@ -74,6 +74,7 @@ fn run(command: Command) -> Exit {
         Command::Demo(args) => shown(demo::run(&args)),
         Command::Bench { bench: Bench::Copy(args) } => shown(bench::copy::run(&args)),
         Command::Bench { bench: Bench::Front(args) } => shown(bench::front::run(&args)),
+        Command::Bench { bench: Bench::Partitions(args) } => shown(bench::partitions::run(&args)),
         Command::Bench { bench: Bench::Reshard(args) } => shown(bench::reshard::run(&args)),
         Command::Bench { bench: Bench::Sync(args) } => shown(bench::sync::run(&args)),
         Command::Bench { bench: Bench::Topology(args) } => shown(bench::topology::run(&args)),

@@ -8,6 +8,7 @@ pub mod data;
 pub mod front;
 pub mod interrupt;
 pub mod machine;
+pub mod partitions;
 pub mod report;
 pub mod reshard;
 pub mod svg;

@@ -1,0 +1,172 @@
+//! The journal of a fleet's coordinator: a redb file.
+//!
+//! It has what [`Snapshot`] has, one entry for each member and row, in its last state. So it does not grow with the number of
+//! changes. Whoever has it open keeps others from opening it.
+
+use std::path::{Path, PathBuf};
+
+use redb::{Database, ReadableTable, TableDefinition};
+use whimbrel_core::fleet::{MemberId, PARTITIONS_MAX, Record, Snapshot};
+use whimbrel_engine::error::{Error, Result};
+
+/// Numbers by name: format, partitions, term, the next member's number.
+const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
+
+/// Records of members and of rows, as [`Record::encode`] writes them, by the number of the member or partition.
+const MEMBERS: TableDefinition<'_, u32, &[u8]> = TableDefinition::new("members");
+const ROWS: TableDefinition<'_, u32, &[u8]> = TableDefinition::new("rows");
+
+/// A file of another format is refused.
+const FORMAT: u64 = 1;
+
+/// The journal of one coordinator.
+#[derive(Debug)]
+pub struct FleetJournal {
+    path: PathBuf,
+    db: Database,
+    next_member: u32,
+}
+
+impl FleetJournal {
+    /// Opens the journal, or makes one for so many partitions, and begins a new term in it.
+    ///
+    /// # Errors
+    /// `Own` where the file cannot be made or read, another coordinator has it open, or it is of another number of partitions.
+    pub fn open(path: &Path, partitions: u32) -> Result<(FleetJournal, Snapshot)> {
+        let fail = |what: &dyn std::fmt::Display| failed(path, what);
+        if partitions == 0 || partitions > PARTITIONS_MAX {
+            return Err(fail(&format_args!(
+                "a fleet has 1 to {PARTITIONS_MAX} partitions, not {partitions}"
+            )));
+        }
+        let db = Database::create(path).map_err(|e| match e {
+            redb::DatabaseError::DatabaseAlreadyOpen => fail(&"another coordinator has it open"),
+            other => fail(&other),
+        })?;
+        let snapshot = begin(&db, partitions).map_err(|e| fail(&e))?;
+        let Some(snapshot) = snapshot else {
+            return Err(fail(&"it is of another number of partitions, or of another version of whimbrel"));
+        };
+        let next_member = snapshot.next_member;
+        Ok((FleetJournal { path: path.to_owned(), db, next_member }, snapshot))
+    }
+
+    /// Writes records down, in one transaction; they are on disk when this returns.
+    ///
+    /// # Errors
+    /// `Own` where that fails. The coordinator must end then: what it decided is not written down.
+    pub fn write<'a>(&mut self, records: impl IntoIterator<Item = &'a Record>) -> Result<()> {
+        let next_member = self.next_member;
+        let next_member = append(&self.db, next_member, records).map_err(|e| failed(&self.path, &e))?;
+        self.next_member = next_member;
+        Ok(())
+    }
+}
+
+fn failed(path: &Path, what: &dyn std::fmt::Display) -> Error {
+    Error::own(format!("the journal of the fleet in {}", path.display()), what)
+        .with_remedy("see that the disk has room and no other coordinator runs, or choose another file")
+}
+
+/// Raises the term and reads the rest, in one transaction: nothing is written between the two. None where the file is
+/// of something else.
+fn begin(db: &Database, partitions: u32) -> std::result::Result<Option<Snapshot>, redb::Error> {
+    let tx = db.begin_write()?;
+    let mut snapshot = Snapshot::new(partitions);
+    {
+        let mut numbers = tx.open_table(NUMBERS)?;
+        let number = |name: &str| -> std::result::Result<Option<u64>, redb::Error> {
+            Ok(numbers.get(name)?.map(|value| value.value()))
+        };
+        let known = (number("format")?, number("partitions")?);
+        if ![(None, None), (Some(FORMAT), Some(partitions.into()))].contains(&known) {
+            return Ok(None);
+        }
+        snapshot.term = number("term")?.unwrap_or(0) + 1;
+        let next_member = number("next member")?.and_then(|next| u32::try_from(next).ok());
+        snapshot.next_member = next_member.unwrap_or(snapshot.next_member);
+        numbers.insert("format", FORMAT)?;
+        numbers.insert("partitions", u64::from(partitions))?;
+        numbers.insert("term", snapshot.term)?;
+        for table in [tx.open_table(MEMBERS)?, tx.open_table(ROWS)?] {
+            for entry in table.iter()? {
+                let (_, bytes) = entry?;
+                let Ok(record) = Record::decode(bytes.value()) else { return Ok(None) };
+                snapshot.apply(&record);
+            }
+        }
+    }
+    tx.commit()?;
+    Ok(Some(snapshot))
+}
+
+fn append<'a>(
+    db: &Database,
+    mut next_member: u32,
+    records: impl IntoIterator<Item = &'a Record>,
+) -> std::result::Result<u32, redb::Error> {
+    let tx = db.begin_write()?;
+    {
+        let (mut members, mut rows) = (tx.open_table(MEMBERS)?, tx.open_table(ROWS)?);
+        let mut bytes = Vec::new();
+        let mut enlist = |MemberId(number): &MemberId| {
+            next_member = next_member.max(number.saturating_add(1));
+            *number
+        };
+        for record in records {
+            bytes.clear();
+            record.encode(&mut bytes);
+            match record {
+                Record::Member(member, _) => {
+                    members.insert(enlist(member), bytes.as_slice())?;
+                }
+                Record::Gone(member) => {
+                    members.remove(enlist(member))?;
+                }
+                Record::Row(partition, _) => {
+                    rows.insert(*partition, bytes.as_slice())?;
+                }
+            }
+        }
+        tx.open_table(NUMBERS)?.insert("next member", u64::from(next_member))?;
+    }
+    tx.commit()?;
+    Ok(next_member)
+}
+
+#[cfg(test)]
+mod tests {
+    use whimbrel_core::fleet::{Enrolled, Holders, Row};
+
+    use super::*;
+
+    #[test]
+    fn the_next_coordinator_knows_what_was_written_down() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("fleet");
+        let (mut journal, mut expected) = FleetJournal::open(&path, 300).expect("made");
+        assert_eq!(expected, Snapshot { term: 1, ..Snapshot::new(300) });
+        assert!(
+            FleetJournal::open(&path, 300).expect_err("locked").to_string().contains("another coordinator")
+        );
+        let enrolled = |token| Enrolled { token, weight: 3, is_leaving: token == 8 };
+        let row = |version| Row { version, backend: 2, holders: Holders::new(&[MemberId(1)]).expect("one") };
+        let records = [
+            Record::Member(MemberId(1), enrolled(7)),
+            Record::Member(MemberId(2), enrolled(8)),
+            Record::Row(299, row(1)),
+            Record::Row(299, row(2)),
+            Record::Gone(MemberId(2)),
+        ];
+        journal.write(&records[..3]).expect("written");
+        journal.write(&records[3..]).expect("written");
+        drop(journal);
+        records.iter().for_each(|record| expected.apply(record));
+        expected.term = 2;
+        let (journal, found) = FleetJournal::open(&path, 300).expect("opened");
+        assert_eq!(found, expected);
+        assert_eq!(found.next_member, 3, "numbers of those who are gone are not given again");
+        drop(journal);
+        assert!(FleetJournal::open(&path, 301).is_err(), "another number of partitions");
+    }
+}
