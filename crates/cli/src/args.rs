@@ -76,7 +76,7 @@ pub enum Command {
     Drain(Box<DrainArgs>),
     /// Keep running, move slots when told so over the network, by Valkey's own commands, and tell clients who owns them
     Serve(Box<ServeArgs>),
-    /// Serve clients in front of a server, also while its keys move to another one
+    /// Serve clients in front of a server or a cluster, also while its keys move to another one
     Front(Box<FrontArgs>),
     /// List, show, cancel, resume and forget jobs that move slots
     Jobs(Box<JobsArgs>),

@@ -38,12 +38,12 @@ pub struct FrontArgs {
     #[arg(long, value_name = "IP:PORT", required = true)]
     pub listen: Option<SocketAddr>,
 
-    /// The source: HOST:PORT, redis://, rediss:// (TLS), valkey://, valkeys:// (TLS) or unix:// with user and password, which
-    /// the front looks at it with; clients bring their own
+    /// The source, a server or any node of a cluster: HOST:PORT, redis://, rediss:// (TLS), valkey://, valkeys:// (TLS) or unix://, with
+    /// the user and password by which the front itself looks at it; clients bring their own
     #[arg(long, value_name = "SOURCE", required = true)]
     pub source: Option<String>,
 
-    /// An empty server that the keys can be moved to, likewise
+    /// An empty server or cluster that the keys can be moved to, likewise
     #[arg(long, value_name = "TARGET")]
     pub target: Option<String>,
 
