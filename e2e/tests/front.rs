@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use redis::{Connection, Value};
 use serde_json::Value as Json;
 use whimbrel_e2e::binary::{Invocation, Running};
-use whimbrel_lab::{Cluster, Engine, Server, Tls};
+use whimbrel_lab::{Engine, Server, Tls};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -126,11 +126,11 @@ fn sigterm_ends_it_and_leaves_no_connection() {
 
 #[test]
 fn what_cannot_be_served_is_said_before_listening() {
-    let cluster = Cluster::builder(Engine::Redis70).primaries(3).start().expect("a cluster");
-    let seed = cluster.seed();
+    let unborn = Server::builder(Engine::Redis70).arg("cluster-enabled", "yes").start().expect("a server");
+    let at = unborn.addr();
     let refused =
-        Invocation::new(&["front", "--listen", "127.0.0.1:0", "--source", &seed]).run().expect_code(4);
-    assert!(refused.stderr.contains("a front serves a standalone server"), "{}", refused.stderr);
+        Invocation::new(&["front", "--listen", "127.0.0.1:0", "--source", &at]).run().expect_code(4);
+    assert!(refused.stderr.contains("no node of this cluster owns a slot"), "{}", refused.stderr);
     let gone = Server::builder(Engine::Redis70).start().expect("a server");
     let at = gone.addr();
     drop(gone);
