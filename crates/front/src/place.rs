@@ -1,7 +1,7 @@
 //! A source or a target: a server, or a cluster that looks like one.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -87,12 +87,9 @@ impl Place {
         Duration::from_millis(self.link.connect_timeout_ms)
     }
 
-    fn fail(&self, kind: ErrorKind) -> Error {
-        Error::new(self.endpoint.side, self.endpoint.address.to_string(), "connect", kind)
-    }
-
     fn in_vain(&self) -> Error {
-        self.fail(ErrorKind::Connect(io::ErrorKind::TimedOut.into()))
+        let kind = ErrorKind::Connect(io::ErrorKind::TimedOut.into());
+        Error::new(self.endpoint.side, self.endpoint.address.to_string(), "connect", kind)
     }
 
     /// A connection for a client, who will log in himself.
@@ -236,8 +233,8 @@ impl Leash {
         }
     }
 
-    fn ids(&self) -> std::sync::MutexGuard<'_, Vec<(Address, i64)>> {
-        Mutex::lock(&self.ids).unwrap_or_else(PoisonError::into_inner)
+    fn ids(&self) -> MutexGuard<'_, Vec<(Address, i64)>> {
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn is_demoted(&self, address: &Address) -> Result<bool> {

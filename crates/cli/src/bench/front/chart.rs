@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::moving::Seen;
-use crate::bench::svg::escaped;
+use crate::bench::svg::{begun, escaped};
 
 const GROUP_WIDTH: f64 = 96.0;
 const BAR_WIDTH: f64 = 24.0;
@@ -33,16 +33,7 @@ pub(super) fn svg(title: &str, seen: &[Seen]) -> String {
     let panel_width = settings.len() as f64 * GROUP_WIDTH;
     let width = 2.0 * (LEFT + panel_width) + GAP_X;
     let height = TOP + PANEL_HEIGHT + BOTTOM;
-    let mut svg = String::new();
-    // Writing into a string cannot fail.
-    let _ = writeln!(
-        svg,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" \
-         height=\"{height:.0}\" font-family=\"sans-serif\" font-size=\"11\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
-         <text x=\"{LEFT}\" y=\"24\" font-size=\"16\" font-weight=\"bold\">{}</text>",
-        escaped(title)
-    );
+    let mut svg = begun(title, (width, height), LEFT);
     for (at, scheme) in schemes.iter().enumerate() {
         let x = LEFT + at as f64 * 130.0;
         let _ = writeln!(

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::load::BUCKET;
-use crate::bench::svg::escaped;
+use crate::bench::svg::{begun, escaped};
 
 const PANEL_WIDTH: f64 = 460.0;
 const PANEL_HEIGHT: f64 = 130.0;
@@ -41,16 +41,7 @@ pub fn svg(title: &str, columns: &[Vec<Panel>]) -> String {
     let width = LEFT + columns.len() as f64 * (PANEL_WIDTH + GAP_X);
     let height = TOP + rows as f64 * (PANEL_HEIGHT + GAP_Y) + BOTTOM;
 
-    let mut svg = String::new();
-    // Writing into a string cannot fail.
-    let _ = writeln!(
-        svg,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" \
-         height=\"{height:.0}\" font-family=\"sans-serif\" font-size=\"11\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
-         <text x=\"{LEFT}\" y=\"24\" font-size=\"16\" font-weight=\"bold\">{}</text>",
-        escaped(title)
-    );
+    let mut svg = begun(title, (width, height), LEFT);
     for (column, panels) in columns.iter().enumerate() {
         for (row, panel) in panels.iter().enumerate() {
             let x = LEFT + column as f64 * (PANEL_WIDTH + GAP_X);
