@@ -60,7 +60,16 @@ fn a_sync_shows_itself() {
     // Slow enough to be asked while the snapshot is taken.
     let mut sync = job.start_with(&["--rate-keys", "4000"], &log);
     let at = http_of(&sync);
-    let (status, body) = get(&at, "/readyz");
+    // It says where it can be asked before it has looked at the servers.
+    let deadline = Instant::now() + PATIENCE;
+    let (status, body) = loop {
+        let (status, body) = get(&at, "/readyz");
+        if !body.contains("has not begun") {
+            break (status, body);
+        }
+        assert!(status.contains("503") && Instant::now() < deadline, "{status}: {body}");
+        thread::sleep(Duration::from_millis(20));
+    };
     assert!(status.contains("503") && body.contains("does not follow"), "{status}: {body}");
     assert!(get(&at, "/healthz").0.contains("200"));
     wait_until_following(&mut sync);
