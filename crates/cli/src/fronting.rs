@@ -48,6 +48,7 @@ async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
         tls,
         cluster_face: args.cluster_face.clone(),
         scripts_declare_keys: args.scripts_declare_keys,
+        share_connections: args.share_connections as usize,
         clients_max: clients_max as usize,
         link,
     };

@@ -210,6 +210,9 @@ impl Control {
         hub.paused.send_replace(paused);
         self.stages.begin(hub.clone()).await;
         self.shared.source.none_open().await;
+        if let Some(trunks) = &self.shared.trunks {
+            trunks.close().await;
+        }
         let begun = async {
             close_others(&hub).await?;
             must_be_empty(&hub.servers.target).await?;

@@ -48,4 +48,5 @@ mod stages;
 mod staging;
 pub mod state;
 pub mod table;
+mod trunk;
 mod whole;

@@ -167,6 +167,13 @@ impl Place {
         Ok(links)
     }
 
+    /// Why connections to it are not shared: to a cluster, clients have none of their own.
+    pub(crate) fn not_shared(&self) -> Error {
+        let kind = ErrorKind::Unfit("it is a cluster".to_owned());
+        Error::new(self.endpoint.side, self.endpoint.address.to_string(), "share connections", kind)
+            .with_remedy("leave --share-connections out: they are shared with a single server only")
+    }
+
     /// How many connections to servers one connection to this may need.
     pub(crate) fn connections_each(&self) -> u64 {
         match &self.cluster {

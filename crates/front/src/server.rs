@@ -20,6 +20,7 @@ use crate::face::Face;
 use crate::place::Place;
 use crate::session::Session;
 use crate::stages::Stages;
+use crate::trunk::Trunks;
 
 /// How long to wait after a connection could not be accepted: out of file descriptors, for example.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -39,6 +40,8 @@ pub struct FrontOptions {
     pub cluster_face: Option<(String, u16)>,
     /// It has been promised that scripts and functions use no other keys than those they declare, so they are run while keys move.
     pub scripts_declare_keys: bool,
+    /// So many connections to the server are shared by clients of the same user, for what needs none of its own; 0: none are.
+    pub share_connections: usize,
     /// Clients at once; more are told so and closed, in the words of the servers.
     pub clients_max: usize,
     /// How the front's own connections to the server behave.
@@ -58,6 +61,8 @@ pub(crate) struct Shared {
     pub(crate) connect_timeout_ms: u64,
     /// Where there is a target that keys can move to.
     pub(crate) stages: Option<Arc<Stages>>,
+    /// Where connections to the source are shared.
+    pub(crate) trunks: Option<Arc<Trunks>>,
     /// Where it presents itself as a cluster.
     pub(crate) face: Option<Face>,
     pub(crate) counts: Counts,
@@ -121,7 +126,17 @@ impl Front {
             }
             None => None,
         };
-        let shared = Arc::new(Shared { source, connect_timeout_ms, stages, face, counts: Counts::default() });
+        let trunks = match options.share_connections {
+            0 => None,
+            _ if source.cluster().is_some() => {
+                return Err(source.not_shared());
+            }
+            each => Some(Trunks::new(source.clone(), each).await?),
+        };
+        // Without stages a session would not know what its client has open at the server.
+        let stages = stages.or_else(|| trunks.is_some().then(Stages::forwarding));
+        let counts = Counts::default();
+        let shared = Arc::new(Shared { source, connect_timeout_ms, stages, trunks, face, counts });
         Ok(Front { listener, options, shared, facts })
     }
 

@@ -20,6 +20,7 @@ mod elements;
 pub(crate) mod identity;
 mod moving;
 mod plain;
+mod sharing;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -43,12 +44,14 @@ use self::identity::Identity;
 use self::moving::Moving;
 pub(crate) use self::moving::{Home, REQUEST_BYTES_MAX};
 use self::plain::{Change, Plain};
+use self::sharing::{Sharing, Wish};
 use crate::commands::{Handling, Note, Trait, handling, is_container, refusal};
 use crate::face::{self, Face, Question};
 use crate::locks;
 use crate::server::Shared;
 use crate::stages::Entrance;
 use crate::staging::without_hidden;
+use crate::trunk::Line;
 use crate::whole::{Half, with_cursor};
 
 /// How much is read at once.
@@ -139,12 +142,23 @@ enum Stage {
 /// The connection to the server, and what is on its way there and back.
 #[derive(Debug)]
 struct Server {
-    io: Io,
+    way: Way,
     to: BytesMut,
+    /// Requests in `to`, where they are counted: on a shared connection.
+    asked: usize,
     from: BytesMut,
     boundary: Boundary,
     /// It knows that nothing more will be sent.
     shut: bool,
+}
+
+/// How the server is reached.
+#[derive(Debug)]
+enum Way {
+    /// By the client's own connection.
+    Own(Io),
+    /// By one that several clients share.
+    Shared(Line),
 }
 
 type Connecting = Pin<Box<dyn Future<Output = Result<Io>> + Send>>;
@@ -154,6 +168,30 @@ enum Link {
     Up(Box<Server>),
     /// It could not be reached; the client has been told.
     Lost,
+}
+
+impl Server {
+    fn new(way: Way) -> Server {
+        let (to, from) = (BytesMut::new(), BytesMut::new());
+        Server { way, to, asked: 0, from, boundary: Boundary::default(), shut: false }
+    }
+
+    /// Nothing has been sent that is not answered, but for what the caller knows of.
+    fn is_idle(&self) -> bool {
+        self.to.is_empty() && self.from.is_empty() && self.boundary.is_between()
+    }
+
+    /// Reads what has arrived, 0 bytes at the end of it.
+    fn read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        match &mut self.way {
+            Way::Own(io) => read(io, cx, &mut self.from),
+            Way::Shared(line) => line.take(cx, &mut self.from).map(Ok),
+        }
+    }
+
+    fn is_shared(&self) -> bool {
+        matches!(self.way, Way::Shared(_))
+    }
 }
 
 pub(crate) struct Session<C> {
@@ -169,6 +207,8 @@ pub(crate) struct Session<C> {
     plain: Option<Box<Plain>>,
     /// While keys move.
     moving: Option<Box<Moving>>,
+    /// Where connections are shared.
+    sharing: Option<Box<Sharing>>,
     /// False once the client has subscribed to something: then more or fewer replies come than requests.
     counted: bool,
     /// What the present request asks that only a cluster knows.
@@ -198,6 +238,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             Some(Entrance::Forwarding(ticket)) => (Some(Box::new(Plain::new(ticket))), None),
             Some(Entrance::Moving(hub, ticket)) => (None, Some(Box::new(Moving::new(hub, ticket)))),
         };
+        let sharing = shared.trunks.as_ref().filter(|_| plain.is_some());
+        let sharing = sharing.map(|trunks| Box::new(Sharing::new(trunks.clone())));
         let identity = Identity::default();
         let connecting = match &moving {
             Some(moving) => moving.connect(Home::Target, &identity),
@@ -214,6 +256,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             identity,
             plain,
             moving,
+            sharing,
             counted: true,
             asking: None,
             passing: None,
@@ -260,6 +303,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     /// Moves what can be moved; true where anything was.
     fn turn(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let mut moved = self.poll_connecting(cx);
+        self.watch_parked(cx);
         moved |= self.read_client(cx)?;
         let taken = if self.moving.is_some() { self.take_while_moving(cx) } else { self.take_requests() };
         moved |= taken;
@@ -302,11 +346,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         let Link::Connecting(connecting) = &mut self.link else { return false };
         let Poll::Ready(connected) = connecting.as_mut().poll(cx) else { return false };
         match connected {
-            Ok(io) => {
-                let (to, from) = (BytesMut::new(), BytesMut::new());
-                let boundary = Boundary::default();
-                self.link = Link::Up(Box::new(Server { io, to, from, boundary, shut: false }));
-            }
+            Ok(io) => self.link = Link::Up(Box::new(Server::new(Way::Own(io)))),
             Err(error) => {
                 tracing::warn!(%error, "the server cannot be reached for a client");
                 self.shared.counts.unreachable.fetch_add(1, Ordering::Relaxed);
@@ -356,6 +396,9 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             let (len, whole) = match self.requests.scan(rest) {
                 Ok(Request::Array(len)) => (len, true),
                 Ok(Request::Inline(len, words)) if !words.is_empty() => {
+                    if !self.is_where_it_goes(Wish::Own) {
+                        break;
+                    }
                     // It goes on as an array, so that there is one form from here on.
                     self.pass_on(plain_from, taken);
                     taken += len;
@@ -383,6 +426,13 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                     return true;
                 }
             };
+            if self.sharing.is_some() && self.passing.is_none() {
+                let wish = self.wish(taken, whole.then_some(len));
+                if !self.is_where_it_goes(wish) {
+                    break;
+                }
+            }
+            let rest = &self.inbox[taken..];
             let is_passed = match self.passing {
                 Some(thrown_away) => !thrown_away,
                 None => {
@@ -481,6 +531,9 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         };
         if self.counted {
             self.due.push_back(due);
+            if let Link::Up(server) = &mut self.link {
+                server.asked += 1;
+            }
         }
     }
 
@@ -521,11 +574,12 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
 
     fn write_server(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let Link::Up(server) = &mut self.link else { return Ok(false) };
-        let written = write(&mut server.io, cx, &mut server.to)?;
+        let Way::Own(io) = &mut server.way else { return self.send_shared(cx) };
+        let written = write(io, cx, &mut server.to)?;
         if self.client_closed && self.stage == Stage::Leaving && server.to.is_empty() && !server.shut {
             // The server learns it as it would without us, answers what has come, and lets go of a client that waits for
             // something to happen: nothing may be popped for one who has left.
-            server.shut = Pin::new(&mut server.io).poll_shutdown(cx).is_ready();
+            server.shut = Pin::new(io).poll_shutdown(cx).is_ready();
         }
         Ok(written)
     }
@@ -537,7 +591,10 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         if self.to_client.len() >= OUT_BYTES_MAX {
             return Ok(false);
         }
-        let read = read(&mut server.io, cx, &mut server.from);
+        let read = server.read(cx);
+        if let (Some(sharing), Poll::Ready(Ok(bytes))) = (&mut self.sharing, &read) {
+            sharing.got(*bytes);
+        }
         if matches!(read, Poll::Ready(Ok(0) | Err(_))) && self.turn_to_target(cx) {
             return Ok(true);
         }
@@ -598,6 +655,9 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                 Some(b'>') => {}
                 Some(kind) => {
                     let first = if is_own(self.due.front()) { None } else { self.due.pop_front() };
+                    if let Some(sharing) = &mut self.sharing {
+                        sharing.heard(first.as_ref(), kind);
+                    }
                     let said = match first {
                         None | Some(Due::Reply) => None,
                         Some(Due::Special(special)) => {
@@ -738,6 +798,12 @@ pub(crate) fn as_array(words: &[Vec<u8>]) -> Vec<u8> {
         bytes.extend_from_slice(b"\r\n");
     }
     bytes
+}
+
+/// To the source, for a client who has been there before.
+fn connect_again(shared: &Arc<Shared>, identity: &Identity) -> Connecting {
+    let (shared, identity) = (shared.clone(), identity.clone());
+    Box::pin(async move { shared.source.introduce(&identity).await })
 }
 
 /// To the source, for a client that will log in itself.

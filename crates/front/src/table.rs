@@ -29,6 +29,8 @@ pub struct Facts {
     pub readonly: bool,
     /// It may wait for something to happen.
     pub blocking: bool,
+    /// It reads or writes data, and is nothing to the connection that it comes on.
+    pub is_plain: bool,
     /// The fewest words that the server takes, the name included; exactly so many where `arity_exact`.
     pub arity: usize,
     /// Whether more words than `arity` are refused.
@@ -77,6 +79,11 @@ impl CommandTable {
             return Some(facts);
         }
         facts.subcommands.get(&lower(words.get(1)?))
+    }
+
+    /// Commands that read or write data and are nothing to the connection that they come on, in lower case.
+    pub fn plain_names(&self) -> impl Iterator<Item = &[u8]> {
+        self.0.iter().filter(|(_, facts)| facts.is_plain).map(|(name, _)| name.as_slice())
     }
 }
 
@@ -133,6 +140,8 @@ impl Facts {
         let facts = Facts {
             readonly: has(b"readonly") && !specs.iter().any(is_written),
             blocking: has(b"blocking"),
+            is_plain: (has(b"readonly") || has(b"write"))
+                && ![&b"blocking"[..], b"noscript", b"pubsub", b"admin"].into_iter().any(has),
             arity: usize::try_from(arity.unsigned_abs()).ok()?,
             arity_exact: arity > 0,
             positions,

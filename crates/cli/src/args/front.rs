@@ -57,6 +57,12 @@ pub struct FrontArgs {
     #[arg(long, requires = "target")]
     pub scripts_declare_keys: bool,
 
+    /// Reads and writes of clients that need nothing of their own connection to the source go over so many shared ones, for each user:
+    /// without pipelining that is faster. CLIENT LIST, SLOWLOG and MONITOR of the server show the shared ones then. Until keys begin to
+    /// move, and not for clusters
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=64))]
+    pub share_connections: u32,
+
     #[command(flatten)]
     pub source_access: SourceAccess,
 

@@ -22,7 +22,7 @@ use crate::commands::Trait;
 pub(crate) const SAYING_BYTES_MAX: usize = 16 << 10;
 
 /// What a client has said about itself.
-#[derive(Clone, Default)]
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Identity {
     /// `AUTH` and its words.
     login: Option<Vec<Vec<u8>>>,
@@ -71,6 +71,11 @@ impl Identity {
     /// The client has said `RESET`.
     pub(crate) fn forget(&mut self) {
         *self = Identity::default();
+    }
+
+    /// The same for a connection that others use as well.
+    pub(crate) fn unnamed(&self) -> Identity {
+        Identity { name: None, ..self.clone() }
     }
 
     /// What to say to another server: first who it is, without which the rest may be refused.

@@ -24,7 +24,7 @@ use super::elements;
 use super::identity::{Identity, SAYING_BYTES_MAX};
 use super::{
     Change, Connecting, Due, INBOX_BYTES_MAX, Link, REFUSED_COMMAND, Server, Session, Special,
-    WHOLE_BYTES_MAX, as_array, read,
+    WHOLE_BYTES_MAX, as_array,
 };
 use crate::commands::{Handling, Note, Trait, handling, refusal};
 use crate::face::Question;
@@ -186,7 +186,7 @@ impl Moving {
     /// The parked connection, to go back to that server, or a new one.
     fn link(&mut self, cx: &mut Context<'_>, home: Home, identity: &Identity) -> Link {
         if let Some(mut server) = self.parked.take() {
-            let is_alive = read(&mut server.io, cx, &mut server.from).is_pending();
+            let is_alive = server.read(cx).is_pending();
             // With a connection to the target its watches are gone, so that is the client's end as well.
             if is_alive || home == Home::Target && self.watch {
                 return Link::Up(server);

@@ -110,9 +110,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             return false;
         }
         let is_idle = match &self.link {
-            Link::Up(server) => {
-                server.to.is_empty() && server.from.is_empty() && server.boundary.is_between()
-            }
+            Link::Up(server) => server.is_idle(),
             Link::Connecting(_) => true,
             Link::Lost => false,
         };
@@ -137,6 +135,6 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         self.requests = RequestScanner::new(RequestLimits::default());
         self.asking = None;
         self.moving = Some(Box::new(moving));
-        self.plain = None;
+        (self.plain, self.sharing) = (None, None);
     }
 }

@@ -41,6 +41,7 @@ impl Served {
                     tls: None,
                     cluster_face: None,
                     scripts_declare_keys: false,
+                    share_connections: 0,
                     clients_max,
                     link: LinkOptions::default(),
                 };
@@ -152,6 +153,7 @@ impl Between {
             tls: None,
             cluster_face: None,
             scripts_declare_keys,
+            share_connections: 0,
             clients_max: 100,
             link: LinkOptions::default(),
         };

@@ -44,6 +44,10 @@ pub struct BenchFrontArgs {
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub clients: u32,
 
+    /// Connections to the server that the front shares among its clients, where it does
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub share_connections: u32,
+
     /// Requests that a connection sends before it waits for their replies
     #[arg(long, value_delimiter = ',', default_value = "1,16", value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub pipeline: Vec<u32>,

@@ -73,7 +73,8 @@ pub(super) fn measure(
 ) -> anyhow::Result<Through> {
     let server = Server::builder(engine).name("source").start()?;
     let mut ways = vec![direct(&server)?];
-    ways.push(whimbrel(&server)?);
+    ways.push(whimbrel("whimbrel", 0, &server)?);
+    ways.push(whimbrel("whimbrel sharing", args.share_connections, &server)?);
     match nutcracker(&server)? {
         Some(way) => ways.push(way),
         None => eprintln!("note: nutcracker is not on PATH, so it is not measured"),

@@ -40,12 +40,13 @@ pub(super) fn direct(server: &Server) -> anyhow::Result<Way> {
     Ok(Way { name: "direct", address: server.addr().parse()?, _proxy: None })
 }
 
-/// Through the front.
-pub(super) fn whimbrel(server: &Server) -> anyhow::Result<Way> {
+/// Through the front, which shares so many connections to the server among its clients.
+pub(super) fn whimbrel(name: &'static str, share: u32, server: &Server) -> anyhow::Result<Way> {
     let address = free_address()?;
     let mut command = own_binary()?;
     command.args(["front", "--quiet", "--source", &server.addr(), "--listen", &address.to_string()]);
-    started("whimbrel", command, address, server)
+    command.args(["--share-connections", &share.to_string()]);
+    started(name, command, address, server)
 }
 
 /// Through twemproxy; `None` where it is not installed.
