@@ -150,7 +150,8 @@ impl Trunks {
         if open.len() >= IDENTITIES_MAX && !open.contains_key(&identity) {
             return None;
         }
-        let trunks = open.entry(identity.clone()).or_insert_with(|| vec![Weak::new(); self.each]);
+        let trunks =
+            open.entry(identity.clone()).or_insert_with(|| (0..self.each).map(|_| Weak::new()).collect());
         let place = &mut trunks[self.next.fetch_add(1, Ordering::Relaxed) % self.each];
         let trunk = place.upgrade().filter(|trunk| !lock(&trunk.0).is_closed).unwrap_or_else(|| {
             let queue = Arc::new(Mutex::new(Queue::default()));

@@ -22,7 +22,8 @@ const MARK: &[u8] = b"*1\r\n$5\r\nHELLO\r\n";
 
 /// What `CLIENT` is followed by that leaves nothing behind on the connection but what is known anyway.
 const HARMLESS: [&[u8]; 11] = [
-    b"ID", b"INFO", b"LIST", b"GETNAME", b"SETNAME", b"SETINFO", b"KILL", b"PAUSE", b"UNPAUSE", b"UNBLOCK", b"HELP",
+    b"ID", b"INFO", b"LIST", b"GETNAME", b"SETNAME", b"SETINFO", b"KILL", b"PAUSE", b"UNPAUSE", b"UNBLOCK",
+    b"HELP",
 ];
 
 pub(super) struct Sharing {

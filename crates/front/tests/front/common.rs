@@ -14,6 +14,7 @@ use whimbrel_front::control::{Control, Status};
 use whimbrel_front::server::{Front, FrontOptions};
 use whimbrel_front::state::{Phase, Stand, StateFile};
 use whimbrel_lab::{Cluster, Server};
+use whimbrel_wire::boundary::{Boundary, Passed};
 
 /// How long a reply may take before a test gives up.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -29,6 +30,18 @@ impl Served {
     /// In front of `source`, for so many clients at most.
     #[track_caller]
     pub fn at(source: &Endpoint, clients_max: usize) -> Served {
+        Served::with(source, clients_max, 0)
+    }
+
+    /// Clients share so many connections to the server.
+    #[track_caller]
+    pub fn sharing(url: &str, share_connections: usize) -> Served {
+        let source = Endpoint::parse(Side::Source, url).expect("a valid address");
+        Served::with(&source, 10_000, share_connections)
+    }
+
+    #[track_caller]
+    fn with(source: &Endpoint, clients_max: usize, share_connections: usize) -> Served {
         let stop = CancellationToken::new();
         let (tell, told) = std::sync::mpsc::channel();
         let (source, until) = (source.clone(), stop.clone());
@@ -41,7 +54,7 @@ impl Served {
                     tls: None,
                     cluster_face: None,
                     scripts_declare_keys: false,
-                    share_connections: 0,
+                    share_connections,
                     clients_max,
                     link: LinkOptions::default(),
                 };
@@ -112,7 +125,14 @@ impl Between {
     /// Commands wait so long for their keys.
     #[track_caller]
     pub fn with_wait(source: &impl Named, target: &impl Named, wait: Duration) -> Between {
-        Between::from(source, target, wait, Phase::Forwarding.into(), false)
+        Between::from(source, target, wait, Phase::Forwarding.into(), |_| {})
+    }
+
+    /// Until keys move, clients share a connection to the source.
+    #[track_caller]
+    pub fn sharing(source: &impl Named, target: &impl Named) -> Between {
+        let share = |options: &mut FrontOptions| options.share_connections = 1;
+        Between::from(source, target, Duration::from_secs(10), Phase::Forwarding.into(), share)
     }
 
     /// After one that died in this phase.
@@ -124,13 +144,14 @@ impl Between {
     /// After one that died in this phase, when the direction had been turned so often.
     #[track_caller]
     pub fn turned(turns: u32, phase: Phase, source: &impl Named, target: &impl Named) -> Between {
-        Between::from(source, target, Duration::from_secs(10), Stand { phase, turns }, false)
+        Between::from(source, target, Duration::from_secs(10), Stand { phase, turns }, |_| {})
     }
 
     /// With the promise that scripts declare their keys.
     #[track_caller]
     pub fn with_scripts(source: &impl Named, target: &impl Named) -> Between {
-        Between::from(source, target, Duration::from_secs(10), Phase::Forwarding.into(), true)
+        let promise = |options: &mut FrontOptions| options.scripts_declare_keys = true;
+        Between::from(source, target, Duration::from_secs(10), Phase::Forwarding.into(), promise)
     }
 
     #[track_caller]
@@ -139,7 +160,7 @@ impl Between {
         target: &impl Named,
         wait: Duration,
         stand: Stand,
-        scripts_declare_keys: bool,
+        change: impl FnOnce(&mut FrontOptions),
     ) -> Between {
         let endpoint = |side, address: String| Endpoint::parse(side, &address).expect("a valid address");
         let source = endpoint(Side::Source, source.named());
@@ -148,15 +169,16 @@ impl Between {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let runtime = runtime.expect("a runtime");
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
-        let options = FrontOptions {
+        let mut options = FrontOptions {
             listen,
             tls: None,
             cluster_face: None,
-            scripts_declare_keys,
+            scripts_declare_keys: false,
             share_connections: 0,
             clients_max: 100,
             link: LinkOptions::default(),
         };
+        change(&mut options);
         let state = folder.path().join("front.state");
         let file = StateFile::new(&state, &source, &target);
         file.save(stand).expect("written");
@@ -271,6 +293,21 @@ impl Client {
             line.push(byte[0]);
         }
         String::from_utf8_lossy(&line).into_owned()
+    }
+
+    /// The next reply, whatever it is.
+    #[track_caller]
+    pub fn reply(&mut self) -> String {
+        let (mut bytes, mut boundary, mut passed) = (Vec::new(), Boundary::default(), 0);
+        loop {
+            match boundary.pass(&bytes[passed..]).expect("RESP") {
+                Passed::Frame { .. } => return String::from_utf8_lossy(&bytes).into_owned(),
+                Passed::Part(more) => passed += more,
+            }
+            let mut byte = [0];
+            self.0.read_exact(&mut byte).unwrap_or_else(|error| panic!("{error} after {bytes:?}"));
+            bytes.push(byte[0]);
+        }
     }
 
     /// Sends a command and returns the string that it is answered with.

@@ -11,6 +11,7 @@ mod limits;
 mod misuse;
 mod moving;
 mod scripts;
+mod sharing;
 mod tables;
 mod transparent;
 mod turning;

@@ -83,9 +83,11 @@ fn replies_are_those_of_the_server() {
     let _alone = alone();
     for engine in Engine::ALL {
         let (direct, behind) = (server(engine), server(engine));
-        let served = Served::of(&behind.url());
+        let (alone, sharing) = (Served::of(&behind.url()), Served::sharing(&behind.url(), 2));
         let mut random = Random(1);
-        for step_max in [1 << 20, 5_000, 700] {
+        for (served, step_max) in
+            [(&alone, 1 << 20), (&alone, 5_000), (&alone, 700), (&sharing, 5_000), (&sharing, 700)]
+        {
             let expected = replies(address(&direct), &mut random, step_max);
             let found = replies(served.address, &mut random, step_max);
             if found != expected {

@@ -1,0 +1,326 @@
+//! Clients that share connections to the server see no difference either.
+
+use std::collections::HashSet;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use whimbrel_lab::{Engine, Server};
+
+use crate::common::{
+    Between, Client, PATIENCE, Served, alone, command, in_own_process, resident_bytes, wait_until,
+};
+
+/// More than may be held, and far less than what is sent in these tests.
+const GROWTH_BYTES_MAX: u64 = 32 << 20;
+
+fn server() -> Server {
+    Server::builder(Engine::Redis70).start().expect("a server")
+}
+
+/// A client that the server has let in.
+#[track_caller]
+fn let_in(served: &Served) -> Client {
+    let mut client = served.client();
+    client.ask(&["PING"], "+PONG\r\n");
+    client
+}
+
+/// From which addresses a server is asked to do what contains `what`, while `act` runs.
+fn askers(server: &Server, what: &str, act: impl FnOnce()) -> HashSet<String> {
+    let mut stream = TcpStream::connect(server.addr()).expect("a connection");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    stream.write_all(&command(&["MONITOR"])).expect("it is taken");
+    let mut lines = BufReader::new(stream).lines().map(|line| line.expect("a line"));
+    assert_eq!(lines.next().as_deref(), Some("+OK"));
+    act();
+    server.call(&["ECHO", "the end"]);
+    let lines = lines.take_while(|line| !line.contains("the end")).filter(|line| line.contains(what));
+    // +1700000000.000000 [0 127.0.0.1:50000] "GET" "k"
+    lines.filter_map(|line| Some(line.split([' ', ']']).nth(2)?.to_owned())).collect()
+}
+
+#[test]
+fn many_clients_have_few_connections_for_reads_and_writes() {
+    let _alone = alone();
+    let source = server();
+    let served = Served::sharing(&source.url(), 2);
+    let mut clients: Vec<Client> = (0..12).map(|_| let_in(&served)).collect();
+    let shared = askers(&source, "\"APPEND\"", || {
+        for _ in 0..5 {
+            clients.iter_mut().for_each(|client| client.send(&command(&["APPEND", "k", "x"])));
+            clients.iter_mut().for_each(|client| assert!(client.reply().starts_with(':')));
+        }
+    });
+    assert_eq!(shared.len(), 2, "{shared:?}");
+    // What has to do with the connection is each client's own affair.
+    let own = askers(&source, "\"ECHO\" \"own", || {
+        clients.iter_mut().for_each(|client| client.ask(&["ECHO", "own"], "$3\r\nown\r\n"));
+    });
+    assert_eq!((own.len(), own.intersection(&shared).count()), (12, 0), "{own:?}");
+    clients[0].ask(&["STRLEN", "k"], ":60\r\n");
+    // Whoever has changed what commands do on his connection stays on it.
+    clients[0].ask(&["CLIENT", "NO-EVICT", "on"], "+OK\r\n");
+    let alone =
+        askers(&source, "\"GETRANGE\"", || clients[0].ask(&["GETRANGE", "k", "0", "0"], "$1\r\nx\r\n"));
+    assert_eq!(alone.intersection(&shared).count(), 0, "{alone:?}");
+}
+
+#[test]
+fn replies_are_those_of_the_server_turn_by_turn() {
+    let _alone = alone();
+    let lines = "PING|SET k v|GET k|GET missing|INCR k|MSET a 1 b 2|MGET a x b|MULTI|SET k 2|GET k|EXEC|GET k|WATCH k|GET k|SET k 3\
+                 |MULTI|GET k|EXEC|GET k|RPUSH l 1 2|BLPOP l 1|LRANGE l 0 -1|SELECT 3|SET k other|GET k|SELECT 0|GET k\
+                 |EVAL return{1} 0|GET k|CLIENT SETNAME me|GET k|CLIENT GETNAME|HELLO 3|HSET h f v|HGETALL h|CLIENT GETNAME|GET missing\
+                 |HELLO 2|HGETALL h|RESET|GET k|GET|NOSUCH|SET k v EX 0|MULTI|SET k 4|DISCARD|GET k|SUBSCRIBE c|UNSUBSCRIBE c|GET k\
+                 |PUBLISH c x|XADD s 1-1 f v|XREAD COUNT 1 STREAMS s 0|OBJECT ENCODING k|SCAN 0 MATCH none COUNT 100|DBSIZE|WAIT 0 0";
+    let (direct, behind) = (server(), server());
+    let served = Served::sharing(&behind.url(), 1);
+    let (mut one, mut other) = (Client::to(direct.addr().parse().expect("an address")), served.client());
+    for line in lines.split('|') {
+        let request = command(&line.split(' ').collect::<Vec<_>>());
+        one.send(&request);
+        other.send(&request);
+        // What HELLO tells has the number of the connection in it.
+        let (expected, found) = (one.reply(), other.reply());
+        assert!(found == expected || line.starts_with("HELLO"), "{line}: {expected:?}, {found:?}");
+    }
+}
+
+#[test]
+fn what_is_sent_at_once_is_carried_out_in_its_order() {
+    let _alone = alone();
+    let source = server();
+    let served = Served::sharing(&source.url(), 1);
+    let mut clients: Vec<Client> = (0..4).map(|_| let_in(&served)).collect();
+    let lines = "SET K 1|INCR K|MULTI|INCR K|INCR K|EXEC|GET K|ECHO x|DEL K|RPUSH K a|BLPOP K 1|EXISTS K";
+    let expected = "+OK\r\n:2\r\n+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n:3\r\n:4\r\n$1\r\n4\r\n$1\r\nx\r\n:1\r\n:1\r\n*2\r\n$2\r\nKN\r\n\
+         $1\r\na\r\n:0\r\n";
+    for turn in 0..50 {
+        for (number, client) in clients.iter_mut().enumerate() {
+            let lines = lines.replace('K', &format!("k{number}"));
+            let requests = lines.split('|').map(|line| command(&line.split(' ').collect::<Vec<_>>()));
+            let requests = requests.collect::<Vec<_>>().concat();
+            // In pieces that end anywhere.
+            let (first, second) = requests.split_at((turn * 7 + number) % requests.len());
+            client.send(first);
+            client.send(second);
+        }
+        for (number, client) in clients.iter_mut().enumerate() {
+            client.expect(expected.replace("KN", &format!("k{number}")).as_bytes());
+        }
+    }
+}
+
+#[test]
+fn users_have_their_own_rights() {
+    let _alone = alone();
+    let builder = Server::builder(Engine::Valkey81).user_acl("reader on >pw ~r:* +get +hello").start();
+    let source = builder.expect("a server");
+    let served = Served::sharing(&source.url(), 1);
+    let (mut anybody, mut reader) = (let_in(&served), served.client());
+    reader.ask(&["AUTH", "reader", "pw"], "+OK\r\n");
+    for _ in 0..3 {
+        anybody.ask(&["SET", "k", "v"], "+OK\r\n");
+        reader.ask(&["GET", "r:1"], "$-1\r\n");
+        reader.send(&command(&["GET", "k"]));
+        assert!(reader.reply().starts_with("-NOPERM"));
+        anybody.ask(&["GET", "k"], "$1\r\nv\r\n");
+    }
+    // A shared connection that was let in admits nobody who would not be let in now.
+    source.call(&["CONFIG", "SET", "requirepass", "sesame"]);
+    anybody.ask(&["GET", "k"], "$1\r\nv\r\n");
+    let mut late = served.client();
+    for _ in 0..3 {
+        late.ask(&["GET", "k"], "-NOAUTH Authentication required.\r\n");
+    }
+    late.ask(&["RESET"], "+RESET\r\n");
+    late.ask(&["GET", "k"], "-NOAUTH Authentication required.\r\n");
+    late.ask(&["AUTH", "sesame"], "+OK\r\n");
+    late.ask(&["GET", "k"], "$1\r\nv\r\n");
+    late.ask(&["RESET"], "+RESET\r\n");
+    late.ask(&["GET", "k"], "-NOAUTH Authentication required.\r\n");
+}
+
+#[test]
+fn wait_waits_for_what_was_written_on_a_shared_connection() {
+    let _alone = alone();
+    let (source, replica) = (server(), server());
+    replica.call(&["REPLICAOF", "127.0.0.1", &source.port().to_string()]);
+    let served = Served::sharing(&source.url(), 1);
+    let mut client = let_in(&served);
+    wait_until("the replica is there", || {
+        client.send(&command(&["WAIT", "1", "100"]));
+        client.reply() == ":1\r\n"
+    });
+    replica.suspend().expect("suspended");
+    let shared = askers(&source, "\"SET\"", || client.ask(&["SET", "k", "1"], "+OK\r\n"));
+    client.ask(&["WAIT", "1", "300"], ":0\r\n");
+    client.ask(&["SET", "k", "2"], "+OK\r\n");
+    replica.resume().expect("resumed");
+    client.ask(&["WAIT", "1", "20000"], ":1\r\n");
+    let own = askers(&source, "\"WAIT\"", || client.ask(&["WAIT", "0", "0"], ":1\r\n"));
+    assert!(shared.is_disjoint(&own), "{shared:?} {own:?}");
+}
+
+#[test]
+fn a_client_that_does_not_read_is_let_go_and_others_go_on() {
+    if in_own_process("sharing::a_client_that_does_not_read_is_let_go_and_others_go_on") {
+        return;
+    }
+    let source = server();
+    let served = Served::sharing(&source.url(), 1);
+    let (mut other, mut slow) = (let_in(&served), let_in(&served));
+    other.ask(&["SETRANGE", "k", "99999", "x"], ":100000\r\n");
+    let before = resident_bytes();
+    // It is asked for 400 MB.
+    let requests = command(&["GET", "k"]).repeat(4_000);
+    let writer = Client(slow.0.try_clone().expect("a second handle"));
+    // It may be let go before all is sent.
+    let writing = thread::spawn(move || drop((&writer.0).write_all(&requests)));
+    for _ in 0..200 {
+        other.ask(&["STRLEN", "k"], ":100000\r\n");
+    }
+    let grown = resident_bytes().saturating_sub(before);
+    assert!(grown < GROWTH_BYTES_MAX, "{grown} bytes more");
+    // It ends before all has come.
+    let got = slow.rest().len();
+    assert!(got < 4_000 * 100_000, "{got} bytes");
+    writing.join().expect("the writer ends");
+    other.ask(&["STRLEN", "k"], ":100000\r\n");
+}
+
+#[test]
+fn a_server_that_does_not_read_stops_clients() {
+    if in_own_process("sharing::a_server_that_does_not_read_stops_clients") {
+        return;
+    }
+    let source = server();
+    let served = Served::sharing(&source.url(), 1);
+    let mut clients: Vec<Client> = (0..8).map(|_| let_in(&served)).collect();
+    let request = command(&["SET", "k", &"v".repeat(10_000)]);
+    let before = resident_bytes();
+    source.suspend().expect("suspended");
+    let total = AtomicU64::new(0);
+    let sent: Vec<usize> = thread::scope(|scope| {
+        let total = &total;
+        let request = &request;
+        let filling = clients.iter_mut().map(|client| {
+            scope.spawn(move || {
+                client.0.set_write_timeout(Some(Duration::from_millis(500))).expect("a timeout");
+                let mut sent = 0;
+                while total.load(Ordering::Relaxed) < 400 << 20 {
+                    let Ok(n) = client.0.write(&request[sent % request.len()..]) else { break };
+                    sent += n;
+                    total.fetch_add(n as u64, Ordering::Relaxed);
+                }
+                client.0.set_write_timeout(None).expect("no timeout");
+                sent
+            })
+        });
+        let filling: Vec<_> = filling.collect();
+        filling.into_iter().map(|one| one.join().expect("it has sent")).collect()
+    });
+    let grown = resident_bytes().saturating_sub(before);
+    source.resume().expect("resumed");
+    assert!(total.into_inner() < 400 << 20, "all was taken in");
+    assert!(grown < GROWTH_BYTES_MAX, "{grown} bytes more");
+    for (client, sent) in clients.iter_mut().zip(sent) {
+        let mut writer = Client(client.0.try_clone().expect("a second handle"));
+        let rest = request[sent % request.len()..].to_vec();
+        let is_cut = !sent.is_multiple_of(request.len());
+        let writing = thread::spawn(move || {
+            if is_cut {
+                writer.send(&rest)
+            }
+        });
+        client.expect(&b"+OK\r\n".repeat(sent.div_ceil(request.len())));
+        writing.join().expect("the rest is sent");
+    }
+}
+
+/// Clients add to counters, each to one of its own, until told to stop; those who are cut off come again. Returns for each how
+/// often that was acknowledged, and how often nobody knows.
+fn count(connect: impl Fn() -> Client + Sync, clients: usize, stop: &AtomicBool) -> Vec<(u64, u64)> {
+    thread::scope(|scope| {
+        let connect = &connect;
+        let counting = (0..clients).map(|number| {
+            scope.spawn(move || {
+                let (mut client, key) = (connect(), format!("n{number}"));
+                let (mut sure, mut unsure) = (0, 0);
+                while !stop.load(Ordering::Relaxed) {
+                    let mut byte = [0];
+                    let request = command(&["INCR", &key]);
+                    let is_answered = client.0.write_all(&request).is_ok()
+                        && std::io::Read::read(&mut client.0, &mut byte).is_ok_and(|read| read == 1);
+                    if is_answered {
+                        assert_eq!(byte[0], b':', "{}", client.line());
+                        client.line();
+                        sure += 1;
+                    } else {
+                        unsure += 1;
+                        client = connect();
+                    }
+                }
+                (sure, unsure)
+            })
+        });
+        let counting: Vec<_> = counting.collect();
+        counting.into_iter().map(|one| one.join().expect("it counted")).collect()
+    })
+}
+
+#[test]
+fn nothing_is_done_twice_when_shared_connections_break() {
+    let _alone = alone();
+    let source = server();
+    let served = Served::sharing(&source.url(), 2);
+    let stop = AtomicBool::new(false);
+    let counted = thread::scope(|scope| {
+        let counting = scope.spawn(|| count(|| served.client(), 8, &stop));
+        for _ in 0..20 {
+            thread::sleep(Duration::from_millis(50));
+            source.call(&["CLIENT", "KILL", "TYPE", "normal"]);
+        }
+        stop.store(true, Ordering::Relaxed);
+        counting.join().expect("counted")
+    });
+    let mut cuts = 0;
+    for (number, (sure, unsure)) in counted.into_iter().enumerate() {
+        let redis::Value::BulkString(found) = source.call(&["GET", &format!("n{number}")]) else {
+            panic!("no counter {number}");
+        };
+        let found: u64 = String::from_utf8_lossy(&found).parse().expect("a number");
+        assert!(
+            (sure..=sure + unsure).contains(&found),
+            "{number}: {sure} and perhaps {unsure}, but {found}"
+        );
+        cuts += unsure;
+    }
+    assert!(cuts > 0, "nobody was cut off");
+}
+
+#[test]
+fn keys_begin_to_move_when_nothing_is_under_way() {
+    let _alone = alone();
+    for _ in 0..5 {
+        let (source, target) = (server(), server());
+        let between = Between::sharing(&source, &target);
+        let stop = AtomicBool::new(false);
+        let counted = thread::scope(|scope| {
+            let counting = scope.spawn(|| count(|| between.client(), 8, &stop));
+            thread::sleep(Duration::from_millis(100));
+            between.start().expect("it begins");
+            wait_until("all keys have moved", || between.stand().phase == whimbrel_front::state::Phase::Done);
+            stop.store(true, Ordering::Relaxed);
+            counting.join().expect("counted")
+        });
+        let mut client = between.client();
+        for (number, (sure, unsure)) in counted.into_iter().enumerate() {
+            assert_eq!(unsure, 0, "client {number} was cut off");
+            assert_eq!(client.asks(&["GET", &format!("n{number}")]).trim(), sure.to_string(), "{number}");
+        }
+    }
+}
