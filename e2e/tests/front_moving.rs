@@ -144,6 +144,10 @@ impl<'a> Front<'a> {
         ]
         .map(str::to_owned)
         .to_vec();
+        // Until keys move; with clusters it is refused.
+        let is_shared = matches!(source, Deployed::Server(_));
+        let sharing = is_shared.then(|| ["--share-connections", "2"].map(str::to_owned));
+        let args: Vec<String> = args.into_iter().chain(sharing.into_iter().flatten()).collect();
         let running = Front::run(&args);
         Front { args, running, source, target, folder, port }
     }
