@@ -109,6 +109,7 @@ struct Heard {
 pub(crate) struct Line {
     trunk: Arc<Trunk>,
     ear: Arc<Ear>,
+    identity: Identity,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -157,11 +158,11 @@ impl Trunks {
             let queue = Arc::new(Mutex::new(Queue::default()));
             let mut tasks = lock(&self.tasks);
             while tasks.try_join_next().is_some() {}
-            tasks.spawn(Task::new(queue.clone()).run(self.place.clone(), identity));
+            tasks.spawn(Task::new(queue.clone()).run(self.place.clone(), identity.clone()));
             Arc::new(Trunk(queue))
         });
         *place = Arc::downgrade(&trunk);
-        Some(Line { trunk, ear: Arc::default() })
+        Some(Line { trunk, ear: Arc::default(), identity })
     }
 
     /// Ends all trunks. When it returns nothing is sent on them any more.
@@ -193,9 +194,9 @@ impl Drop for Line {
 }
 
 impl Line {
-    /// Whether nothing can be sent any more. What was, is lost.
-    pub(crate) fn is_closed(&self) -> bool {
-        lock(&self.trunk.0).is_closed
+    /// Whether requests of this client can be sent. Where the trunk has ended, what was sent is lost.
+    pub(crate) fn is_open_for(&self, identity: &Identity) -> bool {
+        self.identity.is_same_user(identity) && !lock(&self.trunk.0).is_closed
     }
 
     /// Hands over `count` requests, if there is room; true where that was so.

@@ -78,6 +78,11 @@ impl Identity {
         Identity { name: None, ..self.clone() }
     }
 
+    /// Whether a server treats both alike.
+    pub(crate) fn is_same_user(&self, other: &Identity) -> bool {
+        self.login == other.login && self.protocol == other.protocol
+    }
+
     /// What to say to another server: first who it is, without which the rest may be refused.
     fn sayings(&self) -> Vec<Vec<u8>> {
         let hello = self.protocol.as_ref().map(|version| as_array(&[b"HELLO".to_vec(), version.clone()]));

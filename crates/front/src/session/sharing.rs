@@ -11,7 +11,7 @@ use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{Due, Ended, Link, Server, Session, Special, WHOLE_BYTES_MAX, Way, connect_again};
-use crate::trunk::Trunks;
+use crate::trunk::{Line, Trunks};
 
 /// Whoever gets so much at once has his own connection from then on: others would wait for it.
 const AT_ONCE_BYTES_MAX: usize = 256 << 10;
@@ -30,6 +30,8 @@ pub(super) struct Sharing {
     trunks: Arc<Trunks>,
     /// The client's own connection, while it is at a trunk.
     parked: Option<Box<Server>>,
+    /// Its line to a trunk, while it is not.
+    idle_line: Option<Line>,
     /// The server has answered it with something but an error.
     is_let_in: bool,
     /// It keeps to its own connection.
@@ -51,7 +53,14 @@ pub(super) enum Wish {
 
 impl Sharing {
     pub(super) fn new(trunks: Arc<Trunks>) -> Sharing {
-        Sharing { trunks, parked: None, is_let_in: false, is_alone: false, is_unmarked: false }
+        Sharing {
+            trunks,
+            parked: None,
+            idle_line: None,
+            is_let_in: false,
+            is_alone: false,
+            is_unmarked: false,
+        }
     }
 
     /// A reply has arrived, to something that is not special or to something that is.
@@ -104,10 +113,15 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             (Wish::Own | Wish::Marked, true) => {
                 if is_at_rest {
                     sharing.is_unmarked = true;
-                    self.link = match sharing.parked.take() {
+                    let own = match sharing.parked.take() {
                         Some(own) => Link::Up(own),
                         None => Link::Connecting(connect_again(&self.shared, &self.identity)),
                     };
+                    if let Link::Up(server) = std::mem::replace(&mut self.link, own)
+                        && let Way::Shared(line) = server.way
+                    {
+                        sharing.idle_line = Some(line);
+                    }
                 }
                 is_at_rest && matches!(self.link, Link::Up(_)) && self.is_where_it_goes(wish)
             }
@@ -124,7 +138,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
 
     fn share(&mut self) {
         let Some(sharing) = &mut self.sharing else { return };
-        match sharing.trunks.line(&self.identity) {
+        let line = sharing.idle_line.take().filter(|line| line.is_open_for(&self.identity));
+        match line.or_else(|| sharing.trunks.line(&self.identity)) {
             None => sharing.is_alone = true,
             Some(line) => {
                 let shared = Link::Up(Box::new(Server::new(Way::Shared(line))));
@@ -152,7 +167,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         if server.to.is_empty() {
             return Ok(false);
         }
-        if line.is_closed() && self.due.len() == server.asked {
+        if !line.is_open_for(&self.identity) && self.due.len() == server.asked {
             *line = sharing.trunks.line(&self.identity).ok_or(Ended)?;
         }
         let is_sent = line.send(cx, &mut server.to, server.asked)?;

@@ -62,10 +62,13 @@ fn many_clients_have_few_connections_for_reads_and_writes() {
     assert_eq!((own.len(), own.intersection(&shared).count()), (12, 0), "{own:?}");
     clients[0].ask(&["STRLEN", "k"], ":60\r\n");
     // Whoever has changed what commands do on his connection stays on it.
-    clients[0].ask(&["CLIENT", "NO-EVICT", "on"], "+OK\r\n");
-    let alone =
-        askers(&source, "\"GETRANGE\"", || clients[0].ask(&["GETRANGE", "k", "0", "0"], "$1\r\nx\r\n"));
-    assert_eq!(alone.intersection(&shared).count(), 0, "{alone:?}");
+    let own = askers(&source, "\"own", || clients[0].ask(&["ECHO", "own"], "$3\r\nown\r\n"));
+    for is_alone in [false, true] {
+        let read = || clients[0].ask(&["GETRANGE", "k", "0", "0"], "$1\r\nx\r\n");
+        let asker = askers(&source, "\"GETRANGE\"", read);
+        assert_eq!((asker == own, shared.is_superset(&asker)), (is_alone, !is_alone), "{asker:?}");
+        clients[0].ask(&["CLIENT", "NO-EVICT", "on"], "+OK\r\n");
+    }
 }
 
 #[test]
