@@ -143,7 +143,9 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             None => sharing.is_alone = true,
             Some(line) => {
                 let shared = Link::Up(Box::new(Server::new(Way::Shared(line))));
-                if let Link::Up(own) = std::mem::replace(&mut self.link, shared) {
+                if let Link::Up(mut own) = std::mem::replace(&mut self.link, shared) {
+                    // There may be thousands.
+                    (own.to, own.from) = (BytesMut::new(), BytesMut::new());
                     sharing.parked = Some(own);
                 }
             }
