@@ -1,5 +1,6 @@
 //! Measurements, and what the demo shares with them: data, comparison, children, signals.
 
+mod bars;
 pub mod check;
 pub mod child;
 pub mod contender;

@@ -1,14 +1,17 @@
 //! `whimbrel bench partitions`: what it costs to move a partition in a fleet, by its size. The experiment of Hazelcast's
 //! *Speed-Up Partition Migrations*, with members in processes of their own.
 
+mod chart;
 mod coordinator;
 mod link;
 mod member;
 
 use std::collections::HashMap;
 use std::io::Write;
+use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::Context;
 use clap::{Args, ValueEnum};
 use hdrhistogram::Histogram;
 use serde::Serialize;
@@ -78,6 +81,10 @@ pub struct BenchPartitionsArgs {
     /// Print the percentiles of each run, in the format of HdrHistogram
     #[arg(long)]
     pub percentiles: bool,
+
+    /// Draw the results into this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
 
     /// Print the results as JSON
     #[arg(long)]
@@ -229,6 +236,11 @@ fn measure(sizes: &[(u32, u32)], args: &BenchPartitionsArgs, interrupt: &Interru
             let measured = fleet.measure(Duration::from_secs(args.limit), interrupt)?;
             report.rows.push(Outcome::new(size, mode, measured));
         }
+    }
+    if let Some(file) = &args.svg {
+        let title = "What it costs to move a partition";
+        std::fs::write(file, chart::svg(title, &report.rows))
+            .with_context(|| format!("write {}", file.display()))?;
     }
     let mut out = std::io::stdout();
     match args.json {
