@@ -1,22 +1,12 @@
 //! `whimbrel front` moves keys that are too large to be moved at once, and is killed in the middle of that.
 
-use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use serde_json::Value as Json;
-use whimbrel_e2e::binary::{Invocation, Running};
+use whimbrel_e2e::fronts::{Front, PATIENCE};
 use whimbrel_lab::{Engine, Server};
 
-const PATIENCE: Duration = Duration::from_secs(120);
 const ELEMENTS: i64 = 400_000;
-
-#[track_caller]
-fn run(args: &[String]) -> Running {
-    let mut running = Invocation::new(args).spawn();
-    assert!(running.wait_for_text("\"serving\"", PATIENCE), "{}{}", running.stdout(), running.stderr());
-    running
-}
 
 #[track_caller]
 fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
@@ -47,17 +37,8 @@ fn killed_in_the_middle_of_a_large_key_it_goes_on() {
         source.call(&["SET", &format!("small {i}"), "v"]);
     }
     let before = sample(&source);
-    let folder = tempfile::tempdir().expect("a folder");
-    let folder = folder.path().to_str().expect("a name");
-    let free = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = free.local_addr().expect("an address").to_string();
-    drop(free);
-    let words = ["front", "--listen", &address, "--source", &source.url(), "--target", &target.url()];
-    let args: Vec<String> =
-        words.into_iter().chain(["--state-dir", folder, "--json"]).map(str::to_owned).collect();
-    let tell = |what: &str| Invocation::new(&["front", what, "--state-dir", folder, "--json"]).run();
-    let mut front = run(&args);
-    tell("start").expect_code(0);
+    let mut front = Front::between(&source.url(), &target.url(), &[]);
+    front.tell("start").expect_code(0);
     let staged = || match target.call(&["KEYS", "whimbrel:staging:*"]) {
         Value::Array(keys) => keys.len(),
         other => panic!("{other:?}"),
@@ -71,22 +52,17 @@ fn killed_in_the_middle_of_a_large_key_it_goes_on() {
             Value::Int(ELEMENTS),
             "it moved too quickly for this test"
         );
-        front.kill9();
+        front.running.kill9();
         target.call(&["CLIENT", "UNPAUSE"]);
         assert_eq!(staged(), 1, "nothing is left of it, as in a crash");
-        front = run(&args);
+        front.run_again();
     }
     // Written to while it moves, or right after: once.
-    let client = redis::Client::open(format!("redis://{address}")).expect("an address");
-    let mut client = client.get_connection().expect("a connection");
+    let mut client = front.connect();
     let added: i64 =
         redis::cmd("HINCRBY").arg("large").arg("new").arg(5).query(&mut client).expect("written");
     assert_eq!(added, 5);
-    wait_until("all keys have moved", || {
-        let told = tell("status").expect_code(0);
-        let line: Json = serde_json::from_str(&told.stdout).expect("JSON");
-        line["status"]["phase"] == "done"
-    });
+    wait_until("all keys have moved", || front.status()["phase"] == "done");
     let mut after = sample(&target);
     assert_eq!(after[0], Value::Int(ELEMENTS + 1));
     after[0] = before[0].clone();

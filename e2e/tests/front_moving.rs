@@ -1,7 +1,6 @@
 //! Clients are served by `whimbrel front` while keys move, and every answer that they get is checked.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,11 +8,11 @@ use std::time::{Duration, Instant};
 use redis::{Connection, Value};
 use serde_json::Value as Json;
 
-use whimbrel_e2e::binary::{Invocation, Output, Running};
+use whimbrel_e2e::binary::Invocation;
 use whimbrel_e2e::deployment::slot_of;
+use whimbrel_e2e::fronts::{self, PATIENCE};
 use whimbrel_lab::{Cluster, Engine, Proxy, Server};
 
-const PATIENCE: Duration = Duration::from_secs(120);
 const CLIENTS: usize = 16;
 /// Of each kind, of each client.
 const KEYS_EACH: usize = 6;
@@ -109,12 +108,9 @@ impl Deployed {
 // ---- The front ----
 
 struct Front<'a> {
-    args: Vec<String>,
-    running: Running,
+    process: fronts::Front,
     source: &'a Deployed,
     target: &'a Deployed,
-    folder: tempfile::TempDir,
-    port: u16,
 }
 
 impl<'a> Front<'a> {
@@ -126,65 +122,20 @@ impl<'a> Front<'a> {
     /// Between these servers, which it reaches at these addresses.
     #[track_caller]
     fn at(source: &'a Deployed, target: &'a Deployed, source_url: &str, target_url: &str) -> Front<'a> {
-        let folder = tempfile::tempdir().expect("a folder");
-        let free = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = free.local_addr().expect("an address").port();
-        drop(free);
-        let args = [
-            "front",
-            "--listen",
-            &format!("127.0.0.1:{port}"),
-            "--source",
-            source_url,
-            "--target",
-            target_url,
-            "--state-dir",
-            folder.path().to_str().expect("a name"),
-            "--json",
-        ]
-        .map(str::to_owned)
-        .to_vec();
         // Until keys move; with clusters it is refused.
         let is_shared = matches!(source, Deployed::Server(_));
-        let sharing = is_shared.then(|| ["--share-connections", "2"].map(str::to_owned));
-        let args: Vec<String> = args.into_iter().chain(sharing.into_iter().flatten()).collect();
-        let running = Front::run(&args);
-        Front { args, running, source, target, folder, port }
-    }
-
-    #[track_caller]
-    fn run(args: &[String]) -> Running {
-        let mut running = Invocation::new(args).spawn();
-        assert!(running.wait_for_text("\"serving\"", PATIENCE), "{}{}", running.stdout(), running.stderr());
-        running
-    }
-
-    #[track_caller]
-    fn kill_and_restart(&mut self) {
-        self.running.kill9();
-        self.running = Front::run(&self.args);
-    }
-
-    fn tell(&self, what: &str) -> Output {
-        let folder = self.folder.path().to_str().expect("a name");
-        Invocation::new(&["front", what, "--state-dir", folder, "--json"]).run()
-    }
-
-    #[track_caller]
-    fn status(&self) -> Json {
-        let told = self.tell("status").expect_code(0);
-        let line: Json = serde_json::from_str(&told.stdout).expect("JSON");
-        line["status"].clone()
+        let sharing: &[&str] = if is_shared { &["--share-connections", "2"] } else { &[] };
+        Front { process: fronts::Front::between(source_url, target_url, sharing), source, target }
     }
 
     #[track_caller]
     fn wait_until_done(&self) {
         let deadline = Instant::now() + PATIENCE;
-        while self.status()["phase"] != "done" {
-            assert!(Instant::now() < deadline, "not done: {}", self.status());
+        while self.process.status()["phase"] != "done" {
+            assert!(Instant::now() < deadline, "not done: {}", self.process.status());
             std::thread::sleep(Duration::from_millis(100));
         }
-        assert_eq!(self.ends(&self.status()).0.keys(), 0, "keys are left where they were");
+        assert_eq!(self.ends(&self.process.status()).0.keys(), 0, "keys are left where they were");
     }
 
     /// Where keys move from by this status, and where they move to.
@@ -198,15 +149,15 @@ impl<'a> Front<'a> {
 
     /// The direction is turned, and the front dies in the middle of it, before or after it is written down.
     fn turn_and_kill(&mut self, random: &mut Random) {
-        let folder = self.folder.path().to_str().expect("a name").to_owned();
+        let folder = self.process.state_dir().to_owned();
         let mut asking = Invocation::new(&["front", "reverse", "--state-dir", &folder, "--json"]).spawn();
         std::thread::sleep(Duration::from_millis(random.below(300) as u64));
-        self.kill_and_restart();
+        self.process.kill_and_run_again();
         asking.wait(PATIENCE).expect("nobody is there to wait for");
     }
 
     fn client(&self) -> Client {
-        Client { port: self.port, connection: None }
+        Client { port: self.process.port(), connection: None }
     }
 }
 
@@ -868,20 +819,23 @@ enum Trouble {
 fn turn_to_and_fro(front: &mut Front<'_>, random: &mut Random) {
     for i in 0..TURNS {
         std::thread::sleep(Duration::from_millis(50 + random.below(600) as u64));
-        let before = front.status();
+        let before = front.process.status();
         if i % 3 == 1 {
             front.turn_and_kill(random);
         } else {
-            front.tell("reverse").expect_code(0);
+            front.process.tell("reverse").expect_code(0);
             if i % 3 == 2 {
-                front.kill_and_restart();
+                front.process.kill_and_run_again();
             }
-            assert_eq!(front.status()["turns"].as_u64(), before["turns"].as_u64().map(|turns| turns + 1));
+            assert_eq!(
+                front.process.status()["turns"].as_u64(),
+                before["turns"].as_u64().map(|turns| turns + 1)
+            );
         }
-        println!("{} {}, then {}", before["turns"], before["phase"], front.status()["turns"]);
+        println!("{} {}, then {}", before["turns"], before["phase"], front.process.status()["turns"]);
     }
     front.wait_until_done();
-    front.tell("reverse").expect_code(0);
+    front.process.tell("reverse").expect_code(0);
 }
 
 /// Standalone servers of a pair of versions that `seed` chooses.
@@ -948,11 +902,11 @@ fn a_move_with(trouble: Trouble, seed: u64, source: &Deployed, target: &Deployed
             .collect();
         // For a while only the source is there, so that some of the keys are.
         std::thread::sleep(Duration::from_millis(500));
-        front.tell("start").expect_code(0);
+        front.process.tell("start").expect_code(0);
         let kills = if trouble == Trouble::Turn { 0 } else { KILLS };
         for _ in 0..kills {
             std::thread::sleep(Duration::from_millis(50 + random.below(600) as u64));
-            println!("{trouble:?} while {}", front.status()["phase"]);
+            println!("{trouble:?} while {}", front.process.status()["phase"]);
             if trouble == Trouble::Slots {
                 std::thread::scope(|both| {
                     let mut own = Random(random.0 ^ 1);
@@ -961,7 +915,7 @@ fn a_move_with(trouble: Trouble, seed: u64, source: &Deployed, target: &Deployed
                 });
             }
             if trouble != Trouble::Cut {
-                front.kill_and_restart();
+                front.process.kill_and_run_again();
                 continue;
             }
             for link in links.iter().rev() {
@@ -982,11 +936,11 @@ fn a_move_with(trouble: Trouble, seed: u64, source: &Deployed, target: &Deployed
             }
         }
     });
-    let (_, serving) = front.ends(&front.status());
+    let (_, serving) = front.ends(&front.process.status());
     check_what_is_left(&world, serving);
-    println!("{} operations, {:?}", world.operations.load(Ordering::Relaxed), front.status());
-    front.tell("finish").expect_code(0);
-    front.running.wait(PATIENCE).expect("it ends").expect_code(0);
+    println!("{} operations, {:?}", world.operations.load(Ordering::Relaxed), front.process.status());
+    front.process.tell("finish").expect_code(0);
+    front.process.running.wait(PATIENCE).expect("it ends").expect_code(0);
 }
 
 /// Everything that was written is there, once, and nothing else.
@@ -1103,27 +1057,27 @@ fn commands_find_the_front_and_say_what_they_refuse() {
     assert!(refused.stderr.contains("no front with a target runs"), "{}", refused.stderr);
 
     let mut front = Front::between(&source, &target);
-    assert_eq!(front.status()["phase"], "forwarding");
-    let told = front.tell("finish").expect_code(4);
+    assert_eq!(front.process.status()["phase"], "forwarding");
+    let told = front.process.tell("finish").expect_code(4);
     assert!(told.stdout.contains("no key has moved"), "{}", told.stdout);
-    let told = front.tell("reverse").expect_code(4);
+    let told = front.process.tell("reverse").expect_code(4);
     assert!(told.stdout.contains("no keys have moved that could move back"), "{}", told.stdout);
     // A second one would know nothing of the locks of the first.
-    let second = Invocation::new(&front.args).run().expect_code(2);
+    let second = Invocation::new(&front.process.args).run().expect_code(2);
     assert!(second.stdout.contains("another whimbrel front runs"), "{}", second.stdout);
-    front.tell("start").expect_code(0);
+    front.process.tell("start").expect_code(0);
     front.wait_until_done();
-    let told = front.tell("start").expect_code(4);
+    let told = front.process.tell("start").expect_code(4);
     assert!(told.stdout.contains("already"), "{}", told.stdout);
-    let folder = front.folder.path().to_str().expect("a name").to_owned();
+    let folder = front.process.state_dir().to_owned();
     let shown = Invocation::new(&["front", "status", "--state-dir", &folder]).run().expect_code(0);
     assert!(shown.stdout.starts_with("phase    done"), "{}", shown.stdout);
     // There and back.
     for (turns, note) in [("1", "turned round once"), ("2", "turned round 2 times")] {
-        let told = front.tell("reverse").expect_code(0);
+        let told = front.process.tell("reverse").expect_code(0);
         assert!(told.stdout.contains(&format!("\"turns\":{turns}")), "{}", told.stdout);
         let shown = Invocation::new(&["front", "status", "--state-dir", &folder]).run().expect_code(0);
-        let (from, to) = front.ends(&front.status());
+        let (from, to) = front.ends(&front.process.status());
         let back = if turns == "1" { "back " } else { "" };
         let line = format!("{} {back}to {} ({note})\n", from.address(), to.address());
         assert!(shown.stdout.contains(&line), "{line}: {}", shown.stdout);
@@ -1131,9 +1085,10 @@ fn commands_find_the_front_and_say_what_they_refuse() {
     }
 
     // What is on disk is believed by the next one, or refused.
-    front.running.kill9();
+    front.process.running.kill9();
+    let usual = front.process.args.clone();
     let args = |source: &Deployed| {
-        let mut args = front.args.clone();
+        let mut args = usual.clone();
         let at = args.iter().position(|arg| arg == "--source").expect("it is there");
         args[at + 1] = source.address();
         args
@@ -1154,10 +1109,10 @@ fn commands_find_the_front_and_say_what_they_refuse() {
     let refused = Invocation::new(&args(&source)).run().expect_code(1);
     assert!(refused.stdout.contains("it is damaged"), "{}", refused.stdout);
     std::fs::write(&state, text).expect("written");
-    front.running = Front::run(&args(&source));
-    let told = front.tell("finish").expect_code(0);
+    front.process.run_again();
+    let told = front.process.tell("finish").expect_code(0);
     assert!(told.stdout.contains("\"exit\":0"), "{}", told.stdout);
-    front.running.wait(PATIENCE).expect("it ends").expect_code(0);
+    front.process.running.wait(PATIENCE).expect("it ends").expect_code(0);
 
     // One that is run again must not serve from the empty source.
     let refused = Invocation::new(&args(&source)).run().expect_code(4);

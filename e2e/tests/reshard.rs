@@ -207,16 +207,7 @@ fn several_targets_and_counts() {
     scene.assert_unchanged(&before);
 }
 
-macro_rules! for_each_engine {
-    ($($check:ident)*) => {
-        mod redis_7_0 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Redis70) })* }
-        mod redis_8_0 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Redis80) })* }
-        mod valkey_8_1 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Valkey81) })* }
-        mod valkey_9_1 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Valkey91) })* }
-    };
-}
-
-for_each_engine! {
+whimbrel_e2e::for_each_engine! {
     slots_move_under_writers
     shards_come_and_go
     moving_without_psync_loses_nothing

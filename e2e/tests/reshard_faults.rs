@@ -591,16 +591,7 @@ fn what_cannot_go_well_is_refused(engine: Engine) {
     assert_eq!(owner(&scene, "at last"), (target, source));
 }
 
-macro_rules! for_each_engine {
-    ($($check:ident)*) => {
-        mod redis_7_0 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Redis70) })* }
-        mod redis_8_0 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Redis80) })* }
-        mod valkey_8_1 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Valkey81) })* }
-        mod valkey_9_1 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Valkey91) })* }
-    };
-}
-
-for_each_engine! {
+whimbrel_e2e::for_each_engine! {
     whimbrel_is_killed
     whimbrel_is_killed_while_it_rolls_back
     jobs_are_cancelled

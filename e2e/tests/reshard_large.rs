@@ -221,16 +221,7 @@ fn slots_full_of_expiring_keys_move(engine: Engine) {
     shards::assert_sound(&scene.cluster);
 }
 
-macro_rules! for_each_engine {
-    ($($check:ident)*) => {
-        mod redis_7_0 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Redis70) })* }
-        mod redis_8_0 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Redis80) })* }
-        mod valkey_8_1 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Valkey81) })* }
-        mod valkey_9_1 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Valkey91) })* }
-    };
-}
-
-for_each_engine! {
+whimbrel_e2e::for_each_engine! {
     large_hashes_and_sets_move
     large_lists_and_streams_move_or_are_refused
     slots_full_of_expiring_keys_move

@@ -204,16 +204,7 @@ fn unsound_clusters_are_found(engine: Engine) {
     found("knows no owner of 1 slots");
 }
 
-macro_rules! for_each_engine {
-    ($($check:ident)*) => {
-        mod redis_7_0 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Redis70) })* }
-        mod redis_8_0 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Redis80) })* }
-        mod valkey_8_1 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Valkey81) })* }
-        mod valkey_9_1 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Valkey91) })* }
-    };
-}
-
-for_each_engine! {
+whimbrel_e2e::for_each_engine! {
     planted_losses_are_found
     unsound_clusters_are_found
 }

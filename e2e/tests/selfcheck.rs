@@ -252,16 +252,7 @@ fn writers_know_what_was_promised(engine: Engine) {
     assert_eq!(found, expected);
 }
 
-macro_rules! for_each_engine {
-    ($($check:ident)*) => {
-        mod redis_7_0 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Redis70) })* }
-        mod redis_8_0 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Redis80) })* }
-        mod valkey_8_1 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Valkey81) })* }
-        mod valkey_9_1 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Valkey91) })* }
-    };
-}
-
-for_each_engine! {
+whimbrel_e2e::for_each_engine! {
     equal_data_sets_compare_equal
     planted_differences_are_found
     clusters_are_compared_as_a_whole

@@ -313,6 +313,19 @@ fn show_reports(
             },
         );
     }
+    say_seen(seen);
+    say!(
+        "verified {}",
+        match verified {
+            true => "yes: source and target were compared before each handover",
+            false if reports.iter().any(|r| r.method != "external") => "no: this method does not compare",
+            false => "no",
+        }
+    );
+}
+
+/// What our own client met with while slots moved.
+fn say_seen(seen: &Testimony) {
     say!(
         "clients  ours asked {} times: {} MOVED, {} ASK, {} TRYAGAIN, {} CLUSTERDOWN, {} other errors, {} ms at most",
         format_count(seen.requests),
@@ -322,14 +335,6 @@ fn show_reports(
         seen.clusterdown,
         seen.errors,
         seen.longest_ms,
-    );
-    say!(
-        "verified {}",
-        match verified {
-            true => "yes: source and target were compared before each handover",
-            false if reports.iter().any(|r| r.method != "external") => "no: this method does not compare",
-            false => "no",
-        }
     );
 }
 

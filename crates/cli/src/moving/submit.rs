@@ -10,7 +10,7 @@ use whimbrel_control::daemon::migrations::JobState;
 use whimbrel_control::witness::{Testimony, Witness};
 use whimbrel_core::plan::Move;
 use whimbrel_core::slot::SlotSet;
-use whimbrel_core::units::{format_count, format_duration_ms};
+use whimbrel_core::units::format_duration_ms;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result};
@@ -20,6 +20,7 @@ use whimbrel_wire::value::Value;
 use crate::args::Show;
 use crate::display::{Display, Form};
 use crate::exit::Exit;
+use crate::moving::say_seen;
 
 /// How often the daemon is asked how its jobs stand.
 const POLL: Duration = Duration::from_millis(250);
@@ -392,15 +393,6 @@ async fn report(
         return Ok(exit);
     }
     say!("moved    {moved} slots in {} by the daemon at {server}", format_duration_ms(duration_ms));
-    say!(
-        "clients  ours asked {} times: {} MOVED, {} ASK, {} TRYAGAIN, {} CLUSTERDOWN, {} other errors, {} ms at most",
-        format_count(seen.requests),
-        seen.moved,
-        seen.ask,
-        seen.tryagain,
-        seen.clusterdown,
-        seen.errors,
-        seen.longest_ms,
-    );
+    say_seen(seen);
     Ok(exit)
 }
