@@ -17,6 +17,7 @@ use whimbrel_engine::probe::{Info, PROBE_KEY, ServerFacts};
 use whimbrel_flow::functions;
 use whimbrel_wire::value::Value;
 
+use crate::arrived::{SlotCounts, Slots};
 use crate::direction::Direction;
 use crate::flush;
 use crate::hub::{Hub, Ready, Servers};
@@ -85,6 +86,8 @@ pub struct MovingStatus {
     pub left: Option<u64>,
     /// Keys that could not be moved in the last pass over that server.
     pub staying: u64,
+    /// How far the slots are, where keys move from a cluster.
+    pub slots: Option<SlotCounts>,
     /// Memory of the filter.
     pub filter_bytes: u64,
     /// Keys in it.
@@ -305,13 +308,14 @@ async fn moving_status(hub: &Hub) -> MovingStatus {
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let ratio = |part: u64, whole: u64| (whole > 0).then(|| part as f64 / whole as f64);
     let (wrong, right) = (count(&tally.filter_wrong), count(&tally.filter_no));
-    let (filter_bytes, filter_keys) = (hub.filter.memory_bytes(), hub.filter.keys());
+    let (filter_keys, filter_bytes) = hub.arrived.filtered();
     MovingStatus {
         paused: *hub.paused.borrow(),
         rebuilding: hub.is_rebuilding(),
         moved: count(&tally.moved),
         left,
         staying: count(&tally.staying),
+        slots: hub.arrived.slots().map(Slots::counts),
         filter_bytes,
         filter_keys,
         filter_bits_per_key: ratio(filter_bytes * 8, filter_keys),

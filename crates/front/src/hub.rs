@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::{RwLock, mpsc, watch};
+use tokio::sync::{RwLock, mpsc, oneshot, watch};
 use tokio::time::timeout;
 use whimbrel_engine::error::Result;
 use whimbrel_engine::link::{Link, LinkOptions};
@@ -18,9 +18,9 @@ use whimbrel_engine::probe::{Capabilities, Info};
 use whimbrel_wire::payload::Dialect;
 
 use crate::alarms::Alarms;
+use crate::arrived::Arrived;
 use crate::cluster::ask_keys;
 use crate::direction::Direction;
-use crate::filter::Filter;
 use crate::locks::{Locks, Moved, Shared};
 use crate::place::Place;
 use crate::room::Reserve;
@@ -97,7 +97,7 @@ pub(crate) struct Hub {
     /// Part of the names of staging keys. What a crash has left of them is none of the next turn's.
     pub(crate) job: String,
     pub(crate) locks: Arc<Locks>,
-    pub(crate) filter: Filter,
+    pub(crate) arrived: Arrived,
     pub(crate) tally: Tally,
     pub(crate) ready: watch::Sender<Ready>,
     pub(crate) paused: watch::Sender<bool>,
@@ -133,7 +133,7 @@ impl Hub {
         let (ready, moves) = mpsc::unbounded_channel();
         let hub = Hub {
             locks: Locks::new(ready),
-            filter: Filter::new(servers.keys),
+            arrived: Arrived::new(servers.keys, servers.source.cluster().is_some()),
             tally: Tally::default(),
             ready: watch::Sender::new(Ready::NotYet),
             paused: watch::Sender::new(false),
@@ -169,20 +169,40 @@ impl Hub {
     }
 
     /// Whether a key has been found to be home. It stays so for this turn, in which nothing creates keys at the source.
-    pub(crate) fn is_known(&self, hash: u64) -> bool {
+    pub(crate) fn is_known(&self, key: &[u8]) -> bool {
+        let hash = self.hash(key);
         // 0 is what an empty place holds.
-        hash != 0 && self.known[hash as usize % KNOWN_MAX].load(Ordering::Acquire) == hash
+        let is_remembered =
+            hash != 0 && self.known[hash as usize % KNOWN_MAX].load(Ordering::Acquire) == hash;
+        is_remembered || self.arrived.is_done(key)
     }
 
-    /// A key is home. Its lock is held, or it was seen at the target.
-    pub(crate) fn learn(&self, hash: u64) {
-        self.filter.insert(hash);
+    /// Whether a key may have arrived; where not, it certainly has not.
+    pub(crate) fn may_have_arrived(&self, key: &[u8]) -> bool {
+        self.arrived.may_have(key, self.hash(key))
+    }
+
+    /// Wants a key moved, see [`Locks::want`].
+    pub(crate) fn want(&self, key: &Bytes) -> oneshot::Receiver<Moved> {
+        self.arrived.begin(key);
+        self.locks.want(key)
+    }
+
+    /// A key has arrived. Its lock is held, or it was seen at the target.
+    pub(crate) fn note_arrival(&self, key: &[u8]) {
+        self.arrived.insert(key, self.hash(key));
+    }
+
+    /// A key is home. Its lock is held.
+    pub(crate) fn learn(&self, key: &[u8]) {
+        let hash = self.hash(key);
+        self.arrived.insert(key, hash);
         self.known[hash as usize % KNOWN_MAX].store(hash, Ordering::Release);
     }
 
     /// Reads may be sent to the source, if the filter has none of their keys.
     pub(crate) fn may_forward(&self, keys: &[Bytes]) -> bool {
-        !self.is_rebuilding() && !keys.iter().any(|key| self.filter.contains(self.hash(key)))
+        !self.is_rebuilding() && !keys.iter().any(|key| self.may_have_arrived(key))
     }
 
     /// Holds keys for a read at the source. `None` where one of them is not certainly there, or nowhere.
@@ -193,7 +213,7 @@ impl Hub {
     }
 
     pub(crate) fn all_known(&self, keys: &[Bytes]) -> bool {
-        keys.iter().all(|key| self.is_known(self.hash(key)))
+        keys.iter().all(|key| self.is_known(key))
     }
 
     pub(crate) fn is_rebuilding(&self) -> bool {
@@ -223,9 +243,9 @@ impl Hub {
     pub(crate) async fn pull(self: Arc<Hub>, keys: Vec<Bytes>) -> std::result::Result<(), String> {
         let pulling = async {
             for keys in keys.chunks(KEYS_AT_ONCE) {
-                let unknown = keys.iter().filter(|key| !self.is_known(self.hash(key)));
+                let unknown = keys.iter().filter(|key| !self.is_known(key));
                 let wanted: Vec<_> =
-                    unknown.map(|key| (self.filter.contains(self.hash(key)), self.locks.want(key))).collect();
+                    unknown.map(|key| (self.may_have_arrived(key), self.want(key))).collect();
                 for (is_in_filter, told) in wanted {
                     let counter = if is_in_filter { &self.tally.filter_wrong } else { &self.tally.filter_no };
                     match told.await {

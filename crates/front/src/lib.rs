@@ -17,7 +17,7 @@
 //! - `mover`: moves keys, and makes the filter anew after a crash;
 //! - [`carry`]: the move of one key;
 //! - [`face`]: presents the front as a cluster, for clients that only know clusters;
-//! - [`filter`]: which keys have arrived at the target;
+//! - [`arrived`], [`filter`]: which keys have arrived at the target;
 //! - `flush`: empties both servers as if at one moment;
 //! - [`table`]: where the keys of a command are;
 //! - `whole`: questions about all keys.
@@ -28,6 +28,7 @@
 //! **Bounds.** What is held for a client is bounded by constants of `session`. Whoever does not read is not read from.
 
 mod alarms;
+pub mod arrived;
 pub mod carry;
 mod cluster;
 pub mod commands;

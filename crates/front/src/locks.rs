@@ -156,6 +156,14 @@ impl Locks {
         told
     }
 
+    /// Calls `with` for each key that a move is wanted of, or under way.
+    pub fn for_each_wanted(&self, mut with: impl FnMut(&[u8])) {
+        for part in &self.parts {
+            let part = part.lock().unwrap_or_else(PoisonError::into_inner);
+            part.iter().filter(|(_, lock)| lock.wanted.is_some()).for_each(|(key, _)| with(key));
+        }
+    }
+
     /// The mover of a key only copies it from here on: readers may hold it again.
     pub fn let_in(&self, key: &Bytes) {
         if let Some(lock) = self.part(key).get_mut(key) {

@@ -5,7 +5,9 @@
 //! for few keys of others.
 
 mod large;
+mod slots;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -103,7 +105,7 @@ impl Worker {
     fn end(&self, key: &Bytes, moved: &Moved) {
         if matches!(moved, Moved::Home | Moved::WasHome) {
             // Before the lock is let go, or a reader could take the key for one of the source.
-            self.hub.learn(self.hub.hash(key));
+            self.hub.learn(key);
             self.hub.alarms().not_taken(key);
         }
         self.hub.locks.finish(key, moved);
@@ -153,7 +155,7 @@ impl Worker {
     async fn attempt(&mut self, key: &[u8], is_first: bool, of_any_size: bool) -> Result<Attempt> {
         let hub = self.hub.clone();
         let route = route(&hub, !is_first);
-        let is_in_filter = !hub.is_rebuilding() && hub.filter.contains(hub.hash(key));
+        let is_in_filter = !hub.is_rebuilding() && hub.may_have_arrived(key);
         // What the target has is home, but for what a crash has left, or an attempt that failed half-way.
         if is_first && is_in_filter {
             let (_, target) = self.links().await?;
@@ -280,7 +282,7 @@ async fn try_rebuild(hub: &Hub) -> Result<()> {
             sum_of(&mut anywhere, b"UNLINK", &left).await?;
             sum_of(&mut source, b"UNLINK", &keys).await?;
             for key in &keys {
-                hub.filter.insert(hub.hash(key));
+                hub.note_arrival(key);
             }
             if &next[..] == b"0" {
                 break;
@@ -326,75 +328,109 @@ pub(crate) async fn sweep(hub: &Arc<Hub>) {
     }
 }
 
-/// What one iteration over the source has given.
-#[derive(Default)]
+/// One iteration over the source.
 struct Pass {
+    hub: Arc<Hub>,
+    source: Link,
+    /// Keys that move.
+    wanted: JoinSet<(Bytes, Option<Moved>)>,
     /// Keys that cannot be moved.
     staying: u64,
     /// Keys that are home, and have not been asked for at the source since.
     home: Vec<Bytes>,
     /// Keys that are home, and at the source.
     returned: u64,
+    /// Keys that have not gone from the source although they were seen to, lately.
+    stuck: HashSet<Bytes>,
 }
 
 impl Pass {
+    /// Has keys moved that the source has, a few at a time.
+    async fn take(&mut self, keys: Vec<Bytes>) -> Result<()> {
+        let (staged, keys): (Vec<Bytes>, Vec<Bytes>) = keys.into_iter().partition(|key| is_hidden(key));
+        // Nothing is assembled at the source: a crash has left them in another turn.
+        sum_of(&mut self.source, b"UNLINK", &staged).await?;
+        for key in keys {
+            resumed(&self.hub).await;
+            if self.hub.is_known(&key) {
+                // Moved since the reply was made, or it has come back: then it must not be taken for the key.
+                if self.stuck.insert(key.clone()) {
+                    self.home.push(key);
+                }
+                continue;
+            }
+            if self.stuck.contains(&key) {
+                continue;
+            }
+            if self.wanted.len() >= BACKGROUND_KEYS {
+                let ended = self.wanted.join_next().await;
+                self.ended(ended);
+            }
+            let hub = self.hub.clone();
+            self.wanted.spawn(async move {
+                let moved = hub.want(&key).await.ok();
+                (key, moved)
+            });
+        }
+        // Once for each reply, so the bound is what a server gives in a few of them.
+        self.look_for_returned().await
+    }
+
+    /// Waits for all that move.
+    async fn settle(&mut self) -> Result<()> {
+        while let Some(ended) = self.wanted.join_next().await {
+            self.ended(Some(ended));
+        }
+        self.look_for_returned().await
+    }
+
     fn ended(&mut self, wanted: Option<std::result::Result<(Bytes, Option<Moved>), JoinError>>) {
         match wanted {
             Some(Ok((key, Some(Moved::Home | Moved::WasHome)))) => self.home.push(key),
-            Some(Ok((_, Some(Moved::Refused(_))))) => self.staying += 1,
+            Some(Ok((key, Some(Moved::Refused(_))))) => {
+                self.staying += 1;
+                self.stuck.insert(key);
+            }
             _ => {}
         }
     }
 
     /// A key that is home is not at the source, for ever. One that is has been put there by somebody else, or the source has forgotten
     /// that it was removed.
-    async fn look_for_returned(&mut self, source: &mut Link) -> Result<()> {
-        self.returned += sum_of(source, b"EXISTS", &self.home).await?;
+    async fn look_for_returned(&mut self) -> Result<()> {
+        self.returned += sum_of(&mut self.source, b"EXISTS", &self.home).await?;
         self.home.clear();
         Ok(())
+    }
+
+    /// All keys that iterations over the nodes give.
+    async fn scan(&mut self) -> Result<()> {
+        for mut node in self.hub.servers.source.each().await? {
+            let mut cursor = Bytes::from_static(b"0");
+            loop {
+                let (next, keys) = scan(&mut node, &cursor).await?;
+                self.take(keys).await?;
+                self.stuck.clear();
+                if &next[..] == b"0" {
+                    break;
+                }
+                cursor = next;
+            }
+        }
+        self.settle().await
     }
 }
 
 /// Moves what one iteration over the source gives, and returns how many keys are left after it, in all databases.
 async fn pass(hub: &Arc<Hub>) -> Result<u64> {
-    let mut source = hub.open_source().await?;
-    let mut wanted = JoinSet::new();
-    let mut pass = Pass::default();
-    for mut node in hub.servers.source.each().await? {
-        let mut cursor = Bytes::from_static(b"0");
-        loop {
-            let (next, keys) = scan(&mut node, &cursor).await?;
-            let (staged, keys): (Vec<Bytes>, Vec<Bytes>) = keys.into_iter().partition(|key| is_hidden(key));
-            // Nothing is assembled at the source: a crash has left them in another turn.
-            sum_of(&mut source, b"UNLINK", &staged).await?;
-            for key in keys {
-                resumed(hub).await;
-                if hub.is_known(hub.hash(&key)) {
-                    // Moved since the reply was made, or it has come back: then it must not be taken for the key.
-                    pass.home.push(key);
-                    continue;
-                }
-                if wanted.len() >= BACKGROUND_KEYS {
-                    pass.ended(wanted.join_next().await);
-                }
-                let hub = hub.clone();
-                wanted.spawn(async move {
-                    let moved = hub.locks.want(&key).await.ok();
-                    (key, moved)
-                });
-            }
-            // Once for each reply, so the bound is what a server gives in a few of them.
-            pass.look_for_returned(&mut source).await?;
-            if &next[..] == b"0" {
-                break;
-            }
-            cursor = next;
-        }
+    let source = hub.open_source().await?;
+    let (hub, wanted) = (hub.clone(), JoinSet::new());
+    let (home, stuck) = (Vec::new(), HashSet::new());
+    let mut pass = Pass { hub: hub.clone(), source, wanted, staying: 0, home, returned: 0, stuck };
+    match hub.arrived.slots() {
+        None => pass.scan().await?,
+        Some(slots) => pass.by_slot(slots).await?,
     }
-    while let Some(ended) = wanted.join_next().await {
-        pass.ended(Some(ended));
-    }
-    pass.look_for_returned(&mut source).await?;
     hub.tally.staying.store(pass.staying, Ordering::Relaxed);
     let (left, other_database) = count(&hub.servers.source).await?;
     let mut alarms = hub.alarms();

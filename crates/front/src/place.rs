@@ -1,5 +1,6 @@
 //! A source or a target: a server, or a cluster that looks like one.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -172,6 +173,20 @@ impl Place {
         let kind = ErrorKind::Unfit("it is a cluster".to_owned());
         Error::new(self.endpoint.side, self.endpoint.address.to_string(), "share connections", kind)
             .with_remedy("leave --share-connections out: they are shared with a single server only")
+    }
+
+    /// A connection of our own to each primary of a cluster, and the slots that it has as far as is known; none for a server.
+    ///
+    /// # Errors
+    /// As [`Link::open`], for any of them.
+    pub(crate) async fn each_with_slots(&self) -> Result<Vec<(Link, BTreeSet<Slot>)>> {
+        let Some(cluster) = &self.cluster else { return Ok(Vec::new()) };
+        let mut nodes = Vec::new();
+        for shard in &cluster.deployment.topology().shards {
+            let link = Link::open(&self.endpoint, &shard.primary, self.link).await?;
+            nodes.push((link, shard.slots.iter().collect()));
+        }
+        Ok(nodes)
     }
 
     /// How many connections to servers one connection to this may need.

@@ -169,7 +169,7 @@ fn merged(hub: &Hub, whole: Whole, replies: (Value, Value), null: &[u8]) -> Vec<
 
 /// Decides by chance, as likely as the keys that have moved are among all.
 fn prefers_target(hub: &Hub) -> bool {
-    let moved = hub.filter.keys();
+    let moved = hub.arrived.keys();
     let chance = hub.hash(format!("{:?}", Instant::now()).as_bytes());
     chance % hub.servers.keys.max(moved + 1) < moved
 }

@@ -104,6 +104,11 @@ fn show_status(status: &Value) {
         count("waiting"),
         count("given_up"),
     );
+    let slots = &moving["slots"];
+    if !slots.is_null() {
+        let count = |name: &str| slots[name].as_u64().map_or_else(|| "?".to_owned(), format_count);
+        say!("slots    {} done, {} moving, {} not begun", count("done"), count("moving"), count("not_begun"));
+    }
     let bits = moving["filter_bits_per_key"].as_f64().map_or("?".to_owned(), |bits| format!("{bits:.1}"));
     let wrong = moving["filter_false_positives"].as_f64();
     let wrong = wrong.map_or("?".to_owned(), |share| format!("{:.3} %", share * 100.0));

@@ -337,3 +337,80 @@ fn one_cluster_is_not_taken_for_two() {
     let error = between.start().expect_err("it is the same").to_string();
     assert!(error.contains("it is the source as well"), "{error}");
 }
+
+fn moving(between: &Between) -> serde_json::Value {
+    serde_json::to_value(between.status()).expect("JSON")["moving"].clone()
+}
+
+#[test]
+fn slots_begin_with_the_first_of_their_keys_and_are_done_with_the_last() {
+    let _alone = alone();
+    let (source, target) = (cluster(Engine::Valkey81), server(Engine::Valkey81));
+    for i in 0..1_000 {
+        let key = if i < 300 { format!("{{m}}{i}") } else { format!("k{i}") };
+        let node = source.owner_of(slot(&key)).expect("an owner");
+        source.nodes()[node].call(&["SET", &key, "v"]);
+    }
+    let between = Between::of(&source, &target);
+    between.start_paused().expect("it begins");
+    let mut client = between.client();
+    client.ask(&["GET", "{m}1"], "$1\r\nv\r\n");
+    let slots = |done: u16, moving: u16| {
+        let not_begun = Slot::COUNT - done - moving;
+        serde_json::json!({ "done": done, "moving": moving, "not_begun": not_begun })
+    };
+    let shown = moving(&between);
+    assert_eq!((&shown["slots"], &shown["filter_bytes"]), (&slots(0, 0), &0.into()), "a read moves nothing");
+    client.ask(&["APPEND", "{m}1", "!"], ":2\r\n");
+    client.ask(&["GET", "{m}2"], "$1\r\nv\r\n");
+    let shown = moving(&between);
+    assert_eq!((&shown["slots"], &shown["filter_keys"]), (&slots(0, 1), &1.into()));
+    assert_eq!(shown["forwarded"], 2, "what has not arrived is read at the source");
+    between.resume();
+    wait_until("all keys have moved", || is_done(&between));
+    let shown = moving(&between);
+    assert_eq!((&shown["slots"], &shown["filter_bytes"]), (&slots(Slot::COUNT, 0), &0.into()));
+    client.ask(&["GET", "{m}1"], "$2\r\nv!\r\n");
+    client.ask(&["DBSIZE"], ":1000\r\n");
+}
+
+#[test]
+fn a_slot_is_not_done_while_keys_of_it_stay_and_is_watched_afterwards() {
+    let _alone = alone();
+    let (source, target) = (cluster(Engine::Redis80), server(Engine::Redis70));
+    let at = |key: &str| &source.nodes()[source.owner_of(slot(key)).expect("an owner")];
+    // More than are asked for at a time, so that the others are behind them.
+    for i in 0..250 {
+        let key = format!("{{s}}{i}");
+        at(&key).call(&["HSET", &key, "f", "v"]);
+        at(&key).call(&["HPEXPIREAT", &key, "4102444800123", "FIELDS", "1", "f"]);
+    }
+    for key in ["{s}can", "a", "b"] {
+        at(key).call(&["SET", key, "v"]);
+    }
+    let between = Between::of(&source, &target);
+    between.start().expect("it begins");
+    let mut client = between.client();
+    wait_until("all that can has moved", || moving(&between)["staying"] == 250);
+    let shown = moving(&between);
+    assert_eq!((&shown["slots"]["moving"], &shown["left"]), (&1.into(), &250.into()));
+    assert_eq!(target.call(&["DBSIZE"]), redis::Value::Int(3));
+    client.ask(&["HGET", "{s}7", "f"], "$1\r\nv\r\n");
+    // A slot that is done is believed to be, and looked at all the same.
+    client.ask(&["APPEND", "a", "!"], ":2\r\n");
+    at("a").call(&["SET", "a", "other"]);
+    wait_until("it is told", || {
+        moving(&between)["trouble"]
+            .as_str()
+            .is_some_and(|text| text.contains("1 keys are at the source again"))
+    });
+    client.ask(&["GET", "a"], "$2\r\nv!\r\n");
+    at("a").call(&["DEL", "a"]);
+    for i in 0..250 {
+        let key = format!("{{s}}{i}");
+        at(&key).call(&["HPERSIST", &key, "FIELDS", "1", "f"]);
+    }
+    wait_until("all keys have moved", || is_done(&between));
+    assert_eq!(target.call(&["DBSIZE"]), redis::Value::Int(253));
+    client.ask(&["GET", "a"], "$2\r\nv!\r\n");
+}
