@@ -141,7 +141,7 @@ impl Facts {
             readonly: has(b"readonly") && !specs.iter().any(is_written),
             blocking: has(b"blocking"),
             is_plain: (has(b"readonly") || has(b"write"))
-                && ![&b"blocking"[..], b"noscript", b"pubsub", b"admin"].into_iter().any(has),
+                && ![&b"blocking"[..], b"noscript", b"pubsub", b"admin", b"module"].into_iter().any(has),
             arity: usize::try_from(arity.unsigned_abs()).ok()?,
             arity_exact: arity > 0,
             positions,
