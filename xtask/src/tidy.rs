@@ -129,6 +129,7 @@ const FLOW: &str = "whimbrel-flow";
 const FRONT: &str = "whimbrel-front";
 const LAB: &str = "whimbrel-lab";
 const CONTROL: &str = "whimbrel-control";
+const FLEET: &str = "whimbrel-fleet";
 
 /// The arrows of `docs/architecture.md`. A crate that is missing here is a finding.
 const ARROWS: &[Arrows] = &[
@@ -136,13 +137,14 @@ const ARROWS: &[Arrows] = &[
     Arrows { name: WIRE, may_use: &[CORE], may_test_with: &[] },
     Arrows { name: ENGINE, may_use: &[WIRE, CORE], may_test_with: &[LAB] },
     Arrows { name: FLOW, may_use: &[ENGINE, WIRE, CORE], may_test_with: &[LAB] },
-    Arrows { name: FRONT, may_use: &[FLOW, ENGINE, WIRE, CORE], may_test_with: &[LAB] },
+    Arrows { name: FLEET, may_use: &[ENGINE, WIRE, CORE], may_test_with: &[] },
+    Arrows { name: FRONT, may_use: &[FLEET, FLOW, ENGINE, WIRE, CORE], may_test_with: &[LAB] },
     Arrows { name: LAB, may_use: &[], may_test_with: &[] },
-    Arrows { name: CONTROL, may_use: &[FLOW, ENGINE, WIRE, CORE], may_test_with: &[LAB] },
+    Arrows { name: CONTROL, may_use: &[FLEET, FLOW, ENGINE, WIRE, CORE], may_test_with: &[LAB] },
     Arrows { name: "whimbrel-sim", may_use: &[CORE], may_test_with: &[] },
     Arrows {
         name: "whimbrel",
-        may_use: &[CONTROL, FRONT, FLOW, ENGINE, WIRE, CORE, LAB],
+        may_use: &[CONTROL, FRONT, FLEET, FLOW, ENGINE, WIRE, CORE, LAB],
         may_test_with: &[],
     },
     Arrows { name: "whimbrel-e2e", may_use: &[LAB], may_test_with: &[] },

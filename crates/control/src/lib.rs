@@ -3,7 +3,7 @@
 //! - [`job`]: runs one job of the external method;
 //! - [`service`]: makes jobs of planned moves and runs them, by whatever method;
 //! - [`daemon`]: a server that takes jobs, in Valkey's own commands;
-//! - [`fleet`]: the journal of a coordinator of members;
+//! - [`fleet`]: the coordinator of members that share the partitions of one table;
 //! - [`store`]: where jobs are written down;
 //! - [`witness`]: a client of our own that notes what the users' clients meet;
 //! - [`report`]: what a job came to;

@@ -131,6 +131,11 @@ impl Link {
         self.options
     }
 
+    /// The connection itself, for another protocol from here on, and what of it has arrived already.
+    pub fn into_parts(self) -> (Io, BytesMut) {
+        (self.io, self.inbox)
+    }
+
     /// Where commands are queued. Every command queued must be matched by one [`Link::reply`].
     pub fn outbox(&mut self) -> &mut Outbox {
         &mut self.outbox

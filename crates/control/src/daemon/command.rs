@@ -8,7 +8,7 @@ use whimbrel_wire::value::Value;
 
 use super::migrations::{JobView, parse_moves, shown};
 use super::reply::{error, ok, text};
-use super::{DaemonOptions, Jobs, seed};
+use super::{DaemonOptions, Jobs, Services, fleet, seed};
 
 /// As many jobs as Valkey lists migrations, unless told otherwise.
 const LISTED_MAX: usize = 1_000;
@@ -65,20 +65,24 @@ impl Session {
         &mut self,
         words: &[Bytes],
         options: &DaemonOptions,
-        jobs: &J,
+        services: &Services<J>,
     ) -> Answer {
-        match words {
-            [name, sub] if self.is_in && name.eq_ignore_ascii_case(b"CLUSTER") => {
-                match jobs.topology().reply(&sub.to_ascii_uppercase(), self.protocol) {
-                    Some(built) => Answer::Built(built),
-                    None => Answer::Value(self.carry_out(words, options, jobs).await),
-                }
-            }
-            _ => Answer::Value(self.carry_out(words, options, jobs).await),
+        if let ([name, sub], Some(jobs)) = (words, &services.jobs)
+            && self.is_in
+            && name.eq_ignore_ascii_case(b"CLUSTER")
+            && let Some(built) = jobs.topology().reply(&sub.to_ascii_uppercase(), self.protocol)
+        {
+            return Answer::Built(built);
         }
+        Answer::Value(self.carry_out(words, options, services).await)
     }
 
-    async fn carry_out<J: Jobs>(&mut self, words: &[Bytes], options: &DaemonOptions, jobs: &J) -> Value {
+    async fn carry_out<J: Jobs>(
+        &mut self,
+        words: &[Bytes],
+        options: &DaemonOptions,
+        services: &Services<J>,
+    ) -> Value {
         let (name, args) = (words[0].to_ascii_uppercase(), &words[1..]);
         match (&name[..], args) {
             (b"QUIT", _) => {
@@ -95,15 +99,20 @@ impl Session {
             (b"SELECT", [_]) => error("DB index is out of range"),
             (b"CLIENT", [sub, args @ ..]) => self.client(sub, args),
             (b"COMMAND", [sub, ..]) if sub.eq_ignore_ascii_case(b"DOCS") => Value::Map(Vec::new()),
-            (b"COMMAND", _) => seed::pass_on(words, jobs).await,
             // All that is here may be read, and nothing is between two owners.
             (b"READONLY" | b"READWRITE" | b"ASKING", []) => ok(),
-            (b"INFO", _) => info(jobs).await,
-            (b"CLUSTER", [sub, args @ ..]) => cluster(sub, args, jobs).await,
-            (b"AUTH" | b"PING" | b"ECHO" | b"SELECT" | b"CLIENT" | b"CLUSTER", _) => {
+            (b"FLEET", [sub, args @ ..]) => fleet::answer(sub, args, services.fleet.as_ref()).await,
+            (b"AUTH" | b"PING" | b"ECHO" | b"SELECT", _) | (b"CLIENT" | b"CLUSTER" | b"FLEET", []) => {
                 wrong_number(&String::from_utf8_lossy(&name).to_ascii_lowercase())
             }
-            _ => seed::redirect(words, jobs).await,
+            (b"INFO", _) => info(services.jobs.as_deref()).await,
+            (name, args) => match services.jobs.as_deref() {
+                Some(jobs) => about_slots(name, args, words, jobs).await,
+                None => error(format!(
+                    "unknown command '{}': this is the coordinator of a fleet, and was given no --cluster",
+                    shown(&words[0])
+                )),
+            },
         }
     }
 
@@ -201,6 +210,15 @@ fn is_same(expected: &[u8], given: &[u8]) -> bool {
     expected.len() == given.len() && expected.iter().zip(given).fold(0, |all, (a, b)| all | (a ^ b)) == 0
 }
 
+/// What needs a cluster.
+async fn about_slots<J: Jobs>(name: &[u8], args: &[Bytes], words: &[Bytes], jobs: &J) -> Value {
+    match (name, args) {
+        (b"COMMAND", _) => seed::pass_on(words, jobs).await,
+        (b"CLUSTER", [sub, args @ ..]) => cluster(sub, args, jobs).await,
+        _ => seed::redirect(words, jobs).await,
+    }
+}
+
 async fn cluster<J: Jobs>(sub: &[u8], args: &[Bytes], jobs: &J) -> Value {
     match (&sub.to_ascii_uppercase()[..], args) {
         (b"MIGRATESLOTS", [_, _, ..]) => migrate(args, jobs).await,
@@ -265,8 +283,12 @@ async fn cancel<J: Jobs>(name: Option<&[u8]>, jobs: &J) -> Value {
     ok()
 }
 
-async fn info<J: Jobs>(jobs: &J) -> Value {
-    let all = match jobs.list().await {
+async fn info<J: Jobs>(jobs: Option<&J>) -> Value {
+    let listed = match jobs {
+        Some(jobs) => jobs.list().await,
+        None => Ok(Vec::new()),
+    };
+    let all = match listed {
         Ok(all) => all,
         Err(e) => return error(e.to_string()),
     };
@@ -282,7 +304,7 @@ async fn info<J: Jobs>(jobs: &J) -> Value {
         String::new(),
         // Clients look for it before they ask for slots.
         "# Cluster".to_owned(),
-        "cluster_enabled:1".to_owned(),
+        format!("cluster_enabled:{}", u8::from(jobs.is_some())),
         String::new(),
     ];
     Value::Verbatim(Bytes::from(lines.join("\r\n")))
@@ -317,10 +339,10 @@ fn help() -> Value {
     Value::Array(lines.into_iter().map(|l| Value::Simple(Bytes::from_static(l.as_bytes()))).collect())
 }
 
-fn wrong_number(command: &str) -> Value {
+pub(super) fn wrong_number(command: &str) -> Value {
     error(format!("wrong number of arguments for '{command}' command"))
 }
 
-fn unknown_subcommand(command: &str, sub: &[u8]) -> Value {
+pub(super) fn unknown_subcommand(command: &str, sub: &[u8]) -> Value {
     error(format!("unknown subcommand '{}'. Try {command} HELP.", shown(sub)))
 }

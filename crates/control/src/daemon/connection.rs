@@ -13,8 +13,8 @@ use whimbrel_wire::scan::{Limits, Progress, Scanner};
 use whimbrel_wire::value::Value;
 
 use super::command::{Answer, Session};
-use super::reply::{encode, error};
-use super::{DaemonOptions, Jobs};
+use super::reply::{encode, error, ok};
+use super::{DaemonOptions, Jobs, Services, fleet};
 
 /// The longest command of somebody who has not logged in.
 const STRANGER_BYTES_MAX: u64 = 16 << 10;
@@ -35,7 +35,7 @@ const READ_BYTES: usize = 4 << 10;
 pub(super) struct Connection<J> {
     stream: TcpStream,
     options: Arc<DaemonOptions>,
-    jobs: Arc<J>,
+    services: Services<J>,
     stop: CancellationToken,
     session: Session,
     inbox: BytesMut,
@@ -48,7 +48,7 @@ impl<J: Jobs> Connection<J> {
         id: u64,
         stream: TcpStream,
         options: Arc<DaemonOptions>,
-        jobs: Arc<J>,
+        services: Services<J>,
         stop: CancellationToken,
     ) -> Connection<J> {
         let session = Session::new(id, &options);
@@ -64,7 +64,7 @@ impl<J: Jobs> Connection<J> {
             scanner.limit_frames(STRANGER_BYTES_MAX.min(options.request_bytes_max));
         }
         let inbox = BytesMut::new();
-        Connection { stream, options, jobs, stop, session, inbox, scanner, opened: Instant::now() }
+        Connection { stream, options, services, stop, session, inbox, scanner, opened: Instant::now() }
     }
 
     /// Answers commands in their order until the client leaves, misbehaves, or the server stops.
@@ -79,8 +79,11 @@ impl<J: Jobs> Connection<J> {
                     if words.is_empty() {
                         continue;
                     }
+                    if self.session.is_in && fleet::is_member(&words) && self.services.fleet.is_some() {
+                        return self.be_a_member(&words).await;
+                    }
                     let was_in = self.session.is_in;
-                    let reply = self.session.answer(&words, &self.options, &*self.jobs).await;
+                    let reply = self.session.answer(&words, &self.options, &self.services).await;
                     if reply.is_wrong_password() {
                         sleep(LOGIN_PAUSE).await;
                     }
@@ -106,6 +109,16 @@ impl<J: Jobs> Connection<J> {
             }
         }
         timeout(Duration::from_millis(self.options.write_timeout_ms), self.stream.shutdown()).await?
+    }
+
+    /// From here on the connection is that of a member of the fleet, if it speaks as this coordinator does.
+    async fn be_a_member(mut self, words: &[Bytes]) -> io::Result<()> {
+        if let Err(refusal) = fleet::check_version(words) {
+            return self.send(&refusal).await;
+        }
+        self.send(&ok()).await?;
+        let Some(fleet) = &self.services.fleet else { return Ok(()) };
+        fleet.serve(self.stream, self.inbox, &self.stop).await
     }
 
     /// The next whole command, where it has arrived: an array of strings. Lines without a length, as people type them into

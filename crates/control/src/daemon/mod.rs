@@ -7,6 +7,8 @@
 //! - [`topology`]: what clients are told of the cluster;
 //! - [`queue`]: the one who does the work.
 //!
+//! It also is where the members of a [fleet](crate::fleet) reach their coordinator, and people ask how it stands: `FLEET`.
+//!
 //! ```text
 //! valkey-cli -p PORT CLUSTER MIGRATESLOTS SLOTSRANGE 0 1023 NODE 07c37dfeb235213a872192d90877d0cd55635b91
 //! valkey-cli -p PORT CLUSTER GETSLOTMIGRATIONS
@@ -18,6 +20,7 @@
 
 mod command;
 mod connection;
+mod fleet;
 pub mod migrations;
 pub mod queue;
 mod reply;
@@ -44,6 +47,7 @@ use whimbrel_wire::value::Value;
 use self::connection::Connection;
 use self::migrations::JobView;
 use self::topology::Topology;
+use crate::fleet::Fleet;
 
 /// How long connections may take to finish what they are at when the server stops.
 const GRACE: Duration = Duration::from_secs(5);
@@ -125,26 +129,49 @@ impl DaemonOptions {
     }
 }
 
+/// What the server is there for: one of the two, or both.
+#[derive(Debug)]
+pub struct Services<J> {
+    /// Slots of a cluster are moved.
+    pub jobs: Option<Arc<J>>,
+    /// A fleet is coordinated.
+    pub fleet: Option<Fleet>,
+}
+
+impl<J> Clone for Services<J> {
+    fn clone(&self) -> Self {
+        Services { jobs: self.jobs.clone(), fleet: self.fleet.clone() }
+    }
+}
+
 /// The server.
 #[derive(Debug)]
 pub struct Daemon<J> {
     listener: TcpListener,
     options: Arc<DaemonOptions>,
-    jobs: Arc<J>,
+    services: Services<J>,
 }
 
 impl<J: Jobs> Daemon<J> {
+    /// As [`Daemon::offer`], for jobs alone.
+    ///
+    /// # Errors
+    /// As [`Daemon::offer`].
+    pub async fn bind(options: DaemonOptions, jobs: Arc<J>) -> Result<Daemon<J>> {
+        Daemon::offer(options, Services { jobs: Some(jobs), fleet: None }).await
+    }
+
     /// Begins to listen. Connections are served once [`Daemon::serve`] runs.
     ///
     /// # Errors
     /// `Own` where nobody could be kept out, or where the address cannot be listened on.
-    pub async fn bind(options: DaemonOptions, jobs: Arc<J>) -> Result<Daemon<J>> {
+    pub async fn offer(options: DaemonOptions, services: Services<J>) -> Result<Daemon<J>> {
         let listen = options.listen;
         let has_password = options.password.as_ref().is_some_and(|p| !p.expose().is_empty());
         if !is_loopback(listen.ip()) && !has_password {
             return Err(Error::own(
                 format!("listen on {listen}"),
-                "whoever reaches this address could move slots: a password is required",
+                "whoever reaches this address could move slots or partitions: a password is required",
             )
             .with_remedy("give it one, in a file or an environment variable, or listen on 127.0.0.1"));
         }
@@ -152,7 +179,7 @@ impl<J: Jobs> Daemon<J> {
             Error::own(format!("listen on {listen}"), e)
                 .with_remedy("see that the address is this machine's and that the port is free")
         })?;
-        Ok(Daemon { listener, options: Arc::new(options), jobs })
+        Ok(Daemon { listener, options: Arc::new(options), services })
     }
 
     /// Where it listens.
@@ -189,7 +216,7 @@ impl<J: Jobs> Daemon<J> {
             };
             let id = ids.fetch_add(1, Ordering::Relaxed);
             let connection =
-                Connection::new(id, stream, self.options.clone(), self.jobs.clone(), stop.clone());
+                Connection::new(id, stream, self.options.clone(), self.services.clone(), stop.clone());
             connections.spawn(async move {
                 tracing::debug!(id, %peer, "a connection was opened");
                 if let Err(error) = connection.run().await {

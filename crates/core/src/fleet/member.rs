@@ -126,7 +126,8 @@ impl Member {
         self.id.is_some() && self.table.row(partition).and_then(|row| row.holders.owner()) == self.id
     }
 
-    fn is_sealed(&self, partition: Partition) -> bool {
+    /// Whether a partition is not served here any more, or not yet again, although it may be this member's: its data moves.
+    pub fn is_sealed(&self, partition: Partition) -> bool {
         self.outgoing.get(&partition).is_some_and(|outgoing| outgoing.is_sealed)
     }
 

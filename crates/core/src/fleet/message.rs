@@ -94,6 +94,20 @@ pub enum Order {
     },
 }
 
+impl ToMember {
+    /// The partitions whose rows, or whose serving, it may change at who hears it.
+    pub fn partitions(&self) -> impl Iterator<Item = Partition> {
+        let (news, one, rows): (&[Change], Option<Partition>, &[(Partition, Row)]) = match &self.body {
+            Order::Prepare { moving, news } => (news, Some(moving.partition), &[]),
+            Order::Commit { change, news } => (news, Some(change.partition), &[]),
+            Order::News { news } => (news, None, &[]),
+            Order::Rows { rows } => (&[], None, rows),
+            _ => (&[], None, &[]),
+        };
+        news.iter().map(|change| change.partition).chain(one).chain(rows.iter().map(|(at, _)| *at))
+    }
+}
+
 /// From a member.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ToCoordinator {

@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use hdrhistogram::Histogram;
-use whimbrel_control::fleet::FleetJournal;
+use whimbrel_control::fleet::{FleetJournal, Journal as _};
 use whimbrel_core::fleet::{
     Coordinator, HOLDERS_MAX, ITEMS_MAX, Input, MemberId, Move, Options, Order, Output, Partition, Recipient,
     Record, Row, ToCoordinator, ToMember,
 };
+use whimbrel_fleet::clock;
 
 use super::link::{self, Frames, Kind};
 use super::{Entries, Mode, Size};
@@ -142,7 +143,7 @@ impl Fleet {
             moves_per_member,
             ..Options::default()
         };
-        let coordinator = Coordinator::recover(snapshot, options, link::now_ms(), &mut Vec::new());
+        let coordinator = Coordinator::recover(snapshot, options, clock::now_ms(), &mut Vec::new());
         let journal = write_in_background(journal, heard.clone());
         Ok(Fleet {
             size,
@@ -383,7 +384,7 @@ impl Fleet {
 
     fn tell(&mut self, input: Input) -> anyhow::Result<()> {
         let mut out = Vec::new();
-        self.coordinator.handle(link::now_ms(), input, &mut out);
+        self.coordinator.handle(clock::now_ms(), input, &mut out);
         for output in out {
             match output {
                 Output::Journal { number, records } => {

@@ -1,8 +1,9 @@
-//! What goes over the connections between the processes of the measurement: frames of a length, a kind, and bytes.
+//! What goes over the connections between the processes of the measurement: the fleet's own frames, read and written by threads.
 
 use std::io::{Read, Write};
 
 use anyhow::{Context, bail};
+use whimbrel_fleet::frame::{self, HEAD_BYTES};
 
 /// No frame is longer, in bytes. The data of one partition goes in one frame: all entries, where there is one partition.
 const FRAME_MAX: usize = 64 << 20;
@@ -29,12 +30,7 @@ const KINDS: [Kind; 6] =
 
 /// Appends a frame whose bytes `fill` appends.
 pub fn frame(out: &mut Vec<u8>, kind: Kind, fill: impl FnOnce(&mut Vec<u8>)) {
-    let start = out.len();
-    out.extend_from_slice(&[0; 5]);
-    fill(out);
-    let length = u32::try_from(out.len() - start - 5).expect("frames are far below 4 GiB");
-    out[start..start + 4].copy_from_slice(&length.to_le_bytes());
-    out[start + 4] = kind as u8;
+    frame::put(out, kind as u8, fill);
 }
 
 /// Frames from a connection.
@@ -57,17 +53,17 @@ impl<R: Read> Frames<R> {
     pub fn next(&mut self) -> anyhow::Result<Option<(Kind, Vec<u8>)>> {
         loop {
             let ready = &self.buffer[self.start..];
-            if let Some((head, rest)) = ready.split_first_chunk::<5>() {
-                let length = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;
-                let Some(kind) = KINDS.get(usize::from(head[4])) else { bail!("an unknown frame") };
-                if length > FRAME_MAX {
-                    bail!("a frame of {length} bytes");
+            match frame::head(ready, FRAME_MAX) {
+                Ok(Some((kind, length))) => {
+                    let Some(kind) = KINDS.get(usize::from(kind)) else { bail!("an unknown frame") };
+                    if let Some(bytes) = ready.get(HEAD_BYTES..HEAD_BYTES + length) {
+                        let bytes = bytes.to_vec();
+                        self.start += HEAD_BYTES + length;
+                        return Ok(Some((*kind, bytes)));
+                    }
                 }
-                if let Some(bytes) = rest.get(..length) {
-                    let bytes = bytes.to_vec();
-                    self.start += 5 + length;
-                    return Ok(Some((*kind, bytes)));
-                }
+                Ok(None) => {}
+                Err(e) => bail!("{e}"),
             }
             self.buffer.drain(..self.start);
             self.start = 0;
@@ -100,13 +96,6 @@ pub fn put(out: &mut Vec<u8>, numbers: &[u64]) {
 /// What [`put`] made of numbers.
 pub fn numbers(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.as_chunks::<8>().0.iter().map(|chunk| u64::from_le_bytes(*chunk))
-}
-
-/// Milliseconds of a clock that goes on while the machine is suspended, as leases need it.
-pub fn now_ms() -> u64 {
-    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME);
-    let now = now.map(std::time::Duration::from).unwrap_or_default();
-    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The time of day in UTC, as logs have it.

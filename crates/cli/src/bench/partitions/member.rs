@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use whimbrel_core::fleet::{Action, Member, MemberId, MemberInput, Move, Partition, ToMember};
+use whimbrel_fleet::clock;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Entries;
@@ -102,8 +103,8 @@ impl Process {
     fn work(&mut self, hears: &Receiver<Heard>) -> anyhow::Result<()> {
         let mut tick_at_ms = 0;
         loop {
-            if link::now_ms() >= tick_at_ms {
-                tick_at_ms = link::now_ms() + TICK.as_millis() as u64;
+            if clock::now_ms() >= tick_at_ms {
+                tick_at_ms = clock::now_ms() + TICK.as_millis() as u64;
                 self.tell(MemberInput::Tick)?;
             }
             self.flush()?;
@@ -188,7 +189,7 @@ impl Process {
 
     fn tell(&mut self, input: MemberInput) -> anyhow::Result<()> {
         let mut actions = Vec::new();
-        self.member.handle(link::now_ms(), input, &mut actions);
+        self.member.handle(clock::now_ms(), input, &mut actions);
         for action in actions {
             match action {
                 Action::Send(message) => {

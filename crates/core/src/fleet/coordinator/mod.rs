@@ -76,6 +76,13 @@ pub enum Input {
     Hold(bool),
     /// A member should hold nothing any more, and leave then.
     Leave(MemberId),
+    /// A member should take another part of the work: in relation to others, 0 for none.
+    Weigh {
+        /// Who.
+        member: MemberId,
+        /// Its part from now on.
+        weight: u32,
+    },
     /// Nobody else is the coordinator before this time of its own clock. Only where a store is shared by several; after it
     /// no lease is given any more.
     Reign {
@@ -232,6 +239,17 @@ impl Coordinator {
         self.peers.iter().map(|(id, peer)| (*id, peer.enrolled))
     }
 
+    /// How many changes a member has not been told of, and in how many moves it takes part; none where there is no such member.
+    pub fn lag(&self, member: MemberId) -> Option<(u64, u32)> {
+        let end = self.log_start + self.log.len() as u64;
+        self.peers.get(&member).map(|peer| (end.saturating_sub(peer.told), peer.moves))
+    }
+
+    /// How many partitions are being changed now.
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+
     /// How many moves are left of the plan. Goes through the whole table.
     pub fn remaining(&self) -> u64 {
         let rows = self.table.rows().iter().zip(&self.targets);
@@ -261,12 +279,8 @@ impl Coordinator {
                 self.is_held = is_held;
                 self.replan();
             }
-            Input::Leave(member) => {
-                if let Some(peer) = self.peers.get(&member) {
-                    let enrolled = Enrolled { is_leaving: true, ..peer.enrolled };
-                    self.write(Record::Member(member, enrolled), Then::Enrol(member, enrolled));
-                }
-            }
+            Input::Leave(member) => self.edit(member, |enrolled| enrolled.is_leaving = true),
+            Input::Weigh { member, weight } => self.edit(member, |enrolled| enrolled.weight = weight),
         }
         if !self.is_over {
             self.go_on(now_ms, out);
@@ -277,6 +291,21 @@ impl Coordinator {
         self.start_moves(now_ms, out);
         self.spread(out);
         self.hand_over_records(out);
+    }
+
+    /// Writes a member down as it becomes, on top of what is being written down of it.
+    fn edit(&mut self, member: MemberId, change: impl FnOnce(&mut Enrolled)) {
+        let Some(peer) = self.peers.get(&member) else { return };
+        let latest = self.unwritten.iter().rev().find_map(|(_, then)| match then {
+            Then::Enrol(id, enrolled) if *id == member => Some(*enrolled),
+            _ => None,
+        });
+        let before = latest.unwrap_or(peer.enrolled);
+        let mut after = before;
+        change(&mut after);
+        if after != before {
+            self.write(Record::Member(member, after), Then::Enrol(member, after));
+        }
     }
 
     fn write(&mut self, record: Record, then: Then) {

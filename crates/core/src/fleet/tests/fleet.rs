@@ -302,3 +302,32 @@ fn no_lease_is_given_after_the_reign() {
     };
     assert_eq!((leases(199), leases(200)), (1, 0));
 }
+
+#[test]
+fn a_weight_and_a_farewell_at_once_both_count() {
+    let mut out = Vec::new();
+    let mut snapshot = Snapshot::new(1);
+    let enrolled = Enrolled { token: 5, weight: 1, is_leaving: false };
+    snapshot.apply(&Record::Member(MemberId(1), enrolled));
+    let mut coordinator = Coordinator::recover(snapshot, Options::default(), 100, &mut out);
+    out.clear();
+    // The second is said before the first is on disk.
+    coordinator.handle(100, Input::Weigh { member: MemberId(1), weight: 7 }, &mut out);
+    coordinator.handle(100, Input::Leave(MemberId(1)), &mut out);
+    coordinator.handle(100, Input::Leave(MemberId(1)), &mut out);
+    let written = out.iter().filter_map(|output| match output {
+        Output::Journal { records, .. } => Some(records),
+        _ => None,
+    });
+    let members: Vec<Enrolled> = written
+        .flatten()
+        .filter_map(|record| match record {
+            Record::Member(MemberId(1), enrolled) => Some(*enrolled),
+            _ => None,
+        })
+        .collect();
+    let weighed = Enrolled { weight: 7, ..enrolled };
+    assert_eq!(members, [weighed, Enrolled { is_leaving: true, ..weighed }], "and nothing twice");
+    coordinator.handle(100, Input::Journaled { upto: u64::MAX }, &mut out);
+    assert_eq!(coordinator.members().next(), Some((MemberId(1), members[1])));
+}

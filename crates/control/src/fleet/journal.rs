@@ -3,11 +3,13 @@
 //! It has what [`Snapshot`] has, one entry for each member and row, in its last state. So it does not grow with the number of
 //! changes. Whoever has it open keeps others from opening it.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use redb::{Database, ReadableTable, TableDefinition};
 use whimbrel_core::fleet::{MemberId, PARTITIONS_MAX, Record, Snapshot};
 use whimbrel_engine::error::{Error, Result};
+use whimbrel_fleet::protocol::{BACKENDS_MAX, Backend, TEXT_BYTES_MAX};
 
 /// Numbers by name: format, partitions, term, the next member's number.
 const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
@@ -16,8 +18,20 @@ const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
 const MEMBERS: TableDefinition<'_, u32, &[u8]> = TableDefinition::new("members");
 const ROWS: TableDefinition<'_, u32, &[u8]> = TableDefinition::new("rows");
 
+/// Numbers of backends by name, as rows have them.
+const BACKENDS: TableDefinition<'_, &str, u32> = TableDefinition::new("backends");
+
 /// A file of another format is refused.
 const FORMAT: u64 = 1;
+
+/// Where a coordinator writes down what it decides.
+pub trait Journal: Send + 'static {
+    /// Writes records down, after all earlier ones and all of them or none; they survive everything when this returns.
+    ///
+    /// # Errors
+    /// Where that fails, or a later coordinator has begun. This one must end then: what it decided is not written down.
+    fn write(&mut self, records: &[Record]) -> Result<()>;
+}
 
 /// The journal of one coordinator.
 #[derive(Debug)]
@@ -51,16 +65,72 @@ impl FleetJournal {
         Ok((FleetJournal { path: path.to_owned(), db, next_member }, snapshot))
     }
 
-    /// Writes records down, in one transaction; they are on disk when this returns.
+    /// Gives each backend the number that it had, or the next one, and writes that down. Each is a name and where it is.
     ///
     /// # Errors
-    /// `Own` where that fails. The coordinator must end then: what it decided is not written down.
-    pub fn write<'a>(&mut self, records: impl IntoIterator<Item = &'a Record>) -> Result<()> {
-        let next_member = self.next_member;
-        let next_member = append(&self.db, next_member, records).map_err(|e| failed(&self.path, &e))?;
+    /// `Own` where one is missing that had a number, since partitions may lie there, where a name is there twice, or where they
+    /// are too many or too long.
+    pub fn name_backends(&mut self, backends: &[(String, String)]) -> Result<Vec<Backend>> {
+        let path = self.path.clone();
+        let fail = |what: &dyn std::fmt::Display| Error::own("name the backends of the fleet", what);
+        let is_long = |(name, url): &(String, String)| name.len().max(url.len()) > TEXT_BYTES_MAX;
+        if backends.len() > BACKENDS_MAX || backends.iter().any(is_long) {
+            let what =
+                format!("at most {BACKENDS_MAX}, with names and addresses of at most {TEXT_BYTES_MAX} bytes");
+            return Err(fail(&what));
+        }
+        let names: BTreeSet<&str> = backends.iter().map(|(name, _)| name.as_str()).collect();
+        if names.len() < backends.len() {
+            return Err(fail(&"two have the same name"));
+        }
+        let known = number_backends(&self.db, &names).map_err(|e| failed(&path, &e))?;
+        let known = known.map_err(|name| {
+            let what = format!("{name} is not named, but partitions may lie there, says {}", path.display());
+            fail(&what).with_remedy(format!("add --backend {name}=URL"))
+        })?;
+        let numbered = backends.iter().filter_map(|(name, url)| {
+            Some(Backend { number: *known.get(name)?, name: name.clone(), url: url.clone() })
+        });
+        Ok(numbered.collect())
+    }
+}
+
+impl Journal for FleetJournal {
+    /// In one transaction.
+    fn write(&mut self, records: &[Record]) -> Result<()> {
+        let next_member = append(&self.db, self.next_member, records).map_err(|e| failed(&self.path, &e))?;
         self.next_member = next_member;
         Ok(())
     }
+}
+
+/// All names with their numbers, those included that have just got one; or one that has a number and is missing.
+fn number_backends(
+    db: &Database,
+    names: &BTreeSet<&str>,
+) -> std::result::Result<std::result::Result<BTreeMap<String, u32>, String>, redb::Error> {
+    let tx = db.begin_write()?;
+    let mut known = BTreeMap::new();
+    {
+        let mut table = tx.open_table(BACKENDS)?;
+        for entry in table.iter()? {
+            let (name, number) = entry?;
+            known.insert(name.value().to_owned(), number.value());
+        }
+        if let Some(name) = known.keys().find(|name| !names.contains(name.as_str())) {
+            return Ok(Err(name.clone()));
+        }
+        for name in names {
+            // No more than are allowed.
+            let next = known.len() as u32;
+            if !known.contains_key(*name) {
+                table.insert(*name, next)?;
+                known.insert((*name).to_owned(), next);
+            }
+        }
+    }
+    tx.commit()?;
+    Ok(Ok(known))
 }
 
 fn failed(path: &Path, what: &dyn std::fmt::Display) -> Error {
@@ -168,5 +238,22 @@ mod tests {
         assert_eq!(found.next_member, 3, "numbers of those who are gone are not given again");
         drop(journal);
         assert!(FleetJournal::open(&path, 301).is_err(), "another number of partitions");
+    }
+
+    #[test]
+    fn backends_keep_their_numbers() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (mut journal, _) = FleetJournal::open(&folder.path().join("fleet"), 4).expect("made");
+        let backend = |name: &str| (name.to_owned(), format!("redis://{name}:1"));
+        let mut numbers = |names: &[&str]| {
+            let named: Vec<_> = names.iter().map(|name| backend(name)).collect();
+            let numbered = journal.name_backends(&named).map_err(|e| e.to_string())?;
+            Ok::<_, String>(numbered.iter().map(|backend| backend.number).collect::<Vec<_>>())
+        };
+        assert_eq!(numbers(&["b"]), Ok(vec![0]));
+        assert_eq!(numbers(&["a", "b"]), Ok(vec![1, 0]));
+        assert!(numbers(&["b", "c"]).expect_err("refused").contains("a is not named"));
+        assert_eq!(numbers(&["a", "b"]), Ok(vec![1, 0]), "nothing was written down of c");
+        assert!(numbers(&["a", "b", "a"]).expect_err("refused").contains("the same name"));
     }
 }

@@ -1,0 +1,103 @@
+//! `FLEET`: what is asked of the coordinator of a fleet.
+
+use bytes::Bytes;
+use whimbrel_fleet::protocol::COMMAND;
+use whimbrel_wire::value::Value;
+
+use super::command::{unknown_subcommand, wrong_number};
+use super::migrations::{integer, shown};
+use super::reply::{error, ok};
+use crate::fleet::Fleet;
+
+/// Whether these words turn the connection into that of a member.
+pub(super) fn is_member(words: &[Bytes]) -> bool {
+    matches!(words, [name, sub, ..]
+        if name.eq_ignore_ascii_case(COMMAND[0].as_bytes()) && sub.eq_ignore_ascii_case(COMMAND[1].as_bytes()))
+}
+
+/// Whether the member speaks as this coordinator does; otherwise the reply that says so.
+pub(super) fn check_version(words: &[Bytes]) -> Result<(), Value> {
+    match words {
+        [_, _, version] if version == COMMAND[2].as_bytes() => Ok(()),
+        [_, _, version] => Err(error(format!(
+            "this coordinator speaks version {} of the fleet's protocol, the member version {}: see that both are of the same \
+             whimbrel",
+            COMMAND[2],
+            shown(version)
+        ))),
+        _ => Err(wrong_number("fleet|member")),
+    }
+}
+
+/// Answers what people ask.
+pub(super) async fn answer(sub: &[u8], args: &[Bytes], fleet: Option<&Fleet>) -> Value {
+    let Some(fleet) = fleet else {
+        return error("no fleet is coordinated here: whimbrel serve was started without --fleet");
+    };
+    let sub_upper = sub.to_ascii_uppercase();
+    let done = match (&sub_upper[..], args) {
+        (b"STATUS", []) => return status(fleet).await,
+        (b"LEAVE", [member]) => match number(member) {
+            Some(member) => fleet.leave(member).await,
+            None => return no_number(),
+        },
+        (b"DRAIN", [member]) => match number(member) {
+            Some(member) => fleet.drain(member).await,
+            None => return no_number(),
+        },
+        (b"JOIN", [member, weight @ ..]) if weight.len() <= 1 => {
+            let weight = weight.first().map(number);
+            match (number(member), weight) {
+                (None, _) | (_, Some(None)) => return no_number(),
+                (Some(member), weight) => fleet.join(member, weight.flatten()).await,
+            }
+        }
+        (b"REBALANCE", []) => fleet.rebalance().await,
+        (b"HELP", []) => return help(),
+        (b"STATUS" | b"LEAVE" | b"DRAIN" | b"JOIN" | b"REBALANCE" | b"HELP", _) => {
+            return wrong_number(&format!("fleet|{}", shown(sub).to_ascii_lowercase()));
+        }
+        _ => return unknown_subcommand("FLEET", sub),
+    };
+    done.map_or_else(|refused| error(refused.to_string()), |()| ok())
+}
+
+/// As JSON, so that it is the same for people, scripts and `whimbrel fleet`.
+async fn status(fleet: &Fleet) -> Value {
+    match fleet.status().await {
+        Ok(status) => match serde_json::to_vec(&status) {
+            Ok(json) => Value::Verbatim(Bytes::from(json)),
+            Err(e) => error(e.to_string()),
+        },
+        Err(refused) => error(refused.to_string()),
+    }
+}
+
+fn number(word: &Bytes) -> Option<u32> {
+    integer(word).and_then(|number| u32::try_from(number).ok())
+}
+
+fn no_number() -> Value {
+    error("value is not an integer or out of range")
+}
+
+fn help() -> Value {
+    let lines = [
+        "FLEET <subcommand> [<arg> ...]. Subcommands are:",
+        "DRAIN <member>",
+        "    Have a member give its partitions to others, and stay without any.",
+        "JOIN <member> [<weight>]",
+        "    Give a member its part of the partitions again, or another part.",
+        "LEAVE <member>",
+        "    Have a member give its partitions to others, and be none any more.",
+        "MEMBER <version>",
+        "    Be a member on this connection. It carries frames from then on.",
+        "REBALANCE",
+        "    Plan anew who has which partitions.",
+        "STATUS",
+        "    Return members, partitions, and what moves, as JSON.",
+        "HELP",
+        "    Print this help.",
+    ];
+    Value::Array(lines.into_iter().map(|l| Value::Simple(Bytes::from_static(l.as_bytes()))).collect())
+}

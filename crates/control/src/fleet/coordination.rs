@@ -1,0 +1,437 @@
+//! The task that runs the coordinator's machine.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::fleet::{
+    Coordinator, Enrolled, Input, MemberId, Options, Order, Output, Recipient, Record, Report, Snapshot,
+};
+use whimbrel_engine::error::{Error, Result};
+use whimbrel_fleet::clock;
+use whimbrel_fleet::outbox::Outbox;
+use whimbrel_fleet::protocol::{Backend, Directory, FromCoordinator, FromMember, Hello};
+
+use super::handle::{Fleet, Question, Refused};
+use super::journal::{FleetJournal, Journal};
+use super::links::Links;
+use super::status::{FleetStatus, MemberStatus};
+
+/// How often the machine is told that time passes.
+const TICK: Duration = Duration::from_millis(20);
+
+/// What may wait to be heard; whoever says more waits.
+const EVENTS_MAX: usize = 4_096;
+
+/// How a fleet is coordinated.
+#[derive(Debug, Clone)]
+pub struct FleetOptions {
+    /// How many partitions there are. It stays the same for the life of the fleet.
+    pub partitions: u32,
+    /// Servers that have the data: names and where they are, without passwords.
+    pub backends: Vec<(String, String)>,
+    /// How the machine works.
+    pub machine: Options,
+}
+
+/// What the coordinator hears.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// Somebody has connected.
+    Linked(u64, Arc<Outbox>, Hello),
+    /// It says something.
+    Said(u64, FromMember),
+    /// Its connection has ended.
+    Ended(u64),
+    Asked(Question, oneshot::Sender<std::result::Result<FleetStatus, Refused>>),
+    /// Everything up to this number is on disk, or why not.
+    Written(std::result::Result<u64, Error>),
+}
+
+/// Who waits for what to be on disk.
+type Waiting = (u64, oneshot::Sender<std::result::Result<FleetStatus, Refused>>);
+
+/// A coordinator that is ready to run.
+#[derive(Debug)]
+pub struct Coordination {
+    machine: Coordinator,
+    lease_ms: u64,
+    expire_ms: u64,
+    events: mpsc::Receiver<Event>,
+    links: Links,
+    backends: Vec<Backend>,
+    journal: SyncSender<(u64, Vec<Record>)>,
+    /// It has the journal open until it ends.
+    writer: JoinHandle<()>,
+    /// Records that wait while others are being written: at most one for each row and a few for each member.
+    unwritten: Vec<Record>,
+    /// The number of the last records.
+    unwritten_upto: Option<u64>,
+    is_writing: bool,
+    waiting: Vec<Waiting>,
+    directory: Directory,
+    /// Who is a member, or where it is, may have changed.
+    directory_is_stale: bool,
+    moved: u64,
+    failed: u64,
+    path: PathBuf,
+}
+
+impl Coordination {
+    /// Opens the journal, in a new term, and goes on from what it has. Nobody is served before [`Coordination::run`].
+    ///
+    /// # Errors
+    /// `Own` as [`FleetJournal::open`] and [`FleetJournal::name_backends`].
+    pub fn open(path: &Path, options: FleetOptions) -> Result<(Fleet, Coordination)> {
+        let (mut journal, snapshot) = FleetJournal::open(path, options.partitions)?;
+        let backends = journal.name_backends(&options.backends)?;
+        Ok(Coordination::on(path, journal, snapshot, backends, options.machine))
+    }
+
+    /// Goes on from `snapshot`, on a journal whose term is the snapshot's.
+    pub fn on(
+        path: &Path,
+        journal: impl Journal,
+        snapshot: Snapshot,
+        backends: Vec<Backend>,
+        options: Options,
+    ) -> (Fleet, Coordination) {
+        let (sender, events) = mpsc::channel(EVENTS_MAX);
+        let (lease_ms, expire_ms) = (options.lease_ms, options.expire_ms());
+        let (journal, writer) = write_in_background(journal, sender.clone());
+        let mut out = Vec::new();
+        let machine = Coordinator::recover(snapshot, options, clock::now_ms(), &mut out);
+        let mut coordination = Coordination {
+            machine,
+            lease_ms,
+            expire_ms,
+            events,
+            links: Links::default(),
+            backends,
+            journal,
+            writer,
+            unwritten: Vec::new(),
+            unwritten_upto: None,
+            is_writing: false,
+            waiting: Vec::new(),
+            directory: Directory::default(),
+            directory_is_stale: true,
+            moved: 0,
+            failed: 0,
+            path: path.to_owned(),
+        };
+        // Nothing that it wants at first can end it: only later messages can.
+        let _ = coordination.carry_out(out);
+        (Fleet::new(sender), coordination)
+    }
+
+    /// Its term.
+    pub fn term(&self) -> u64 {
+        self.machine.term()
+    }
+
+    /// Coordinates until `stop`.
+    ///
+    /// # Errors
+    /// `Own` where the journal cannot be written, or a later coordinator has begun. Members then go on by their leases, and the
+    /// next coordinator goes on from the journal. It may have it as soon as this returns.
+    pub async fn run(mut self, stop: CancellationToken) -> Result<()> {
+        let outcome = self.work(&stop).await;
+        let Coordination { events, journal, writer, .. } = self;
+        // Without either the writer ends, after what it is at.
+        drop((events, journal));
+        let ended = tokio::task::spawn_blocking(move || writer.join()).await;
+        if !matches!(ended, Ok(Ok(()))) {
+            tracing::warn!("the thread that writes the journal did not end in peace");
+        }
+        outcome
+    }
+
+    async fn work(&mut self, stop: &CancellationToken) -> Result<()> {
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut last_ms = clock::now_ms();
+        let mut patient_until_ms = 0;
+        loop {
+            let event = tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                event = self.events.recv() => event,
+                _ = ticks.tick() => None,
+            };
+            let now_ms = clock::now_ms();
+            if now_ms.saturating_sub(last_ms) > self.lease_ms / 2 {
+                // This process stood still. Members have asked meanwhile, and nobody has read it yet: they are taken for ones
+                // that have just been heard of, as after a restart.
+                patient_until_ms = now_ms + self.expire_ms;
+            }
+            last_ms = now_ms;
+            match event {
+                Some(event) => self.take(event)?,
+                None if now_ms >= patient_until_ms => self.tell(Input::Tick)?,
+                None => {}
+            }
+            self.refresh_directory();
+        }
+    }
+
+    fn take(&mut self, event: Event) -> Result<()> {
+        match event {
+            Event::Linked(link, outbox, hello) => self.links.open(link, outbox, hello),
+            Event::Ended(link) => self.links.close(link),
+            Event::Said(link, said) => return self.hear(link, said),
+            Event::Written(Err(error)) => return Err(error),
+            Event::Written(Ok(upto)) => {
+                self.is_writing = false;
+                self.tell(Input::Journaled { upto })?;
+                self.write_next();
+                let is_done = |(number, _): &mut Waiting| *number <= upto;
+                let done: Vec<Waiting> = self.waiting.extract_if(.., is_done).collect();
+                // Who has gone does not wait for an answer.
+                done.into_iter().for_each(|(_, answer)| drop(answer.send(Ok(FleetStatus::default()))));
+                let leaving: Vec<MemberId> = self.leaving().collect();
+                leaving.into_iter().for_each(|member| self.links.tell_leaving(member));
+            }
+            Event::Asked(question, answer) => return self.answer(&question, answer),
+        }
+        Ok(())
+    }
+
+    fn leaving(&self) -> impl Iterator<Item = MemberId> {
+        self.machine.members().filter(|(_, enrolled)| enrolled.is_leaving).map(|(id, _)| id)
+    }
+
+    fn hear(&mut self, link: u64, said: FromMember) -> Result<()> {
+        match said {
+            FromMember::Hello(_) => Ok(()),
+            FromMember::Message(message) => {
+                match message.body {
+                    Report::Join { token, .. } => self.links.asks(link, token),
+                    _ => self.meet(link, message.member)?,
+                }
+                self.tell(Input::Message(message))
+            }
+            FromMember::State { stamp, held } => {
+                let member = self.links.member_of(link);
+                if let Some(known) = member.and_then(|member| self.links.known.get_mut(&member)) {
+                    (known.stamp, known.held) = (Some(stamp), held);
+                }
+                Ok(())
+            }
+            FromMember::Leave => match self.links.member_of(link) {
+                Some(member) => self.tell(Input::Leave(member)),
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// A member speaks on a connection.
+    fn meet(&mut self, link: u64, member: MemberId) -> Result<()> {
+        if !self.links.bind(link, member, clock::now_ms()) {
+            return Ok(());
+        }
+        self.directory_is_stale = true;
+        self.links.say(Recipient::Member(member), &FromCoordinator::Directory(self.directory.clone()));
+        if self.leaving().any(|other| other == member) {
+            self.links.tell_leaving(member);
+        }
+        self.tell(Input::Linked(member))
+    }
+
+    fn tell(&mut self, input: Input) -> Result<()> {
+        let mut out = Vec::new();
+        self.machine.handle(clock::now_ms(), input, &mut out);
+        self.carry_out(out)
+    }
+
+    fn carry_out(&mut self, out: Vec<Output>) -> Result<()> {
+        for output in out {
+            match output {
+                Output::Journal { number, records } => {
+                    self.unwritten.extend(records);
+                    self.unwritten_upto = Some(number);
+                    self.write_next();
+                }
+                Output::Send { to, message, .. } => {
+                    match (&message.body, to) {
+                        (Order::Welcome { token, member, .. }, _) => {
+                            self.directory_is_stale = true;
+                            let link = self.links.joiner(*token);
+                            link.map(|link| self.links.bind(link, *member, clock::now_ms()));
+                        }
+                        (Order::Gone { .. }, _) => self.directory_is_stale = true,
+                        _ => {}
+                    }
+                    self.links.say(to, &FromCoordinator::Message(message));
+                }
+                Output::Started(_) => {}
+                Output::Finished(_) => self.moved += 1,
+                Output::Failed(_) => self.failed += 1,
+                Output::Superseded => {
+                    let what = "a member has heard of a later coordinator than this one";
+                    return Err(Error::own(format!("coordinate the fleet of {}", self.path.display()), what)
+                        .with_remedy("end the other one, or this one; see that they do not work on copies of one journal"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn write_next(&mut self) {
+        let Some(upto) = self.unwritten_upto.filter(|_| !self.is_writing && !self.unwritten.is_empty())
+        else {
+            return;
+        };
+        self.is_writing = true;
+        // Where the thread has ended it has said why.
+        let _ = self.journal.send((upto, std::mem::take(&mut self.unwritten)));
+    }
+
+    /// Tells everybody who is where, when that has changed.
+    fn refresh_directory(&mut self) {
+        if !std::mem::take(&mut self.directory_is_stale) {
+            return;
+        }
+        let ids: Vec<MemberId> = self.machine.members().map(|(id, _)| id).collect();
+        self.links.forget_all_but(&ids);
+        let address = |id: &MemberId| self.links.known.get(id).map(|known| known.hello.address.clone());
+        let members = ids.iter().map(|id| (*id, address(id).unwrap_or_default())).collect();
+        let directory = Directory { members, backends: self.backends.clone() };
+        if directory != self.directory {
+            self.directory = directory;
+            self.links.say_to_all(&FromCoordinator::Directory(self.directory.clone()));
+        }
+    }
+
+    fn answer(
+        &mut self,
+        question: &Question,
+        answer: oneshot::Sender<std::result::Result<FleetStatus, Refused>>,
+    ) -> Result<()> {
+        let before = self.unwritten_upto;
+        let input = match question {
+            Question::Status => {
+                let _ = answer.send(Ok(self.status()));
+                return Ok(());
+            }
+            Question::Rebalance => Ok(Input::Hold(false)),
+            Question::Leave(member) => self.may_give_up(*member).map(|()| Input::Leave(*member)),
+            Question::Weigh(member, weight) => self.weigh(*member, *weight),
+        };
+        match input {
+            Err(refused) => {
+                let _ = answer.send(Err(refused));
+            }
+            Ok(input) => {
+                self.tell(input)?;
+                match self.unwritten_upto.filter(|number| Some(*number) > before) {
+                    Some(number) => self.waiting.push((number, answer)),
+                    None => drop(answer.send(Ok(FleetStatus::default()))),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn weigh(&self, member: MemberId, weight: Option<u32>) -> std::result::Result<Input, Refused> {
+        let came_with = self.links.known.get(&member).map(|known| known.hello.weight);
+        let enrolled = self.enrolled(member)?;
+        let weight = weight.or(came_with).unwrap_or(enrolled.weight.max(1));
+        if weight == 0 {
+            self.may_give_up(member)?;
+        } else if enrolled.is_leaving {
+            return Err(Refused(format!("member {member} leaves; start its process again afterwards")));
+        }
+        Ok(Input::Weigh { member, weight })
+    }
+
+    fn enrolled(&self, member: MemberId) -> std::result::Result<Enrolled, Refused> {
+        let found = self.machine.members().find(|(id, _)| *id == member).map(|(_, enrolled)| enrolled);
+        found.ok_or_else(|| Refused(format!("there is no member {member}")))
+    }
+
+    /// Whether there is somebody else to take a member's partitions.
+    fn may_give_up(&self, member: MemberId) -> std::result::Result<(), Refused> {
+        self.enrolled(member)?;
+        let takes = |(id, enrolled): (MemberId, Enrolled)| {
+            id != member && enrolled.weight > 0 && !enrolled.is_leaving
+        };
+        if self.machine.members().any(takes) {
+            return Ok(());
+        }
+        Err(Refused(format!("nobody else takes the partitions of member {member}")))
+    }
+
+    fn status(&self) -> FleetStatus {
+        let table = self.machine.table();
+        let mut owned: BTreeMap<MemberId, u64> = BTreeMap::new();
+        let mut unowned = 0;
+        for row in table.rows() {
+            match row.holders.owner() {
+                Some(owner) => *owned.entry(owner).or_default() += 1,
+                None => unowned += 1,
+            }
+        }
+        let now_ms = clock::now_ms();
+        let members = self.machine.members().map(|(id, enrolled)| {
+            let known = self.links.known.get(&id);
+            let hello = known.map(|known| known.hello.clone()).unwrap_or_default();
+            let (lag, moves) = self.machine.lag(id).unwrap_or_default();
+            MemberStatus {
+                member: id.0,
+                name: hello.name,
+                address: hello.address,
+                version: hello.version,
+                weight: enrolled.weight,
+                leaving: enrolled.is_leaving,
+                connected: self.links.is_linked(id),
+                owned: owned.get(&id).copied().unwrap_or_default(),
+                moves,
+                lag,
+                silent_ms: known.map(|known| now_ms.saturating_sub(known.heard_ms)),
+                held: known.map(|known| known.held).unwrap_or_default(),
+                equal: known.and_then(|known| known.stamp).map(|stamp| stamp == table.stamp()),
+            }
+        });
+        FleetStatus {
+            term: self.machine.term(),
+            partitions: table.partitions(),
+            stamp: format!("{:016x}", table.stamp()),
+            unowned,
+            moving: self.machine.running() as u64,
+            remaining: self.machine.remaining(),
+            moved: self.moved,
+            failed: self.failed,
+            backends: self
+                .backends
+                .iter()
+                .map(|backend| (backend.name.clone(), backend.url.clone()))
+                .collect(),
+            members: members.collect(),
+        }
+    }
+}
+
+/// Writes what comes, in a thread of its own: the disk may take its time. It ends with the coordinator, or when something
+/// cannot be written.
+fn write_in_background(
+    mut journal: impl Journal,
+    events: mpsc::Sender<Event>,
+) -> (SyncSender<(u64, Vec<Record>)>, JoinHandle<()>) {
+    let (sender, batches) = sync_channel::<(u64, Vec<Record>)>(1);
+    let writer = std::thread::spawn(move || {
+        while let Ok((upto, records)) = batches.recv() {
+            let written = journal.write(&records).map(|()| upto);
+            let is_over = written.is_err();
+            if events.blocking_send(Event::Written(written)).is_err() || is_over {
+                return;
+            }
+        }
+    });
+    (sender, writer)
+}

@@ -1,0 +1,164 @@
+//! How members and people reach the coordinator.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::fleet::MemberId;
+use whimbrel_fleet::frame::Frames;
+use whimbrel_fleet::outbox::Outbox;
+use whimbrel_fleet::protocol::{FRAME_BYTES_MAX, FromMember, Hello, MEMBERS_MAX};
+
+use super::status::FleetStatus;
+use crate::fleet::coordination::Event;
+
+/// What may wait for one member: the rows of the largest table.
+const OUTBOX_BYTES_MAX: usize = 32 << 20;
+
+/// How long a member may say nothing: it renews its lease much more often.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+
+/// How long a member may take to say who it is, and how long to take in what it is told.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why something is not done, in words for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused(pub String);
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What people ask.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Question {
+    Status,
+    Leave(MemberId),
+    /// A weight for a member; where none is given, the one that it came with.
+    Weigh(MemberId, Option<u32>),
+    Rebalance,
+}
+
+/// A fleet that runs in this process. Clones are the same fleet.
+#[derive(Debug, Clone)]
+pub struct Fleet {
+    pub(super) events: mpsc::Sender<Event>,
+    next_link: Arc<AtomicU64>,
+    places: Arc<Semaphore>,
+}
+
+impl Fleet {
+    pub(super) fn new(events: mpsc::Sender<Event>) -> Fleet {
+        Fleet { events, next_link: Arc::default(), places: Arc::new(Semaphore::new(MEMBERS_MAX)) }
+    }
+
+    /// How it stands.
+    ///
+    /// # Errors
+    /// [`Refused`] where the coordinator has ended.
+    pub async fn status(&self) -> Result<FleetStatus, Refused> {
+        self.ask(Question::Status).await
+    }
+
+    /// Has a member give its partitions to others, and be none any more then. Returns when that is written down; the partitions
+    /// move after it.
+    ///
+    /// # Errors
+    /// [`Refused`] where there is no such member, or nobody else who takes partitions.
+    pub async fn leave(&self, member: u32) -> Result<(), Refused> {
+        self.ask(Question::Leave(MemberId(member))).await.map(drop)
+    }
+
+    /// Has a member give its partitions to others, and stay a member without any.
+    ///
+    /// # Errors
+    /// As [`Fleet::leave`].
+    pub async fn drain(&self, member: u32) -> Result<(), Refused> {
+        self.ask(Question::Weigh(MemberId(member), Some(0))).await.map(drop)
+    }
+
+    /// Gives a member its part of the partitions: by `weight`, or by the one it came with.
+    ///
+    /// # Errors
+    /// [`Refused`] where there is no such member, or where it leaves.
+    pub async fn join(&self, member: u32, weight: Option<u32>) -> Result<(), Refused> {
+        self.ask(Question::Weigh(MemberId(member), weight)).await.map(drop)
+    }
+
+    /// Plans anew who should have what, and tries again at once what failed.
+    ///
+    /// # Errors
+    /// [`Refused`] where the coordinator has ended.
+    pub async fn rebalance(&self) -> Result<(), Refused> {
+        self.ask(Question::Rebalance).await.map(drop)
+    }
+
+    async fn ask(&self, question: Question) -> Result<FleetStatus, Refused> {
+        let over = || Refused("the coordinator of the fleet has ended".to_owned());
+        let (answer, answered) = oneshot::channel();
+        self.events.send(Event::Asked(question, answer)).await.map_err(|_| over())?;
+        answered.await.map_err(|_| over())?
+    }
+
+    /// Serves the connection of a member until it ends or `stop`; `begun` is what has arrived of it already.
+    ///
+    /// # Errors
+    /// Why it ended, where the member did not just go.
+    pub async fn serve<S>(&self, stream: S, begun: BytesMut, stop: &CancellationToken) -> io::Result<()>
+    where
+        S: AsyncRead + AsyncWrite,
+    {
+        let fail = |what: &str| Err(io::Error::other(what.to_owned()));
+        let Ok(_place) = self.places.try_acquire() else { return fail("there are too many members") };
+        let (reader, writer) = tokio::io::split(stream);
+        tokio::pin!(reader, writer);
+        let mut frames = Frames::new(reader, begun, FRAME_BYTES_MAX);
+        let FromMember::Hello(hello) = said(&mut frames, PATIENCE).await? else {
+            return fail("it does not say who it is");
+        };
+        let link = self.next_link.fetch_add(1, Ordering::Relaxed);
+        let outbox = Arc::new(Outbox::new(OUTBOX_BYTES_MAX));
+        let over = |_| io::Error::other("the coordinator has ended");
+        self.linked(link, outbox.clone(), hello).await.map_err(over)?;
+        let hears = async {
+            loop {
+                let said = said(&mut frames, SILENCE_MAX).await?;
+                self.events.send(Event::Said(link, said)).await.map_err(over)?;
+            }
+        };
+        let outcome = tokio::select! {
+            () = stop.cancelled() => Ok(()),
+            heard = hears => heard,
+            sent = outbox.send(&mut writer, PATIENCE) => sent,
+        };
+        outbox.close();
+        self.events.send(Event::Ended(link)).await.map_err(over)?;
+        outcome
+    }
+
+    async fn linked(
+        &self,
+        link: u64,
+        outbox: Arc<Outbox>,
+        hello: Hello,
+    ) -> Result<(), mpsc::error::SendError<Event>> {
+        self.events.send(Event::Linked(link, outbox, hello)).await
+    }
+}
+
+/// What a member says next.
+async fn said(frames: &mut Frames<impl AsyncRead + Unpin>, patience: Duration) -> io::Result<FromMember> {
+    match timeout(patience, frames.next()).await?? {
+        Some((kind, bytes)) => FromMember::decode(kind, &bytes)
+            .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string())),
+        None => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}

@@ -1,0 +1,122 @@
+//! Which member is reached by which connection.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use whimbrel_core::fleet::{MemberId, Recipient};
+use whimbrel_fleet::outbox::Outbox;
+use whimbrel_fleet::protocol::{FromCoordinator, Hello};
+
+/// A connection.
+#[derive(Debug)]
+struct Link {
+    outbox: Arc<Outbox>,
+    hello: Hello,
+    member: Option<MemberId>,
+    /// By which it asked to join.
+    token: Option<u64>,
+    knows_it_leaves: bool,
+}
+
+/// What is known of a member besides what the machine knows.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Acquaintance {
+    pub(super) hello: Hello,
+    pub(super) heard_ms: u64,
+    pub(super) stamp: Option<u64>,
+    pub(super) held: u64,
+}
+
+/// All connections.
+#[derive(Debug, Default)]
+pub(super) struct Links {
+    links: HashMap<u64, Link>,
+    of: HashMap<MemberId, u64>,
+    pub(super) known: BTreeMap<MemberId, Acquaintance>,
+}
+
+impl Links {
+    pub(super) fn open(&mut self, link: u64, outbox: Arc<Outbox>, hello: Hello) {
+        self.links.insert(link, Link { outbox, hello, member: None, token: None, knows_it_leaves: false });
+    }
+
+    pub(super) fn close(&mut self, link: u64) {
+        if let Some(Link { member: Some(member), .. }) = self.links.remove(&link)
+            && self.of.get(&member) == Some(&link)
+        {
+            self.of.remove(&member);
+        }
+    }
+
+    /// Somebody asks to join on a connection.
+    pub(super) fn asks(&mut self, link: u64, token: u64) {
+        if let Some(link) = self.links.get_mut(&link) {
+            link.token = Some(token);
+        }
+    }
+
+    /// A member speaks on a connection: true where it is another one than before.
+    pub(super) fn bind(&mut self, link: u64, member: MemberId, now_ms: u64) -> bool {
+        let Some(it) = self.links.get_mut(&link) else { return false };
+        let is_new = it.member != Some(member);
+        if is_new {
+            let former = it.member.replace(member);
+            it.knows_it_leaves = false;
+            let hello = it.hello.clone();
+            if let Some(former) = former.filter(|former| self.of.get(former) == Some(&link)) {
+                self.of.remove(&former);
+            }
+            if let Some(other) = self.of.insert(member, link).and_then(|other| self.links.get(&other)) {
+                // The same process, which has given that connection up.
+                other.outbox.close();
+            }
+            self.known.entry(member).or_default().hello = hello;
+        }
+        self.known.entry(member).or_default().heard_ms = now_ms;
+        is_new
+    }
+
+    /// The connection of who asked to join by this token.
+    pub(super) fn joiner(&self, token: u64) -> Option<u64> {
+        self.links.iter().find(|(_, link)| link.token == Some(token)).map(|(number, _)| *number)
+    }
+
+    pub(super) fn member_of(&self, link: u64) -> Option<MemberId> {
+        self.links.get(&link).and_then(|link| link.member)
+    }
+
+    pub(super) fn is_linked(&self, member: MemberId) -> bool {
+        self.of.contains_key(&member)
+    }
+
+    /// Forgets who is no member any more. Who has just been made one may not be listed yet.
+    pub(super) fn forget_all_but(&mut self, members: &[MemberId]) {
+        let of = &self.of;
+        self.known.retain(|id, _| members.contains(id) || of.contains_key(id));
+    }
+
+    /// Says it, if there is a connection: what is lost is asked for again.
+    pub(super) fn say(&self, to: Recipient, said: &FromCoordinator) {
+        let link = match to {
+            Recipient::Joiner(token) => self.joiner(token),
+            Recipient::Member(member) => self.of.get(&member).copied(),
+        };
+        if let Some(link) = link.and_then(|link| self.links.get(&link)) {
+            link.outbox.push(said.kind(), |out| said.encode(out));
+        }
+    }
+
+    /// Says it to everybody who is a member.
+    pub(super) fn say_to_all(&self, said: &FromCoordinator) {
+        self.of.keys().for_each(|member| self.say(Recipient::Member(*member), said));
+    }
+
+    /// Tells a member that it leaves, once on each connection.
+    pub(super) fn tell_leaving(&mut self, member: MemberId) {
+        let link = self.of.get(&member).and_then(|link| self.links.get_mut(link));
+        if let Some(link) = link.filter(|link| !link.knows_it_leaves) {
+            link.knows_it_leaves = true;
+            self.say(Recipient::Member(member), &FromCoordinator::Leaving);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! One word for each partition: who owns it, whether it is sealed here, and how many requests of it are under way. They are
+//! in one word so that no request begins between *it is sealed* and *nothing of it is under way any more*.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::sleep;
+use whimbrel_core::fleet::{MemberId, Partition};
+
+use crate::clock;
+use crate::standing::Shared;
+
+const SEALED: u64 = 1 << 31;
+const COUNT: u64 = SEALED - 1;
+
+/// A partition as it is looked at by those who serve.
+#[derive(Debug, Default)]
+pub(crate) struct Cell(AtomicU64);
+
+impl Cell {
+    pub(crate) fn owner(&self) -> MemberId {
+        owner_of(self.0.load(Ordering::SeqCst))
+    }
+
+    /// What the member knows now. Requests under way stay counted.
+    pub(crate) fn set(&self, owner: MemberId, is_sealed: bool) {
+        let seal = if is_sealed { SEALED } else { 0 };
+        let known = u64::from(owner.0) << 32 | seal;
+        let set = |word: u64| Some(known | word & COUNT);
+        // It sets whatever it finds, so it cannot fail.
+        let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, set);
+    }
+
+    /// Counts one more request, if this member owns the partition and has not sealed it.
+    fn enter(&self, member: MemberId) -> bool {
+        let enter = |word: u64| {
+            let may = owner_of(word) == member && word & SEALED == 0 && word & COUNT < COUNT;
+            may.then_some(word + 1)
+        };
+        self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, enter).is_ok()
+    }
+
+    /// Counts one less; true where it was the last one of a sealed partition.
+    fn leave(&self) -> bool {
+        let before = self.0.fetch_sub(1, Ordering::SeqCst);
+        before & SEALED != 0 && before & COUNT == 1
+    }
+
+    /// Whether no request of the partition is under way.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.0.load(Ordering::SeqCst) & COUNT == 0
+    }
+}
+
+fn owner_of(word: u64) -> MemberId {
+    MemberId(u32::try_from(word >> 32).unwrap_or(0))
+}
+
+/// This member serves the partition, and a request of it is under way for as long as this lives: the partition is not given
+/// away before.
+///
+/// It says nothing about the lease, which goes on to run: see [`Guard::lease_left`].
+#[derive(Debug)]
+pub struct Guard {
+    shared: Arc<Shared>,
+    partition: Partition,
+    member: MemberId,
+}
+
+impl Guard {
+    /// None where the partition is not this member's to serve now.
+    pub(crate) fn enter(shared: &Arc<Shared>, partition: Partition, member: MemberId) -> Option<Guard> {
+        let cell = shared.cell(partition)?;
+        if !cell.enter(member) {
+            return None;
+        }
+        shared.held.fetch_add(1, Ordering::Relaxed);
+        let guard = Guard { shared: shared.clone(), partition, member };
+        // Dropped where the lease has ended, which undoes the above.
+        (!guard.lease_left().is_zero()).then_some(guard)
+    }
+
+    /// Which partition.
+    pub fn partition(&self) -> Partition {
+        self.partition
+    }
+
+    /// For how long the request may still be carried out. It grows as the lease is renewed. What is not done by then has to
+    /// be cut off, or somebody else may be serving the partition at the same time.
+    pub fn lease_left(&self) -> Duration {
+        let until_ms = self.shared.lease_until_ms.load(Ordering::SeqCst);
+        let left_ms = until_ms.saturating_sub(clock::now_ms());
+        // Looked at last: the lease of a later life is set after its number.
+        let is_same = self.shared.member() == Some(self.member);
+        Duration::from_millis(if is_same { left_ms } else { 0 })
+    }
+
+    /// Waits until nothing is left of the lease, renewals included.
+    pub async fn expired(&self) {
+        loop {
+            match self.lease_left() {
+                Duration::ZERO => return,
+                left => sleep(left).await,
+            }
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.shared.held.fetch_sub(1, Ordering::Relaxed);
+        if self.shared.cell(self.partition).is_some_and(Cell::leave) {
+            self.shared.quiet.notify_one();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_enters_a_sealed_partition_and_its_last_request_says_so() {
+        let (cell, us, other) = (Cell::default(), MemberId(7), MemberId(u32::MAX));
+        assert!(!cell.enter(us), "nobody owns it");
+        cell.set(us, false);
+        assert!(cell.enter(us) && cell.enter(us) && !cell.enter(other));
+        cell.set(us, true);
+        assert!(!cell.enter(us) && !cell.is_quiet());
+        assert!(!cell.leave() && cell.leave(), "the last one says so");
+        assert!(cell.is_quiet());
+        cell.set(other, false);
+        assert_eq!((cell.owner(), cell.enter(us), cell.enter(other)), (other, false, true));
+        assert!(!cell.leave(), "nobody waits for it");
+    }
+}

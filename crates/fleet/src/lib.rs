@@ -1,0 +1,22 @@
+//! What connects the members of a fleet with their coordinator.
+//!
+//! - [`Membership`]: one member. It reaches the coordinator through the RESP port of `whimbrel serve`, keeps its lease, and
+//!   knows who serves which partition;
+//! - [`protocol`]: what goes over the connection besides the messages of `core::fleet`;
+//! - [`frame`], [`outbox`]: bytes in pieces of bounded length, and queues of bounded length;
+//! - [`clock`]: the clock that leases need.
+//!
+//! What is to be done is decided in `whimbrel_core::fleet` alone. The coordinator's side is `whimbrel_control::fleet`.
+
+pub mod clock;
+pub mod frame;
+mod guard;
+mod membership;
+pub mod outbox;
+pub mod protocol;
+mod session;
+mod standing;
+
+pub use guard::Guard;
+pub use membership::{AtBackends, Data, Failure, Membership, MembershipOptions};
+pub use standing::{Seen, Standing};

@@ -1,0 +1,162 @@
+//! A member of a fleet.
+
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::fleet::{Member, MemberId, Move, Partition};
+use whimbrel_engine::endpoint::Endpoint;
+use whimbrel_engine::error::Result;
+use whimbrel_engine::link::LinkOptions;
+
+use crate::clock;
+use crate::protocol::{Backend, COMMAND, Hello};
+use crate::session::Runner;
+use crate::standing::{Seen, Shared, Standing};
+
+/// What is not answered is said again after so many milliseconds.
+const RETRY_MS: u64 = 500;
+
+/// How a member takes part.
+#[derive(Debug, Clone)]
+pub struct MembershipOptions {
+    /// The RESP port of `whimbrel serve --fleet`, with its password.
+    pub coordinator: Endpoint,
+    /// How it is connected to.
+    pub link: LinkOptions,
+    /// What people call this member.
+    pub name: String,
+    /// Where clients reach it, as HOST:PORT, as other members and clients see it.
+    pub address: String,
+    /// Its part of the work in relation to others; 0 takes none.
+    pub weight: u32,
+}
+
+/// Why data could not be given away.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure(pub String);
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What has to happen to the data of a partition when it moves.
+pub trait Data: Send + Sync + 'static {
+    /// Gives the data to the destination, while requests go on here.
+    ///
+    /// # Errors
+    /// Where that cannot be done: the move is given up.
+    fn transfer(&self, moving: &Move) -> impl Future<Output = std::result::Result<(), Failure>> + Send;
+
+    /// Gives the destination what has changed meanwhile. No request of the partition is under way, and none begins.
+    ///
+    /// # Errors
+    /// Where that cannot be done: the move is given up.
+    fn settle(&self, moving: &Move) -> impl Future<Output = std::result::Result<(), Failure>> + Send;
+
+    /// The data of this partition is not needed here any more.
+    fn discard(&self, partition: Partition);
+}
+
+/// The data lies at servers that all members use: nothing of it moves with a partition.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AtBackends;
+
+impl Data for AtBackends {
+    async fn transfer(&self, _: &Move) -> std::result::Result<(), Failure> {
+        Ok(())
+    }
+
+    async fn settle(&self, _: &Move) -> std::result::Result<(), Failure> {
+        Ok(())
+    }
+
+    fn discard(&self, _: Partition) {}
+}
+
+/// One member: it reaches the coordinator, again and again where that is lost, keeps the lease, and gives partitions away when
+/// told to. It ends when it is dropped, without leaving: then its partitions are given away when its lease has run out.
+#[derive(Debug)]
+pub struct Membership {
+    shared: Arc<Shared>,
+    leaves: watch::Sender<bool>,
+    stop: CancellationToken,
+    task: JoinHandle<Result<()>>,
+}
+
+impl Membership {
+    /// Begins to reach the coordinator, in a task of its own.
+    pub fn start(options: MembershipOptions, data: impl Data) -> Membership {
+        let shared = Arc::new(Shared::new());
+        let (stop, leaves) = (CancellationToken::new(), watch::Sender::new(false));
+        let hello = Hello {
+            name: options.name,
+            address: options.address,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            weight: options.weight,
+        };
+        // Keyed anew, from the system's randomness, in every process and for every call.
+        let token = RandomState::new().hash_one((std::process::id(), clock::now_ms()));
+        let machine = Member::new(token, options.weight, RETRY_MS);
+        let endpoint = Arc::new(options.coordinator);
+        let runner =
+            Runner::new(machine, shared.clone(), data, endpoint, options.link, hello, leaves.subscribe());
+        let task = tokio::spawn(runner.run(stop.clone()));
+        Membership { shared, leaves, stop, task }
+    }
+
+    /// Who serves a partition now. To be asked right before a request is carried out, and the guard kept until it has been.
+    pub fn standing(&self, partition: Partition) -> Standing {
+        self.shared.standing(partition)
+    }
+
+    /// The owner of each partition as it is known here, from partition 0 on; empty until this was a member.
+    pub fn owners(&self) -> Vec<Option<MemberId>> {
+        self.shared.owners()
+    }
+
+    /// All members with the addresses where clients reach them; an empty one where it is not known.
+    pub fn addresses(&self) -> Vec<(MemberId, Arc<str>)> {
+        self.shared.addresses()
+    }
+
+    /// The servers that the coordinator names.
+    pub fn backends(&self) -> Vec<Backend> {
+        self.shared.backends()
+    }
+
+    /// Tells of every change of the table, of addresses, and of the connection.
+    pub fn watch(&self) -> watch::Receiver<Seen> {
+        self.shared.seen.subscribe()
+    }
+
+    /// Waits until it ends by itself: it has left, or it cannot go on.
+    ///
+    /// # Errors
+    /// `Own` where the coordinator is one of another fleet, or speaks another language than [`COMMAND`] says.
+    pub async fn ended(&mut self) -> Result<()> {
+        match (&mut self.task).await {
+            Ok(outcome) => outcome,
+            Err(e) => Err(whimbrel_engine::error::Error::own(COMMAND.join(" "), e)),
+        }
+    }
+
+    /// Has all partitions given to others, and leaves then: false where that took longer than `patience`. Requests are served and
+    /// passed on as before until it is done.
+    pub async fn leave(mut self, patience: Duration) -> bool {
+        self.leaves.send_replace(true);
+        tokio::time::timeout(patience, &mut self.task).await.is_ok()
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}

@@ -1,0 +1,324 @@
+//! A member's connection to the coordinator, one after another.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use tokio::io::{ReadHalf, WriteHalf};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout_at};
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::fleet::{Action, Member, MemberInput, Move, Order, Partition};
+use whimbrel_engine::endpoint::Endpoint;
+use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::link::{Io, Link, LinkOptions};
+
+use crate::clock;
+use crate::frame::Frames;
+use crate::guard::Cell;
+use crate::membership::{Data, Failure};
+use crate::outbox::Outbox;
+use crate::protocol::{COMMAND, FRAME_BYTES_MAX, FromCoordinator, FromMember, Hello};
+use crate::standing::Shared;
+
+/// How often the machine is told that time passes.
+const TICK: Duration = Duration::from_millis(50);
+
+/// How often the coordinator hears how this member stands, in ticks.
+const STATE_TICKS: u64 = 10;
+
+/// How long to wait between attempts to connect: first, and at most.
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// A coordinator that says nothing for so long is not reached any more. It answers each renewal, several in a lease.
+const SILENCE_MIN: Duration = Duration::from_secs(2);
+
+/// A coordinator that takes nothing in for so long is not reached any more.
+const WRITE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What may wait to be sent: the versions of the largest table several times over.
+const OUTBOX_BYTES_MAX: usize = 32 << 20;
+
+/// What became of a step of a move.
+type Step = (Move, Which, std::result::Result<(), Failure>);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Which {
+    Transfer,
+    Settle,
+}
+
+/// How a session ended.
+enum Ended {
+    /// The connection is lost, for this reason.
+    Lost(String),
+    /// There is nothing more to do.
+    Over,
+    /// It can never go on.
+    Broken(Error),
+}
+
+/// The machine, and what carries out what it wants.
+pub(crate) struct Runner<D> {
+    machine: Member,
+    shared: Arc<Shared>,
+    data: Arc<D>,
+    endpoint: Arc<Endpoint>,
+    options: LinkOptions,
+    hello: Hello,
+    leaves: watch::Receiver<bool>,
+    outbox: Arc<Outbox>,
+    steps: JoinSet<Step>,
+    /// Moves of sealed partitions of which requests are under way.
+    draining: Vec<Move>,
+    /// It was told to leave.
+    is_leaving: bool,
+    /// It was a member, left, and does not want to be one again.
+    is_over: bool,
+    ticks: u64,
+    silence_max: Duration,
+}
+
+impl<D: Data> Runner<D> {
+    pub(crate) fn new(
+        machine: Member,
+        shared: Arc<Shared>,
+        data: D,
+        endpoint: Arc<Endpoint>,
+        options: LinkOptions,
+        hello: Hello,
+        leaves: watch::Receiver<bool>,
+    ) -> Runner<D> {
+        Runner {
+            machine,
+            shared,
+            data: Arc::new(data),
+            endpoint,
+            options,
+            hello,
+            leaves,
+            outbox: Arc::new(Outbox::new(OUTBOX_BYTES_MAX)),
+            steps: JoinSet::new(),
+            draining: Vec::new(),
+            is_leaving: false,
+            is_over: false,
+            ticks: 0,
+            silence_max: SILENCE_MIN,
+        }
+    }
+
+    /// Is a member until `stop`, or until it has left.
+    pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<()> {
+        let outcome = stop.run_until_cancelled(self.work()).await.unwrap_or(Ok(()));
+        // Nobody keeps the lease from now on.
+        self.shared.lease_until_ms.store(0, Ordering::SeqCst);
+        self.shared.see(|seen| (seen.is_connected, seen.has_left) = (false, true));
+        outcome
+    }
+
+    async fn work(&mut self) -> Result<()> {
+        let mut pause = PAUSE_MIN;
+        loop {
+            if self.wants_to_leave() && self.machine.id().is_none() {
+                return Ok(());
+            }
+            let began = Instant::now();
+            let why = match self.connect().await {
+                Ok(io) => match self.session(io).await {
+                    Ended::Lost(why) => why,
+                    Ended::Over => return Ok(()),
+                    Ended::Broken(error) => return Err(error),
+                },
+                Err(error) => error.to_string(),
+            };
+            tracing::info!(why, "the coordinator is not reached");
+            self.shared.see(|seen| (seen.is_connected, seen.trouble) = (false, Some(why)));
+            // What lasted for a while was no failed attempt.
+            pause = if began.elapsed() > PAUSE_MAX { PAUSE_MIN } else { (pause * 2).min(PAUSE_MAX) };
+            sleep(pause).await;
+        }
+    }
+
+    fn wants_to_leave(&self) -> bool {
+        self.is_leaving || *self.leaves.borrow()
+    }
+
+    async fn connect(&self) -> Result<(Io, BytesMut)> {
+        let mut link = Link::open(&self.endpoint, &self.endpoint.address, self.options).await?;
+        link.call(&COMMAND.map(str::as_bytes)).await?;
+        Ok(link.into_parts())
+    }
+
+    async fn session(&mut self, (io, begun): (Io, BytesMut)) -> Ended {
+        let (reader, mut writer): (ReadHalf<Io>, WriteHalf<Io>) = tokio::io::split(io);
+        let mut frames = Frames::new(reader, begun, FRAME_BYTES_MAX);
+        let outbox = Arc::new(Outbox::new(OUTBOX_BYTES_MAX));
+        self.outbox = outbox.clone();
+        let sending = outbox.send(&mut writer, WRITE_PATIENCE);
+        tokio::pin!(sending);
+        self.say(&FromMember::Hello(self.hello.clone()));
+        self.shared.see(|seen| (seen.is_connected, seen.trouble) = (true, None));
+        let shared = self.shared.clone();
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut heard_at = Instant::now();
+        loop {
+            let silent_at = heard_at + self.silence_max;
+            let outcome = tokio::select! {
+                next = timeout_at(silent_at, frames.next()) => {
+                    heard_at = Instant::now();
+                    self.hear(next)
+                }
+                sent = &mut sending => Err(Ended::Lost(match sent {
+                    Ok(()) => "it takes too little in".to_owned(),
+                    Err(e) => format!("it cannot be told anything: {e}"),
+                })),
+                _ = ticks.tick() => self.tick(),
+                Some(step) = self.steps.join_next() => match step {
+                    Ok(step) => self.step_done(step),
+                    Err(e) => Err(Ended::Broken(Error::own("give a partition away", e))),
+                },
+                () = shared.quiet.notified() => self.settle_quiet(),
+                changed = self.leaves.changed() => match changed {
+                    Ok(()) => {
+                        self.say(&FromMember::Leave);
+                        Ok(())
+                    }
+                    Err(_) => Err(Ended::Over),
+                },
+            };
+            if let Err(ended) = outcome {
+                return ended;
+            }
+            if self.is_over {
+                return Ended::Over;
+            }
+        }
+    }
+
+    fn hear(
+        &mut self,
+        next: std::result::Result<io::Result<Option<(u8, Bytes)>>, tokio::time::error::Elapsed>,
+    ) -> std::result::Result<(), Ended> {
+        let lost = |why: String| Err(Ended::Lost(why));
+        let (kind, bytes) = match next {
+            Err(_) => return lost(format!("it has said nothing for {} ms", self.silence_max.as_millis())),
+            Ok(Err(e)) => return lost(format!("the connection broke: {e}")),
+            Ok(Ok(None)) => return lost("it has closed the connection".to_owned()),
+            Ok(Ok(Some(frame))) => frame,
+        };
+        match FromCoordinator::decode(kind, &bytes) {
+            Ok(FromCoordinator::Message(message)) => {
+                if let Order::Lease { lease_ms, .. } = message.body {
+                    // It answers three times in a lease.
+                    self.silence_max = SILENCE_MIN.max(Duration::from_millis(lease_ms * 2 / 3));
+                }
+                let touched: Vec<Partition> = message.partitions().collect();
+                self.tell(MemberInput::Message(message), touched)
+            }
+            Ok(FromCoordinator::Directory(directory)) => {
+                self.shared.take_directory(directory);
+                Ok(())
+            }
+            Ok(FromCoordinator::Leaving) => {
+                self.is_leaving = true;
+                Ok(())
+            }
+            Err(e) => lost(format!("it says {e}")),
+        }
+    }
+
+    fn tick(&mut self) -> std::result::Result<(), Ended> {
+        self.ticks += 1;
+        if self.wants_to_leave() && self.machine.id().is_none() {
+            return Err(Ended::Over);
+        }
+        if self.ticks.is_multiple_of(STATE_TICKS) {
+            if self.wants_to_leave() {
+                self.say(&FromMember::Leave);
+            }
+            let (stamp, held) = (self.machine.table().stamp(), self.shared.held.load(Ordering::Relaxed));
+            self.say(&FromMember::State { stamp, held });
+        }
+        self.tell(MemberInput::Tick, [])
+    }
+
+    fn step_done(&mut self, (moving, which, outcome): Step) -> std::result::Result<(), Ended> {
+        if let Err(why) = &outcome {
+            tracing::warn!(partition = moving.partition, to = %moving.destination, %why, "a partition stays here");
+        }
+        let input = match (outcome, which) {
+            (Ok(()), Which::Transfer) => MemberInput::Transferred(moving),
+            (Ok(()), Which::Settle) => MemberInput::Drained(moving),
+            (Err(_), _) => MemberInput::TransferFailed(moving),
+        };
+        self.tell(input, [moving.partition])
+    }
+
+    /// Goes on with moves of which no request is under way any more.
+    fn settle_quiet(&mut self) -> std::result::Result<(), Ended> {
+        let shared = self.shared.clone();
+        let is_quiet = |moving: &mut Move| shared.cell(moving.partition).is_none_or(Cell::is_quiet);
+        let quiet: Vec<Move> = self.draining.extract_if(.., is_quiet).collect();
+        for moving in quiet {
+            let data = self.data.clone();
+            self.steps.spawn(async move { (moving, Which::Settle, data.settle(&moving).await) });
+        }
+        Ok(())
+    }
+
+    fn say(&self, said: &FromMember) {
+        // Where it cannot be said the connection ends, and the machine says it again on the next one.
+        self.outbox.push(said.kind(), |out| said.encode(out));
+    }
+
+    /// Tells the machine, shows what it came to, and does what it wants: in this order, so that nobody begins a request of a
+    /// sealed partition after it was looked whether any is under way.
+    fn tell(
+        &mut self,
+        input: MemberInput,
+        touched: impl IntoIterator<Item = Partition>,
+    ) -> std::result::Result<(), Ended> {
+        let (mut actions, before) = (Vec::new(), self.machine.id());
+        self.machine.handle(clock::now_ms(), input, &mut actions);
+        let is_same = self.machine.id() == before;
+        let fits = if is_same {
+            self.shared.follow(&self.machine, touched)
+        } else {
+            // With its number it has lost its seals, so all partitions are to be looked at.
+            self.shared.follow(&self.machine, 0..self.machine.table().partitions())
+        };
+        if !fits {
+            let what = "the fleet at this address has another number of partitions than the one this was a member of";
+            return Err(Ended::Broken(
+                Error::own("join the fleet", what).with_remedy("start this process anew"),
+            ));
+        }
+        if !is_same {
+            self.draining.clear();
+            if before.is_some() && self.wants_to_leave() {
+                self.is_over = true;
+                return Ok(());
+            }
+        }
+        for action in actions {
+            match action {
+                Action::Send(message) => self.say(&FromMember::Message(message)),
+                Action::Transfer(moving) => {
+                    let data = self.data.clone();
+                    self.steps.spawn(async move { (moving, Which::Transfer, data.transfer(&moving).await) });
+                }
+                Action::Drain(moving) => {
+                    self.draining.push(moving);
+                    self.settle_quiet()?;
+                }
+                Action::Discard(partition) => self.data.discard(partition),
+            }
+        }
+        Ok(())
+    }
+}
