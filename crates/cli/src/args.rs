@@ -3,6 +3,7 @@
 //! One definition feeds the parser, the help texts, the shell completions and the manual pages.
 
 mod cluster;
+mod fleet;
 mod front;
 mod moving;
 mod syncing;
@@ -15,6 +16,7 @@ use whimbrel_core::units;
 use whimbrel_lab::Engine;
 
 pub use self::cluster::{ClusterArgs, RepairArgs, StatusArgs, Strays};
+pub use self::fleet::{CoordinatorArgs, FleetArgs, FleetAt, FleetCommand};
 pub use self::front::{FrontArgs, FrontAt, FrontCommand};
 pub use self::moving::{
     Balanced, DrainArgs, JobAccess, JobsArgs, JobsCommand, MethodChoice, MovingArgs, RebalanceArgs,
@@ -66,7 +68,7 @@ pub enum Command {
     Cutover(Box<CutoverArgs>),
     /// Take down the fence that a cutover has put up: let writers in again where they were
     Unfence(Box<UnfenceArgs>),
-    /// Show how a running sync stands
+    /// Show how a running sync stands, or a fleet
     Watch(WatchArgs),
     /// Move slots of a cluster to other primaries, while clients write
     Reshard(Box<ReshardArgs>),
@@ -74,10 +76,13 @@ pub enum Command {
     Rebalance(Box<RebalanceArgs>),
     /// Move all slots of a primary to the others
     Drain(Box<DrainArgs>),
-    /// Keep running, move slots when told so over the network, by Valkey's own commands, and tell clients who owns them
+    /// Keep running, move slots when told so over the network, by Valkey's own commands, and tell clients who owns them; or be
+    /// the coordinator of a fleet of fronts
     Serve(Box<ServeArgs>),
     /// Serve clients in front of a server or a cluster, also while its keys move to another one
     Front(Box<FrontArgs>),
+    /// Show a fleet of fronts, and have its members join in, leave, or give away what they have
+    Fleet(Box<FleetArgs>),
     /// List, show, cancel, resume and forget jobs that move slots
     Jobs(Box<JobsArgs>),
     /// Show a cluster's shards, slots, keys and replicas, and what is amiss

@@ -15,6 +15,7 @@ mod copying;
 mod demo;
 mod display;
 mod exit;
+mod fleeting;
 mod fronting;
 mod moving;
 mod serving;
@@ -68,6 +69,7 @@ fn run(command: Command) -> Exit {
         Command::Drain(args) => block_on(|stop| async move { moving::drain(&args, stop).await }),
         Command::Serve(args) => block_on(|stop| async move { serving::run(&args, stop).await }),
         Command::Front(args) => block_on(|stop| async move { fronting::run(&args, stop).await }),
+        Command::Fleet(args) => block_on(|stop| async move { fleeting::run(&args, stop).await }),
         Command::Jobs(args) => block_on(|stop| async move { moving::jobs::run(&args, stop).await }),
         Command::Status(args) => block_on(|stop| async move { cluster::status::run(&args, stop).await }),
         Command::Repair(args) => block_on(|stop| async move { cluster::repair::run(&args, stop).await }),

@@ -1,7 +1,10 @@
-//! `whimbrel serve`: a daemon that moves slots when told so.
+//! `whimbrel serve`: a daemon that moves slots when told so, or is the coordinator of a fleet, or both.
+
+mod fleet;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -10,12 +13,13 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::daemon::migrations::{JobState, JobView};
 use whimbrel_control::daemon::queue::Queue;
-use whimbrel_control::daemon::{Daemon, DaemonOptions, Jobs};
+use whimbrel_control::daemon::{Daemon, DaemonOptions, Jobs, Services};
+use whimbrel_control::fleet::{Coordination, Fleet, FleetStatus};
 use whimbrel_control::http::{Exposed, HttpServer, Metric, MetricKind};
 use whimbrel_control::store::Store;
 use whimbrel_engine::error::{Error, Result, Side};
 
-use crate::args::ServeArgs;
+use crate::args::{ClusterArgs, ServeArgs};
 use crate::exit::Exit;
 use crate::{cluster, copying, moving};
 
@@ -44,50 +48,103 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
         ));
     }
     let has_password = options.password.is_some();
-    let deployment = Arc::new(cluster::connect(&args.at).await?);
-    let (settings, why) = moving::settings_of_daemon(&deployment, &args.moving).await?;
-    let method = settings.method.name();
-    let store = Store::new(&copying::state_dir(args.moving.state_dir.as_deref())?);
-    let at = deployment.endpoint.address.to_string();
-    let interrupted = interrupted(&store, &at)?;
-    let queue = Queue::open(deployment, store.clone(), settings).await?;
+    let state_dir = copying::state_dir(args.moving.state_dir.as_deref())?;
     let mut log = Log { as_json: args.moving.show.json, seen: BTreeMap::new(), shown: Arc::default() };
-    log.begin(queue.list().await?);
-    let daemon = Daemon::bind(options, queue.clone()).await?;
+    let mover = match &args.at {
+        Some(at) => Some(Mover::open(at, args, &state_dir, &mut log).await?),
+        None => None,
+    };
+    let (fleet, coordination) = match args.coordinator.fleet {
+        true => fleet::open(&args.coordinator, &state_dir).map(|(fleet, task)| (Some(fleet), Some(task)))?,
+        false => (None, None),
+    };
+    let queue = mover.as_ref().map(|mover| mover.queue.clone());
+    let daemon = Daemon::offer(options, Services { jobs: queue.clone(), fleet: fleet.clone() }).await?;
     let address = daemon.address()?;
-    log.say(
-        &format!(
-            "serving  cluster {at} on {address}{}, method {method}: {why}",
-            if has_password { "" } else { ", without a password" }
-        ),
-        &json!({
-            "event": "serving", "address": address.to_string(), "cluster": at, "password": has_password,
-            "method": method, "why": why,
-        }),
-    );
-    log.say(
-        &match interrupted.len() {
-            0 => "resuming no job: none was interrupted".to_owned(),
-            n => format!("resuming {n} interrupted jobs: {}", names(&interrupted)),
-        },
-        &json!({"event": "resuming", "jobs": interrupted}),
-    );
+    log.say_serving(&address.to_string(), has_password, mover.as_ref(), coordination.as_ref());
+    if let Some(mover) = &mover {
+        mover.say_resuming(&log);
+    }
     // Its tasks end with this function.
     let _exposing = log.expose(args.http, stop).await?;
-    tokio::join!(daemon.serve(stop.clone()), queue.run(stop), log.follow(&queue, stop));
-    log.look(&queue).await;
-    let left = self::interrupted(&store, &at)?;
-    log.say(
-        &match left.len() {
-            0 => "stopped".to_owned(),
-            n => format!(
-                "stopped  with {n} jobs interrupted: {}; they go on when it serves again, or with whimbrel jobs resume",
-                names(&left)
-            ),
-        },
-        &json!({"event": "stopped", "jobs": left}),
-    );
+    // Where the coordinator cannot go on, the rest ends as well: whoever started this sees to it that it starts again.
+    let stop = stop.child_token();
+    let moves = async {
+        if let Some(queue) = &queue {
+            queue.run(&stop).await;
+        }
+    };
+    let coordinates = async {
+        let outcome = match coordination {
+            Some(coordination) => coordination.run(stop.clone()).await,
+            None => Ok(()),
+        };
+        if outcome.is_err() {
+            stop.cancel();
+        }
+        outcome
+    };
+    let follows = log.follow(queue.as_deref(), fleet.as_ref(), &stop);
+    let ((), (), (), coordinated) = tokio::join!(daemon.serve(stop.clone()), moves, follows, coordinates);
+    if let Some(queue) = &queue {
+        log.look(queue).await;
+    }
+    coordinated?;
+    match &mover {
+        Some(mover) => mover.say_stopped(&log)?,
+        None => log.say("stopped", &json!({"event": "stopped"})),
+    }
     Ok(())
+}
+
+/// The part that moves slots of a cluster.
+struct Mover {
+    queue: Arc<Queue>,
+    store: Store,
+    at: String,
+    method: &'static str,
+    /// Why this method.
+    why: String,
+    interrupted: Vec<String>,
+}
+
+impl Mover {
+    async fn open(at: &ClusterArgs, args: &ServeArgs, state_dir: &Path, log: &mut Log) -> Result<Mover> {
+        let deployment = Arc::new(cluster::connect(at).await?);
+        let (settings, why) = moving::settings_of_daemon(&deployment, &args.moving).await?;
+        let method = settings.method.name();
+        let store = Store::new(state_dir);
+        let at = deployment.endpoint.address.to_string();
+        let interrupted = interrupted(&store, &at)?;
+        let queue = Queue::open(deployment, store.clone(), settings).await?;
+        log.begin(queue.list().await?);
+        Ok(Mover { queue, store, at, method, why: why.to_string(), interrupted })
+    }
+
+    fn say_resuming(&self, log: &Log) {
+        log.say(
+            &match self.interrupted.len() {
+                0 => "resuming no job: none was interrupted".to_owned(),
+                n => format!("resuming {n} interrupted jobs: {}", names(&self.interrupted)),
+            },
+            &json!({"event": "resuming", "jobs": self.interrupted}),
+        );
+    }
+
+    fn say_stopped(&self, log: &Log) -> Result<()> {
+        let left = interrupted(&self.store, &self.at)?;
+        log.say(
+            &match left.len() {
+                0 => "stopped".to_owned(),
+                n => format!(
+                    "stopped  with {n} jobs interrupted: {}; they go on when it serves again, or with whimbrel jobs resume",
+                    names(&left)
+                ),
+            },
+            &json!({"event": "stopped", "jobs": left}),
+        );
+        Ok(())
+    }
 }
 
 /// Jobs of the cluster that have not ended and that nobody runs.
@@ -139,11 +196,18 @@ struct Log {
 
 /// The jobs, as they were when it was last looked.
 #[derive(Debug, Default)]
-struct Shown(Mutex<Vec<JobView>>);
+struct Shown {
+    jobs: Mutex<Vec<JobView>>,
+    fleet: Mutex<Option<FleetStatus>>,
+}
 
 impl Shown {
     fn jobs(&self) -> MutexGuard<'_, Vec<JobView>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fleet(&self) -> MutexGuard<'_, Option<FleetStatus>> {
+        self.fleet.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -158,7 +222,8 @@ impl Exposed for Shown {
         let slots: usize = jobs.iter().filter(is_open).map(|job| job.slots.len()).sum();
         let bytes: u64 = jobs.iter().filter(is_open).map(|job| job.remaining_bytes).sum();
         let by_state = states.into_iter().map(|(state, number)| (vec![("state", state.to_owned())], number));
-        vec![
+        let mut metrics = self.fleet().as_ref().map(fleet::metrics).unwrap_or_default();
+        metrics.extend([
             Metric::by(
                 MetricKind::Gauge,
                 "whimbrel_jobs",
@@ -177,7 +242,8 @@ impl Exposed for Shown {
                 "Bytes known to be on their way",
                 bytes as f64,
             ),
-        ]
+        ]);
+        metrics
     }
 
     fn health(&self) -> std::result::Result<(), String> {
@@ -196,7 +262,11 @@ impl Exposed for Shown {
                 "updated_s": job.updated_s, "remaining_bytes": job.remaining_bytes,
             })
         };
-        json!({"jobs": self.jobs().iter().map(view).collect::<Vec<_>>()})
+        let jobs: Vec<_> = self.jobs().iter().map(view).collect();
+        match self.fleet().as_ref() {
+            Some(fleet) => json!({"jobs": jobs, "fleet": fleet}),
+            None => json!({"jobs": jobs}),
+        }
     }
 }
 
@@ -230,9 +300,42 @@ impl Log {
         Ok(tasks)
     }
 
-    async fn follow(&mut self, queue: &Queue, stop: &CancellationToken) {
-        while stop.run_until_cancelled(tokio::time::sleep(LOOK_PERIOD)).await.is_some() {
-            self.look(queue).await;
+    fn say_serving(
+        &self,
+        address: &str,
+        has_password: bool,
+        mover: Option<&Mover>,
+        coordination: Option<&Coordination>,
+    ) {
+        let mut what = Vec::new();
+        let mut line = json!({"event": "serving", "address": address, "password": has_password});
+        if let Some(Mover { at, method, why, .. }) = mover {
+            what.push(format!("cluster {at}, method {method}: {why}"));
+            (line["cluster"], line["method"], line["why"]) = (json!(at), json!(method), json!(why));
+        }
+        if let Some(coordination) = coordination {
+            let term = coordination.term();
+            what.push(format!("a fleet in its term {term}"));
+            line["term"] = json!(term);
+        }
+        let without = if has_password { "" } else { ", without a password" };
+        self.say(&format!("serving  on {address}{without}: {}", what.join("; ")), &line);
+    }
+
+    async fn follow(&mut self, queue: Option<&Queue>, fleet: Option<&Fleet>, stop: &CancellationToken) {
+        let mut before = FleetStatus::default();
+        loop {
+            if let Some(Ok(status)) = async { Some(fleet?.status().await) }.await {
+                fleet::news(&before, &status).iter().for_each(|(text, json)| self.say(text, json));
+                *self.shown.fleet() = Some(status.clone());
+                before = status;
+            }
+            if stop.run_until_cancelled(tokio::time::sleep(LOOK_PERIOD)).await.is_none() {
+                return;
+            }
+            if let Some(queue) = queue {
+                self.look(queue).await;
+            }
         }
     }
 

@@ -10,8 +10,8 @@ use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::LinkOptions;
 
 use crate::args::{
-    ClusterAccess, ClusterArgs, Command, FrontArgs, JobAccess, JobsCommand, MovingArgs, ServeArgs, Sides,
-    SourceAccess, TargetAccess,
+    ClusterAccess, ClusterArgs, Command, FleetAt, FrontArgs, JobAccess, JobsCommand, MovingArgs, ServeArgs,
+    Sides, SourceAccess, TargetAccess,
 };
 
 /// The options of one side, without regard to which.
@@ -154,20 +154,36 @@ impl MovingArgs {
     /// # Errors
     /// As [`Sides::endpoints`].
     pub fn daemon(&self) -> Result<Option<Endpoint>> {
-        let access = Access {
-            prefix: "server-",
-            user: None,
-            password_file: self.server_password_file.as_deref(),
-            password_variable: SERVE_PASSWORD,
-            map: &[],
-            tls: false,
-            ca: None,
-            cert: None,
-            key: None,
-            server_name: None,
-        };
-        self.server.as_deref().map(|server| endpoint(Side::Source, server, &access, false)).transpose()
+        let file = self.server_password_file.as_deref();
+        self.server.as_deref().map(|server| daemon(server, file)).transpose()
     }
+}
+
+impl FleetAt {
+    /// The coordinator.
+    ///
+    /// # Errors
+    /// As [`Sides::endpoints`].
+    pub fn endpoint(&self) -> Result<Endpoint> {
+        daemon(&self.server, self.server_password_file.as_deref())
+    }
+}
+
+/// A `whimbrel serve`.
+fn daemon(server: &str, password_file: Option<&Path>) -> Result<Endpoint> {
+    let access = Access {
+        prefix: "server-",
+        user: None,
+        password_file,
+        password_variable: SERVE_PASSWORD,
+        map: &[],
+        tls: false,
+        ca: None,
+        cert: None,
+        key: None,
+        server_name: None,
+    };
+    endpoint(Side::Source, server, &access, false)
 }
 
 impl ServeArgs {
@@ -208,7 +224,8 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
         Command::Reshard(args) => moved(&args.at, &args.moving),
         Command::Rebalance(args) => moved(&args.at, &args.moving),
         Command::Drain(args) => moved(&args.at, &args.moving),
-        Command::Serve(args) => vec![(&args.at.cluster, CLUSTER_PASSWORD)],
+        Command::Serve(args) => args.at.iter().map(|at| (&at.cluster, CLUSTER_PASSWORD)).collect(),
+        Command::Fleet(args) => vec![(&args.command.at().server, SERVE_PASSWORD)],
         Command::Front(args) => {
             let sides = [(&args.source, SOURCE_PASSWORD), (&args.target, TARGET_PASSWORD)];
             sides.into_iter().filter_map(|(at, variable)| Some((at.as_ref()?, variable))).collect()

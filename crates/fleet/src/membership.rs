@@ -91,7 +91,7 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// Begins to reach the coordinator, in a task of its own.
+    /// Begins to reach the coordinator, in a task of its own on the present runtime of tokio.
     pub fn start(options: MembershipOptions, data: impl Data) -> Membership {
         let shared = Arc::new(Shared::new());
         let (stop, leaves) = (CancellationToken::new(), watch::Sender::new(false));

@@ -162,6 +162,9 @@ impl<D: Data> Runner<D> {
         tokio::pin!(sending);
         self.say(&FromMember::Hello(self.hello.clone()));
         self.shared.see(|seen| (seen.is_connected, seen.trouble) = (true, None));
+        if let Err(ended) = self.tell(MemberInput::Linked, []) {
+            return ended;
+        }
         let shared = self.shared.clone();
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -140,7 +140,7 @@ fn not_served(arg: clap::Arg) -> clap::Arg {
 /// `whimbrel serve`.
 #[derive(Debug, Args)]
 #[command(
-    mut_arg("cluster", |arg| arg.long("cluster")),
+    mut_arg("cluster", |arg| arg.long("cluster").required(false).required_unless_present("fleet")),
     mut_arg("server", not_served),
     mut_arg("server_password_file", not_served),
     mut_arg("dry_run", not_served),
@@ -157,12 +157,15 @@ Examples:
   valkey-cli -p 7999 CLUSTER GETSLOTMIGRATIONS
   valkey-cli -p 7999 CLUSTER CANCELSLOTMIGRATIONS
 
+  whimbrel serve --fleet --listen 10.0.0.9:7999 --listen-password-file pw --backend main=10.0.0.1:6379
+  whimbrel fleet status --server 10.0.0.9:7999 --server-password-file pw
+
 It runs until Ctrl-C or SIGTERM, and ends with 0 then. Jobs that were interrupted go on when it runs again with the same
---cluster and --state-dir."
+--cluster and --state-dir. A fleet goes on from its journal there."
 )]
 pub struct ServeArgs {
     #[command(flatten)]
-    pub at: ClusterArgs,
+    pub at: Option<ClusterArgs>,
 
     /// Where to listen: IP:PORT. Port 0 takes a free one. Other addresses than loopback need a password
     #[arg(long, value_name = "ADDR", help_heading = "Daemon")]
@@ -175,6 +178,9 @@ pub struct ServeArgs {
     /// Show how it stands on IP:PORT: /metrics for Prometheus, /healthz, /readyz, /status. Read only, and without a login
     #[arg(long, value_name = "ADDR", help_heading = "Daemon")]
     pub http: Option<SocketAddr>,
+
+    #[command(flatten)]
+    pub coordinator: super::CoordinatorArgs,
 
     #[command(flatten)]
     pub moving: MovingArgs,

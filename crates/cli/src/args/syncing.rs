@@ -127,7 +127,7 @@ pub struct WatchArgs {
     /// The sync, or the beginning of its name [default: the only one that runs]
     pub job: Option<String>,
 
-    /// Ask a sync on another machine, by the HOST:PORT that it was given with --http
+    /// Ask a sync on another machine, or the coordinator of a fleet, by the HOST:PORT that it was given with --http
     #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["job", "state_dir"])]
     pub at: Option<String>,
 

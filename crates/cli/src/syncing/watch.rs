@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
+use whimbrel_control::fleet::FleetStatus;
 use whimbrel_control::http;
 use whimbrel_core::units::{format_bytes, format_count};
 use whimbrel_engine::error::Result;
@@ -98,6 +99,13 @@ fn show(args: &WatchArgs, card: &Value, last: Option<&Value>) -> std::io::Result
 }
 
 fn page(card: &Value, last: Option<&Value>) -> String {
+    match serde_json::from_value::<FleetStatus>(card["fleet"].clone()) {
+        Ok(fleet) => crate::fleeting::page(&fleet),
+        Err(_) => page_of_sync(card, last),
+    }
+}
+
+fn page_of_sync(card: &Value, last: Option<&Value>) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let number = |value: &Value| value.as_u64().unwrap_or(0);
     let status = &card["status"];

@@ -11,6 +11,8 @@ use super::table::{Applied, Change, MemberId, Row, Table};
 pub enum MemberInput {
     /// Time has passed.
     Tick,
+    /// There is a new connection to the coordinator, which does not know yet whose it is.
+    Linked,
     /// The coordinator says something.
     Message(ToMember),
     /// The destination has the data of this move as it was; it may have changed since.
@@ -148,6 +150,10 @@ impl Member {
     pub fn handle(&mut self, now_ms: u64, input: MemberInput, actions: &mut Vec<Action>) {
         match input {
             MemberInput::Tick => self.tick(now_ms, actions),
+            MemberInput::Linked => {
+                self.ask_at_ms = now_ms;
+                self.tick(now_ms, actions);
+            }
             MemberInput::Message(message) => self.listen(now_ms, message, actions),
             MemberInput::Transferred(moving) => self.transferred(now_ms, moving, actions),
             MemberInput::Drained(moving) => {
