@@ -2,11 +2,11 @@
 //!
 //! | slot | the source | a key of it |
 //! |---|---|---|
-//! | not begun | has all of its keys | none has arrived, or been wanted |
+//! | not begun | has all of its keys | none has arrived |
 //! | moving | has some of them | the filter says |
 //! | done | has none of them, for the rest of the turn | is home |
 //!
-//! A slot begins before the first of its keys is locked for a move, and never goes back. Only keys of slots that move are in a filter. There is one for
+//! A slot begins with the first of its keys that arrives, before the lock of that is let go, and never goes back. Only keys of slots that move are in a filter. There is one for
 //! each group of [`GROUP_SLOTS`], from when the first slot of the group begins until the last is done: the background moves group after group, so
 //! besides the present one only those take memory that commands have reached into.
 
@@ -55,7 +55,7 @@ pub(crate) struct Slots {
 pub struct SlotCounts {
     /// All keys of theirs are at the source.
     pub not_begun: u16,
-    /// Keys of theirs have moved or been asked for.
+    /// Keys of theirs have moved.
     pub moving: u16,
     /// The source has none of their keys any more.
     pub done: u16,
@@ -73,13 +73,6 @@ impl Arrived {
         match &self.kind {
             Kind::Whole(_) => None,
             Kind::BySlot(slots) => Some(slots),
-        }
-    }
-
-    /// A key is about to be locked for a move.
-    pub(crate) fn begin(&self, key: &[u8]) {
-        if let Kind::BySlot(slots) = &self.kind {
-            slots.begin(Slot::of_key(key));
         }
     }
 
@@ -230,8 +223,6 @@ mod tests {
         let (arrived, _) = slots();
         let (key, other) = (b"{a}1".as_slice(), b"{a}2".as_slice());
         assert!(!arrived.may_have(key, 1) && !arrived.is_done(key));
-        arrived.begin(key);
-        assert!(!arrived.may_have(key, 1), "it is only about to move");
         arrived.insert(key, 1);
         assert!(arrived.may_have(key, 1) && !arrived.may_have(other, 2) && !arrived.is_done(key));
         let slots = arrived.slots().expect("of a cluster");
@@ -239,7 +230,6 @@ mod tests {
         assert!(arrived.is_done(other) && arrived.may_have(other, 2));
         assert_eq!(slots.counts(), SlotCounts { not_begun: Slot::COUNT - 1, moving: 0, done: 1 });
         // It does not begin again.
-        arrived.begin(key);
         arrived.insert(key, 1);
         assert!(arrived.is_done(key));
     }
@@ -264,7 +254,6 @@ mod tests {
     #[test]
     fn one_server_has_one_filter() {
         let arrived = Arrived::new(10, false);
-        arrived.begin(b"k");
         assert!(!arrived.may_have(b"k", 5) && arrived.slots().is_none());
         arrived.insert(b"k", 5);
         assert!(arrived.may_have(b"k", 5) && !arrived.is_done(b"k") && arrived.keys() == 1);

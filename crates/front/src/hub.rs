@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::{RwLock, mpsc, oneshot, watch};
+use tokio::sync::{RwLock, mpsc, watch};
 use tokio::time::timeout;
 use whimbrel_engine::error::Result;
 use whimbrel_engine::link::{Link, LinkOptions};
@@ -182,12 +182,6 @@ impl Hub {
         self.arrived.may_have(key, self.hash(key))
     }
 
-    /// Wants a key moved, see [`Locks::want`].
-    pub(crate) fn want(&self, key: &Bytes) -> oneshot::Receiver<Moved> {
-        self.arrived.begin(key);
-        self.locks.want(key)
-    }
-
     /// A key has arrived. Its lock is held, or it was seen at the target.
     pub(crate) fn note_arrival(&self, key: &[u8]) {
         self.arrived.insert(key, self.hash(key));
@@ -245,7 +239,7 @@ impl Hub {
             for keys in keys.chunks(KEYS_AT_ONCE) {
                 let unknown = keys.iter().filter(|key| !self.is_known(key));
                 let wanted: Vec<_> =
-                    unknown.map(|key| (self.may_have_arrived(key), self.want(key))).collect();
+                    unknown.map(|key| (self.may_have_arrived(key), self.locks.want(key))).collect();
                 for (is_in_filter, told) in wanted {
                     let counter = if is_in_filter { &self.tally.filter_wrong } else { &self.tally.filter_no };
                     match told.await {

@@ -368,7 +368,7 @@ impl Pass {
             }
             let hub = self.hub.clone();
             self.wanted.spawn(async move {
-                let moved = hub.want(&key).await.ok();
+                let moved = hub.locks.want(&key).await.ok();
                 (key, moved)
             });
         }
