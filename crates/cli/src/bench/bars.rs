@@ -6,6 +6,8 @@ use super::svg::{begun, escaped};
 
 const BAR_WIDTH: f64 = 24.0;
 const GROUP_WIDTH_MIN: f64 = 96.0;
+/// About that of a letter below the bars.
+const LETTER_WIDTH: f64 = 6.0;
 const PANEL_HEIGHT: f64 = 220.0;
 const LEFT: f64 = 84.0;
 const TOP: f64 = 84.0;
@@ -38,7 +40,9 @@ pub struct Panel<'a> {
 impl Bars<'_> {
     /// As a picture. What is nothing has no bar, and says 0.
     pub fn svg(&self) -> String {
-        let group_width = GROUP_WIDTH_MIN.max((self.contenders.len() as f64 + 1.0) * BAR_WIDTH);
+        let longest = self.settings.iter().flatten().map(|line| line.chars().count()).max().unwrap_or(0);
+        let bars_width = (self.contenders.len() as f64 + 1.0) * BAR_WIDTH;
+        let group_width = GROUP_WIDTH_MIN.max(bars_width).max((longest as f64 + 2.0) * LETTER_WIDTH);
         let panel_width = self.settings.len() as f64 * group_width;
         let step = panel_width + GAP_X + LEFT / 2.0;
         let width = LEFT + self.panels.len() as f64 * step;
