@@ -19,7 +19,7 @@ use whimbrel_control::http::{Exposed, HttpServer, Metric, MetricKind};
 use whimbrel_control::store::Store;
 use whimbrel_engine::error::{Error, Result, Side};
 
-use crate::args::{ClusterArgs, ServeArgs};
+use crate::args::ServeArgs;
 use crate::exit::Exit;
 use crate::{cluster, copying, moving};
 
@@ -31,6 +31,12 @@ const NAMES_SHOWN: usize = 10;
 
 /// `whimbrel serve`.
 pub async fn run(args: &ServeArgs, stop: CancellationToken) -> Exit {
+    if args.at.cluster.is_empty() && !args.coordinator.fleet {
+        eprintln!(
+            "error: nothing to serve: name a --cluster to move slots of, be the coordinator of a --fleet, or both"
+        );
+        return Exit::Usage;
+    }
     match try_run(args, &stop).await {
         Ok(()) => Exit::Success,
         Err(e) => cluster::end_of(&e, args.moving.show.json),
@@ -50,9 +56,9 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
     let has_password = options.password.is_some();
     let state_dir = copying::state_dir(args.moving.state_dir.as_deref())?;
     let mut log = Log { as_json: args.moving.show.json, seen: BTreeMap::new(), shown: Arc::default() };
-    let mover = match &args.at {
-        Some(at) => Some(Mover::open(at, args, &state_dir, &mut log).await?),
-        None => None,
+    let mover = match args.at.cluster.as_str() {
+        "" => None,
+        _ => Some(Mover::open(args, &state_dir, &mut log).await?),
     };
     let (fleet, coordination) = match args.coordinator.fleet {
         true => fleet::open(&args.coordinator, &state_dir).map(|(fleet, task)| (Some(fleet), Some(task)))?,
@@ -109,8 +115,8 @@ struct Mover {
 }
 
 impl Mover {
-    async fn open(at: &ClusterArgs, args: &ServeArgs, state_dir: &Path, log: &mut Log) -> Result<Mover> {
-        let deployment = Arc::new(cluster::connect(at).await?);
+    async fn open(args: &ServeArgs, state_dir: &Path, log: &mut Log) -> Result<Mover> {
+        let deployment = Arc::new(cluster::connect(&args.at).await?);
         let (settings, why) = moving::settings_of_daemon(&deployment, &args.moving).await?;
         let method = settings.method.name();
         let store = Store::new(state_dir);

@@ -224,7 +224,7 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
         Command::Reshard(args) => moved(&args.at, &args.moving),
         Command::Rebalance(args) => moved(&args.at, &args.moving),
         Command::Drain(args) => moved(&args.at, &args.moving),
-        Command::Serve(args) => args.at.iter().map(|at| (&at.cluster, CLUSTER_PASSWORD)).collect(),
+        Command::Serve(args) => vec![(&args.at.cluster, CLUSTER_PASSWORD)],
         Command::Fleet(args) => vec![(&args.command.at().server, SERVE_PASSWORD)],
         Command::Front(args) => {
             let sides = [(&args.source, SOURCE_PASSWORD), (&args.target, TARGET_PASSWORD)];

@@ -140,7 +140,7 @@ fn not_served(arg: clap::Arg) -> clap::Arg {
 /// `whimbrel serve`.
 #[derive(Debug, Args)]
 #[command(
-    mut_arg("cluster", |arg| arg.long("cluster").required(false).required_unless_present("fleet")),
+    mut_arg("cluster", |arg| arg.long("cluster").required(false).default_value("").hide_default_value(true)),
     mut_arg("server", not_served),
     mut_arg("server_password_file", not_served),
     mut_arg("dry_run", not_served),
@@ -164,8 +164,9 @@ It runs until Ctrl-C or SIGTERM, and ends with 0 then. Jobs that were interrupte
 --cluster and --state-dir. A fleet goes on from its journal there."
 )]
 pub struct ServeArgs {
+    // Its address is empty where none is given.
     #[command(flatten)]
-    pub at: Option<ClusterArgs>,
+    pub at: ClusterArgs,
 
     /// Where to listen: IP:PORT. Port 0 takes a free one. Other addresses than loopback need a password
     #[arg(long, value_name = "ADDR", help_heading = "Daemon")]
