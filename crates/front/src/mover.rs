@@ -313,11 +313,11 @@ async fn sum_of(link: &mut Link, command: &[u8], keys: &[Bytes]) -> Result<u64> 
     Ok(sum)
 }
 
-/// Goes over the source until it is empty. Returns then.
+/// Goes over the source until it is empty, and nothing of it is under way. Returns then.
 pub(crate) async fn sweep(hub: &Arc<Hub>) {
     loop {
         match pass(hub).await {
-            Ok(0) => return,
+            Ok(0) => return none_under_way(hub).await,
             Ok(_) => sleep(PASS_PAUSE).await,
             Err(error) => {
                 tracing::warn!(%error, "the keys of the source are gone through again");
@@ -325,6 +325,17 @@ pub(crate) async fn sweep(hub: &Arc<Hub>) {
                 sleep(PASS_PAUSE).await;
             }
         }
+    }
+}
+
+/// Waits for the moves that were wanted when the source had been found empty. One of them may hold what was still there, of a key that has expired
+/// since. Those that are wanted later find nothing, and write nothing.
+async fn none_under_way(hub: &Hub) {
+    let mut wanted = Vec::new();
+    hub.locks.for_each_wanted(|key| wanted.push(Bytes::copy_from_slice(key)));
+    for key in wanted {
+        // Where it has ended, this is one more that finds nothing.
+        let _ = hub.locks.want(&key).await;
     }
 }
 
@@ -342,6 +353,8 @@ struct Pass {
     returned: u64,
     /// Keys that have not gone from the source although they were seen to, lately.
     stuck: HashSet<Bytes>,
+    /// Iterations over the nodes have given all keys, slots or not.
+    is_scanned: bool,
 }
 
 impl Pass {
@@ -426,7 +439,8 @@ async fn pass(hub: &Arc<Hub>) -> Result<u64> {
     let source = hub.open_source().await?;
     let (hub, wanted) = (hub.clone(), JoinSet::new());
     let (home, stuck) = (Vec::new(), HashSet::new());
-    let mut pass = Pass { hub: hub.clone(), source, wanted, staying: 0, home, returned: 0, stuck };
+    let mut pass =
+        Pass { hub: hub.clone(), source, wanted, staying: 0, home, returned: 0, stuck, is_scanned: false };
     match hub.arrived.slots() {
         None => pass.scan().await?,
         Some(slots) => pass.by_slot(slots).await?,

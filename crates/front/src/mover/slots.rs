@@ -15,10 +15,17 @@ use super::{Pass, number};
 use crate::arrived::{Slots, group, groups};
 use crate::place::were_at_rest;
 
-/// Keys of a slot that are asked for at a time.
+/// Keys of a slot that are asked for at first.
 const PAGE_KEYS: usize = 100;
 
-/// Slots that are asked about at a time.
+/// Keys of a slot that are asked for at most. Servers look for the first keys of a slot from where the first ever
+/// was, past all that have gone: so the more keys a slot has, the more are asked for at a time.
+const PAGE_KEYS_MAX: usize = 5_000;
+
+/// Keys that have not gone, and are remembered. Each of them is told again with every page, so they are fewer than one has room for.
+const STUCK_MAX: usize = PAGE_KEYS_MAX * 2 / 5;
+
+/// Slots that are asked about at a time, fewer where their keys would be more than [`PAGE_KEYS_MAX`].
 const SLOTS_AT_ONCE: usize = 16;
 
 /// A node, and the slots that it has as far as is known.
@@ -32,13 +39,20 @@ impl Pass {
         let mut nodes = place.each_with_slots().await?;
         for number in groups() {
             let (done, open): (Vec<Slot>, Vec<Slot>) = group(number).partition(|slot| slots.is_done(*slot));
-            // Somebody else has put it there, or a node has forgotten that it was removed.
-            self.returned += counts(&mut nodes, &done).await?.values().sum::<u64>();
+            if !self.is_scanned {
+                // Somebody else has put it there, or a node has forgotten that it was removed.
+                self.returned += counts(&mut nodes, &done).await?.values().sum::<u64>();
+            }
             if open.is_empty() {
                 continue;
             }
             self.stuck.clear();
-            self.move_all_of(&mut nodes, &open).await?;
+            if !self.is_scanned && !self.move_all_of(&mut nodes, &open).await? {
+                // So many do not go that they would be most of what nodes tell. Iterations give each key once, of all groups.
+                (self.staying, self.returned, self.is_scanned) = (0, 0, true);
+                self.stuck.clear();
+                self.scan().await?;
+            }
             let left = counts(&mut nodes, &open).await?;
             // Those that have begun since see that the source has nothing, and write nothing.
             let wanted = self.wanted_slots();
@@ -55,31 +69,33 @@ impl Pass {
         Ok(())
     }
 
-    async fn move_all_of(&mut self, nodes: &mut [Node], open: &[Slot]) -> Result<()> {
+    /// Has all keys of these slots moved. False where too many of them do not go.
+    async fn move_all_of(&mut self, nodes: &mut [Node], open: &[Slot]) -> Result<bool> {
         for (node, own) in nodes {
             let mut slots: Vec<Slot> = open.iter().filter(|slot| own.contains(*slot)).copied().collect();
             let mut page = PAGE_KEYS;
             while !slots.is_empty() {
                 let mut more = Vec::new();
-                for some in slots.chunks(SLOTS_AT_ONCE) {
+                for some in slots.chunks((PAGE_KEYS_MAX / page).clamp(1, SLOTS_AT_ONCE)) {
                     for (slot, keys) in some.iter().zip(keys_of(node, some, page).await?) {
                         if keys.len() >= page {
                             more.push(*slot);
                         }
                         self.take(keys).await?;
                     }
+                    if self.stuck.len() > STUCK_MAX {
+                        self.settle().await?;
+                        return Ok(false);
+                    }
                 }
-                if more.is_empty() {
-                    break;
-                }
-                // A node tells the first keys of a slot: the next ones are seen when these have gone. Those that stay, or have come back,
-                // would hide them.
                 self.settle().await?;
-                page = PAGE_KEYS + self.stuck.len();
+                // A node tells the first keys of a slot: the next ones are seen when these have gone. Those that stay, or have come back,
+                // would hide them: they are at most those of the last page, and at most `STUCK_MAX`.
+                page = (page * 2).min(PAGE_KEYS_MAX);
                 slots = more;
             }
         }
-        self.settle().await
+        Ok(true)
     }
 
     fn wanted_slots(&self) -> BTreeSet<Slot> {

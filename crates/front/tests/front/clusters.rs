@@ -414,3 +414,58 @@ fn a_slot_is_not_done_while_keys_of_it_stay_and_is_watched_afterwards() {
     assert_eq!(target.call(&["DBSIZE"]), redis::Value::Int(253));
     client.ask(&["GET", "a"], "$2\r\nv!\r\n");
 }
+
+#[test]
+fn keys_that_stay_hide_no_others_however_many_they_are() {
+    let _alone = alone();
+    let (source, target) = (cluster(Engine::Redis80), server(Engine::Redis70));
+    let at = |key: &str| &source.nodes()[source.owner_of(slot(key)).expect("an owner")];
+    // More than are remembered.
+    let fill = "for i = 1, 2300 do local key = KEYS[1] .. i; redis.call('HSET', key, 'f', 'v'); \
+                redis.call('HPEXPIREAT', key, 4102444800123, 'FIELDS', 1, 'f') end return 1";
+    assert_eq!(at("{s}").call(&["EVAL", fill, "1", "{s}"]), redis::Value::Int(1));
+    for key in ["{s}can", "a", "b"] {
+        at(key).call(&["SET", key, "v"]);
+    }
+    let between = Between::of(&source, &target);
+    between.start().expect("it begins");
+    wait_until("all that can has moved", || moving(&between)["staying"] == 2_300);
+    let shown = moving(&between);
+    assert_eq!((&shown["left"], &shown["trouble"]), (&2_300.into(), &serde_json::Value::Null));
+    assert_eq!(target.call(&["DBSIZE"]), redis::Value::Int(3));
+    let done: serde_json::Value = (Slot::COUNT - 1).into();
+    assert_eq!(shown["slots"]["done"], done, "all but that of the keys that stay");
+    at("{s}").call(&["FLUSHALL"]);
+    wait_until("all keys have moved", || is_done(&between));
+}
+
+#[test]
+fn a_slot_is_not_done_while_one_of_its_keys_is_on_its_way() {
+    let _alone = alone();
+    let (source, target) = (cluster(Engine::Redis80), server(Engine::Redis70));
+    let at = |key: &str| &source.nodes()[source.owner_of(slot(key)).expect("an owner")];
+    // The background comes to the group of the second when it is through with that of the first.
+    let (first, second) = ("b", "a");
+    let before = slot(second) / 256 * 256;
+    assert!(slot(first) < before);
+    for key in [first, second] {
+        at(key).call(&["SET", key, "v"]);
+    }
+    let between = Between::with_wait(&source, &target, Duration::from_secs(60));
+    between.start_paused().expect("it begins");
+    let mut client = between.client();
+    client.ask(&["GET", first], "$1\r\nv\r\n");
+    target.suspend().expect("suspended");
+    client.send(&command(&["APPEND", first, "!"]));
+    wait_until("it waits for its key", || moving(&between)["waiting"] == 1);
+    // As if it expired there meanwhile: nothing is left of it but what is on its way.
+    at(first).call(&["DEL", first]);
+    between.resume();
+    let done = || moving(&between)["slots"]["done"].as_u64();
+    wait_until("all slots before the second are done", || done() >= Some(u64::from(before) - 1));
+    assert_eq!(done(), Some(u64::from(before) - 1), "that of the first is not");
+    target.resume().expect("resumed");
+    let length = client.line();
+    assert!([":1\r\n", ":2\r\n"].contains(&&length[..]), "{length}");
+    wait_until("all keys have moved", || is_done(&between));
+}

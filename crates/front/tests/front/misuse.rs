@@ -1,6 +1,7 @@
 //! What clients, and others who write to the source, can do to a front at the moments that matter.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use redis::Value;
 use whimbrel_front::state::Phase;
@@ -193,6 +194,35 @@ fn a_key_that_somebody_puts_back_is_told_and_not_taken_for_the_key() {
     wait_until("all keys have moved", || phase(&between) == Phase::Done);
     assert_eq!(trouble(&between), "");
     client.ask(&["GET", "k"], "$3\r\nnew\r\n");
+}
+
+#[test]
+fn it_is_not_done_while_a_key_is_on_its_way() {
+    let _alone = alone();
+    let (source, target) = pair();
+    let between = Between::with_wait(&source, &target, Duration::from_secs(60));
+    between.start_paused().expect("it begins");
+    // Something that does not move, so that the background goes on.
+    source.call(&["SET", "stays", "v"]);
+    let mut client = between.client();
+    client.ask(&["GET", "stays"], "$1\r\nv\r\n");
+    in_database(&source, 1, &["SET", "k", "v"]).expect("set");
+    between.resume();
+    wait_until("it is told", || trouble(&between).contains("database 1"));
+    wait_until("the key has moved", || source.call(&["DBSIZE"]) == Value::Int(0));
+    target.suspend().expect("suspended");
+    // As if the background had missed it until now, and it expired on its way.
+    source.call(&["SET", "k", "v"]);
+    client.send(&command(&["APPEND", "k", "!"]));
+    wait_until("it waits for its key", || between.status().moving.is_some_and(|moving| moving.waiting == 1));
+    source.call(&["FLUSHALL"]);
+    // Longer than from one pass of the background to the next, which finds the source empty.
+    std::thread::sleep(Duration::from_millis(1_500));
+    assert_eq!(phase(&between), Phase::Moving);
+    target.resume().expect("resumed");
+    let length = client.line();
+    assert!([":1\r\n", ":2\r\n"].contains(&&length[..]), "{length}");
+    wait_until("all keys have moved", || phase(&between) == Phase::Done);
 }
 
 #[test]
