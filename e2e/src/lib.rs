@@ -10,6 +10,7 @@ pub mod cluster_writers;
 pub mod compare;
 pub mod dataset;
 pub mod deployment;
+pub mod fleets;
 pub mod fronts;
 pub mod permissions;
 pub mod resharding;

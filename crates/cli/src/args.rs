@@ -17,7 +17,7 @@ use whimbrel_lab::Engine;
 
 pub use self::cluster::{ClusterArgs, RepairArgs, StatusArgs, Strays};
 pub use self::fleet::{CoordinatorArgs, FleetArgs, FleetAt, FleetCommand};
-pub use self::front::{FrontArgs, FrontAt, FrontCommand};
+pub use self::front::{FrontArgs, FrontAt, FrontCommand, JoinArgs};
 pub use self::moving::{
     Balanced, DrainArgs, JobAccess, JobsArgs, JobsCommand, MethodChoice, MovingArgs, RebalanceArgs,
     ReshardArgs, ServeArgs, VerifyChoice,

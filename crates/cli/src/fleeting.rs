@@ -37,7 +37,7 @@ pub async fn run(args: &FleetArgs, stop: CancellationToken) -> Exit {
 }
 
 /// Prints an error of the coordinator, which is no side of a transfer.
-fn show_error(error: &Error, as_json: bool, exit: Exit) {
+pub fn show_error(error: &Error, as_json: bool, exit: Exit) {
     let (side, text) = (error.side.to_string(), error.to_string());
     if error.side == Side::Own {
         return crate::show_error(error, as_json, exit);

@@ -2,6 +2,7 @@
 
 mod asking;
 mod desk;
+mod joining;
 
 use std::time::Duration;
 
@@ -27,7 +28,12 @@ pub async fn run(args: &FrontArgs, stop: CancellationToken) -> Exit {
     if let Some(command) = &args.command {
         return asking::run(command).await;
     }
-    match try_run(args, stop).await {
+    let outcome = match args.coordinator() {
+        Ok(Some(coordinator)) => return joining::run(args, coordinator, stop).await,
+        Ok(None) => try_run(args, stop).await,
+        Err(e) => Err(e),
+    };
+    match outcome {
         Ok(()) => Exit::Success,
         Err(e) => crate::end_of(&e, args.show.json),
     }
@@ -35,23 +41,10 @@ pub async fn run(args: &FrontArgs, stop: CancellationToken) -> Exit {
 
 async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
     let (source, target) = (args.source_endpoint()?, args.target_endpoint()?);
-    let Some(listen) = args.listen else { return Err(Error::own("listen", "no address is given")) };
     let link = args.link_options();
     let files_each = files_each(&source, target.as_ref(), link).await;
-    let clients_max = make_room(args.max_clients, files_each)?;
-    let tls = match (&args.tls_cert, &args.tls_key) {
-        (Some(cert), Some(key)) => Some(Acceptor::new(cert, key, args.tls_client_ca.as_deref())?),
-        _ => None,
-    };
-    let options = FrontOptions {
-        listen,
-        tls,
-        cluster_face: args.cluster_face.clone(),
-        scripts_declare_keys: args.scripts_declare_keys,
-        share_connections: args.share_connections as usize,
-        clients_max: clients_max as usize,
-        link,
-    };
+    let options = options(args, files_each)?;
+    let (listen, clients_max) = (options.listen, options.clients_max);
     let at = source.address.to_string();
     let to = target.as_ref().map(|target| target.address.to_string());
     let (front, desk) = match target {
@@ -76,12 +69,7 @@ async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
         if let Some(to) = to {
             eprintln!("target   {to}: whimbrel front start moves the keys there");
         }
-        if clients_max < args.max_clients {
-            eprintln!(
-                "note     no more files may be open for --max-clients {}: see ulimit -n",
-                args.max_clients
-            );
-        }
+        note_fewer_clients(args, clients_max);
     }
     match desk {
         None => front.serve(stop).await,
@@ -94,6 +82,31 @@ async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// How it behaves, where each client takes so many open files.
+fn options(args: &FrontArgs, files_each: u64) -> Result<FrontOptions> {
+    let Some(listen) = args.listen else { return Err(Error::own("listen", "no address is given")) };
+    let tls = match (&args.tls_cert, &args.tls_key) {
+        (Some(cert), Some(key)) => Some(Acceptor::new(cert, key, args.tls_client_ca.as_deref())?),
+        _ => None,
+    };
+    Ok(FrontOptions {
+        listen,
+        tls,
+        cluster_face: args.cluster_face.clone(),
+        scripts_declare_keys: args.scripts_declare_keys,
+        share_connections: args.share_connections as usize,
+        clients_max: make_room(args.max_clients, files_each)? as usize,
+        link: args.link_options(),
+    })
+}
+
+/// Says that fewer clients than wanted can be let in.
+fn note_fewer_clients(args: &FrontArgs, clients_max: usize) {
+    if clients_max < args.max_clients as usize {
+        eprintln!("note     no more files may be open for --max-clients {}: see ulimit -n", args.max_clients);
+    }
 }
 
 /// Open files that a client takes: its own connection, and one to each server that it may need.

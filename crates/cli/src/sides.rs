@@ -10,8 +10,8 @@ use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::LinkOptions;
 
 use crate::args::{
-    ClusterAccess, ClusterArgs, Command, FleetAt, FrontArgs, JobAccess, JobsCommand, MovingArgs, ServeArgs,
-    Sides, SourceAccess, TargetAccess,
+    ClusterAccess, ClusterArgs, Command, FleetAt, FrontArgs, JobAccess, JobsCommand, JoinArgs, MovingArgs,
+    ServeArgs, Sides, SourceAccess, TargetAccess,
 };
 
 /// The options of one side, without regard to which.
@@ -100,8 +100,25 @@ impl FrontArgs {
     /// # Errors
     /// As [`Sides::endpoints`].
     pub fn source_endpoint(&self) -> Result<Endpoint> {
-        let source = self.source.as_deref().unwrap_or_default();
+        self.source_at(self.source.as_deref().unwrap_or_default())
+    }
+
+    /// The endpoint of the source, which is there.
+    ///
+    /// # Errors
+    /// As [`Sides::endpoints`].
+    pub fn source_at(&self, source: &str) -> Result<Endpoint> {
         endpoint(Side::Source, source, &Access::from(&self.source_access), self.insecure)
+    }
+
+    /// The coordinator of the fleet that it is to join, if it is.
+    ///
+    /// # Errors
+    /// As [`Sides::endpoints`].
+    pub fn coordinator(&self) -> Result<Option<Endpoint>> {
+        let JoinArgs { join, join_password_file, .. } = &self.joining;
+        let at = |at: &String| daemon(at, "join-", join_password_file.as_deref());
+        join.as_ref().map(at).transpose()
     }
 
     /// The endpoint of the target, where one is named.
@@ -155,7 +172,7 @@ impl MovingArgs {
     /// As [`Sides::endpoints`].
     pub fn daemon(&self) -> Result<Option<Endpoint>> {
         let file = self.server_password_file.as_deref();
-        self.server.as_deref().map(|server| daemon(server, file)).transpose()
+        self.server.as_deref().map(|server| daemon(server, "server-", file)).transpose()
     }
 }
 
@@ -165,14 +182,14 @@ impl FleetAt {
     /// # Errors
     /// As [`Sides::endpoints`].
     pub fn endpoint(&self) -> Result<Endpoint> {
-        daemon(&self.server, self.server_password_file.as_deref())
+        daemon(&self.server, "server-", self.server_password_file.as_deref())
     }
 }
 
 /// A `whimbrel serve`.
-fn daemon(server: &str, password_file: Option<&Path>) -> Result<Endpoint> {
+fn daemon(server: &str, prefix: &'static str, password_file: Option<&Path>) -> Result<Endpoint> {
     let access = Access {
-        prefix: "server-",
+        prefix,
         user: None,
         password_file,
         password_variable: SERVE_PASSWORD,
@@ -227,7 +244,8 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
         Command::Serve(args) => vec![(&args.at.cluster, CLUSTER_PASSWORD)],
         Command::Fleet(args) => vec![(&args.command.at().server, SERVE_PASSWORD)],
         Command::Front(args) => {
-            let sides = [(&args.source, SOURCE_PASSWORD), (&args.target, TARGET_PASSWORD)];
+            let coordinator = (&args.joining.join, SERVE_PASSWORD);
+            let sides = [(&args.source, SOURCE_PASSWORD), (&args.target, TARGET_PASSWORD), coordinator];
             sides.into_iter().filter_map(|(at, variable)| Some((at.as_ref()?, variable))).collect()
         }
         Command::Jobs(args) => match &args.command {

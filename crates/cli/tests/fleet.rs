@@ -78,7 +78,7 @@ fn answer(stream: TcpStream, membership: &Membership) {
     let mut to = stream.try_clone().expect("a socket");
     for line in BufReader::new(stream).lines().map_while(Result::ok) {
         let partition = line.parse().expect("a partition");
-        let words = match membership.standing(partition) {
+        let words = match membership.view().standing(partition) {
             Standing::Ours(guard) => {
                 let left_ms = guard.lease_left().as_millis();
                 format!("ours {left_ms}")

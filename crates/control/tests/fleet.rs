@@ -105,7 +105,7 @@ fn member(port: u16, password: Option<&str>, name: &str, weight: u32) -> Members
 }
 
 async fn id_of(member: &Membership) -> MemberId {
-    let mut seen = member.watch();
+    let mut seen = member.view().watch();
     let seen = timeout(PATIENCE, seen.wait_for(|seen| seen.member.is_some())).await;
     seen.expect("in time").expect("it runs").member.expect("it is a member")
 }
@@ -131,8 +131,8 @@ async fn served(members: &[&Membership]) -> Vec<MemberId> {
 fn served_by(members: &[&Membership], partition: Partition) -> Option<MemberId> {
     let (mut guards, mut others): (Vec<(MemberId, Guard)>, Vec<_>) = (Vec::new(), Vec::new());
     for member in members {
-        let id = member.watch().borrow().member?;
-        match member.standing(partition) {
+        let id = member.view().watch().borrow().member?;
+        match member.view().standing(partition) {
             Standing::Ours(guard) => guards.push((id, guard)),
             Standing::Other { member, address } => others.push((member, address)),
             Standing::Nobody => return None,
@@ -175,14 +175,14 @@ async fn who_joins_takes_its_part_by_weight() {
     let shown = status.member(b.0).expect("it is listed");
     assert_eq!((shown.name.as_str(), shown.address.as_str(), shown.owned), ("b", "b:6379", 32));
     let Standing::Other { member, address } =
-        first.standing(owners.iter().position(|id| *id == b).expect("one") as u32)
+        first.view().standing(owners.iter().position(|id| *id == b).expect("one") as u32)
     else {
         panic!("another's");
     };
     assert_eq!((member, &*address), (b, "b:6379"));
-    assert_eq!(third.addresses().len(), 3);
-    assert_eq!(third.backends().first().map(|backend| backend.name.clone()), Some("one".to_owned()));
-    assert!(matches!(first.standing(PARTITIONS), Standing::Nobody), "there is no such partition");
+    assert_eq!(third.view().addresses().len(), 3);
+    assert_eq!(third.view().backends().first().map(|backend| backend.name.clone()), Some("one".to_owned()));
+    assert!(matches!(first.view().standing(PARTITIONS), Standing::Nobody), "there is no such partition");
     coordinator.end().await;
 }
 
@@ -204,8 +204,8 @@ async fn drained_and_leaving_members_are_emptied_first() {
     assert_eq!(status.member(b.0).map(|member| (member.owned, member.weight)), Some((32, 1)));
     coordinator.fleet.leave(b.0).await.expect("it leaves");
     timeout(PATIENCE, second.ended()).await.expect("it ends").expect("in peace");
-    assert!(second.watch().borrow().has_left);
-    assert!(!matches!(second.standing(0), Standing::Ours(_)));
+    assert!(second.view().watch().borrow().has_left);
+    assert!(!matches!(second.view().standing(0), Standing::Ours(_)));
     coordinator.settled(1).await;
     assert_eq!(counts(&served(&[&first]).await), BTreeMap::from([(a, 64)]));
     assert!(coordinator.fleet.leave(b.0).await.is_err(), "it is gone");
@@ -238,7 +238,7 @@ async fn a_partition_stays_until_its_requests_are_done() {
     let second = coordinator.member("b", 1);
     let b = id_of(&second).await;
     coordinator.settled(2).await;
-    let mine = (0..PARTITIONS).find_map(|partition| match first.standing(partition) {
+    let mine = (0..PARTITIONS).find_map(|partition| match first.view().standing(partition) {
         Standing::Ours(guard) => Some(guard),
         _ => None,
     });
@@ -252,11 +252,11 @@ async fn a_partition_stays_until_its_requests_are_done() {
     })
     .await;
     // Nothing more moves now, however long it is waited: the coordinator has nothing but this one move under way.
-    assert!(matches!(first.standing(partition), Standing::Nobody), "sealed: no request begins");
-    assert_eq!(second.owners()[partition as usize], Some(a));
+    assert!(matches!(first.view().standing(partition), Standing::Nobody), "sealed: no request begins");
+    assert_eq!(second.view().owners()[partition as usize], Some(a));
     drop(guard);
     until("it has moved as well", async || {
-        matches!(second.standing(partition), Standing::Ours(_)).then_some(())
+        matches!(second.view().standing(partition), Standing::Ours(_)).then_some(())
     })
     .await;
     let status = coordinator.settled(1).await;
@@ -308,7 +308,7 @@ async fn a_lost_connection_costs_nothing() {
     let (a, b) = (id_of(&first).await, id_of(&second).await);
     coordinator.settled(2).await;
     let before = served(&[&first, &second]).await;
-    let mut seen = first.watch();
+    let mut seen = first.view().watch();
     let cut_port = cable.cut().await;
     timeout(PATIENCE, seen.wait_for(|seen| !seen.is_connected)).await.expect("in time").expect("it runs");
     // The cable is another one; its end is where the old one's was.
@@ -365,7 +365,7 @@ async fn only_who_has_the_password_is_a_member() {
     let coordinator = Coordinator::start(&path, 0, Some("hunter2")).await;
     for wrong in [None, Some("hunter3")] {
         let stranger = member(coordinator.port, wrong, "a", 1);
-        let mut seen = stranger.watch();
+        let mut seen = stranger.view().watch();
         let seen = timeout(PATIENCE, seen.wait_for(|seen| seen.trouble.is_some())).await.expect("in time");
         let trouble = seen.expect("it runs").trouble.clone().expect("it says why");
         assert!(trouble.contains("password") && !trouble.contains("hunter"), "{trouble}");
@@ -440,6 +440,6 @@ async fn what_cannot_be_written_down_is_not_told_and_ends_the_coordinator() {
         timeout(PATIENCE, coordinator.runs).await.expect("it ends").expect("it runs").expect_err("it fails");
     assert!(error.to_string().contains("no space left"), "{error}");
     assert!(coordinator.fleet.status().await.is_err());
-    assert_eq!(first.watch().borrow().member, None, "it was never told that it is one");
+    assert_eq!(first.view().watch().borrow().member, None, "it was never told that it is one");
     coordinator.stop.cancel();
 }

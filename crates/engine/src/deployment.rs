@@ -57,6 +57,11 @@ impl Topology {
         Topology::new(true, owners.into_iter().map(shard).collect())
     }
 
+    /// A cluster of these shards.
+    pub fn of_shards(shards: Vec<Shard>) -> Topology {
+        Topology::new(true, shards)
+    }
+
     fn standalone(address: &Address) -> Topology {
         let shard = Shard {
             id: String::new(),
@@ -172,6 +177,23 @@ impl Deployment {
             topology: RwLock::new(Arc::new(topology)),
             turn: AtomicUsize::new(0),
         })
+    }
+
+    /// A cluster of which others tell who its nodes are. Nothing of it is looked at.
+    pub fn told(
+        endpoint: Arc<Endpoint>,
+        options: LinkOptions,
+        like: &Deployment,
+        topology: Topology,
+    ) -> Deployment {
+        Deployment {
+            endpoint,
+            options,
+            facts: ServerFacts { cluster: true, ..like.facts.clone() },
+            capabilities: like.capabilities,
+            topology: RwLock::new(Arc::new(topology)),
+            turn: AtomicUsize::new(0),
+        }
     }
 
     /// Which side this is.

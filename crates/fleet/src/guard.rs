@@ -8,7 +8,6 @@ use std::time::Duration;
 use tokio::time::sleep;
 use whimbrel_core::fleet::{MemberId, Partition};
 
-use crate::clock;
 use crate::standing::Shared;
 
 const SEALED: u64 = 1 << 31;
@@ -89,11 +88,10 @@ impl Guard {
     /// For how long the request may still be carried out. It grows as the lease is renewed. What is not done by then has to
     /// be cut off, or somebody else may be serving the partition at the same time.
     pub fn lease_left(&self) -> Duration {
-        let until_ms = self.shared.lease_until_ms.load(Ordering::SeqCst);
-        let left_ms = until_ms.saturating_sub(clock::now_ms());
+        let left = self.shared.lease_left();
         // Looked at last: the lease of a later life is set after its number.
         let is_same = self.shared.member() == Some(self.member);
-        Duration::from_millis(if is_same { left_ms } else { 0 })
+        if is_same { left } else { Duration::ZERO }
     }
 
     /// Waits until nothing is left of the lease, renewals included.

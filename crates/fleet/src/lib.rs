@@ -18,5 +18,5 @@ mod session;
 mod standing;
 
 pub use guard::Guard;
-pub use membership::{AtBackends, Data, Failure, Membership, MembershipOptions};
+pub use membership::{AtBackends, Data, Failure, Membership, MembershipOptions, View};
 pub use standing::{Seen, Standing};

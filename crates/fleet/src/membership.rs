@@ -80,11 +80,62 @@ impl Data for AtBackends {
     fn discard(&self, _: Partition) {}
 }
 
+/// What a member knows, at any time. It goes on to be answered when the member has ended: then nothing is this member's.
+#[derive(Debug, Clone)]
+pub struct View(Arc<Shared>);
+
+impl View {
+    /// Who serves a partition now. To be asked right before a request is carried out, and the guard kept until it has been.
+    pub fn standing(&self, partition: Partition) -> Standing {
+        self.0.standing(partition)
+    }
+
+    /// The owner of each partition as it is known here, from partition 0 on; empty until this was a member.
+    pub fn owners(&self) -> Vec<Option<MemberId>> {
+        self.0.owners()
+    }
+
+    /// The owner of one partition as it is known here.
+    pub fn owner(&self, partition: Partition) -> Option<MemberId> {
+        self.0.owner(partition)
+    }
+
+    /// How many partitions there are; 0 until this was a member.
+    pub fn partitions(&self) -> u32 {
+        self.0.partitions()
+    }
+
+    /// The number of this member, while it is one.
+    pub fn member(&self) -> Option<MemberId> {
+        self.0.member()
+    }
+
+    /// How much is left of the lease: nothing where this is no member.
+    pub fn lease_left(&self) -> Duration {
+        self.0.lease_left()
+    }
+
+    /// All members with the addresses where clients reach them; an empty one where it is not known.
+    pub fn addresses(&self) -> Vec<(MemberId, Arc<str>)> {
+        self.0.addresses()
+    }
+
+    /// The servers that the coordinator names.
+    pub fn backends(&self) -> Vec<Backend> {
+        self.0.backends()
+    }
+
+    /// Tells of every change of the table, of addresses, and of the connection.
+    pub fn watch(&self) -> watch::Receiver<Seen> {
+        self.0.seen.subscribe()
+    }
+}
+
 /// One member: it reaches the coordinator, again and again where that is lost, keeps the lease, and gives partitions away when
 /// told to. It ends when it is dropped, without leaving: then its partitions are given away when its lease has run out.
 #[derive(Debug)]
 pub struct Membership {
-    shared: Arc<Shared>,
+    view: View,
     leaves: watch::Sender<bool>,
     stop: CancellationToken,
     task: JoinHandle<Result<()>>,
@@ -108,32 +159,12 @@ impl Membership {
         let runner =
             Runner::new(machine, shared.clone(), data, endpoint, options.link, hello, leaves.subscribe());
         let task = tokio::spawn(runner.run(stop.clone()));
-        Membership { shared, leaves, stop, task }
+        Membership { view: View(shared), leaves, stop, task }
     }
 
-    /// Who serves a partition now. To be asked right before a request is carried out, and the guard kept until it has been.
-    pub fn standing(&self, partition: Partition) -> Standing {
-        self.shared.standing(partition)
-    }
-
-    /// The owner of each partition as it is known here, from partition 0 on; empty until this was a member.
-    pub fn owners(&self) -> Vec<Option<MemberId>> {
-        self.shared.owners()
-    }
-
-    /// All members with the addresses where clients reach them; an empty one where it is not known.
-    pub fn addresses(&self) -> Vec<(MemberId, Arc<str>)> {
-        self.shared.addresses()
-    }
-
-    /// The servers that the coordinator names.
-    pub fn backends(&self) -> Vec<Backend> {
-        self.shared.backends()
-    }
-
-    /// Tells of every change of the table, of addresses, and of the connection.
-    pub fn watch(&self) -> watch::Receiver<Seen> {
-        self.shared.seen.subscribe()
+    /// What this member knows, for all parts of its process.
+    pub fn view(&self) -> &View {
+        &self.view
     }
 
     /// Waits until it ends by itself: it has left, or it cannot go on.
@@ -147,10 +178,15 @@ impl Membership {
         }
     }
 
-    /// Has all partitions given to others, and leaves then: false where that took longer than `patience`. Requests are served and
-    /// passed on as before until it is done.
-    pub async fn leave(mut self, patience: Duration) -> bool {
+    /// Asks to leave: all partitions are given to others, then it [ends](Membership::ended). Requests are served and passed on as before
+    /// until that is done.
+    pub fn ask_to_leave(&self) {
         self.leaves.send_replace(true);
+    }
+
+    /// Has all partitions given to others, and leaves then: false where that took longer than `patience`.
+    pub async fn leave(mut self, patience: Duration) -> bool {
+        self.ask_to_leave();
         tokio::time::timeout(patience, &mut self.task).await.is_ok()
     }
 }

@@ -3,10 +3,12 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use whimbrel_core::fleet::{Member, MemberId, Partition};
 
+use crate::clock;
 use crate::guard::{Cell, Guard};
 use crate::protocol::{Backend, Directory};
 
@@ -116,6 +118,20 @@ impl Shared {
     pub(crate) fn owners(&self) -> Vec<Option<MemberId>> {
         let owner = |cell: &Cell| Some(cell.owner()).filter(|owner| *owner != MemberId::NOBODY);
         self.cells.get().into_iter().flatten().map(owner).collect()
+    }
+
+    pub(crate) fn partitions(&self) -> u32 {
+        // No more than `PARTITIONS_MAX`.
+        self.cells.get().map_or(0, |cells| cells.len() as u32)
+    }
+
+    pub(crate) fn owner(&self, partition: Partition) -> Option<MemberId> {
+        self.cell(partition).map(Cell::owner).filter(|owner| *owner != MemberId::NOBODY)
+    }
+
+    pub(crate) fn lease_left(&self) -> Duration {
+        let until_ms = self.lease_until_ms.load(Ordering::SeqCst);
+        Duration::from_millis(until_ms.saturating_sub(clock::now_ms()))
     }
 
     pub(crate) fn addresses(&self) -> Vec<(MemberId, Arc<str>)> {

@@ -2,7 +2,9 @@
 //!
 //! A question like `CLUSTER SLOTS` is passed on as everything is, so that the server says whether its user may ask it, and in its turn. A
 //! server that is no cluster answers that it is none; in the place of that answer the client gets the one that has lain ready since the
-//! front began (`whimbrel_wire::topology`). Whatever else the server answers is passed on.
+//! front began, or since the last change of its fleet (`whimbrel_wire::topology`). Whatever else the server answers is passed on.
+
+use std::sync::{PoisonError, RwLock};
 
 use bytes::Bytes;
 use whimbrel_core::node::NodeId;
@@ -14,13 +16,18 @@ use whimbrel_wire::topology::Replies;
 /// How the answer of a server begins that is no cluster: all of Redis since 3.0 and Valkey.
 pub(crate) const NO_CLUSTER: &[u8] = b"-ERR This instance has cluster support disabled";
 
+/// What is said while nothing is known.
+const UNTOLD: &[u8] = b"-CLUSTERDOWN whimbrel front: nothing is known of the fleet yet\r\n";
+
 /// Words of a question that have to be known.
 pub(crate) const WORDS: usize = 3;
 
 /// What clients are told of the front, where it presents itself as a cluster.
 #[derive(Debug)]
 pub struct Face {
-    replies: Replies,
+    /// `None` until something is known.
+    told: RwLock<Option<(Table, Replies)>>,
+    is_tls: bool,
 }
 
 /// Something that only a cluster knows.
@@ -74,7 +81,34 @@ impl Face {
             is_connected: true,
         };
         let table = Table::new(id, vec![Group { primary, replicas: Vec::new() }], |_| Some(0));
-        Face { replies: Replies::new(&table) }
+        let face = Face::untold(tls);
+        face.tell(table);
+        face
+    }
+
+    /// One that tells nothing yet. With `is_tls` nodes are told of that are reached with TLS.
+    pub(crate) fn untold(is_tls: bool) -> Face {
+        Face { told: RwLock::default(), is_tls }
+    }
+
+    /// Whether nodes are reached with TLS.
+    pub(crate) fn is_tls(&self) -> bool {
+        self.is_tls
+    }
+
+    /// From here on clients are told of this.
+    pub(crate) fn tell(&self, next: Table) {
+        let mut told = self.told.write().unwrap_or_else(PoisonError::into_inner);
+        match &mut *told {
+            Some((table, replies)) => {
+                let change = table.adopt(next);
+                replies.update(table, &change);
+            }
+            none => {
+                let replies = Replies::new(&next);
+                *none = Some((next, replies));
+            }
+        }
     }
 
     /// What the client gets in the place of the server's answer; `None`: that answer.
@@ -82,15 +116,23 @@ impl Face {
         if !answered.starts_with(NO_CLUSTER) {
             return None;
         }
-        Some(match question {
-            Question::Slots => self.replies.slots(protocol).to_bytes(),
-            Question::Shards => self.replies.shards(protocol).to_bytes(),
-            Question::Nodes => self.replies.nodes(protocol).to_bytes(),
-            Question::Info => self.replies.info(protocol).to_bytes(),
-            Question::MyId => self.replies.my_id().to_bytes(),
-            Question::KeySlot(slot) => format!(":{slot}\r\n").into(),
-            Question::Agreed => Bytes::from_static(b"+OK\r\n"),
-        })
+        let reply = match question {
+            Question::KeySlot(slot) => return Some(format!(":{slot}\r\n").into()),
+            Question::Agreed => return Some(Bytes::from_static(b"+OK\r\n")),
+            Question::Slots | Question::Shards | Question::Nodes | Question::Info | Question::MyId => {
+                let told = self.told.read().unwrap_or_else(PoisonError::into_inner);
+                let Some((_, replies)) = &*told else { return Some(UNTOLD.into()) };
+                match question {
+                    Question::Slots => replies.slots(protocol),
+                    Question::Shards => replies.shards(protocol),
+                    Question::Nodes => replies.nodes(protocol),
+                    Question::Info => replies.info(protocol),
+                    _ => replies.my_id(),
+                }
+            }
+        };
+        // Copied without the lock.
+        Some(reply.to_bytes())
     }
 }
 

@@ -18,6 +18,7 @@
 //! - [`carry`]: the move of one key;
 //! - [`face`]: presents the front as a cluster, for clients that only know clusters;
 //! - [`arrived`], [`filter`]: which keys have arrived at the target;
+//! - [`fleet`]: a front that is a member of a fleet;
 //! - `flush`: empties both servers as if at one moment;
 //! - [`table`]: where the keys of a command are;
 //! - `whole`: questions about all keys.
@@ -36,6 +37,7 @@ pub mod control;
 pub mod direction;
 pub mod face;
 pub mod filter;
+pub mod fleet;
 mod flush;
 mod hub;
 pub mod locks;

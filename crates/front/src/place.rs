@@ -56,6 +56,11 @@ impl Place {
         Ok(Found { place: Place { endpoint, link, cluster }, facts, can })
     }
 
+    /// What looks like a cluster.
+    pub(crate) fn of(endpoint: Arc<Endpoint>, link: LinkOptions, cluster: Arc<Cluster>) -> Place {
+        Place { endpoint, link, cluster: Some(cluster) }
+    }
+
     /// A server of which nothing has to be known.
     pub(crate) fn server(endpoint: &Arc<Endpoint>, link: LinkOptions) -> Place {
         Place { endpoint: endpoint.clone(), link, cluster: None }

@@ -64,7 +64,7 @@ pub(crate) struct Shared {
     /// Where connections to the source are shared.
     pub(crate) trunks: Option<Arc<Trunks>>,
     /// Where it presents itself as a cluster.
-    pub(crate) face: Option<Face>,
+    pub(crate) face: Option<Arc<Face>>,
     pub(crate) counts: Counts,
 }
 
@@ -109,12 +109,7 @@ impl Front {
         facts: ServerFacts,
         stages: Option<Arc<Stages>>,
     ) -> Result<Front> {
-        let listen = options.listen;
-        let listener = TcpListener::bind(listen).await.map_err(|e| {
-            Error::own(format!("listen on {listen}"), e)
-                .with_remedy("see that the address is this machine's and that the port is free")
-        })?;
-        let connect_timeout_ms = options.link.connect_timeout_ms;
+        let listener = listen(options.listen).await?;
         let face = match &options.cluster_face {
             Some((host, port)) => {
                 let own =
@@ -122,7 +117,7 @@ impl Front {
                 let port = if *port == 0 { own.port() } else { *port };
                 // As good a name as any: 40 digits that no other server has.
                 let id = facts.run_id.parse().map_err(|e| Error::own("take the name of the source", e))?;
-                Some(Face::new(id, host, port, options.tls.is_some()))
+                Some(Arc::new(Face::new(id, host, port, options.tls.is_some())))
             }
             None => None,
         };
@@ -135,9 +130,25 @@ impl Front {
         };
         // Without stages a session would not know what its client has open at the server.
         let stages = stages.or_else(|| trunks.is_some().then(Stages::forwarding));
-        let counts = Counts::default();
+        let mut front = Front::of(listener, options, source, facts, face);
+        if let Some(shared) = Arc::get_mut(&mut front.shared) {
+            (shared.stages, shared.trunks) = (stages, trunks);
+        }
+        Ok(front)
+    }
+
+    /// One that only passes on what clients say.
+    pub(crate) fn of(
+        listener: TcpListener,
+        options: FrontOptions,
+        source: Place,
+        facts: ServerFacts,
+        face: Option<Arc<Face>>,
+    ) -> Front {
+        let connect_timeout_ms = options.link.connect_timeout_ms;
+        let (stages, trunks, counts) = (None, None, Counts::default());
         let shared = Arc::new(Shared { source, connect_timeout_ms, stages, trunks, face, counts });
-        Ok(Front { listener, options, shared, facts })
+        Front { listener, options, shared, facts }
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -197,6 +208,17 @@ impl Front {
         }
         sessions.shutdown().await;
     }
+}
+
+/// Listens.
+///
+/// # Errors
+/// `Own` where the address cannot be listened on.
+pub(crate) async fn listen(at: SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(at).await.map_err(|e| {
+        Error::own(format!("listen on {at}"), e)
+            .with_remedy("see that the address is this machine's and that the port is free")
+    })
 }
 
 /// Serves one client. Who does not come to terms about TLS in the time that a connection may take is let go.

@@ -661,7 +661,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                     let said = match first {
                         None | Some(Due::Reply) => None,
                         Some(Due::Special(special)) => {
-                            let face = self.shared.face.as_ref();
+                            let face = self.shared.face.as_deref();
                             arrived(
                                 *special,
                                 kind,

@@ -15,6 +15,7 @@ use super::{Show, SourceAccess, TargetAccess, parse_ms};
     after_help = "\
 Clients connect to the front as they would to the source, with their own users and passwords, and see no difference.
 With --target, `whimbrel front start` moves the keys there while clients are served, and `whimbrel front reverse` back.
+With --join it is one of several that share the slots: docs/operating/fleet.md.
 docs/operating/front.md tells what is bounded, docs/front-commands.md what is done with which command.
 
 Examples:
@@ -22,6 +23,7 @@ Examples:
   whimbrel front --listen 0.0.0.0:6380 --source rediss://old:6379 --source-ca ca.pem --max-clients 20000
   whimbrel front --listen 0.0.0.0:6380 --source old:6379 --tls-cert front.pem --tls-key front.key
   whimbrel front --listen 0.0.0.0:6380 --source old:6379 --target new:6379
+  whimbrel front --listen 10.0.0.1:6380 --join 10.0.0.9:7999 --forward-listen 10.0.0.1:6381
   whimbrel front start
   whimbrel front status
   whimbrel front reverse
@@ -38,18 +40,21 @@ pub struct FrontArgs {
     #[arg(long, value_name = "IP:PORT", required = true)]
     pub listen: Option<SocketAddr>,
 
+    #[command(flatten)]
+    pub joining: JoinArgs,
+
     /// The source, a server or any node of a cluster: HOST:PORT, redis://, rediss:// (TLS), valkey://, valkeys:// (TLS) or unix://, with
     /// the user and password by which the front itself looks at it; clients bring their own
-    #[arg(long, value_name = "SOURCE", required = true)]
+    #[arg(long, value_name = "SOURCE", required_unless_present = "join")]
     pub source: Option<String>,
 
     /// An empty server or cluster that the keys can be moved to, likewise
-    #[arg(long, value_name = "TARGET")]
+    #[arg(long, value_name = "TARGET", conflicts_with = "join")]
     pub target: Option<String>,
 
     /// Present the front as a cluster with one node, for clients that only know clusters. They are told to reach it here; without a
     /// port, on that of --listen
-    #[arg(long, value_name = "HOST[:PORT]", value_parser = host_and_port)]
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = host_and_port, conflicts_with = "join")]
     pub cluster_face: Option<(String, u16)>,
 
     /// All scripts and functions use only keys that they declare: run them while keys move, too. A script that does not keep to that
@@ -60,7 +65,7 @@ pub struct FrontArgs {
     /// Reads and writes of clients that need nothing of their own connection to the source go over so many shared ones, for each user:
     /// without pipelining that is faster. CLIENT LIST, SLOWLOG and MONITOR of the server show the shared ones then. Until keys begin to
     /// move, and not for clusters
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=64))]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=64), conflicts_with = "join")]
     pub share_connections: u32,
 
     #[command(flatten)]
@@ -108,6 +113,46 @@ pub struct FrontArgs {
 
     #[command(flatten)]
     pub show: Show,
+}
+
+/// What makes a front a member of a fleet.
+#[derive(Debug, Args)]
+pub struct JoinArgs {
+    /// Be a member of the fleet whose coordinator, whimbrel serve --fleet, is there: HOST:PORT, or redis:// with its password. Clients of clusters
+    /// connect to --listen, and are told which member has which slot. The source is the one that the coordinator names, unless --source does
+    #[arg(long, value_name = "COORDINATOR", help_heading = "Fleet")]
+    pub join: Option<String>,
+
+    /// File whose first line is the coordinator's password (or set WHIMBREL_SERVE_PASSWORD)
+    #[arg(long, value_name = "FILE", requires = "join", help_heading = "Fleet")]
+    pub join_password_file: Option<PathBuf>,
+
+    /// Where clients connect that know no clusters: what they ask goes to the member that has the slot
+    #[arg(
+        long,
+        value_name = "IP:PORT",
+        requires = "join",
+        conflicts_with = "tls_cert",
+        help_heading = "Fleet"
+    )]
+    pub forward_listen: Option<SocketAddr>,
+
+    /// Where clients and other members reach this one, without a port on that of --listen [default: what --listen says]
+    #[arg(long, value_name = "HOST[:PORT]", requires = "join", value_parser = host_and_port, help_heading = "Fleet")]
+    pub announce: Option<(String, u16)>,
+
+    /// What people call this member [default: where clients reach it]
+    #[arg(long, value_name = "NAME", requires = "join", help_heading = "Fleet")]
+    pub name: Option<String>,
+
+    /// Its part of the slots in relation to others; 0 for none
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "join", help_heading = "Fleet",
+          value_parser = clap::value_parser!(u32).range(..=1_000))]
+    pub weight: u32,
+
+    /// How long it may take to give all slots to other members when it is stopped. What is left then is given away when its lease has ended
+    #[arg(long, value_name = "TIME", default_value = "60s", requires = "join", value_parser = parse_ms, help_heading = "Fleet")]
+    pub leave_timeout: u64,
 }
 
 /// What a front that runs can be told.

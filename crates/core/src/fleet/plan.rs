@@ -168,15 +168,23 @@ impl Shares {
     }
 
     /// Gives each partition as many holders as it should have. Who lacks most comes first: then the last partitions find
-    /// enough different members.
+    /// enough different members. Where each has one holder, who has got one goes on with those that follow, so that members have few ranges:
+    /// these are what clients are told.
     fn fill(&mut self, copies: usize) {
+        let mut last: Option<usize> = None;
         for target in &mut self.targets {
+            let goes_on = last.filter(|_| copies == 1 && target.holders.is_empty());
+            if let Some(share) = goes_on.map(|at| &mut self.members[at]).filter(|share| share.lack().0 > 0) {
+                share.holds += 1;
+                target.holders.push(share.id);
+            }
             while target.holders.len() < copies {
                 let free = self.members.iter_mut().filter(|share| !target.holders.contains(share.id));
                 let Some(share) = free.max_by_key(|share| share.lack()) else { break };
                 share.holds += 1;
                 target.holders.push(share.id);
             }
+            last = target.holders.owner().and_then(|holder| self.places.get(&holder).copied());
         }
     }
 

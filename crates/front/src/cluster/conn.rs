@@ -14,6 +14,7 @@
 //! A node that closes a connection on which something is due, or on which something is watched or listened to, ends the connection to the cluster: it is
 //! not known what was carried out. Whoever used it has to connect again, as with a server.
 
+mod admission;
 mod every;
 mod take;
 
@@ -32,10 +33,12 @@ use whimbrel_core::slot::Slot;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError};
 use whimbrel_engine::link::Io;
+use whimbrel_fleet::Guard;
 use whimbrel_wire::boundary::{Boundary, Passed};
 use whimbrel_wire::request::{RequestLimits, RequestScanner};
 use whimbrel_wire::value::Value;
 
+use self::admission::{Heed, Waiting};
 use self::every::Parts;
 use self::take::{Asking, Multi};
 use super::map::Map;
@@ -107,6 +110,14 @@ struct Due {
     /// That of its keys.
     slot: Option<Slot>,
     tries: u32,
+    /// Kept until the reply has come.
+    guard: Option<Guard>,
+}
+
+impl Due {
+    fn new(at: At, what: What) -> Due {
+        Due { at, what, request: None, slot: None, tries: 0, guard: None }
+    }
 }
 
 /// What becomes of a reply.
@@ -161,6 +172,11 @@ pub(super) struct Conn {
     identity: Identity,
     multi: Multi,
     watching: Option<u16>,
+    /// That of the keys of the transaction, or of what is watched, where this front serves slots of a fleet.
+    bound_slot: Option<Slot>,
+    /// The first request waits for somebody who serves its slot.
+    waiting: Option<Waiting>,
+    heeds: Heed,
     /// The node that tells of messages.
     ear: Option<u16>,
     /// With the older protocol, once it has begun to listen: replies are not counted, and everything goes to that node.
@@ -184,6 +200,7 @@ impl Conn {
     ) -> Conn {
         Conn {
             map: cluster.map(),
+            heeds: Heed::of(&cluster),
             cluster,
             client,
             gone: Box::pin(gone.cancelled_owned()),
@@ -203,6 +220,8 @@ impl Conn {
             identity: Identity::default(),
             multi: Multi::No,
             watching: None,
+            bound_slot: None,
+            waiting: None,
             ear: None,
             alone: false,
             settling: false,
@@ -239,7 +258,8 @@ impl Conn {
     }
 
     fn turn(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
-        let mut moved = self.refreshed(cx);
+        let mut moved = self.heed(cx)?;
+        moved |= self.refreshed(cx);
         moved |= self.read_client(cx)?;
         moved |= self.take(cx)?;
         moved |= self.drive_nodes(cx)?;
@@ -276,11 +296,16 @@ impl Conn {
     }
 
     fn refresh(&mut self) {
+        self.refresh_quietly();
+        self.settling = true;
+    }
+
+    /// Learns who has which slot, while requests are taken as before.
+    fn refresh_quietly(&mut self) {
         if self.refreshing.is_none() {
             let (cluster, seen) = (self.cluster.clone(), self.map.generation);
             self.refreshing = Some(Box::pin(async move { cluster.refresh(seen).await }));
         }
-        self.settling = true;
     }
 
     fn read_client(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
@@ -564,12 +589,14 @@ impl Conn {
             }
             What::Noted(..) | What::Reset => {}
             What::Part => {
+                let is_keys = self.parts.are_keys();
                 if let Some(whole) = self.parts.add(reply.freeze()) {
+                    let whole = if is_keys { self.own_keys(whole, false) } else { whole };
                     self.to_client.extend_from_slice(&whole);
                 }
             }
             What::Scanned(node) => {
-                let reply = every::with_cursor(&self.map, node, &reply);
+                let reply = self.own_keys(every::with_cursor(&self.map, node, &reply), true);
                 self.to_client.extend_from_slice(&reply);
             }
         }
@@ -696,7 +723,7 @@ impl Conn {
             node.to.extend_from_slice(&as_array(&[b"ASKING".to_vec()]));
             node.due += 1;
             let what = What::Swallowed;
-            self.due.push_front(Due { at: At::Detour, what, request: None, slot: None, tries: 0 });
+            self.due.push_front(Due::new(At::Detour, what));
         }
         node.due += 1;
         node.to.extend_from_slice(&request);

@@ -24,14 +24,15 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use whimbrel_engine::deployment::Deployment;
-use whimbrel_engine::endpoint::Address;
+use whimbrel_engine::deployment::{Deployment, Topology};
+use whimbrel_engine::endpoint::{Address, Endpoint};
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::{Io, Link};
 use whimbrel_wire::value::Value;
 
 use self::conn::Conn;
 use self::map::{Map, NODES_MAX};
+use crate::fleet::Gate;
 use crate::room::Reserve;
 use crate::table::CommandTable;
 
@@ -61,6 +62,18 @@ pub(crate) struct Cluster {
     asking: tokio::sync::Mutex<Option<Link>>,
     reserve: Arc<Reserve>,
     open: Arc<Open>,
+    role: Role,
+}
+
+/// What it has to do with a fleet.
+#[derive(Debug)]
+pub(crate) enum Role {
+    /// Nothing: it is asked for its topology.
+    None,
+    /// It is what the members have in common, and this front serves some of its slots. It may be a single server.
+    Backend(Arc<Gate>),
+    /// Its primaries are the members, and the gate tells of them.
+    Members(Arc<Gate>),
 }
 
 /// Connections of clients that are being served.
@@ -102,17 +115,47 @@ impl Cluster {
             return Err(Error::unfit(deployment.side(), at, "serve in front of it", what)
                 .with_remedy(format!("a front serves clusters of {NODES_MAX} primaries at most")));
         }
-        let first = topology.shards.first().map_or(&deployment.endpoint.address, |shard| &shard.primary);
-        let table = CommandTable::ask(&mut deployment.open(first, 0).await?).await?;
-        Ok(Arc::new(Cluster {
+        Cluster::with(deployment, Role::None).await
+    }
+
+    /// A server or cluster whose slots this front serves as a member of a fleet.
+    ///
+    /// # Errors
+    /// As [`Cluster::of`].
+    pub(crate) async fn gated(deployment: Deployment, gate: Arc<Gate>) -> Result<Arc<Cluster>> {
+        Cluster::with(deployment, Role::Backend(gate)).await
+    }
+
+    /// The members of a fleet, which all have the same `backend`.
+    ///
+    /// # Errors
+    /// As [`CommandTable::ask`], of the backend.
+    pub(crate) async fn of_members(
+        backend: &Deployment,
+        endpoint: Arc<Endpoint>,
+        gate: Arc<Gate>,
+    ) -> Result<Arc<Cluster>> {
+        let table = ask_table(backend).await?;
+        let told = Deployment::told(endpoint, backend.options, backend, gate.topology());
+        Ok(Arc::new(Cluster::known(told, table, Role::Members(gate))))
+    }
+
+    async fn with(deployment: Deployment, role: Role) -> Result<Arc<Cluster>> {
+        let table = ask_table(&deployment).await?;
+        Ok(Arc::new(Cluster::known(deployment, table, role)))
+    }
+
+    fn known(deployment: Deployment, table: CommandTable, role: Role) -> Cluster {
+        Cluster {
             table,
-            map: RwLock::new(Arc::new(Map::of(&topology))),
+            map: RwLock::new(Arc::new(Map::of(&deployment.topology()))),
             refreshing: tokio::sync::Mutex::new(()),
             asking: tokio::sync::Mutex::new(None),
             reserve: Reserve::new(LONG_BYTES_MAX),
             open: Arc::default(),
             deployment,
-        }))
+            role,
+        }
     }
 
     pub(crate) fn table(&self) -> &CommandTable {
@@ -162,14 +205,20 @@ impl Cluster {
         if self.map().generation != seen {
             return;
         }
+        if let Role::Members(gate) = &self.role {
+            return self.learn(&gate.topology());
+        }
         match timeout(self.limit(), self.deployment.refresh()).await {
-            Ok(Ok(topology)) => {
-                let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
-                *map = Arc::new(map.next(&topology));
-            }
+            Ok(Ok(topology)) => self.learn(&topology),
             Ok(Err(error)) => tracing::warn!(%error, "the topology of the cluster cannot be asked for"),
             Err(_) => tracing::warn!("no node tells the topology of the cluster in time"),
         }
+    }
+
+    /// Takes in who has which slot now.
+    pub(crate) fn learn(&self, topology: &Topology) {
+        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        *map = Arc::new(map.next(topology));
     }
 
     /// The keys among the words of a command, by a node's own understanding.
@@ -185,6 +234,13 @@ impl Cluster {
         };
         ask_keys(&self.asking, open, &words, self.limit()).await
     }
+}
+
+/// The commands that a node has.
+async fn ask_table(deployment: &Deployment) -> Result<CommandTable> {
+    let topology = deployment.topology();
+    let first = topology.shards.first().map_or(&deployment.endpoint.address, |shard| &shard.primary);
+    CommandTable::ask(&mut deployment.open(first, 0).await?).await
 }
 
 /// Asks a server, whose connection is kept for the next question, which of the words are keys.

@@ -265,6 +265,25 @@ fn who_joins_takes_its_part_and_nothing_else_moves() {
 }
 
 #[test]
+fn members_have_few_ranges() {
+    let mut rows = vec![Row::default(); 16_384];
+    let ranges = |rows: &[Row]| {
+        1 + rows.windows(2).filter(|two| two[0].holders.owner() != two[1].holders.owner()).count()
+    };
+    // One joins after another, then they leave, and all come back at once.
+    for members in 1..=10 {
+        rows = carried_out(&rows, &planned(&rows, &equal_weights(members), 1));
+    }
+    assert!(ranges(&rows) <= 55, "{} ranges", ranges(&rows));
+    for members in (3..10).rev() {
+        rows = carried_out(&rows, &planned(&rows, &equal_weights(members), 1));
+    }
+    assert!(ranges(&rows) <= 90, "{} ranges", ranges(&rows));
+    rows = carried_out(&rows, &planned(&rows, &equal_weights(10), 1));
+    assert!(ranges(&rows) <= 120, "{} ranges", ranges(&rows));
+}
+
+#[test]
 fn parts_follow_weights() {
     let rows = vec![Row::default(); 1_000];
     let after = carried_out(&rows, &planned(&rows, &[(1, 1), (2, 3), (3, 0), (4, 6)], 1));

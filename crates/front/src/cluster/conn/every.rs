@@ -30,6 +30,11 @@ pub(super) struct Parts {
 }
 
 impl Parts {
+    /// Whether what becomes of them is a list of keys.
+    pub(super) fn are_keys(&self) -> bool {
+        self.merge == Some(Merge::Union)
+    }
+
     /// Another reply; once all are there, what becomes of them.
     pub(super) fn add(&mut self, reply: Bytes) -> Option<Vec<u8>> {
         self.bytes += reply.len();
@@ -138,8 +143,7 @@ impl Conn {
             let node = self.node(cx, number)?;
             node.to.extend_from_slice(request);
             node.due += 1;
-            let (at, what) = (At::Node(number), What::Part);
-            self.due.push_back(Due { at, what, request: None, slot: None, tries: 0 });
+            self.due.push_back(Due::new(At::Node(number), What::Part));
         }
         self.settling = true;
         Ok(())

@@ -5,9 +5,11 @@ use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes};
 use whimbrel_core::slot::Slot;
+use whimbrel_fleet::Guard;
 use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::request::Request;
 
+use super::admission::Admission;
 use super::{At, Conn, DUE_MAX, Due, KEPT_BYTES_MAX, WHOLE_BYTES_MAX, What};
 use crate::cluster::route::{Aim, Named, aim, of_keys};
 use crate::commands::{Trait, refusal};
@@ -18,7 +20,7 @@ use crate::session::{Ended, OUT_BYTES_MAX, REFUSED_COMMAND, REQUEST_BYTES_MAX, a
 /// What is queued of a transaction before it is known to which node it goes.
 const QUEUED_BYTES_MAX: usize = 1 << 20;
 
-const CROSS_SLOT: &[u8] = b"-CROSSSLOT Keys in request don't hash to the same slot\r\n";
+pub(super) const CROSS_SLOT: &[u8] = b"-CROSSSLOT Keys in request don't hash to the same slot\r\n";
 const ONE_NODE: &str = "a cluster has many nodes: connect to the one that it is meant for";
 const IN_TRANSACTION: &str = "in a transaction it cannot be sent to several nodes of a cluster";
 const ONE_EAR: &str = "one connection can listen to one node of a cluster: use another one for this";
@@ -44,17 +46,19 @@ pub(super) enum Asking {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
+pub(super) enum Step {
     Taken,
     /// Something has to come first.
     Waits,
 }
 
 /// The first request in the inbox.
-struct First {
-    len: usize,
-    whole: bool,
-    words: Vec<Bytes>,
+pub(super) struct First {
+    pub(super) len: usize,
+    pub(super) whole: bool,
+    pub(super) words: Vec<Bytes>,
+    /// It may wait for something to happen, for as long as it takes.
+    blocks: bool,
 }
 
 impl Conn {
@@ -125,7 +129,7 @@ impl Conn {
     }
 
     /// Takes what is there of the first request out of the inbox. Its rest, if there is any, goes to a node or nowhere.
-    fn advance(&mut self, len: usize, whole: bool, rest_to: Option<u16>) -> Bytes {
+    pub(super) fn advance(&mut self, len: usize, whole: bool, rest_to: Option<u16>) -> Bytes {
         if whole {
             self.passing = None;
             self.requests.next();
@@ -154,13 +158,15 @@ impl Conn {
         if aim == Aim::More || !whole && !matches!(aim, Aim::Slot(_) | Aim::Anyone | Aim::CrossSlot) {
             return self.await_more(cx, len);
         }
+        let blocks =
+            self.is_gated() && self.cluster.table().facts(&words).is_some_and(|facts| facts.blocking);
         let needs_words = matches!(aim, Aim::Named(_) | Aim::Asked);
         let words = if needs_words {
             words.iter().map(|word| Bytes::copy_from_slice(word)).collect()
         } else {
             Vec::new()
         };
-        let first = First { len, whole, words };
+        let first = First { len, whole, words, blocks };
         if aim == Aim::Asked {
             let cluster = self.cluster.clone();
             self.asking = Some(Asking::Under(Box::pin(cluster.keys_of(first.words))));
@@ -179,14 +185,23 @@ impl Conn {
     /// Outside of a transaction.
     fn dispatch(&mut self, cx: &mut Context<'_>, first: First, aim: Aim) -> Result<Step, Ended> {
         match aim {
-            Aim::Slot(slot) => match self.map.owner(slot) {
-                Some(owner) => self.pass(cx, first, owner, Some(slot)),
-                None => {
+            Aim::Slot(slot) => {
+                let guard = match self.admit(cx, slot) {
+                    Admission::Open(guard) => guard,
+                    Admission::Waits => return Ok(Step::Waits),
+                    Admission::Answer(answer) => return self.refuse(cx, first.len, first.whole, answer),
+                };
+                let Some(owner) = self.map.owner(slot) else {
                     self.refresh();
                     let error = b"-CLUSTERDOWN Hash slot not served\r\n".to_vec();
-                    self.refuse(cx, first.len, first.whole, error)
-                }
-            },
+                    return self.refuse(cx, first.len, first.whole, error);
+                };
+                // Nobody who waits for something to happen keeps a slot from moving.
+                let guard = guard.filter(|_| !first.blocks);
+                self.pass(cx, first, owner, Some(slot))?;
+                self.hold(guard);
+                Ok(Step::Taken)
+            }
             Aim::Anyone => {
                 let main = self.main()?;
                 self.pass(cx, first, main, None)
@@ -200,6 +215,11 @@ impl Conn {
     fn dispatch_named(&mut self, cx: &mut Context<'_>, first: First, named: Named) -> Result<Step, Ended> {
         let name = first.words[0].clone();
         let is_alone = first.words.len() == 1;
+        match self.as_member(cx, &first, named) {
+            None => {}
+            Some(Ok(answer)) => return self.answer(first, answer),
+            Some(Err(step)) => return Ok(step),
+        }
         match named {
             Named::Multi if is_alone => match self.watching {
                 Some(node) => {
@@ -214,14 +234,22 @@ impl Conn {
             Named::Watch if !is_alone => match of_keys(&first.words[1..]) {
                 Aim::Slot(slot) => match self.map.owner(slot) {
                     Some(owner) if self.watching.is_none_or(|node| node == owner) => {
+                        let guard = match self.admit_together(cx, slot) {
+                            Admission::Open(guard) => guard,
+                            Admission::Waits => return Ok(Step::Waits),
+                            Admission::Answer(answer) => return self.answer(first, answer),
+                        };
                         self.watching = Some(owner);
-                        self.pass_bound(cx, first, owner)
+                        self.pass_bound(cx, first, owner)?;
+                        self.hold(guard);
+                        Ok(Step::Taken)
                     }
                     _ => self.answer(first, CROSS_SLOT.to_vec()),
                 },
                 _ => self.answer(first, CROSS_SLOT.to_vec()),
             },
             Named::Unwatch => {
+                self.bound_slot = None;
                 let node = self.watching.take().map_or_else(|| self.main(), Ok)?;
                 self.pass_bound(cx, first, node)
             }
@@ -255,7 +283,7 @@ impl Conn {
             }
             Named::Noted(what) => self.tell(cx, first, what),
             Named::Reset => {
-                (self.multi, self.watching, self.ear) = (Multi::No, None, None);
+                (self.multi, self.watching, self.ear, self.bound_slot) = (Multi::No, None, None, None);
                 let main = self.main()?;
                 let request = self.advance(first.len, first.whole, None);
                 self.settling = true;
@@ -349,6 +377,14 @@ impl Conn {
     // ---- Transactions ----
 
     fn in_open_transaction(&mut self, cx: &mut Context<'_>, first: First, aim: Aim) -> Result<Step, Ended> {
+        if let Aim::Slot(slot) = aim {
+            match self.admit_together(cx, slot) {
+                // What is queued is carried out by `EXEC`.
+                Admission::Open(_) => {}
+                Admission::Waits => return Ok(Step::Waits),
+                Admission::Answer(answer) => return self.refuse(cx, first.len, first.whole, answer),
+            }
+        }
         let Multi::Open { queued, bytes, failed } = &mut self.multi else { return Err(Ended) };
         match aim {
             Aim::Slot(slot) => {
@@ -364,7 +400,7 @@ impl Conn {
                 self.answer(first, b"+QUEUED\r\n".to_vec())
             }
             Aim::Named(Named::Exec) if *failed => {
-                self.multi = Multi::No;
+                (self.multi, self.bound_slot) = (Multi::No, None);
                 let error = b"-EXECABORT Transaction discarded because of previous errors.\r\n";
                 self.answer(first, error.to_vec())
             }
@@ -374,7 +410,7 @@ impl Conn {
                 self.in_transaction(cx, first, aim, main)
             }
             Aim::Named(Named::Discard) => {
-                self.multi = Multi::No;
+                (self.multi, self.bound_slot) = (Multi::No, None);
                 self.answer(first, b"+OK\r\n".to_vec())
             }
             Aim::Named(Named::Reset | Named::Quit) => self.dispatch(cx, first, aim),
@@ -419,16 +455,29 @@ impl Conn {
         let error = match aim {
             Aim::Named(Named::Exec | Named::Discard) => {
                 // With more words the node refuses it, and nothing ends; but any EXEC ends a transaction.
+                let guard = match aim {
+                    Aim::Named(Named::Exec) => match self.admit_exec(cx, &first, node)? {
+                        Ok(guard) => guard,
+                        Err(step) => return Ok(step),
+                    },
+                    _ => None,
+                };
                 if aim == Aim::Named(Named::Exec) || first.words.len() == 1 {
-                    (self.multi, self.watching) = (Multi::No, None);
+                    (self.multi, self.watching, self.bound_slot) = (Multi::No, None, None);
                 }
-                return self.pass_bound(cx, first, node);
+                self.pass_bound(cx, first, node)?;
+                self.hold(guard);
+                return Ok(Step::Taken);
             }
             Aim::Named(Named::Reset | Named::Quit) => return self.dispatch(cx, first, aim),
             Aim::Anyone | Aim::Named(Named::Multi | Named::Watch | Named::Unwatch) => {
                 return self.pass_bound(cx, first, node);
             }
-            Aim::Slot(slot) if self.map.owner(slot) == Some(node) => return self.pass_bound(cx, first, node),
+            Aim::Slot(slot) if self.map.owner(slot) == Some(node) => match self.admit_together(cx, slot) {
+                Admission::Open(_) => return self.pass_bound(cx, first, node),
+                Admission::Waits => return Ok(Step::Waits),
+                Admission::Answer(answer) => answer,
+            },
             Aim::Slot(_) | Aim::CrossSlot => CROSS_SLOT.to_vec(),
             Aim::Named(_) => refusal(&first.words[0], IN_TRANSACTION),
             Aim::Asked | Aim::More => return Ok(Step::Waits),
@@ -461,6 +510,13 @@ impl Conn {
         Ok(Step::Taken)
     }
 
+    /// Keeps a guard until the reply to what was sent last has come.
+    fn hold(&mut self, guard: Option<Guard>) {
+        if let Some(due) = self.due.back_mut() {
+            due.guard = guard;
+        }
+    }
+
     /// To a node, and to no other one.
     fn pass_bound(&mut self, cx: &mut Context<'_>, first: First, node: u16) -> Result<Step, Ended> {
         let request = self.advance(first.len, first.whole, Some(node));
@@ -480,7 +536,7 @@ impl Conn {
         let node = self.node(cx, number)?;
         node.to.extend_from_slice(request);
         node.due += 1;
-        self.due.push_back(Due { at: At::Node(number), what, request: None, slot, tries: 0 });
+        self.due.push_back(Due { slot, ..Due::new(At::Node(number), what) });
         Ok(())
     }
 
@@ -497,8 +553,7 @@ impl Conn {
     }
 
     pub(super) fn say(&mut self, reply: Vec<u8>) {
-        let what = What::Own(reply);
-        self.due.push_back(Due { at: At::Here, what, request: None, slot: None, tries: 0 });
+        self.due.push_back(Due::new(At::Here, What::Own(reply)));
     }
 
     /// A whole request is answered here.
@@ -531,7 +586,7 @@ impl Conn {
         if let Multi::Open { failed, .. } = &mut self.multi {
             *failed = true;
         }
-        self.answer(First { len, whole, words: Vec::new() }, error)
+        self.answer(First { len, whole, words: Vec::new(), blocks: false }, error)
     }
 
     /// More of a request has to arrive before it is known where it goes, as far as there is room.

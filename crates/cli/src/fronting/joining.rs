@@ -1,0 +1,89 @@
+//! `whimbrel front --join`: a front that is a member of a fleet.
+
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+use whimbrel_engine::endpoint::Endpoint;
+use whimbrel_engine::error::{Error, Result};
+use whimbrel_front::fleet::{JoinOptions, Joined, backends};
+use whimbrel_front::server::connections_each;
+
+use super::{note_fewer_clients, options};
+use crate::args::FrontArgs;
+use crate::exit::Exit;
+use crate::fleeting;
+
+pub(super) async fn run(args: &FrontArgs, coordinator: Endpoint, stop: CancellationToken) -> Exit {
+    let at = coordinator.address.to_string();
+    match try_run(args, coordinator, stop).await {
+        Ok(()) => Exit::Success,
+        Err(e) if *e.at == *at => {
+            let exit = Exit::of(&e, false);
+            fleeting::show_error(&e, args.show.json, exit);
+            exit
+        }
+        Err(e) => crate::end_of(&e, args.show.json),
+    }
+}
+
+async fn try_run(args: &FrontArgs, coordinator: Endpoint, stop: CancellationToken) -> Result<()> {
+    // Asked in any case: it says more clearly what is wrong than a member that is not let in.
+    let named = backends(&coordinator, args.link_options()).await?;
+    let source = match (&args.source, named.into_iter().next()) {
+        (Some(_), _) => args.source_endpoint()?,
+        // All rows of the table name the first one.
+        (None, Some((_, first))) => args.source_at(&first)?,
+        (None, None) => {
+            let tried = "ask the coordinator for the servers that have the data";
+            return Err(Error::unfit(
+                coordinator.side,
+                coordinator.address.to_string(),
+                tried,
+                "it names none",
+            )
+            .with_remedy("name one with --source here, or with --backend there"));
+        }
+    };
+    let forwards = args.joining.forward_listen.is_some();
+    let at_source = connections_each(&source, args.link_options()).await;
+    // A client that knows no clusters has a connection to this member, or to others, which has one to the source.
+    let options = options(args, 1 + at_source + if forwards { 2 } else { 0 })?;
+    let clients_max = options.clients_max;
+    let (at, to) = (source.address.to_string(), coordinator.address.to_string());
+    let join = JoinOptions {
+        coordinator,
+        name: args.joining.name.clone(),
+        announce: args.joining.announce.clone(),
+        weight: args.joining.weight,
+        forward_listen: args.joining.forward_listen,
+        leave_patience_ms: args.joining.leave_timeout,
+    };
+    let joined = Joined::join(options, source, join).await?;
+    let (address, member, forwarding) = (joined.announced(), joined.member().0, joined.forwarding()?);
+    let version = &joined.backend().version;
+    if args.show.json {
+        let line = json!({
+            "event": "serving", "address": address.to_string(), "source": at, "version": version, "member": member,
+            "coordinator": to, "forwarding": forwarding.map(|at| at.to_string()), "clients_max": clients_max,
+        });
+        say!("{line}");
+    } else if !args.show.quiet {
+        eprintln!("serving  {at} ({version}) on {address}, at most {clients_max} clients");
+        eprintln!("member   {member} of the fleet of {to}");
+        if let Some(forwarding) = forwarding {
+            eprintln!("others   clients that know no clusters: {forwarding}");
+        }
+        note_fewer_clients(args, clients_max);
+    }
+    let is_empty = joined.serve(stop).await?;
+    if args.show.json {
+        say!("{}", json!({"event": "left", "member": member, "empty": is_empty}));
+    } else if !args.show.quiet {
+        match is_empty {
+            true => eprintln!("left     all slots are with other members"),
+            false => {
+                eprintln!("left     slots were still here: they are given away when the lease has ended")
+            }
+        }
+    }
+    Ok(())
+}

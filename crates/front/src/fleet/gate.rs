@@ -1,0 +1,250 @@
+//! What a front knows of the fleet that it is a member of, and what follows for a request.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use whimbrel_core::fleet::{MemberId, Partition};
+use whimbrel_core::node::NodeId;
+use whimbrel_core::slot::{Slot, SlotSet};
+use whimbrel_core::topology::{Group, Health, Member, Table};
+use whimbrel_engine::deployment::{Shard, Topology};
+use whimbrel_engine::endpoint::Address;
+use whimbrel_fleet::{Guard, Standing, View};
+
+use crate::cluster::Cluster;
+use crate::face::Face;
+
+/// A fleet has at most so many partitions if fronts are to join it: no slot is in two of them.
+pub(crate) const PARTITIONS_MAX: u32 = Slot::COUNT as u32;
+
+/// While the table changes all the time, what clients are told is made anew no more often.
+const FOLLOW_PAUSE: Duration = Duration::from_millis(20);
+
+/// How often it is looked whether there is a lease again.
+const LEASE_LOOK: Duration = Duration::from_millis(50);
+
+/// Who has left goes on to tell clients where to go until nobody has asked for so long, and for so long at most.
+const LINGER: Duration = Duration::from_secs(2);
+const LINGER_MAX: Duration = Duration::from_secs(10);
+
+/// The first digits of the names of members, "whimbrel"; the last ones are the member's number.
+const NAME: &str = "7768696d6272656c0000000000000000";
+
+/// Who serves a slot.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    /// This front, for as long as the guard lives and its lease lasts.
+    Ours(Guard),
+    /// Another one, which clients reach there.
+    At(Arc<str>),
+    /// Nobody right now.
+    Nobody,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    view: View,
+    /// Where clients reach this front.
+    own: Address,
+    /// What clients are told of the fleet.
+    face: Arc<Face>,
+    /// How many times clients were told to go elsewhere.
+    told: AtomicU64,
+    /// Cancelled, and replaced, when the lease has ended.
+    lapse: Mutex<CancellationToken>,
+    /// Counts what has been taken in of the table and of addresses.
+    news: watch::Sender<u64>,
+}
+
+impl Gate {
+    pub(crate) fn new(view: View, own: Address, face: Arc<Face>) -> Arc<Gate> {
+        let (told, lapse, news) = (AtomicU64::new(0), Mutex::default(), watch::Sender::new(0));
+        Arc::new(Gate { view, own, face, told, lapse, news })
+    }
+
+    /// Who serves a slot. To be asked right before a request is sent, and the guard kept until it has been answered.
+    pub(crate) fn verdict(&self, slot: Slot) -> Verdict {
+        match self.view.standing(self.partition_of(slot)) {
+            Standing::Ours(guard) => Verdict::Ours(guard),
+            Standing::Other { address, .. } => {
+                self.told.fetch_add(1, Ordering::Relaxed);
+                Verdict::At(address)
+            }
+            Standing::Nobody => Verdict::Nobody,
+        }
+    }
+
+    /// Whether this front owns the slot, as far as it knows.
+    pub(crate) fn owns(&self, slot: Slot) -> bool {
+        let owner = self.view.owner(self.partition_of(slot));
+        owner.is_some() && owner == self.view.member()
+    }
+
+    fn partition_of(&self, slot: Slot) -> Partition {
+        partition_of(slot, self.view.partitions())
+    }
+
+    /// Ends when the lease that runs now, or is about to, has ended.
+    pub(crate) fn lapse(&self) -> WaitForCancellationFutureOwned {
+        self.lapse.lock().unwrap_or_else(PoisonError::into_inner).clone().cancelled_owned()
+    }
+
+    /// Tells when something else is known of the fleet.
+    pub(crate) fn news(&self) -> watch::Receiver<u64> {
+        self.news.subscribe()
+    }
+
+    /// Whether a member is reached there.
+    pub(crate) fn knows(&self, address: &Address) -> bool {
+        let is_it = |told: &str| Address::parse_tcp(told).as_ref() == Some(address);
+        self.view.addresses().iter().any(|(_, told)| is_it(told))
+    }
+
+    /// The fleet as a cluster whose primaries are the members.
+    pub(crate) fn topology(&self) -> Topology {
+        let mut slots: HashMap<MemberId, SlotSet> = HashMap::new();
+        let mut members = self.view.addresses();
+        members.retain(|(_, address)| !address.is_empty());
+        let owners = self.view.owners();
+        for slot in Slot::all() {
+            if let Some(owner) = owner_of(&owners, slot) {
+                slots.entry(owner).or_default().insert(slot);
+            }
+        }
+        let shards = members.into_iter().filter_map(|(member, address)| {
+            let slots = slots.remove(&member)?;
+            let primary = Address::parse_tcp(&address)?;
+            Some(Shard { id: name_of(member), primary, replicas: Vec::new(), slots })
+        });
+        Topology::of_shards(shards.collect())
+    }
+
+    /// What clients are told.
+    fn table(&self) -> Option<Table> {
+        let member = self.view.member()?;
+        let mut all = self.view.addresses();
+        // The coordinator may not have heard of it yet.
+        all.retain(|(other, address)| *other != member && !address.is_empty());
+        all.push((member, self.own.to_string().into()));
+        all.sort();
+        let index: HashMap<MemberId, usize> = all.iter().enumerate().map(|(at, (id, _))| (*id, at)).collect();
+        let groups = all.iter().filter_map(|(id, address)| group(*id, address, self.face.is_tls()));
+        let groups: Vec<Group> = groups.collect();
+        let owners = self.view.owners();
+        let owner_of = |slot| owner_of(&owners, slot).and_then(|owner| index.get(&owner).copied());
+        Some(Table::new(name_of(member).parse().ok()?, groups, owner_of))
+    }
+
+    /// Takes in what becomes known of the table and of addresses, for ever. `members` are the same, as a cluster.
+    pub(crate) async fn follow(&self, members: Option<&Cluster>) {
+        let mut seen = self.view.watch();
+        loop {
+            seen.mark_unchanged();
+            if let Some(table) = self.table() {
+                self.face.tell(table);
+            }
+            if let Some(members) = members {
+                members.learn(&self.topology());
+            }
+            self.news.send_modify(|count| *count += 1);
+            sleep(FOLLOW_PAUSE).await;
+            if seen.changed().await.is_err() {
+                // The membership has ended: there is nothing more to hear.
+                return std::future::pending().await;
+            }
+        }
+    }
+
+    /// Waits until hardly anybody asks for what has gone elsewhere: a client that finds nobody here any more gets an error instead of
+    /// the way.
+    pub(crate) async fn linger(&self) {
+        let until = Instant::now() + LINGER_MAX;
+        let mut told = self.told.load(Ordering::Relaxed);
+        while Instant::now() < until {
+            sleep(LINGER).await;
+            let now = self.told.load(Ordering::Relaxed);
+            if now == std::mem::replace(&mut told, now) {
+                return;
+            }
+        }
+    }
+
+    /// Tells of each end of the lease, for ever.
+    pub(crate) async fn watch_lease(&self) {
+        loop {
+            let life = self.view.member();
+            let left = self.view.lease_left();
+            if left.is_zero() || life.is_none() {
+                sleep(LEASE_LOOK).await;
+                continue;
+            }
+            sleep(left.min(LEASE_LOOK)).await;
+            if self.view.lease_left().is_zero() || self.view.member() != life {
+                let mut lapse = self.lapse.lock().unwrap_or_else(PoisonError::into_inner);
+                std::mem::take(&mut *lapse).cancel();
+            }
+        }
+    }
+}
+
+/// The partition of a slot: slots that follow each other are in one, or in partitions that follow each other.
+fn partition_of(slot: Slot, partitions: u32) -> Partition {
+    u32::from(slot.number()) * partitions / PARTITIONS_MAX
+}
+
+fn owner_of(owners: &[Option<MemberId>], slot: Slot) -> Option<MemberId> {
+    let partitions = u32::try_from(owners.len()).unwrap_or(0);
+    owners.get(partition_of(slot, partitions) as usize).copied().flatten()
+}
+
+/// A name as nodes of clusters have it.
+fn name_of(member: MemberId) -> String {
+    format!("{NAME}{:08x}", member.0)
+}
+
+fn group(member: MemberId, address: &str, is_tls: bool) -> Option<Group> {
+    let id: NodeId = name_of(member).parse().ok()?;
+    let Address::Tcp(host, port) = Address::parse_tcp(address)? else { return None };
+    let primary = Member {
+        id,
+        ip: host,
+        hostname: None,
+        prefers_hostname: false,
+        port: (!is_tls).then_some(port),
+        tls_port: is_tls.then_some(port),
+        bus_port: None,
+        config_epoch: u64::from(member.0) + 1,
+        health: Health::Online,
+        is_connected: true,
+    };
+    Some(Group { primary, replicas: Vec::new() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_slot_is_in_one_partition_and_each_partition_has_slots() {
+        for partitions in [1, 3, 271, 1_999, 16_384] {
+            let all: Vec<Partition> = Slot::all().map(|slot| partition_of(slot, partitions)).collect();
+            assert!(all.is_sorted());
+            let mut known = all.clone();
+            known.dedup();
+            assert_eq!(known, (0..partitions).collect::<Vec<_>>(), "{partitions}");
+        }
+    }
+
+    #[test]
+    fn names_of_members_are_names_of_nodes() {
+        let name: NodeId = name_of(MemberId(17)).parse().expect("a name");
+        assert!(name.as_str().ends_with("00000011"));
+        assert_ne!(name_of(MemberId(1)), name_of(MemberId(2)));
+    }
+}

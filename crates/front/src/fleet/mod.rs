@@ -1,0 +1,241 @@
+//! A front that is a member of a fleet.
+//!
+//! ```text
+//! cluster clients ──────────────────▶ gate ──▶ backend
+//! other clients ──▶ forwarding ──┬──▶ gate ──▶ backend
+//!                                └──▶ gate of another member ──▶ backend
+//! ```
+//!
+//! Each member serves the slots that it owns, and tells clients of clusters where all others are. For clients that know no clusters it has
+//! another port: what comes there goes to whoever owns its slot, as in front of a cluster whose primaries are the members.
+
+mod gate;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::fleet::MemberId;
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::endpoint::{Address, Endpoint};
+use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_engine::link::{Link, LinkOptions};
+use whimbrel_engine::probe::ServerFacts;
+use whimbrel_fleet::{AtBackends, Membership, MembershipOptions};
+
+pub(crate) use self::gate::{Gate, Verdict};
+use crate::cluster::Cluster;
+use crate::face::Face;
+use crate::place::Place;
+use crate::server::{Front, FrontOptions, listen};
+
+/// How long the coordinator may take to make this front a member when it starts.
+const JOIN_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How a front takes part in a fleet.
+#[derive(Debug, Clone)]
+pub struct JoinOptions {
+    /// The coordinator: the RESP port of `whimbrel serve --fleet`, with its password.
+    pub coordinator: Endpoint,
+    /// What people call this member; `None`: the address.
+    pub name: Option<String>,
+    /// Where clients and other members reach this front: a host or an IP address, and a port; where the port is 0, that which it
+    /// listens on. `None`: where it listens.
+    pub announce: Option<(String, u16)>,
+    /// Its part of the work in relation to others; 0 takes none.
+    pub weight: u32,
+    /// Where clients connect that know no clusters. Port 0 takes a free one.
+    pub forward_listen: Option<SocketAddr>,
+    /// How long it may take to give all partitions to others when it is stopped.
+    pub leave_patience_ms: u64,
+}
+
+/// A front that is a member of a fleet, and listens.
+#[derive(Debug)]
+pub struct Joined {
+    front: Front,
+    forwarding: Option<Front>,
+    gate: Arc<Gate>,
+    membership: Membership,
+    announced: Address,
+    member: MemberId,
+    leave_patience: Duration,
+}
+
+/// The servers that a coordinator names, as it says in `FLEET STATUS`.
+///
+/// # Errors
+/// Where it cannot be asked.
+pub async fn backends(coordinator: &Endpoint, link: LinkOptions) -> Result<Vec<(String, String)>> {
+    let coordinator = Arc::new(coordinator.clone());
+    #[derive(serde::Deserialize)]
+    struct Status {
+        backends: Vec<(String, String)>,
+    }
+    let mut link = Link::open(&coordinator, &coordinator.address, link).await?;
+    let reply = link.call(&[b"FLEET", b"STATUS"]).await?;
+    let status = reply.as_bytes().and_then(|text| serde_json::from_slice::<Status>(text).ok());
+    Ok(status.ok_or_else(|| link.unexpected("FLEET STATUS", &reply))?.backends)
+}
+
+impl Joined {
+    /// Looks at the server that has the data, begins to listen, and becomes a member. Clients are served once [`Joined::serve`] runs.
+    ///
+    /// # Errors
+    /// As [`Front::bind`]; `Unfit`, and at the coordinator's address, where the fleet cannot be joined, or has more partitions than there are
+    /// slots.
+    pub async fn join(options: FrontOptions, backend: Endpoint, join: JoinOptions) -> Result<Joined> {
+        let deployment = Deployment::probe(backend, options.link).await?;
+        let (facts, link) = (deployment.facts.clone(), options.link);
+        let listener = listen(options.listen).await?;
+        let own = own_address(&listener, join.announce.as_ref())?;
+        let membership = Membership::start(
+            MembershipOptions {
+                coordinator: join.coordinator.clone(),
+                link,
+                name: join.name.unwrap_or_else(|| own.to_string()),
+                address: own.to_string(),
+                weight: join.weight,
+            },
+            AtBackends,
+        );
+        let member = joined(&membership, &join.coordinator).await?;
+        let face = Arc::new(Face::untold(options.tls.is_some()));
+        let gate = Gate::new(membership.view().clone(), own.clone(), face.clone());
+        let forwarding = match join.forward_listen {
+            None => None,
+            Some(at) => Some(forwarding(&options, at, &deployment, &own, &gate, &facts).await?),
+        };
+        let endpoint = deployment.endpoint.clone();
+        let cluster = Cluster::gated(deployment, gate.clone()).await?;
+        let place = Place::of(endpoint, link, cluster);
+        let front = Front::of(listener, options, place, facts, Some(face));
+        let leave_patience = Duration::from_millis(join.leave_patience_ms);
+        Ok(Joined { front, forwarding, gate, membership, announced: own, member, leave_patience })
+    }
+
+    /// Where clients and other members reach it.
+    pub fn announced(&self) -> &Address {
+        &self.announced
+    }
+
+    /// Where clients connect that know no clusters.
+    ///
+    /// # Errors
+    /// `Own` where the system does not tell.
+    pub fn forwarding(&self) -> Result<Option<SocketAddr>> {
+        self.forwarding.as_ref().map(Front::address).transpose()
+    }
+
+    /// Its number.
+    pub fn member(&self) -> MemberId {
+        self.member
+    }
+
+    /// What has the data.
+    pub fn backend(&self) -> &ServerFacts {
+        self.front.source()
+    }
+
+    /// Serves until `stop`: then all partitions are given to others first, as far as that goes in time. Serves as well until the
+    /// coordinator has it leave. Clients that still ask are told where to go, for a while. True where it had nothing left when it ended.
+    ///
+    /// # Errors
+    /// `Own` where it cannot be a member any more.
+    pub async fn serve(self, stop: CancellationToken) -> Result<bool> {
+        let Joined { front, forwarding, gate, mut membership, leave_patience, .. } = self;
+        let members =
+            forwarding.as_ref().and_then(|forwarding| forwarding.shared().source.cluster().cloned());
+        let end = CancellationToken::new();
+        let others = async {
+            match forwarding {
+                Some(forwarding) => forwarding.serve(end.clone()).await,
+                None => end.cancelled().await,
+            }
+        };
+        let ends = async {
+            let outcome = tokio::select! {
+                outcome = membership.ended() => outcome.map(|()| true),
+                () = stop.cancelled() => {
+                    membership.ask_to_leave();
+                    timeout(leave_patience, membership.ended()).await.map_or(Ok(false), |outcome| outcome.map(|()| true))
+                }
+            };
+            if matches!(outcome, Ok(true)) {
+                gate.linger().await;
+            }
+            end.cancel();
+            outcome
+        };
+        let serving = async { tokio::join!(front.serve(end.clone()), others, ends).2 };
+        tokio::select! {
+            outcome = serving => outcome,
+            () = gate.follow(members.as_deref()) => Ok(false),
+            () = gate.watch_lease() => Ok(false),
+        }
+    }
+}
+
+/// What a front announces.
+fn own_address(listener: &tokio::net::TcpListener, announce: Option<&(String, u16)>) -> Result<Address> {
+    let own = listener.local_addr().map_err(|e| Error::own("read the address of a listener", e))?;
+    match announce {
+        Some((host, 0)) => Ok(Address::Tcp(host.clone(), own.port())),
+        Some((host, port)) => Ok(Address::Tcp(host.clone(), *port)),
+        None if is_everywhere(own.ip()) => {
+            let what = format!("{own} is every address of this machine");
+            Err(Error::unfit(Side::Own, "", "tell others where this front is", what)
+                .with_remedy("say with --announce by which address clients and other members reach it"))
+        }
+        None => Ok(Address::Tcp(own.ip().to_string(), own.port())),
+    }
+}
+
+fn is_everywhere(ip: IpAddr) -> bool {
+    ip.is_unspecified()
+}
+
+/// Waits until it is a member.
+async fn joined(membership: &Membership, coordinator: &Endpoint) -> Result<MemberId> {
+    let mut seen = membership.view().watch();
+    let member = timeout(JOIN_PATIENCE, seen.wait_for(|seen| seen.member.is_some())).await;
+    let (member, partitions, trouble) = match member {
+        Ok(Ok(seen)) => (seen.member, seen.partitions, None),
+        Ok(Err(_)) | Err(_) => (None, 0, membership.view().watch().borrow().trouble.clone()),
+    };
+    let fail = |what: String, remedy: &str| {
+        Error::unfit(coordinator.side, coordinator.address.to_string(), "join the fleet", what)
+            .with_remedy(remedy)
+    };
+    let Some(member) = member else {
+        let why = trouble.unwrap_or_else(|| "the coordinator does not answer in time".to_owned());
+        return Err(fail(why, "see that whimbrel serve --fleet runs there, and that the password is right"));
+    };
+    if partitions > gate::PARTITIONS_MAX {
+        let what = format!("it has {partitions} partitions");
+        return Err(fail(what, "fronts serve fleets of at most 16,384 partitions: one for each slot"));
+    }
+    Ok(member)
+}
+
+/// The front for clients that know no clusters.
+async fn forwarding(
+    options: &FrontOptions,
+    at: SocketAddr,
+    backend: &Deployment,
+    own: &Address,
+    gate: &Arc<Gate>,
+    facts: &ServerFacts,
+) -> Result<Front> {
+    let listener = listen(at).await?;
+    // Members are logged in to as the backend is: they pass it on.
+    let endpoint =
+        Endpoint { address: own.clone(), tls: None, address_map: Vec::new(), ..(*backend.endpoint).clone() };
+    let endpoint = Arc::new(endpoint);
+    let cluster = Cluster::of_members(backend, endpoint.clone(), gate.clone()).await?;
+    let place = Place::of(endpoint, options.link, cluster);
+    let options = FrontOptions { listen: at, tls: None, ..options.clone() };
+    Ok(Front::of(listener, options, place, facts.clone(), None))
+}

@@ -1,0 +1,208 @@
+//! A fleet: a coordinator and fronts, as processes, in front of one server or cluster.
+
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::binary::{Invocation, Output, Running};
+
+/// How long anything may take on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+
+/// How often it is looked.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// A coordinator and its members.
+pub struct Fleet {
+    /// The members that were started and not taken out.
+    pub members: Vec<Member>,
+    coordinator: Running,
+    args: Vec<String>,
+    port: u16,
+    _folder: tempfile::TempDir,
+}
+
+/// A front that is a member.
+pub struct Member {
+    /// The process.
+    pub running: Running,
+    args: Vec<String>,
+    port: u16,
+    forwarding: u16,
+}
+
+/// A port that nobody listens on.
+#[track_caller]
+pub fn free_port() -> u16 {
+    let free = TcpListener::bind("127.0.0.1:0").expect("a port");
+    free.local_addr().expect("an address").port()
+}
+
+/// Waits until something is so.
+#[track_caller]
+pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "it is never so that {what}");
+        std::thread::sleep(LOOK);
+    }
+}
+
+impl Fleet {
+    /// With so many members in front of a backend, and all partitions where they belong. `more` are arguments of the coordinator besides.
+    #[track_caller]
+    pub fn start(backend: &str, members: usize, more: &[&str]) -> Fleet {
+        let folder = tempfile::tempdir().expect("a folder");
+        let port = free_port();
+        let (listen, backend) = (format!("127.0.0.1:{port}"), format!("main={backend}"));
+        let state = folder.path().to_str().expect("a name");
+        let args = ["serve", "--fleet", "--listen", &listen, "--state-dir", state, "--backend", &backend];
+        let args: Vec<String> =
+            args.into_iter().chain(["--json"]).chain(more.iter().copied()).map(str::to_owned).collect();
+        let coordinator = run(&args);
+        let mut fleet = Fleet { members: Vec::new(), coordinator, args, port, _folder: folder };
+        for number in 0..members {
+            fleet.join(&format!("front-{number}"), &[]);
+        }
+        fleet.settled(members);
+        fleet
+    }
+
+    /// Where the coordinator is.
+    pub fn coordinator(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// One more member, which has not got its part yet. `more` are arguments besides.
+    #[track_caller]
+    pub fn join(&mut self, name: &str, more: &[&str]) -> &mut Member {
+        let (port, forwarding) = (free_port(), free_port());
+        let (listen, forward) = (format!("127.0.0.1:{port}"), format!("127.0.0.1:{forwarding}"));
+        let at = self.coordinator();
+        let args =
+            ["front", "--join", &at, "--listen", &listen, "--forward-listen", &forward, "--name", name];
+        let args = args.into_iter().chain(["--json"]).chain(more.iter().copied());
+        let args: Vec<String> = args.map(str::to_owned).collect();
+        let running = run(&args);
+        self.members.push(Member { running, args, port, forwarding });
+        self.members.last_mut().expect("it was just added")
+    }
+
+    /// `whimbrel fleet` with these words.
+    pub fn tell(&self, words: &[&str]) -> Output {
+        let at = self.coordinator();
+        let words: Vec<&str> =
+            ["fleet"].iter().chain(words).copied().chain(["--server", &at, "--json"]).collect();
+        Invocation::new(&words).run()
+    }
+
+    /// How it stands; nothing where the coordinator does not answer.
+    pub fn status(&self) -> Option<Value> {
+        let told = self.tell(&["status"]);
+        let line: Value = serde_json::from_str(&told.stdout).ok()?;
+        (line["event"] == "fleet").then_some(line)
+    }
+
+    /// Waits until there are so many members, all have their part, and all have the same table.
+    #[track_caller]
+    pub fn settled(&self, members: usize) -> Value {
+        until(&format!("{members} members have their parts"), || {
+            let status = self.status()?;
+            let count = status["fleet"]["members"].as_array()?.len();
+            (status["settled"] == true && count == members).then_some(status)
+        })
+    }
+
+    /// Kills the coordinator.
+    pub fn kill_coordinator(&mut self) {
+        self.coordinator.kill9();
+    }
+
+    /// Runs it again.
+    #[track_caller]
+    pub fn run_coordinator_again(&mut self) {
+        self.coordinator = run(&self.args);
+    }
+
+    /// Its process id.
+    pub fn coordinator_pid(&self) -> u32 {
+        self.coordinator.pid()
+    }
+
+    /// Where clients of clusters connect.
+    pub fn addresses(&self) -> Vec<String> {
+        self.members.iter().map(Member::address).collect()
+    }
+}
+
+impl Member {
+    /// Where clients of clusters connect.
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// Where others do.
+    pub fn forwarding(&self) -> String {
+        format!("127.0.0.1:{}", self.forwarding)
+    }
+
+    /// A connection as clients of clusters have it.
+    #[track_caller]
+    pub fn connect(&self) -> redis::Connection {
+        connect(&self.address()).expect("a connection")
+    }
+
+    /// A connection as others have it.
+    #[track_caller]
+    pub fn connect_forwarding(&self) -> redis::Connection {
+        connect(&self.forwarding()).expect("a connection")
+    }
+
+    /// Kills it.
+    pub fn kill9(&mut self) {
+        self.running.kill9();
+    }
+
+    /// Runs it again.
+    #[track_caller]
+    pub fn run_again(&mut self) {
+        self.running = run(&self.args);
+    }
+
+    /// It stands still.
+    pub fn suspend(&self) {
+        signal(self.running.pid(), Signal::SIGSTOP);
+    }
+
+    /// It goes on.
+    pub fn resume(&self) {
+        signal(self.running.pid(), Signal::SIGCONT);
+    }
+}
+
+/// Sends a signal to a process that was started here.
+pub fn signal(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(pid).expect("a process id"));
+    kill(pid, signal).expect("the process is there");
+}
+
+/// A connection.
+///
+/// # Errors
+/// Where there is none.
+pub fn connect(address: &str) -> redis::RedisResult<redis::Connection> {
+    redis::Client::open(format!("redis://{address}/"))?.get_connection_with_timeout(Duration::from_secs(5))
+}
+
+#[track_caller]
+fn run(args: &[String]) -> Running {
+    let mut running = Invocation::new(args).spawn();
+    assert!(running.wait_for_text("\"serving\"", PATIENCE), "{}{}", running.stdout(), running.stderr());
+    running
+}

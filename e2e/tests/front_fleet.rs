@@ -1,0 +1,625 @@
+//! Fronts that share the slots of one server: who is asked, who answers, and what is left when processes are killed meanwhile.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use redis::{Connection, Value};
+
+use whimbrel_e2e::binary::Invocation;
+use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
+use whimbrel_e2e::deployment::{Deployment, slot_of};
+use whimbrel_e2e::fleets::{Fleet, PATIENCE, connect, free_port, signal, until};
+use whimbrel_e2e::for_each_engine;
+use whimbrel_lab::{Cluster, Engine, Server};
+
+fn server(engine: Engine) -> Server {
+    Server::builder(engine).start().expect("a server")
+}
+
+fn ask(connection: &mut Connection, line: &str) -> Result<Value, String> {
+    let mut words = line.split(' ');
+    let mut command = redis::cmd(words.next().expect("a name"));
+    words.for_each(|word| {
+        command.arg(word);
+    });
+    command.query(connection).map_err(|e| e.to_string())
+}
+
+#[track_caller]
+fn text(connection: &mut Connection, line: &str) -> String {
+    match ask(connection, line) {
+        Ok(Value::BulkString(bytes)) => String::from_utf8(bytes).expect("text"),
+        Ok(Value::SimpleString(text)) => text,
+        Ok(Value::Okay) => "OK".to_owned(),
+        Ok(Value::Int(n)) => n.to_string(),
+        Ok(Value::Nil) => "nil".to_owned(),
+        Ok(other) => format!("{other:?}"),
+        Err(error) => error,
+    }
+}
+
+/// Who has which slot, as the members tell clients: all of them the same.
+#[track_caller]
+fn owners(fleet: &Fleet) -> Vec<usize> {
+    let addresses = fleet.addresses();
+    until("all members tell the same owners", || {
+        let told = fleet.members.iter().map(|member| told_by(&mut member.connect(), &addresses));
+        let told: Option<Vec<Vec<usize>>> = told.collect();
+        let told = told?;
+        told.windows(2).all(|two| two[0] == two[1]).then(|| told[0].clone())
+    })
+}
+
+fn told_by(connection: &mut Connection, addresses: &[String]) -> Option<Vec<usize>> {
+    let Ok(Value::Array(ranges)) = ask(connection, "CLUSTER SLOTS") else { return None };
+    let mut owners = vec![usize::MAX; 16_384];
+    for range in ranges {
+        let Value::Array(range) = range else { return None };
+        let [Value::Int(first), Value::Int(last), Value::Array(primary), ..] = &range[..] else {
+            return None;
+        };
+        let [Value::BulkString(host), Value::Int(port), ..] = &primary[..] else { return None };
+        let address = format!("{}:{port}", String::from_utf8_lossy(host));
+        let owner = addresses.iter().position(|other| *other == address)?;
+        owners[usize::try_from(*first).ok()?..=usize::try_from(*last).ok()?].fill(owner);
+    }
+    owners.iter().all(|owner| *owner != usize::MAX).then_some(owners)
+}
+
+fn ranges(owners: &[usize]) -> usize {
+    1 + owners.windows(2).filter(|two| two[0] != two[1]).count()
+}
+
+// ---- What clients are told ----
+
+fn clients_of_both_kinds_are_served(engine: Engine) {
+    let backend = server(engine);
+    let fleet = Fleet::start(&backend.addr(), 3, &[]);
+    let owners = owners(&fleet);
+    assert!(ranges(&owners) < 20, "so many ranges make the answers long: {}", ranges(&owners));
+    for member in 0..3 {
+        let share = owners.iter().filter(|owner| **owner == member).count();
+        assert!((5_460..=5_463).contains(&share), "{member} has {share}");
+    }
+    let owner = owners[usize::from(slot_of(b"k"))];
+    let addresses = fleet.addresses();
+    for (number, member) in fleet.members.iter().enumerate() {
+        let mut cluster = member.connect();
+        let said = text(&mut cluster, "SET k v");
+        if number == owner {
+            assert_eq!(said, "OK");
+        } else {
+            let moved = format!("{} {}", slot_of(b"k"), addresses[owner]);
+            assert!(said.contains("Moved") && said.contains(&moved) || said.contains(&moved), "{said}");
+        }
+        // Whoever knows no clusters may ask anyone.
+        let mut other = member.connect_forwarding();
+        assert_eq!(text(&mut other, "APPEND log x"), (number + 1).to_string());
+        assert_eq!(text(&mut other, "MULTI"), "OK");
+        assert_eq!(text(&mut other, "SET {t}a 1"), "QUEUED");
+        assert_eq!(text(&mut other, "INCR {t}a"), "QUEUED");
+        assert!(text(&mut other, "EXEC").contains("int(2)"));
+        assert!(text(&mut other, "CLUSTER SLOTS").contains("cluster support disabled"));
+        let mut ids = Vec::new();
+        for _ in 0..2 {
+            ids.push(text(&mut cluster, "CLUSTER MYID"));
+        }
+        assert_eq!(ids[0], ids[1]);
+        assert!(text(&mut cluster, "CLUSTER NODES").lines().count() == 3);
+        assert!(text(&mut cluster, "CLUSTER INFO").contains("cluster_state:ok"));
+    }
+    assert_eq!(backend.call(&["GET", "log"]), Value::BulkString(b"xxx".to_vec()));
+}
+
+fn a_transaction_is_its_slots_owners(engine: Engine) {
+    let backend = server(engine);
+    let fleet = Fleet::start(&backend.addr(), 2, &[]);
+    let owners = owners(&fleet);
+    let owner = owners[usize::from(slot_of(b"{t}"))];
+    let (mut ours, mut others) = (fleet.members[owner].connect(), fleet.members[1 - owner].connect());
+    let far = (0..)
+        .map(|n| format!("far{n}"))
+        .find(|key| slot_of(key.as_bytes()) != slot_of(b"{t}"))
+        .expect("a key");
+    // One slot, and what is queued for others makes it fail.
+    assert_eq!(text(&mut ours, "MULTI"), "OK");
+    assert_eq!(text(&mut ours, "SET {t}a 1"), "QUEUED");
+    assert!(
+        text(&mut ours, &format!("SET {far} 1")).contains("CROSSSLOT")
+            || owners[usize::from(slot_of(far.as_bytes()))] != owner
+    );
+    assert!(text(&mut ours, "EXEC").to_uppercase().contains("EXECABORT"));
+    assert_eq!(text(&mut others, "MULTI"), "OK");
+    assert!(text(&mut others, "SET {t}a 1").contains(&fleet.members[owner].address()));
+    assert!(text(&mut others, "EXEC").to_uppercase().contains("EXECABORT"));
+    assert!(text(&mut others, "WATCH {t}a").contains(&fleet.members[owner].address()));
+    assert_eq!(backend.call(&["EXISTS", "{t}a"]), Value::Int(0));
+    // What changes meanwhile is noticed, whoever changed it.
+    assert_eq!(text(&mut ours, "WATCH {t}a"), "OK");
+    assert_eq!(text(&mut fleet.members[1 - owner].connect_forwarding(), "SET {t}a 2"), "OK");
+    assert_eq!(text(&mut ours, "MULTI"), "OK");
+    assert_eq!(text(&mut ours, "SET {t}a 3"), "QUEUED");
+    assert_eq!(text(&mut ours, "EXEC"), "nil");
+    // Queued while the slot was here, and carried out by nobody when it has gone.
+    assert_eq!(text(&mut ours, "MULTI"), "OK");
+    assert_eq!(text(&mut ours, "SET {t}a 4"), "QUEUED");
+    let name = format!("front-{owner}");
+    fleet.tell(&["drain", &name]).expect_code(0);
+    until("the slot has gone", || {
+        let told = text(&mut fleet.members[owner].connect(), "GET {t}a");
+        told.contains(&fleet.members[1 - owner].address()).then_some(())
+    });
+    let refused = text(&mut ours, "EXEC");
+    assert!(refused.contains(&fleet.members[1 - owner].address()), "{refused}");
+    assert_eq!(text(&mut ours, "PING"), "PONG");
+    assert_eq!(backend.call(&["GET", "{t}a"]), Value::BulkString(b"2".to_vec()));
+    // And it is not open any more.
+    assert!(text(&mut ours, "EXEC").contains("without MULTI"));
+}
+
+fn all_keys_together_are_those_of_the_members(engine: Engine) {
+    let backend = server(engine);
+    let fleet = Fleet::start(&backend.addr(), 3, &[]);
+    owners(&fleet);
+    let mut filler = fleet.members[0].connect_forwarding();
+    for n in 0..300 {
+        assert_eq!(text(&mut filler, &format!("SET k{n} v")), "OK");
+    }
+    let wanted: Vec<String> = {
+        let mut all: Vec<String> = (0..300).map(|n| format!("k{n}")).collect();
+        all.sort();
+        all
+    };
+    let scanned = |connection: &mut Connection| {
+        let (mut cursor, mut found) = ("0".to_owned(), Vec::new());
+        loop {
+            let reply =
+                redis::cmd("SCAN").arg(&cursor).arg("COUNT").arg(50).query(connection).expect("a reply");
+            let (next, keys): (String, Vec<String>) = reply;
+            found.extend(keys);
+            if next == "0" {
+                found.sort();
+                found.dedup();
+                return found;
+            }
+            cursor = next;
+        }
+    };
+    let (mut scan_sum, mut keys_sum, mut count) = (Vec::new(), Vec::new(), 0);
+    for member in &fleet.members {
+        let mut connection = member.connect();
+        let own = scanned(&mut connection);
+        assert!(own.len() > 50 && own.len() < 150, "{}", own.len());
+        scan_sum.extend(own);
+        let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut connection).expect("keys");
+        keys_sum.extend(keys);
+        count += redis::cmd("DBSIZE").query::<i64>(&mut connection).expect("a number");
+        assert!(text(&mut connection, "FLUSHALL").contains("refuses"));
+        // Through any of them, all.
+        let mut other = member.connect_forwarding();
+        assert_eq!(scanned(&mut other), wanted);
+        assert_eq!(text(&mut other, "DBSIZE"), "300");
+        assert!(text(&mut other, "FLUSHDB").contains("refuses"));
+    }
+    scan_sum.sort();
+    keys_sum.sort();
+    assert_eq!((&scan_sum, &keys_sum, count), (&wanted, &wanted, 300));
+    assert_eq!(backend.call(&["DBSIZE"]), Value::Int(300));
+}
+
+for_each_engine! {
+    clients_of_both_kinds_are_served
+    a_transaction_is_its_slots_owners
+    all_keys_together_are_those_of_the_members
+}
+
+#[test]
+fn a_cluster_may_have_the_data() {
+    let backend = Cluster::builder(Engine::Valkey81).primaries(3).start().expect("a cluster");
+    let fleet = Fleet::start(&backend.seed(), 2, &[]);
+    owners(&fleet);
+    let mut other = fleet.members[1].connect_forwarding();
+    for n in 0..200 {
+        assert_eq!(text(&mut other, &format!("SET k{n} v")), "OK");
+    }
+    let count: i64 = backend
+        .nodes()
+        .iter()
+        .map(|node| match node.call(&["DBSIZE"]) {
+            Value::Int(n) => n,
+            other => panic!("{other:?}"),
+        })
+        .sum();
+    assert_eq!((count, text(&mut other, "DBSIZE")), (200, "200".to_owned()));
+    let all: Vec<String> = fleet
+        .members
+        .iter()
+        .flat_map(|member| {
+            redis::cmd("KEYS").arg("*").query::<Vec<String>>(&mut member.connect()).expect("keys")
+        })
+        .collect();
+    assert_eq!(all.len(), 200);
+}
+
+#[test]
+fn who_waits_for_something_does_not_keep_a_slot_from_moving() {
+    let backend = server(Engine::Redis70);
+    let fleet = Fleet::start(&backend.addr(), 2, &[]);
+    let owner = owners(&fleet)[usize::from(slot_of(b"queue"))];
+    let mut waiter = fleet.members[owner].connect();
+    let mut through = fleet.members[1 - owner].connect_forwarding();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| text(&mut waiter, "BLPOP queue 60"));
+        let waits_too = scope.spawn(|| text(&mut through, "BLPOP queue 60"));
+        until("both wait", || {
+            let Value::BulkString(info) = backend.call(&["INFO", "clients"]) else { panic!("no text") };
+            String::from_utf8(info).expect("text").contains("blocked_clients:2").then_some(())
+        });
+        fleet.tell(&["drain", &format!("front-{owner}")]).expect_code(0);
+        assert_eq!(owners(&fleet)[usize::from(slot_of(b"queue"))], 1 - owner);
+        let mut pusher = fleet.members[owner].connect_forwarding();
+        assert_eq!(text(&mut pusher, "RPUSH queue a b"), "2");
+        let mut got = vec![waits.join().expect("an answer"), waits_too.join().expect("an answer")];
+        got.sort();
+        assert!(got[0].contains("\"a\"") && got[1].contains("\"b\""), "{got:?}");
+    });
+}
+
+// ---- Errors ----
+
+#[test]
+fn what_cannot_be_joined_is_said() {
+    let backend = server(Engine::Redis70);
+    let nobody = format!("127.0.0.1:{}", free_port());
+    let listen = format!("127.0.0.1:{}", free_port());
+    let join = |at: &str, more: &[&str]| {
+        let words = ["front", "--join", at, "--listen", &listen];
+        Invocation::new(&words.into_iter().chain(more.iter().copied()).collect::<Vec<_>>()).run()
+    };
+    let refused = join(&nobody, &["--source", &backend.addr()]).expect_code(3);
+    assert!(refused.stderr.contains(&format!("coordinator {nobody}")), "{}", refused.stderr);
+    assert_eq!(join(&nobody, &[]).code(), Some(3));
+
+    let port = free_port();
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = format!("127.0.0.1:{port}");
+    let serve = ["serve", "--fleet", "--listen", &at, "--state-dir", folder.path().to_str().expect("a name")];
+    let mut serve = Invocation::new(&serve).env("WHIMBREL_SERVE_PASSWORD", "hunter2").spawn();
+    assert!(serve.wait_for_text("serving", PATIENCE), "{}", serve.stderr());
+    let refused = join(&at, &["--source", &backend.addr()]);
+    assert!(refused.stderr.contains("password"), "{}", refused.stderr);
+    assert_eq!(refused.code(), Some(3));
+    let with_password = format!("redis://:hunter2@{at}");
+    let refused = join(&with_password, &[]).expect_code(4);
+    assert!(refused.stderr.contains("--source") && !refused.stderr.contains("hunter2"), "{}", refused.stderr);
+    let everywhere =
+        ["front", "--join", &with_password, "--listen", "0.0.0.0:0", "--source", &backend.addr()];
+    let refused = Invocation::new(&everywhere).run().expect_code(2);
+    assert!(refused.stderr.contains("--announce"), "{}", refused.stderr);
+    serve.terminate();
+}
+
+// ---- While processes come and go ----
+
+/// Clients that know no clusters append to lists through any member, and read them. Of each list an order of all that was appended is known in
+/// the end, so each answer can be checked against it.
+struct Appenders {
+    stop: Arc<AtomicBool>,
+    done: Arc<AtomicU64>,
+    threads: Vec<std::thread::JoinHandle<Vec<Event>>>,
+    began: Instant,
+}
+
+/// What a client has seen of a list.
+#[derive(Debug, Clone)]
+struct Event {
+    list: usize,
+    /// What was appended; none for a read.
+    token: Option<String>,
+    /// How long the list was afterwards, or is; none where no answer came.
+    length: Option<usize>,
+    /// The last element that a read has shown.
+    last: Option<String>,
+    sent: Duration,
+    answered: Duration,
+}
+
+const LISTS: usize = 40;
+
+impl Appenders {
+    /// `through` are addresses, of which each client uses one after another.
+    fn start(through: Vec<String>, clients: usize) -> Appenders {
+        let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let began = Instant::now();
+        let threads = (0..clients).map(|client| {
+            let (stop, done, through) = (stop.clone(), done.clone(), through.clone());
+            std::thread::spawn(move || append(client, &through, began, &stop, &done))
+        });
+        Appenders { threads: threads.collect(), stop, done, began }
+    }
+
+    /// Waits for so many more answers; says how long that took.
+    #[track_caller]
+    fn wait_for(&self, more: u64) -> Duration {
+        let (began, goal) = (Instant::now(), self.done.load(Ordering::Relaxed) + more);
+        until("clients are answered", || (self.done.load(Ordering::Relaxed) >= goal).then_some(()));
+        began.elapsed()
+    }
+
+    /// Ends them, and checks all that they have seen against what the server has.
+    #[track_caller]
+    fn check(self, backend: &Server) -> usize {
+        self.stop.store(true, Ordering::Relaxed);
+        let events: Vec<Event> =
+            self.threads.into_iter().flat_map(|thread| thread.join().expect("a client")).collect();
+        let acknowledged =
+            events.iter().filter(|event| event.token.is_some() && event.length.is_some()).count();
+        for list in 0..LISTS {
+            let mut connection = backend.connection();
+            let held: Vec<String> =
+                redis::cmd("LRANGE").arg(name(list)).arg(0).arg(-1).query(&mut connection).expect("a list");
+            let of_list: Vec<&Event> = events.iter().filter(|event| event.list == list).collect();
+            if let Err(why) = check_list(&held, &of_list) {
+                panic!("{}: {why} ({:?} since the start)", name(list), self.began.elapsed());
+            }
+        }
+        acknowledged
+    }
+}
+
+fn name(list: usize) -> String {
+    format!("list:{list}")
+}
+
+fn append(
+    client: usize,
+    through: &[String],
+    began: Instant,
+    stop: &AtomicBool,
+    done: &AtomicU64,
+) -> Vec<Event> {
+    let mut events = Vec::new();
+    let (mut at, mut connection) = (client, None);
+    for number in 0_usize.. {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let Some(open) = &mut connection else {
+            at += 1;
+            connection = connect(&through[at % through.len()]).ok();
+            if let Some(open) = &connection {
+                open.set_read_timeout(Some(Duration::from_secs(15))).expect("a socket");
+            } else {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            continue;
+        };
+        let list = (client * 7 + number) % LISTS;
+        let reads = number % 4 == 3;
+        let token = (!reads).then(|| format!("{client}-{number}"));
+        let sent = began.elapsed();
+        let answer: redis::RedisResult<(usize, Option<String>)> = match &token {
+            Some(token) => {
+                redis::cmd("RPUSH").arg(name(list)).arg(token).query(open).map(|length| (length, None))
+            }
+            None => {
+                // At one moment, or length and element would not belong together.
+                let mut pipe = redis::pipe();
+                pipe.atomic().cmd("LLEN").arg(name(list)).cmd("LINDEX").arg(name(list)).arg(-1);
+                pipe.query(open)
+            }
+        };
+        let answered = began.elapsed();
+        let (length, last) = match answer {
+            Ok((length, last)) => (Some(length), last),
+            // Certainly not done.
+            Err(error) if error.code().is_some() => continue,
+            Err(_) => {
+                connection = None;
+                (None, None)
+            }
+        };
+        if length.is_some() {
+            done.fetch_add(1, Ordering::Relaxed);
+        }
+        if length.is_some() || token.is_some() {
+            events.push(Event { list, token, length, last, sent, answered });
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    events
+}
+
+/// Whether all that was seen of a list fits one order in which each request was carried out at one moment between its beginning and its
+/// end. Appending tells the place, so there is one such order at most: that of the list.
+fn check_list(held: &[String], events: &[&Event]) -> Result<(), String> {
+    let mut places: HashMap<&str, usize> = HashMap::new();
+    for (at, token) in held.iter().enumerate() {
+        if places.insert(token, at + 1).is_some() {
+            return Err(format!("{token} is there twice"));
+        }
+    }
+    let mut moments: Vec<(Duration, Duration, usize, bool)> = Vec::new();
+    for event in events {
+        let Some(length) = event.length else { continue };
+        match &event.token {
+            Some(token) => match places.get(token.as_str()) {
+                None => return Err(format!("{token} was acknowledged and is not there")),
+                Some(place) if *place != length => {
+                    return Err(format!("{token} was number {length} and is number {place}"));
+                }
+                Some(_) => {}
+            },
+            None if length > held.len() || length > 0 && event.last.as_ref() != held.get(length - 1) => {
+                return Err(format!("of {length} the last was {:?}", event.last));
+            }
+            None => {}
+        }
+        moments.push((event.sent, event.answered, length, event.token.is_none()));
+    }
+    // Who began after another had ended has seen at least as much, and an append more.
+    moments.sort_by_key(|moment| moment.0);
+    let mut ended: Vec<(Duration, usize)> = moments.iter().map(|moment| (moment.1, moment.2)).collect();
+    ended.sort();
+    let (mut next, mut least) = (0, 0);
+    for (sent, _, length, is_read) in moments {
+        while next < ended.len() && ended[next].0 < sent {
+            least = least.max(ended[next].1);
+            next += 1;
+        }
+        if length < least || length == least && !is_read && least > 0 {
+            return Err(format!(
+                "a request that began at {sent:?} was number {length} after {least} was known"
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_check_of_lists_finds_what_is_wrong() {
+    let event = |token: Option<&str>, length: usize, last: Option<&str>, sent: u64, answered: u64| Event {
+        list: 0,
+        token: token.map(str::to_owned),
+        length: Some(length),
+        last: last.map(str::to_owned),
+        sent: Duration::from_millis(sent),
+        answered: Duration::from_millis(answered),
+    };
+    let held: Vec<String> = ["a", "b", "c"].map(str::to_owned).to_vec();
+    let check = |events: &[Event]| check_list(&held, &events.iter().collect::<Vec<_>>());
+    let right =
+        [event(Some("a"), 1, None, 0, 5), event(Some("b"), 2, None, 1, 2), event(None, 2, Some("b"), 3, 9)];
+    assert_eq!(check(&right), Ok(()));
+    for wrong in [
+        event(Some("x"), 3, None, 10, 11),
+        event(Some("c"), 2, None, 10, 11),
+        event(None, 3, Some("b"), 10, 11),
+        event(None, 4, Some("d"), 10, 11),
+        event(None, 1, Some("a"), 10, 11),
+    ] {
+        let mut all = right.to_vec();
+        all.push(wrong.clone());
+        assert!(check(&all).is_err(), "{wrong:?}");
+    }
+    let doubled: Vec<String> = ["a", "b", "a"].map(str::to_owned).to_vec();
+    assert!(check_list(&doubled, &[]).is_err());
+}
+
+#[test]
+fn a_fourth_front_joins_under_load_and_leaves_again() {
+    let backend = server(Engine::Redis70);
+    let mut fleet = Fleet::start(&backend.addr(), 3, &[]);
+    owners(&fleet);
+    let writers = ClusterWriters::start(&fleet.addresses(), &Load::on(tags_in(0..16_384, 200)));
+    let appenders = Appenders::start(fleet.members.iter().map(|member| member.forwarding()).collect(), 6);
+    assert!(writers.wait_for(500, PATIENCE), "nobody is answered");
+    fleet.join("fourth", &[]);
+    fleet.settled(4);
+    let shares = owners(&fleet);
+    assert_eq!(shares.iter().filter(|owner| **owner == 3).count(), 4_096);
+    assert!(writers.wait_for(1_000, PATIENCE), "nobody is answered");
+    appenders.wait_for(500);
+    // It is stopped as people stop it: everything goes to others first.
+    let mut fourth = fleet.members.pop().expect("a member");
+    fourth.running.terminate();
+    let ended = fourth.running.wait(PATIENCE).expect("it ends").expect_code(0);
+    assert!(ended.stdout.contains("\"empty\":true"), "{}", ended.stdout);
+    fleet.settled(3);
+    assert!(writers.wait_for(1_000, PATIENCE), "nobody is answered");
+    let record = writers.stop();
+    record.observed.assert_only_moved();
+    record.assert_kept(&Deployment::at(backend.addr()).expect("the server"));
+    let acknowledged = appenders.check(&backend);
+    assert!(acknowledged > 500, "{acknowledged}");
+}
+
+/// Kills, stops and starts processes for as long as `lasts`; returns how many times.
+fn disturb(
+    fleet: &mut Fleet,
+    appenders: &Appenders,
+    lasts: Duration,
+    counted: &AtomicUsize,
+) -> Vec<Duration> {
+    let (began, mut waits) = (Instant::now(), Vec::new());
+    let count = fleet.members.len();
+    for round in 0_usize.. {
+        if began.elapsed() > lasts && round > 5 {
+            break;
+        }
+        let member = round / 5 % count;
+        match round % 5 {
+            0 => {
+                fleet.members[member].kill9();
+                waits.push(appenders.wait_for(300));
+                fleet.members[member].run_again();
+            }
+            1 => {
+                fleet.members[member].suspend();
+                waits.push(appenders.wait_for(300));
+                // Longer than its lease: its partitions are others' when it goes on.
+                std::thread::sleep(Duration::from_secs(4));
+                fleet.members[member].resume();
+            }
+            2 => {
+                fleet.kill_coordinator();
+                waits.push(appenders.wait_for(300));
+                fleet.run_coordinator_again();
+            }
+            3 => {
+                let coordinator = fleet.coordinator_pid();
+                signal(coordinator, Signal::SIGSTOP);
+                std::thread::sleep(Duration::from_millis(700));
+                signal(coordinator, Signal::SIGCONT);
+            }
+            _ => {
+                // Partitions move while all this goes on.
+                let name = format!("front-{}", (member + 1) % count);
+                fleet.tell(&["drain", &name, "--no-wait"]);
+                waits.push(appenders.wait_for(300));
+                fleet.tell(&["join", &name, "--no-wait"]);
+            }
+        }
+        waits.push(appenders.wait_for(300));
+        counted.fetch_add(1, Ordering::Relaxed);
+    }
+    waits
+}
+
+fn nothing_is_lost(lasts: Duration) {
+    let backend = server(Engine::Redis70);
+    let mut fleet = Fleet::start(&backend.addr(), 3, &[]);
+    owners(&fleet);
+    let through: Vec<String> = fleet.members.iter().map(|member| member.forwarding()).collect();
+    let writers = ClusterWriters::start(&fleet.addresses(), &Load::on(tags_in(0..16_384, 200)));
+    let appenders = Appenders::start(through, 16);
+    let counted = AtomicUsize::new(0);
+    let waits = disturb(&mut fleet, &appenders, lasts, &counted);
+    for member in 0..3 {
+        fleet.tell(&["join", &format!("front-{member}"), "--no-wait"]);
+    }
+    fleet.settled(3);
+    owners(&fleet);
+    writers.stop().assert_kept(&Deployment::at(backend.addr()).expect("the server"));
+    let acknowledged = appenders.check(&backend);
+    let longest = waits.iter().max().copied().unwrap_or_default();
+    println!(
+        "{} faults, {acknowledged} appended, the longest wait for 300 answers {longest:?}",
+        counted.into_inner()
+    );
+    assert!(acknowledged > 1_000, "{acknowledged}");
+}
+
+#[test]
+fn nothing_is_lost_when_processes_die_stand_still_and_come_back() {
+    nothing_is_lost(Duration::from_secs(20));
+}
+
+#[test]
+#[ignore = "ten minutes"]
+fn soak_nothing_is_lost_in_ten_minutes() {
+    nothing_is_lost(Duration::from_secs(600));
+}
