@@ -268,6 +268,84 @@ fn who_waits_for_something_does_not_keep_a_slot_from_moving() {
     });
 }
 
+/// Sends a request and does not wait for its answer.
+fn send(connection: &mut Connection, line: &str) {
+    let mut words = line.split(' ');
+    let mut command = redis::cmd(words.next().expect("a name"));
+    words.for_each(|word| {
+        command.arg(word);
+    });
+    connection.send_packed_command(&command.get_packed_command()).expect("sent");
+}
+
+#[test]
+fn a_slot_moves_when_what_is_under_way_has_been_answered() {
+    let backend = server(Engine::Valkey91);
+    let fleet = Fleet::start(&backend.addr(), 2, &[]);
+    let owner = owners(&fleet)[usize::from(slot_of(b"k"))];
+    let mut client = fleet.members[owner].connect();
+    let mut next = fleet.members[1 - owner].connect();
+    assert_eq!(text(&mut client, "PING"), "PONG");
+    assert_eq!(text(&mut next, "PING"), "PONG");
+    backend.suspend().expect("suspended");
+    send(&mut client, "INCR k");
+    let member = |status: &serde_json::Value| {
+        let members = status["fleet"]["members"].as_array().expect("members").clone();
+        members.into_iter().find(|member| member["name"] == format!("front-{owner}")).expect("the member")
+    };
+    until("it is under way", || (member(&fleet.status()?)["held"] == 1).then_some(()));
+    fleet.tell(&["drain", &format!("front-{owner}"), "--no-wait"]).expect_code(0);
+    until("all others have moved", || (member(&fleet.status()?)["owned"] == 1).then_some(()));
+    // Neither of the two serves it now: the other one waits with it.
+    assert!(text(&mut next, "GET k").contains(&fleet.members[owner].address()));
+    backend.resume().expect("resumed");
+    assert_eq!(client.recv_response().expect("an answer"), Value::Int(1));
+    until("it has moved", || (member(&fleet.status()?)["owned"] == 0).then_some(()));
+    assert_eq!(text(&mut next, "INCR k"), "2");
+}
+
+#[test]
+fn what_is_under_way_when_the_lease_ends_is_cut_off() {
+    let backend = server(Engine::Redis80);
+    let fleet = Fleet::start(&backend.addr(), 1, &["--lease", "500ms"]);
+    owners(&fleet);
+    let (mut client, mut idle) = (fleet.members[0].connect(), fleet.members[0].connect());
+    assert_eq!(text(&mut client, "SET k v"), "OK");
+    assert_eq!(text(&mut idle, "PING"), "PONG");
+    backend.suspend().expect("suspended");
+    send(&mut client, "GET k");
+    signal(fleet.coordinator_pid(), Signal::SIGSTOP);
+    client.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    let cut = client.recv_response().expect_err("nobody answers");
+    assert!(!cut.is_timeout(), "it was left waiting: {cut}");
+    backend.resume().expect("resumed");
+    // Whoever had nothing under way stays, and is not served what is not this member's.
+    assert_eq!(text(&mut idle, "PING"), "PONG");
+    assert!(text(&mut idle, "GET k").contains("nobody serves the slot"));
+    signal(fleet.coordinator_pid(), Signal::SIGCONT);
+    until("it serves again", || (text(&mut idle, "GET k") == "v").then_some(()));
+}
+
+#[test]
+fn nobody_waits_for_a_member_that_stands_still() {
+    let backend = server(Engine::Redis70);
+    let fleet = Fleet::start(&backend.addr(), 2, &["--lease", "1s"]);
+    let owner = owners(&fleet)[usize::from(slot_of(b"k"))];
+    let mut through = fleet.members[1 - owner].connect_forwarding();
+    assert_eq!(text(&mut through, "SET k v"), "OK");
+    fleet.members[owner].suspend();
+    through.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    // It was sent there, so it is not known whether it was carried out.
+    let cut = redis::cmd("GET").arg("k").query::<String>(&mut through).expect_err("nobody answers");
+    assert!(!cut.is_timeout(), "it was left waiting: {cut}");
+    let mut again = fleet.members[1 - owner].connect_forwarding();
+    again.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    assert_eq!(text(&mut again, "GET k"), "v");
+    fleet.members[owner].resume();
+    fleet.settled(2);
+    assert_eq!(text(&mut again, "GET k"), "v");
+}
+
 // ---- Errors ----
 
 #[test]
