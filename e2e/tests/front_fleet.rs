@@ -387,6 +387,8 @@ fn what_cannot_be_joined_is_said() {
 struct Appenders {
     stop: Arc<AtomicBool>,
     done: Arc<AtomicU64>,
+    /// Errors and lost connections.
+    troubles: Arc<AtomicU64>,
     threads: Vec<std::thread::JoinHandle<Vec<Event>>>,
     began: Instant,
 }
@@ -411,12 +413,14 @@ impl Appenders {
     /// `through` are addresses, of which each client uses one after another.
     fn start(through: Vec<String>, clients: usize) -> Appenders {
         let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let troubles = Arc::new(AtomicU64::new(0));
         let began = Instant::now();
         let threads = (0..clients).map(|client| {
             let (stop, done, through) = (stop.clone(), done.clone(), through.clone());
-            std::thread::spawn(move || append(client, &through, began, &stop, &done))
+            let troubles = troubles.clone();
+            std::thread::spawn(move || append(client, &through, began, &stop, &done, &troubles))
         });
-        Appenders { threads: threads.collect(), stop, done, began }
+        Appenders { threads: threads.collect(), stop, done, troubles, began }
     }
 
     /// Waits for so many more answers; says how long that took.
@@ -458,6 +462,7 @@ fn append(
     began: Instant,
     stop: &AtomicBool,
     done: &AtomicU64,
+    troubles: &AtomicU64,
 ) -> Vec<Event> {
     let mut events = Vec::new();
     let (mut at, mut connection) = (client, None);
@@ -494,8 +499,12 @@ fn append(
         let (length, last) = match answer {
             Ok((length, last)) => (Some(length), last),
             // Certainly not done.
-            Err(error) if error.code().is_some() => continue,
+            Err(error) if error.code().is_some() => {
+                troubles.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
             Err(_) => {
+                troubles.fetch_add(1, Ordering::Relaxed);
                 connection = None;
                 (None, None)
             }
@@ -587,6 +596,44 @@ fn the_check_of_lists_finds_what_is_wrong() {
     assert!(check_list(&doubled, &[]).is_err());
 }
 
+/// Two clients that add to a number by looking first, as only transactions after `WATCH` can.
+struct Counter {
+    key: String,
+    stop: Arc<AtomicBool>,
+    threads: Vec<std::thread::JoinHandle<u64>>,
+}
+
+impl Counter {
+    fn start(key: String, through: &str) -> Counter {
+        let stop = Arc::new(AtomicBool::new(false));
+        let add = |_| {
+            let (key, stop, mut connection) =
+                (key.clone(), stop.clone(), connect(through).expect("a connection"));
+            std::thread::spawn(move || {
+                let mut added = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    let () = redis::cmd("WATCH").arg(&key).query(&mut connection).expect("watched");
+                    let before: Option<u64> =
+                        redis::cmd("GET").arg(&key).query(&mut connection).expect("a number");
+                    let mut pipe = redis::pipe();
+                    pipe.atomic().cmd("SET").arg(&key).arg(before.unwrap_or_default() + 1);
+                    let done: Option<(String,)> = pipe.query(&mut connection).expect("carried out, or not");
+                    added += u64::from(done.is_some());
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                added
+            })
+        };
+        let threads = (0..2).map(add).collect();
+        Counter { key, stop, threads }
+    }
+
+    fn stop(self) -> (String, u64) {
+        self.stop.store(true, Ordering::Relaxed);
+        (self.key, self.threads.into_iter().map(|thread| thread.join().expect("no error")).sum())
+    }
+}
+
 #[test]
 fn a_fourth_front_joins_under_load_and_leaves_again() {
     let backend = server(Engine::Redis70);
@@ -594,6 +641,8 @@ fn a_fourth_front_joins_under_load_and_leaves_again() {
     owners(&fleet);
     let writers = ClusterWriters::start(&fleet.addresses(), &Load::on(tags_in(0..16_384, 200)));
     let appenders = Appenders::start(fleet.members.iter().map(|member| member.forwarding()).collect(), 6);
+    let counters: Vec<Counter> =
+        (0..6).map(|n| Counter::start(format!("sum:{n}"), &fleet.members[n % 3].forwarding())).collect();
     assert!(writers.wait_for(500, PATIENCE), "nobody is answered");
     fleet.join("fourth", &[]);
     fleet.settled(4);
@@ -611,6 +660,12 @@ fn a_fourth_front_joins_under_load_and_leaves_again() {
     let record = writers.stop();
     record.observed.assert_only_moved();
     record.assert_kept(&Deployment::at(backend.addr()).expect("the server"));
+    for counter in counters {
+        let (key, added) = counter.stop();
+        assert!(added > 10, "{added}");
+        assert_eq!(backend.call(&["GET", &key]), Value::BulkString(added.to_string().into_bytes()));
+    }
+    assert_eq!(appenders.troubles.load(Ordering::Relaxed), 0, "clients that know no clusters had errors");
     let acknowledged = appenders.check(&backend);
     assert!(acknowledged > 500, "{acknowledged}");
 }

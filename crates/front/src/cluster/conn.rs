@@ -16,6 +16,7 @@
 
 mod admission;
 mod every;
+mod held;
 mod take;
 
 use std::collections::VecDeque;
@@ -35,6 +36,7 @@ use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError};
 use whimbrel_engine::link::Io;
 use whimbrel_fleet::Guard;
 use whimbrel_wire::boundary::{Boundary, Passed};
+use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::request::{RequestLimits, RequestScanner};
 use whimbrel_wire::value::Value;
 
@@ -138,12 +140,30 @@ enum What {
     Scanned(u16),
     /// Tells that what the client has said about channels is through.
     Fence,
+    /// That of `EXEC`, after those of what was held back until then.
+    Held(Held),
+    /// To `WATCH`, where what is watched may turn out to be elsewhere.
+    Watched,
+}
+
+/// A transaction that is sent as one, so that it can be sent again as one.
+struct Held {
+    /// Replies before that of `EXEC`.
+    count: usize,
+    /// Those that have not come.
+    left: usize,
+    /// Why something of it was refused that another node may carry out.
+    refused: Option<Bytes>,
 }
 
 impl What {
     /// Whether the reply is looked at as a whole.
     fn is_collected(&self) -> bool {
-        !matches!(self, What::Reply | What::Own(_) | What::Noted(..) | What::Reset)
+        match self {
+            What::Reply | What::Own(_) | What::Noted(..) | What::Reset | What::Watched => false,
+            What::Held(held) => held.left > 0,
+            _ => true,
+        }
     }
 }
 
@@ -172,6 +192,8 @@ pub(super) struct Conn {
     identity: Identity,
     multi: Multi,
     watching: Option<u16>,
+    /// Something that should be watched is not: the transaction that follows must not be carried out.
+    watch_lost: bool,
     /// That of the keys of the transaction, or of what is watched, where this front serves slots of a fleet.
     bound_slot: Option<Slot>,
     /// The first request waits for somebody who serves its slot.
@@ -220,6 +242,7 @@ impl Conn {
             identity: Identity::default(),
             multi: Multi::No,
             watching: None,
+            watch_lost: false,
             bound_slot: None,
             waiting: None,
             ear: None,
@@ -570,6 +593,13 @@ impl Conn {
 
     /// The whole reply of the first has come.
     fn arrived(&mut self, is_agreed: bool) {
+        if let Some(What::Held(held)) = self.due.front_mut().map(|due| &mut due.what)
+            && held.left > 0
+        {
+            held.left -= 1;
+            self.collected.clear();
+            return;
+        }
         let Some(due) = self.due.pop_front() else { return };
         self.kept_bytes -= due.request.as_ref().map_or(0, Bytes::len);
         if let Some(node) = self.node_at(due.at) {
@@ -577,7 +607,7 @@ impl Conn {
         }
         let reply = std::mem::take(&mut self.collected);
         match due.what {
-            What::Reply | What::Own(_) | What::Swallowed | What::Fence => {}
+            What::Reply | What::Own(_) | What::Swallowed | What::Fence | What::Held(_) | What::Watched => {}
             What::Replaced(own) => self.to_client.extend_from_slice(&own),
             What::Noted(what, request) if is_agreed => {
                 self.identity.say(what, request.as_ref().into());
@@ -614,11 +644,46 @@ impl Conn {
 
     /// A node has answered with an error: `line`, as it came.
     fn refused(&mut self, line: Bytes) {
+        match self.due.front_mut().map(|due| &mut due.what) {
+            Some(What::Held(held)) if held.left > 0 => {
+                if held.refused.is_none() && is_about_slots(&line) {
+                    held.refused = Some(line);
+                }
+                self.arrived(false);
+            }
+            Some(What::Held(held)) => {
+                let why = if is_about_slots(&line) { Some(line.clone()) } else { held.refused.take() };
+                match why {
+                    // What was watched there is not known elsewhere: as if it had been changed.
+                    Some(_) if self.due.front().is_some_and(|due| due.request.is_none()) => {
+                        let aborted = self.aborted();
+                        self.refresh();
+                        self.pass_error(aborted);
+                    }
+                    why => self.refused_by_one(why.unwrap_or(line)),
+                }
+            }
+            Some(What::Watched) if is_about_slots(&line) => {
+                self.watch_lost = true;
+                self.refresh();
+                self.pass_error(b"+OK\r\n");
+            }
+            _ => self.refused_by_one(line),
+        }
+    }
+
+    /// The reply to a transaction that is not carried out since something that was watched has changed.
+    fn aborted(&self) -> &'static [u8] {
+        match self.identity.protocol() {
+            Protocol::Resp2 => b"*-1\r\n",
+            Protocol::Resp3 => b"_\r\n",
+        }
+    }
+
+    fn refused_by_one(&mut self, line: Bytes) {
         let text = line[1..].trim_ascii_end();
         let code = ServerError::classify(text).code;
-        let is_about_slots =
-            matches!(code, Code::Moved(..) | Code::Ask(..) | Code::TryAgain | Code::ClusterDown);
-        if !is_about_slots {
+        if !is_about_slots(&line) {
             return self.pass_error(&line);
         }
         let Some(head) = self.due.front_mut() else {
@@ -642,6 +707,9 @@ impl Conn {
 
     /// An error is the reply.
     fn pass_error(&mut self, line: &[u8]) {
+        if let Some(What::Held(held)) = self.due.front_mut().map(|due| &mut due.what) {
+            held.left = 0;
+        }
         match self.due.front().map(|head| &head.what) {
             // The reply to the question itself is still to come, unless it is that which was refused.
             Some(What::Fence) if !line.windows(6).any(|word| word == b"'ping'") => {
@@ -711,6 +779,9 @@ impl Conn {
         });
         let Some(head) = self.due.front_mut() else { return };
         let Some(request) = head.request.clone() else { return };
+        if let What::Held(held) = &mut head.what {
+            (held.left, held.refused) = (held.count, None);
+        }
         let before = std::mem::replace(&mut head.at, At::Detour);
         if let Some(node) = self.node_at(before) {
             node.due = node.due.saturating_sub(1);
@@ -728,6 +799,12 @@ impl Conn {
         node.due += 1;
         node.to.extend_from_slice(&request);
     }
+}
+
+/// Whether an error says that a node does not carry something out which another one may, or the same one later.
+fn is_about_slots(line: &[u8]) -> bool {
+    let code = ServerError::classify(line.get(1..).unwrap_or_default().trim_ascii_end()).code;
+    matches!(code, Code::Moved(..) | Code::Ask(..) | Code::TryAgain | Code::ClusterDown)
 }
 
 /// The id that a server has given a connection.

@@ -122,7 +122,7 @@ impl Conn {
 
     /// Whether a command with keys in this slot may be part of the transaction, or of what is watched before it.
     pub(super) fn admit_together(&mut self, cx: &mut Context<'_>, slot: Slot) -> Admission {
-        if !self.is_gated() {
+        if !self.is_gated() && !self.holds_back() {
             return Admission::Open(None);
         }
         if self.bound_slot.is_some_and(|bound| bound != slot) {

@@ -18,9 +18,10 @@ use crate::session::identity::SAYING_BYTES_MAX;
 use crate::session::{Ended, OUT_BYTES_MAX, REFUSED_COMMAND, REQUEST_BYTES_MAX, as_array};
 
 /// What is queued of a transaction before it is known to which node it goes.
-const QUEUED_BYTES_MAX: usize = 1 << 20;
+pub(super) const QUEUED_BYTES_MAX: usize = 1 << 20;
 
 pub(super) const CROSS_SLOT: &[u8] = b"-CROSSSLOT Keys in request don't hash to the same slot\r\n";
+pub(super) const EXEC_ABORT: &[u8] = b"-EXECABORT Transaction discarded because of previous errors.\r\n";
 const ONE_NODE: &str = "a cluster has many nodes: connect to the one that it is meant for";
 const IN_TRANSACTION: &str = "in a transaction it cannot be sent to several nodes of a cluster";
 const ONE_EAR: &str = "one connection can listen to one node of a cluster: use another one for this";
@@ -222,11 +223,11 @@ impl Conn {
         }
         match named {
             Named::Multi if is_alone => match self.watching {
-                Some(node) => {
+                Some(node) if !self.holds_back() => {
                     self.multi = Multi::At(node);
                     self.pass_bound(cx, first, node)
                 }
-                None => {
+                _ => {
                     self.multi = Multi::Open { queued: Vec::new(), bytes: 0, failed: false };
                     self.answer(first, b"+OK\r\n".to_vec())
                 }
@@ -241,6 +242,11 @@ impl Conn {
                         };
                         self.watching = Some(owner);
                         self.pass_bound(cx, first, owner)?;
+                        if self.holds_back()
+                            && let Some(due) = self.due.back_mut()
+                        {
+                            due.what = What::Watched;
+                        }
                         self.hold(guard);
                         Ok(Step::Taken)
                     }
@@ -249,7 +255,7 @@ impl Conn {
                 _ => self.answer(first, CROSS_SLOT.to_vec()),
             },
             Named::Unwatch => {
-                self.bound_slot = None;
+                (self.bound_slot, self.watch_lost) = (None, false);
                 let node = self.watching.take().map_or_else(|| self.main(), Ok)?;
                 self.pass_bound(cx, first, node)
             }
@@ -284,6 +290,7 @@ impl Conn {
             Named::Noted(what) => self.tell(cx, first, what),
             Named::Reset => {
                 (self.multi, self.watching, self.ear, self.bound_slot) = (Multi::No, None, None, None);
+                self.watch_lost = false;
                 let main = self.main()?;
                 let request = self.advance(first.len, first.whole, None);
                 self.settling = true;
@@ -377,6 +384,9 @@ impl Conn {
     // ---- Transactions ----
 
     fn in_open_transaction(&mut self, cx: &mut Context<'_>, first: First, aim: Aim) -> Result<Step, Ended> {
+        if let Some(step) = self.hold_back(cx, &first, &aim)? {
+            return Ok(step);
+        }
         if let Aim::Slot(slot) = aim {
             match self.admit_together(cx, slot) {
                 // What is queued is carried out by `EXEC`.
@@ -401,8 +411,7 @@ impl Conn {
             }
             Aim::Named(Named::Exec) if *failed => {
                 (self.multi, self.bound_slot) = (Multi::No, None);
-                let error = b"-EXECABORT Transaction discarded because of previous errors.\r\n";
-                self.answer(first, error.to_vec())
+                self.answer(first, EXEC_ABORT.to_vec())
             }
             Aim::Named(Named::Exec) => {
                 let main = self.main()?;
@@ -564,7 +573,7 @@ impl Conn {
     }
 
     /// Answers with an error what is perhaps not whole.
-    fn refuse(
+    pub(super) fn refuse(
         &mut self,
         cx: &mut Context<'_>,
         len: usize,
