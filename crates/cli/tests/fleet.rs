@@ -52,7 +52,7 @@ fn be_a_member() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("it runs");
     let options = MembershipOptions {
-        coordinator: Endpoint::parse(Side::Source, coordinator).expect("an address"),
+        coordinators: vec![Endpoint::parse(Side::Source, coordinator).expect("an address")],
         link: LinkOptions::default(),
         name: name.to_owned(),
         address: address.clone(),

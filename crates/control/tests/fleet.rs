@@ -95,7 +95,7 @@ fn endpoint(port: u16, password: Option<&str>) -> Endpoint {
 
 fn member(port: u16, password: Option<&str>, name: &str, weight: u32) -> Membership {
     let options = MembershipOptions {
-        coordinator: endpoint(port, password),
+        coordinators: vec![endpoint(port, password)],
         link: LinkOptions::default(),
         name: name.to_owned(),
         address: format!("{name}:6379"),

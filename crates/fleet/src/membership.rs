@@ -24,8 +24,9 @@ const RETRY_MS: u64 = 500;
 /// How a member takes part.
 #[derive(Debug, Clone)]
 pub struct MembershipOptions {
-    /// The RESP port of `whimbrel serve --fleet`, with its password.
-    pub coordinator: Endpoint,
+    /// The RESP ports of `whimbrel serve --fleet`, with their passwords. Where there are several, one of them leads; all are tried,
+    /// and the one that takes this member is kept to.
+    pub coordinators: Vec<Endpoint>,
     /// How it is connected to.
     pub link: LinkOptions,
     /// What people call this member.
@@ -155,9 +156,9 @@ impl Membership {
         // Keyed anew, from the system's randomness, in every process and for every call.
         let token = RandomState::new().hash_one((std::process::id(), clock::now_ms()));
         let machine = Member::new(token, options.weight, RETRY_MS);
-        let endpoint = Arc::new(options.coordinator);
+        let coordinators = options.coordinators.into_iter().map(Arc::new).collect();
         let runner =
-            Runner::new(machine, shared.clone(), data, endpoint, options.link, hello, leaves.subscribe());
+            Runner::new(machine, shared.clone(), data, coordinators, options.link, hello, leaves.subscribe());
         let task = tokio::spawn(runner.run(stop.clone()));
         Membership { view: View(shared), leaves, stop, task }
     }

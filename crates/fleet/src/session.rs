@@ -67,7 +67,7 @@ pub(crate) struct Runner<D> {
     machine: Member,
     shared: Arc<Shared>,
     data: Arc<D>,
-    endpoint: Arc<Endpoint>,
+    coordinators: Vec<Arc<Endpoint>>,
     options: LinkOptions,
     hello: Hello,
     leaves: watch::Receiver<bool>,
@@ -83,12 +83,54 @@ pub(crate) struct Runner<D> {
     silence_max: Duration,
 }
 
+/// Tries all coordinators at once, each again and again, until one takes this member: only the one that leads does. One that
+/// does not answer therefore keeps nobody waiting for the others.
+async fn connect(
+    coordinators: &[Arc<Endpoint>],
+    options: LinkOptions,
+    shared: &Arc<Shared>,
+) -> (Io, BytesMut) {
+    let mut attempts = JoinSet::new();
+    for endpoint in coordinators {
+        let (endpoint, shared) = (endpoint.clone(), shared.clone());
+        attempts.spawn(async move {
+            let mut pause = PAUSE_MIN;
+            loop {
+                match connect_to(&endpoint, options).await {
+                    Ok(io) => return io,
+                    Err(error) => {
+                        let why = error.to_string();
+                        tracing::info!(why, "the coordinator is not reached");
+                        shared.see(|seen| (seen.is_connected, seen.trouble) = (false, Some(why)));
+                    }
+                }
+                pause = (pause * 2).min(PAUSE_MAX);
+                sleep(pause).await;
+            }
+        });
+    }
+    loop {
+        match attempts.join_next().await {
+            Some(Ok(io)) => return io,
+            // It says why itself, and others may still be tried.
+            Some(Err(_)) => {}
+            None => std::future::pending().await,
+        }
+    }
+}
+
+async fn connect_to(endpoint: &Arc<Endpoint>, options: LinkOptions) -> Result<(Io, BytesMut)> {
+    let mut link = Link::open(endpoint, &endpoint.address, options).await?;
+    link.call(&COMMAND.map(str::as_bytes)).await?;
+    Ok(link.into_parts())
+}
+
 impl<D: Data> Runner<D> {
     pub(crate) fn new(
         machine: Member,
         shared: Arc<Shared>,
         data: D,
-        endpoint: Arc<Endpoint>,
+        coordinators: Vec<Arc<Endpoint>>,
         options: LinkOptions,
         hello: Hello,
         leaves: watch::Receiver<bool>,
@@ -97,7 +139,7 @@ impl<D: Data> Runner<D> {
             machine,
             shared,
             data: Arc::new(data),
-            endpoint,
+            coordinators,
             options,
             hello,
             leaves,
@@ -126,14 +168,17 @@ impl<D: Data> Runner<D> {
             if self.wants_to_leave() && self.machine.id().is_none() {
                 return Ok(());
             }
+            let mut leaves = self.leaves.clone();
+            let io = tokio::select! {
+                io = connect(&self.coordinators, self.options, &self.shared) => io,
+                // Who is no member has nothing to leave, and nobody to ask.
+                Ok(_) = leaves.wait_for(|leaves| *leaves), if self.machine.id().is_none() => continue,
+            };
             let began = Instant::now();
-            let why = match self.connect().await {
-                Ok(io) => match self.session(io).await {
-                    Ended::Lost(why) => why,
-                    Ended::Over => return Ok(()),
-                    Ended::Broken(error) => return Err(error),
-                },
-                Err(error) => error.to_string(),
+            let why = match self.session(io).await {
+                Ended::Lost(why) => why,
+                Ended::Over => return Ok(()),
+                Ended::Broken(error) => return Err(error),
             };
             tracing::info!(why, "the coordinator is not reached");
             self.shared.see(|seen| (seen.is_connected, seen.trouble) = (false, Some(why)));
@@ -145,12 +190,6 @@ impl<D: Data> Runner<D> {
 
     fn wants_to_leave(&self) -> bool {
         self.is_leaving || *self.leaves.borrow()
-    }
-
-    async fn connect(&self) -> Result<(Io, BytesMut)> {
-        let mut link = Link::open(&self.endpoint, &self.endpoint.address, self.options).await?;
-        link.call(&COMMAND.map(str::as_bytes)).await?;
-        Ok(link.into_parts())
     }
 
     async fn session(&mut self, (io, begun): (Io, BytesMut)) -> Ended {

@@ -93,7 +93,7 @@ impl Joined {
         let own = own_address(&listener, join.announce.as_ref())?;
         let membership = Membership::start(
             MembershipOptions {
-                coordinator: join.coordinator.clone(),
+                coordinators: vec![join.coordinator.clone()],
                 link,
                 name: join.name.unwrap_or_else(|| own.to_string()),
                 address: own.to_string(),
