@@ -1,4 +1,4 @@
-//! `engines`: brings real Redis and Valkey servers onto a Debian machine, from Debian's packages.
+//! `engines`: brings real Redis and Valkey servers, and etcd, onto a Debian machine, from Debian's packages.
 //!
 //! Nothing is installed and root is not needed. Each engine comes from the Debian release that carries it. Its
 //! packages are fetched by apt itself, under a sources list and a state folder of their own, so signatures are
@@ -21,20 +21,39 @@ use nix::fcntl::{Flock, FlockArg};
 struct Engine {
     /// What the user calls it; also the name of its folder.
     name: &'static str,
-    /// `redis` or `valkey`: the prefix of packages and binaries.
-    family: &'static str,
-    /// The version must be this one or a patch level of it.
+    /// Debian's packages, the server's first.
+    packages: &'static [&'static str],
+    /// What is needed of them: the server first.
+    binaries: &'static [&'static str],
+    /// The version must be this one or one below it: `7.0.15` is one of `7.0`.
     version: &'static str,
     /// Debian releases that may carry it, the likeliest first.
     suites: &'static [&'static str],
 }
 
-const ENGINES: [Engine; 4] = [
-    Engine { name: "redis-7.0", family: "redis", version: "7.0", suites: &["bookworm"] },
-    Engine { name: "redis-8.0", family: "redis", version: "8.0", suites: &["trixie", "forky"] },
-    Engine { name: "valkey-8.1", family: "valkey", version: "8.1", suites: &["trixie"] },
-    Engine { name: "valkey-9.1", family: "valkey", version: "9.1", suites: &["forky", "sid"] },
+const ENGINES: [Engine; 5] = [
+    redis("redis-7.0", "7.0", &["bookworm"]),
+    redis("redis-8.0", "8.0", &["trixie", "forky"]),
+    valkey("valkey-8.1", "8.1", &["trixie"]),
+    valkey("valkey-9.1", "9.1", &["forky", "sid"]),
+    Engine {
+        name: "etcd",
+        packages: &["etcd-server"],
+        binaries: &["etcd"],
+        version: "3",
+        suites: &["bookworm", "trixie", "forky"],
+    },
 ];
+
+const fn redis(name: &'static str, version: &'static str, suites: &'static [&'static str]) -> Engine {
+    let (packages, binaries) = (&["redis-server", "redis-tools"], &["redis-server", "redis-cli"]);
+    Engine { name, packages, binaries, version, suites }
+}
+
+const fn valkey(name: &'static str, version: &'static str, suites: &'static [&'static str]) -> Engine {
+    let (packages, binaries) = (&["valkey-server", "valkey-tools"], &["valkey-server", "valkey-cli"]);
+    Engine { name, packages, binaries, version, suites }
+}
 
 /// Releases whose keyring package may bring signing keys this machine does not have yet, after its own release.
 const KEYRING_SUITES: [&str; 2] = ["trixie", "forky"];
@@ -61,7 +80,8 @@ pub fn run(names: &[String]) -> Result<()> {
         };
         match outcome {
             Ok(version) => {
-                println!("{:<11} {:<8} {}", engine.name, version, server_path(engine, &home).display());
+                let server = binary_paths(engine, &home).next().unwrap_or_default();
+                println!("{:<11} {:<8} {}", engine.name, version, server.display());
             }
             Err(error) => {
                 eprintln!("{}: cannot be had: {error:#}", engine.name);
@@ -122,24 +142,29 @@ fn lock(cache: &Path) -> Result<Flock<File>> {
     }
 }
 
-fn server_path(engine: &Engine, home: &Path) -> PathBuf {
-    home.join("bin").join(format!("{}-server", engine.family))
+/// Where the binaries are, the server first.
+fn binary_paths(engine: &Engine, home: &Path) -> impl Iterator<Item = PathBuf> {
+    engine.binaries.iter().map(move |name| home.join("bin").join(name))
 }
 
-fn cli_path(engine: &Engine, home: &Path) -> PathBuf {
-    home.join("bin").join(format!("{}-cli", engine.family))
-}
-
-/// The version that the server in `home` prints about itself, provided its client runs as well.
+/// The version that the server in `home` prints about itself, provided what else is needed runs as well.
 fn installed_version(engine: &Engine, home: &Path) -> Result<String> {
-    stdout(Command::new(cli_path(engine, home)).arg("--version"))?;
-    let banner = stdout(Command::new(server_path(engine, home)).arg("--version"))?;
-    let version = banner
-        .split_whitespace()
-        .find_map(|word| word.strip_prefix("v="))
-        .with_context(|| format!("no version in '{}'", banner.trim()))?;
+    let banners: Result<Vec<_>> =
+        binary_paths(engine, home).map(|path| stdout(Command::new(path).arg("--version"))).collect();
+    let banners = banners?;
+    let banner = banners.first().context("an engine without a binary")?;
+    let version = version_in(banner).with_context(|| format!("no version in '{}'", banner.trim()))?;
     ensure!(is_patch_of(version, engine.version), "is version {version}, not {}", engine.version);
     Ok(version.to_owned())
+}
+
+/// What a server says of its version: `v=7.0.15`, or `Version: 3.4.23`.
+fn version_in(banner: &str) -> Option<&str> {
+    let mut words = banner.split_whitespace();
+    words.find_map(|word| word.strip_prefix("v=")).or_else(|| {
+        let mut words = banner.split_whitespace();
+        words.find(|word| *word == "Version:").and_then(|_| words.next())
+    })
 }
 
 /// Whether `version` is `series` or a patch level of it; `9.10.0` is not one of `9.1`.
@@ -197,11 +222,11 @@ impl Workshop {
     /// Fetches `engine` into `home` and returns its exact version.
     fn install(&mut self, engine: &Engine, home: &Path) -> Result<String> {
         let patchelf = self.patchelf()?;
-        let server_package = format!("{}-server", engine.family);
-        let suite = self.find_suite(engine, &server_package)?;
+        let suite =
+            self.find_suite(engine, engine.packages.first().context("an engine without a package")?)?;
 
-        let tools_package = format!("{}-tools", engine.family);
-        let packages = suite.library_closure(&[server_package, tools_package])?;
+        let roots: Vec<String> = engine.packages.iter().map(|&package| package.to_owned()).collect();
+        let packages = suite.library_closure(&roots)?;
         eprintln!("{}: fetching {} packages of Debian {}", engine.name, packages.len(), suite.name);
         let root = suite.unpack(&packages, engine.name)?;
 
@@ -516,7 +541,7 @@ fn assemble(engine: &Engine, root: &Path, stage: &Path, home: &Path, patchelf: &
     let available = shared_objects(root)?;
 
     let mut pending = Vec::new();
-    for target in [server_path(engine, stage), cli_path(engine, stage)] {
+    for target in binary_paths(engine, stage) {
         // The packaged server may be a link to another program that looks at its own name: copying the content
         // under the link's name keeps that working.
         let name = target.file_name().expect("built with a file name");
@@ -609,6 +634,13 @@ mod tests {
         assert!(is_patch_of("9.1", "9.1"));
         assert!(!is_patch_of("9.10.0", "9.1"));
         assert!(!is_patch_of("8.0.2", "9.1"));
+    }
+
+    #[test]
+    fn servers_tell_their_version_in_two_ways() {
+        assert_eq!(version_in("Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.2.1"), Some("7.0.15"));
+        assert_eq!(version_in("etcd Version: 3.4.23\nGit SHA: none\nGo Version: go1.19.8"), Some("3.4.23"));
+        assert_eq!(version_in("usage: etcd"), None);
     }
 
     #[test]
