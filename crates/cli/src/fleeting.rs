@@ -23,6 +23,9 @@ const TELL_EVERY: Duration = Duration::from_secs(1);
 /// How long a coordinator that is being restarted is waited for.
 const RECONNECT_MAX: Duration = Duration::from_secs(60);
 
+/// How long coordinators may take to elect one of them.
+const ELECTION_MAX: Duration = Duration::from_secs(10);
+
 /// `whimbrel fleet`.
 pub async fn run(args: &FleetArgs, stop: CancellationToken) -> Exit {
     crate::only_looks();
@@ -82,8 +85,9 @@ impl Goal {
 
 async fn try_run(args: &FleetArgs, stop: &CancellationToken) -> Result<Exit> {
     let at = args.command.at();
-    let mut coordinator = Coordinator { endpoint: Arc::new(at.endpoint()?), link: None };
-    let status = coordinator.status().await?;
+    let endpoints = at.endpoints()?.into_iter().map(Arc::new).collect();
+    let mut coordinator = Coordinator { endpoints, at: 0, link: None };
+    let status = coordinator.first_status().await?;
     let (words, goal, wait) = match &args.command {
         FleetCommand::Status(_) => return Ok(show(&status, at.json)),
         FleetCommand::Join { member, weight, wait, .. } => {
@@ -256,17 +260,27 @@ pub fn page(status: &FleetStatus) -> String {
     page
 }
 
-/// The coordinator, to which a new connection is made when one breaks.
+/// The coordinator that leads, which is looked for anew when it is not reached or does not lead any more.
 struct Coordinator {
-    endpoint: Arc<Endpoint>,
+    endpoints: Vec<Arc<Endpoint>>,
+    /// Which of them is asked.
+    at: usize,
     link: Option<Link>,
 }
 
 impl Coordinator {
     async fn link(&mut self) -> Result<&mut Link> {
-        let link = match self.link.take() {
-            Some(link) => link,
-            None => Link::open(&self.endpoint, &self.endpoint.address, LinkOptions::default()).await?,
+        let link = match (self.link.take(), self.endpoints.get(self.at)) {
+            (Some(link), _) => link,
+            (None, Some(endpoint)) => {
+                Link::open(
+                    endpoint,
+                    &endpoint.address,
+                    LinkOptions { reply_timeout_ms: 10_000, ..LinkOptions::default() },
+                )
+                .await?
+            }
+            (None, None) => return Err(Error::own("reach the coordinator", "none is named")),
         };
         Ok(self.link.insert(link))
     }
@@ -278,7 +292,37 @@ impl Coordinator {
         self.link().await?.call(&words).await.map(drop)
     }
 
+    /// How the fleet stands, as the one says that leads.
     async fn status(&mut self) -> Result<FleetStatus> {
+        let mut failure = None;
+        for _ in 0..self.endpoints.len() {
+            match self.ask().await {
+                Err(e) if e.is_link() || stands_by(&e) => {
+                    self.link = None;
+                    self.at = (self.at + 1) % self.endpoints.len();
+                    // That one is not reached says less than that nobody leads.
+                    failure = failure.filter(stands_by).or(Some(e));
+                }
+                outcome => return outcome,
+            }
+        }
+        Err(failure.unwrap_or_else(|| Error::own("reach the coordinator", "none is named")))
+    }
+
+    /// As [`Coordinator::status`], while coordinators elect one of them.
+    async fn first_status(&mut self) -> Result<FleetStatus> {
+        let began = Instant::now();
+        loop {
+            match self.status().await {
+                Err(e) if self.endpoints.len() > 1 && stands_by(&e) && began.elapsed() < ELECTION_MAX => {
+                    tokio::time::sleep(POLL).await;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn ask(&mut self) -> Result<FleetStatus> {
         let outcome = async {
             let link = self.link().await?;
             let reply = link.call(&[b"FLEET", b"STATUS"]).await?;
@@ -302,11 +346,18 @@ impl Coordinator {
         let began = Instant::now();
         loop {
             match self.status().await {
-                Err(e) if e.is_link() && began.elapsed() < RECONNECT_MAX => tokio::time::sleep(POLL).await,
+                Err(e) if (e.is_link() || stands_by(&e)) && began.elapsed() < RECONNECT_MAX => {
+                    tokio::time::sleep(POLL).await
+                }
                 outcome => return outcome,
             }
         }
     }
+}
+
+/// Whether it says that another one leads, or nobody.
+fn stands_by(error: &Error) -> bool {
+    error.server().is_some_and(|e| e.text.starts_with("NOTLEADER "))
 }
 
 #[cfg(test)]

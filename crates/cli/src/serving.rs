@@ -14,11 +14,12 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_control::daemon::migrations::{JobState, JobView};
 use whimbrel_control::daemon::queue::Queue;
 use whimbrel_control::daemon::{Daemon, DaemonOptions, Jobs, Services};
-use whimbrel_control::fleet::{Coordination, Fleet, FleetStatus};
+use whimbrel_control::fleet::{Fleet, FleetStatus, Role};
 use whimbrel_control::http::{Exposed, HttpServer, Metric, MetricKind};
 use whimbrel_control::store::Store;
 use whimbrel_engine::error::{Error, Result, Side};
 
+use self::fleet::Coordinator;
 use crate::args::ServeArgs;
 use crate::exit::Exit;
 use crate::{cluster, copying, moving};
@@ -60,14 +61,14 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
         "" => None,
         _ => Some(Mover::open(args, &state_dir, &mut log).await?),
     };
-    let (fleet, coordination) = match args.coordinator.fleet {
-        true => fleet::open(&args.coordinator, &state_dir).map(|(fleet, task)| (Some(fleet), Some(task)))?,
+    let (fleet, coordinator) = match args.coordinator.fleet {
+        true => Coordinator::open(args, &state_dir).await.map(|(fleet, task)| (Some(fleet), Some(task)))?,
         false => (None, None),
     };
     let queue = mover.as_ref().map(|mover| mover.queue.clone());
     let daemon = Daemon::offer(options, Services { jobs: queue.clone(), fleet: fleet.clone() }).await?;
     let address = daemon.address()?;
-    log.say_serving(&address.to_string(), has_password, mover.as_ref(), coordination.as_ref());
+    log.say_serving(&address.to_string(), has_password, mover.as_ref(), coordinator.as_ref());
     if let Some(mover) = &mover {
         mover.say_resuming(&log);
     }
@@ -80,9 +81,10 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
             queue.run(&stop).await;
         }
     };
+    let announced = args.coordinator.announce.clone().unwrap_or_else(|| address.to_string());
     let coordinates = async {
-        let outcome = match coordination {
-            Some(coordination) => coordination.run(stop.clone()).await,
+        let outcome = match coordinator {
+            Some(coordinator) => coordinator.run(announced, stop.clone()).await,
             None => Ok(()),
         };
         if outcome.is_err() {
@@ -205,6 +207,7 @@ struct Log {
 struct Shown {
     jobs: Mutex<Vec<JobView>>,
     fleet: Mutex<Option<FleetStatus>>,
+    role: Mutex<Option<Role>>,
 }
 
 impl Shown {
@@ -214,6 +217,10 @@ impl Shown {
 
     fn fleet(&self) -> MutexGuard<'_, Option<FleetStatus>> {
         self.fleet.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn role(&self) -> MutexGuard<'_, Option<Role>> {
+        self.role.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -229,6 +236,15 @@ impl Exposed for Shown {
         let bytes: u64 = jobs.iter().filter(is_open).map(|job| job.remaining_bytes).sum();
         let by_state = states.into_iter().map(|(state, number)| (vec![("state", state.to_owned())], number));
         let mut metrics = self.fleet().as_ref().map(fleet::metrics).unwrap_or_default();
+        if let Some(role) = self.role().as_ref() {
+            let leads = f64::from(u8::from(matches!(role, Role::Leads(_))));
+            metrics.push(Metric::new(
+                MetricKind::Gauge,
+                "whimbrel_fleet_leads",
+                "1 for the coordinator that leads, 0 for one that stands by",
+                leads,
+            ));
+        }
         metrics.extend([
             Metric::by(
                 MetricKind::Gauge,
@@ -311,7 +327,7 @@ impl Log {
         address: &str,
         has_password: bool,
         mover: Option<&Mover>,
-        coordination: Option<&Coordination>,
+        coordinator: Option<&Coordinator>,
     ) {
         let mut what = Vec::new();
         let mut line = json!({"event": "serving", "address": address, "password": has_password});
@@ -319,10 +335,8 @@ impl Log {
             what.push(format!("cluster {at}, method {method}: {why}"));
             (line["cluster"], line["method"], line["why"]) = (json!(at), json!(method), json!(why));
         }
-        if let Some(coordination) = coordination {
-            let term = coordination.term();
-            what.push(format!("a fleet in its term {term}"));
-            line["term"] = json!(term);
+        if let Some(coordinator) = coordinator {
+            what.push(coordinator.shown(&mut line));
         }
         let without = if has_password { "" } else { ", without a password" };
         self.say(&format!("serving  on {address}{without}: {}", what.join("; ")), &line);
@@ -330,11 +344,17 @@ impl Log {
 
     async fn follow(&mut self, queue: Option<&Queue>, fleet: Option<&Fleet>, stop: &CancellationToken) {
         let mut before = FleetStatus::default();
+        let mut role = fleet.map(Fleet::role);
         loop {
-            if let Some(Ok(status)) = async { Some(fleet?.status().await) }.await {
-                fleet::news(&before, &status).iter().for_each(|(text, json)| self.say(text, json));
-                *self.shown.fleet() = Some(status.clone());
-                before = status;
+            if let Some(fleet) = fleet {
+                self.look_at_the_role(fleet, &mut role);
+                let status = fleet.status().await.ok();
+                if let Some(status) = &status {
+                    fleet::news(&before, status).iter().for_each(|(text, json)| self.say(text, json));
+                    before = status.clone();
+                }
+                // Who stands by knows nothing of it.
+                *self.shown.fleet() = status;
             }
             if stop.run_until_cancelled(tokio::time::sleep(LOOK_PERIOD)).await.is_none() {
                 return;
@@ -343,6 +363,16 @@ impl Log {
                 self.look(queue).await;
             }
         }
+    }
+
+    fn look_at_the_role(&self, fleet: &Fleet, before: &mut Option<Role>) {
+        let role = Some(fleet.role());
+        if let Some(now) = role.as_ref().filter(|_| role != *before) {
+            let (text, json) = fleet::turn(now);
+            self.say(&text, &json);
+        }
+        *self.shown.role() = role.clone();
+        *before = role;
     }
 
     async fn look(&mut self, queue: &Queue) {

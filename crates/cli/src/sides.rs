@@ -4,11 +4,15 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::sync::Arc;
 
+#[cfg(feature = "etcd")]
+use whimbrel_control::fleet::etcd::EtcdOptions;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::{Address, Endpoint, Secret, TlsOptions};
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::LinkOptions;
 
+#[cfg(feature = "etcd")]
+use crate::args::CoordinatorArgs;
 use crate::args::{
     ClusterAccess, ClusterArgs, Command, FleetAt, FrontArgs, JobAccess, JobsCommand, JoinArgs, MovingArgs,
     ServeArgs, Sides, SourceAccess, TargetAccess,
@@ -55,6 +59,9 @@ const SOURCE_PASSWORD: &str = "WHIMBREL_SOURCE_PASSWORD";
 const TARGET_PASSWORD: &str = "WHIMBREL_TARGET_PASSWORD";
 const CLUSTER_PASSWORD: &str = "WHIMBREL_PASSWORD";
 const SERVE_PASSWORD: &str = "WHIMBREL_SERVE_PASSWORD";
+
+/// The variable that the password for the etcd of a fleet may come from.
+const STORE_PASSWORD: &str = "WHIMBREL_STORE_PASSWORD";
 
 access_from!(SourceAccess, "source-", SOURCE_PASSWORD);
 access_from!(TargetAccess, "target-", TARGET_PASSWORD);
@@ -177,12 +184,13 @@ impl MovingArgs {
 }
 
 impl FleetAt {
-    /// The coordinator.
+    /// The coordinators.
     ///
     /// # Errors
     /// As [`Sides::endpoints`].
-    pub fn endpoint(&self) -> Result<Endpoint> {
-        daemon(&self.server, "server-", self.server_password_file.as_deref())
+    pub fn endpoints(&self) -> Result<Vec<Endpoint>> {
+        let at = |server: &String| daemon(server, "server-", self.server_password_file.as_deref());
+        self.server.iter().map(at).collect()
     }
 }
 
@@ -201,6 +209,37 @@ fn daemon(server: &str, prefix: &'static str, password_file: Option<&Path>) -> R
         server_name: None,
     };
     endpoint(Side::Source, server, &access, false)
+}
+
+#[cfg(feature = "etcd")]
+impl CoordinatorArgs {
+    /// The etcd that several coordinators share, where one is named.
+    ///
+    /// # Errors
+    /// `Unfit` for what is no address of one, or a user without a password; `Own` where a file cannot be read.
+    pub fn etcd(&self) -> Result<Option<EtcdOptions>> {
+        let Some(text) = &self.store else { return Ok(None) };
+        let mut store = EtcdOptions::parse(text)?;
+        if self.store_password_file.is_some() || store.password.is_none() {
+            store.password =
+                password(Side::Store, "store-", self.store_password_file.as_deref(), STORE_PASSWORD)?;
+        }
+        if store.user.is_some() && store.password.is_none() {
+            return Err(Error::unfit(
+                Side::Store,
+                "",
+                "reading the options",
+                "a user is named, but no password",
+            )
+            .with_remedy(format!(
+                "add it to the URL, set {STORE_PASSWORD}, or name a --store-password-file"
+            )));
+        }
+        for tls in store.endpoints.iter_mut().filter_map(|endpoint| endpoint.tls.as_mut()) {
+            tls.ca_file.clone_from(&self.store_ca);
+        }
+        Ok(Some(store))
+    }
 }
 
 impl ServeArgs {
@@ -241,8 +280,11 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
         Command::Reshard(args) => moved(&args.at, &args.moving),
         Command::Rebalance(args) => moved(&args.at, &args.moving),
         Command::Drain(args) => moved(&args.at, &args.moving),
-        Command::Serve(args) => vec![(&args.at.cluster, CLUSTER_PASSWORD)],
-        Command::Fleet(args) => vec![(&args.command.at().server, SERVE_PASSWORD)],
+        Command::Serve(args) => {
+            let store = args.coordinator.store.iter().map(|store| (store, STORE_PASSWORD));
+            std::iter::once((&args.at.cluster, CLUSTER_PASSWORD)).chain(store).collect()
+        }
+        Command::Fleet(args) => args.command.at().server.iter().map(|at| (at, SERVE_PASSWORD)).collect(),
         Command::Front(args) => {
             let coordinator = (&args.joining.join, SERVE_PASSWORD);
             let sides = [(&args.source, SOURCE_PASSWORD), (&args.target, TARGET_PASSWORD), coordinator];
@@ -271,12 +313,8 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
 pub fn hide_passwords(command: &Command) -> Result<()> {
     let mut hidden = Vec::new();
     for (text, variable) in addresses(command) {
-        // What is no address is complained about later, by whoever has to use it.
-        let Ok(Endpoint { password: Some(password), .. }) = Endpoint::parse(Side::Own, text) else {
-            continue;
-        };
-        if let Some(shown) = Endpoint::without_password(text) {
-            hidden.push((text.clone(), shown, variable, password));
+        if let Some((shown, password)) = without_password(text) {
+            hidden.push((text.as_str(), shown, variable, password));
         }
     }
     if hidden.is_empty() {
@@ -290,8 +328,16 @@ pub fn hide_passwords(command: &Command) -> Result<()> {
             Some((option, value)) if option.starts_with("--") => (format!("{option}="), value),
             _ => (String::new(), arg.to_str().unwrap_or_default()),
         };
-        match hidden.iter().find(|(text, ..)| value == text.as_str()) {
-            Some((_, shown, ..)) => again.arg(option + shown),
+        let shown = |value: &str| {
+            hidden.iter().find(|(text, ..)| value == *text).map(|(_, shown, ..)| shown.as_str().to_owned())
+        };
+        // Some options take several addresses at once.
+        let each = || value.split(',').map(|one| shown(one).unwrap_or_else(|| one.to_owned()));
+        match shown(value) {
+            Some(shown) => again.arg(option + &shown),
+            None if value.split(',').any(|one| shown(one).is_some()) => {
+                again.arg(option + &each().collect::<Vec<_>>().join(","))
+            }
             None => again.arg(arg),
         };
     }
@@ -299,6 +345,17 @@ pub fn hide_passwords(command: &Command) -> Result<()> {
         again.env(variable, password.expose());
     }
     Err(Error::own("hide a password", again.exec()))
+}
+
+/// An address without its password, and the password; `None` where it has none. What is no address is complained about later, by
+/// whoever has to use it.
+fn without_password(text: &str) -> Option<(String, Secret)> {
+    #[cfg(feature = "etcd")]
+    if let Ok(store) = EtcdOptions::parse(text) {
+        return Some((EtcdOptions::without_password(text)?, store.password?));
+    }
+    let password = Endpoint::parse(Side::Own, text).ok()?.password?;
+    Some((Endpoint::without_password(text)?, password))
 }
 
 /// A password from a file, else from the environment.

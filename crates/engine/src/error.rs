@@ -13,6 +13,8 @@ pub enum Side {
     Source,
     /// Where keys go to.
     Target,
+    /// Where several processes of whimbrel write down what they share.
+    Store,
     /// Whimbrel itself and the machine it runs on.
     Own,
 }
@@ -22,6 +24,7 @@ impl fmt::Display for Side {
         f.write_str(match self {
             Side::Source => "source",
             Side::Target => "target",
+            Side::Store => "store",
             Side::Own => "whimbrel",
         })
     }

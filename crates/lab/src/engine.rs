@@ -98,7 +98,7 @@ impl fmt::Display for Engine {
 }
 
 /// The folder that `./dev engines` fills: `xtask` has the same rule.
-fn cache_dir() -> Option<PathBuf> {
+pub(crate) fn cache_dir() -> Option<PathBuf> {
     let set =
         |name: &str| std::env::var_os(name).filter(|value: &OsString| !value.is_empty()).map(PathBuf::from);
     set("WHIMBREL_ENGINES_DIR")

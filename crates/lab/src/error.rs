@@ -12,6 +12,9 @@ pub enum LabError {
         /// The engine that was asked for.
         engine: Engine,
     },
+    /// etcd's binary is not on this machine.
+    #[error("etcd is not on this machine: run `./dev engines etcd`")]
+    EtcdMissing,
     /// A server process ended, or never became ready, after it was started.
     #[error("{server} did not start: {reason}; the end of its log:\n{log_tail}")]
     StartFailed {

@@ -3,6 +3,7 @@
 //! - [`Engine`]: the kinds and versions of servers there are, and where their binaries lie;
 //! - [`Server`]: one process with its own port and its own folder;
 //! - [`Cluster`]: several of them, formed into a cluster, with failovers and slot moves;
+//! - [`Etcd`]: an etcd of one or several nodes;
 //! - [`Tls`]: certificates for them;
 //! - [`Proxy`]: a link in front of a server that can be cut.
 //!
@@ -24,6 +25,7 @@
 mod cluster;
 mod engine;
 mod error;
+mod etcd;
 mod made_up;
 mod ports;
 mod process;
@@ -34,6 +36,7 @@ mod tls;
 pub use cluster::{Cluster, ClusterBuilder, SLOTS};
 pub use engine::{Binaries, Engine};
 pub use error::LabError;
+pub use etcd::{Etcd, EtcdNode};
 pub use made_up::{made_up_id, made_up_nodes, made_up_port};
 pub use proxy::Proxy;
 pub use server::{Server, ServerBuilder};

@@ -4,13 +4,14 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use whimbrel_core::fleet::{PARTITIONS_DEFAULT, PARTITIONS_MAX};
+use whimbrel_engine::endpoint::Address;
 
 use super::parse_ms;
 
 /// What makes `whimbrel serve` the coordinator of a fleet.
 #[derive(Debug, Args)]
 pub struct CoordinatorArgs {
-    /// Be the coordinator of a fleet of fronts. Its journal is in --state-dir; without --cluster it is nothing else
+    /// Be the coordinator of a fleet of fronts. Its journal is in --state-dir, or in --store; without --cluster it is nothing else
     #[arg(long, help_heading = "Fleet")]
     pub fleet: bool,
 
@@ -27,6 +28,44 @@ pub struct CoordinatorArgs {
     #[arg(long, value_name = "TIME", default_value = "3s", requires = "fleet", help_heading = "Fleet",
           value_parser = parse_lease)]
     pub lease: u64,
+
+    /// An etcd (3.4 or later) that has the journal, and elects one of several coordinators that name it:
+    /// etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...][/PREFIX], or etcds:// for TLS. Two fleets need two prefixes
+    #[arg(long, value_name = "URL", requires = "fleet", help_heading = "Fleet")]
+    pub store: Option<String>,
+
+    /// File whose first line is the password for --store (or set WHIMBREL_STORE_PASSWORD)
+    #[arg(long, value_name = "FILE", requires = "store", help_heading = "Fleet")]
+    pub store_password_file: Option<PathBuf>,
+
+    /// PEM file with the authorities to trust for etcds://; the system's own where it is not given
+    #[arg(long, value_name = "FILE", requires = "store", help_heading = "Fleet")]
+    pub store_ca: Option<PathBuf>,
+
+    /// How long the coordinator that leads may say nothing to --store before another one is elected, in whole seconds
+    #[arg(long, value_name = "TIME", default_value = "3s", requires = "store", help_heading = "Fleet",
+          value_parser = parse_reign)]
+    pub reign: u64,
+
+    /// Where members and people reach this coordinator, as others tell them while it leads [default: the address of --listen]
+    #[arg(long, value_name = "HOST:PORT", requires = "store", help_heading = "Fleet", value_parser = parse_address)]
+    pub announce: Option<String>,
+}
+
+/// In seconds: etcd knows no shorter ones.
+fn parse_reign(text: &str) -> Result<u64, String> {
+    match parse_ms(text)? {
+        ms @ 1_000..=600_000 if ms % 1_000 == 0 => Ok(ms / 1_000),
+        _ => Err("a reign is from 1s to 10m, in whole seconds".to_owned()),
+    }
+}
+
+fn parse_address(text: &str) -> Result<String, String> {
+    let is_plain = !text.contains(|c: char| c.is_whitespace() || c.is_control());
+    match Address::parse_tcp(text).filter(|address| address.host().is_some_and(|host| !host.is_empty())) {
+        Some(address) if is_plain => Ok(address.to_string()),
+        _ => Err("write HOST:PORT".to_owned()),
+    }
 }
 
 fn parse_backend(text: &str) -> Result<(String, String), String> {
@@ -58,7 +97,7 @@ Examples:
   whimbrel fleet join 3 --weight 2 --server 127.0.0.1:7999  and takes twice the part of others from now on
 
 Members are named by number, name or address: see whimbrel fleet status. They join by themselves when they are started.
-The coordinator is whimbrel serve --fleet. What was asked for goes on there when this command is stopped.
+The coordinator is whimbrel serve --fleet; of several, --server names all. What was asked for goes on there when this command is stopped.
 Ends with 0 when it is done, 3 where the coordinator cannot be reached, 4 where it refuses; fleet status with 8 where
 partitions have nobody or a member is not connected. See whimbrel --help")]
 pub struct FleetArgs {
@@ -127,9 +166,10 @@ impl FleetCommand {
 /// Where the coordinator of a fleet is.
 #[derive(Debug, Args)]
 pub struct FleetAt {
-    /// The coordinator, as given with --listen to whimbrel serve: HOST:PORT, or redis:// with a password
-    #[arg(long, value_name = "ADDR")]
-    pub server: String,
+    /// The coordinator, as given with --listen to whimbrel serve: HOST:PORT, or redis:// with a password. Where there are several,
+    /// all of them: ADDR,ADDR or repeated. The one that leads is found
+    #[arg(long, value_name = "ADDR", required = true, value_delimiter = ',')]
+    pub server: Vec<String>,
 
     /// File whose first line is its password (or set WHIMBREL_SERVE_PASSWORD)
     #[arg(long, value_name = "FILE")]

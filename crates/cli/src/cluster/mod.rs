@@ -38,7 +38,7 @@ pub fn end_of(error: &Error, as_json: bool) -> Exit {
 /// Prints the error of a command about one cluster, which knows neither source nor target.
 pub fn show_error(error: &Error, as_json: bool, exit: Exit) {
     let (side, text) = (error.side.to_string(), error.to_string());
-    if error.side == Side::Own {
+    if matches!(error.side, Side::Own | Side::Store) {
         return crate::show_error(error, as_json, exit);
     }
     let text = text.strip_prefix(&side).map(|rest| format!("cluster{rest}")).unwrap_or(text);

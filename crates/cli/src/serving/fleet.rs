@@ -1,15 +1,19 @@
 //! `whimbrel serve --fleet`: what of a fleet is told and shown.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use serde_json::{Value, json};
-use whimbrel_control::fleet::{Coordination, Fleet, FleetOptions, FleetStatus, MemberStatus};
+use tokio_util::sync::CancellationToken;
+#[cfg(feature = "etcd")]
+use whimbrel_control::fleet::etcd::{Candidate, CandidateOptions};
+use whimbrel_control::fleet::{Coordination, Fleet, FleetOptions, FleetStatus, MemberStatus, Role};
 use whimbrel_control::http::{Metric, MetricKind};
 use whimbrel_core::fleet::Options;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result, Side};
 
-use crate::args::CoordinatorArgs;
+use crate::args::{CoordinatorArgs, ServeArgs};
 
 /// The file in the state folder.
 const JOURNAL: &str = "fleet.journal";
@@ -17,11 +21,88 @@ const JOURNAL: &str = "fleet.journal";
 /// Moves that a member takes part in at once.
 const MOVES_PER_MEMBER: u32 = 32;
 
-/// Opens the journal of the fleet in the state folder.
-///
+/// What coordinates.
+pub enum Coordinator {
+    /// The only one of its fleet.
+    Alone(Box<Coordination>),
+    /// One of several that share a store.
+    #[cfg(feature = "etcd")]
+    Candidate(Candidate),
+}
+
+impl Coordinator {
+    /// Opens the journal of the fleet: in the store, or in the state folder.
+    ///
+    /// # Errors
+    /// `Unfit` for options that make no sense; else as [`Coordination::open`] and [`Candidate::open`].
+    pub async fn open(args: &ServeArgs, folder: &Path) -> Result<(Fleet, Coordinator)> {
+        let options = options(&args.coordinator)?;
+        if args.coordinator.store.is_some() {
+            return open_store(args, options).await;
+        }
+        std::fs::create_dir_all(folder)
+            .map_err(|e| Error::own(format!("make the folder {}", folder.display()), e))?;
+        let (fleet, coordination) = Coordination::open(&folder.join(JOURNAL), options)?;
+        Ok((fleet, Coordinator::Alone(Box::new(coordination))))
+    }
+
+    /// What it is, for people and as JSON.
+    pub fn shown(&self, line: &mut Value) -> String {
+        match self {
+            Coordinator::Alone(coordination) => {
+                let term = coordination.term();
+                line["term"] = json!(term);
+                format!("a fleet in its term {term}")
+            }
+            #[cfg(feature = "etcd")]
+            Coordinator::Candidate(candidate) => {
+                let store = candidate.store().to_string();
+                let shown =
+                    format!("one of the coordinators of the fleet in {store}, stands by until it is elected");
+                line["store"] = json!(store);
+                shown
+            }
+        }
+    }
+
+    /// Coordinates until `stop`. It is reached at `address`.
+    ///
+    /// # Errors
+    /// As [`Coordination::run`] and [`Candidate::run`].
+    #[cfg_attr(not(feature = "etcd"), expect(unused_variables, reason = "others are told of it"))]
+    pub async fn run(self, address: String, stop: CancellationToken) -> Result<()> {
+        match self {
+            Coordinator::Alone(coordination) => coordination.run(stop).await,
+            #[cfg(feature = "etcd")]
+            Coordinator::Candidate(candidate) => candidate.run(address, stop).await,
+        }
+    }
+}
+
+#[cfg(feature = "etcd")]
+async fn open_store(args: &ServeArgs, fleet: FleetOptions) -> Result<(Fleet, Coordinator)> {
+    let unfit = |what: String| Error::unfit(Side::Own, "", "reading the options", what);
+    if args.coordinator.announce.is_none() && args.listen.ip().to_canonical().is_unspecified() {
+        let what =
+            format!("others would be told that this coordinator is at {}, which is no address", args.listen);
+        return Err(unfit(what).with_remedy("say where it is reached with --announce HOST:PORT"));
+    }
+    let store = args.coordinator.etcd()?.ok_or_else(|| unfit("no store is named".to_owned()))?;
+    let options = CandidateOptions { store, fleet, reign_s: args.coordinator.reign };
+    let (fleet, candidate) = Candidate::open(options).await?;
+    Ok((fleet, Coordinator::Candidate(candidate)))
+}
+
+#[cfg(not(feature = "etcd"))]
+async fn open_store(_: &ServeArgs, _: FleetOptions) -> Result<(Fleet, Coordinator)> {
+    let what = "this whimbrel was built without etcd";
+    Err(Error::unfit(Side::Own, "", "reading the options", what)
+        .with_remedy("leave --store out, or build it with the feature etcd"))
+}
+
 /// # Errors
-/// `Unfit` for a backend that is no address or has a password; else as [`Coordination::open`].
-pub fn open(args: &CoordinatorArgs, folder: &std::path::Path) -> Result<(Fleet, Coordination)> {
+/// `Unfit` for a backend that is no address or has a password.
+fn options(args: &CoordinatorArgs) -> Result<FleetOptions> {
     for (name, url) in &args.backend {
         let endpoint = Endpoint::parse(Side::Own, url).map_err(|e| {
             Error::unfit(
@@ -37,11 +118,27 @@ pub fn open(args: &CoordinatorArgs, folder: &std::path::Path) -> Result<(Fleet, 
                 .with_remedy("leave it out: each member is given the password by whoever starts it"));
         }
     }
-    std::fs::create_dir_all(folder)
-        .map_err(|e| Error::own(format!("make the folder {}", folder.display()), e))?;
     let machine = Options { lease_ms: args.lease, moves_per_member: MOVES_PER_MEMBER, ..Options::default() };
-    let options = FleetOptions { partitions: args.partitions, backends: args.backend.clone(), machine };
-    Coordination::open(&folder.join(JOURNAL), options)
+    Ok(FleetOptions { partitions: args.partitions, backends: args.backend.clone(), machine })
+}
+
+/// What has become of this process where there are several coordinators, as a line for people and as JSON.
+pub fn turn(role: &Role) -> (String, Value) {
+    match role {
+        Role::Leads(term) => {
+            (format!("leads    the fleet in its term {term}"), json!({"event": "leads", "term": term}))
+        }
+        Role::StandsBy { leader, why } => {
+            let mut words = "stands by".to_owned();
+            if let Some(leader) = leader {
+                words.push_str(&format!("; {leader} leads the fleet"));
+            }
+            if let Some(why) = why {
+                words.push_str(&format!("; {why}"));
+            }
+            (words, json!({"event": "stands-by", "leader": leader, "why": why}))
+        }
+    }
 }
 
 /// What is different between two looks, as lines for people and as JSON.

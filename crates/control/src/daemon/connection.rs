@@ -116,9 +116,12 @@ impl<J: Jobs> Connection<J> {
         if let Err(refusal) = fleet::check_version(words) {
             return self.send(&refusal).await;
         }
+        let Some(members) = self.services.fleet.clone() else { return Ok(()) };
+        if let Err(refused) = members.is_heard() {
+            return self.send(&fleet::refusal(&refused)).await;
+        }
         self.send(&ok()).await?;
-        let Some(fleet) = &self.services.fleet else { return Ok(()) };
-        fleet.serve(self.stream, self.inbox, &self.stop).await
+        members.serve(self.stream, self.inbox, &self.stop).await
     }
 
     /// The next whole command, where it has arrived: an array of strings. Lines without a length, as people type them into

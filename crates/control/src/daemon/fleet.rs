@@ -7,7 +7,7 @@ use whimbrel_wire::value::Value;
 use super::command::{unknown_subcommand, wrong_number};
 use super::migrations::{integer, shown};
 use super::reply::{error, ok};
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, Refused};
 
 /// Whether these words turn the connection into that of a member.
 pub(super) fn is_member(words: &[Bytes]) -> bool {
@@ -26,6 +26,14 @@ pub(super) fn check_version(words: &[Bytes]) -> Result<(), Value> {
             shown(version)
         ))),
         _ => Err(wrong_number("fleet|member")),
+    }
+}
+
+/// What somebody is answered whose question is not taken. Who leads is said in a form that programs understand.
+pub(super) fn refusal(refused: &Refused) -> Value {
+    match refused {
+        Refused::Unfit(what) => error(what),
+        Refused::NotLeader(_) => Value::Error(Bytes::from(format!("NOTLEADER {refused}"))),
     }
 }
 
@@ -59,7 +67,7 @@ pub(super) async fn answer(sub: &[u8], args: &[Bytes], fleet: Option<&Fleet>) ->
         }
         _ => return unknown_subcommand("FLEET", sub),
     };
-    done.map_or_else(|refused| error(refused.to_string()), |()| ok())
+    done.map_or_else(|refused| refusal(&refused), |()| ok())
 }
 
 /// As JSON, so that it is the same for people, scripts and `whimbrel fleet`.
@@ -69,7 +77,7 @@ async fn status(fleet: &Fleet) -> Value {
             Ok(json) => Value::Verbatim(Bytes::from(json)),
             Err(e) => error(e.to_string()),
         },
-        Err(refused) => error(refused.to_string()),
+        Err(refused) => refusal(&refused),
     }
 }
 

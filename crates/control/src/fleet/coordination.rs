@@ -1,19 +1,19 @@
 //! The task that runs the coordinator's machine.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::fleet::{
     Coordinator, Enrolled, Input, MemberId, Options, Order, Output, Recipient, Record, Report, Snapshot,
 };
-use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_fleet::clock;
 use whimbrel_fleet::outbox::Outbox;
 use whimbrel_fleet::protocol::{Backend, Directory, FromCoordinator, FromMember, Hello};
@@ -80,7 +80,12 @@ pub struct Coordination {
     directory_is_stale: bool,
     moved: u64,
     failed: u64,
-    path: PathBuf,
+    /// Where the journal is.
+    place: String,
+    /// Until when nobody else is the coordinator, where there are several.
+    reign: Option<watch::Receiver<u64>>,
+    /// As the machine knows it.
+    reigns_until_ms: u64,
 }
 
 impl Coordination {
@@ -102,6 +107,32 @@ impl Coordination {
         backends: Vec<Backend>,
         options: Options,
     ) -> (Fleet, Coordination) {
+        let place = path.display().to_string();
+        let (events, coordination) = Coordination::begun(place, journal, snapshot, backends, options, None);
+        (Fleet::new(coordination.term(), events), coordination)
+    }
+
+    /// As [`Coordination::on`], for one that has been elected: it ends when its reign does.
+    #[cfg(feature = "etcd")]
+    pub(super) fn elected(
+        place: String,
+        journal: impl Journal,
+        snapshot: Snapshot,
+        backends: Vec<Backend>,
+        options: Options,
+        reign: watch::Receiver<u64>,
+    ) -> (mpsc::Sender<Event>, Coordination) {
+        Coordination::begun(place, journal, snapshot, backends, options, Some(reign))
+    }
+
+    fn begun(
+        place: String,
+        journal: impl Journal,
+        snapshot: Snapshot,
+        backends: Vec<Backend>,
+        options: Options,
+        reign: Option<watch::Receiver<u64>>,
+    ) -> (mpsc::Sender<Event>, Coordination) {
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let (lease_ms, expire_ms) = (options.lease_ms, options.expire_ms());
         let (journal, writer) = write_in_background(journal, sender.clone());
@@ -124,11 +155,13 @@ impl Coordination {
             directory_is_stale: true,
             moved: 0,
             failed: 0,
-            path: path.to_owned(),
+            place,
+            reign,
+            reigns_until_ms: u64::MAX,
         };
         // Nothing that it wants at first can end it: only later messages can.
         let _ = coordination.carry_out(out);
-        (Fleet::new(sender), coordination)
+        (sender, coordination)
     }
 
     /// Its term.
@@ -139,11 +172,13 @@ impl Coordination {
     /// Coordinates until `stop`.
     ///
     /// # Errors
-    /// `Own` where the journal cannot be written, or a later coordinator has begun. Members then go on by their leases, and the
+    /// Where the journal cannot be written, a later coordinator has begun, or the reign is over. Members then go on by their leases, and the
     /// next coordinator goes on from the journal. It may have it as soon as this returns.
     pub async fn run(mut self, stop: CancellationToken) -> Result<()> {
         let outcome = self.work(&stop).await;
-        let Coordination { events, journal, writer, .. } = self;
+        let Coordination { events, journal, writer, links, .. } = self;
+        // So that members look for the next coordinator at once.
+        links.close_all();
         // Without either the writer ends, after what it is at.
         drop((events, journal));
         let ended = tokio::task::spawn_blocking(move || writer.join()).await;
@@ -165,6 +200,7 @@ impl Coordination {
                 _ = ticks.tick() => None,
             };
             let now_ms = clock::now_ms();
+            self.look_at_the_reign(now_ms)?;
             if now_ms.saturating_sub(last_ms) > self.lease_ms / 2 {
                 // This process stood still. Members have asked meanwhile, and nobody has read it yet: they are taken for ones
                 // that have just been heard of, as after a restart.
@@ -178,6 +214,20 @@ impl Coordination {
             }
             self.refresh_directory();
         }
+    }
+
+    /// Tells the machine how long it reigns. Nothing is heard after that: who stood still meanwhile finds here that it is over.
+    fn look_at_the_reign(&mut self, now_ms: u64) -> Result<()> {
+        let Some(until_ms) = self.reign.as_ref().map(|reign| *reign.borrow()) else { return Ok(()) };
+        if now_ms >= until_ms {
+            let what = "etcd has not confirmed in time that this one still leads: another coordinator may be elected";
+            let tried = format!("coordinate the fleet of {}", self.place);
+            return Err(Error::new(Side::Store, "", tried, ErrorKind::Own(what.to_owned())));
+        }
+        if until_ms == std::mem::replace(&mut self.reigns_until_ms, until_ms) {
+            return Ok(());
+        }
+        self.tell(Input::Reign { until_ms })
     }
 
     fn take(&mut self, event: Event) -> Result<()> {
@@ -274,7 +324,7 @@ impl Coordination {
                 Output::Failed(_) => self.failed += 1,
                 Output::Superseded => {
                     let what = "a member has heard of a later coordinator than this one";
-                    return Err(Error::own(format!("coordinate the fleet of {}", self.path.display()), what)
+                    return Err(Error::own(format!("coordinate the fleet of {}", self.place), what)
                         .with_remedy("end the other one, or this one; see that they do not work on copies of one journal"));
                 }
             }
@@ -345,14 +395,16 @@ impl Coordination {
         if weight == 0 {
             self.may_give_up(member)?;
         } else if enrolled.is_leaving {
-            return Err(Refused(format!("member {member} leaves; start its process again afterwards")));
+            return Err(Refused::Unfit(format!(
+                "member {member} leaves; start its process again afterwards"
+            )));
         }
         Ok(Input::Weigh { member, weight })
     }
 
     fn enrolled(&self, member: MemberId) -> std::result::Result<Enrolled, Refused> {
         let found = self.machine.members().find(|(id, _)| *id == member).map(|(_, enrolled)| enrolled);
-        found.ok_or_else(|| Refused(format!("there is no member {member}")))
+        found.ok_or_else(|| Refused::Unfit(format!("there is no member {member}")))
     }
 
     /// Whether there is somebody else to take a member's partitions.
@@ -364,7 +416,7 @@ impl Coordination {
         if self.machine.members().any(takes) {
             return Ok(());
         }
-        Err(Refused(format!("nobody else takes the partitions of member {member}")))
+        Err(Refused::Unfit(format!("nobody else takes the partitions of member {member}")))
     }
 
     fn status(&self) -> FleetStatus {

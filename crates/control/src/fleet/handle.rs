@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::fleet::MemberId;
 use whimbrel_fleet::frame::Frames;
 use whimbrel_fleet::outbox::Outbox;
-use whimbrel_fleet::protocol::{FRAME_BYTES_MAX, FromMember, Hello, MEMBERS_MAX};
+use whimbrel_fleet::protocol::{FRAME_BYTES_MAX, FromMember, MEMBERS_MAX};
 
 use super::status::FleetStatus;
 use crate::fleet::coordination::Event;
@@ -29,12 +29,44 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why something is not done, in words for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused(pub String);
+pub enum Refused {
+    /// It makes no sense, or the coordinator has ended.
+    Unfit(String),
+    /// Another process leads the fleet: it is where that one is reached, where it is known.
+    NotLeader(Option<String>),
+}
 
 impl std::fmt::Display for Refused {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
+        match self {
+            Refused::Unfit(what) => f.write_str(what),
+            Refused::NotLeader(Some(leader)) => write!(f, "{leader} leads the fleet, this one stands by"),
+            Refused::NotLeader(None) => {
+                f.write_str("? nobody leads the fleet at the moment, and this one stands by")
+            }
+        }
     }
+}
+
+/// What a process is to its fleet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Role {
+    /// It coordinates, in this term.
+    Leads(u64),
+    /// It waits until it is elected.
+    StandsBy {
+        /// Where the one that leads is reached, where that is known.
+        leader: Option<String>,
+        /// Why this one does not lead any more, or what keeps it from being elected.
+        why: Option<String>,
+    },
+}
+
+/// A role, and where events go.
+#[derive(Debug, Clone)]
+struct Post {
+    role: Role,
+    events: Option<mpsc::Sender<Event>>,
 }
 
 /// What people ask.
@@ -50,14 +82,67 @@ pub(super) enum Question {
 /// A fleet that runs in this process. Clones are the same fleet.
 #[derive(Debug, Clone)]
 pub struct Fleet {
-    pub(super) events: mpsc::Sender<Event>,
+    post: Arc<watch::Sender<Post>>,
     next_link: Arc<AtomicU64>,
     places: Arc<Semaphore>,
 }
 
 impl Fleet {
-    pub(super) fn new(events: mpsc::Sender<Event>) -> Fleet {
-        Fleet { events, next_link: Arc::default(), places: Arc::new(Semaphore::new(MEMBERS_MAX)) }
+    /// One that leads in this term, and always will.
+    pub(super) fn new(term: u64, events: mpsc::Sender<Event>) -> Fleet {
+        Fleet::with(Post { role: Role::Leads(term), events: Some(events) })
+    }
+
+    fn with(post: Post) -> Fleet {
+        let places = Arc::new(Semaphore::new(MEMBERS_MAX));
+        Fleet { post: Arc::new(watch::Sender::new(post)), next_link: Arc::default(), places }
+    }
+
+    /// One that does not lead yet.
+    #[cfg(feature = "etcd")]
+    pub(super) fn standing_by() -> Fleet {
+        Fleet::with(Post { role: Role::StandsBy { leader: None, why: None }, events: None })
+    }
+
+    /// It leads from now on, and says so when others ask.
+    #[cfg(feature = "etcd")]
+    pub(super) fn lead(&self, term: u64, events: mpsc::Sender<Event>) {
+        self.post.send_replace(Post { role: Role::Leads(term), events: Some(events) });
+    }
+
+    /// It does not lead from now on.
+    #[cfg(feature = "etcd")]
+    pub(super) fn stand_by(&self, leader: Option<String>, why: Option<String>) {
+        let role = Role::StandsBy { leader, why };
+        self.post.send_if_modified(|post| {
+            let is_new = post.role != role;
+            if is_new {
+                *post = Post { role, events: None };
+            }
+            is_new
+        });
+    }
+
+    /// What this process is to the fleet now.
+    pub fn role(&self) -> Role {
+        self.post.borrow().role.clone()
+    }
+
+    /// Whether members and questions are heard here.
+    ///
+    /// # Errors
+    /// [`Refused::NotLeader`] where another process leads.
+    pub fn is_heard(&self) -> Result<(), Refused> {
+        self.events().map(drop)
+    }
+
+    fn events(&self) -> Result<mpsc::Sender<Event>, Refused> {
+        let post = self.post.borrow();
+        match (&post.events, &post.role) {
+            (Some(events), _) => Ok(events.clone()),
+            (None, Role::StandsBy { leader, .. }) => Err(Refused::NotLeader(leader.clone())),
+            (None, Role::Leads(_)) => Err(Refused::NotLeader(None)),
+        }
     }
 
     /// How it stands.
@@ -102,9 +187,9 @@ impl Fleet {
     }
 
     async fn ask(&self, question: Question) -> Result<FleetStatus, Refused> {
-        let over = || Refused("the coordinator of the fleet has ended".to_owned());
+        let over = || Refused::Unfit("the coordinator of the fleet has ended".to_owned());
         let (answer, answered) = oneshot::channel();
-        self.events.send(Event::Asked(question, answer)).await.map_err(|_| over())?;
+        self.events()?.send(Event::Asked(question, answer)).await.map_err(|_| over())?;
         answered.await.map_err(|_| over())?
     }
 
@@ -124,14 +209,15 @@ impl Fleet {
         let FromMember::Hello(hello) = said(&mut frames, PATIENCE).await? else {
             return fail("it does not say who it is");
         };
+        let events = self.events().map_err(|refused| io::Error::other(refused.to_string()))?;
         let link = self.next_link.fetch_add(1, Ordering::Relaxed);
         let outbox = Arc::new(Outbox::new(OUTBOX_BYTES_MAX));
         let over = |_| io::Error::other("the coordinator has ended");
-        self.linked(link, outbox.clone(), hello).await.map_err(over)?;
+        events.send(Event::Linked(link, outbox.clone(), hello)).await.map_err(over)?;
         let hears = async {
             loop {
                 let said = said(&mut frames, SILENCE_MAX).await?;
-                self.events.send(Event::Said(link, said)).await.map_err(over)?;
+                events.send(Event::Said(link, said)).await.map_err(over)?;
             }
         };
         let outcome = tokio::select! {
@@ -140,17 +226,8 @@ impl Fleet {
             sent = outbox.send(&mut writer, PATIENCE) => sent,
         };
         outbox.close();
-        self.events.send(Event::Ended(link)).await.map_err(over)?;
+        events.send(Event::Ended(link)).await.map_err(over)?;
         outcome
-    }
-
-    async fn linked(
-        &self,
-        link: u64,
-        outbox: Arc<Outbox>,
-        hello: Hello,
-    ) -> Result<(), mpsc::error::SendError<Event>> {
-        self.events.send(Event::Linked(link, outbox, hello)).await
     }
 }
 

@@ -1,4 +1,4 @@
-//! The journal of a fleet's coordinator: a redb file.
+//! The journal of a fleet's coordinator, and the usual one: a redb file.
 //!
 //! It has what [`Snapshot`] has, one entry for each member and row, in its last state. So it does not grow with the number of
 //! changes. Whoever has it open keeps others from opening it.
@@ -21,8 +21,8 @@ const ROWS: TableDefinition<'_, u32, &[u8]> = TableDefinition::new("rows");
 /// Numbers of backends by name, as rows have them.
 const BACKENDS: TableDefinition<'_, &str, u32> = TableDefinition::new("backends");
 
-/// A file of another format is refused.
-const FORMAT: u64 = 1;
+/// A journal of another format is refused.
+pub(super) const FORMAT: u64 = 1;
 
 /// Where a coordinator writes down what it decides.
 pub trait Journal: Send + 'static {
@@ -71,28 +71,55 @@ impl FleetJournal {
     /// `Own` where one is missing that had a number, since partitions may lie there, where a name is there twice, or where they
     /// are too many or too long.
     pub fn name_backends(&mut self, backends: &[(String, String)]) -> Result<Vec<Backend>> {
-        let path = self.path.clone();
-        let fail = |what: &dyn std::fmt::Display| Error::own("name the backends of the fleet", what);
-        let is_long = |(name, url): &(String, String)| name.len().max(url.len()) > TEXT_BYTES_MAX;
-        if backends.len() > BACKENDS_MAX || backends.iter().any(is_long) {
-            let what =
-                format!("at most {BACKENDS_MAX}, with names and addresses of at most {TEXT_BYTES_MAX} bytes");
-            return Err(fail(&what));
-        }
-        let names: BTreeSet<&str> = backends.iter().map(|(name, _)| name.as_str()).collect();
-        if names.len() < backends.len() {
-            return Err(fail(&"two have the same name"));
-        }
-        let known = number_backends(&self.db, &names).map_err(|e| failed(&path, &e))?;
-        let known = known.map_err(|name| {
-            let what = format!("{name} is not named, but partitions may lie there, says {}", path.display());
-            fail(&what).with_remedy(format!("add --backend {name}=URL"))
-        })?;
-        let numbered = backends.iter().filter_map(|(name, url)| {
-            Some(Backend { number: *known.get(name)?, name: name.clone(), url: url.clone() })
-        });
-        Ok(numbered.collect())
+        let path = &self.path;
+        numbered(&path.display().to_string(), backends, |names| {
+            number_backends(&self.db, names).map_err(|e| failed(path, &e))
+        })
     }
+}
+
+/// The backends with their numbers. `number` gives all names that are known numbers and writes them down, or says which one has a
+/// number and is missing. `place` is where that is written.
+pub(super) fn numbered(
+    place: &str,
+    backends: &[(String, String)],
+    number: impl FnOnce(&BTreeSet<&str>) -> Result<std::result::Result<BTreeMap<String, u32>, String>>,
+) -> Result<Vec<Backend>> {
+    let fail = |what: &dyn std::fmt::Display| Error::own("name the backends of the fleet", what);
+    let is_long = |(name, url): &(String, String)| name.len().max(url.len()) > TEXT_BYTES_MAX;
+    if backends.len() > BACKENDS_MAX || backends.iter().any(is_long) {
+        let what =
+            format!("at most {BACKENDS_MAX}, with names and addresses of at most {TEXT_BYTES_MAX} bytes");
+        return Err(fail(&what));
+    }
+    let names: BTreeSet<&str> = backends.iter().map(|(name, _)| name.as_str()).collect();
+    if names.len() < backends.len() {
+        return Err(fail(&"two have the same name"));
+    }
+    let known = number(&names)?.map_err(|name| {
+        let what = format!("{name} is not named, but partitions may lie there, says {place}");
+        fail(&what).with_remedy(format!("add --backend {name}=URL"))
+    })?;
+    let numbered = backends.iter().filter_map(|(name, url)| {
+        Some(Backend { number: *known.get(name)?, name: name.clone(), url: url.clone() })
+    });
+    Ok(numbered.collect())
+}
+
+/// Gives the next numbers to names that have none; or one that has a number and is missing.
+pub(super) fn number_of(
+    known: &mut BTreeMap<String, u32>,
+    names: &BTreeSet<&str>,
+) -> std::result::Result<(), String> {
+    if let Some(name) = known.keys().find(|name| !names.contains(name.as_str())) {
+        return Err(name.clone());
+    }
+    for name in names {
+        // No more than are allowed.
+        let next = known.len() as u32;
+        known.entry((*name).to_owned()).or_insert(next);
+    }
+    Ok(())
 }
 
 impl Journal for FleetJournal {
@@ -117,16 +144,11 @@ fn number_backends(
             let (name, number) = entry?;
             known.insert(name.value().to_owned(), number.value());
         }
-        if let Some(name) = known.keys().find(|name| !names.contains(name.as_str())) {
-            return Ok(Err(name.clone()));
+        if let Err(missing) = number_of(&mut known, names) {
+            return Ok(Err(missing));
         }
-        for name in names {
-            // No more than are allowed.
-            let next = known.len() as u32;
-            if !known.contains_key(*name) {
-                table.insert(*name, next)?;
-                known.insert((*name).to_owned(), next);
-            }
+        for (name, number) in &known {
+            table.insert(name.as_str(), number)?;
         }
     }
     tx.commit()?;

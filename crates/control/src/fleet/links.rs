@@ -48,6 +48,11 @@ impl Links {
         }
     }
 
+    /// Gives all connections up.
+    pub(super) fn close_all(&self) {
+        self.links.values().for_each(|link| link.outbox.close());
+    }
+
     /// Somebody asks to join on a connection.
     pub(super) fn asks(&mut self, link: u64, token: u64) {
         if let Some(link) = self.links.get_mut(&link) {
