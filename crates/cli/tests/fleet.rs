@@ -17,6 +17,10 @@ use whimbrel_engine::error::Side;
 use whimbrel_engine::link::LinkOptions;
 use whimbrel_fleet::{AtBackends, Membership, MembershipOptions, Standing, clock};
 
+#[cfg(feature = "etcd")]
+#[path = "fleet/etcd.rs"]
+mod etcd;
+
 /// Longer than anything takes here on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -46,13 +50,14 @@ fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 #[test]
 fn be_a_member() {
     let Ok(told) = std::env::var(MEMBER_OF) else { return };
-    let (coordinator, name) = told.split_once(' ').expect("an address and a name");
+    let (coordinators, name) = told.split_once(' ').expect("addresses and a name");
+    let endpoint = |address| Endpoint::parse(Side::Source, address).expect("an address");
     let listener = TcpListener::bind("127.0.0.1:0").expect("it listens");
     let address = listener.local_addr().expect("it listens").to_string();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("it runs");
     let options = MembershipOptions {
-        coordinators: vec![Endpoint::parse(Side::Source, coordinator).expect("an address")],
+        coordinators: coordinators.split(',').map(endpoint).collect(),
         link: LinkOptions::default(),
         name: name.to_owned(),
         address: address.clone(),
@@ -113,9 +118,14 @@ struct Process {
 
 impl Process {
     fn start(coordinator: &Coordinator, name: &str) -> Process {
+        Process::of_any(&coordinator.address, name)
+    }
+
+    /// A member of whichever of these coordinators leads.
+    fn of_any(coordinators: &str, name: &str) -> Process {
         let mut command = Command::new(std::env::current_exe().expect("this test's binary"));
         command.args(["be_a_member", "--exact", "--nocapture"]);
-        command.env(MEMBER_OF, format!("{} {name}", coordinator.address));
+        command.env(MEMBER_OF, format!("{coordinators} {name}"));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
         let mut output = BufReader::new(child.stdout.take().expect("its output"));
         let mut line = String::new();
