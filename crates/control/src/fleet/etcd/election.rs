@@ -207,7 +207,38 @@ impl Office {
 
 #[cfg(test)]
 mod tests {
+    use whimbrel_lab::Etcd;
+
     use super::*;
+
+    #[tokio::test]
+    async fn what_would_have_made_a_reign_longer_and_comes_late_does_not_make_it_shorter() {
+        let etcd = Etcd::start(1).expect("etcd");
+        let options = Arc::new(EtcdOptions::parse(&format!("etcd://{}", etcd.addrs())).expect("an address"));
+        let terms = Terms { address: "a:1".to_owned(), reign_s: 60, drift_per_mille: 20 };
+        let mut client = Client::new(options.clone(), PATIENCE);
+        let elected = stand(&mut client, &terms).await.expect("it stands");
+        let Outcome::Elected(Office { elected_at, _keeper: mut other, .. }) = elected else {
+            panic!("who else?")
+        };
+        other.shutdown().await;
+        let key = format!("{}/leader", options.prefix);
+        let (until, _) = watch::channel(0);
+        let mut keeper = Keeper { client, key: key.clone(), terms, elected_at, until };
+        let answer = keeper.client.call(RANGE, &json!({"key": base64(&key)}), Instant::now()).await;
+        let at = entries(&answer.expect("an answer"))[0].mod_revision;
+        let Ok((Kept::At(revision), lease)) = keeper.renew(at).await else { panic!("it is kept") };
+        // It was sent before that, and comes now.
+        let Ok((Kept::Since(since), _)) = keeper.renew(at).await else {
+            panic!("it is moved to another lease")
+        };
+        assert_eq!(since, revision);
+        let answer = keeper.client.call(RANGE, &json!({"key": base64(&key)}), Instant::now()).await;
+        assert_eq!(entries(&answer.expect("an answer"))[0].lease, lease.id);
+        let gone = json!({"compare": [], "success": [delete(&key)]});
+        keeper.client.call(TXN, &gone, Instant::now()).await.expect("an answer");
+        let Ok((Kept::Lost, _)) = keeper.renew(revision).await else { panic!("there is nothing to keep") };
+    }
 
     #[test]
     fn a_reign_is_shorter_than_its_lease() {
