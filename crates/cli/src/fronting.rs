@@ -28,9 +28,9 @@ pub async fn run(args: &FrontArgs, stop: CancellationToken) -> Exit {
     if let Some(command) = &args.command {
         return asking::run(command).await;
     }
-    let outcome = match args.coordinator() {
-        Ok(Some(coordinator)) => return joining::run(args, coordinator, stop).await,
-        Ok(None) => try_run(args, stop).await,
+    let outcome = match args.coordinators() {
+        Ok(coordinators) if !coordinators.is_empty() => return joining::run(args, coordinators, stop).await,
+        Ok(_) => try_run(args, stop).await,
         Err(e) => Err(e),
     };
     match outcome {

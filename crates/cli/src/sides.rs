@@ -118,14 +118,13 @@ impl FrontArgs {
         endpoint(Side::Source, source, &Access::from(&self.source_access), self.insecure)
     }
 
-    /// The coordinator of the fleet that it is to join, if it is.
+    /// The coordinators of the fleet that it is to join; none where it is not.
     ///
     /// # Errors
     /// As [`Sides::endpoints`].
-    pub fn coordinator(&self) -> Result<Option<Endpoint>> {
+    pub fn coordinators(&self) -> Result<Vec<Endpoint>> {
         let JoinArgs { join, join_password_file, .. } = &self.joining;
-        let at = |at: &String| daemon(at, "join-", join_password_file.as_deref());
-        join.as_ref().map(at).transpose()
+        join.iter().map(|at| daemon(at, "join-", join_password_file.as_deref())).collect()
     }
 
     /// The endpoint of the target, where one is named.
@@ -286,9 +285,10 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
         }
         Command::Fleet(args) => args.command.at().server.iter().map(|at| (at, SERVE_PASSWORD)).collect(),
         Command::Front(args) => {
-            let coordinator = (&args.joining.join, SERVE_PASSWORD);
-            let sides = [(&args.source, SOURCE_PASSWORD), (&args.target, TARGET_PASSWORD), coordinator];
-            sides.into_iter().filter_map(|(at, variable)| Some((at.as_ref()?, variable))).collect()
+            let coordinators = args.joining.join.iter().map(|at| (at, SERVE_PASSWORD));
+            let sides = [(&args.source, SOURCE_PASSWORD), (&args.target, TARGET_PASSWORD)];
+            let sides = sides.into_iter().filter_map(|(at, variable)| Some((at.as_ref()?, variable)));
+            sides.chain(coordinators).collect()
         }
         Command::Jobs(args) => match &args.command {
             JobsCommand::Cancel { access, .. } | JobsCommand::Resume { access, .. } => {

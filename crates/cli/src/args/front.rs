@@ -118,10 +118,10 @@ pub struct FrontArgs {
 /// What makes a front a member of a fleet.
 #[derive(Debug, Args)]
 pub struct JoinArgs {
-    /// Be a member of the fleet whose coordinator, whimbrel serve --fleet, is there: HOST:PORT, or redis:// with its password. Clients of clusters
-    /// connect to --listen, and are told which member has which slot. The source is the one that the coordinator names, unless --source does
-    #[arg(long, value_name = "COORDINATOR", help_heading = "Fleet")]
-    pub join: Option<String>,
+    /// Be a member of the fleet whose coordinator, whimbrel serve --fleet, is there: HOST:PORT, or redis:// with its password. Where there are several,
+    /// all of them: COORDINATOR,COORDINATOR or repeated. Clients of clusters connect to --listen, and are told which member has which slot. The source is the one that the coordinator names, unless --source does
+    #[arg(long, value_name = "COORDINATOR", value_delimiter = ',', help_heading = "Fleet")]
+    pub join: Vec<String>,
 
     /// File whose first line is the coordinator's password (or set WHIMBREL_SERVE_PASSWORD)
     #[arg(long, value_name = "FILE", requires = "join", help_heading = "Fleet")]

@@ -3,7 +3,7 @@
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::endpoint::Endpoint;
-use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_front::fleet::{JoinOptions, Joined, backends};
 use whimbrel_front::server::connections_each;
 
@@ -12,11 +12,11 @@ use crate::args::FrontArgs;
 use crate::exit::Exit;
 use crate::fleeting;
 
-pub(super) async fn run(args: &FrontArgs, coordinator: Endpoint, stop: CancellationToken) -> Exit {
-    let at = coordinator.address.to_string();
-    match try_run(args, coordinator, stop).await {
+pub(super) async fn run(args: &FrontArgs, coordinators: Vec<Endpoint>, stop: CancellationToken) -> Exit {
+    let at: Vec<String> = coordinators.iter().map(|coordinator| coordinator.address.to_string()).collect();
+    match try_run(args, coordinators, &at, stop).await {
         Ok(()) => Exit::Success,
-        Err(e) if *e.at == *at => {
+        Err(e) if at.iter().any(|at| *e.at == **at) => {
             let exit = Exit::of(&e, false);
             fleeting::show_error(&e, args.show.json, exit);
             exit
@@ -25,22 +25,23 @@ pub(super) async fn run(args: &FrontArgs, coordinator: Endpoint, stop: Cancellat
     }
 }
 
-async fn try_run(args: &FrontArgs, coordinator: Endpoint, stop: CancellationToken) -> Result<()> {
+async fn try_run(
+    args: &FrontArgs,
+    coordinators: Vec<Endpoint>,
+    addresses: &[String],
+    stop: CancellationToken,
+) -> Result<()> {
     // Asked in any case: it says more clearly what is wrong than a member that is not let in.
-    let named = backends(&coordinator, args.link_options()).await?;
+    let named = backends(&coordinators, args.link_options()).await?;
     let source = match (&args.source, named.into_iter().next()) {
         (Some(_), _) => args.source_endpoint()?,
         // All rows of the table name the first one.
         (None, Some((_, first))) => args.source_at(&first)?,
         (None, None) => {
             let tried = "ask the coordinator for the servers that have the data";
-            return Err(Error::unfit(
-                coordinator.side,
-                coordinator.address.to_string(),
-                tried,
-                "it names none",
-            )
-            .with_remedy("name one with --source here, or with --backend there"));
+            let at = addresses.first().map(String::as_str).unwrap_or_default();
+            return Err(Error::unfit(Side::Source, at, tried, "it names none")
+                .with_remedy("name one with --source here, or with --backend there"));
         }
     };
     let forwards = args.joining.forward_listen.is_some();
@@ -48,9 +49,9 @@ async fn try_run(args: &FrontArgs, coordinator: Endpoint, stop: CancellationToke
     // A client that knows no clusters has a connection to this member, or to others, which has one to the source.
     let options = options(args, 1 + at_source + if forwards { 2 } else { 0 })?;
     let clients_max = options.clients_max;
-    let (at, to) = (source.address.to_string(), coordinator.address.to_string());
+    let (at, to) = (source.address.to_string(), addresses.join(","));
     let join = JoinOptions {
-        coordinator,
+        coordinators,
         name: args.joining.name.clone(),
         announce: args.joining.announce.clone(),
         weight: args.joining.weight,

@@ -37,8 +37,8 @@ const JOIN_PATIENCE: Duration = Duration::from_secs(10);
 /// How a front takes part in a fleet.
 #[derive(Debug, Clone)]
 pub struct JoinOptions {
-    /// The coordinator: the RESP port of `whimbrel serve --fleet`, with its password.
-    pub coordinator: Endpoint,
+    /// The coordinators, one of which leads: the RESP ports of `whimbrel serve --fleet`, with their passwords. At least one.
+    pub coordinators: Vec<Endpoint>,
     /// What people call this member; `None`: the address.
     pub name: Option<String>,
     /// Where clients and other members reach this front: a host or an IP address, and a port; where the port is 0, that which it
@@ -64,11 +64,22 @@ pub struct Joined {
     leave_patience: Duration,
 }
 
-/// The servers that a coordinator names, as it says in `FLEET STATUS`.
+/// The servers that the coordinator names that leads, as it says in `FLEET STATUS`.
 ///
 /// # Errors
-/// Where it cannot be asked.
-pub async fn backends(coordinator: &Endpoint, link: LinkOptions) -> Result<Vec<(String, String)>> {
+/// The last one's, where none can be asked that leads.
+pub async fn backends(coordinators: &[Endpoint], link: LinkOptions) -> Result<Vec<(String, String)>> {
+    let mut failure = Error::own("ask the coordinator for the servers that have the data", "none is named");
+    for coordinator in coordinators {
+        match named_by(coordinator, link).await {
+            Ok(backends) => return Ok(backends),
+            Err(error) => failure = error,
+        }
+    }
+    Err(failure)
+}
+
+async fn named_by(coordinator: &Endpoint, link: LinkOptions) -> Result<Vec<(String, String)>> {
     let coordinator = Arc::new(coordinator.clone());
     #[derive(serde::Deserialize)]
     struct Status {
@@ -93,7 +104,7 @@ impl Joined {
         let own = own_address(&listener, join.announce.as_ref())?;
         let membership = Membership::start(
             MembershipOptions {
-                coordinators: vec![join.coordinator.clone()],
+                coordinators: join.coordinators.clone(),
                 link,
                 name: join.name.unwrap_or_else(|| own.to_string()),
                 address: own.to_string(),
@@ -101,7 +112,7 @@ impl Joined {
             },
             AtBackends,
         );
-        let member = joined(&membership, &join.coordinator).await?;
+        let member = joined(&membership, &join.coordinators).await?;
         let face = Arc::new(Face::untold(options.tls.is_some()));
         let gate = Gate::new(membership.view().clone(), own.clone(), face.clone());
         let forwarding = match join.forward_listen {
@@ -198,7 +209,7 @@ fn is_everywhere(ip: IpAddr) -> bool {
 }
 
 /// Waits until it is a member.
-async fn joined(membership: &Membership, coordinator: &Endpoint) -> Result<MemberId> {
+async fn joined(membership: &Membership, coordinators: &[Endpoint]) -> Result<MemberId> {
     let mut seen = membership.view().watch();
     let member = timeout(JOIN_PATIENCE, seen.wait_for(|seen| seen.member.is_some())).await;
     let (member, partitions, trouble) = match member {
@@ -206,8 +217,8 @@ async fn joined(membership: &Membership, coordinator: &Endpoint) -> Result<Membe
         Ok(Err(_)) | Err(_) => (None, 0, membership.view().watch().borrow().trouble.clone()),
     };
     let fail = |what: String, remedy: &str| {
-        Error::unfit(coordinator.side, coordinator.address.to_string(), "join the fleet", what)
-            .with_remedy(remedy)
+        let at = coordinators.first().map(|at| at.address.to_string()).unwrap_or_default();
+        Error::unfit(Side::Source, at, "join the fleet", what).with_remedy(remedy)
     };
     let Some(member) = member else {
         let why = trouble.unwrap_or_else(|| "the coordinator does not answer in time".to_owned());
