@@ -27,7 +27,7 @@ pub enum Coordinator {
     Alone(Box<Coordination>),
     /// One of several that share a store.
     #[cfg(feature = "etcd")]
-    Candidate(Candidate),
+    Candidate(Box<Candidate>),
 }
 
 impl Coordinator {
@@ -90,7 +90,7 @@ async fn open_store(args: &ServeArgs, fleet: FleetOptions) -> Result<(Fleet, Coo
     let store = args.coordinator.etcd()?.ok_or_else(|| unfit("no store is named".to_owned()))?;
     let options = CandidateOptions { store, fleet, reign_s: args.coordinator.reign };
     let (fleet, candidate) = Candidate::open(options).await?;
-    Ok((fleet, Coordinator::Candidate(candidate)))
+    Ok((fleet, Coordinator::Candidate(Box::new(candidate))))
 }
 
 #[cfg(not(feature = "etcd"))]

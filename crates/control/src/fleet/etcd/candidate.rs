@@ -111,7 +111,10 @@ impl Candidate {
         loop {
             match stand(client, terms).await {
                 Ok(Outcome::Elected(office)) => return Ok(office),
-                Ok(Outcome::Other(leader)) => self.fleet.stand_by(Some(leader), None),
+                // What it has made itself, and could not take back, runs out.
+                Ok(Outcome::Other(leader)) => {
+                    self.fleet.stand_by(leader.filter(|leader| *leader != terms.address), None);
+                }
                 // Refused is what was allowed before: somebody has to see to it.
                 Err(error) if matches!(error.kind, ErrorKind::Auth(_) | ErrorKind::Unfit(_)) => {
                     return Err(error);

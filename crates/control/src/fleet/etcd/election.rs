@@ -24,8 +24,8 @@ use super::encoding::{base64, created, delete, entries, entries_of, modified, ra
 /// What became of an attempt to be elected.
 pub(super) enum Outcome {
     Elected(Office),
-    /// Somebody else leads. It says where it is reached.
-    Other(String),
+    /// Somebody else leads. It says where it is reached, if it is still there.
+    Other(Option<String>),
 }
 
 /// A reign.
@@ -60,7 +60,7 @@ pub(super) async fn stand(client: &mut Client, terms: &Terms) -> Result<Outcome>
     let deadline = Instant::now() + client.patience * u32::try_from(options.endpoints.len()).unwrap_or(1);
     let answer = client.call(RANGE, &json!({"key": base64(&key)}), deadline).await?;
     if let Some(leader) = entries(&answer).first() {
-        return Ok(Outcome::Other(leader.text().to_owned()));
+        return Ok(Outcome::Other(Some(leader.text().to_owned())));
     }
     let asked_ms = clock::now_ms();
     let lease = Lease::granted(client, terms, deadline).await?;
@@ -73,7 +73,7 @@ pub(super) async fn stand(client: &mut Client, terms: &Terms) -> Result<Outcome>
         _ => None,
     };
     let Some(elected_at) = elected_at else {
-        return Ok(Outcome::Other(found.map(|leader| leader.text().to_owned()).unwrap_or_default()));
+        return Ok(Outcome::Other(found.map(|leader| leader.text().to_owned())));
     };
     let (until, until_ms) = watch::channel(asked_ms + lease.reign_ms(terms));
     let mut keeper = JoinSet::new();

@@ -169,7 +169,7 @@ async fn who_is_elected_stays_so_while_the_lease_is_kept_alive_and_no_longer() {
     let office = elected(&options, "a:1", 2).await;
     let mut client = Client::new(options.clone(), PATIENCE);
     let Ok(Outcome::Other(leader)) = stand(&mut client, &terms("b:1", 2)).await else { panic!("two lead") };
-    assert_eq!(leader, "a:1");
+    assert_eq!(leader.as_deref(), Some("a:1"));
     // It becomes longer and longer.
     let first_ms = *office.until_ms.borrow();
     let mut until = office.until_ms.clone();
@@ -219,7 +219,29 @@ async fn only_who_may_and_means_this_fleet_is_let_in() {
     let mut client = Client::new(open.clone(), PATIENCE);
     let wrong = check(&mut client, 65, deadline()).await.expect_err("another number").to_string();
     assert!(wrong.contains("64 partitions, not 65"), "{wrong}");
+    let post = |path: &str, body: Value| {
+        etcd.nodes()[0].post(&format!("/v3/auth/{path}"), &body.to_string()).expect("it answers");
+    };
+    let below = json!({"permType": "READWRITE", "key": base64("a/fleet/"), "range_end": base64("a/fleet0")});
+    post("role/add", json!({"name": "fleet"}));
+    post("role/grant", json!({"name": "fleet", "perm": below}));
+    post("user/add", json!({"name": "whimbrel", "password": "hunter4"}));
+    post("user/grant", json!({"user": "whimbrel", "role": "fleet"}));
     etcd.require_login("hunter2").expect("it takes passwords");
+    // What the page of the fleet says that has to be allowed is enough.
+    let allowed = |prefix: &str| {
+        let text = format!("etcd://whimbrel:hunter4@{}/{prefix}", etcd.addrs());
+        Arc::new(EtcdOptions::parse(&text).expect("an address"))
+    };
+    office.resign().await;
+    let options = allowed("a/fleet");
+    let office = elected(&options, "b:1", 60).await;
+    let (mut journal, _) = EtcdJournal::begin(&options, &office, 64).await.expect("it begins");
+    let all: Vec<Record> = (0..64).map(|partition| row(partition, 1, 1)).collect();
+    journal.append(&all).await.expect("written");
+    let mut client = Client::new(allowed("a/other"), PATIENCE);
+    let refused = check(&mut client, 64, deadline()).await.expect_err("it may not").to_string();
+    assert!(refused.contains("readwrite"), "{refused}");
     for (login, is_right) in
         [("", false), ("root:hunter3@", false), ("nobody:hunter2@", false), ("root:hunter2@", true)]
     {
