@@ -1,4 +1,4 @@
-//! A fleet: a coordinator and fronts, as processes, in front of one server or cluster.
+//! A fleet: coordinators and fronts, as processes, in front of one server or cluster.
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use whimbrel_lab::Etcd;
 
 use crate::binary::{Invocation, Output, Running};
 
@@ -15,14 +16,22 @@ pub const PATIENCE: Duration = Duration::from_secs(90);
 /// How often it is looked.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// A coordinator and its members.
+/// A coordinator, or several on one etcd, and members.
 pub struct Fleet {
     /// The members that were started and not taken out.
     pub members: Vec<Member>,
-    coordinator: Running,
+    /// The coordinators.
+    pub coordinators: Vec<Coordinator>,
+    /// What they share, where there are several.
+    pub etcd: Option<Etcd>,
+    _folder: tempfile::TempDir,
+}
+
+/// A process that can be killed and run again.
+pub struct Coordinator {
+    running: Running,
     args: Vec<String>,
     port: u16,
-    _folder: tempfile::TempDir,
 }
 
 /// A front that is a member.
@@ -59,24 +68,38 @@ impl Fleet {
     #[track_caller]
     pub fn start(backend: &str, members: usize, more: &[&str]) -> Fleet {
         let folder = tempfile::tempdir().expect("a folder");
-        let port = free_port();
-        let (listen, backend) = (format!("127.0.0.1:{port}"), format!("main={backend}"));
-        let state = folder.path().to_str().expect("a name");
-        let args = ["serve", "--fleet", "--listen", &listen, "--state-dir", state, "--backend", &backend];
-        let args: Vec<String> =
-            args.into_iter().chain(["--json"]).chain(more.iter().copied()).map(str::to_owned).collect();
-        let coordinator = run(&args);
-        let mut fleet = Fleet { members: Vec::new(), coordinator, args, port, _folder: folder };
-        for number in 0..members {
-            fleet.join(&format!("front-{number}"), &[]);
-        }
-        fleet.settled(members);
-        fleet
+        let state = folder.path().to_str().expect("a name").to_owned();
+        let more: Vec<&str> = ["--state-dir", &state].iter().chain(more).copied().collect();
+        let coordinators = vec![Coordinator::start(backend, &more)];
+        Fleet { members: Vec::new(), coordinators, etcd: None, _folder: folder }.filled(members)
     }
 
-    /// Where the coordinator is.
+    /// The same with three coordinators on an etcd of three servers.
+    #[track_caller]
+    pub fn start_on_etcd(backend: &str, members: usize, more: &[&str]) -> Fleet {
+        let folder = tempfile::tempdir().expect("a folder");
+        let etcd = Etcd::start(3).expect("an etcd");
+        let store = format!("etcd://{}", etcd.addrs());
+        let more: Vec<&str> = ["--store", &store].iter().chain(more).copied().collect();
+        let coordinators = (0..3).map(|_| Coordinator::start(backend, &more)).collect();
+        let fleet = Fleet { members: Vec::new(), coordinators, etcd: Some(etcd), _folder: folder };
+        until("one leads", || fleet.status().map(drop));
+        fleet.filled(members)
+    }
+
+    fn filled(mut self, members: usize) -> Fleet {
+        for number in 0..members {
+            self.join(&format!("front-{number}"), &[]);
+        }
+        self.settled(members);
+        self
+    }
+
+    /// Where the coordinators are.
     pub fn coordinator(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+        let all: Vec<String> =
+            self.coordinators.iter().map(|one| format!("127.0.0.1:{}", one.port)).collect();
+        all.join(",")
     }
 
     /// One more member, which has not got its part yet. `more` are arguments besides.
@@ -119,25 +142,41 @@ impl Fleet {
         })
     }
 
-    /// Kills the coordinator.
-    pub fn kill_coordinator(&mut self) {
-        self.coordinator.kill9();
+    /// Where clients of clusters connect.
+    pub fn addresses(&self) -> Vec<String> {
+        self.members.iter().map(Member::address).collect()
+    }
+}
+
+impl Coordinator {
+    #[track_caller]
+    fn start(backend: &str, more: &[&str]) -> Coordinator {
+        let port = free_port();
+        let (listen, backend) = (format!("127.0.0.1:{port}"), format!("main={backend}"));
+        let args = ["serve", "--fleet", "--listen", &listen, "--backend", &backend, "--json"];
+        let args: Vec<String> = args.into_iter().chain(more.iter().copied()).map(str::to_owned).collect();
+        Coordinator { running: run(&args), args, port }
+    }
+
+    /// Kills it.
+    pub fn kill9(&mut self) {
+        self.running.kill9();
     }
 
     /// Runs it again.
     #[track_caller]
-    pub fn run_coordinator_again(&mut self) {
-        self.coordinator = run(&self.args);
+    pub fn run_again(&mut self) {
+        self.running = run(&self.args);
     }
 
-    /// Its process id.
-    pub fn coordinator_pid(&self) -> u32 {
-        self.coordinator.pid()
+    /// It stands still.
+    pub fn suspend(&self) {
+        signal(self.running.pid(), Signal::SIGSTOP);
     }
 
-    /// Where clients of clusters connect.
-    pub fn addresses(&self) -> Vec<String> {
-        self.members.iter().map(Member::address).collect()
+    /// It goes on.
+    pub fn resume(&self) {
+        signal(self.running.pid(), Signal::SIGCONT);
     }
 }
 
@@ -187,7 +226,7 @@ impl Member {
 }
 
 /// Sends a signal to a process that was started here.
-pub fn signal(pid: u32, signal: Signal) {
+fn signal(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(i32::try_from(pid).expect("a process id"));
     kill(pid, signal).expect("the process is there");
 }

@@ -2,16 +2,15 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
 use redis::{Connection, Value};
 
 use whimbrel_e2e::binary::Invocation;
 use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
 use whimbrel_e2e::deployment::{Deployment, slot_of};
-use whimbrel_e2e::fleets::{Fleet, PATIENCE, connect, free_port, signal, until};
+use whimbrel_e2e::fleets::{Fleet, PATIENCE, connect, free_port, until};
 use whimbrel_e2e::for_each_engine;
 use whimbrel_lab::{Cluster, Engine, Server};
 
@@ -314,7 +313,7 @@ fn what_is_under_way_when_the_lease_ends_is_cut_off() {
     assert_eq!(text(&mut idle, "PING"), "PONG");
     backend.suspend().expect("suspended");
     send(&mut client, "GET k");
-    signal(fleet.coordinator_pid(), Signal::SIGSTOP);
+    fleet.coordinators[0].suspend();
     client.set_read_timeout(Some(PATIENCE)).expect("a socket");
     let cut = client.recv_response().expect_err("nobody answers");
     assert!(!cut.is_timeout(), "it was left waiting: {cut}");
@@ -322,7 +321,7 @@ fn what_is_under_way_when_the_lease_ends_is_cut_off() {
     // Whoever had nothing under way stays, and is not served what is not this member's.
     assert_eq!(text(&mut idle, "PING"), "PONG");
     assert!(text(&mut idle, "GET k").contains("nobody serves the slot"));
-    signal(fleet.coordinator_pid(), Signal::SIGCONT);
+    fleet.coordinators[0].resume();
     until("it serves again", || (text(&mut idle, "GET k") == "v").then_some(()));
 }
 
@@ -474,7 +473,8 @@ fn append(
             at += 1;
             connection = connect(&through[at % through.len()]).ok();
             if let Some(open) = &connection {
-                open.set_read_timeout(Some(Duration::from_secs(15))).expect("a socket");
+                // A process that stands still lets clients connect, and never answers.
+                open.set_read_timeout(Some(Duration::from_secs(1))).expect("a socket");
             } else {
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -670,89 +670,156 @@ fn a_fourth_front_joins_under_load_and_leaves_again() {
     assert!(acknowledged > 500, "{acknowledged}");
 }
 
-/// Kills, stops and starts processes for as long as `lasts`; returns how many times.
-fn disturb(
-    fleet: &mut Fleet,
-    appenders: &Appenders,
-    lasts: Duration,
-    counted: &AtomicUsize,
-) -> Vec<Duration> {
+/// What is done to a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    KillMember,
+    /// Longer than its lease: its slots are others' when it goes on.
+    StopMember,
+    KillCoordinator,
+    StopCoordinator,
+    /// Its slots go to others, and come back.
+    Drain,
+    KillEtcd,
+    StopEtcd,
+}
+
+const FAULTS: [Fault; 5] =
+    [Fault::KillMember, Fault::StopMember, Fault::KillCoordinator, Fault::StopCoordinator, Fault::Drain];
+const FAULTS_OF_ETCD: [Fault; 2] = [Fault::KillEtcd, Fault::StopEtcd];
+
+/// Longer than any lease, and any reign, of these tests.
+const LONG: Duration = Duration::from_secs(5);
+
+/// Does all faults in turn, to victims by chance, for as long as `lasts`. After each it waits until clients are answered again, and tells how long
+/// that took.
+fn disturb(fleet: &mut Fleet, appenders: &Appenders, lasts: Duration) -> Vec<(Fault, Duration)> {
+    let seed = u64::from(std::process::id());
+    println!("seed {seed}");
+    let mut random = seed;
+    let mut chance = |most: usize| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) as usize % most
+    };
+    let faults: Vec<Fault> =
+        FAULTS.into_iter().chain(FAULTS_OF_ETCD.into_iter().filter(|_| fleet.etcd.is_some())).collect();
     let (began, mut waits) = (Instant::now(), Vec::new());
-    let count = fleet.members.len();
-    for round in 0_usize.. {
-        if began.elapsed() > lasts && round > 5 {
+    for fault in faults.iter().copied().cycle() {
+        if began.elapsed() > lasts && waits.len() >= faults.len() {
             break;
         }
-        let member = round / 5 % count;
-        match round % 5 {
-            0 => {
+        let member = chance(fleet.members.len());
+        let coordinator = chance(fleet.coordinators.len());
+        let node = chance(3);
+        let answered = || appenders.wait_for(300);
+        let took = match fault {
+            Fault::KillMember => {
                 fleet.members[member].kill9();
-                waits.push(appenders.wait_for(300));
+                let took = answered();
                 fleet.members[member].run_again();
+                took
             }
-            1 => {
+            Fault::StopMember => {
                 fleet.members[member].suspend();
-                waits.push(appenders.wait_for(300));
-                // Longer than its lease: its partitions are others' when it goes on.
-                std::thread::sleep(Duration::from_secs(4));
+                let took = answered();
+                std::thread::sleep(LONG.saturating_sub(took));
                 fleet.members[member].resume();
+                took
             }
-            2 => {
-                fleet.kill_coordinator();
-                waits.push(appenders.wait_for(300));
-                fleet.run_coordinator_again();
+            Fault::KillCoordinator => {
+                fleet.coordinators[coordinator].kill9();
+                let took = answered();
+                fleet.coordinators[coordinator].run_again();
+                took
             }
-            3 => {
-                let coordinator = fleet.coordinator_pid();
-                signal(coordinator, Signal::SIGSTOP);
-                std::thread::sleep(Duration::from_millis(700));
-                signal(coordinator, Signal::SIGCONT);
+            Fault::StopCoordinator => {
+                fleet.coordinators[coordinator].suspend();
+                let took = answered();
+                if fleet.etcd.is_some() {
+                    // Another one leads when it goes on.
+                    std::thread::sleep(LONG.saturating_sub(took));
+                }
+                fleet.coordinators[coordinator].resume();
+                took
             }
-            _ => {
-                // Partitions move while all this goes on.
-                let name = format!("front-{}", (member + 1) % count);
+            Fault::Drain => {
+                let name = format!("front-{member}");
                 fleet.tell(&["drain", &name, "--no-wait"]);
-                waits.push(appenders.wait_for(300));
+                let took = answered();
                 fleet.tell(&["join", &name, "--no-wait"]);
+                took
             }
-        }
-        waits.push(appenders.wait_for(300));
-        counted.fetch_add(1, Ordering::Relaxed);
+            Fault::KillEtcd | Fault::StopEtcd => {
+                let etcd = fleet.etcd.as_ref().expect("an etcd");
+                let node = &etcd.nodes()[node];
+                if fault == Fault::KillEtcd {
+                    node.kill9().expect("killed");
+                    let took = answered();
+                    node.restart().expect("it runs again");
+                    took
+                } else {
+                    node.suspend().expect("suspended");
+                    let took = answered();
+                    std::thread::sleep(LONG.saturating_sub(took));
+                    node.resume().expect("resumed");
+                    took
+                }
+            }
+        };
+        waits.push((fault, took));
+        answered();
     }
     waits
 }
 
-fn nothing_is_lost(lasts: Duration) {
-    let backend = server(Engine::Redis70);
-    let mut fleet = Fleet::start(&backend.addr(), 3, &[]);
+fn nothing_is_lost(backend: &Server, mut fleet: Fleet, lasts: Duration) {
     owners(&fleet);
     let through: Vec<String> = fleet.members.iter().map(|member| member.forwarding()).collect();
     let writers = ClusterWriters::start(&fleet.addresses(), &Load::on(tags_in(0..16_384, 200)));
     let appenders = Appenders::start(through, 16);
-    let counted = AtomicUsize::new(0);
-    let waits = disturb(&mut fleet, &appenders, lasts, &counted);
+    let waits = disturb(&mut fleet, &appenders, lasts);
     for member in 0..3 {
-        fleet.tell(&["join", &format!("front-{member}"), "--no-wait"]);
+        until("it takes its part again", || {
+            let told = fleet.tell(&["join", &format!("front-{member}"), "--no-wait"]);
+            (told.code() == Some(0)).then_some(())
+        });
     }
     fleet.settled(3);
     owners(&fleet);
     writers.stop().assert_kept(&Deployment::at(backend.addr()).expect("the server"));
-    let acknowledged = appenders.check(&backend);
-    let longest = waits.iter().max().copied().unwrap_or_default();
-    println!(
-        "{} faults, {acknowledged} appended, the longest wait for 300 answers {longest:?}",
-        counted.into_inner()
-    );
+    let acknowledged = appenders.check(backend);
+    for fault in FAULTS.into_iter().chain(FAULTS_OF_ETCD) {
+        let of_one: Vec<Duration> =
+            waits.iter().filter(|(of, _)| *of == fault).map(|(_, took)| *took).collect();
+        if let Some(longest) = of_one.iter().max() {
+            println!("{fault:?}: {} times, 300 answers came after {longest:?} at most", of_one.len());
+        }
+    }
+    println!("{} faults, {acknowledged} appended", waits.len());
     assert!(acknowledged > 1_000, "{acknowledged}");
 }
 
 #[test]
 fn nothing_is_lost_when_processes_die_stand_still_and_come_back() {
-    nothing_is_lost(Duration::from_secs(20));
+    let backend = server(Engine::Redis70);
+    let fleet = Fleet::start(&backend.addr(), 3, &[]);
+    nothing_is_lost(&backend, fleet, Duration::from_secs(15));
+}
+
+/// Another coordinator leads within the lease of members, so clients notice nothing of that.
+const ON_ETCD: [&str; 4] = ["--reign", "2s", "--lease", "4s"];
+
+#[test]
+fn nothing_is_lost_when_one_of_three_coordinators_or_of_three_servers_of_etcd_dies() {
+    let backend = server(Engine::Valkey91);
+    let fleet = Fleet::start_on_etcd(&backend.addr(), 3, &ON_ETCD);
+    nothing_is_lost(&backend, fleet, Duration::from_secs(15));
 }
 
 #[test]
 #[ignore = "ten minutes"]
 fn soak_nothing_is_lost_in_ten_minutes() {
-    nothing_is_lost(Duration::from_secs(600));
+    let backend = server(Engine::Redis70);
+    let fleet = Fleet::start_on_etcd(&backend.addr(), 3, &ON_ETCD);
+    nothing_is_lost(&backend, fleet, Duration::from_secs(600));
 }
