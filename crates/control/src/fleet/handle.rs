@@ -67,6 +67,19 @@ pub enum Role {
 struct Post {
     role: Role,
     events: Option<mpsc::Sender<Event>>,
+    /// Others are elected when it ends.
+    is_candidate: bool,
+}
+
+impl Post {
+    /// Why it does not hear anything any more. One that was elected may have ended, and not stand by yet.
+    fn over(&self) -> Refused {
+        match &self.role {
+            Role::StandsBy { leader, .. } => Refused::NotLeader(leader.clone()),
+            Role::Leads(_) if self.is_candidate => Refused::NotLeader(None),
+            Role::Leads(_) => Refused::Unfit("the coordinator of the fleet has ended".to_owned()),
+        }
+    }
 }
 
 /// What people ask.
@@ -90,7 +103,7 @@ pub struct Fleet {
 impl Fleet {
     /// One that leads in this term, and always will.
     pub(super) fn new(term: u64, events: mpsc::Sender<Event>) -> Fleet {
-        Fleet::with(Post { role: Role::Leads(term), events: Some(events) })
+        Fleet::with(Post { role: Role::Leads(term), events: Some(events), is_candidate: false })
     }
 
     fn with(post: Post) -> Fleet {
@@ -101,13 +114,15 @@ impl Fleet {
     /// One that does not lead yet.
     #[cfg(feature = "etcd")]
     pub(super) fn standing_by() -> Fleet {
-        Fleet::with(Post { role: Role::StandsBy { leader: None, why: None }, events: None })
+        let role = Role::StandsBy { leader: None, why: None };
+        Fleet::with(Post { role, events: None, is_candidate: true })
     }
 
     /// It leads from now on, and says so when others ask.
     #[cfg(feature = "etcd")]
     pub(super) fn lead(&self, term: u64, events: mpsc::Sender<Event>) {
-        self.post.send_replace(Post { role: Role::Leads(term), events: Some(events) });
+        let role = Role::Leads(term);
+        self.post.send_replace(Post { role, events: Some(events), is_candidate: true });
     }
 
     /// It does not lead from now on.
@@ -117,7 +132,7 @@ impl Fleet {
         self.post.send_if_modified(|post| {
             let is_new = post.role != role;
             if is_new {
-                *post = Post { role, events: None };
+                *post = Post { role, events: None, is_candidate: true };
             }
             is_new
         });
@@ -138,11 +153,7 @@ impl Fleet {
 
     fn events(&self) -> Result<mpsc::Sender<Event>, Refused> {
         let post = self.post.borrow();
-        match (&post.events, &post.role) {
-            (Some(events), _) => Ok(events.clone()),
-            (None, Role::StandsBy { leader, .. }) => Err(Refused::NotLeader(leader.clone())),
-            (None, Role::Leads(_)) => Err(Refused::NotLeader(None)),
-        }
+        post.events.clone().filter(|events| !events.is_closed()).ok_or_else(|| post.over())
     }
 
     /// How it stands.
@@ -187,7 +198,7 @@ impl Fleet {
     }
 
     async fn ask(&self, question: Question) -> Result<FleetStatus, Refused> {
-        let over = || Refused::Unfit("the coordinator of the fleet has ended".to_owned());
+        let over = || self.post.borrow().over();
         let (answer, answered) = oneshot::channel();
         self.events()?.send(Event::Asked(question, answer)).await.map_err(|_| over())?;
         answered.await.map_err(|_| over())?

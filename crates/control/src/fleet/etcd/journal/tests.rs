@@ -227,13 +227,13 @@ async fn only_who_may_and_means_this_fleet_is_let_in() {
     post("role/grant", json!({"name": "fleet", "perm": below}));
     post("user/add", json!({"name": "whimbrel", "password": "hunter4"}));
     post("user/grant", json!({"user": "whimbrel", "role": "fleet"}));
+    office.resign().await;
     etcd.require_login("hunter2").expect("it takes passwords");
     // What the page of the fleet says that has to be allowed is enough.
     let allowed = |prefix: &str| {
         let text = format!("etcd://whimbrel:hunter4@{}/{prefix}", etcd.addrs());
         Arc::new(EtcdOptions::parse(&text).expect("an address"))
     };
-    office.resign().await;
     let options = allowed("a/fleet");
     let office = elected(&options, "b:1", 60).await;
     let (mut journal, _) = EtcdJournal::begin(&options, &office, 64).await.expect("it begins");
