@@ -319,16 +319,11 @@ impl Conn {
     }
 
     fn refresh(&mut self) {
-        self.refresh_quietly();
-        self.settling = true;
-    }
-
-    /// Learns who has which slot, while requests are taken as before.
-    fn refresh_quietly(&mut self) {
         if self.refreshing.is_none() {
             let (cluster, seen) = (self.cluster.clone(), self.map.generation);
             self.refreshing = Some(Box::pin(async move { cluster.refresh(seen).await }));
         }
+        self.settling = true;
     }
 
     fn read_client(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {

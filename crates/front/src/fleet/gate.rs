@@ -58,7 +58,7 @@ pub(crate) struct Gate {
     told: AtomicU64,
     /// Cancelled, and replaced, when the lease has ended.
     lapse: Mutex<CancellationToken>,
-    /// Counts what has been taken in of the table and of addresses.
+    /// Counts how often others have come or gone.
     news: watch::Sender<u64>,
 }
 
@@ -95,7 +95,7 @@ impl Gate {
         self.lapse.lock().unwrap_or_else(PoisonError::into_inner).clone().cancelled_owned()
     }
 
-    /// Tells when something else is known of the fleet.
+    /// Tells when members have come or gone. Not of each change of the table: each connection of a client listens.
     pub(crate) fn news(&self) -> watch::Receiver<u64> {
         self.news.subscribe()
     }
@@ -144,6 +144,7 @@ impl Gate {
     /// Takes in what becomes known of the table and of addresses, for ever. `members` are the same, as a cluster.
     pub(crate) async fn follow(&self, members: Option<&Cluster>) {
         let mut seen = self.view.watch();
+        let mut present = Vec::new();
         loop {
             seen.mark_unchanged();
             if let Some(table) = self.table() {
@@ -152,7 +153,11 @@ impl Gate {
             if let Some(members) = members {
                 members.learn(&self.topology());
             }
-            self.news.send_modify(|count| *count += 1);
+            let now = self.view.addresses();
+            if now != present {
+                present = now;
+                self.news.send_modify(|count| *count += 1);
+            }
             sleep(FOLLOW_PAUSE).await;
             if seen.changed().await.is_err() {
                 // The membership has ended: there is nothing more to hear.

@@ -50,7 +50,7 @@ pub(super) enum Heed {
     Nothing,
     /// The end of the lease.
     Lapse(Pin<Box<WaitForCancellationFutureOwned>>),
-    /// Another table.
+    /// Members that have come or gone.
     News(News),
 }
 
@@ -89,6 +89,7 @@ impl Conn {
     /// Whether a request of this slot may be carried out.
     pub(super) fn admit(&mut self, cx: &mut Context<'_>, slot: Slot) -> Admission {
         loop {
+            self.follow_members();
             let admission = match &self.cluster.role {
                 Role::None => return Admission::Open(None),
                 Role::Members(_) if self.map.owner(slot).is_some() => Some(Admission::Open(None)),
@@ -205,7 +206,14 @@ impl Conn {
         text
     }
 
-    /// Hears of the end of the lease and of other tables; true where there was something.
+    /// Members tell who has which slot without being asked.
+    pub(super) fn follow_members(&mut self) {
+        if self.holds_back() {
+            self.map = self.cluster.map();
+        }
+    }
+
+    /// Hears of the end of the lease, and of members that have come or gone; true where there was something.
     pub(super) fn heed(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         match &mut self.heeds {
             Heed::Nothing => Ok(false),
@@ -224,7 +232,6 @@ impl Conn {
                 let Poll::Ready(told) = news.as_mut().poll(cx) else { return Ok(false) };
                 self.heeds = Heed::News(next(told));
                 self.leave_the_lost()?;
-                self.refresh_quietly();
                 Ok(true)
             }
         }

@@ -91,6 +91,10 @@ impl Conn {
             self.say(answer.to_vec());
             return Ok(Step::Taken);
         }
+        // Whether it is watched at all has to be known first.
+        if self.due.iter().any(|due| matches!(due.what, What::Watched)) {
+            return Ok(Step::Waits);
+        }
         let node = match (self.watching, self.bound_slot) {
             (Some(node), _) => node,
             (None, None) => self.main()?,

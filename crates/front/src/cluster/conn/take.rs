@@ -216,6 +216,7 @@ impl Conn {
     fn dispatch_named(&mut self, cx: &mut Context<'_>, first: First, named: Named) -> Result<Step, Ended> {
         let name = first.words[0].clone();
         let is_alone = first.words.len() == 1;
+        self.follow_members();
         match self.as_member(cx, &first, named) {
             None => {}
             Some(Ok(answer)) => return self.answer(first, answer),
