@@ -1,13 +1,17 @@
 //! Fronts that share the slots of one server: who is asked, who answers, and what is left when processes are killed meanwhile.
 
 use std::collections::HashMap;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use redis::{Connection, Value};
 
-use whimbrel_e2e::binary::Invocation;
+use whimbrel_e2e::binary::{Invocation, whimbrel};
 use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
 use whimbrel_e2e::deployment::{Deployment, slot_of};
 use whimbrel_e2e::fleets::{Fleet, PATIENCE, connect, free_port, until};
@@ -66,6 +70,23 @@ fn told_by(connection: &mut Connection, addresses: &[String]) -> Option<Vec<usiz
         owners[usize::try_from(*first).ok()?..=usize::try_from(*last).ok()?].fill(owner);
     }
     owners.iter().all(|owner| *owner != usize::MAX).then_some(owners)
+}
+
+/// All keys, each once.
+#[track_caller]
+fn scanned(connection: &mut Connection) -> Vec<String> {
+    let (mut cursor, mut found) = ("0".to_owned(), Vec::new());
+    loop {
+        let reply = redis::cmd("SCAN").arg(&cursor).arg("COUNT").arg(50).query(connection);
+        let (next, keys): (String, Vec<String>) = reply.expect("a reply");
+        found.extend(keys);
+        if next == "0" {
+            found.sort();
+            found.dedup();
+            return found;
+        }
+        cursor = next;
+    }
 }
 
 fn ranges(owners: &[usize]) -> usize {
@@ -171,21 +192,6 @@ fn all_keys_together_are_those_of_the_members(engine: Engine) {
         all.sort();
         all
     };
-    let scanned = |connection: &mut Connection| {
-        let (mut cursor, mut found) = ("0".to_owned(), Vec::new());
-        loop {
-            let reply =
-                redis::cmd("SCAN").arg(&cursor).arg("COUNT").arg(50).query(connection).expect("a reply");
-            let (next, keys): (String, Vec<String>) = reply;
-            found.extend(keys);
-            if next == "0" {
-                found.sort();
-                found.dedup();
-                return found;
-            }
-            cursor = next;
-        }
-    };
     let (mut scan_sum, mut keys_sum, mut count) = (Vec::new(), Vec::new(), 0);
     for member in &fleet.members {
         let mut connection = member.connect();
@@ -240,6 +246,40 @@ fn a_cluster_may_have_the_data() {
         })
         .collect();
     assert_eq!(all.len(), 200);
+    assert_eq!(scanned(&mut other).len(), 200);
+}
+
+#[test]
+fn whoever_has_nobody_to_read_its_log_still_ends_when_told_to() {
+    let backend = server(Engine::Redis70);
+    let folder = tempfile::tempdir().expect("a folder");
+    let coordinator = format!("127.0.0.1:{}", free_port());
+    let backend = format!("main={}", backend.addr());
+    let serve = ["serve", "--fleet", "--listen", &coordinator, "--backend", &backend, "--state-dir"];
+    let state = folder.path().to_str().expect("a name");
+    let listen = format!("127.0.0.1:{}", free_port());
+    let join = ["front", "--join", &coordinator, "--listen", &listen, "--leave-timeout", "100ms"];
+    let spawn = |words: &[&str]| {
+        let command = std::process::Command::new(whimbrel())
+            .args(words)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn();
+        let mut child = command.expect("it starts");
+        let mut lines = BufReader::new(child.stderr.take().expect("its log")).lines();
+        assert!(lines.any(|line| line.expect("a line").starts_with("serving")), "it does not serve");
+        child
+    };
+    // What has been read of the logs is all: nobody has the other ends of these pipes any more.
+    let mut serve = spawn(&serve.into_iter().chain([state]).collect::<Vec<_>>());
+    let mut front = spawn(&join);
+    for child in [&mut front, &mut serve] {
+        let pid = Pid::from_raw(i32::try_from(child.id()).expect("a process id"));
+        kill(pid, Signal::SIGTERM).expect("it is there");
+        let ended = until("it ends", || child.try_wait().expect("a process of ours"));
+        assert!(ended.success(), "{ended}");
+    }
 }
 
 #[test]

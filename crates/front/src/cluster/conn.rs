@@ -621,7 +621,8 @@ impl Conn {
                 }
             }
             What::Scanned(node) => {
-                let reply = self.own_keys(every::with_cursor(&self.map, node, &reply), true);
+                let reply =
+                    self.own_keys(every::with_cursor(&self.map, self.cursor_shift(), node, &reply), true);
                 self.to_client.extend_from_slice(&reply);
             }
         }

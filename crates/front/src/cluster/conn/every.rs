@@ -8,7 +8,7 @@ use bytes::{Bytes, BytesMut};
 use whimbrel_wire::value::Value;
 
 use super::{At, Conn, Due, What};
-use crate::cluster::map::Map;
+use crate::cluster::map::{Map, NODES_MAX};
 use crate::cluster::route::Merge;
 use crate::session::{Ended, as_array};
 use crate::whole;
@@ -18,7 +18,10 @@ pub(super) const COLLECTED_BYTES_MAX: usize = 64 << 20;
 
 /// In a cursor: the node, above what the node itself gave.
 const NODE_SHIFT: u32 = 39;
-const NODE_MASK: u64 = (crate::cluster::map::NODES_MAX as u64 - 1) << NODE_SHIFT;
+
+/// Where the nodes are members of a fleet, each of which may give cursors of a cluster's nodes. Clients that count with floating-point numbers get
+/// along with 32 members.
+const MEMBER_SHIFT: u32 = 48;
 
 /// The replies of the nodes that have come so far.
 #[derive(Debug, Default)]
@@ -106,25 +109,27 @@ fn integer(n: i64) -> Vec<u8> {
 }
 
 /// What a node has replied to `SCAN`, with the cursor by which the client comes back: to it, or to the next.
-pub(super) fn with_cursor(map: &Map, node: u16, reply: &[u8]) -> Vec<u8> {
+pub(super) fn with_cursor(map: &Map, shift: u32, node: u16, reply: &[u8]) -> Vec<u8> {
+    let cursor_at = |node: u16, cursor: u64| u64::from(node) << shift | cursor;
     let cursor_for = |cursor: u64| match cursor {
         0 => map
             .primaries()
             .iter()
             .find(|next| **next > node)
             .map_or(Some(0), |next| Some(cursor_at(*next, 0))),
-        cursor => (cursor >> NODE_SHIFT == 0).then(|| cursor_at(node, cursor)),
+        cursor => (cursor >> shift == 0).then(|| cursor_at(node, cursor)),
     };
     whole::change_cursor(reply, cursor_for).unwrap_or_else(|| {
         b"-ERR whimbrel front: a node of the cluster gave a cursor that is too large\r\n".to_vec()
     })
 }
 
-fn cursor_at(node: u16, cursor: u64) -> u64 {
-    u64::from(node) << NODE_SHIFT | cursor
-}
-
 impl Conn {
+    /// Where the node is in a cursor.
+    pub(super) fn cursor_shift(&self) -> u32 {
+        if self.holds_back() { MEMBER_SHIFT } else { NODE_SHIFT }
+    }
+
     /// Sends a request to all primaries. Nothing else is due.
     pub(super) fn send_to_every(
         &mut self,
@@ -156,13 +161,15 @@ impl Conn {
         let Some(cursor) = cursor else {
             return self.send_anywhere(cx, words);
         };
-        let number = u16::try_from((cursor & NODE_MASK) >> NODE_SHIFT).unwrap_or(u16::MAX);
+        let shift = self.cursor_shift();
+        let mask = (NODES_MAX as u64 - 1) << shift;
+        let number = u16::try_from((cursor & mask) >> shift).unwrap_or(u16::MAX);
         let Some(node) = self.map.primaries().iter().copied().find(|node| *node >= number) else {
             self.say(b"*2\r\n$1\r\n0\r\n*0\r\n".to_vec());
             return Ok(());
         };
         // One that is no primary any more has no keys of its own: the next ones follow.
-        let inner = if node == number { cursor & !NODE_MASK } else { 0 };
+        let inner = if node == number { cursor & !mask } else { 0 };
         let mut words: Vec<Vec<u8>> = words.iter().map(|word| word.to_vec()).collect();
         words[1] = inner.to_string().into_bytes();
         let request = BytesMut::from(&as_array(&words)[..]).freeze();
