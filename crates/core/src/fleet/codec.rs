@@ -163,6 +163,7 @@ impl Record {
                 out.numbers(&[2, (*partition).into()]);
                 out.row(row);
             }
+            Record::Backend(backend, weight) => out.numbers(&[3, (*backend).into(), (*weight).into()]),
         }
     }
 
@@ -180,6 +181,7 @@ impl Record {
             }
             1 => Record::Gone(from.member()?),
             2 => Record::Row(from.partition()?, from.row()?),
+            3 => Record::Backend(from.small()?, from.small()?),
             _ => return Err(Malformed("an unknown kind of record")),
         };
         from.ended(record)
@@ -230,8 +232,10 @@ impl Writer<'_> {
     }
 
     fn moving(&mut self, moving: &Move) {
-        let Move { term, partition, from, source, destination, seals } = *moving;
-        self.numbers(&[term, partition.into(), from, source.0.into(), destination.0.into(), seals.into()]);
+        let Move { term, partition, from, source, destination, seals, backend } = *moving;
+        self.numbers(&[term, partition.into(), from, source.0.into(), destination.0.into()]);
+        self.0.push(u8::from(seals) | u8::from(backend.is_some()) << 1);
+        backend.into_iter().for_each(|backend| self.number(backend.into()));
     }
 
     fn change(&mut self, change: &Change) {
@@ -311,14 +315,13 @@ impl Reader<'_> {
     }
 
     fn moving(&mut self) -> Read<Move> {
-        Ok(Move {
-            term: self.number()?,
-            partition: self.partition()?,
-            from: self.number()?,
-            source: self.member()?,
-            destination: self.member()?,
-            seals: self.flag()?,
-        })
+        let (term, partition, from) = (self.number()?, self.partition()?, self.number()?);
+        let (source, destination, flags) = (self.member()?, self.member()?, self.byte()?);
+        if flags > 3 {
+            return Err(Malformed("a move of an unknown kind"));
+        }
+        let backend = if flags & 2 != 0 { Some(self.small()?) } else { None };
+        Ok(Move { term, partition, from, source, destination, seals: flags & 1 != 0, backend })
     }
 
     fn change(&mut self) -> Read<Change> {

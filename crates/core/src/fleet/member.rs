@@ -35,6 +35,8 @@ pub enum Action {
     Drain(Move),
     /// The data of this partition is not needed here any more.
     Discard(Partition),
+    /// By this move the data has another backend: what is left at the one before, whose number follows, is not needed any more.
+    Leave(Move, u32),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -329,8 +331,13 @@ impl Member {
     /// After a row has another version: what was begun before it is over.
     fn changed(&mut self, partition: Partition, before: Option<Row>, actions: &mut Vec<Action>) {
         let Some(row) = self.table.row(partition).copied() else { return };
-        if self.outgoing.get(&partition).is_some_and(|outgoing| outgoing.moving.from < row.version) {
+        if let Some(outgoing) = self.outgoing.get(&partition).copied()
+            && outgoing.moving.from < row.version
+        {
             self.outgoing.remove(&partition);
+            let was_at = before.map(|before| before.backend).filter(|backend| *backend != row.backend);
+            let by_us = outgoing.stage == Stage::Ready && outgoing.moving.backend == Some(row.backend);
+            actions.extend(was_at.filter(|_| by_us).map(|backend| Action::Leave(outgoing.moving, backend)));
         }
         if self.incoming.get(&partition).is_some_and(|from| *from >= row.version) {
             // It only catches up; the move that the data came for is still to be decided.

@@ -19,8 +19,11 @@ pub struct Move {
     pub source: MemberId,
     /// Who gets the data.
     pub destination: MemberId,
-    /// Whether the destination becomes the owner: then the source stops serving before it gives its last data.
+    /// Whether the destination becomes the owner, or the data gets another place: then the source stops serving before it gives its
+    /// last data.
     pub seals: bool,
+    /// To which backend the data goes, where that is another one. Then source and destination are one member: the owner carries it.
+    pub backend: Option<u32>,
 }
 
 /// From the coordinator.
@@ -181,6 +184,8 @@ pub enum Record {
     Gone(MemberId),
     /// A row as it is now.
     Row(Partition, Row),
+    /// A backend has this part of the data in relation to others; 0 for none.
+    Backend(u32, u32),
 }
 
 /// A member as it is written down.

@@ -27,7 +27,7 @@ pub use codec::{MESSAGE_BYTES_MAX, Malformed};
 pub use coordinator::{Coordinator, Input, Options, Output, Recipient};
 pub use member::{Action, Member, MemberInput};
 pub use message::{Enrolled, ITEMS_MAX, Move, Order, Record, Report, ToCoordinator, ToMember};
-pub use plan::{Step, Target, next_step, plan, transfers};
+pub use plan::{Step, Target, next_step, plan, plan_backends, transfers};
 pub use snapshot::Snapshot;
 pub use table::{Applied, Change, HOLDERS_MAX, Holders, MemberId, PARTITIONS_MAX, Row, SEGMENT, Table};
 

@@ -232,8 +232,46 @@ impl Share {
     }
 }
 
+/// Which backend should have the data of each partition, by weights. Empty where none has a weight: then all stay where they are.
+///
+/// Nothing moves that does not have to, and what moves comes in ranges as long as these allow.
+pub fn plan_backends(rows: &[Row], backends: &BTreeMap<u32, u32>) -> Vec<u32> {
+    let weights: Vec<(u32, u64)> = backends
+        .iter()
+        .filter(|(_, weight)| **weight > 0)
+        .map(|(number, weight)| (*number, u64::from(*weight)))
+        .collect();
+    let places: BTreeMap<u32, usize> =
+        weights.iter().enumerate().map(|(place, (number, _))| (*number, place)).collect();
+    let mut have = vec![0_u64; weights.len()];
+    for place in rows.iter().filter_map(|row| places.get(&row.backend)) {
+        have[*place] += 1;
+    }
+    let count = rows.len() as u64;
+    let mut room = quotas(count, count, &weights, &have);
+    let mut kept = Vec::with_capacity(rows.len());
+    for row in rows {
+        let stays = places.get(&row.backend).copied().filter(|place| room[*place] > 0);
+        stays.into_iter().for_each(|place| room[place] -= 1);
+        kept.push(stays);
+    }
+    let mut last = None;
+    let target = |place: Option<usize>| -> Option<u32> {
+        let place = place.or_else(|| {
+            let goes_on = last.filter(|place: &usize| room[*place] > 0);
+            let place = goes_on.or_else(|| (0..room.len()).find(|place| room[*place] > 0))?;
+            room[place] -= 1;
+            last = Some(place);
+            Some(place)
+        })?;
+        Some(weights[place].0)
+    };
+    // Each or none: the parts add up to all partitions where anybody has a weight.
+    kept.into_iter().map(target).collect::<Option<Vec<u32>>>().unwrap_or_default()
+}
+
 /// Divides `total` by weights, nobody more than `most`. What does not come out even goes to those who `have` most.
-fn quotas(total: u64, most: u64, weights: &[(MemberId, u64)], have: &[u64]) -> Vec<u64> {
+fn quotas<K: Ord + Copy>(total: u64, most: u64, weights: &[(K, u64)], have: &[u64]) -> Vec<u64> {
     let mut parts = vec![0_u64; weights.len()];
     let mut open: Vec<usize> = (0..weights.len()).collect();
     let mut left = total;
@@ -251,7 +289,8 @@ fn quotas(total: u64, most: u64, weights: &[(MemberId, u64)], have: &[u64]) -> V
         left -= parts[at];
     }
     let mut rest = total.saturating_sub(parts.iter().sum());
-    open.sort_by_key(|at| (std::cmp::Reverse(have[*at]), weights[*at].0));
+    // First to who has more than its part already: so a plan that has been carried out stays as it is.
+    open.sort_by_key(|at| (have[*at] <= parts[*at], std::cmp::Reverse(have[*at]), weights[*at].0));
     for at in open.iter().cycle().take(open.len() * 2) {
         if rest > 0 && parts[*at] < most {
             parts[*at] += 1;

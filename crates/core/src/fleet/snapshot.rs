@@ -16,12 +16,15 @@ pub struct Snapshot {
     pub members: BTreeMap<MemberId, Enrolled>,
     /// The table.
     pub table: Table,
+    /// The parts of the data that backends have in relation to each other, where they were given one.
+    pub backends: BTreeMap<u32, u32>,
 }
 
 impl Snapshot {
     /// A fleet that has not begun.
     pub fn new(partitions: u32) -> Snapshot {
-        Snapshot { term: 0, next_member: 1, members: BTreeMap::new(), table: Table::new(partitions) }
+        let (members, backends) = (BTreeMap::new(), BTreeMap::new());
+        Snapshot { term: 0, next_member: 1, members, table: Table::new(partitions), backends }
     }
 
     /// Takes a record in. Rows that do not belong to the table are left out.
@@ -37,6 +40,9 @@ impl Snapshot {
             }
             Record::Row(partition, row) => {
                 self.table.take_row(*partition, *row);
+            }
+            Record::Backend(backend, weight) => {
+                self.backends.insert(*backend, *weight);
             }
         }
     }

@@ -7,10 +7,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::Partition;
 use super::message::{Enrolled, Move, Order, Record, Report, ToCoordinator, ToMember};
-use super::plan::{Target, plan, transfers};
+use super::plan::{Target, plan, plan_backends, transfers};
 use super::snapshot::Snapshot;
 use super::table::{Change, MemberId, Row, Table};
 use moving::Running;
+
+/// The backend that has everything until others are given a part: new rows name it.
+const FIRST_BACKEND: u32 = 0;
 
 /// How a coordinator works.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -83,6 +86,13 @@ pub enum Input {
         /// Its part from now on.
         weight: u32,
     },
+    /// A backend should have another part of the data: in relation to others, 0 for none. Until one is given, the first has all.
+    WeighBackend {
+        /// Its number.
+        backend: u32,
+        /// Its part from now on.
+        weight: u32,
+    },
     /// Nobody else is the coordinator before this time of its own clock. Only where a store is shared by several; after it
     /// no lease is given any more.
     Reign {
@@ -148,6 +158,7 @@ enum Then {
     Enrol(MemberId, Enrolled),
     Forget(MemberId),
     Change(Change),
+    WeighBackend(u32, u32),
 }
 
 /// The coordinator of a fleet.
@@ -165,6 +176,10 @@ pub struct Coordinator {
     joining: BTreeSet<u64>,
     next_member: u32,
     targets: Vec<Target>,
+    /// The parts of the data that backends should have.
+    backends: BTreeMap<u32, u32>,
+    /// For each partition the backend that it should have.
+    backend_targets: Vec<u32>,
     /// For each owner the partitions that it has to give away or to copy.
     queues: BTreeMap<MemberId, VecDeque<Partition>>,
     /// What failed, and when to try it again.
@@ -206,6 +221,8 @@ impl Coordinator {
             joining: BTreeSet::new(),
             next_member: snapshot.next_member,
             targets: Vec::new(),
+            backends: snapshot.backends,
+            backend_targets: Vec::new(),
             queues: BTreeMap::new(),
             later: VecDeque::new(),
             running: BTreeMap::new(),
@@ -253,7 +270,16 @@ impl Coordinator {
     /// How many moves are left of the plan. Goes through the whole table.
     pub fn remaining(&self) -> u64 {
         let rows = self.table.rows().iter().zip(&self.targets);
-        rows.map(|(row, target)| transfers(&row.holders, target)).sum()
+        let of_members: u64 = rows.map(|(row, target)| transfers(&row.holders, target)).sum();
+        let rows = self.table.rows().iter().zip(&self.backend_targets);
+        of_members + rows.filter(|(row, target)| row.backend != **target).count() as u64
+    }
+
+    /// The parts of the data that backends should have, by their numbers; who is not there has none.
+    pub fn backend_weights(&self) -> BTreeMap<u32, u32> {
+        let mut weights = self.backends.clone();
+        weights.entry(FIRST_BACKEND).or_insert(1);
+        weights
     }
 
     /// Whether nothing moves, nothing waits to move, and everything is on disk.
@@ -281,6 +307,9 @@ impl Coordinator {
             }
             Input::Leave(member) => self.edit(member, |enrolled| enrolled.is_leaving = true),
             Input::Weigh { member, weight } => self.edit(member, |enrolled| enrolled.weight = weight),
+            Input::WeighBackend { backend, weight } => {
+                self.write(Record::Backend(backend, weight), Then::WeighBackend(backend, weight));
+            }
         }
         if !self.is_over {
             self.go_on(now_ms, out);
@@ -328,6 +357,10 @@ impl Coordinator {
                 Then::Enrol(member, enrolled) => self.enrol(now_ms, member, enrolled, out),
                 Then::Forget(member) => self.forget(member, out),
                 Then::Change(change) => self.decided(now_ms, change, out),
+                Then::WeighBackend(backend, weight) => {
+                    self.backends.insert(backend, weight);
+                    self.replan();
+                }
             }
         }
     }
@@ -446,10 +479,12 @@ impl Coordinator {
         self.queues.clear();
         self.later.clear();
         self.targets.clear();
+        self.backend_targets.clear();
         if !self.is_held {
             let part = |peer: &Peer| if peer.enrolled.is_leaving { 0 } else { peer.enrolled.weight };
             let members = self.peers.iter().map(|(id, peer)| (*id, part(peer))).collect();
             self.targets = plan(self.table.rows(), &members, self.options.copies);
+            self.backend_targets = plan_backends(self.table.rows(), &self.backend_weights());
         }
         for partition in 0..self.table.partitions() {
             self.advance(partition);

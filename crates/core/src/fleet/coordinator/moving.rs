@@ -33,9 +33,22 @@ pub(super) struct Running {
     /// The row that everybody but the destination knows until it is over.
     base: Row,
     after: Holders,
+    /// The backend then.
+    backend: u32,
     stage: Stage,
     again_ms: u64,
     until_ms: u64,
+}
+
+/// What is to be moved of a partition next.
+#[derive(Debug, Clone, Copy)]
+struct Transfer {
+    source: MemberId,
+    destination: MemberId,
+    seals: bool,
+    /// The holders when it is done.
+    after: Holders,
+    backend: Option<u32>,
 }
 
 impl Coordinator {
@@ -54,12 +67,10 @@ impl Coordinator {
             }
             return;
         }
-        match target.and_then(|target| next_step(&row.holders, target)) {
-            Some(Step::Direct(after)) => self.change_directly(partition, after),
-            Some(Step::Transfer { source, .. }) => {
-                self.queues.entry(source).or_default().push_back(partition)
-            }
-            None => {}
+        if let Some(Step::Direct(after)) = target.and_then(|target| next_step(&row.holders, target)) {
+            self.change_directly(partition, after);
+        } else if let Some(transfer) = self.transfer_of(partition) {
+            self.queues.entry(transfer.source).or_default().push_back(partition);
         }
     }
 
@@ -74,18 +85,17 @@ impl Coordinator {
 
     fn change_directly(&mut self, partition: Partition, after: Holders) {
         let (base, stage) = (self.row(partition), Stage::Writing { commits: false });
-        let running = Running { moving: None, base, after, stage, again_ms: 0, until_ms: 0 };
+        let backend = base.backend;
+        let running = Running { moving: None, base, after, backend, stage, again_ms: 0, until_ms: 0 };
         self.running.insert(partition, running);
-        self.write_change(partition, after);
+        self.write_change(partition, after, backend);
     }
 
-    fn write_change(&mut self, partition: Partition, holders: Holders) {
+    fn write_change(&mut self, partition: Partition, holders: Holders, backend: u32) {
         let before = self.row(partition);
-        let change = Change::between(partition, &before, &Row { holders, ..before });
-        self.write(
-            Record::Row(partition, Row { version: change.to, holders, ..before }),
-            Then::Change(change),
-        );
+        let change = Change::between(partition, &before, &Row { holders, backend, ..before });
+        let row = Row { version: change.to, backend, holders };
+        self.write(Record::Row(partition, row), Then::Change(change));
     }
 
     /// Begins as many moves as members may take part in.
@@ -114,9 +124,9 @@ impl Coordinator {
         let mut at = 0;
         while at < LOOK_MAX {
             let partition = *self.queues.get(&source)?.get(at)?;
-            let destination = self.transfer_of(partition).filter(|(from, ..)| *from == source);
-            let is_stale = destination.is_none() || self.running.contains_key(&partition);
-            if is_stale || destination.is_some_and(|(_, to, ..)| self.has_room(to)) {
+            let transfer = self.transfer_of(partition).filter(|transfer| transfer.source == source);
+            let is_stale = transfer.is_none() || self.running.contains_key(&partition);
+            if is_stale || transfer.is_some_and(|transfer| self.has_room(transfer.destination)) {
                 self.queues.get_mut(&source)?.remove(at);
                 if !is_stale {
                     return Some(partition);
@@ -128,22 +138,42 @@ impl Coordinator {
         None
     }
 
-    fn transfer_of(&self, partition: Partition) -> Option<(MemberId, MemberId, bool, Holders)> {
-        let target = self.targets.get(partition as usize)?;
-        match next_step(&self.row(partition).holders, target)? {
-            Step::Transfer { source, destination, seals, after } => Some((source, destination, seals, after)),
-            Step::Direct(_) => None,
+    /// First who holds it, then where the data is: so the data is carried by the member that stays the owner.
+    fn transfer_of(&self, partition: Partition) -> Option<Transfer> {
+        let row = self.row(partition);
+        let target = self.targets.get(partition as usize);
+        match target.and_then(|target| next_step(&row.holders, target)) {
+            Some(Step::Transfer { source, destination, seals, after }) => {
+                Some(Transfer { source, destination, seals, after, backend: None })
+            }
+            Some(Step::Direct(_)) => None,
+            None => {
+                let backend = *self.backend_targets.get(partition as usize)?;
+                let owner = row.holders.owner().filter(|_| backend != row.backend)?;
+                let (source, destination) = (owner, owner);
+                Some(Transfer {
+                    source,
+                    destination,
+                    seals: true,
+                    after: row.holders,
+                    backend: Some(backend),
+                })
+            }
         }
     }
 
     fn begin(&mut self, now_ms: u64, source: MemberId, partition: Partition, out: &mut Vec<Output>) {
-        let Some((_, destination, seals, after)) = self.transfer_of(partition) else { return };
+        let Some(Transfer { destination, seals, after, backend, .. }) = self.transfer_of(partition) else {
+            return;
+        };
         let row = self.row(partition);
-        let moving = Move { term: self.term, partition, from: row.version, source, destination, seals };
+        let moving =
+            Move { term: self.term, partition, from: row.version, source, destination, seals, backend };
         let running = Running {
             moving: Some(moving),
             base: row,
             after,
+            backend: backend.unwrap_or(row.backend),
             stage: Stage::Transferring,
             again_ms: now_ms + self.options.retry_ms,
             until_ms: now_ms + self.options.transfer_ms,
@@ -156,7 +186,8 @@ impl Coordinator {
     }
 
     fn count_moves(&mut self, moving: &Move, begins: bool) {
-        for member in [moving.source, moving.destination] {
+        let destination = Some(moving.destination).filter(|member| *member != moving.source);
+        for member in destination.into_iter().chain([moving.source]) {
             if let Some(peer) = self.peers.get_mut(&member) {
                 peer.moves = if begins { peer.moves + 1 } else { peer.moves.saturating_sub(1) };
             }
@@ -168,8 +199,8 @@ impl Coordinator {
         match self.running.get_mut(&moving.partition) {
             Some(running) if running.is_transferring(&moving) => {
                 running.stage = Stage::Writing { commits: true };
-                let after = running.after;
-                self.write_change(moving.partition, after);
+                let (after, backend) = (running.after, running.backend);
+                self.write_change(moving.partition, after, backend);
             }
             _ => self.orphan(member, moving, out),
         }
@@ -195,14 +226,16 @@ impl Coordinator {
     }
 
     /// Raises the version, so that nothing of the move can count any more: who held the partition before holds it, as far as they
-    /// are there.
+    /// are there. Its data stays where it is written down to be: once that is another backend everything is there, and clients may
+    /// have written to it.
     fn give_up(&mut self, partition: Partition) {
         let Some(running) = self.running.get_mut(&partition) else { return };
         running.stage = Stage::Writing { commits: false };
         let base = running.base.holders;
         let present = base.filtered(|member| self.peers.contains_key(&member));
         let after = if present.is_empty() { self.anybody(partition) } else { present };
-        self.write_change(partition, after);
+        let backend = self.row(partition).backend;
+        self.write_change(partition, after, backend);
     }
 
     /// A change is on disk: from now on it is true, and may be told.

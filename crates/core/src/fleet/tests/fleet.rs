@@ -20,6 +20,36 @@ impl Dice {
     }
 }
 
+/// Data of one partition at one backend: what was last written there, and whose attempt the fence is.
+#[derive(Clone, Copy, Default)]
+struct Site {
+    value: Option<u64>,
+    fence: (u64, u64),
+}
+
+/// What an owner does at backends, step by step. Who does it may be gone by then, or own the partition no more: so may bytes be that lie in sockets.
+struct Work {
+    /// By the name that it had when it began.
+    member: u64,
+    moving: Move,
+    from: u32,
+    next: Task,
+    stands_still: bool,
+}
+
+#[derive(Clone, Copy)]
+enum Task {
+    Claim,
+    Clear,
+    Read,
+    Restore(Option<u64>),
+    Discard,
+    Over { done: bool },
+}
+
+/// So many backends there are.
+const BACKENDS: usize = 3;
+
 enum Mail {
     Up(ToCoordinator),
     Down(Recipient, ToMember),
@@ -36,6 +66,10 @@ struct World {
     members: Vec<Member>,
     mail: Vec<Mail>,
     tokens: u64,
+    works: Vec<Work>,
+    sites: Vec<[Site; BACKENDS]>,
+    /// What was last written of each partition, by whoever served it.
+    truth: Vec<Option<u64>>,
     /// How often something is lost, doubled or late, in percent.
     trouble: usize,
 }
@@ -54,6 +88,9 @@ impl World {
             members: Vec::new(),
             mail: Vec::new(),
             tokens: 0,
+            works: Vec::new(),
+            sites: vec![Default::default(); partitions as usize],
+            truth: vec![None; partitions as usize],
             trouble: 30,
         };
         (0..members).for_each(|_| world.start_member());
@@ -107,6 +144,9 @@ impl World {
         for action in actions {
             match action {
                 Action::Send(message) => self.mail.push(Mail::Up(message)),
+                Action::Transfer(moving) if moving.backend.is_some() => {
+                    self.tell_member(at, MemberInput::Transferred(moving));
+                }
                 Action::Transfer(moving) => {
                     let taken = self.members.iter_mut().any(|member| member.offered(&moving));
                     let failed = !taken || self.dice.percent(self.trouble / 3);
@@ -117,10 +157,86 @@ impl World {
                     };
                     self.tell_member(at, input);
                 }
+                Action::Drain(moving) if moving.backend.is_some() => {
+                    let from = self.members[at].table().row(moving.partition).expect("it is there").backend;
+                    self.begin_work(at, moving, from, Task::Claim);
+                }
                 Action::Drain(moving) => self.tell_member(at, MemberInput::Drained(moving)),
+                Action::Leave(moving, from) => self.begin_work(at, moving, from, Task::Discard),
                 Action::Discard(_) => {}
             }
         }
+    }
+
+    fn begin_work(&mut self, at: usize, moving: Move, from: u32, next: Task) {
+        let member = self.members[at].token();
+        self.works.push(Work { member, moving, from, next, stands_still: false });
+    }
+
+    /// The next step of something that is done at backends: any of it, so some of it comes very late.
+    fn work(&mut self) {
+        if self.works.is_empty() {
+            return;
+        }
+        let at = self.dice.below(self.works.len());
+        let stands_still = self.dice.percent(self.trouble);
+        let work = &mut self.works[at];
+        work.stands_still |= stands_still;
+        // It goes on at last, when others have long done the same.
+        if work.stands_still && !self.dice.percent(2) {
+            return;
+        }
+        let Work { member, moving, from, next, .. } = &mut self.works[at];
+        let (from, to) = (*from as usize, moving.backend.expect("one of data") as usize);
+        let (sites, token) = (&mut self.sites[moving.partition as usize], (moving.from, moving.term));
+        *next = match *next {
+            Task::Claim if sites[from].fence.max(sites[to].fence) > token => Task::Over { done: false },
+            Task::Claim => {
+                (sites[from].fence, sites[to].fence) = (token, token);
+                Task::Clear
+            }
+            Task::Discard => {
+                if sites[from].fence == token {
+                    sites[from].value = None;
+                }
+                self.works.remove(at);
+                return;
+            }
+            Task::Clear | Task::Restore(_) if sites[to].fence != token => Task::Over { done: false },
+            Task::Clear => {
+                sites[to].value = None;
+                Task::Read
+            }
+            Task::Read => Task::Restore(sites[from].value),
+            Task::Restore(value) => {
+                sites[to].value = value;
+                Task::Over { done: true }
+            }
+            Task::Over { done } => {
+                let (member, moving) = (*member, *moving);
+                self.works.remove(at);
+                let input =
+                    if done { MemberInput::Drained(moving) } else { MemberInput::TransferFailed(moving) };
+                if let Some(at) = self.members.iter().position(|other| other.token() == member) {
+                    self.tell_member(at, input);
+                }
+                return;
+            }
+        };
+    }
+
+    /// Whoever serves a partition finds what was last written, and writes something else.
+    fn serve(&mut self) {
+        let partition = self.dice.below(self.sites.len());
+        let number = u32::try_from(partition).expect("few");
+        let Some(member) = self.members.iter().find(|member| member.serves(number, self.now_ms)) else {
+            return;
+        };
+        let row = member.table().row(number).expect("it is there");
+        let site = &mut self.sites[partition][row.backend as usize];
+        assert_eq!(site.value, self.truth[partition], "of partition {partition}, {row:?}");
+        self.truth[partition] = Some(self.truth[partition].map_or(0, |last| last + 1));
+        site.value = self.truth[partition];
     }
 
     fn deliver(&mut self) {
@@ -170,7 +286,9 @@ impl World {
     fn step(&mut self) {
         match self.dice.below(20) {
             0..=11 => (0..self.mail.len().div_ceil(8)).for_each(|_| self.deliver()),
-            12..=15 => self.write(),
+            12..=13 => self.write(),
+            14 => self.serve(),
+            15 => self.work(),
             _ => {
                 self.now_ms += 1;
                 self.tell_coordinator(Input::Tick);
@@ -181,7 +299,7 @@ impl World {
     }
 
     fn fault(&mut self) {
-        match self.dice.below(6) {
+        match self.dice.below(8) {
             0 if self.members.len() > 1 => {
                 let at = self.dice.below(self.members.len());
                 self.members.remove(at);
@@ -191,6 +309,11 @@ impl World {
             3 => {
                 let at = self.dice.below(self.members.len());
                 self.members[at].id().into_iter().for_each(|id| self.tell_coordinator(Input::Leave(id)));
+            }
+            4..=5 => {
+                let backend = u32::try_from(self.dice.below(BACKENDS)).expect("few");
+                let weight = u32::try_from(self.dice.below(3)).expect("few");
+                self.tell_coordinator(Input::WeighBackend { backend, weight });
             }
             _ => self.start_coordinator(),
         }
@@ -207,6 +330,8 @@ impl World {
             // What is on its way arrives before the next thing happens: else only leases would ever run out.
             (0..self.mail.len()).for_each(|_| self.deliver());
             self.write();
+            (0..self.works.len() * 2).for_each(|_| self.work());
+            (0..4).for_each(|_| self.serve());
             self.check();
             if self.is_settled() {
                 return;
@@ -222,6 +347,11 @@ impl World {
         let table = coordinator.table();
         let all_served = (0..table.partitions())
             .all(|partition| self.members.iter().any(|member| member.serves(partition, self.now_ms)));
+        let weights = coordinator.backend_weights();
+        let is_placed = |row: &Row| {
+            weights.values().all(|weight| *weight == 0)
+                || weights.get(&row.backend).is_some_and(|weight| *weight > 0)
+        };
         let nobody_works = coordinator.members().all(|(_, enrolled)| enrolled.is_leaving);
         coordinator.is_idle()
             && coordinator.remaining() == 0
@@ -229,11 +359,12 @@ impl World {
             && alive.len() == self.members.len()
             && self.members.iter().all(|member| member.table() == table)
             && (all_served || nobody_works)
+            && (nobody_works || table.rows().iter().all(is_placed))
     }
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
     fn any_trouble_ends_in_equal_tables_and_never_in_two_owners(
@@ -248,7 +379,58 @@ proptest! {
         world.settle();
         let coordinator = world.coordinator.as_ref().expect("it is there");
         prop_assert_eq!(coordinator.table(), &world.disk.table);
+        for _ in 0..partitions * 4 {
+            world.serve();
+        }
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(192))]
+
+    #[test]
+    fn what_was_written_is_found_wherever_data_moves(
+        seed in any::<u64>(), partitions in 1_u32..6, members in 2_usize..4, faults in 5..40,
+    ) {
+        let mut world = World::new(seed, partitions, 1, members);
+        world.start_coordinator();
+        for _ in 0..faults {
+            (0..150).for_each(|_| world.step());
+            world.fault();
+        }
+        world.settle();
+        while !world.works.is_empty() {
+            world.work();
+            world.serve();
+        }
+    }
+}
+
+#[test]
+fn data_has_another_backend_when_it_is_told_to() {
+    let mut world = World::new(3, 100, 1, 2);
+    world.trouble = 0;
+    world.start_coordinator();
+    world.settle();
+    (0..400).for_each(|_| world.serve());
+    world.tell_coordinator(Input::WeighBackend { backend: 1, weight: 1 });
+    world.settle();
+    let at = |world: &World, backend: u32| {
+        world.disk.table.rows().iter().filter(|row| row.backend == backend).count()
+    };
+    assert_eq!((at(&world, 0), at(&world, 1)), (50, 50));
+    world.tell_coordinator(Input::WeighBackend { backend: 0, weight: 0 });
+    world.settle();
+    // The next coordinator knows what was wished.
+    world.coordinator = None;
+    world.start_coordinator();
+    world.settle();
+    assert_eq!((at(&world, 0), at(&world, 1)), (0, 100));
+    (0..400).for_each(|_| world.serve());
+    while !world.works.is_empty() {
+        world.work();
+    }
+    assert!(world.sites.iter().all(|sites| sites[0].value.is_none()), "nothing is left behind");
 }
 
 #[test]

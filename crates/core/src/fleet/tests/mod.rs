@@ -96,7 +96,7 @@ proptest! {
         before in any_row(), after in any_row(), numbers in any::<[u64; 3]>(),
     ) {
         let change = Change::between(77, &before, &after);
-        let moving = Move { term: numbers[0], partition: 5, from: numbers[1], source: MemberId(1), destination: MemberId(u32::MAX), seals: true };
+        let moving = Move { term: numbers[0], partition: 5, from: numbers[1], source: MemberId(1), destination: MemberId(u32::MAX), seals: true, backend: Some(u32::MAX).filter(|_| numbers[2] % 2 == 0) };
         let news = vec![change, Change::raise(3, &before)];
         for body in [
             Order::Welcome { token: numbers[0], member: MemberId(9), partitions: 271 },
@@ -133,7 +133,7 @@ proptest! {
             prop_assert_eq!(ToCoordinator::decode(&bytes), Ok(message));
         }
         let enrolled = Enrolled { token: numbers[1], weight: 1, is_leaving: true };
-        let mut records = vec![Record::Member(MemberId(4), enrolled), Record::Gone(MemberId(4))];
+        let mut records = vec![Record::Member(MemberId(4), enrolled), Record::Gone(MemberId(4)), Record::Backend(3, u32::MAX)];
         records.extend(rows.into_iter().map(|(partition, row)| Record::Row(partition, row)));
         for record in records {
             let mut bytes = Vec::new();
@@ -281,6 +281,37 @@ fn members_have_few_ranges() {
     assert!(ranges(&rows) <= 90, "{} ranges", ranges(&rows));
     rows = carried_out(&rows, &planned(&rows, &equal_weights(10), 1));
     assert!(ranges(&rows) <= 120, "{} ranges", ranges(&rows));
+}
+
+fn at_backends(backends: &[u32]) -> Vec<Row> {
+    backends.iter().map(|backend| Row { backend: *backend, ..Row::default() }).collect()
+}
+
+proptest! {
+    #[test]
+    fn backends_get_their_parts_and_nothing_else_moves(
+        at in prop::collection::vec(0..4_u32, 1..400), weights in prop::collection::vec(0..5_u32, 4),
+    ) {
+        let rows = at_backends(&at);
+        let named: BTreeMap<u32, u32> = (0..).zip(weights.iter().copied()).collect();
+        let targets = plan_backends(&rows, &named);
+        let sum: u32 = weights.iter().sum();
+        if sum == 0 {
+            prop_assert!(targets.is_empty());
+            return Ok(());
+        }
+        prop_assert_eq!(targets.len(), rows.len());
+        let count = |of: &[u32], backend: u32| of.iter().filter(|other| **other == backend).count();
+        for (backend, weight) in &named {
+            let (got, had) = (count(&targets, *backend), count(&at, *backend));
+            let share = rows.len() * *weight as usize;
+            prop_assert!(got * sum as usize >= share.saturating_sub(sum as usize), "{backend} got {got}");
+            prop_assert!(got * (sum as usize) <= share + sum as usize, "{backend} got {got}");
+            let stayed = at.iter().zip(&targets).filter(|(from, to)| from == to && **from == *backend).count();
+            prop_assert_eq!(stayed, got.min(had), "whoever has too little gives nothing, and whoever has too much gets nothing");
+        }
+        prop_assert_eq!(plan_backends(&at_backends(&targets), &named), targets, "then nothing is left to be done");
+    }
 }
 
 #[test]
