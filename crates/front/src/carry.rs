@@ -57,7 +57,7 @@ pub enum Carried {
 /// Whatever a link or a server reports. Then it is not known which of the three steps were carried out.
 pub async fn carry(source: &mut Link, target: &mut Link, key: &[u8], route: &Route<'_>) -> Result<Carried> {
     let Some((expires_at_ms, dump)) = read(source, key).await? else { return Ok(Carried::WasHome) };
-    let written = match fit(dump, route) {
+    let written = match fit(dump, route.dialects, route.target) {
         Some(dump) => restore(target, key, expires_at_ms, &dump).await?,
         None => Written::Refused,
     };
@@ -102,10 +102,9 @@ async fn read(source: &mut Link, key: &[u8]) -> Result<Option<(Option<i64>, Byte
 }
 
 /// The payload as the target takes it; `None` where it takes none of this kind.
-fn fit(dump: Bytes, route: &Route<'_>) -> Option<Bytes> {
-    let version_max = route.target.payload_version_max?;
+pub(crate) fn fit(dump: Bytes, (from, to): (Dialect, Dialect), target: &Capabilities) -> Option<Bytes> {
+    let version_max = target.payload_version_max?;
     let found = payload::peek(&dump).ok()?;
-    let (from, to) = route.dialects;
     match payload::verdict(found.object_type, found.rdb_version, from, to, version_max) {
         Verdict::AsIs => Some(dump),
         Verdict::RewriteFooter(version) => payload::rewrite_footer(&dump, version).ok().map(Bytes::from),

@@ -213,6 +213,12 @@ pub fn verdict(
 /// From this type byte on, Redis and Valkey mean different things by the same byte.
 const FIRST_DIVERGED_TYPE: u8 = 22;
 
+/// Whether objects of this type may have elements that expire one by one. Its key goes with the last of them, whether it has a time to
+/// live itself or not.
+pub fn has_mortal_elements(object_type: u8, dialect: Dialect) -> bool {
+    matches!((object_type, dialect), (22..=25, Dialect::Redis) | (22, Dialect::Valkey))
+}
+
 /// The snapshot version whose servers of this dialect were the first to read objects of this type; later ones
 /// read them as well. `None` if no server of the dialect does, or if the type is not known here.
 pub fn min_version_of(object_type: u8, dialect: Dialect) -> Option<u16> {

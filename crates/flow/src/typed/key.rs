@@ -1,5 +1,6 @@
 //! The name under which a key is assembled, and how large it is.
 
+use bytes::Bytes;
 use whimbrel_core::slot::{Slot, tag_for_slot};
 use whimbrel_engine::error::Result;
 use whimbrel_engine::link::Link;
@@ -33,15 +34,40 @@ pub fn staging_job(name: &[u8]) -> Option<&[u8]> {
 /// # Errors
 /// As [`Link::call`]; the server must have `MEMORY USAGE`.
 pub async fn memory_bytes(link: &mut Link, key: &[u8], big_key_bytes: u64) -> Result<Option<u64>> {
-    let mut reply = link.call(&[b"MEMORY", b"USAGE", key, b"SAMPLES", SAMPLES_FIRST]).await?;
-    if was_sampled(&reply, big_key_bytes) {
-        reply = link.call(&[b"MEMORY", b"USAGE", key, b"SAMPLES", b"0"]).await?;
+    Ok(memory_bytes_of(link, &[Bytes::copy_from_slice(key)], big_key_bytes).await?.pop().flatten())
+}
+
+/// [`memory_bytes`] of some keys, in two round trips at most. The caller bounds how many they are.
+///
+/// # Errors
+/// As [`memory_bytes`].
+pub async fn memory_bytes_of(
+    link: &mut Link,
+    keys: &[Bytes],
+    big_key_bytes: u64,
+) -> Result<Vec<Option<u64>>> {
+    let ask = async |link: &mut Link, keys: &[&Bytes], samples: &[u8]| {
+        for key in keys {
+            link.push(&[b"MEMORY", b"USAGE", key, b"SAMPLES", samples]);
+        }
+        link.flush().await?;
+        let replies = link.replies(keys.len()).await?;
+        replies.into_iter().map(|reply| link.check(reply, b"MEMORY USAGE")).collect::<Result<Vec<Value>>>()
+    };
+    let mut replies = ask(link, &keys.iter().collect::<Vec<_>>(), SAMPLES_FIRST).await?;
+    let again: Vec<usize> = (0..keys.len()).filter(|&at| was_sampled(&replies[at], big_key_bytes)).collect();
+    if !again.is_empty() {
+        let some: Vec<&Bytes> = again.iter().map(|&at| &keys[at]).collect();
+        for (at, reply) in again.into_iter().zip(ask(link, &some, b"0").await?) {
+            replies[at] = reply;
+        }
     }
-    match &reply {
+    let read = |reply: &Value| match reply {
         Value::Null => Ok(None),
         Value::Int(bytes) => Ok(Some(bytes.unsigned_abs())),
-        _ => Err(link.unexpected("MEMORY USAGE", &reply)),
-    }
+        _ => Err(link.unexpected("MEMORY USAGE", reply)),
+    };
+    replies.iter().map(read).collect()
 }
 
 #[cfg(test)]

@@ -42,7 +42,7 @@ use whimbrel_wire::payload::Footer;
 use whimbrel_wire::value::Value;
 
 pub(crate) use key::STAGING_PREFIX;
-pub use key::{memory_bytes, staging_job, staging_key};
+pub use key::{memory_bytes, memory_bytes_of, staging_job, staging_key};
 
 use chunk::{Chunk, Expect, Reader};
 use scanned::{Scanned, ScannedType};
