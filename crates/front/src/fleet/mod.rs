@@ -9,6 +9,7 @@
 //! Each member serves the slots that it owns, and tells clients of clusters where all others are. For clients that know no clusters it has
 //! another port: what comes there goes to whoever owns its slot, as in front of a cluster whose primaries are the members.
 
+pub mod carrier;
 mod gate;
 
 use std::net::{IpAddr, SocketAddr};

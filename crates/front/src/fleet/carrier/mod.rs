@@ -1,0 +1,299 @@
+//! Carries the keys of a slot from one backend to another, while nobody is served there.
+//!
+//! An owner may stand still in the middle of this, lose its lease, and go on when another one has the slot, and clients write to it at either
+//! side. So each command that changes keys is part of a script that looks at the *fence* first: a key of the slot, with the token of the
+//! attempt that may change it. Who begins a later attempt has taken the fence at both sides before it does anything else, and from then on what is left
+//! of earlier ones does nothing. `docs/design/fleet.md` tells why that is enough.
+//!
+//! **Bounds.** Names: 64 MiB at either side. Payloads: a group that is read, while one is written, of about 1 MiB each or of one key, of at most
+//! 128 MiB.
+//!
+//! After a [`Refusal`] both links have to be closed: replies may be on their way.
+
+mod fence;
+mod measure;
+mod names;
+mod payloads;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+
+use bytes::Bytes;
+use whimbrel_core::slot::Slot;
+use whimbrel_engine::error::{Code, Error, Result};
+use whimbrel_engine::link::Link;
+use whimbrel_engine::probe::Capabilities;
+use whimbrel_wire::payload::Dialect;
+
+use self::fence::{Hold, Place};
+pub use self::fence::{Token, is_fence};
+pub use self::measure::{LOAD_BYTES_MAX, LOAD_KEY_BYTES_MAX, LOAD_KEYS_MAX, Load, measure};
+use self::names::{FIRST_NAMES, Seen, claim, look_again, names};
+use self::payloads::{GROUP_BYTES, GROUP_KEYS, Item, Life, Reader};
+
+/// A slot with more keys is not carried. It is more than [`LOAD_KEYS_MAX`], since clients may write between the look and the move.
+pub const CARRY_KEYS_MAX: u64 = 2 * LOAD_KEYS_MAX;
+
+/// Names that are asked for at a time when keys are removed. Servers look for the first keys of a slot past all that have gone, so a few thousand
+/// at a time cost less than a few.
+const SWEEP_NAMES: u64 = 5_000;
+
+/// What both sides are and can do.
+#[derive(Debug, Clone, Copy)]
+pub struct Route<'a> {
+    /// What the server can do that has the keys.
+    pub from: &'a Capabilities,
+    /// What the server can do that gets them, the payloads that it accepts among it.
+    pub to: &'a Capabilities,
+    /// The families of both.
+    pub dialects: (Dialect, Dialect),
+}
+
+/// What was carried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Carried {
+    /// Keys that were written.
+    pub keys: u64,
+    /// The length of their payloads, in bytes.
+    pub bytes: u64,
+    /// Keys that had expired before they were read.
+    pub expired: u64,
+    /// Keys that were there of an earlier attempt, and were removed first.
+    pub cleared: u64,
+}
+
+/// Why keys were not carried, or not removed.
+#[derive(Debug)]
+pub enum Refusal {
+    /// The fence was taken by a later attempt, or by a later call of the same one.
+    Superseded {
+        /// Whose it is now.
+        by: Token,
+    },
+    /// Where the keys would go to there are others in this slot that no attempt has left: it was never fenced. They may be somebody's.
+    Occupied {
+        /// How many.
+        keys: u64,
+    },
+    /// The slot has more keys than [`CARRY_KEYS_MAX`].
+    TooMany {
+        /// How many.
+        keys: u64,
+    },
+    /// The other side cannot take this key.
+    Unholdable {
+        /// Its name.
+        key: Bytes,
+        /// Why not.
+        why: String,
+    },
+    /// Something went wrong that may go right the next time.
+    Failed(Error),
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Refusal {
+        Refusal::Failed(error)
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::Superseded { by } => write!(f, "the slot is carried by another attempt ({by})"),
+            Refusal::Occupied { keys } => write!(
+                f,
+                "the backend has {keys} keys in this slot that no move has left; remove them, or name a backend without keys"
+            ),
+            Refusal::TooMany { keys } => {
+                write!(f, "the slot has {keys} keys, and at most {CARRY_KEYS_MAX} are carried at once")
+            }
+            Refusal::Unholdable { key, why } => {
+                write!(f, "the key {:?} cannot be carried: {why}", String::from_utf8_lossy(key))
+            }
+            Refusal::Failed(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// Copies all keys of a slot, and removes what was there. The links lead to the nodes that own it at either side, and nobody is served in it. May be
+/// called again with the same token.
+///
+/// A slot without keys costs one round trip to each side; one with few keys costs four or five to the one, and three to the other.
+///
+/// # Errors
+/// See [`Refusal`]. What `from` has is never touched but for its fence; what was written to `to` stays there until the next attempt removes it.
+pub async fn carry_slot(
+    from: &mut Link,
+    to: &mut Link,
+    slot: Slot,
+    token: Token,
+    route: &Route<'_>,
+) -> Result<Carried, Refusal> {
+    let (origin, destination) = tokio::join!(
+        claim(from, slot, token, Place::Origin, route.from),
+        claim(to, slot, token, Place::Destination, route.to),
+    );
+    let (mut origin, destination) = (origin?, destination?);
+    let cleared = sweep(to, &destination).await?;
+    if origin.count == 0 {
+        return Ok(Carried { cleared, ..Carried::default() });
+    }
+    if origin.count > CARRY_KEYS_MAX {
+        return Err(Refusal::TooMany { keys: origin.count });
+    }
+    if origin.count >= FIRST_NAMES {
+        origin.names = names(from, slot, origin.count + 2).await?;
+    }
+    let mut copy =
+        Copying { hold: &destination.hold, route, lives: HashMap::new(), carried: Carried::default() };
+    copy.carried.cleared = cleared;
+    copy.all(from, to, Reader::new(std::mem::take(&mut origin.names), origin.now_ms)).await?;
+    // Where times are relative, each side counts from its own.
+    let ahead_ms = if route.from.pexpiretime { 0 } else { destination.now_ms - origin.now_ms };
+    verify(from, to, (&origin.hold, &destination.hold), &copy.lives, ahead_ms).await?;
+    Ok(copy.carried)
+}
+
+/// Removes all keys of a slot at a node that owns it, but for the fence, which it takes first. How many there were.
+///
+/// # Errors
+/// See [`Refusal`].
+pub async fn clear_slot(
+    at: &mut Link,
+    slot: Slot,
+    token: Token,
+    capabilities: &Capabilities,
+) -> Result<u64, Refusal> {
+    let seen = claim(at, slot, token, Place::Origin, capabilities).await?;
+    sweep(at, &seen).await
+}
+
+/// Removes what a node has of a slot, a page of names after the other, until there are none.
+async fn sweep(link: &mut Link, seen: &Seen) -> Result<u64, Refusal> {
+    let mut page = seen.names.clone();
+    let mut removed = 0;
+    // Each page goes as a whole, so there are no more of them unless somebody writes.
+    for _ in 0..4 + seen.count / FIRST_NAMES {
+        if page.is_empty() {
+            return Ok(removed);
+        }
+        for some in groups(&page, |name| name.len()) {
+            removed += seen.hold.unlink(link, some).await?;
+        }
+        page = names(link, seen.hold.slot(), SWEEP_NAMES).await?;
+    }
+    if page.is_empty() { Ok(removed) } else { Err(changed(link, "keys come as fast as they are removed")) }
+}
+
+/// Divides what is written in one step into bounded parts, in their order.
+fn groups<T>(mut all: &[T], bytes_of: impl Fn(&T) -> usize) -> Vec<&[T]> {
+    let mut groups = Vec::new();
+    while !all.is_empty() {
+        let mut bytes = 0;
+        let fitting = all.iter().take(GROUP_KEYS).take_while(|item| {
+            bytes += bytes_of(item);
+            bytes <= GROUP_BYTES
+        });
+        let (group, rest) = all.split_at(fitting.count().max(1));
+        groups.push(group);
+        all = rest;
+    }
+    groups
+}
+
+/// The keys on their way.
+struct Copying<'a> {
+    hold: &'a Hold,
+    route: &'a Route<'a>,
+    /// All keys that were read.
+    lives: HashMap<Bytes, Life>,
+    carried: Carried,
+}
+
+impl Copying<'_> {
+    /// While a group is written the next one is read.
+    async fn all(&mut self, from: &mut Link, to: &mut Link, mut reader: Reader) -> Result<(), Refusal> {
+        let mut next = reader.next(from, self.route).await?;
+        while let Some(items) = next {
+            let items = self.note(items);
+            let (written, read) = tokio::join!(self.write(to, &items), reader.next(from, self.route));
+            written?;
+            next = read?;
+        }
+        Ok(())
+    }
+
+    /// Remembers what was read, and leaves out what was gone.
+    fn note(&mut self, items: Vec<Item>) -> Vec<(Bytes, i64, Bytes)> {
+        let mut there = Vec::with_capacity(items.len());
+        for Item { name, life, time, dump } in items {
+            self.lives.insert(name.clone(), life);
+            if life == Life::Gone {
+                self.carried.expired += 1;
+            } else {
+                self.carried.keys += 1;
+                self.carried.bytes += dump.len() as u64;
+                there.push((name, time, dump));
+            }
+        }
+        there
+    }
+
+    async fn write(&self, to: &mut Link, keys: &[(Bytes, i64, Bytes)]) -> Result<(), Refusal> {
+        for some in groups(keys, |(name, _, dump)| name.len() + dump.len()) {
+            if let Some((index, e)) = self.hold.restore(to, some, self.route.from.pexpiretime).await? {
+                return Err(match e.code {
+                    Code::PayloadVersion | Code::PayloadFormat => Refusal::Unholdable {
+                        key: some[index].0.clone(),
+                        why: "the server it would go to does not understand it".to_owned(),
+                    },
+                    _ => fence::script_error(to, e, "write keys to a slot").into(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Sees that both sides have what was read, but for what has expired, and nothing else, and that both fences are still the same.
+async fn verify(
+    from: &mut Link,
+    to: &mut Link,
+    holds: (&Hold, &Hold),
+    lives: &HashMap<Bytes, Life>,
+    ahead_ms: i64,
+) -> Result<(), Refusal> {
+    // The fence, and one that would be too many.
+    let most = lives.len() as u64 + 2;
+    let (origin, destination) = tokio::join!(look_again(from, holds.0, most), look_again(to, holds.1, most));
+    let (origin, destination) = (origin?, destination?);
+    if origin.names.iter().any(|name| !lives.contains_key(name)) {
+        return Err(changed(from, "keys were added meanwhile"));
+    }
+    let is_carried = |name: &Bytes| lives.get(name).is_some_and(|life| *life != Life::Gone);
+    if !destination.names.iter().all(is_carried) {
+        return Err(changed(to, "it has keys that were not carried there"));
+    }
+    let missing = |left: &names::Left, now_ms: i64| {
+        let there: HashSet<&Bytes> = left.names.iter().collect();
+        lives.iter().filter(|(name, life)| !life.may_be_over(now_ms) && !there.contains(name)).count()
+    };
+    match (missing(&origin, origin.now_ms), missing(&destination, destination.now_ms - ahead_ms)) {
+        (0, 0) => Ok(()),
+        (0, keys) => Err(changed(to, &format!("{keys} keys were written, and are not there any more"))),
+        (keys, _) => Err(changed(from, &format!("{keys} keys were removed meanwhile"))),
+    }
+}
+
+/// Somebody else writes.
+fn changed(link: &Link, what: &str) -> Refusal {
+    let (side, at) = (link.endpoint().side, link.address().to_string());
+    Error::unfit(side, at, "carry the keys of a slot", what)
+        .with_remedy("see that nobody but the fleet writes to that server, and that it does not evict keys")
+        .into()
+}

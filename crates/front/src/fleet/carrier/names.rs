@@ -1,0 +1,133 @@
+//! Which keys a slot has at a node.
+
+use bytes::Bytes;
+use whimbrel_core::slot::Slot;
+use whimbrel_engine::error::{Result, ServerError};
+use whimbrel_engine::link::Link;
+use whimbrel_engine::probe::Capabilities;
+use whimbrel_wire::value::Value;
+
+use super::Refusal;
+use super::fence::{Hold, Place, Token, absent_key, fence_key, is_fence, push_claim, script_error};
+
+/// Names that are asked for before it is known how many there are. Most slots have fewer.
+pub(super) const FIRST_NAMES: u64 = 1_000;
+
+/// All names that are held of a slot, in bytes.
+const NAMES_BYTES_MAX: u64 = 64 << 20;
+
+/// What a node has of a slot whose fence was just taken.
+#[derive(Debug)]
+pub(super) struct Seen {
+    /// The fence.
+    pub hold: Hold,
+    /// How many keys there are, the fence not among them.
+    pub count: u64,
+    /// The first of them, or all.
+    pub names: Vec<Bytes>,
+    /// The time there.
+    pub now_ms: i64,
+}
+
+/// Takes the fence of a slot at a node, and looks what is there, in one round trip.
+pub(super) async fn claim(
+    link: &mut Link,
+    slot: Slot,
+    token: Token,
+    place: Place,
+    capabilities: &Capabilities,
+) -> Result<Seen, Refusal> {
+    let number = slot.to_string();
+    push_claim(link, slot, token, place, capabilities);
+    link.push(&[b"CLUSTER", b"COUNTKEYSINSLOT", number.as_bytes()]);
+    push_names(link, slot, FIRST_NAMES);
+    link.push(&[b"TIME"]);
+    link.flush().await?;
+    let replies = link.replies_within(5, NAMES_BYTES_MAX).await?;
+    let [claimed, count, names, owned, now] =
+        <[Value; 5]>::try_from(replies).map_err(|_| link.unexpected("look at a slot", &Value::Null))?;
+    let hold = Hold::of(link, slot, token, claimed)?;
+    let count = checked(link, count, "CLUSTER COUNTKEYSINSLOT")?;
+    let count = count.as_int().ok_or_else(|| link.unexpected("CLUSTER COUNTKEYSINSLOT", &count))?;
+    let names = read_names(link, names, owned)?;
+    // The fence is one of them.
+    Ok(Seen { hold, count: count.unsigned_abs().saturating_sub(1), names, now_ms: read_time(link, now)? })
+}
+
+/// How many keys a slot has, the fence not among them.
+pub(super) async fn count(link: &mut Link, slot: Slot) -> Result<u64> {
+    link.push(&[b"CLUSTER", b"COUNTKEYSINSLOT", slot.to_string().as_bytes()]);
+    link.push(&[b"EXISTS", &fence_key(slot)]);
+    link.push(&[b"EXISTS", &absent_key(slot)]);
+    link.flush().await?;
+    let mut numbers = Vec::new();
+    for reply in link.replies(3).await? {
+        let reply = checked(link, reply, "CLUSTER COUNTKEYSINSLOT")?;
+        let number = reply.as_int().ok_or_else(|| link.unexpected("CLUSTER COUNTKEYSINSLOT", &reply))?;
+        numbers.push(number.unsigned_abs());
+    }
+    Ok(numbers[0].saturating_sub(numbers[1]))
+}
+
+/// The names of so many keys of a slot, the fence counted but left out.
+pub(super) async fn names(link: &mut Link, slot: Slot, most: u64) -> Result<Vec<Bytes>> {
+    push_names(link, slot, most);
+    link.flush().await?;
+    let mut replies = link.replies_within(2, NAMES_BYTES_MAX).await?.into_iter();
+    let (names, owned) = (replies.next().unwrap_or(Value::Null), replies.next().unwrap_or(Value::Null));
+    read_names(link, names, owned)
+}
+
+/// What a node has of a slot at the end of a move.
+pub(super) struct Left {
+    pub names: Vec<Bytes>,
+    pub now_ms: i64,
+}
+
+/// The names of so many keys, and the time after that; the fence has to be still this one.
+pub(super) async fn look_again(link: &mut Link, hold: &Hold, most: u64) -> Result<Left, Refusal> {
+    push_names(link, hold.slot(), most);
+    link.push(&[b"TIME"]);
+    link.push(&[b"GET", &fence_key(hold.slot())]);
+    link.flush().await?;
+    let replies = link.replies_within(4, NAMES_BYTES_MAX).await?;
+    let [names, owned, now, fence] =
+        <[Value; 4]>::try_from(replies).map_err(|_| link.unexpected("look at a slot", &Value::Null))?;
+    hold.check(link, &checked(link, fence, "GET")?)?;
+    Ok(Left { names: read_names(link, names, owned)?, now_ms: read_time(link, now)? })
+}
+
+/// Queues two commands, for [`read_names`]. What a node says of the names of a slot that it does not own, or that it is giving to another node, is
+/// not all of them, and it says so to nobody. So it is asked for a key afterwards: then it redirects.
+fn push_names(link: &mut Link, slot: Slot, most: u64) {
+    let (number, most) = (slot.to_string(), most.to_string());
+    link.push(&[b"CLUSTER", b"GETKEYSINSLOT", number.as_bytes(), most.as_bytes()]);
+    link.push(&[b"EXISTS", &absent_key(slot)]);
+}
+
+fn read_names(link: &Link, names: Value, owned: Value) -> Result<Vec<Bytes>> {
+    checked(link, owned, "look for keys of a slot")?;
+    let names = checked(link, names, "CLUSTER GETKEYSINSLOT")?;
+    let unexpected = link.unexpected("CLUSTER GETKEYSINSLOT", &names);
+    let names = names.into_items().ok_or(unexpected)?;
+    Ok(names.into_iter().filter_map(Value::into_bytes).filter(|name| !is_fence(name)).collect())
+}
+
+/// Milliseconds.
+fn read_time(link: &Link, reply: Value) -> Result<i64> {
+    let reply = checked(link, reply, "TIME")?;
+    match reply.as_items() {
+        Some([seconds, micros]) => match (seconds.as_int(), micros.as_int()) {
+            (Some(seconds), Some(micros)) => Ok(seconds * 1_000 + micros / 1_000),
+            _ => Err(link.unexpected("TIME", &reply)),
+        },
+        _ => Err(link.unexpected("TIME", &reply)),
+    }
+}
+
+fn checked(link: &Link, reply: Value, tried: &str) -> Result<Value> {
+    match ServerError::of(&reply) {
+        None => Ok(reply),
+        Some(e) => Err(script_error(link, e, tried)),
+    }
+}
