@@ -148,7 +148,7 @@ macro_rules! access {
     ($name:ident, $side:literal, $announcer:literal, $user:literal, $file:literal, $env:literal, $map:literal, $tls:literal, $ca:literal,
      $cert:literal, $key:literal, $sni:literal, $heading:literal) => {
         #[doc = concat!("How to get into the ", $side, ".")]
-        #[derive(Debug, Args)]
+        #[derive(Debug, Clone, Args)]
         pub struct $name {
             #[arg(
                 help = concat!("ACL user on the ", $side),

@@ -59,6 +59,8 @@ enum Goal {
     Gone(u32),
     /// The member has nothing any more.
     Empty(u32),
+    /// The backend has no data any more.
+    Bare(String),
     /// Everybody has its part.
     Settled,
 }
@@ -68,6 +70,7 @@ impl Goal {
         match self {
             Goal::Gone(member) => status.member(*member).is_none(),
             Goal::Empty(member) => status.member(*member).is_none_or(|member| member.owned == 0),
+            Goal::Bare(backend) => status.backend(backend).is_none_or(|backend| backend.partitions == 0),
             Goal::Settled => status.is_settled(),
         }
     }
@@ -78,6 +81,7 @@ impl Goal {
             Goal::Gone(member) | Goal::Empty(member) => {
                 status.member(*member).map_or(0, |member| member.owned)
             }
+            Goal::Bare(backend) => status.backend(backend).map_or(0, |backend| backend.partitions),
             Goal::Settled => status.remaining + status.unowned,
         }
     }
@@ -90,19 +94,31 @@ async fn try_run(args: &FleetArgs, stop: &CancellationToken) -> Result<Exit> {
     let status = coordinator.first_status().await?;
     let (words, goal, wait) = match &args.command {
         FleetCommand::Status(_) => return Ok(show(&status, at.json)),
-        FleetCommand::Join { member, weight, wait, .. } => {
-            let number = find(&status, member)?.member.to_string();
-            let weight = weight.map(|weight| weight.to_string());
-            (["JOIN".to_owned(), number].into_iter().chain(weight).collect(), Goal::Settled, wait)
+        FleetCommand::Join { which, weight, wait, .. } => {
+            let words = match (&which.member, &which.backend) {
+                (Some(member), _) => {
+                    let number = find(&status, member)?.member.to_string();
+                    let weight = weight.map(|weight| weight.to_string());
+                    ["JOIN".to_owned(), number].into_iter().chain(weight).collect()
+                }
+                (None, backend) => place(&status, backend.as_deref(), weight.unwrap_or(1))?,
+            };
+            (words, Goal::Settled, wait)
         }
         FleetCommand::Leave { member, wait, .. } => {
             let number = find(&status, member)?.member;
             (vec!["LEAVE".to_owned(), number.to_string()], Goal::Gone(number), wait)
         }
-        FleetCommand::Drain { member, wait, .. } => {
-            let number = find(&status, member)?.member;
-            (vec!["DRAIN".to_owned(), number.to_string()], Goal::Empty(number), wait)
-        }
+        FleetCommand::Drain { which, wait, .. } => match (&which.member, &which.backend) {
+            (Some(member), _) => {
+                let number = find(&status, member)?.member;
+                (vec!["DRAIN".to_owned(), number.to_string()], Goal::Empty(number), wait)
+            }
+            (None, backend) => {
+                let name = backend.clone().unwrap_or_default();
+                (place(&status, backend.as_deref(), 0)?, Goal::Bare(name), wait)
+            }
+        },
         FleetCommand::Rebalance { wait, .. } => (vec!["REBALANCE".to_owned()], Goal::Settled, wait),
     };
     coordinator.order(&words).await?;
@@ -169,6 +185,16 @@ fn tell(as_json: bool, event: &str, words: &str, status: &FleetStatus) {
     }
 }
 
+/// What gives a backend its part.
+fn place(status: &FleetStatus, name: Option<&str>, weight: u32) -> Result<Vec<String>> {
+    let name = name.unwrap_or_default();
+    if status.backend(name).is_none() {
+        return Err(Error::unfit(Side::Own, "", "find the backend", format!("there is no backend {name}"))
+            .with_remedy("name it as the coordinator does: see whimbrel fleet status"));
+    }
+    Ok(vec!["PLACE".to_owned(), name.to_owned(), weight.to_string()])
+}
+
 /// The member that is meant.
 fn find<'a>(status: &'a FleetStatus, named: &str) -> Result<&'a MemberStatus> {
     let number = named.parse().ok().and_then(|number| status.member(number));
@@ -222,8 +248,13 @@ pub fn page(status: &FleetStatus) -> String {
         format_count(status.moved),
         format_count(status.failed),
     );
-    for (name, url) in &status.backends {
-        page.push_str(&format!("backend  {name} {url}\n"));
+    for backend in &status.backends {
+        let has = format_count(backend.partitions);
+        let part = match status.backends.len() {
+            1 => String::new(),
+            _ => format!(", data of {has} partitions, weight {}", backend.weight),
+        };
+        page.push_str(&format!("backend  {} {}{part}\n", backend.name, backend.url));
     }
     page.push_str(&format!(
         "\n{:>6}  {:<16} {:<22} {:>10} {:>6} {:>6} {:>8}  {:<9} {:<10} STATE\n",
@@ -256,6 +287,9 @@ pub fn page(status: &FleetStatus) -> String {
             table,
             member.version,
         ));
+        if !member.trouble.is_empty() {
+            page.push_str(&format!("        moves fail there: {}\n", member.trouble));
+        }
     }
     page
 }

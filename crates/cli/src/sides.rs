@@ -118,6 +118,12 @@ impl FrontArgs {
         endpoint(Side::Source, source, &Access::from(&self.source_access), self.insecure)
     }
 
+    /// As [`FrontArgs::source_at`], for those who ask later.
+    pub fn source_maker(&self) -> impl Fn(&str) -> Result<Endpoint> + Send + Sync + 'static {
+        let (access, insecure) = (self.source_access.clone(), self.insecure);
+        move |source| endpoint(Side::Source, source, &Access::from(&access), insecure)
+    }
+
     /// The coordinators of the fleet that it is to join; none where it is not.
     ///
     /// # Errors

@@ -150,33 +150,43 @@ impl Deployment {
         let endpoint = Arc::new(endpoint);
         let mut link = Link::open(&endpoint, &endpoint.address, LinkOptions { db: 0, ..options }).await?;
         let facts = ServerFacts::ask(&mut link).await?;
-        let mut capabilities = Capabilities::probe(&mut link).await?;
+        let capabilities = Capabilities::probe(&mut link).await?;
         let topology = if facts.cluster {
             read_topology(&mut link).await?
         } else {
             Topology::standalone(&endpoint.address)
         };
-        if endpoint.side == Side::Target {
-            let (mut own, key) = match topology.shards.first() {
-                // Any owned slot will do: the key is never written.
-                Some(shard) if facts.cluster => {
-                    let slot = shard.slots.iter().next().map(tag_for_slot).unwrap_or_default();
-                    let link =
-                        Link::open(&endpoint, &shard.primary, LinkOptions { db: 0, ..options }).await?;
-                    (link, format!("whimbrel:probe:{{{slot}}}"))
-                }
-                _ => (link, "whimbrel:probe".to_owned()),
-            };
-            capabilities.probe_payload_version(&mut own, key.as_bytes(), false).await?;
-        }
-        Ok(Deployment {
+        let mut deployment = Deployment {
             endpoint,
             options,
             facts,
             capabilities,
             topology: RwLock::new(Arc::new(topology)),
             turn: AtomicUsize::new(0),
-        })
+        };
+        if deployment.side() == Side::Target {
+            deployment.probe_payloads().await?;
+        }
+        Ok(deployment)
+    }
+
+    /// Finds out which payloads it takes, without writing anything. A target's is asked when it is probed; this is for others that keys are
+    /// carried to.
+    ///
+    /// # Errors
+    /// As [`Link::open`] and [`Capabilities::probe_payload_version`].
+    pub async fn probe_payloads(&mut self) -> Result<()> {
+        let topology = self.topology();
+        let (address, key) = match topology.shards.first() {
+            // Any owned slot will do: the key is never written.
+            Some(shard) if self.facts.cluster => {
+                let slot = shard.slots.iter().next().map(tag_for_slot).unwrap_or_default();
+                (&shard.primary, format!("whimbrel:probe:{{{slot}}}"))
+            }
+            _ => (&self.endpoint.address, "whimbrel:probe".to_owned()),
+        };
+        let mut link = self.open(address, 0).await?;
+        self.capabilities.probe_payload_version(&mut link, key.as_bytes(), false).await
     }
 
     /// A cluster of which others tell who its nodes are. Nothing of it is looked at.

@@ -2,7 +2,7 @@
 //! in one word so that no request begins between *it is sealed* and *nothing of it is under way any more*.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::sleep;
@@ -15,20 +15,33 @@ const COUNT: u64 = SEALED - 1;
 
 /// A partition as it is looked at by those who serve.
 #[derive(Debug, Default)]
-pub(crate) struct Cell(AtomicU64);
+pub(crate) struct Cell {
+    word: AtomicU64,
+    /// Where the data is. It changes while nobody may begin a request, and is set before anybody may again.
+    backend: AtomicU32,
+}
 
 impl Cell {
     pub(crate) fn owner(&self) -> MemberId {
-        owner_of(self.0.load(Ordering::SeqCst))
+        owner_of(self.word.load(Ordering::SeqCst))
+    }
+
+    pub(crate) fn backend(&self) -> u32 {
+        self.backend.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.word.load(Ordering::SeqCst) & SEALED != 0
     }
 
     /// What the member knows now. Requests under way stay counted.
-    pub(crate) fn set(&self, owner: MemberId, is_sealed: bool) {
+    pub(crate) fn set(&self, owner: MemberId, is_sealed: bool, backend: u32) {
+        self.backend.store(backend, Ordering::SeqCst);
         let seal = if is_sealed { SEALED } else { 0 };
         let known = u64::from(owner.0) << 32 | seal;
         let set = |word: u64| Some(known | word & COUNT);
         // It sets whatever it finds, so it cannot fail.
-        let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, set);
+        let _ = self.word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, set);
     }
 
     /// Counts one more request, if this member owns the partition and has not sealed it.
@@ -37,18 +50,18 @@ impl Cell {
             let may = owner_of(word) == member && word & SEALED == 0 && word & COUNT < COUNT;
             may.then_some(word + 1)
         };
-        self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, enter).is_ok()
+        self.word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, enter).is_ok()
     }
 
     /// Counts one less; true where it was the last one of a sealed partition.
     fn leave(&self) -> bool {
-        let before = self.0.fetch_sub(1, Ordering::SeqCst);
+        let before = self.word.fetch_sub(1, Ordering::SeqCst);
         before & SEALED != 0 && before & COUNT == 1
     }
 
     /// Whether no request of the partition is under way.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.0.load(Ordering::SeqCst) & COUNT == 0
+        self.word.load(Ordering::SeqCst) & COUNT == 0
     }
 }
 
@@ -83,6 +96,17 @@ impl Guard {
     /// Which partition.
     pub fn partition(&self) -> Partition {
         self.partition
+    }
+
+    /// Which backend has the data of the partition. It stays the same for as long as this lives and its lease runs.
+    pub fn backend(&self) -> u32 {
+        self.shared.cell(self.partition).map_or(0, Cell::backend)
+    }
+
+    /// Whether the partition waits until this guard, and all others of it, are gone. A request that may wait for something to happen has to
+    /// be ended then.
+    pub fn is_sealed(&self) -> bool {
+        self.shared.cell(self.partition).is_some_and(Cell::is_sealed)
     }
 
     /// For how long the request may still be carried out. It grows as the lease is renewed. What is not done by then has to
@@ -122,14 +146,15 @@ mod tests {
     fn nobody_enters_a_sealed_partition_and_its_last_request_says_so() {
         let (cell, us, other) = (Cell::default(), MemberId(7), MemberId(u32::MAX));
         assert!(!cell.enter(us), "nobody owns it");
-        cell.set(us, false);
+        cell.set(us, false, 0);
         assert!(cell.enter(us) && cell.enter(us) && !cell.enter(other));
-        cell.set(us, true);
+        cell.set(us, true, 0);
         assert!(!cell.enter(us) && !cell.is_quiet());
         assert!(!cell.leave() && cell.leave(), "the last one says so");
         assert!(cell.is_quiet());
-        cell.set(other, false);
+        cell.set(other, false, 3);
         assert_eq!((cell.owner(), cell.enter(us), cell.enter(other)), (other, false, true));
+        assert_eq!(cell.backend(), 3);
         assert!(!cell.leave(), "nobody waits for it");
     }
 }

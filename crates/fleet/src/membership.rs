@@ -14,6 +14,7 @@ use whimbrel_engine::error::Result;
 use whimbrel_engine::link::LinkOptions;
 
 use crate::clock;
+use crate::guard::Cell;
 use crate::protocol::{Backend, COMMAND, Hello};
 use crate::session::Runner;
 use crate::standing::{Seen, Shared, Standing};
@@ -63,6 +64,10 @@ pub trait Data: Send + Sync + 'static {
 
     /// The data of this partition is not needed here any more.
     fn discard(&self, partition: Partition);
+
+    /// By this move the data of its partition has another backend: what is left at the one of this number is not needed any more. Where that
+    /// cannot be removed now it may stay: nobody looks for it there, and the next move there begins with removing it.
+    fn leave(&self, moving: &Move, backend: u32);
 }
 
 /// The data lies at servers that all members use: nothing of it moves with a partition.
@@ -70,8 +75,11 @@ pub trait Data: Send + Sync + 'static {
 pub struct AtBackends;
 
 impl Data for AtBackends {
-    async fn transfer(&self, _: &Move) -> std::result::Result<(), Failure> {
-        Ok(())
+    async fn transfer(&self, moving: &Move) -> std::result::Result<(), Failure> {
+        match moving.backend {
+            Some(_) => Err(Failure("this member cannot carry data from one backend to another".to_owned())),
+            None => Ok(()),
+        }
     }
 
     async fn settle(&self, _: &Move) -> std::result::Result<(), Failure> {
@@ -79,6 +87,8 @@ impl Data for AtBackends {
     }
 
     fn discard(&self, _: Partition) {}
+
+    fn leave(&self, _: &Move, _: u32) {}
 }
 
 /// What a member knows, at any time. It goes on to be answered when the member has ended: then nothing is this member's.
@@ -99,6 +109,16 @@ impl View {
     /// The owner of one partition as it is known here.
     pub fn owner(&self, partition: Partition) -> Option<MemberId> {
         self.0.owner(partition)
+    }
+
+    /// The number of the backend that has the data of a partition, as it is known here.
+    pub fn backend(&self, partition: Partition) -> u32 {
+        self.0.cell(partition).map_or(0, Cell::backend)
+    }
+
+    /// Tells when a partition was sealed of which requests are under way: those that may wait for something to happen have to be ended.
+    pub fn seals(&self) -> watch::Receiver<u64> {
+        self.0.seals.subscribe()
     }
 
     /// How many partitions there are; 0 until this was a member.

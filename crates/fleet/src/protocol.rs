@@ -66,6 +66,8 @@ pub enum FromMember {
         stamp: u64,
         /// Requests that are under way.
         held: u64,
+        /// Why a move of a partition has failed here lately, in words for people; empty where none has.
+        trouble: String,
     },
     /// It wants to leave.
     Leave,
@@ -113,9 +115,10 @@ impl FromMember {
                 }
             }
             FromMember::Message(message) => message.encode(out),
-            FromMember::State { stamp, held } => {
+            FromMember::State { stamp, held, trouble } => {
                 out.extend_from_slice(&stamp.to_le_bytes());
                 out.extend_from_slice(&held.to_le_bytes());
+                put_text(out, trouble);
             }
             FromMember::Leave => {}
         }
@@ -137,6 +140,7 @@ impl FromMember {
             2 => FromMember::State {
                 stamp: u64::from_le_bytes(from.take()?),
                 held: u64::from_le_bytes(from.take()?),
+                trouble: from.text()?,
             },
             3 => FromMember::Leave,
             _ => return Err(Unintelligible),
@@ -264,7 +268,7 @@ mod tests {
         let said = [
             hello("ä"),
             FromMember::Message(message),
-            FromMember::State { stamp: 9, held: 1 },
+            FromMember::State { stamp: 9, held: 1, trouble: "no room".to_owned() },
             FromMember::Leave,
         ];
         for said in said {

@@ -30,6 +30,9 @@ const TICK: Duration = Duration::from_millis(50);
 /// How often the coordinator hears how this member stands, in ticks.
 const STATE_TICKS: u64 = 10;
 
+/// A move that failed is tried again after a moment. Of one that has not failed for so long nobody has to know.
+const TROUBLE_LASTS: Duration = Duration::from_secs(10);
+
 /// How long to wait between attempts to connect: first, and at most.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -79,6 +82,8 @@ pub(crate) struct Runner<D> {
     is_leaving: bool,
     /// It was a member, left, and does not want to be one again.
     is_over: bool,
+    /// Why the last move failed that did, and when.
+    trouble: Option<(String, Instant)>,
     ticks: u64,
     silence_max: Duration,
 }
@@ -148,6 +153,7 @@ impl<D: Data> Runner<D> {
             draining: Vec::new(),
             is_leaving: false,
             is_over: false,
+            trouble: None,
             ticks: 0,
             silence_max: SILENCE_MIN,
         }
@@ -284,7 +290,9 @@ impl<D: Data> Runner<D> {
                 self.say(&FromMember::Leave);
             }
             let (stamp, held) = (self.machine.table().stamp(), self.shared.held.load(Ordering::Relaxed));
-            self.say(&FromMember::State { stamp, held });
+            let lately = self.trouble.as_ref().filter(|(_, at)| at.elapsed() < TROUBLE_LASTS);
+            let trouble = lately.map(|(why, _)| why.clone()).unwrap_or_default();
+            self.say(&FromMember::State { stamp, held, trouble });
         }
         self.tell(MemberInput::Tick, [])
     }
@@ -292,6 +300,11 @@ impl<D: Data> Runner<D> {
     fn step_done(&mut self, (moving, which, outcome): Step) -> std::result::Result<(), Ended> {
         if let Err(why) = &outcome {
             tracing::warn!(partition = moving.partition, to = %moving.destination, %why, "a partition stays here");
+        }
+        if let Err(why) = &outcome {
+            // Names of keys may be in it: nothing of it may move somebody's cursor.
+            let shown: String = why.0.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+            self.trouble = Some((format!("partition {}: {shown}", moving.partition), Instant::now()));
         }
         let input = match (outcome, which) {
             (Ok(()), Which::Transfer) => MemberInput::Transferred(moving),
@@ -359,6 +372,7 @@ impl<D: Data> Runner<D> {
                     self.settle_quiet()?;
                 }
                 Action::Discard(partition) => self.data.discard(partition),
+                Action::Leave(moving, backend) => self.data.leave(&moving, backend),
             }
         }
         Ok(())

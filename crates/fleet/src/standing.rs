@@ -60,6 +60,8 @@ pub(crate) struct Shared {
     pub(crate) held: AtomicU64,
     /// The last guard of a sealed partition is gone.
     pub(crate) quiet: Notify,
+    /// Counts how often a partition was sealed of which requests are under way.
+    pub(crate) seals: watch::Sender<u64>,
     directory: RwLock<Arc<Known>>,
     pub(crate) seen: watch::Sender<Seen>,
 }
@@ -88,6 +90,7 @@ impl Shared {
             lease_until_ms: AtomicU64::new(0),
             held: AtomicU64::new(0),
             quiet: Notify::new(),
+            seals: watch::Sender::new(0),
             directory: RwLock::default(),
             seen: watch::Sender::new(seen),
         }
@@ -179,9 +182,14 @@ impl Shared {
             }
         }
         for partition in partitions {
-            let owner = machine.table().row(partition).and_then(|row| row.holders.owner());
+            let row = machine.table().row(partition).copied().unwrap_or_default();
+            let (owner, is_sealed) =
+                (row.holders.owner().unwrap_or(MemberId::NOBODY), machine.is_sealed(partition));
             if let Some(cell) = self.cell(partition) {
-                cell.set(owner.unwrap_or(MemberId::NOBODY), machine.is_sealed(partition));
+                cell.set(owner, is_sealed, row.backend);
+                if is_sealed && !cell.is_quiet() {
+                    self.seals.send_modify(|count| *count += 1);
+                }
             }
         }
         self.member.store(machine.id().unwrap_or(MemberId::NOBODY).0, Ordering::SeqCst);

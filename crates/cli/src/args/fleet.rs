@@ -95,6 +95,8 @@ Examples:
   whimbrel fleet leave front-2 --server 127.0.0.1:7999      before its machine is switched off
   whimbrel fleet drain 3 --server 127.0.0.1:7999            it stays a member, without partitions
   whimbrel fleet join 3 --weight 2 --server 127.0.0.1:7999  and takes twice the part of others from now on
+  whimbrel fleet join --backend b --server 127.0.0.1:7999   another backend gets its part of the data
+  whimbrel fleet drain --backend a --server 127.0.0.1:7999  and the first one gives all of it away
 
 Members are named by number, name or address: see whimbrel fleet status. They join by themselves when they are started.
 The coordinator is whimbrel serve --fleet; of several, --server names all. What was asked for goes on there when this command is stopped.
@@ -111,11 +113,11 @@ pub struct FleetArgs {
 pub enum FleetCommand {
     /// Show members, what they have, and what moves
     Status(FleetAt),
-    /// Give a drained member its part of the partitions again, or any member another part
+    /// Give a drained member its part of the partitions again, or any member another part; or a backend its part of the data
     Join {
-        /// The member: its number, name or address
-        member: String,
-        /// Its part in relation to others [default: the one that it was started with]
+        #[command(flatten)]
+        which: FleetWhich,
+        /// Its part in relation to others [default: the one that a member was started with; 1 for a backend]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000))]
         weight: Option<u32>,
         #[command(flatten)]
@@ -132,10 +134,10 @@ pub enum FleetCommand {
         #[command(flatten)]
         wait: FleetWait,
     },
-    /// Have a member give all its partitions to others and stay without any
+    /// Have a member give all its partitions to others and stay without any; or a backend all its data
     Drain {
-        /// The member: its number, name or address
-        member: String,
+        #[command(flatten)]
+        which: FleetWhich,
         #[command(flatten)]
         at: FleetAt,
         #[command(flatten)]
@@ -161,6 +163,17 @@ impl FleetCommand {
             | FleetCommand::Rebalance { at, .. } => at,
         }
     }
+}
+
+/// A member or a backend.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct FleetWhich {
+    /// The member: its number, name or address
+    pub member: Option<String>,
+    /// The backend whose data is meant, by its name
+    #[arg(long, value_name = "NAME")]
+    pub backend: Option<String>,
 }
 
 /// Where the coordinator of a fleet is.

@@ -1,5 +1,7 @@
 //! `whimbrel front --join`: a front that is a member of a fleet.
 
+use std::sync::Arc;
+
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::endpoint::Endpoint;
@@ -33,10 +35,10 @@ async fn try_run(
 ) -> Result<()> {
     // Asked in any case: it says more clearly what is wrong than a member that is not let in.
     let named = backends(&coordinators, args.link_options()).await?;
-    let source = match (&args.source, named.into_iter().next()) {
+    let first = named.into_iter().find(|backend| backend.number == 0);
+    let source = match (&args.source, first) {
         (Some(_), _) => args.source_endpoint()?,
-        // All rows of the table name the first one.
-        (None, Some((_, first))) => args.source_at(&first)?,
+        (None, Some(first)) => args.source_at(&first.url)?,
         (None, None) => {
             let tried = "ask the coordinator for the servers that have the data";
             let at = addresses.first().map(String::as_str).unwrap_or_default();
@@ -57,6 +59,7 @@ async fn try_run(
         weight: args.joining.weight,
         forward_listen: args.joining.forward_listen,
         leave_patience_ms: args.joining.leave_timeout,
+        endpoint_of: Arc::new(args.source_maker()),
     };
     let joined = Joined::join(options, source, join).await?;
     let (address, member, forwarding) = (joined.announced(), joined.member().0, joined.forwarding()?);

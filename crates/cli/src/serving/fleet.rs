@@ -191,6 +191,10 @@ pub fn metrics(status: &FleetStatus) -> Vec<Metric> {
         });
         Metric::by(MetricKind::Gauge, name, help, samples)
     };
+    let by_backend = status
+        .backends
+        .iter()
+        .map(|backend| (vec![("backend", backend.name.clone())], backend.partitions as f64));
     vec![
         gauge("whimbrel_fleet_members", "Members of the fleet", status.members.len() as f64),
         gauge("whimbrel_fleet_term", "How often a coordinator has begun", status.term as f64),
@@ -219,6 +223,12 @@ pub fn metrics(status: &FleetStatus) -> Vec<Metric> {
             |m| f64::from(u8::from(m.equal == Some(true))),
         ),
         by_member("whimbrel_fleet_member_requests", "Requests under way at a member", |m| m.held as f64),
+        Metric::by(
+            MetricKind::Gauge,
+            "whimbrel_fleet_backend_partitions",
+            "Partitions whose data a backend has",
+            by_backend,
+        ),
     ]
 }
 

@@ -60,9 +60,13 @@ pub(super) async fn answer(sub: &[u8], args: &[Bytes], fleet: Option<&Fleet>) ->
                 (Some(member), weight) => fleet.join(member, weight.flatten()).await,
             }
         }
+        (b"PLACE", [backend, weight]) => match (std::str::from_utf8(backend), number(weight)) {
+            (Ok(backend), Some(weight)) => fleet.place(backend, weight).await,
+            _ => return no_number(),
+        },
         (b"REBALANCE", []) => fleet.rebalance().await,
         (b"HELP", []) => return help(),
-        (b"STATUS" | b"LEAVE" | b"DRAIN" | b"JOIN" | b"REBALANCE" | b"HELP", _) => {
+        (b"STATUS" | b"LEAVE" | b"DRAIN" | b"JOIN" | b"PLACE" | b"REBALANCE" | b"HELP", _) => {
             return wrong_number(&format!("fleet|{}", shown(sub).to_ascii_lowercase()));
         }
         _ => return unknown_subcommand("FLEET", sub),
@@ -100,6 +104,8 @@ fn help() -> Value {
         "    Have a member give its partitions to others, and be none any more.",
         "MEMBER <version>",
         "    Be a member on this connection. It carries frames from then on.",
+        "PLACE <backend> <weight>",
+        "    Give a backend its part of the data, 0 for none. Members carry it there.",
         "REBALANCE",
         "    Plan anew who has which partitions.",
         "STATUS",

@@ -21,7 +21,7 @@ use whimbrel_fleet::protocol::{Backend, Directory, FromCoordinator, FromMember, 
 use super::handle::{Fleet, Question, Refused};
 use super::journal::{FleetJournal, Journal};
 use super::links::Links;
-use super::status::{FleetStatus, MemberStatus};
+use super::status::{BackendStatus, FleetStatus, MemberStatus};
 
 /// How often the machine is told that time passes.
 const TICK: Duration = Duration::from_millis(20);
@@ -266,10 +266,10 @@ impl Coordination {
                 }
                 self.tell(Input::Message(message))
             }
-            FromMember::State { stamp, held } => {
+            FromMember::State { stamp, held, trouble } => {
                 let member = self.links.member_of(link);
                 if let Some(known) = member.and_then(|member| self.links.known.get_mut(&member)) {
-                    (known.stamp, known.held) = (Some(stamp), held);
+                    (known.stamp, known.held, known.trouble) = (Some(stamp), held, trouble);
                 }
                 Ok(())
             }
@@ -372,6 +372,7 @@ impl Coordination {
             Question::Rebalance => Ok(Input::Hold(false)),
             Question::Leave(member) => self.may_give_up(*member).map(|()| Input::Leave(*member)),
             Question::Weigh(member, weight) => self.weigh(*member, *weight),
+            Question::Place(backend, weight) => self.place(backend, *weight),
         };
         match input {
             Err(refused) => {
@@ -402,6 +403,19 @@ impl Coordination {
         Ok(Input::Weigh { member, weight })
     }
 
+    /// The part of the data that a backend gets, if that can be.
+    fn place(&self, name: &str, weight: u32) -> std::result::Result<Input, Refused> {
+        let refuse = |what: String| Err(Refused::Unfit(what));
+        let Some(backend) = self.backends.iter().find(|backend| backend.name == name) else {
+            return refuse(format!("there is no backend {name}"));
+        };
+        let weights = self.machine.backend_weights();
+        if weight == 0 && weights.iter().all(|(number, weight)| *number == backend.number || *weight == 0) {
+            return refuse(format!("no other backend takes the data of {name}"));
+        }
+        Ok(Input::WeighBackend { backend: backend.number, weight })
+    }
+
     fn enrolled(&self, member: MemberId) -> std::result::Result<Enrolled, Refused> {
         let found = self.machine.members().find(|(id, _)| *id == member).map(|(_, enrolled)| enrolled);
         found.ok_or_else(|| Refused::Unfit(format!("there is no member {member}")))
@@ -422,8 +436,10 @@ impl Coordination {
     fn status(&self) -> FleetStatus {
         let table = self.machine.table();
         let mut owned: BTreeMap<MemberId, u64> = BTreeMap::new();
+        let mut placed: BTreeMap<u32, u64> = BTreeMap::new();
         let mut unowned = 0;
         for row in table.rows() {
+            *placed.entry(row.backend).or_default() += 1;
             match row.holders.owner() {
                 Some(owner) => *owned.entry(owner).or_default() += 1,
                 None => unowned += 1,
@@ -447,8 +463,19 @@ impl Coordination {
                 lag,
                 silent_ms: known.map(|known| now_ms.saturating_sub(known.heard_ms)),
                 held: known.map(|known| known.held).unwrap_or_default(),
+                trouble: known.map(|known| known.trouble.clone()).unwrap_or_default(),
                 equal: known.and_then(|known| known.stamp).map(|stamp| stamp == table.stamp()),
             }
+        });
+        let weights = self.machine.backend_weights();
+        let mut backends: Vec<&Backend> = self.backends.iter().collect();
+        backends.sort_by_key(|backend| backend.number);
+        let backends = backends.into_iter().map(|backend| BackendStatus {
+            number: backend.number,
+            name: backend.name.clone(),
+            url: backend.url.clone(),
+            weight: weights.get(&backend.number).copied().unwrap_or_default(),
+            partitions: placed.get(&backend.number).copied().unwrap_or_default(),
         });
         FleetStatus {
             term: self.machine.term(),
@@ -459,11 +486,7 @@ impl Coordination {
             remaining: self.machine.remaining(),
             moved: self.moved,
             failed: self.failed,
-            backends: self
-                .backends
-                .iter()
-                .map(|backend| (backend.name.clone(), backend.url.clone()))
-                .collect(),
+            backends: backends.collect(),
             members: members.collect(),
         }
     }

@@ -89,6 +89,8 @@ pub(super) enum Question {
     Leave(MemberId),
     /// A weight for a member; where none is given, the one that it came with.
     Weigh(MemberId, Option<u32>),
+    /// A part of the data for a backend, by its name.
+    Place(String, u32),
     Rebalance,
 }
 
@@ -187,6 +189,14 @@ impl Fleet {
     /// [`Refused`] where there is no such member, or where it leaves.
     pub async fn join(&self, member: u32, weight: Option<u32>) -> Result<(), Refused> {
         self.ask(Question::Weigh(MemberId(member), weight)).await.map(drop)
+    }
+
+    /// Gives a backend its part of the data, in relation to others; 0 for none. Members carry it there.
+    ///
+    /// # Errors
+    /// [`Refused`] where there is no such backend, or no other one that takes data.
+    pub async fn place(&self, backend: &str, weight: u32) -> Result<(), Refused> {
+        self.ask(Question::Place(backend.to_owned(), weight)).await.map(drop)
     }
 
     /// Plans anew who should have what, and tries again at once what failed.

@@ -18,6 +18,9 @@ const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
 const MEMBERS: TableDefinition<'_, u32, &[u8]> = TableDefinition::new("members");
 const ROWS: TableDefinition<'_, u32, &[u8]> = TableDefinition::new("rows");
 
+/// Records of the parts that backends have, by their numbers.
+const PARTS: TableDefinition<'_, u32, &[u8]> = TableDefinition::new("parts");
+
 /// Numbers of backends by name, as rows have them.
 const BACKENDS: TableDefinition<'_, &str, u32> = TableDefinition::new("backends");
 
@@ -83,7 +86,7 @@ impl FleetJournal {
 pub(super) fn numbered(
     place: &str,
     backends: &[(String, String)],
-    number: impl FnOnce(&BTreeSet<&str>) -> Result<std::result::Result<BTreeMap<String, u32>, String>>,
+    number: impl FnOnce(&[&str]) -> Result<std::result::Result<BTreeMap<String, u32>, String>>,
 ) -> Result<Vec<Backend>> {
     let fail = |what: &dyn std::fmt::Display| Error::own("name the backends of the fleet", what);
     let is_long = |(name, url): &(String, String)| name.len().max(url.len()) > TEXT_BYTES_MAX;
@@ -92,8 +95,8 @@ pub(super) fn numbered(
             format!("at most {BACKENDS_MAX}, with names and addresses of at most {TEXT_BYTES_MAX} bytes");
         return Err(fail(&what));
     }
-    let names: BTreeSet<&str> = backends.iter().map(|(name, _)| name.as_str()).collect();
-    if names.len() < backends.len() {
+    let names: Vec<&str> = backends.iter().map(|(name, _)| name.as_str()).collect();
+    if names.iter().collect::<BTreeSet<_>>().len() < backends.len() {
         return Err(fail(&"two have the same name"));
     }
     let known = number(&names)?.map_err(|name| {
@@ -106,12 +109,12 @@ pub(super) fn numbered(
     Ok(numbered.collect())
 }
 
-/// Gives the next numbers to names that have none; or one that has a number and is missing.
+/// Gives the next numbers to names that have none, in their order; or one that has a number and is missing.
 pub(super) fn number_of(
     known: &mut BTreeMap<String, u32>,
-    names: &BTreeSet<&str>,
+    names: &[&str],
 ) -> std::result::Result<(), String> {
-    if let Some(name) = known.keys().find(|name| !names.contains(name.as_str())) {
+    if let Some(name) = known.keys().find(|name| !names.contains(&name.as_str())) {
         return Err(name.clone());
     }
     for name in names {
@@ -134,7 +137,7 @@ impl Journal for FleetJournal {
 /// All names with their numbers, those included that have just got one; or one that has a number and is missing.
 fn number_backends(
     db: &Database,
-    names: &BTreeSet<&str>,
+    names: &[&str],
 ) -> std::result::Result<std::result::Result<BTreeMap<String, u32>, String>, redb::Error> {
     let tx = db.begin_write()?;
     let mut known = BTreeMap::new();
@@ -180,7 +183,7 @@ fn begin(db: &Database, partitions: u32) -> std::result::Result<Option<Snapshot>
         numbers.insert("format", FORMAT)?;
         numbers.insert("partitions", u64::from(partitions))?;
         numbers.insert("term", snapshot.term)?;
-        for table in [tx.open_table(MEMBERS)?, tx.open_table(ROWS)?] {
+        for table in [tx.open_table(MEMBERS)?, tx.open_table(ROWS)?, tx.open_table(PARTS)?] {
             for entry in table.iter()? {
                 let (_, bytes) = entry?;
                 let Ok(record) = Record::decode(bytes.value()) else { return Ok(None) };
@@ -200,6 +203,7 @@ fn append<'a>(
     let tx = db.begin_write()?;
     {
         let (mut members, mut rows) = (tx.open_table(MEMBERS)?, tx.open_table(ROWS)?);
+        let mut parts = tx.open_table(PARTS)?;
         let mut bytes = Vec::new();
         let mut enlist = |MemberId(number): &MemberId| {
             next_member = next_member.max(number.saturating_add(1));
@@ -217,6 +221,9 @@ fn append<'a>(
                 }
                 Record::Row(partition, _) => {
                     rows.insert(*partition, bytes.as_slice())?;
+                }
+                Record::Backend(backend, _) => {
+                    parts.insert(*backend, bytes.as_slice())?;
                 }
             }
         }
@@ -249,6 +256,8 @@ mod tests {
             Record::Row(299, row(1)),
             Record::Row(299, row(2)),
             Record::Gone(MemberId(2)),
+            Record::Backend(1, 3),
+            Record::Backend(1, 4),
         ];
         journal.write(&records[..3]).expect("written");
         journal.write(&records[3..]).expect("written");
@@ -274,8 +283,13 @@ mod tests {
         };
         assert_eq!(numbers(&["b"]), Ok(vec![0]));
         assert_eq!(numbers(&["a", "b"]), Ok(vec![1, 0]));
-        assert!(numbers(&["b", "c"]).expect_err("refused").contains("a is not named"));
-        assert_eq!(numbers(&["a", "b"]), Ok(vec![1, 0]), "nothing was written down of c");
-        assert!(numbers(&["a", "b", "a"]).expect_err("refused").contains("the same name"));
+        assert_eq!(
+            numbers(&["z", "b", "a", "y"]),
+            Ok(vec![2, 0, 1, 3]),
+            "in the order in which they are named"
+        );
+        assert!(numbers(&["b", "c", "y", "z"]).expect_err("refused").contains("a is not named"));
+        assert_eq!(numbers(&["a", "b", "y", "z"]), Ok(vec![1, 0, 3, 2]), "nothing was written down of c");
+        assert!(numbers(&["a", "b", "y", "z", "a"]).expect_err("refused").contains("the same name"));
     }
 }

@@ -25,6 +25,8 @@ pub(super) struct Acquaintance {
     pub(super) heard_ms: u64,
     pub(super) stamp: Option<u64>,
     pub(super) held: u64,
+    /// Why a move failed there lately.
+    pub(super) trouble: String,
 }
 
 /// All connections.

@@ -21,8 +21,8 @@ pub struct FleetStatus {
     pub moved: u64,
     /// Moves that were tried and did not come about; they are tried again.
     pub failed: u64,
-    /// Servers that have the data, as NAME and where.
-    pub backends: Vec<(String, String)>,
+    /// Servers that have the data, by number.
+    pub backends: Vec<BackendStatus>,
     /// Who is a member, by number.
     pub members: Vec<MemberStatus>,
 }
@@ -33,6 +33,11 @@ impl FleetStatus {
         self.members.iter().find(|member| member.member == number)
     }
 
+    /// The backend with this name.
+    pub fn backend(&self, name: &str) -> Option<&BackendStatus> {
+        self.backends.iter().find(|backend| backend.name == name)
+    }
+
     /// Whether all is as it should be: nothing moves, everybody has its part, and all tables are the same.
     pub fn is_settled(&self) -> bool {
         let has_someone = self.members.iter().any(|member| member.weight > 0 && !member.leaving);
@@ -41,6 +46,21 @@ impl FleetStatus {
             && (self.unowned == 0 || !has_someone)
             && self.members.iter().all(|member| member.equal == Some(true))
     }
+}
+
+/// A server or cluster that has data, at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BackendStatus {
+    /// Its number: the order in which backends were first named.
+    pub number: u32,
+    /// What people call it.
+    pub name: String,
+    /// Where it is.
+    pub url: String,
+    /// Its part of the data in relation to others; 0 for none.
+    pub weight: u32,
+    /// Partitions whose data it has.
+    pub partitions: u64,
 }
 
 /// A member at one moment.
@@ -70,6 +90,8 @@ pub struct MemberStatus {
     pub silent_ms: Option<u64>,
     /// Requests under way there, as it last said.
     pub held: u64,
+    /// Why a move that it was to make has failed lately, in words for people; empty where none has.
+    pub trouble: String,
     /// Whether the table it last told of is the coordinator's; none where it has not told.
     pub equal: Option<bool>,
 }

@@ -17,6 +17,7 @@
 mod admission;
 mod every;
 mod held;
+mod stirred;
 mod take;
 
 use std::collections::VecDeque;
@@ -42,6 +43,7 @@ use whimbrel_wire::value::Value;
 
 use self::admission::{Heed, Waiting};
 use self::every::Parts;
+use self::stirred::{Stirs, Wait};
 use self::take::{Asking, Multi};
 use super::map::Map;
 use super::{Cluster, Ids};
@@ -74,7 +76,8 @@ const MOVING: &[u8] = b"-TRYAGAIN whimbrel front: the slot is moving between nod
 /// Connections that have to be ended for certain: so many for one to the cluster. It is replaced then.
 const IDS_MAX: usize = 1 << 10;
 
-type Connecting = Pin<Box<dyn Future<Output = Result<Io>> + Send>>;
+/// A connection, and the id that the server gave it where that was asked for and told.
+type Connecting = Pin<Box<dyn Future<Output = Result<(Io, Option<i64>)>> + Send>>;
 
 /// A node, and what is on its way there and back.
 struct Node {
@@ -85,6 +88,8 @@ struct Node {
     boundary: Boundary,
     /// Replies that are to come from it.
     due: usize,
+    /// By which a request that waits for something to happen is ended, where this front serves slots of a fleet.
+    id: Option<i64>,
 }
 
 enum State {
@@ -114,11 +119,13 @@ struct Due {
     tries: u32,
     /// Kept until the reply has come.
     guard: Option<Guard>,
+    /// It may wait for something to happen.
+    wait: Option<Wait>,
 }
 
 impl Due {
     fn new(at: At, what: What) -> Due {
-        Due { at, what, request: None, slot: None, tries: 0, guard: None }
+        Due { at, what, request: None, slot: None, tries: 0, guard: None, wait: None }
     }
 }
 
@@ -199,6 +206,8 @@ pub(super) struct Conn {
     /// The first request waits for somebody who serves its slot.
     waiting: Option<Waiting>,
     heeds: Heed,
+    /// While requests are under way that may wait for something to happen.
+    stirs: Option<Stirs>,
     /// The node that tells of messages.
     ear: Option<u16>,
     /// With the older protocol, once it has begun to listen: replies are not counted, and everything goes to that node.
@@ -245,6 +254,7 @@ impl Conn {
             watch_lost: false,
             bound_slot: None,
             waiting: None,
+            stirs: None,
             ear: None,
             alone: false,
             settling: false,
@@ -282,6 +292,7 @@ impl Conn {
 
     fn turn(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let mut moved = self.heed(cx)?;
+        moved |= self.stirred(cx)?;
         moved |= self.refreshed(cx);
         moved |= self.read_client(cx)?;
         moved |= self.take(cx)?;
@@ -349,8 +360,10 @@ impl Conn {
     fn connect(&self, address: &Address) -> Connecting {
         let (cluster, identity, ids) = (self.cluster.clone(), self.identity.clone(), self.ids.clone());
         let address = address.clone();
+        // Before there is a second backend nothing has to be let go of, and users who may not ask for it need not.
+        let asks_id = self.gate().is_some_and(|gate| gate.has_several());
         Box::pin(async move {
-            let endpoint = &cluster.deployment.endpoint;
+            let endpoint = &cluster.deployment_at(&address).endpoint;
             let opened = timeout(cluster.limit(), async {
                 let io = Io::open(endpoint, &address).await?;
                 identity.say_all(io, endpoint, &address).await
@@ -370,8 +383,10 @@ impl Conn {
                     Error::new(endpoint.side, address.to_string(), "CLIENT ID", ErrorKind::Broken(e))
                 })?;
                 ids.lock().unwrap_or_else(PoisonError::into_inner).push((address, id));
+                return Ok((io, Some(id)));
             }
-            Ok(io)
+            let id = if asks_id { told_id(&mut io, cluster.limit()).await? } else { None };
+            Ok((io, id))
         })
     }
 
@@ -383,6 +398,7 @@ impl Conn {
             from: BytesMut::new(),
             boundary: Boundary::default(),
             due: 0,
+            id: None,
         })
     }
 
@@ -435,7 +451,10 @@ impl Conn {
             {
                 moved = true;
                 node.state = match connected {
-                    Ok(io) => State::Up(Box::new(io)),
+                    Ok((io, id)) => {
+                        node.id = id;
+                        State::Up(Box::new(io))
+                    }
                     Err(error) => {
                         node.to.clear();
                         State::Failed(error.to_string())
@@ -518,6 +537,11 @@ impl Conn {
             let is_collected = self.due.front().is_some_and(|head| head.what.is_collected());
             if !is_mine || self.pause.is_some() {
                 return Ok(moved);
+            }
+            // What has come by now was carried out while the slot was this front's; of what comes later that is not known.
+            let guard = self.due.front().and_then(|head| head.guard.as_ref());
+            if guard.is_some_and(|guard| guard.lease_left().is_zero()) {
+                return Err(Ended);
             }
             let Some(node) = self.node_at(at).filter(|node| !node.from.is_empty()) else { return Ok(moved) };
             if node.boundary.is_between() && node.from[0] == b'-' {
@@ -614,15 +638,17 @@ impl Conn {
             }
             What::Noted(..) | What::Reset => {}
             What::Part => {
-                let is_keys = self.parts.are_keys();
-                if let Some(whole) = self.parts.add(reply.freeze()) {
-                    let whole = if is_keys { self.own_keys(whole, false) } else { whole };
+                let reply = match self.parts.are_keys() {
+                    true => self.own_keys(reply.to_vec(), false, due.at).into(),
+                    false => reply.freeze(),
+                };
+                if let Some(whole) = self.parts.add(reply) {
                     self.to_client.extend_from_slice(&whole);
                 }
             }
             What::Scanned(node) => {
-                let reply =
-                    self.own_keys(every::with_cursor(&self.map, self.cursor_shift(), node, &reply), true);
+                let reply = every::with_cursor(&self.map, self.cursor_shift(), node, &reply);
+                let reply = self.own_keys(reply, true, At::Node(node));
                 self.to_client.extend_from_slice(&reply);
             }
         }
@@ -677,6 +703,9 @@ impl Conn {
     }
 
     fn refused_by_one(&mut self, line: Bytes) {
+        if let Some(answer) = self.sent_on(&line) {
+            return self.pass_error(&answer);
+        }
         let text = line[1..].trim_ascii_end();
         let code = ServerError::classify(text).code;
         if !is_about_slots(&line) {
@@ -726,7 +755,7 @@ impl Conn {
         let Some(head) = self.due.front() else { return };
         let (at, is_first) = (head.at, head.tries < 3);
         let told_by = self.node_at(at).map(|node| node.address.clone());
-        let to = told_by.and_then(|told_by| self.cluster.deployment.reach(announced, &told_by));
+        let to = told_by.and_then(|told_by| self.cluster.deployment_at(&told_by).reach(announced, &told_by));
         match to {
             // It may be the same one over and over again while the nodes disagree.
             Some(to) if is_first || asking => self.detour(to, asking),
@@ -744,7 +773,7 @@ impl Conn {
         self.map = self.cluster.map();
         let Some(head) = self.due.front() else { return };
         let owner = match head.slot {
-            Some(slot) => self.map.owner(slot),
+            Some(slot) => self.place_of(head.guard.as_ref(), slot),
             None => {
                 let primaries = self.map.primaries();
                 primaries.get(head.tries as usize % primaries.len().max(1)).copied()
@@ -801,6 +830,21 @@ impl Conn {
 fn is_about_slots(line: &[u8]) -> bool {
     let code = ServerError::classify(line.get(1..).unwrap_or_default().trim_ascii_end()).code;
     matches!(code, Code::Moved(..) | Code::Ask(..) | Code::TryAgain | Code::ClusterDown)
+}
+
+/// The same, where its user may ask for it.
+///
+/// # Errors
+/// Where the connection is lost.
+async fn told_id(io: &mut Io, limit: Duration) -> Result<Option<i64>> {
+    let lost = |e: io::Error| Error::own("ask for the id of a connection", e);
+    let asked = async {
+        io.write_all(&as_array(&[b"CLIENT".to_vec(), b"ID".to_vec()])).await.map_err(lost)?;
+        io.flush().await.map_err(lost)?;
+        Replies::default().next(io).await.map_err(lost)
+    };
+    let told = timeout(limit, asked).await.map_err(|_| lost(io::ErrorKind::TimedOut.into()))?;
+    Ok(told?.as_int())
 }
 
 /// The id that a server has given a connection.

@@ -21,9 +21,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::io::duplex;
 use tokio::sync::Notify;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+use whimbrel_core::slot::Slot;
 use whimbrel_engine::deployment::{Deployment, Topology};
 use whimbrel_engine::endpoint::{Address, Endpoint};
 use whimbrel_engine::error::{Error, Result};
@@ -31,7 +32,7 @@ use whimbrel_engine::link::{Io, Link};
 use whimbrel_wire::value::Value;
 
 use self::conn::Conn;
-use self::map::{Map, NODES_MAX};
+use self::map::{FIRST, Map, NODES_MAX};
 use crate::fleet::Gate;
 use crate::room::Reserve;
 use crate::table::CommandTable;
@@ -53,7 +54,9 @@ pub(crate) type Ids = Arc<Mutex<Vec<(Address, i64)>>>;
 /// A cluster, and what is known of it.
 #[derive(Debug)]
 pub(crate) struct Cluster {
-    pub(crate) deployment: Deployment,
+    pub(crate) deployment: Arc<Deployment>,
+    /// Further backends of a fleet, by their numbers.
+    further: RwLock<Vec<(u32, Arc<Deployment>)>>,
     table: CommandTable,
     map: RwLock<Arc<Map>>,
     /// One asks at a time.
@@ -153,9 +156,50 @@ impl Cluster {
             asking: tokio::sync::Mutex::new(None),
             reserve: Reserve::new(LONG_BYTES_MAX),
             open: Arc::default(),
-            deployment,
+            deployment: Arc::new(deployment),
+            further: RwLock::default(),
             role,
         }
+    }
+
+    /// All backends, by their numbers.
+    pub(crate) fn backends(&self) -> Vec<(u32, Arc<Deployment>)> {
+        let further = self.further.read().unwrap_or_else(PoisonError::into_inner);
+        std::iter::once((FIRST, self.deployment.clone())).chain(further.iter().cloned()).collect()
+    }
+
+    /// A further backend, which has been looked at.
+    pub(crate) fn add_backend(&self, number: u32, deployment: Deployment) {
+        let mut further = self.further.write().unwrap_or_else(PoisonError::into_inner);
+        if number != FIRST && !further.iter().any(|(other, _)| *other == number) {
+            further.push((number, Arc::new(deployment)));
+        }
+        drop(further);
+        self.learn_backends();
+    }
+
+    /// The backend of this number, and which of its nodes has a slot.
+    pub(crate) fn place_of(&self, backend: u32, slot: Slot) -> Option<(Arc<Deployment>, Address)> {
+        let (_, deployment) = self.backends().into_iter().find(|(number, _)| *number == backend)?;
+        let map = self.map();
+        let address = map.address(map.owner_at(backend, slot)?).clone();
+        Some((deployment, address))
+    }
+
+    /// A connection of our own to a node.
+    ///
+    /// # Errors
+    /// As [`Deployment::open`].
+    pub(crate) async fn open_at(&self, address: &Address) -> Result<Link> {
+        self.deployment_at(address).open(address, 0).await
+    }
+
+    /// The backend that has a node at this address; the first where none is known to.
+    fn deployment_at(&self, address: &Address) -> Arc<Deployment> {
+        let further = self.further.read().unwrap_or_else(PoisonError::into_inner);
+        let has_it = |deployment: &Deployment| deployment.topology().nodes().any(|node| node == address);
+        let found = further.iter().find(|(_, deployment)| has_it(deployment));
+        found.map_or_else(|| self.deployment.clone(), |(_, deployment)| deployment.clone())
     }
 
     pub(crate) fn table(&self) -> &CommandTable {
@@ -208,17 +252,41 @@ impl Cluster {
         if let Role::Members(gate) = &self.role {
             return self.learn(&gate.topology());
         }
-        match timeout(self.limit(), self.deployment.refresh()).await {
-            Ok(Ok(topology)) => self.learn(&topology),
-            Ok(Err(error)) => tracing::warn!(%error, "the topology of the cluster cannot be asked for"),
-            Err(_) => tracing::warn!("no node tells the topology of the cluster in time"),
+        let mut asked = JoinSet::new();
+        for (_, deployment) in self.backends() {
+            let limit = self.limit();
+            asked.spawn(async move {
+                match timeout(limit, deployment.refresh()).await {
+                    Ok(Ok(_)) => return true,
+                    Ok(Err(error)) => {
+                        tracing::warn!(%error, "the topology of the cluster cannot be asked for");
+                    }
+                    Err(_) => tracing::warn!("no node tells the topology of the cluster in time"),
+                }
+                false
+            });
+        }
+        while let Some(told) = asked.join_next().await {
+            if matches!(told, Ok(true)) {
+                self.learn_backends();
+            }
         }
     }
 
-    /// Takes in who has which slot now.
+    /// Takes in who has which slot now, where there is one backend, or these are the members.
     pub(crate) fn learn(&self, topology: &Topology) {
         let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
-        *map = Arc::new(map.next(topology));
+        *map = Arc::new(map.next(&[(FIRST, topology)]));
+    }
+
+    /// Takes in what all backends have last told.
+    fn learn_backends(&self) {
+        let told: Vec<(u32, Arc<Topology>)> =
+            self.backends().iter().map(|(number, deployment)| (*number, deployment.topology())).collect();
+        let told: Vec<(u32, &Topology)> =
+            told.iter().map(|(number, topology)| (*number, &**topology)).collect();
+        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        *map = Arc::new(map.next(&told));
     }
 
     /// The keys among the words of a command, by a node's own understanding.

@@ -1,11 +1,11 @@
 //! What a front knows of the fleet that it is a member of, and what follows for a request.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use whimbrel_core::fleet::{MemberId, Partition};
@@ -14,6 +14,8 @@ use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_core::topology::{Group, Health, Member, Table};
 use whimbrel_engine::deployment::{Shard, Topology};
 use whimbrel_engine::endpoint::Address;
+use whimbrel_engine::error::Error;
+use whimbrel_engine::link::Link;
 use whimbrel_fleet::{Guard, Standing, View};
 
 use crate::cluster::Cluster;
@@ -31,6 +33,12 @@ const LEASE_LOOK: Duration = Duration::from_millis(50);
 /// Who has left goes on to tell clients where to go until nobody has asked for so long, and for so long at most.
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_MAX: Duration = Duration::from_secs(10);
+
+/// So many connections may wait to be let go of.
+const LET_GO_MAX: usize = 1 << 10;
+
+/// While partitions are sealed all the time, connections on which something waits hear of it no more often.
+const STIR_PAUSE: Duration = Duration::from_millis(5);
 
 /// The first digits of the names of members, "whimbrel"; the last ones are the member's number.
 const NAME: &str = "7768696d6272656c0000000000000000";
@@ -60,12 +68,146 @@ pub(crate) struct Gate {
     lapse: Mutex<CancellationToken>,
     /// Counts how often others have come or gone.
     news: watch::Sender<u64>,
+    /// Data may move between backends: set once, and never again otherwise.
+    has_several: AtomicBool,
+    /// Requests that wait for something to happen and keep no slot.
+    loose: AtomicUsize,
+    /// Counts how often something may have to be let go.
+    stirs: watch::Sender<u64>,
+    /// Connections of which something that waits is to be let go, by the ids that their servers gave them.
+    let_go: mpsc::Sender<(Address, i64)>,
+    letting_go: Mutex<Option<mpsc::Receiver<(Address, i64)>>>,
+}
+
+/// A request that waits for something to happen and keeps no slot.
+#[derive(Debug)]
+pub(crate) struct Loose(Arc<Gate>);
+
+impl Loose {
+    /// Whether data may move between backends by now.
+    pub(crate) fn has_to_end(&self) -> bool {
+        self.0.has_several()
+    }
+}
+
+impl Drop for Loose {
+    fn drop(&mut self) {
+        self.0.loose.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl Gate {
     pub(crate) fn new(view: View, own: Address, face: Arc<Face>) -> Arc<Gate> {
-        let (told, lapse, news) = (AtomicU64::new(0), Mutex::default(), watch::Sender::new(0));
-        Arc::new(Gate { view, own, face, told, lapse, news })
+        let (let_go, letting_go) = mpsc::channel(LET_GO_MAX);
+        Arc::new(Gate {
+            view,
+            own,
+            face,
+            told: AtomicU64::new(0),
+            lapse: Mutex::default(),
+            news: watch::Sender::new(0),
+            has_several: AtomicBool::new(false),
+            loose: AtomicUsize::new(0),
+            stirs: watch::Sender::new(0),
+            let_go,
+            letting_go: Mutex::new(Some(letting_go)),
+        })
+    }
+
+    /// Where clients reach this front.
+    pub(crate) fn own(&self) -> &Address {
+        &self.own
+    }
+
+    /// What is known of the fleet.
+    pub(crate) fn view(&self) -> &View {
+        &self.view
+    }
+
+    /// The number of the backend that has the data of a slot, as far as is known.
+    pub(crate) fn backend_of(&self, slot: Slot) -> u32 {
+        self.view.backend(self.partition_of(slot))
+    }
+
+    /// The slots of a partition.
+    pub(crate) fn slots_of(&self, partition: Partition) -> Vec<Slot> {
+        let partitions = self.view.partitions();
+        Slot::all().filter(|slot| partition_of(*slot, partitions) == partition).collect()
+    }
+
+    /// Whether data may move between backends.
+    pub(crate) fn has_several(&self) -> bool {
+        self.has_several.load(Ordering::SeqCst)
+    }
+
+    /// From now on requests that wait for something to happen keep their slots. Those of before are to be ended.
+    pub(crate) fn set_several(&self) {
+        if !self.has_several.swap(true, Ordering::SeqCst) {
+            self.stir();
+        }
+    }
+
+    /// A request waits, and keeps no slot; `None` where it has to keep it.
+    pub(crate) fn loose(self: &Arc<Self>) -> Option<Loose> {
+        // First counted, then looked: whoever sets the other sees this, or is seen.
+        self.loose.fetch_add(1, Ordering::SeqCst);
+        let loose = Loose(self.clone());
+        (!self.has_several()).then_some(loose)
+    }
+
+    /// Waits until no request waits any more that keeps no slot.
+    pub(crate) async fn none_loose(&self) {
+        while self.loose.load(Ordering::SeqCst) > 0 {
+            self.stir();
+            sleep(FOLLOW_PAUSE).await;
+        }
+    }
+
+    /// Tells when something may have to be let go.
+    pub(crate) fn stirs(&self) -> watch::Receiver<u64> {
+        self.stirs.subscribe()
+    }
+
+    fn stir(&self) {
+        self.stirs.send_modify(|count| *count += 1);
+    }
+
+    /// What waits on a connection is to be let go of. Where too many are, this one is when it is asked for again.
+    pub(crate) fn let_go(&self, address: Address, id: i64) {
+        let _ = self.let_go.try_send((address, id));
+    }
+
+    /// Lets go of what is asked for, and passes on that partitions are sealed, for ever.
+    pub(crate) async fn let_go_of_all(&self, cluster: &Cluster) {
+        let taken = self.letting_go.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut seals = self.view.seals();
+        let passes_on = async {
+            while seals.changed().await.is_ok() {
+                self.stir();
+                sleep(STIR_PAUSE).await;
+            }
+            std::future::pending::<()>().await
+        };
+        let lets_go = async {
+            let mut links: HashMap<Address, Link> = HashMap::new();
+            let Some(mut asked) = taken else { return std::future::pending().await };
+            while let Some((address, id)) = asked.recv().await {
+                let link = match links.remove(&address) {
+                    Some(link) => Ok(link),
+                    None => cluster.open_at(&address).await,
+                };
+                let outcome = async {
+                    let mut link = link?;
+                    link.call(&[b"CLIENT", b"UNBLOCK", id.to_string().as_bytes(), b"ERROR"]).await?;
+                    Ok::<_, Error>(link)
+                };
+                match outcome.await {
+                    Ok(link) => drop(links.insert(address, link)),
+                    Err(error) => tracing::warn!(%error, "a request that waits cannot be let go of"),
+                }
+            }
+        };
+        tokio::join!(passes_on, lets_go);
     }
 
     /// Who serves a slot. To be asked right before a request is sent, and the guard kept until it has been answered.
@@ -152,6 +294,9 @@ impl Gate {
             }
             if let Some(members) = members {
                 members.learn(&self.topology());
+            }
+            if self.view.backends().len() > 1 {
+                self.set_several();
             }
             let now = self.view.addresses();
             if now != present {

@@ -11,12 +11,13 @@
 
 pub mod carrier;
 mod gate;
+mod porter;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::fleet::MemberId;
 use whimbrel_engine::deployment::Deployment;
@@ -24,19 +25,27 @@ use whimbrel_engine::endpoint::{Address, Endpoint};
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::link::{Link, LinkOptions};
 use whimbrel_engine::probe::ServerFacts;
-use whimbrel_fleet::{AtBackends, Membership, MembershipOptions};
+use whimbrel_fleet::{Membership, MembershipOptions};
 
-pub(crate) use self::gate::{Gate, Verdict};
+pub(crate) use self::carrier::is_fence;
+pub(crate) use self::gate::{Gate, Loose, Verdict};
+use self::porter::Porter;
 use crate::cluster::Cluster;
 use crate::face::Face;
 use crate::place::Place;
 use crate::server::{Front, FrontOptions, listen};
 
+/// Between two attempts to reach a backend.
+const BACKEND_PAUSE: Duration = Duration::from_secs(1);
+
 /// How long the coordinator may take to make this front a member when it starts.
 const JOIN_PATIENCE: Duration = Duration::from_secs(10);
 
+/// Where a backend is that the coordinator names, with what is needed to log in there.
+pub type EndpointOf = Arc<dyn Fn(&str) -> Result<Endpoint> + Send + Sync>;
+
 /// How a front takes part in a fleet.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct JoinOptions {
     /// The coordinators, one of which leads: the RESP ports of `whimbrel serve --fleet`, with their passwords. At least one.
     pub coordinators: Vec<Endpoint>,
@@ -51,10 +60,11 @@ pub struct JoinOptions {
     pub forward_listen: Option<SocketAddr>,
     /// How long it may take to give all partitions to others when it is stopped.
     pub leave_patience_ms: u64,
+    /// For backends beside the first.
+    pub endpoint_of: EndpointOf,
 }
 
 /// A front that is a member of a fleet, and listens.
-#[derive(Debug)]
 pub struct Joined {
     front: Front,
     forwarding: Option<Front>,
@@ -63,13 +73,26 @@ pub struct Joined {
     announced: Address,
     member: MemberId,
     leave_patience: Duration,
+    cluster: Arc<Cluster>,
+    endpoint_of: EndpointOf,
+}
+
+/// A server or cluster that the coordinator names.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
+pub struct NamedBackend {
+    /// Its number: the first has 0.
+    pub number: u32,
+    /// What people call it.
+    pub name: String,
+    /// Where it is.
+    pub url: String,
 }
 
 /// The servers that the coordinator names that leads, as it says in `FLEET STATUS`.
 ///
 /// # Errors
 /// The last one's, where none can be asked that leads.
-pub async fn backends(coordinators: &[Endpoint], link: LinkOptions) -> Result<Vec<(String, String)>> {
+pub async fn backends(coordinators: &[Endpoint], link: LinkOptions) -> Result<Vec<NamedBackend>> {
     let mut failure = Error::own("ask the coordinator for the servers that have the data", "none is named");
     for coordinator in coordinators {
         match named_by(coordinator, link).await {
@@ -80,11 +103,11 @@ pub async fn backends(coordinators: &[Endpoint], link: LinkOptions) -> Result<Ve
     Err(failure)
 }
 
-async fn named_by(coordinator: &Endpoint, link: LinkOptions) -> Result<Vec<(String, String)>> {
+async fn named_by(coordinator: &Endpoint, link: LinkOptions) -> Result<Vec<NamedBackend>> {
     let coordinator = Arc::new(coordinator.clone());
     #[derive(serde::Deserialize)]
     struct Status {
-        backends: Vec<(String, String)>,
+        backends: Vec<NamedBackend>,
     }
     let mut link = Link::open(&coordinator, &coordinator.address, link).await?;
     let reply = link.call(&[b"FLEET", b"STATUS"]).await?;
@@ -99,10 +122,11 @@ impl Joined {
     /// As [`Front::bind`]; `Unfit`, and at the coordinator's address, where the fleet cannot be joined, or has more partitions than there are
     /// slots.
     pub async fn join(options: FrontOptions, backend: Endpoint, join: JoinOptions) -> Result<Joined> {
-        let deployment = Deployment::probe(backend, options.link).await?;
+        let deployment = probe(backend, options.link).await?;
         let (facts, link) = (deployment.facts.clone(), options.link);
         let listener = listen(options.listen).await?;
         let own = own_address(&listener, join.announce.as_ref())?;
+        let porter = Porter::default();
         let membership = Membership::start(
             MembershipOptions {
                 coordinators: join.coordinators.clone(),
@@ -111,7 +135,7 @@ impl Joined {
                 address: own.to_string(),
                 weight: join.weight,
             },
-            AtBackends,
+            porter.clone(),
         );
         let member = joined(&membership, &join.coordinators).await?;
         let face = Arc::new(Face::untold(options.tls.is_some()));
@@ -122,10 +146,24 @@ impl Joined {
         };
         let endpoint = deployment.endpoint.clone();
         let cluster = Cluster::gated(deployment, gate.clone()).await?;
-        let place = Place::of(endpoint, link, cluster);
+        porter.begin(&gate, &cluster);
+        // Before anything is served of it. What is not reached now is tried again and again.
+        reach_backends(&gate, &cluster, &join.endpoint_of).await;
+        let place = Place::of(endpoint, link, cluster.clone());
         let front = Front::of(listener, options, place, facts, Some(face));
         let leave_patience = Duration::from_millis(join.leave_patience_ms);
-        Ok(Joined { front, forwarding, gate, membership, announced: own, member, leave_patience })
+        let endpoint_of = join.endpoint_of;
+        Ok(Joined {
+            front,
+            forwarding,
+            gate,
+            membership,
+            announced: own,
+            member,
+            leave_patience,
+            cluster,
+            endpoint_of,
+        })
     }
 
     /// Where clients and other members reach it.
@@ -157,7 +195,8 @@ impl Joined {
     /// # Errors
     /// `Own` where it cannot be a member any more.
     pub async fn serve(self, stop: CancellationToken) -> Result<bool> {
-        let Joined { front, forwarding, gate, mut membership, leave_patience, .. } = self;
+        let Joined { front, forwarding, gate, mut membership, leave_patience, cluster, endpoint_of, .. } =
+            self;
         let members =
             forwarding.as_ref().and_then(|forwarding| forwarding.shared().source.cluster().cloned());
         let end = CancellationToken::new();
@@ -186,8 +225,49 @@ impl Joined {
             outcome = serving => outcome,
             () = gate.follow(members.as_deref()) => Ok(false),
             () = gate.watch_lease() => Ok(false),
+            () = gate.let_go_of_all(&cluster) => Ok(false),
+            () = follow_backends(&gate, &cluster, &endpoint_of) => Ok(false),
         }
     }
+}
+
+/// Reaches backends of which the coordinator tells, for ever.
+async fn follow_backends(gate: &Gate, cluster: &Cluster, endpoint_of: &EndpointOf) {
+    let mut seen = gate.view().watch();
+    loop {
+        seen.mark_unchanged();
+        let is_done = reach_backends(gate, cluster, endpoint_of).await;
+        sleep(BACKEND_PAUSE).await;
+        if is_done && seen.changed().await.is_err() {
+            // There is nothing more to hear.
+            return std::future::pending().await;
+        }
+    }
+}
+
+/// Looks at a backend, and which keys can be carried there.
+async fn probe(endpoint: Endpoint, link: LinkOptions) -> Result<Deployment> {
+    let mut deployment = Deployment::probe(endpoint, link).await?;
+    deployment.probe_payloads().await?;
+    Ok(deployment)
+}
+
+/// Looks at those backends that are not known yet; false where one is not reached.
+async fn reach_backends(gate: &Gate, cluster: &Cluster, endpoint_of: &EndpointOf) -> bool {
+    let link = cluster.deployment.options;
+    let known: Vec<u32> = cluster.backends().iter().map(|(number, _)| *number).collect();
+    let mut all = true;
+    for backend in gate.view().backends().iter().filter(|backend| !known.contains(&backend.number)) {
+        let found = async { probe(endpoint_of(&backend.url)?, link).await };
+        match found.await {
+            Ok(deployment) => cluster.add_backend(backend.number, deployment),
+            Err(error) => {
+                tracing::warn!(backend = backend.name, %error, "a backend is not reached");
+                all = false;
+            }
+        }
+    }
+    all
 }
 
 /// What a front announces.

@@ -390,7 +390,7 @@ impl Machines {
             // Whether the destination takes it is found out when it arrives.
             Action::Transfer(moving) => Mail::Local(token, MemberInput::Transferred(moving)),
             Action::Drain(moving) => Mail::Local(token, MemberInput::Drained(moving)),
-            Action::Discard(_) => return None,
+            Action::Discard(_) | Action::Leave(..) => return None,
         };
         Some(self.letters.number(mail))
     }

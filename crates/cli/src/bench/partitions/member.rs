@@ -201,6 +201,8 @@ impl Process {
                 Action::Discard(partition) => {
                     self.data.remove(&partition);
                 }
+                // All rows have the same backend.
+                Action::Leave(..) => {}
             }
         }
         Ok(())

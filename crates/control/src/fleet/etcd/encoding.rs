@@ -7,6 +7,7 @@
 //! PREFIX/next-member      the next member's number
 //! PREFIX/backends/NAME    its number
 //! PREFIX/members/NUMBER   a record
+//! PREFIX/parts/NUMBER     the record of the part of the data that a backend has
 //! PREFIX/rows/CHUNK       the records of so many partitions, from CHUNK times so many on
 //! PREFIX/redo             how many pieces there are of a batch that took several transactions, once it counts
 //! PREFIX/redo/PIECE       records of that batch

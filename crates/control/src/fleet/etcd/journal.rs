@@ -208,7 +208,7 @@ impl EtcdJournal {
         } else if name == "next-member" {
             let next: u32 = entry.text().parse().map_err(|_| self.unreadable(name))?;
             self.written.next_member = self.written.next_member.max(next);
-        } else if name.starts_with("members/") || name.starts_with("rows/") {
+        } else if ["members/", "rows/", "parts/"].iter().any(|kind| name.starts_with(kind)) {
             let records = unpack(&entry.value).ok_or_else(|| self.unreadable(name))?;
             records.iter().for_each(|record| self.written.apply(record));
         }
@@ -238,15 +238,16 @@ impl EtcdJournal {
 
     /// Takes records in, and says how the keys become that they concern: each once.
     fn changes(&mut self, records: &[Record]) -> Vec<Value> {
-        let (mut chunks, mut members) = (BTreeSet::new(), BTreeSet::new());
+        let (mut chunks, mut members, mut parts) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         for record in records {
             self.written.apply(record);
             match record {
                 Record::Member(member, _) | Record::Gone(member) => drop(members.insert(*member)),
                 Record::Row(partition, _) => drop(chunks.insert(chunk_of(*partition))),
+                Record::Backend(backend, _) => drop(parts.insert(*backend)),
             }
         }
-        let mut changes = Vec::with_capacity(chunks.len() + members.len() + 1);
+        let mut changes = Vec::with_capacity(chunks.len() + members.len() + parts.len() + 1);
         if !members.is_empty() {
             changes.push(put(&self.key("next-member"), self.written.next_member.to_string()));
         }
@@ -256,6 +257,11 @@ impl EtcdJournal {
                 Some(enrolled) => put(&key, pack([&Record::Member(member, *enrolled)])),
                 None => delete(&key),
             }
+        }));
+        let written = &self.written.backends;
+        changes.extend(parts.into_iter().filter_map(|backend| {
+            let record = Record::Backend(backend, *written.get(&backend)?);
+            Some(put(&self.key(&format!("parts/{backend}")), pack([&record])))
         }));
         changes.extend(
             chunks

@@ -1,6 +1,7 @@
 //! Connections of a front that is a member of a fleet: which requests it may carry out, and what it does when that is another's matter.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -13,11 +14,11 @@ use whimbrel_fleet::Guard;
 use whimbrel_wire::value::Value;
 
 use super::take::{First, Step};
-use super::{Conn, Multi, PAUSE, State, What};
+use super::{At, Conn, Multi, PAUSE, State, What};
 use crate::cluster::route::Named;
 use crate::cluster::{Cluster, Role};
 use crate::commands::refusal;
-use crate::fleet::{Gate, Verdict};
+use crate::fleet::{Gate, Verdict, is_fence};
 use crate::session::{Ended, as_array};
 
 /// A request of a slot that nobody serves waits so long. That is longer than it takes to give away what a lost member had.
@@ -74,7 +75,7 @@ fn next(mut news: watch::Receiver<u64>) -> News {
 }
 
 impl Conn {
-    fn gate(&self) -> Option<&Gate> {
+    pub(super) fn gate(&self) -> Option<&Arc<Gate>> {
         match &self.cluster.role {
             Role::Backend(gate) => Some(gate),
             Role::None | Role::Members(_) => None,
@@ -95,7 +96,13 @@ impl Conn {
                 Role::Members(_) if self.map.owner(slot).is_some() => Some(Admission::Open(None)),
                 Role::Members(_) => None,
                 Role::Backend(gate) => match gate.verdict(slot) {
-                    Verdict::Ours(guard) => Some(Admission::Open(Some(guard))),
+                    Verdict::Ours(guard) => {
+                        if !self.map.has(guard.backend()) {
+                            self.map = self.cluster.map();
+                        }
+                        // Nobody can say how long it takes until it is reached for the first time.
+                        self.map.has(guard.backend()).then_some(Admission::Open(Some(guard)))
+                    }
                     Verdict::At(to) => {
                         Some(Admission::Answer(format!("-MOVED {slot} {to}\r\n").into_bytes()))
                     }
@@ -118,6 +125,14 @@ impl Conn {
                 return Admission::Answer(NOBODY.to_vec());
             }
             waiting.pause = Box::pin(sleep(PAUSE));
+        }
+    }
+
+    /// Which node has a slot: of the backend that has its data for as long as the guard lives.
+    pub(super) fn place_of(&self, guard: Option<&Guard>, slot: Slot) -> Option<u16> {
+        match guard {
+            Some(guard) => self.map.owner_at(guard.backend(), slot),
+            None => self.map.owner(slot),
         }
     }
 
@@ -145,7 +160,14 @@ impl Conn {
         node: u16,
     ) -> Result<Result<Option<Guard>, Step>, Ended> {
         let Some(slot) = self.bound_slot.filter(|_| first.words.len() == 1) else { return Ok(Ok(None)) };
-        match self.admit(cx, slot) {
+        let admission = match self.admit(cx, slot) {
+            // The data has gone to another backend: the client begins again, and is led there.
+            Admission::Open(Some(guard)) if self.place_of(Some(&guard), slot) != Some(node) => {
+                Admission::Answer(self.moved_here(slot))
+            }
+            admission => admission,
+        };
+        match admission {
             Admission::Open(guard) => Ok(Ok(guard)),
             Admission::Waits => Ok(Err(Step::Waits)),
             Admission::Answer(answer) => {
@@ -183,8 +205,15 @@ impl Conn {
         }
     }
 
-    /// Of the keys in a reply to `KEYS`, or with `is_scan` to `SCAN`, those of slots that this front owns. What is no such reply is as it was.
-    pub(super) fn own_keys(&self, reply: Vec<u8>, is_scan: bool) -> Vec<u8> {
+    /// Sends the client here again.
+    pub(super) fn moved_here(&self, slot: Slot) -> Vec<u8> {
+        let own = self.gate().map(|gate| gate.own().to_string()).unwrap_or_default();
+        format!("-MOVED {slot} {own}\r\n").into_bytes()
+    }
+
+    /// Of the keys in the reply of a node to `KEYS`, or with `is_scan` to `SCAN`, those of slots that this front owns and whose data is there. What
+    /// is no such reply is as it was.
+    pub(super) fn own_keys(&self, reply: Vec<u8>, is_scan: bool, at: At) -> Vec<u8> {
         let Some(gate) = self.gate() else { return reply };
         let Ok(Value::Array(mut parts)) = Value::parse(&Bytes::copy_from_slice(&reply)) else { return reply };
         let cursor = if is_scan && parts.len() == 2 { Some(parts.remove(0)) } else { None };
@@ -196,7 +225,16 @@ impl Conn {
                 parts
             }
         };
-        let own = keys.iter().filter_map(Value::as_bytes).filter(|key| gate.owns(Slot::of_key(key)));
+        // Elsewhere there may be what is on its way, or what was left behind.
+        let is_there = |slot: Slot| {
+            !self.map.has_several()
+                || self.map.owner_at(gate.backend_of(slot), slot).map(At::Node) == Some(at)
+        };
+        let is_own = |key: &&Bytes| {
+            let slot = Slot::of_key(key);
+            gate.owns(slot) && is_there(slot) && !is_fence(key)
+        };
+        let own = keys.iter().filter_map(Value::as_bytes).filter(is_own);
         let own = as_array(&own.map(|key| key.to_vec()).collect::<Vec<_>>());
         let Some(cursor) = cursor.as_ref().and_then(Value::as_bytes) else { return own };
         let mut text = format!("*2\r\n${}\r\n", cursor.len()).into_bytes();
@@ -222,7 +260,7 @@ impl Conn {
                     return Ok(false);
                 }
                 // What is under way is somebody else's from now on.
-                if self.due.iter().any(|due| due.guard.is_some()) {
+                if self.due.iter().any(|due| due.guard.is_some() || due.wait.is_some()) {
                     return Err(Ended);
                 }
                 self.heeds = Heed::of(&self.cluster);

@@ -60,6 +60,8 @@ pub(super) struct First {
     pub(super) words: Vec<Bytes>,
     /// It may wait for something to happen, for as long as it takes.
     blocks: bool,
+    /// Its key is a channel, and channels are where the first backend has the slot, whoever has its data.
+    is_channel: bool,
 }
 
 impl Conn {
@@ -161,13 +163,14 @@ impl Conn {
         }
         let blocks =
             self.is_gated() && self.cluster.table().facts(&words).is_some_and(|facts| facts.blocking);
+        let is_channel = words.first().is_some_and(|name| name.eq_ignore_ascii_case(b"SPUBLISH"));
         let needs_words = matches!(aim, Aim::Named(_) | Aim::Asked);
         let words = if needs_words {
             words.iter().map(|word| Bytes::copy_from_slice(word)).collect()
         } else {
             Vec::new()
         };
-        let first = First { len, whole, words, blocks };
+        let first = First { len, whole, words, blocks, is_channel };
         if aim == Aim::Asked {
             let cluster = self.cluster.clone();
             self.asking = Some(Asking::Under(Box::pin(cluster.keys_of(first.words))));
@@ -192,15 +195,22 @@ impl Conn {
                     Admission::Waits => return Ok(Step::Waits),
                     Admission::Answer(answer) => return self.refuse(cx, first.len, first.whole, answer),
                 };
-                let Some(owner) = self.map.owner(slot) else {
+                let owner = match first.is_channel {
+                    true => self.map.owner(slot),
+                    false => self.place_of(guard.as_ref(), slot),
+                };
+                let Some(owner) = owner else {
                     self.refresh();
                     let error = b"-CLUSTERDOWN Hash slot not served\r\n".to_vec();
                     return self.refuse(cx, first.len, first.whole, error);
                 };
-                // Nobody who waits for something to happen keeps a slot from moving.
-                let guard = guard.filter(|_| !first.blocks);
+                let blocks = first.blocks;
                 self.pass(cx, first, owner, Some(slot))?;
-                self.hold(guard);
+                if blocks {
+                    self.hold_waiting(guard)
+                } else {
+                    self.hold(guard)
+                }
                 Ok(Step::Taken)
             }
             Aim::Anyone => {
@@ -234,12 +244,15 @@ impl Conn {
                 }
             },
             Named::Watch if !is_alone => match of_keys(&first.words[1..]) {
-                Aim::Slot(slot) => match self.map.owner(slot) {
-                    Some(owner) if self.watching.is_none_or(|node| node == owner) => {
-                        let guard = match self.admit_together(cx, slot) {
-                            Admission::Open(guard) => guard,
-                            Admission::Waits => return Ok(Step::Waits),
-                            Admission::Answer(answer) => return self.answer(first, answer),
+                Aim::Slot(slot) => match self.admit_together(cx, slot) {
+                    Admission::Waits => Ok(Step::Waits),
+                    Admission::Answer(answer) => self.answer(first, answer),
+                    Admission::Open(guard) => {
+                        let owner = self.place_of(guard.as_ref(), slot);
+                        let Some(owner) =
+                            owner.filter(|owner| self.watching.is_none_or(|node| node == *owner))
+                        else {
+                            return self.answer(first, CROSS_SLOT.to_vec());
                         };
                         self.watching = Some(owner);
                         self.pass_bound(cx, first, owner)?;
@@ -251,7 +264,6 @@ impl Conn {
                         self.hold(guard);
                         Ok(Step::Taken)
                     }
-                    _ => self.answer(first, CROSS_SLOT.to_vec()),
                 },
                 _ => self.answer(first, CROSS_SLOT.to_vec()),
             },
@@ -362,8 +374,10 @@ impl Conn {
     /// For a client of the older protocol that listens: only the node knows what comes when.
     fn pass_alone(&mut self, cx: &mut Context<'_>, first: First, aim: Aim) -> Result<Step, Ended> {
         let Some(ear) = self.ear else { return Err(Ended) };
+        // Nobody knows here when the reply has come, so the slot could not be kept until then: where data moves between backends it has to be.
+        let may_move = self.gate().is_some_and(|gate| gate.has_several());
         let is_its_own = match &aim {
-            Aim::Slot(slot) => self.map.owner(*slot) == Some(ear),
+            Aim::Slot(slot) => self.map.owner(*slot) == Some(ear) && (!may_move || first.is_channel),
             Aim::Named(Named::ListenAtSlot) => match of_keys(&first.words[1..]) {
                 Aim::Slot(slot) => self.map.owner(slot) == Some(ear),
                 aim => aim == Aim::Anyone,
@@ -388,18 +402,19 @@ impl Conn {
         if let Some(step) = self.hold_back(cx, &first, &aim)? {
             return Ok(step);
         }
+        let mut place = None;
         if let Aim::Slot(slot) = aim {
             match self.admit_together(cx, slot) {
                 // What is queued is carried out by `EXEC`.
-                Admission::Open(_) => {}
+                Admission::Open(guard) => place = self.place_of(guard.as_ref(), slot),
                 Admission::Waits => return Ok(Step::Waits),
                 Admission::Answer(answer) => return self.refuse(cx, first.len, first.whole, answer),
             }
         }
         let Multi::Open { queued, bytes, failed } = &mut self.multi else { return Err(Ended) };
         match aim {
-            Aim::Slot(slot) => {
-                let Some(owner) = self.map.owner(slot) else { return self.dispatch(cx, first, aim) };
+            Aim::Slot(_) => {
+                let Some(owner) = place else { return self.dispatch(cx, first, aim) };
                 self.begin_at(cx, owner)?;
                 self.pass_bound(cx, first, owner)
             }
@@ -483,12 +498,16 @@ impl Conn {
             Aim::Anyone | Aim::Named(Named::Multi | Named::Watch | Named::Unwatch) => {
                 return self.pass_bound(cx, first, node);
             }
-            Aim::Slot(slot) if self.map.owner(slot) == Some(node) => match self.admit_together(cx, slot) {
-                Admission::Open(_) => return self.pass_bound(cx, first, node),
+            Aim::Slot(slot) => match self.admit_together(cx, slot) {
+                // Where its data has moved meanwhile, `EXEC` finds that out.
+                Admission::Open(guard) if guard.is_some() || self.map.owner(slot) == Some(node) => {
+                    return self.pass_bound(cx, first, node);
+                }
+                Admission::Open(_) => CROSS_SLOT.to_vec(),
                 Admission::Waits => return Ok(Step::Waits),
                 Admission::Answer(answer) => answer,
             },
-            Aim::Slot(_) | Aim::CrossSlot => CROSS_SLOT.to_vec(),
+            Aim::CrossSlot => CROSS_SLOT.to_vec(),
             Aim::Named(_) => refusal(&first.words[0], IN_TRANSACTION),
             Aim::Asked | Aim::More => return Ok(Step::Waits),
         };
@@ -552,12 +571,12 @@ impl Conn {
 
     /// Where commands without keys go: one node for all of them, as long as it is a primary.
     pub(super) fn main(&mut self) -> Result<u16, Ended> {
-        let is_primary = |number: &u16| self.map.is_primary(*number);
+        let is_primary = |number: &u16| self.map.first_primaries().contains(number);
         if let Some(main) = self.main.filter(is_primary) {
             return Ok(main);
         }
         let open = (0..).zip(&self.nodes).filter(|(_, node)| node.is_some()).map(|(number, _)| number);
-        let main = open.chain(self.map.primaries().iter().copied()).find(is_primary).ok_or(Ended)?;
+        let main = open.chain(self.map.first_primaries().iter().copied()).find(is_primary).ok_or(Ended)?;
         self.main = Some(main);
         Ok(main)
     }
@@ -596,7 +615,7 @@ impl Conn {
         if let Multi::Open { failed, .. } = &mut self.multi {
             *failed = true;
         }
-        self.answer(First { len, whole, words: Vec::new(), blocks: false }, error)
+        self.answer(First { len, whole, words: Vec::new(), blocks: false, is_channel: false }, error)
     }
 
     /// More of a request has to arrive before it is known where it goes, as far as there is room.

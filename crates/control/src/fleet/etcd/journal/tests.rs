@@ -58,7 +58,7 @@ async fn the_next_coordinator_knows_what_was_written_down() {
     assert_eq!(found, expected);
     let backend = |name: &str| (name.to_owned(), format!("redis://{name}:1"));
     let numbers = journal.name_backends(&[backend("b"), backend("a")]).await.expect("named");
-    assert_eq!(numbers.iter().map(|backend| backend.number).collect::<Vec<_>>(), [1, 0]);
+    assert_eq!(numbers.iter().map(|backend| backend.number).collect::<Vec<_>>(), [0, 1]);
     let small = [
         member(1, 7),
         member(2, 8),
@@ -66,6 +66,9 @@ async fn the_next_coordinator_knows_what_was_written_down() {
         row(19_999, 1, 1),
         row(19_999, 2, 2),
         Record::Gone(MemberId(2)),
+        Record::Backend(0, 2),
+        Record::Backend(1, 3),
+        Record::Backend(1, 0),
     ];
     journal.append(&small[..3]).await.expect("written");
     journal.append(&small[3..]).await.expect("written");
@@ -100,7 +103,7 @@ async fn the_next_coordinator_knows_what_was_written_down() {
     let missing = journal.name_backends(&[backend("b")]).await.expect_err("one is missing").to_string();
     assert!(missing.contains("a is not named"), "{missing}");
     let named = journal.name_backends(&[backend("a"), backend("c"), backend("b")]).await.expect("named");
-    assert_eq!(named.iter().map(|backend| backend.number).collect::<Vec<_>>(), [0, 2, 1]);
+    assert_eq!(named.iter().map(|backend| backend.number).collect::<Vec<_>>(), [1, 2, 0]);
 }
 
 #[tokio::test]

@@ -1,0 +1,232 @@
+//! Carries the data of partitions from one backend to another, when this member is told to.
+//!
+//! A move has two steps. While the partition is served it is only looked how much there is: what is too much to be carried while nobody may
+//! write is refused. Then, sealed, the keys of its slots are copied; see [`carrier`](super::carrier). When the change is written down they are removed where
+//! they were.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use whimbrel_core::fleet::{Move, Partition};
+use whimbrel_core::slot::Slot;
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::endpoint::Address;
+use whimbrel_engine::link::Link;
+use whimbrel_fleet::{Data, Failure};
+
+use super::carrier::{self, LOAD_BYTES_MAX, LOAD_KEY_BYTES_MAX, LOAD_KEYS_MAX, Load, Refusal, Route, Token};
+use super::gate::Gate;
+use crate::cluster::Cluster;
+
+/// How long requests that wait for something to happen may take to end, of those that began before there was a second backend.
+const LOOSE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// So many slots are emptied at once of what is not needed any more.
+const CLEARED_AT_ONCE: usize = 4;
+
+/// How long a replica may take to confirm what was carried, in milliseconds.
+const REPLICA_PATIENCE_MS: &[u8] = b"1000";
+
+/// So many connections are kept to one node.
+const LINKS_MAX: usize = 8;
+
+/// See the module. Clones are the same.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Porter(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    known: OnceLock<(Arc<Gate>, Arc<Cluster>)>,
+    links: Mutex<HashMap<Address, Vec<Link>>>,
+    clears: Semaphore,
+}
+
+impl Default for Inner {
+    fn default() -> Inner {
+        let clears = Semaphore::new(CLEARED_AT_ONCE);
+        Inner { known: OnceLock::new(), links: Mutex::default(), clears }
+    }
+}
+
+/// A slot at a backend.
+struct Site {
+    deployment: Arc<Deployment>,
+    address: Address,
+    slot: Slot,
+}
+
+impl Porter {
+    /// What it carries, and where. Before this is said it carries nothing.
+    pub(super) fn begin(&self, gate: &Arc<Gate>, cluster: &Arc<Cluster>) {
+        // It is said once.
+        let _ = self.0.known.set((gate.clone(), cluster.clone()));
+    }
+
+    async fn look(&self, moving: &Move, to: u32) -> Result<(), Failure> {
+        let (gate, _) = self.0.known()?;
+        gate.set_several();
+        timeout(LOOSE_PATIENCE, gate.none_loose())
+            .await
+            .map_err(|_| Failure("requests wait that began before there was another backend".to_owned()))?;
+        let from = gate.view().backend(moving.partition);
+        let mut all = Load::default();
+        for (source, target) in
+            self.0.sites(moving.partition, from)?.iter().zip(self.0.sites(moving.partition, to)?)
+        {
+            for site in [source, &target] {
+                if !site.deployment.is_cluster() {
+                    let at = &site.deployment.endpoint.address;
+                    let what = "has no cluster mode: only with that can it tell which keys are in a slot";
+                    return Err(Failure(format!("the server {at} {what}")));
+                }
+            }
+            let mut link = self.0.link(source).await?;
+            let load = carrier::measure(&mut link, source.slot, &source.deployment.capabilities).await;
+            let load = load.map_err(|e| Failure(e.to_string()))?;
+            self.0.keep(link);
+            all.keys += load.keys;
+            all.bytes += load.bytes;
+            all.largest_bytes = all.largest_bytes.max(load.largest_bytes);
+        }
+        if all.is_too_much() {
+            return Err(Failure(format!(
+                "it has at least {} keys of {} bytes, the largest of {}: more than {LOAD_KEYS_MAX}, {LOAD_BYTES_MAX} and \
+                 {LOAD_KEY_BYTES_MAX} would keep clients waiting for too long",
+                all.keys, all.bytes, all.largest_bytes
+            )));
+        }
+        Ok(())
+    }
+
+    async fn carry(&self, moving: &Move, to: u32) -> Result<(), Failure> {
+        let (gate, _) = self.0.known()?;
+        let from = gate.view().backend(moving.partition);
+        if from == to {
+            return Err(Failure("the data is there already".to_owned()));
+        }
+        let token = token_of(moving);
+        for (source, target) in
+            self.0.sites(moving.partition, from)?.iter().zip(&self.0.sites(moving.partition, to)?)
+        {
+            let (mut from, mut to) = (self.0.link(source).await?, self.0.link(target).await?);
+            let route = Route {
+                from: &source.deployment.capabilities,
+                to: &target.deployment.capabilities,
+                dialects: (source.deployment.facts.dialect, target.deployment.facts.dialect),
+            };
+            let carried = carrier::carry_slot(&mut from, &mut to, source.slot, token, &route).await;
+            let carried = carried.map_err(|refusal| Failure(refusal.to_string()))?;
+            if carried.keys > 0 {
+                confirm(&mut to, target).await?;
+            }
+            self.0.keep(from);
+            self.0.keep(to);
+        }
+        Ok(())
+    }
+}
+
+impl Data for Porter {
+    async fn transfer(&self, moving: &Move) -> Result<(), Failure> {
+        match moving.backend {
+            Some(to) => self.look(moving, to).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn settle(&self, moving: &Move) -> Result<(), Failure> {
+        match moving.backend {
+            Some(to) => self.carry(moving, to).await,
+            None => Ok(()),
+        }
+    }
+
+    fn discard(&self, _: Partition) {}
+
+    fn leave(&self, moving: &Move, backend: u32) {
+        let (inner, moving) = (self.0.clone(), *moving);
+        tokio::spawn(async move {
+            let Ok(_one) = inner.clears.acquire().await else { return };
+            if let Err(why) = inner.clear(&moving, backend).await {
+                tracing::warn!(partition = moving.partition, %why, "what was carried away is still there as well; nobody sees it");
+            }
+        });
+    }
+}
+
+/// Waits until a replica has what was carried, where there are any: the keys are removed at the other backend soon, and a failover would lose them.
+async fn confirm(to: &mut Link, target: &Site) -> Result<(), Failure> {
+    let topology = target.deployment.topology();
+    if topology.shard_of(target.slot).is_none_or(|shard| shard.replicas.is_empty()) {
+        return Ok(());
+    }
+    let reply = to.call(&[b"WAIT", b"1", REPLICA_PATIENCE_MS]).await.map_err(|e| Failure(e.to_string()))?;
+    match reply.as_int() {
+        Some(1..) => Ok(()),
+        _ => Err(Failure(format!(
+            "no replica of {} has confirmed in time what was carried there",
+            target.address
+        ))),
+    }
+}
+
+/// Which attempt of which owner it is.
+fn token_of(moving: &Move) -> Token {
+    Token { version: moving.from, term: moving.term }
+}
+
+impl Inner {
+    fn known(&self) -> Result<&(Arc<Gate>, Arc<Cluster>), Failure> {
+        self.known.get().ok_or_else(|| Failure("this front has only just begun".to_owned()))
+    }
+
+    fn sites(&self, partition: Partition, backend: u32) -> Result<Vec<Site>, Failure> {
+        let (gate, cluster) = self.known()?;
+        let site = |slot: Slot| match cluster.place_of(backend, slot) {
+            Some((deployment, address)) => Ok(Site { deployment, address, slot }),
+            None => Err(Failure(format!(
+                "backend number {backend} is not reached, or has no owner of slot {slot}"
+            ))),
+        };
+        gate.slots_of(partition).into_iter().map(site).collect()
+    }
+
+    async fn clear(&self, moving: &Move, backend: u32) -> Result<(), Failure> {
+        for site in self.sites(moving.partition, backend)? {
+            let mut link = self.link(&site).await?;
+            match carrier::clear_slot(&mut link, site.slot, token_of(moving), &site.deployment.capabilities)
+                .await
+            {
+                Ok(_) => self.keep(link),
+                // Somebody carries it back, and has cleared it.
+                Err(Refusal::Superseded { .. }) => {}
+                Err(refusal) => return Err(Failure(refusal.to_string())),
+            }
+        }
+        Ok(())
+    }
+
+    /// A connection to a node. After an error it is dropped; [`Inner::keep`] is for all others.
+    async fn link(&self, site: &Site) -> Result<Link, Failure> {
+        let kept = self.links().get_mut(&site.address).and_then(Vec::pop);
+        match kept {
+            Some(link) => Ok(link),
+            None => site.deployment.open(&site.address, 0).await.map_err(|e| Failure(e.to_string())),
+        }
+    }
+
+    fn keep(&self, link: Link) {
+        let mut links = self.links();
+        let kept = links.entry(link.address().clone()).or_default();
+        if kept.len() < LINKS_MAX {
+            kept.push(link);
+        }
+    }
+
+    fn links(&self) -> std::sync::MutexGuard<'_, HashMap<Address, Vec<Link>>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
