@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use whimbrel_lab::Etcd;
+use whimbrel_lab::{Etcd, Proxy};
 
 use crate::binary::{Invocation, Output, Running};
 
@@ -32,6 +32,8 @@ pub struct Coordinator {
     running: Running,
     args: Vec<String>,
     port: u16,
+    /// What it reaches etcd by.
+    links: Vec<Proxy>,
 }
 
 /// A front that is a member.
@@ -41,6 +43,8 @@ pub struct Member {
     args: Vec<String>,
     port: u16,
     forwarding: u16,
+    /// What it reaches the coordinators by.
+    links: Vec<Proxy>,
 }
 
 /// A port that nobody listens on.
@@ -70,7 +74,7 @@ impl Fleet {
         let folder = tempfile::tempdir().expect("a folder");
         let state = folder.path().to_str().expect("a name").to_owned();
         let more: Vec<&str> = ["--state-dir", &state].iter().chain(more).copied().collect();
-        let coordinators = vec![Coordinator::start(backend, &more)];
+        let coordinators = vec![Coordinator::start(backend, Vec::new(), &more)];
         Fleet { members: Vec::new(), coordinators, etcd: None, _folder: folder }.filled(members)
     }
 
@@ -79,9 +83,13 @@ impl Fleet {
     pub fn start_on_etcd(backend: &str, members: usize, more: &[&str]) -> Fleet {
         let folder = tempfile::tempdir().expect("a folder");
         let etcd = Etcd::start(3).expect("an etcd");
-        let store = format!("etcd://{}", etcd.addrs());
-        let more: Vec<&str> = ["--store", &store].iter().chain(more).copied().collect();
-        let coordinators = (0..3).map(|_| Coordinator::start(backend, &more)).collect();
+        let coordinator = |_| {
+            let links: Vec<Proxy> = etcd.nodes().iter().map(|node| link_to(&node.addr())).collect();
+            let store = format!("etcd://{}", addresses(&links));
+            let more: Vec<&str> = ["--store", &store].iter().chain(more).copied().collect();
+            Coordinator::start(backend, links, &more)
+        };
+        let coordinators = (0..3).map(coordinator).collect();
         let fleet = Fleet { members: Vec::new(), coordinators, etcd: Some(etcd), _folder: folder };
         until("one leads", || fleet.status().map(drop));
         fleet.filled(members)
@@ -107,13 +115,15 @@ impl Fleet {
     pub fn join(&mut self, name: &str, more: &[&str]) -> &mut Member {
         let (port, forwarding) = (free_port(), free_port());
         let (listen, forward) = (format!("127.0.0.1:{port}"), format!("127.0.0.1:{forwarding}"));
-        let at = self.coordinator();
+        let links: Vec<Proxy> =
+            self.coordinators.iter().map(|one| link_to(&format!("127.0.0.1:{}", one.port))).collect();
+        let at = addresses(&links);
         let args =
             ["front", "--join", &at, "--listen", &listen, "--forward-listen", &forward, "--name", name];
         let args = args.into_iter().chain(["--json"]).chain(more.iter().copied());
         let args: Vec<String> = args.map(str::to_owned).collect();
         let running = run(&args);
-        self.members.push(Member { running, args, port, forwarding });
+        self.members.push(Member { running, args, port, forwarding, links });
         self.members.last_mut().expect("it was just added")
     }
 
@@ -150,12 +160,17 @@ impl Fleet {
 
 impl Coordinator {
     #[track_caller]
-    fn start(backend: &str, more: &[&str]) -> Coordinator {
+    fn start(backend: &str, links: Vec<Proxy>, more: &[&str]) -> Coordinator {
         let port = free_port();
         let (listen, backend) = (format!("127.0.0.1:{port}"), format!("main={backend}"));
         let args = ["serve", "--fleet", "--listen", &listen, "--backend", &backend, "--json"];
         let args: Vec<String> = args.into_iter().chain(more.iter().copied()).map(str::to_owned).collect();
-        Coordinator { running: run(&args), args, port }
+        Coordinator { running: run(&args), args, port, links }
+    }
+
+    /// What it reaches etcd by.
+    pub fn links(&self) -> &[Proxy] {
+        &self.links
     }
 
     /// Kills it.
@@ -181,6 +196,11 @@ impl Coordinator {
 }
 
 impl Member {
+    /// What it reaches the coordinators by.
+    pub fn links(&self) -> &[Proxy] {
+        &self.links
+    }
+
     /// Where clients of clusters connect.
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
@@ -223,6 +243,15 @@ impl Member {
     pub fn resume(&self) {
         signal(self.running.pid(), Signal::SIGCONT);
     }
+}
+
+#[track_caller]
+fn link_to(address: &str) -> Proxy {
+    Proxy::start(address).expect("a proxy")
+}
+
+fn addresses(links: &[Proxy]) -> String {
+    links.iter().map(Proxy::addr).collect::<Vec<_>>().join(",")
 }
 
 /// Sends a signal to a process that was started here.

@@ -1,6 +1,6 @@
 use std::collections::HashMap;
 use std::fmt;
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,6 +13,9 @@ use crate::{LabError, ports};
 const CONNECTIONS_MAX: usize = 256;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often a stalled link looks whether it goes on.
+const STALL_LOOK: Duration = Duration::from_millis(5);
 
 /// How many ports are tried before giving up.
 const ATTEMPTS: u32 = 8;
@@ -40,6 +43,8 @@ impl fmt::Debug for Proxy {
 struct Links {
     open: HashMap<u64, Link>,
     next: u64,
+    /// Nothing passes, and nobody is told.
+    stalled: Arc<AtomicBool>,
 }
 
 struct Link {
@@ -93,6 +98,7 @@ impl Proxy {
 
     /// Closes all connections and refuses new ones.
     pub fn cut(&self) {
+        self.go_on();
         // First no new connections, then none at all.
         if let Some(acceptor) = lock(&self.acceptor).take() {
             acceptor.stop(self.addr);
@@ -100,6 +106,17 @@ impl Proxy {
         for (_, link) in lock(&self.links).open.drain() {
             link.close();
         }
+    }
+
+    /// From now on nothing passes in either direction, on all connections: they stay open, and new ones are accepted. What a network does that
+    /// loses everything.
+    pub fn stall(&self) {
+        lock(&self.links).stalled.store(true, Ordering::Release);
+    }
+
+    /// Everything passes again; what was held back comes late.
+    pub fn go_on(&self) {
+        lock(&self.links).stalled.store(false, Ordering::Release);
     }
 
     /// Accepts connections again, at the same address.
@@ -186,17 +203,17 @@ fn open(client: TcpStream, target: SocketAddr, links: &Arc<Mutex<Links>>) -> io:
     let requests = (client.try_clone()?, server.try_clone()?);
     let replies = (server.try_clone()?, client.try_clone()?);
 
-    let id = {
+    let (id, stalled) = {
         let mut links = lock(links);
         links.next += 1;
         let id = links.next;
         links.open.insert(id, Link { client, server, directions: 2 });
-        id
+        (id, Arc::clone(&links.stalled))
     };
     for (from, to) in [requests, replies] {
-        let links = Arc::clone(links);
+        let (links, stalled) = (Arc::clone(links), Arc::clone(&stalled));
         thread::spawn(move || {
-            carry(from, to);
+            carry(from, to, &stalled);
             finish(&links, id);
         });
     }
@@ -204,8 +221,24 @@ fn open(client: TcpStream, target: SocketAddr, links: &Arc<Mutex<Links>>) -> io:
 }
 
 /// Copies one direction until its end, and passes the end on.
-fn carry(mut from: TcpStream, mut to: TcpStream) {
-    if io::copy(&mut from, &mut to).is_err() {
+fn carry(mut from: TcpStream, mut to: TcpStream, stalled: &AtomicBool) {
+    let mut buffer = vec![0; 64 << 10];
+    let outcome = loop {
+        let length = match from.read(&mut buffer) {
+            Ok(length) => length,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(e) => break Err(e),
+        };
+        // The end of the other side is not told either.
+        while stalled.load(Ordering::Acquire) {
+            thread::sleep(STALL_LOOK);
+        }
+        match to.write_all(&buffer[..length]) {
+            Ok(()) if length > 0 => {}
+            outcome => break outcome,
+        }
+    };
+    if outcome.is_err() {
         // A broken direction breaks the connection.
         let _ = from.shutdown(Shutdown::Both);
         let _ = to.shutdown(Shutdown::Both);
