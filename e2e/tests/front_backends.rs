@@ -119,7 +119,7 @@ fn who_waits_is_sent_where_the_data_is() {
     let mut pusher = fleet.members[1].connect_forwarding();
     let mut through = fleet.members[1].connect_forwarding();
     let (mut ours, mut theirs) = (fleet.members[0].connect(), fleet.members[1].connect());
-    assert_eq!(text(&mut pusher, "XADD {q}stream * a 1").contains('-'), true);
+    assert!(text(&mut pusher, "XADD {q}stream * a 1").contains('-'));
     std::thread::scope(|scope| {
         let waits = [
             scope.spawn(|| text(&mut through, "BLPOP {q}queue 60")),
@@ -245,4 +245,33 @@ fn keys_that_nobody_carried_there_are_not_removed() {
     assert_eq!(second.nodes()[0].call(&["GET", "somebodys"]), Value::BulkString(b"value".to_vec()));
     assert_eq!(second.nodes()[0].call(&["DEL", "somebodys"]), Value::Int(1));
     until("that one has moved as well", || placed(&fleet, "second").filter(|count| *count == PARTITIONS));
+}
+
+#[test]
+fn what_was_carried_survives_a_failover_where_it_is_now() {
+    let first = cluster(Engine::Redis70);
+    let second = Cluster::builder(Engine::Redis70)
+        .primaries(3)
+        .replicas(1)
+        .node_timeout_ms(1_000)
+        .start()
+        .expect("a cluster");
+    let fleet = fleet_of(&first.seed(), &second.seed(), 2);
+    let mut client = fleet.members[0].connect_forwarding();
+    for n in 0..500 {
+        assert_eq!(text(&mut client, &format!("SET k{n} v{n}")), "OK");
+    }
+    fleet.tell(&["join", "--backend", "second"]).expect_code(0);
+    fleet.tell(&["drain", "--backend", "main"]).expect_code(0);
+    until("nothing is left there", || keys_at(&first).is_empty().then_some(()));
+    second.kill9(0).expect("killed");
+    second.wait_failover(0).expect("a replica takes over");
+    let mut client = fleet.members[1].connect_forwarding();
+    for n in 0..500 {
+        let key = format!("k{n}");
+        until("it is answered", || {
+            (text(&mut client, &format!("GET {key}")) == format!("v{n}")).then_some(())
+        });
+    }
+    assert_eq!(text(&mut client, "SET k1 again"), "OK");
 }
