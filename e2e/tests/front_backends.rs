@@ -275,3 +275,27 @@ fn what_was_carried_survives_a_failover_where_it_is_now() {
     }
     assert_eq!(text(&mut client, "SET k1 again"), "OK");
 }
+
+#[test]
+fn what_a_lost_member_has_left_behind_is_removed() {
+    let (first, second) = (cluster(Engine::Valkey91), cluster(Engine::Valkey91));
+    let mut fleet = fleet_of(&first.seed(), &second.seed(), 2);
+    fleet.tell(&["join", "--backend", "second"]).expect_code(0);
+    // As if its member had been killed before it could remove this; and what no move has left.
+    let moved = |key: &String| u64::from(slot_of(key.as_bytes())) / SLOTS_OF_PARTITION >= PARTITIONS / 2;
+    let left = (0..).map(|n| format!("left{n}")).find(moved).expect("a key");
+    let stays = (0..).map(|n| format!("stays{n}")).find(|key| !moved(key)).expect("a key");
+    assert_eq!(first.nodes()[0].call(&["SET", &left, "old"]), Value::Okay);
+    for part in ["", "also"] {
+        assert_eq!(second.nodes()[0].call(&["SET", &format!("{{{stays}}}{part}"), "somebodys"]), Value::Okay);
+    }
+    let mut client = fleet.members[1].connect_forwarding();
+    assert_eq!(text(&mut client, &format!("GET {left}")), "nil");
+    assert_eq!(text(&mut client, &format!("SET {left} new")), "OK");
+    fleet.members[0].kill9();
+    fleet.members[0].run_again();
+    fleet.settled(2);
+    until("it is removed", || keys_at(&first).is_empty().then_some(()));
+    assert_eq!(text(&mut client, &format!("GET {left}")), "new");
+    assert_eq!(keys_at(&second).len(), 3, "{:?}", keys_at(&second));
+}

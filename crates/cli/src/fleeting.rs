@@ -135,7 +135,7 @@ async fn watch(
     as_json: bool,
     stop: &CancellationToken,
 ) -> Result<Exit> {
-    let mut told: Option<(u64, Instant)> = None;
+    let mut told: Option<((u64, String), Instant)> = None;
     loop {
         let Some(status) = stop.run_until_cancelled(coordinator.status_patiently()).await else {
             return Ok(stopped(as_json));
@@ -151,13 +151,18 @@ async fn watch(
             tell(as_json, "done", &words, &status);
             return Ok(Exit::Success);
         }
-        if told.is_none_or(|(before, at)| before != left && at.elapsed() >= TELL_EVERY) {
-            let words = match left {
+        let trouble = status.members.iter().map(|member| &member.trouble).find(|why| !why.is_empty());
+        let now = (left, trouble.cloned().unwrap_or_default());
+        if told.as_ref().is_none_or(|(before, at)| *before != now && at.elapsed() >= TELL_EVERY) {
+            let mut words = match left {
                 0 => "waiting  until all know where everything is".to_owned(),
                 left => format!("moving   {} partitions left", format_count(left)),
             };
+            if !now.1.is_empty() {
+                words.push_str(&format!("; moves fail: {}", now.1));
+            }
             tell(as_json, "progress", &words, &status);
-            told = Some((left, Instant::now()));
+            told = Some((now, Instant::now()));
         }
         if stop.run_until_cancelled(tokio::time::sleep(POLL)).await.is_none() {
             return Ok(stopped(as_json));

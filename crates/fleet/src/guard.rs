@@ -19,7 +19,12 @@ pub(crate) struct Cell {
     word: AtomicU64,
     /// Where the data is. It changes while nobody may begin a request, and is set before anybody may again.
     backend: AtomicU32,
+    /// The version of the row; none while both are being set.
+    version: AtomicU64,
 }
+
+/// No row has it.
+const BEING_SET: u64 = u64::MAX;
 
 impl Cell {
     pub(crate) fn owner(&self) -> MemberId {
@@ -30,13 +35,23 @@ impl Cell {
         self.backend.load(Ordering::SeqCst)
     }
 
+    /// Version and backend of one row.
+    pub(crate) fn place(&self) -> Option<(u64, u32)> {
+        let before = self.version.load(Ordering::SeqCst);
+        let backend = self.backend();
+        let after = self.version.load(Ordering::SeqCst);
+        (before == after && before != BEING_SET).then_some((before, backend))
+    }
+
     pub(crate) fn is_sealed(&self) -> bool {
         self.word.load(Ordering::SeqCst) & SEALED != 0
     }
 
     /// What the member knows now. Requests under way stay counted.
-    pub(crate) fn set(&self, owner: MemberId, is_sealed: bool, backend: u32) {
+    pub(crate) fn set(&self, owner: MemberId, is_sealed: bool, (version, backend): (u64, u32)) {
+        self.version.store(BEING_SET, Ordering::SeqCst);
         self.backend.store(backend, Ordering::SeqCst);
+        self.version.store(version, Ordering::SeqCst);
         let seal = if is_sealed { SEALED } else { 0 };
         let known = u64::from(owner.0) << 32 | seal;
         let set = |word: u64| Some(known | word & COUNT);
@@ -146,15 +161,15 @@ mod tests {
     fn nobody_enters_a_sealed_partition_and_its_last_request_says_so() {
         let (cell, us, other) = (Cell::default(), MemberId(7), MemberId(u32::MAX));
         assert!(!cell.enter(us), "nobody owns it");
-        cell.set(us, false, 0);
+        cell.set(us, false, (1, 0));
         assert!(cell.enter(us) && cell.enter(us) && !cell.enter(other));
-        cell.set(us, true, 0);
+        cell.set(us, true, (1, 0));
         assert!(!cell.enter(us) && !cell.is_quiet());
         assert!(!cell.leave() && cell.leave(), "the last one says so");
         assert!(cell.is_quiet());
-        cell.set(other, false, 3);
+        cell.set(other, false, (2, 3));
         assert_eq!((cell.owner(), cell.enter(us), cell.enter(other)), (other, false, true));
-        assert_eq!(cell.backend(), 3);
+        assert_eq!((cell.backend(), cell.place()), (3, Some((2, 3))));
         assert!(!cell.leave(), "nobody waits for it");
     }
 }

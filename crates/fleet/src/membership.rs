@@ -116,6 +116,11 @@ impl View {
         self.0.cell(partition).map_or(0, Cell::backend)
     }
 
+    /// The version of a partition's row, and the backend that it names: both of one row. None where that is being changed right now.
+    pub fn place(&self, partition: Partition) -> Option<(u64, u32)> {
+        self.0.cell(partition).and_then(Cell::place)
+    }
+
     /// Tells when a partition was sealed of which requests are under way: those that may wait for something to happen have to be ended.
     pub fn seals(&self) -> watch::Receiver<u64> {
         self.0.seals.subscribe()

@@ -186,7 +186,7 @@ impl Shared {
             let (owner, is_sealed) =
                 (row.holders.owner().unwrap_or(MemberId::NOBODY), machine.is_sealed(partition));
             if let Some(cell) = self.cell(partition) {
-                cell.set(owner, is_sealed, row.backend);
+                cell.set(owner, is_sealed, (row.version, row.backend));
                 if is_sealed && !cell.is_quiet() {
                     self.seals.send_modify(|count| *count += 1);
                 }

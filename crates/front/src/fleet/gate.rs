@@ -129,6 +129,11 @@ impl Gate {
         self.view.backend(self.partition_of(slot))
     }
 
+    /// The version of the row of a slot's partition, and the number of its backend.
+    pub(crate) fn place_of(&self, slot: Slot) -> Option<(u64, u32)> {
+        self.view.place(self.partition_of(slot))
+    }
+
     /// The slots of a partition.
     pub(crate) fn slots_of(&self, partition: Partition) -> Vec<Slot> {
         let partitions = self.view.partitions();

@@ -35,6 +35,9 @@ use crate::face::Face;
 use crate::place::Place;
 use crate::server::{Front, FrontOptions, listen};
 
+/// How long a member that has left goes on removing what it has carried away.
+const CLEAR_PATIENCE: Duration = Duration::from_secs(10);
+
 /// Between two attempts to reach a backend.
 const BACKEND_PAUSE: Duration = Duration::from_secs(1);
 
@@ -75,6 +78,7 @@ pub struct Joined {
     leave_patience: Duration,
     cluster: Arc<Cluster>,
     endpoint_of: EndpointOf,
+    porter: Porter,
 }
 
 /// A server or cluster that the coordinator names.
@@ -163,6 +167,7 @@ impl Joined {
             leave_patience,
             cluster,
             endpoint_of,
+            porter,
         })
     }
 
@@ -195,8 +200,17 @@ impl Joined {
     /// # Errors
     /// `Own` where it cannot be a member any more.
     pub async fn serve(self, stop: CancellationToken) -> Result<bool> {
-        let Joined { front, forwarding, gate, mut membership, leave_patience, cluster, endpoint_of, .. } =
-            self;
+        let Joined {
+            front,
+            forwarding,
+            gate,
+            mut membership,
+            leave_patience,
+            cluster,
+            endpoint_of,
+            porter,
+            ..
+        } = self;
         let members =
             forwarding.as_ref().and_then(|forwarding| forwarding.shared().source.cluster().cloned());
         let end = CancellationToken::new();
@@ -215,7 +229,7 @@ impl Joined {
                 }
             };
             if matches!(outcome, Ok(true)) {
-                gate.linger().await;
+                tokio::join!(gate.linger(), porter.finish(CLEAR_PATIENCE));
             }
             end.cancel();
             outcome
@@ -226,6 +240,7 @@ impl Joined {
             () = gate.follow(members.as_deref()) => Ok(false),
             () = gate.watch_lease() => Ok(false),
             () = gate.let_go_of_all(&cluster) => Ok(false),
+            () = porter.sweep() => Ok(false),
             () = follow_backends(&gate, &cluster, &endpoint_of) => Ok(false),
         }
     }

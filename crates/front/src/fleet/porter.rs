@@ -5,15 +5,16 @@
 //! they were.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 use whimbrel_core::fleet::{Move, Partition};
 use whimbrel_core::slot::Slot;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Address;
+use whimbrel_engine::error::Error;
 use whimbrel_engine::link::Link;
 use whimbrel_fleet::{Data, Failure};
 
@@ -30,8 +31,17 @@ const CLEARED_AT_ONCE: usize = 4;
 /// How long a replica may take to confirm what was carried, in milliseconds.
 const REPLICA_PATIENCE_MS: &[u8] = b"1000";
 
-/// So many connections are kept to one node.
-const LINKS_MAX: usize = 8;
+/// How often it is looked whether the table has stayed the same, so that what was left behind can be looked for.
+const SWEEP_EVERY: Duration = Duration::from_secs(5);
+
+/// So many slots are asked for at once.
+const SWEPT_AT_ONCE: usize = 512;
+
+/// So many connections are kept to one node: as many as moves go on at once.
+const LINKS_MAX: usize = 32;
+
+/// A connection that was not used for so long may have been closed at the other side.
+const LINK_LASTS: Duration = Duration::from_secs(10);
 
 /// See the module. Clones are the same.
 #[derive(Debug, Clone, Default)]
@@ -40,7 +50,7 @@ pub(super) struct Porter(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     known: OnceLock<(Arc<Gate>, Arc<Cluster>)>,
-    links: Mutex<HashMap<Address, Vec<Link>>>,
+    links: Mutex<HashMap<Address, Vec<(Link, Instant)>>>,
     clears: Semaphore,
 }
 
@@ -63,6 +73,34 @@ impl Porter {
     pub(super) fn begin(&self, gate: &Arc<Gate>, cluster: &Arc<Cluster>) {
         // It is said once.
         let _ = self.0.known.set((gate.clone(), cluster.clone()));
+    }
+
+    /// Waits until what was carried away is removed, but not for longer than this.
+    pub(super) async fn finish(&self, patience: Duration) {
+        // Permits are given in turn, so these come after those of all who wait for one already.
+        let all = u32::try_from(CLEARED_AT_ONCE).unwrap_or(u32::MAX);
+        if timeout(patience, self.0.clears.acquire_many(all)).await.is_err() {
+            tracing::warn!("what was carried away is still there as well; nobody sees it");
+        }
+    }
+
+    /// Looks, for ever, for what was left behind by members that were lost between a change and the removal of what they had carried away. Once for each
+    /// state of the table that lasts.
+    pub(super) async fn sweep(&self) {
+        let (mut last, mut done) = (None, None);
+        loop {
+            sleep(SWEEP_EVERY).await;
+            let Ok((gate, _)) = self.0.known() else { continue };
+            let now = Some(gate.view().watch().borrow().stamp);
+            let is_due = gate.has_several() && now == last && now != done;
+            last = now;
+            if is_due {
+                match self.0.sweep_all().await {
+                    Ok(()) => done = now,
+                    Err(why) => tracing::warn!(%why, "what was left behind cannot be looked for"),
+                }
+            }
+        }
     }
 
     async fn look(&self, moving: &Move, to: u32) -> Result<(), Failure> {
@@ -209,11 +247,68 @@ impl Inner {
         Ok(())
     }
 
+    /// At each backend looks at the slots of this member whose data is at another one.
+    async fn sweep_all(&self) -> Result<(), Failure> {
+        let (gate, cluster) = self.known()?;
+        for (backend, deployment) in cluster.backends().into_iter().filter(|(_, at)| at.is_cluster()) {
+            let mut by_node: HashMap<Address, Vec<Slot>> = HashMap::new();
+            for slot in Slot::all().filter(|slot| gate.owns(*slot) && gate.backend_of(*slot) != backend) {
+                if let Some((_, address)) = cluster.place_of(backend, slot) {
+                    by_node.entry(address).or_default().push(slot);
+                }
+            }
+            for (address, slots) in by_node {
+                for some in slots.chunks(SWEPT_AT_ONCE) {
+                    self.sweep_some(backend, &deployment, &address, some).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn sweep_some(
+        &self,
+        backend: u32,
+        deployment: &Arc<Deployment>,
+        address: &Address,
+        slots: &[Slot],
+    ) -> Result<(), Failure> {
+        let (gate, _) = self.known()?;
+        let failed = |e: Error| Failure(e.to_string());
+        let site = |slot| Site { deployment: deployment.clone(), address: address.clone(), slot };
+        let Some(first) = slots.first() else { return Ok(()) };
+        let mut link = self.link(&site(*first)).await?;
+        for slot in slots {
+            link.push(&[b"CLUSTER", b"COUNTKEYSINSLOT", slot.to_string().as_bytes()]);
+        }
+        link.flush().await.map_err(failed)?;
+        let counts = link.replies(slots.len()).await.map_err(failed)?;
+        // A fence is one of them, and keys without one are nobody's business here.
+        let crowded =
+            slots.iter().zip(&counts).filter(|(_, count)| count.as_int().is_some_and(|count| count > 1));
+        for (slot, _) in crowded {
+            // Later than whatever has led to this row, and earlier than whatever comes after it.
+            let Some((version, at)) = gate.place_of(*slot).filter(|(_, at)| *at != backend) else { continue };
+            let token = Token { version, term: 0 };
+            match carrier::clear_what_was_left(&mut link, *slot, token, &deployment.capabilities).await {
+                Ok(0) => {}
+                Ok(keys) => {
+                    tracing::info!(%slot, keys, at, "removed what was left behind at another backend")
+                }
+                // It is being carried there by now.
+                Err(Refusal::Superseded { .. }) => link = self.link(&site(*slot)).await?,
+                Err(refusal) => return Err(Failure(refusal.to_string())),
+            }
+        }
+        self.keep(link);
+        Ok(())
+    }
+
     /// A connection to a node. After an error it is dropped; [`Inner::keep`] is for all others.
     async fn link(&self, site: &Site) -> Result<Link, Failure> {
         let kept = self.links().get_mut(&site.address).and_then(Vec::pop);
-        match kept {
-            Some(link) => Ok(link),
+        match kept.filter(|(_, used)| used.elapsed() < LINK_LASTS) {
+            Some((link, _)) => Ok(link),
             None => site.deployment.open(&site.address, 0).await.map_err(|e| Failure(e.to_string())),
         }
     }
@@ -222,11 +317,11 @@ impl Inner {
         let mut links = self.links();
         let kept = links.entry(link.address().clone()).or_default();
         if kept.len() < LINKS_MAX {
-            kept.push(link);
+            kept.push((link, Instant::now()));
         }
     }
 
-    fn links(&self) -> std::sync::MutexGuard<'_, HashMap<Address, Vec<Link>>> {
+    fn links(&self) -> MutexGuard<'_, HashMap<Address, Vec<(Link, Instant)>>> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

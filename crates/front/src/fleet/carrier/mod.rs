@@ -173,6 +173,23 @@ pub async fn clear_slot(
     sweep(at, &seen).await
 }
 
+/// Removes what attempts have left of a slot at a node that owns it. Where it was never fenced its keys are somebody's, and stay.
+///
+/// # Errors
+/// See [`Refusal`].
+pub async fn clear_what_was_left(
+    at: &mut Link,
+    slot: Slot,
+    token: Token,
+    capabilities: &Capabilities,
+) -> Result<u64, Refusal> {
+    match claim(at, slot, token, Place::Destination, capabilities).await {
+        Ok(seen) => sweep(at, &seen).await,
+        Err(Refusal::Occupied { .. }) => Ok(0),
+        Err(refusal) => Err(refusal),
+    }
+}
+
 /// Removes what a node has of a slot, a page of names after the other, until there are none.
 async fn sweep(link: &mut Link, seen: &Seen) -> Result<u64, Refusal> {
     let mut page = seen.names.clone();
