@@ -38,7 +38,7 @@ const LINGER_MAX: Duration = Duration::from_secs(10);
 const LET_GO_MAX: usize = 1 << 10;
 
 /// While partitions are sealed all the time, connections on which something waits hear of it no more often.
-const STIR_PAUSE: Duration = Duration::from_millis(5);
+const STIR_PAUSE: Duration = Duration::from_millis(20);
 
 /// The first digits of the names of members, "whimbrel"; the last ones are the member's number.
 const NAME: &str = "7768696d6272656c0000000000000000";

@@ -182,8 +182,14 @@ pub struct Coordinator {
     backend_targets: Vec<u32>,
     /// For each owner the partitions that it has to give away or to copy.
     queues: BTreeMap<MemberId, VecDeque<Partition>>,
+    /// The same of those whose data should have another backend. They come after all others, and may fail for ever: what is too large stays.
+    data_queues: BTreeMap<MemberId, VecDeque<Partition>>,
     /// What failed, and when to try it again.
     later: VecDeque<(u64, Partition)>,
+    data_later: VecDeque<(u64, Partition)>,
+    /// Nobody carries data before this time, as it has just failed.
+    data_rests_until_ms: u64,
+    data_rests: bool,
     running: BTreeMap<Partition, Running>,
     /// Records of the present call, and what follows those that are not on disk yet.
     records: Vec<Record>,
@@ -224,7 +230,11 @@ impl Coordinator {
             backends: snapshot.backends,
             backend_targets: Vec::new(),
             queues: BTreeMap::new(),
+            data_queues: BTreeMap::new(),
             later: VecDeque::new(),
+            data_later: VecDeque::new(),
+            data_rests_until_ms: 0,
+            data_rests: false,
             running: BTreeMap::new(),
             records: Vec::new(),
             unwritten: VecDeque::new(),
@@ -282,12 +292,13 @@ impl Coordinator {
         weights
     }
 
-    /// Whether nothing moves, nothing waits to move, and everything is on disk.
+    /// Whether nothing moves, nothing waits to move, and everything is on disk. Data that could not be carried to another backend may wait.
     pub fn is_idle(&self) -> bool {
         self.running.is_empty()
             && self.unwritten.is_empty()
             && self.later.is_empty()
             && self.queues.values().all(VecDeque::is_empty)
+            && (self.data_rests || self.data_queues.values().all(VecDeque::is_empty))
     }
 
     /// Takes in what happened at `now_ms` of a monotonic clock, and adds what is to be done, to be done in this order.
@@ -369,12 +380,13 @@ impl Coordinator {
         let expired: Vec<MemberId> =
             self.peers.iter().filter(|(_, peer)| now_ms >= peer.expires_ms).map(|(id, _)| *id).collect();
         expired.into_iter().for_each(|member| self.expel(member));
-        if self.is_idle() {
-            let holds = |id: MemberId| self.table.rows().iter().any(|row| row.holders.contains(id));
-            let leaving = self.peers.iter().filter(|(_, peer)| peer.enrolled.is_leaving);
-            let done: Vec<MemberId> = leaving.map(|(id, _)| *id).filter(|id| !holds(*id)).collect();
-            done.into_iter().for_each(|member| self.expel(member));
-        }
+        let holds = |id: MemberId| {
+            self.running.values().any(|running| running.concerns(id))
+                || self.table.rows().iter().any(|row| row.holders.contains(id))
+        };
+        let leaving = self.peers.iter().filter(|(_, peer)| peer.enrolled.is_leaving);
+        let done: Vec<MemberId> = leaving.map(|(id, _)| *id).filter(|id| !holds(*id)).collect();
+        done.into_iter().for_each(|member| self.expel(member));
         self.repeat(now_ms, out);
         if now_ms >= self.ask_at_ms && self.is_idle() {
             self.ask_at_ms = now_ms + self.options.ask_ms;
@@ -467,6 +479,7 @@ impl Coordinator {
         self.urgent.remove(&member);
         self.doubtful.remove(&member);
         self.queues.remove(&member);
+        self.data_queues.remove(&member);
         let moves: Vec<Partition> = self.running.keys().copied().collect();
         for partition in moves {
             self.lost_party(partition, member);
@@ -477,7 +490,11 @@ impl Coordinator {
     /// Plans anew: who should hold what now.
     fn replan(&mut self) {
         self.queues.clear();
+        self.data_queues.clear();
         self.later.clear();
+        self.data_later.clear();
+        self.data_rests = false;
+        self.data_rests_until_ms = 0;
         self.targets.clear();
         self.backend_targets.clear();
         if !self.is_held {

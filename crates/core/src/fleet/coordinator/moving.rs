@@ -5,11 +5,18 @@
 //!       └─ failed ─▶ Writing a later version, by which nothing has moved ─▶ over
 //! ```
 
+use std::collections::{BTreeMap, VecDeque};
+
 use super::{Coordinator, Output, Then};
 use crate::fleet::Partition;
 use crate::fleet::message::{Move, Order, Record};
 use crate::fleet::plan::{Step, next_step};
 use crate::fleet::table::{Applied, Change, Holders, MemberId, Row};
+
+/// Data that could not be carried is tried again after so many times [`Options::retry_ms`](super::Options::retry_ms); and whenever some could not, all
+/// other data rests for so many. Where everything fails, that bounds how often.
+const DATA_LATER: u64 = 20;
+const DATA_REST: u64 = 2;
 
 /// A move is looked for among so many partitions of an owner. More would make a step slow where all destinations are busy.
 const LOOK_MAX: usize = 64;
@@ -70,8 +77,15 @@ impl Coordinator {
         if let Some(Step::Direct(after)) = target.and_then(|target| next_step(&row.holders, target)) {
             self.change_directly(partition, after);
         } else if let Some(transfer) = self.transfer_of(partition) {
-            self.queues.entry(transfer.source).or_default().push_back(partition);
+            self.queues_of(transfer.backend.is_some())
+                .entry(transfer.source)
+                .or_default()
+                .push_back(partition);
         }
+    }
+
+    fn queues_of(&mut self, of_data: bool) -> &mut BTreeMap<MemberId, VecDeque<Partition>> {
+        if of_data { &mut self.data_queues } else { &mut self.queues }
     }
 
     /// An owner for a partition that nobody has any more.
@@ -100,19 +114,25 @@ impl Coordinator {
 
     /// Begins as many moves as members may take part in.
     pub(super) fn start_moves(&mut self, now_ms: u64, out: &mut Vec<Output>) {
-        while self.later.front().is_some_and(|(at_ms, _)| now_ms >= *at_ms) {
-            if let Some((_, partition)) = self.later.pop_front() {
-                self.advance(partition);
-            }
+        while let Some(partition) =
+            next_due(&mut self.later, now_ms).or_else(|| next_due(&mut self.data_later, now_ms))
+        {
+            self.advance(partition);
         }
-        let sources: Vec<MemberId> = self.queues.keys().copied().collect();
-        for source in sources {
-            while self.has_room(source) {
-                let Some(partition) = self.next_of(source) else { break };
-                self.begin(now_ms, source, partition, out);
+        self.data_rests = now_ms < self.data_rests_until_ms;
+        for of_data in [false, true] {
+            if of_data && self.data_rests {
+                continue;
             }
+            let sources: Vec<MemberId> = self.queues_of(of_data).keys().copied().collect();
+            for source in sources {
+                while self.has_room(source) {
+                    let Some(partition) = self.next_of(source, of_data) else { break };
+                    self.begin(now_ms, source, partition, out);
+                }
+            }
+            self.queues_of(of_data).retain(|_, queue| !queue.is_empty());
         }
-        self.queues.retain(|_, queue| !queue.is_empty());
     }
 
     fn has_room(&self, member: MemberId) -> bool {
@@ -120,14 +140,16 @@ impl Coordinator {
     }
 
     /// The first partition of an owner whose destination has room. Drops on its way what is not to be done any more.
-    fn next_of(&mut self, source: MemberId) -> Option<Partition> {
+    fn next_of(&mut self, source: MemberId, of_data: bool) -> Option<Partition> {
         let mut at = 0;
         while at < LOOK_MAX {
-            let partition = *self.queues.get(&source)?.get(at)?;
-            let transfer = self.transfer_of(partition).filter(|transfer| transfer.source == source);
+            let partition = *self.queues_of(of_data).get(&source)?.get(at)?;
+            let is_meant =
+                |transfer: &Transfer| transfer.source == source && transfer.backend.is_some() == of_data;
+            let transfer = self.transfer_of(partition).filter(is_meant);
             let is_stale = transfer.is_none() || self.running.contains_key(&partition);
             if is_stale || transfer.is_some_and(|transfer| self.has_room(transfer.destination)) {
-                self.queues.get_mut(&source)?.remove(at);
+                self.queues_of(of_data).get_mut(&source)?.remove(at);
                 if !is_stale {
                     return Some(partition);
                 }
@@ -264,7 +286,15 @@ impl Coordinator {
                 if let Some(moving) = moving {
                     self.urgent.insert(moving.source);
                     out.push(Output::Failed(moving));
-                    self.later.push_back((now_ms + self.options.retry_ms, change.partition));
+                    let retry_ms = self.options.retry_ms;
+                    match moving.backend {
+                        None => self.later.push_back((now_ms + retry_ms, change.partition)),
+                        Some(_) => {
+                            self.data_later.push_back((now_ms + retry_ms * DATA_LATER, change.partition));
+                            self.data_rests_until_ms = now_ms + retry_ms * DATA_REST;
+                            self.data_rests = true;
+                        }
+                    }
                 }
                 self.over(change.partition, moving.is_none());
             }
@@ -348,7 +378,19 @@ impl Coordinator {
     }
 }
 
+/// The first partition, if its time has come.
+fn next_due(later: &mut VecDeque<(u64, Partition)>, now_ms: u64) -> Option<Partition> {
+    later.front().filter(|(at_ms, _)| now_ms >= *at_ms)?;
+    later.pop_front().map(|(_, partition)| partition)
+}
+
 impl Running {
+    /// Whether a member takes part in it, or holds the partition before or after it.
+    pub(super) fn concerns(&self, member: MemberId) -> bool {
+        let moves = self.moving.is_some_and(|moving| moving.source == member || moving.destination == member);
+        moves || self.base.holders.contains(member) || self.after.contains(member)
+    }
+
     fn is_transferring(&self, moving: &Move) -> bool {
         self.moving.as_ref() == Some(moving) && self.stage == Stage::Transferring
     }

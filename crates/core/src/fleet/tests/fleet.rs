@@ -66,6 +66,9 @@ struct World {
     members: Vec<Member>,
     mail: Vec<Mail>,
     tokens: u64,
+    /// Whether no data can be carried, and how often it was tried.
+    is_stuck: bool,
+    carried: usize,
     works: Vec<Work>,
     sites: Vec<[Site; BACKENDS]>,
     /// What was last written of each partition, by whoever served it.
@@ -88,6 +91,8 @@ impl World {
             members: Vec::new(),
             mail: Vec::new(),
             tokens: 0,
+            is_stuck: false,
+            carried: 0,
             works: Vec::new(),
             sites: vec![Default::default(); partitions as usize],
             truth: vec![None; partitions as usize],
@@ -145,7 +150,12 @@ impl World {
             match action {
                 Action::Send(message) => self.mail.push(Mail::Up(message)),
                 Action::Transfer(moving) if moving.backend.is_some() => {
-                    self.tell_member(at, MemberInput::Transferred(moving));
+                    self.carried += 1;
+                    let input = match self.is_stuck {
+                        true => MemberInput::TransferFailed(moving),
+                        false => MemberInput::Transferred(moving),
+                    };
+                    self.tell_member(at, input);
                 }
                 Action::Transfer(moving) => {
                     let taken = self.members.iter_mut().any(|member| member.offered(&moving));
@@ -431,6 +441,37 @@ fn data_has_another_backend_when_it_is_told_to() {
         world.work();
     }
     assert!(world.sites.iter().all(|sites| sites[0].value.is_none()), "nothing is left behind");
+}
+
+#[test]
+fn data_that_cannot_be_carried_keeps_nobody_busy_and_nobody_from_leaving() {
+    let mut world = World::new(5, 400, 1, 2);
+    (world.trouble, world.is_stuck) = (0, true);
+    world.start_coordinator();
+    world.settle();
+    world.tell_coordinator(Input::WeighBackend { backend: 1, weight: 1 });
+    let (began_ms, mut idle) = (world.now_ms, 0);
+    while world.now_ms < began_ms + 400 {
+        world.step();
+        (0..world.mail.len()).for_each(|_| world.deliver());
+        world.write();
+        idle += usize::from(world.coordinator.as_ref().is_some_and(Coordinator::is_idle));
+    }
+    // Once for each rest, of 10 ms, as many as go on at once.
+    assert!(world.carried > 20 && world.carried <= 41 * 2 * 8, "{}", world.carried);
+    assert!(idle > 50, "{idle}");
+    let leaving = world.members[0].id().expect("a member");
+    world.tell_coordinator(Input::Leave(leaving));
+    while world.coordinator.as_ref().is_some_and(|coordinator| coordinator.members().count() == 2) {
+        world.step();
+        (0..world.mail.len()).for_each(|_| world.deliver());
+        world.write();
+        assert!(world.now_ms < began_ms + 5_000, "it has left");
+    }
+    world.is_stuck = false;
+    world.members.remove(0);
+    world.settle();
+    assert_eq!(world.disk.table.rows().iter().filter(|row| row.backend == 1).count(), 200);
 }
 
 #[test]
