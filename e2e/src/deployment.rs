@@ -44,14 +44,14 @@ impl Deployment {
     /// Fails when the server does not answer or its topology cannot be read.
     pub fn of(client: Client) -> Result<Self> {
         let mut connection = open(&client)?;
-        let info: String = redis::cmd("INFO").arg("cluster").query(&mut connection)?;
-        let cluster = info.contains("cluster_enabled:1");
-        let primaries = if cluster {
-            let nodes: String = redis::cmd("CLUSTER").arg("NODES").query(&mut connection)?;
-            primaries_of(&nodes, &client)?
-        } else {
-            let name = client.get_connection_info().addr().to_string();
-            vec![Primary { client, name, slots: vec![0..=SLOTS - 1] }]
+        // Not what INFO says: a front of a fleet passes on that of the server behind it.
+        let (primaries, cluster) = match redis::cmd("CLUSTER").arg("NODES").query::<String>(&mut connection) {
+            Ok(nodes) => (primaries_of(&nodes, &client)?, true),
+            Err(error) if error.to_string().contains("cluster support disabled") => {
+                let name = client.get_connection_info().addr().to_string();
+                (vec![Primary { client, name, slots: vec![0..=SLOTS - 1] }], false)
+            }
+            Err(error) => return Err(error.into()),
         };
         Ok(Self { primaries, cluster })
     }

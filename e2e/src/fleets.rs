@@ -9,6 +9,8 @@ use serde_json::Value;
 use whimbrel_lab::{Etcd, Proxy};
 
 use crate::binary::{Invocation, Output, Running};
+use crate::cluster_writers::Record;
+use crate::deployment::Deployment;
 
 /// How long anything may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(90);
@@ -150,6 +152,16 @@ impl Fleet {
             let count = status["fleet"]["members"].as_array()?.len();
             (status["settled"] == true && count == members).then_some(status)
         })
+    }
+
+    /// Panics unless everything is there that was acknowledged, as clients of clusters see it.
+    ///
+    /// On a busy machine a member may have to join once more after the fleet has settled. Its part comes back to it, and then
+    /// it is looked again.
+    #[track_caller]
+    pub fn assert_kept(&self, record: &Record) {
+        let look = || record.check(&Deployment::at(self.members[0].address()).ok()?).ok();
+        record.assert_none(&until("each key is read where its slot is said to be", look));
     }
 
     /// Where clients of clusters connect.

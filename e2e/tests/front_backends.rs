@@ -1,9 +1,11 @@
 //! Fronts whose slots have their data at several backends: it moves while clients write, and nothing is lost.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use redis::{Connection, Value};
 
 use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
-use whimbrel_e2e::deployment::{Deployment, slot_of};
+use whimbrel_e2e::deployment::slot_of;
 use whimbrel_e2e::fleets::{Fleet, PATIENCE, until};
 use whimbrel_e2e::for_each_engine;
 use whimbrel_lab::{Cluster, Engine, Server};
@@ -94,7 +96,7 @@ fn data_moves_while_clients_write(engine: Engine) {
     assert!(writers.wait_for(500, PATIENCE), "nobody is answered");
     let record = writers.stop();
     record.observed.assert_only_moved();
-    record.assert_kept(&Deployment::at(fleet.members[0].address()).expect("the fleet"));
+    fleet.assert_kept(&record);
     until("nothing is left there", || keys_at(&second).is_empty().then_some(()));
     // Each key once, and no fence.
     let mut all = fleet.members[0].connect_forwarding();
@@ -298,4 +300,51 @@ fn what_a_lost_member_has_left_behind_is_removed() {
     until("it is removed", || keys_at(&first).is_empty().then_some(()));
     assert_eq!(text(&mut client, &format!("GET {left}")), "new");
     assert_eq!(keys_at(&second).len(), 3, "{:?}", keys_at(&second));
+}
+
+/// More than a server reads of a connection at once, so that it carries out requests of others between two of these.
+const LONG_BYTES: usize = 20_000;
+
+#[test]
+fn what_is_under_way_is_answered_before_its_data_moves() {
+    let (first, second) = (cluster(Engine::Redis70), cluster(Engine::Redis70));
+    let fleet = fleet_of(&first.seed(), &second.seed(), 1);
+    let stop = AtomicBool::new(false);
+    // It remembers how many were ever added.
+    let mut add = redis::cmd("XADD");
+    add.arg("{t}s").arg("MAXLEN").arg(2).arg("*").arg("f").arg("x".repeat(LONG_BYTES));
+    let add = add.get_packed_command();
+    let added: usize = std::thread::scope(|scope| {
+        let clients = (0..4).map(|_| {
+            let mut client = fleet.members[0].connect_forwarding();
+            client.set_read_timeout(Some(PATIENCE)).expect("a socket");
+            let (add, stop) = (&add, &stop);
+            scope.spawn(move || {
+                (0..40).for_each(|_| client.send_packed_command(add).expect("sent"));
+                let mut answers = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    client.recv_response().expect("an answer");
+                    client.send_packed_command(add).expect("sent");
+                    answers += 1;
+                }
+                (0..40).for_each(|_| drop(client.recv_response().expect("an answer")));
+                answers + 40
+            })
+        });
+        let clients: Vec<_> = clients.collect();
+        for _ in 0..3 {
+            for words in [
+                ["join", "--backend", "second"],
+                ["drain", "--backend", "main"],
+                ["join", "--backend", "main"],
+                ["drain", "--backend", "second"],
+            ] {
+                fleet.tell(&words).expect_code(0);
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        clients.into_iter().map(|client| client.join().expect("no error")).sum()
+    });
+    let told = text(&mut fleet.members[0].connect(), "XINFO STREAM {t}s");
+    assert!(told.contains(&format!("entries-added\"'), int({added})")), "{added}: {told:.500}");
 }

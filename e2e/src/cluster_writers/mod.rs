@@ -433,6 +433,12 @@ impl Record {
             Ok(troubles) => troubles,
             Err(error) => panic!("cannot check: {error:#}"),
         };
+        self.assert_none(&troubles);
+    }
+
+    /// Panics with the first of these troubles if there are any.
+    #[track_caller]
+    pub fn assert_none(&self, troubles: &[Trouble]) {
         let shown: Vec<String> = troubles.iter().take(8).map(Trouble::to_string).collect();
         assert!(
             troubles.is_empty(),

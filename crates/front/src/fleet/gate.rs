@@ -219,12 +219,18 @@ impl Gate {
     pub(crate) fn verdict(&self, slot: Slot) -> Verdict {
         match self.view.standing(self.partition_of(slot)) {
             Standing::Ours(guard) => Verdict::Ours(guard),
+            // It was this front's, whose lease has ended, and which is another member by now: clients would go round in circles.
+            Standing::Other { address, .. } if self.is_own(&address) => Verdict::Nobody,
             Standing::Other { address, .. } => {
                 self.told.fetch_add(1, Ordering::Relaxed);
                 Verdict::At(address)
             }
             Standing::Nobody => Verdict::Nobody,
         }
+    }
+
+    fn is_own(&self, told: &str) -> bool {
+        Address::parse_tcp(told).as_ref() == Some(&self.own)
     }
 
     /// Whether this front owns the slot, as far as it knows.
