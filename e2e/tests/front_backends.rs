@@ -1,6 +1,6 @@
 //! Fronts whose slots have their data at several backends: it moves while clients write, and nothing is lost.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use redis::{Connection, Value};
 
@@ -8,12 +8,15 @@ use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
 use whimbrel_e2e::deployment::slot_of;
 use whimbrel_e2e::fleets::{Fleet, PATIENCE, until};
 use whimbrel_e2e::for_each_engine;
-use whimbrel_lab::{Cluster, Engine, Server};
+use whimbrel_lab::{Cluster, Engine, Proxy, Server};
 
 /// A cluster of one node.
 fn cluster(engine: Engine) -> Cluster {
     Cluster::builder(engine).primaries(1).start().expect("a cluster")
 }
+
+/// After which what goes on has made a difference.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
 /// So many slots are in a partition here.
 const SLOTS_OF_PARTITION: u64 = 64;
@@ -302,49 +305,28 @@ fn what_a_lost_member_has_left_behind_is_removed() {
     assert_eq!(keys_at(&second).len(), 3, "{:?}", keys_at(&second));
 }
 
-/// More than a server reads of a connection at once, so that it carries out requests of others between two of these.
-const LONG_BYTES: usize = 20_000;
-
 #[test]
 fn what_is_under_way_is_answered_before_its_data_moves() {
     let (first, second) = (cluster(Engine::Redis70), cluster(Engine::Redis70));
-    let fleet = fleet_of(&first.seed(), &second.seed(), 1);
-    let stop = AtomicBool::new(false);
-    // It remembers how many were ever added.
-    let mut add = redis::cmd("XADD");
-    add.arg("{t}s").arg("MAXLEN").arg(2).arg("*").arg("f").arg("x".repeat(LONG_BYTES));
-    let add = add.get_packed_command();
-    let added: usize = std::thread::scope(|scope| {
-        let clients = (0..4).map(|_| {
-            let mut client = fleet.members[0].connect_forwarding();
-            client.set_read_timeout(Some(PATIENCE)).expect("a socket");
-            let (add, stop) = (&add, &stop);
-            scope.spawn(move || {
-                (0..40).for_each(|_| client.send_packed_command(add).expect("sent"));
-                let mut answers = 0;
-                while !stop.load(Ordering::Relaxed) {
-                    client.recv_response().expect("an answer");
-                    client.send_packed_command(add).expect("sent");
-                    answers += 1;
-                }
-                (0..40).for_each(|_| drop(client.recv_response().expect("an answer")));
-                answers + 40
-            })
-        });
-        let clients: Vec<_> = clients.collect();
-        for _ in 0..3 {
-            for words in [
-                ["join", "--backend", "second"],
-                ["drain", "--backend", "main"],
-                ["join", "--backend", "main"],
-                ["drain", "--backend", "second"],
-            ] {
-                fleet.tell(&words).expect_code(0);
-            }
-        }
-        stop.store(true, Ordering::Relaxed);
-        clients.into_iter().map(|client| client.join().expect("no error")).sum()
-    });
-    let told = text(&mut fleet.members[0].connect(), "XINFO STREAM {t}s");
-    assert!(told.contains(&format!("entries-added\"'), int({added})")), "{added}: {told:.500}");
+    let link = Proxy::start(&first.seed()).expect("a proxy");
+    let announce = format!("CONFIG SET cluster-announce-port {}", link.port());
+    assert_eq!(text(&mut first.connection_to(0), &announce), "OK");
+    let fleet = fleet_of(&link.addr(), &second.seed(), 1);
+    let mut client = fleet.members[0].connect();
+    assert_eq!(text(&mut client, "INCR n"), "1");
+    // It has been sent, and does not arrive. Whoever connects now is not hindered.
+    link.stall_present();
+    client.send_packed_command(&command("INCR n").get_packed_command()).expect("sent");
+    fleet.tell(&["join", "--backend", "second", "--no-wait"]).expect_code(0);
+    fleet.tell(&["drain", "--backend", "main", "--no-wait"]).expect_code(0);
+    until("all others have moved", || (placed(&fleet, "main")? == 1).then_some(()));
+    // For as long as it takes: it would have moved by the next look.
+    std::thread::sleep(LOOK_AGAIN);
+    assert_eq!(placed(&fleet, "main"), Some(1));
+    link.go_on();
+    client.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    assert_eq!(client.recv_response().expect("an answer"), Value::Int(2));
+    until("it has moved as well", || (placed(&fleet, "main")? == 0).then_some(()));
+    assert_eq!(text(&mut client, "INCR n"), "3");
+    assert_eq!(keys_at(&second), ["n"]);
 }

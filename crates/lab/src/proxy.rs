@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -43,8 +43,8 @@ impl fmt::Debug for Proxy {
 struct Links {
     open: HashMap<u64, Link>,
     next: u64,
-    /// Nothing passes, and nobody is told.
-    stalled: Arc<AtomicBool>,
+    /// On connections up to this number nothing passes, and nobody is told.
+    stalled: Arc<AtomicU64>,
 }
 
 struct Link {
@@ -111,12 +111,18 @@ impl Proxy {
     /// From now on nothing passes in either direction, on all connections: they stay open, and new ones are accepted. What a network does that
     /// loses everything.
     pub fn stall(&self) {
-        lock(&self.links).stalled.store(true, Ordering::Release);
+        lock(&self.links).stalled.store(u64::MAX, Ordering::Release);
+    }
+
+    /// The same on the connections that there are; what comes after them passes.
+    pub fn stall_present(&self) {
+        let links = lock(&self.links);
+        links.stalled.store(links.next, Ordering::Release);
     }
 
     /// Everything passes again; what was held back comes late.
     pub fn go_on(&self) {
-        lock(&self.links).stalled.store(false, Ordering::Release);
+        lock(&self.links).stalled.store(0, Ordering::Release);
     }
 
     /// Accepts connections again, at the same address.
@@ -213,7 +219,7 @@ fn open(client: TcpStream, target: SocketAddr, links: &Arc<Mutex<Links>>) -> io:
     for (from, to) in [requests, replies] {
         let (links, stalled) = (Arc::clone(links), Arc::clone(&stalled));
         thread::spawn(move || {
-            carry(from, to, &stalled);
+            carry(from, to, || stalled.load(Ordering::Acquire) >= id);
             finish(&links, id);
         });
     }
@@ -221,7 +227,7 @@ fn open(client: TcpStream, target: SocketAddr, links: &Arc<Mutex<Links>>) -> io:
 }
 
 /// Copies one direction until its end, and passes the end on.
-fn carry(mut from: TcpStream, mut to: TcpStream, stalled: &AtomicBool) {
+fn carry(mut from: TcpStream, mut to: TcpStream, is_stalled: impl Fn() -> bool) {
     let mut buffer = vec![0; 64 << 10];
     let outcome = loop {
         let length = match from.read(&mut buffer) {
@@ -230,7 +236,7 @@ fn carry(mut from: TcpStream, mut to: TcpStream, stalled: &AtomicBool) {
             Err(e) => break Err(e),
         };
         // The end of the other side is not told either.
-        while stalled.load(Ordering::Acquire) {
+        while is_stalled() {
             thread::sleep(STALL_LOOK);
         }
         match to.write_all(&buffer[..length]) {
