@@ -135,6 +135,10 @@ pub struct BenchReshardArgs {
     #[arg(long, allow_hyphen_values = true)]
     pub whimbrel_arg: Vec<String>,
 
+    /// A directive for each server, such as --server-arg=loglevel=warning; repeatable
+    #[arg(long, value_name = "NAME=VALUE", value_parser = directive)]
+    pub server_arg: Vec<(String, String)>,
+
     /// Write a picture of the throughput over time of the turns with load
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
@@ -142,6 +146,12 @@ pub struct BenchReshardArgs {
     /// Print the results as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// A directive of the servers' configuration, with its value.
+fn directive(text: &str) -> Result<(String, String), String> {
+    let parts = text.split_once('=').filter(|(name, value)| !name.is_empty() && !value.is_empty());
+    parts.map(|(name, value)| (name.to_owned(), value.to_owned())).ok_or_else(|| "not NAME=VALUE".to_owned())
 }
 
 /// Measures, and prints tables or one JSON document on standard output; what happens meanwhile on standard error.
@@ -338,6 +348,7 @@ impl<'a> Bench<'a> {
         if let Some(threads) = self.args.io_threads {
             directives.push(("io-threads", threads.to_string()));
         }
+        directives.extend(self.args.server_arg.iter().map(|(name, value)| (name.as_str(), value.clone())));
         let replicas = usize::from(self.args.replicas);
         let fleet = Fleet::start(self.engine, replicas, &setting.layout, &directives)?;
         let Content { keys, value_bytes, .. } = setting.content;
