@@ -162,6 +162,11 @@ fn repair(cluster: &Cluster, args: &[&str], code: i32) -> (Json, Json) {
     (done.remove(0), report)
 }
 
+/// A text without its line breaks.
+fn words(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// Slots, marks and epochs of every node, by its own word.
 fn raw_views(cluster: &Cluster) -> Vec<String> {
     cluster
@@ -535,6 +540,68 @@ fn a_node_that_takes_another_one_for_the_owner_is_told() {
         // The epoch of node 1 is above that of node 0, but some servers find out by themselves that it makes no claim.
         set_slot(&cluster, 2, "NODE", 1);
         whimbrel(&["repair", &cluster.seed(), "--yes"]).expect_code(SUCCESS);
+        assert_mended(&cluster, 0, &before);
+    }
+}
+
+/// A server that raises its epoch and dies before its replica has heard of it leaves a replica that nobody votes for.
+#[test]
+fn a_replica_that_nobody_votes_for_is_told_what_its_primary_claimed() {
+    for engine in Engine::ALL {
+        let cluster = Cluster::builder(engine)
+            .replicas(1)
+            .node_timeout_ms(2_000)
+            // What it holds when it comes back, and may be elected with, however long it was away.
+            .arg("appendonly", "yes")
+            .arg("cluster-replica-validity-factor", "0")
+            .start()
+            .expect("the cluster starts");
+        fill(&cluster);
+        let before = everything(&cluster);
+        let ids: Vec<&str> = (0..6).map(|node| cluster.node_id(node)).collect();
+        let epoch = |node: usize, of: usize| -> u64 {
+            let text: String =
+                redis::from_redis_value(call(&cluster, node, "CLUSTER NODES")).expect("a text");
+            let line = text.lines().find(|line| line.starts_with(ids[of])).expect("it is known");
+            line.split(' ').nth(6).expect("an epoch").parse().expect("a number")
+        };
+        let at_first = epoch(5, 2);
+        cluster.kill9(5).expect("the replica can be killed");
+        // One that has the highest epoch already is not given another one.
+        call(&cluster, 0, "CLUSTER BUMPEPOCH");
+        wait_until("another one to have the highest epoch", || epoch(2, 0) > epoch(2, 2));
+        call(&cluster, 2, "CLUSTER BUMPEPOCH");
+        let raised = epoch(2, 2);
+        assert!(raised > at_first, "{engine}: it has no new epoch");
+        wait_until("the others to know", || (0..2).all(|node| epoch(node, 2) == raised));
+        cluster.kill9(2).expect("the primary can be killed");
+        cluster.nodes()[5].restart().expect("the replica restarts");
+        // Valkey 9.1 tells the replica itself as it refuses it.
+        if engine != Engine::Valkey91 {
+            wait_until("it to be found", || {
+                kinds(&status(&cluster, AMISS)).contains_key("outdated_replicas")
+            });
+            assert_eq!(epoch(5, 2), at_first, "{engine}");
+        }
+        match engine {
+            Engine::Redis70 | Engine::Redis80 => {
+                let (plan, report) = repair(&cluster, &[], AMISS);
+                assert_eq!(actions(&plan), ["remind"], "{engine}: {plan}");
+                let left = BTreeMap::from([("unreachable".to_owned(), 1)]);
+                assert_eq!(kinds(&report), left, "{engine}: {report}");
+                assert!(epoch(0, 5) > raised, "{engine}: it has not been elected");
+            }
+            Engine::Valkey81 => {
+                let output = whimbrel(&["repair", &cluster.seed(), "--yes"]).expect_code(AMISS);
+                let told = format!("({}), which has most", cluster.nodes()[5].addr());
+                assert!(words(&output.stdout).contains(&told), "{}", output.stdout);
+                call(&cluster, 5, "CLUSTER FAILOVER TAKEOVER");
+            }
+            Engine::Valkey91 => {}
+        }
+        assert_eq!(cluster.wait_failover(2).expect("a failover"), 5, "{engine}");
+        cluster.nodes()[2].restart().expect("it restarts");
+        cluster.wait_ok().expect("the cluster is well");
         assert_mended(&cluster, 0, &before);
     }
 }

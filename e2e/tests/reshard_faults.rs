@@ -271,10 +271,13 @@ fn nodes_are_killed(engine: Engine) {
         };
         let node = &scene.cluster.nodes()[index];
         {
-            // What a server acknowledges before its replica has it may be lost with it: that is the server's promise.
+            // What a server acknowledges before its replica has it may be lost with it: that is the server's promise. And
+            // a replica that has not heard of its primary's epoch is not elected: that is what `repair` is for, with a
+            // test of its own.
             let _hold = writers.hold();
             if matches!(victim, Victim::Source | Victim::Target) {
                 wait_until_replica_follows(&scene, index);
+                wait_until_replica_knows_epoch(&scene, index);
             }
             node.kill9().expect("it can be killed");
         }
@@ -332,13 +335,17 @@ fn rejoin_its_shard(scene: &Scene, index: usize) {
     scene.cluster.wait_ok().expect("the replica follows");
 }
 
-/// The primary that a node follows, by its own word.
-fn follows(node: &Server) -> Option<String> {
+/// What a node says of itself in `CLUSTER NODES`.
+fn own_line(node: &Server) -> Vec<String> {
     let text: String =
         redis::from_redis_value(node.call(&["CLUSTER", "NODES"])).expect("CLUSTER NODES is text");
-    let own = text.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-    let own = own.into_iter().find(|words| words[2].contains("myself")).expect("a node lists itself");
-    (own[3] != "-").then(|| own[3].to_owned())
+    let mut lines = text.lines().map(|line| line.split(' ').map(str::to_owned).collect::<Vec<_>>());
+    lines.find(|words| words[2].contains("myself")).expect("a node lists itself")
+}
+
+/// The primary that a node follows, by its own word.
+fn follows(node: &Server) -> Option<String> {
+    Some(own_line(node).swap_remove(3)).filter(|primary| primary != "-")
 }
 
 /// The replica of a primary now, by index.
@@ -362,6 +369,18 @@ fn wait_until_replica_follows(scene: &Scene, primary: usize) {
     let deadline = Instant::now() + PATIENCE;
     while number(replication(replica, "slave_repl_offset")) < offset {
         assert!(Instant::now() < deadline, "the replica does not follow");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn wait_until_replica_knows_epoch(scene: &Scene, primary: usize) {
+    let nodes = scene.cluster.nodes();
+    // A replica tells its primary's.
+    let epoch = |node: &Server| own_line(node)[6].parse::<u64>().expect("an epoch is a number");
+    let replica = &nodes[replica_of(scene, primary)];
+    let deadline = Instant::now() + PATIENCE;
+    while epoch(replica) < epoch(&nodes[primary]) {
+        assert!(Instant::now() < deadline, "the replica does not hear of the epoch");
         thread::sleep(Duration::from_millis(5));
     }
 }

@@ -91,6 +91,9 @@ pub struct ServerFacts {
     pub cluster: bool,
     /// True where it is a replica.
     pub replica: bool,
+    /// In a cluster: it tells a replica who owns what, if that one's idea of its primary's slots differs from its own.
+    /// Valkey 8.0 and later tell primaries only.
+    pub corrects_replicas: bool,
     /// Bytes of its data set, by its own estimate.
     pub dataset_bytes: u64,
     /// Keys it has evicted since it started.
@@ -119,10 +122,17 @@ impl ServerFacts {
             cluster: info.field("cluster_enabled") == Some("1")
                 || info.field("redis_mode") == Some("cluster"),
             replica: matches!(info.field("role"), Some("slave" | "replica")),
+            corrects_replicas: valkey.is_none_or(|v| first_two(v) < (8, 0)),
             dataset_bytes: info.number("used_memory_dataset").unwrap_or(0),
             evicted_keys: info.number("evicted_keys").unwrap_or(0),
         }
     }
+}
+
+/// The first two numbers of a version; what cannot be read is the highest.
+pub(crate) fn first_two(version: &str) -> (u32, u32) {
+    let mut numbers = version.split('.').map(|n| n.parse().unwrap_or(u32::MAX));
+    (numbers.next().unwrap_or(u32::MAX), numbers.next().unwrap_or(0))
 }
 
 /// What a server can do. Found by asking for its commands; no caller needs to know a version.

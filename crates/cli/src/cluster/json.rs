@@ -46,6 +46,10 @@ pub fn finding(finding: &Finding) -> Value {
         Finding::EpochCollision { epoch, nodes: whose } => {
             ("epoch_collision", json!({"epoch": epoch, "nodes": nodes(whose)}))
         }
+        Finding::OutdatedReplicas { primary, epoch, replicas } => (
+            "outdated_replicas",
+            json!({"primary": node(primary), "epoch": epoch, "replicas": nodes(replicas)}),
+        ),
         Finding::Open { slots, importing, migrating, keys } => (
             "open",
             json!({

@@ -15,7 +15,7 @@ use crate::endpoint::{Address, Endpoint};
 use crate::error::{Error, ErrorKind, Result, ServerError, Side};
 use crate::link::{Link, LinkOptions};
 use crate::nodes::{ClusterView, JOB_CLIENT_NAME};
-use crate::probe::Info;
+use crate::probe::{Info, first_two};
 
 use super::{FenceKind, HandoverOptions};
 
@@ -60,7 +60,7 @@ impl Traits {
     /// What a server of this version is like, found in `INFO server`. A server that says nothing of itself is taken for
     /// one that must be spared everything.
     fn of(info: &Info, ranges: bool, scripts: bool) -> Traits {
-        let valkey = info.field("valkey_version").map(version);
+        let valkey = info.field("valkey_version").map(first_two);
         let later_valkey = valkey.is_some_and(|v| v >= (8, 0));
         let fence = match valkey {
             Some(v) if v >= (8, 1) => FenceKind::Gossip,
@@ -76,12 +76,6 @@ impl Traits {
             scripts,
         }
     }
-}
-
-/// The first two numbers of a version; what cannot be read is the highest.
-fn version(text: &str) -> (u32, u32) {
-    let mut numbers = text.split('.').map(|n| n.parse().unwrap_or(u32::MAX));
-    (numbers.next().unwrap_or(u32::MAX), numbers.next().unwrap_or(0))
 }
 
 /// What `CLUSTER SETSLOT` is to set.

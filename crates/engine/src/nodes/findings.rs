@@ -70,6 +70,16 @@ pub enum Finding {
         /// Whose it is.
         nodes: Vec<NodeName>,
     },
+    /// A primary has failed, and none of its replicas can be elected: the other primaries know of a later claim of it
+    /// than they do, and refuse to vote for who asks with an older one.
+    OutdatedReplicas {
+        /// The primary.
+        primary: NodeName,
+        /// Its last claim's epoch, by the other primaries' word.
+        epoch: u64,
+        /// Its replicas that answer.
+        replicas: Vec<NodeName>,
+    },
     /// Slots that are marked as being on the move.
     Open {
         /// Which.
@@ -213,6 +223,14 @@ impl fmt::Display for Finding {
             Finding::EpochCollision { epoch, nodes } => {
                 write!(f, "the configuration epoch {epoch} belongs to several primaries: {}", names(nodes))
             }
+            Finding::OutdatedReplicas { primary, epoch, replicas } => {
+                write!(
+                    f,
+                    "{primary} has failed, and no replica of it can be elected: {} has not heard of its last claim, \
+                     of epoch {epoch}",
+                    names(replicas)
+                )
+            }
             Finding::Open { slots, importing, migrating, keys } => {
                 write!(f, "open {}:", slots_of(slots))?;
                 let marks = migrating
@@ -255,6 +273,7 @@ impl Survey {
         self.find_failing(&mut found);
         self.find_disputes(&mut found);
         self.find_epoch_collisions(&mut found);
+        self.find_outdated_replicas(&mut found);
         self.find_open_slots(&mut found);
         let unowned = found.iter().fold(SlotSet::new(), |unowned, f| match f {
             Finding::Unowned { slots, .. } => unowned.union(slots),
@@ -384,6 +403,37 @@ impl Survey {
         }
         for (epoch, nodes) in epochs.into_iter().filter(|(_, nodes)| nodes.len() > 1) {
             found.push(Finding::EpochCollision { epoch, nodes });
+        }
+    }
+
+    /// A server raises its epoch and dies before its replicas have heard of it: the others do not vote for an epoch below
+    /// the one that they have heard of, and the epoch of a node that is gone travels no further. Redis stays like that
+    /// until the primary is back (redis/redis#9548); Valkey 7.2.10, 8.0.4, 8.1.2 and later tell the replica when they refuse
+    /// it (valkey-io/valkey#2178).
+    fn find_outdated_replicas(&self, found: &mut Vec<Finding>) {
+        for lost in self.primaries().filter(|n| n.answer.is_err()) {
+            let voters: Vec<&NodeState> =
+                self.answering_primaries().map(|(_, s)| s).filter(|s| !s.slots.is_empty()).collect();
+            // Those who have failed count as well: every owner of slots, in the view of any.
+            let Some(owners) = voters.first().map(|s| s.owners.ids()) else { return };
+            let majority = owners.len() / 2 + 1;
+            // Who does not find it failed votes for nobody.
+            let epochs: Vec<u64> =
+                voters.iter().filter_map(|s| s.failed.iter().find(|f| f.0 == lost.id)).map(|f| f.1).collect();
+            let known: Vec<(NodeName, u64)> = self
+                .replicas_of(&lost.id)
+                .filter_map(|n| Some((n.name(), n.state()?.config_epoch)))
+                .collect();
+            let Some(&epoch) = epochs.iter().max() else { continue };
+            let votes_for = |known: u64| epochs.iter().filter(|epoch| **epoch <= known).count();
+            if owners.contains(&lost.id)
+                && epochs.len() >= majority
+                && !known.is_empty()
+                && known.iter().all(|(_, known)| votes_for(*known) < majority)
+            {
+                let replicas = known.into_iter().map(|(name, _)| name).collect();
+                found.push(Finding::OutdatedReplicas { primary: lost.name(), epoch, replicas });
+            }
         }
     }
 

@@ -85,6 +85,11 @@ impl Owners {
         self.ids.get(usize::from(index).checked_sub(1)?)
     }
 
+    /// Everybody who owns any.
+    pub fn ids(&self) -> &[NodeId] {
+        &self.ids
+    }
+
     /// From a set of slots for each owner. Where two have the same slot, the later one has it.
     pub fn new(owned: impl IntoIterator<Item = (NodeId, SlotSet)>) -> Owners {
         let mut owners = Owners { ids: Vec::new(), of: vec![0; usize::from(Slot::COUNT)].into_boxed_slice() };
@@ -114,6 +119,8 @@ pub struct NodeFacts {
     pub keys_elsewhere: u64,
     /// Bytes of its data, by its own estimate.
     pub dataset_bytes: u64,
+    /// It tells a replica who owns what, if that one's idea of its primary's slots differs from its own.
+    pub corrects_replicas: bool,
     /// Bytes that it has allocated.
     pub used_memory_bytes: u64,
     /// Its limit for them; 0 for none.
@@ -135,7 +142,7 @@ pub struct NodeState {
     pub role: Role,
     /// Whom it follows.
     pub primary: Option<NodeId>,
-    /// The epoch of its claim.
+    /// The epoch of its claim; for a replica, of its primary's last claim that it has heard of.
     pub config_epoch: u64,
     /// The slots that it says are its own.
     pub slots: SlotSet,
@@ -147,6 +154,8 @@ pub struct NodeState {
     pub owners: Owners,
     /// Nodes that it finds failing, or may do so.
     pub failing: Vec<NodeId>,
+    /// Those of them that a majority has agreed have failed, with the epoch of each one's last claim in its view.
+    pub failed: Vec<(NodeId, u64)>,
     /// Its numbers.
     pub facts: NodeFacts,
     /// Its keys in each slot, where they were asked for.
@@ -414,6 +423,7 @@ fn summary(view: &ClusterView, facts: NodeFacts) -> NodeState {
             .filter(|n| n.flags.fail || n.flags.maybe_fail)
             .map(|n| n.id.clone())
             .collect(),
+        failed: view.nodes.iter().filter(|n| n.flags.fail).map(|n| (n.id.clone(), n.config_epoch)).collect(),
         facts,
         counts: None,
         native: Vec::new(),
@@ -441,6 +451,7 @@ async fn facts(link: &mut Link) -> Result<NodeFacts> {
         dataset_bytes: server.dataset_bytes,
         used_memory_bytes: number("used_memory"),
         maxmemory_bytes: number("maxmemory"),
+        corrects_replicas: server.corrects_replicas,
         evicted_keys: server.evicted_keys,
         ops_per_second: number("instantaneous_ops_per_sec"),
         repl_offset: number(offset),

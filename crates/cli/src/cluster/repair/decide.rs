@@ -6,7 +6,7 @@ use std::fmt;
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_core::units::format_count;
-use whimbrel_engine::nodes::{NodeName, NodeState, Survey, shortened};
+use whimbrel_engine::nodes::{Finding, NodeName, NodeState, Survey, shortened};
 
 /// What a node that does not own some slots holds in them, beside what their owner holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -29,6 +29,15 @@ pub enum Fate {
 /// One change, in the order in which they have to be made.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Change {
+    /// Have the replicas of a primary that has failed hear of its last claim, so that one of them can be elected.
+    Remind {
+        /// The primary.
+        primary: NodeId,
+        /// The claim's epoch.
+        epoch: u64,
+        /// Those of its replicas that answer.
+        replicas: Vec<NodeId>,
+    },
     /// Clear the marks of slots that lead nowhere. Before anything else: since Valkey 8 a node takes over a slot that
     /// it imports by itself as soon as the other end of the mark no longer claims it.
     ClearMarks {
@@ -101,6 +110,9 @@ pub struct Plan {
     pub left: Vec<String>,
 }
 
+/// Slots that a primary must have for [`Change::Remind`] to work: a replica must claim some of them with one left out.
+const REMINDED_SLOTS_MIN: usize = 2;
+
 /// Why nothing may be touched: a migration is running. `own` begins the name of our own connections.
 pub fn refusal(survey: &Survey, own: &str) -> Option<String> {
     survey.nodes.iter().find_map(|node| {
@@ -122,6 +134,7 @@ pub fn decide(survey: &Survey) -> Plan {
         draft.slot(slot);
     }
     draft.replicas();
+    draft.elections();
     draft.into_plan()
 }
 
@@ -481,6 +494,37 @@ impl<'a> Draft<'a> {
         }
     }
 
+    /// Replicas that cannot be elected since they have not heard of their primary's last claim.
+    fn elections(&mut self) {
+        for finding in self.survey.findings() {
+            let Finding::OutdatedReplicas { primary, epoch, replicas } = finding else { continue };
+            let knows = |p: &&Primary<'_>| p.state.failed.contains(&(primary.id.clone(), epoch));
+            let Some(other) = self.primaries.iter().find(knows) else { continue };
+            let owned: SlotSet =
+                Slot::all().filter(|slot| other.state.owners.of(*slot) == Some(&primary.id)).collect();
+            let corrected = self.primaries.iter().filter(knows).any(|p| p.state.facts.corrects_replicas);
+            if !corrected || owned.len() < REMINDED_SLOTS_MIN {
+                let offset = |name: &&NodeName| {
+                    self.survey.node(&name.id).and_then(|n| n.state()).map(|s| s.facts.repl_offset)
+                };
+                let Some(best) = replicas.iter().max_by_key(offset) else { continue };
+                let why = format!(
+                    "{primary} has failed, and nobody votes for its replicas: start it, or make {best}, which has most of \
+                     its data, a primary without a vote, by CLUSTER FAILOVER TAKEOVER sent there"
+                );
+                self.left.entry(why).or_default().extend(owned.iter());
+                continue;
+            }
+            let change = Change::Remind {
+                primary: primary.id,
+                epoch,
+                replicas: replicas.into_iter().map(|name| name.id).collect(),
+            };
+            let why = "it has failed, and the others vote for none that has not heard of its last claim";
+            self.changes.insert((change, why.to_owned()), (owned, 0));
+        }
+    }
+
     fn into_plan(self) -> Plan {
         let mut left: Vec<String> =
             self.left.iter().map(|(why, slots)| format!("{}: {why}", slots_text(slots))).collect();
@@ -523,6 +567,15 @@ impl fmt::Display for Told<'_> {
         let slots = slots_text(slots);
         let keys = format_count(*keys);
         match change {
+            Change::Remind { primary, epoch, replicas, .. } => {
+                let replicas: Vec<String> = replicas.iter().map(|id| name(id).to_string()).collect();
+                write!(
+                    f,
+                    "tell {} of {}'s last claim to {slots}, of epoch {epoch}, and wait for an election",
+                    replicas.join(", "),
+                    name(primary)
+                )?;
+            }
             Change::ClearMarks { node } => write!(f, "clear the marks of {slots} on {}", name(node))?,
             Change::Claim { node, yielding } => {
                 write!(f, "make {} the owner of {slots}", name(node))?;
@@ -608,6 +661,7 @@ mod tests {
                             migrating: Vec::new(),
                             owners: Owners::new(owned.clone()),
                             failing: Vec::new(),
+                            failed: Vec::new(),
                             facts: NodeFacts {
                                 version: String::new(),
                                 run_id: String::new(),
@@ -617,6 +671,7 @@ mod tests {
                                 dataset_bytes: 0,
                                 used_memory_bytes: 0,
                                 maxmemory_bytes: 0,
+                                corrects_replicas: true,
                                 evicted_keys: 0,
                                 ops_per_second: 0,
                                 repl_offset: 0,
@@ -811,6 +866,43 @@ mod tests {
         // Whoever took over from it has a newer claim that all others see.
         let scene = (1..6).fold(Scene::new().silent(0).keys(1, 3), |scene, node| scene.sees(node, Some(1)));
         assert_eq!(scene.changes_of_slot(), []);
+    }
+
+    /// Primary 0 has failed with its last claim at this epoch, in the view of each other one.
+    fn failed(epochs: [u64; 2]) -> Scene {
+        let mut scene = Scene::new().silent(0);
+        for (node, epoch) in [1, 2].into_iter().zip(epochs) {
+            scene.state(node).failed.push((id(0), epoch));
+        }
+        scene
+    }
+
+    #[test]
+    fn a_replica_that_nobody_votes_for_is_told_what_its_primary_claimed() {
+        let remind = || Change::Remind { primary: id(0), epoch: 9, replicas: vec![id(3)] };
+        let changes = |scene: &Scene| -> Vec<Change> {
+            decide(&scene.survey).actions.into_iter().map(|action| action.change).collect()
+        };
+        assert_eq!(changes(&failed([9, 9])), [remind()]);
+        assert_eq!(decide(&failed([9, 9]).survey).actions[0].slots, third(0));
+        // Of three votes it needs two.
+        assert_eq!(changes(&failed([1, 9])), [remind()]);
+        assert_eq!(changes(&failed([1, 1])), [], "it is elected");
+        let mut scene = failed([9, 9]);
+        for node in [1, 2] {
+            scene.state(node).facts.corrects_replicas = false;
+        }
+        assert_eq!(changes(&scene), [], "they would not tell it");
+        let left = decide(&scene.survey).left;
+        assert!(left.iter().any(|left| left.contains("(h:7003), which has most")), "{left:?}");
+        let mut scene = failed([9, 9]);
+        scene.state(3).config_epoch = 9;
+        assert_eq!(changes(&scene), [], "it is elected");
+        let mut scene = failed([9, 9]);
+        scene.state(2).failed.clear();
+        assert_eq!(changes(&scene), [], "a majority does not find it failed");
+        assert_eq!(changes(&failed([9, 9]).silent(3)), [], "there is no replica");
+        assert_eq!(changes(&failed([9, 9]).silent(2)), [], "there is no majority");
     }
 
     #[test]

@@ -168,6 +168,7 @@ fn remaining(survey: &Survey, own_name: &str) -> Vec<Finding> {
 
 fn action_json(survey: &Survey, action: &Action) -> Value {
     let kind = match &action.change {
+        Change::Remind { .. } => "remind",
         Change::ClearMarks { .. } => "clear_marks",
         Change::Claim { .. } => "claim",
         Change::Announce { .. } => "announce",
@@ -180,6 +181,10 @@ fn action_json(survey: &Survey, action: &Action) -> Value {
         "text": Told { action, survey }.to_string(),
     });
     let nodes = match &action.change {
+        Change::Remind { primary, replicas, .. } => {
+            value["replicas"] = replicas.iter().map(|id| describe::node(&survey.name(id))).collect();
+            vec![("primary", primary)]
+        }
         Change::ClearMarks { node } | Change::Claim { node, .. } => vec![("node", node)],
         Change::Announce { owner } => vec![("owner", owner)],
         Change::Finish { source, target, .. } => vec![("source", source), ("target", target)],

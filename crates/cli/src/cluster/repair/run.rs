@@ -1,6 +1,6 @@
 //! Carrying out what was decided.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::node::NodeId;
@@ -9,7 +9,8 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::nodes::mend::{self, SlotMark};
-use whimbrel_engine::nodes::{Counted, Finding, NodeName, Survey, SurveyOptions};
+use whimbrel_engine::nodes::{ClusterView, Counted, Finding, NodeName, Survey, SurveyOptions};
+use whimbrel_wire::value::Value;
 
 use super::decide::{Action, Change, Evidence, Fate};
 use super::keys::{self, Manner, Tally};
@@ -23,6 +24,15 @@ const EVIDENCE_KEYS_MAX: u64 = 4_096;
 /// How often and how long apart it is looked whether all nodes agree.
 const SETTLE_ROUNDS: u32 = 75;
 const SETTLE_PAUSE: Duration = Duration::from_millis(200);
+
+/// What servers have for `cluster-node-timeout` unless told otherwise.
+const NODE_TIMEOUT_DEFAULT_MS: u64 = 15_000;
+
+/// How long an election may take beyond the time until a replica asks for it.
+const ELECTION_SLACK: Duration = Duration::from_secs(10);
+
+/// How long one is waited for at most.
+const ELECTION_PATIENCE_MAX: Duration = Duration::from_secs(300);
 
 /// How many of those rounds pass before nodes that still take another one for the owner are told one by one.
 const PATIENT_ROUNDS: u32 = 15;
@@ -84,6 +94,10 @@ impl<'a> Surgeon<'a> {
     pub async fn carry_out(&self, action: &Action) -> Result<Tally> {
         let slots = &action.slots;
         match &action.change {
+            Change::Remind { primary, epoch, replicas } => {
+                self.remind(*epoch, replicas, slots).await?;
+                self.elected(primary, replicas).await.map(|()| Tally::default())
+            }
             Change::ClearMarks { node } => {
                 self.mark(node, slots, SlotMark::Stable).await.map(|()| Tally::default())
             }
@@ -173,6 +187,77 @@ impl<'a> Surgeon<'a> {
             .with_remedy("see that the nodes reach each other on the cluster bus, and run repair again"))
     }
 
+    /// A replica repeats its primary's claim in all that it sends. Who hears it says nothing where the slots are those that
+    /// it knows of, whatever the epochs; where one differs it sends the replica what it knows of the owner of each. So
+    /// each replica forgets one slot, and gets it back with that answer. (The other way round, with the slot forgotten by
+    /// who answers, Redis 7.0 loses it when the primary comes back.)
+    async fn remind(&self, epoch: u64, replicas: &[NodeId], slots: &SlotSet) -> Result<()> {
+        let lesson: SlotSet = slots.iter().take(1).collect();
+        let mut links = Vec::new();
+        for replica in replicas {
+            let mut link = self.link(replica).await?;
+            mend::forget_owners(&mut link, &lesson).await?;
+            links.push((replica, link));
+        }
+        for _ in 0..SETTLE_ROUNDS {
+            let mut waiting = Vec::new();
+            for (replica, mut link) in links {
+                let view = ClusterView::ask(&mut link).await?;
+                let knows = view.me().is_primary()
+                    || view.me().config_epoch >= epoch
+                        && lesson.iter().all(|slot| view.primary_of(slot).is_some());
+                if !knows {
+                    waiting.push((replica, link));
+                }
+            }
+            links = waiting;
+            if links.is_empty() || self.stop.is_cancelled() {
+                return Ok(());
+            }
+            tokio::time::sleep(SETTLE_PAUSE).await;
+        }
+        let at = self.name(links[0].0).address.to_string();
+        let what = "it has not heard within 15 s of what its primary claimed last";
+        Err(Error::unfit(self.deployment.side(), at, "have the replica elected", what)
+            .with_remedy("see that the nodes reach each other on the cluster bus, and run repair again"))
+    }
+
+    /// Waits for one of the replicas to become a primary. They ask again four times the timeout of nodes after they were
+    /// refused.
+    async fn elected(&self, primary: &NodeId, replicas: &[NodeId]) -> Result<()> {
+        let mut links = Vec::new();
+        let mut node_timeout_ms = NODE_TIMEOUT_DEFAULT_MS;
+        for replica in replicas {
+            let mut link = self.link(replica).await?;
+            // Forbidden by an ACL or a service, it is as usual.
+            if let Ok(reply) = link.ask(&[b"CONFIG", b"GET", b"cluster-node-timeout"]).await
+                && let Some(ms) = reply.field("cluster-node-timeout").and_then(Value::as_str)
+            {
+                node_timeout_ms = ms.parse().unwrap_or(node_timeout_ms);
+            }
+            links.push(link);
+        }
+        let patience = Duration::from_millis(node_timeout_ms.saturating_mul(4)) + ELECTION_SLACK;
+        let patience = patience.min(ELECTION_PATIENCE_MAX);
+        let deadline = Instant::now() + patience;
+        while Instant::now() < deadline && !self.stop.is_cancelled() {
+            for link in &mut links {
+                if ClusterView::ask(link).await?.me().is_primary() {
+                    return Ok(());
+                }
+            }
+            tokio::time::sleep(SETTLE_PAUSE).await;
+        }
+        if self.stop.is_cancelled() {
+            return Ok(());
+        }
+        let what = format!("no replica has been elected within {} s", patience.as_secs());
+        let remedy = "look into the replicas' logs; where their data is too old for an election \
+                      (cluster-replica-validity-factor), decide whether to use CLUSTER FAILOVER TAKEOVER on one";
+        let at = self.name(primary).address.to_string();
+        Err(Error::unfit(self.deployment.side(), at, "wait for a failover", what).with_remedy(remedy))
+    }
+
     async fn finish(
         &self,
         source: &NodeId,
@@ -222,7 +307,7 @@ impl<'a> Surgeon<'a> {
 
     async fn empty_replica(&self, primary: &NodeId, replica: &NodeId, slots: SlotSet) -> Result<Tally> {
         let (mut from, mut of) = (self.link(primary).await?, self.link(replica).await?);
-        let view = whimbrel_engine::nodes::ClusterView::ask(&mut from).await?;
+        let view = ClusterView::ask(&mut from).await?;
         let mut tally = Tally::default();
         // Each owner's slots are opened towards it.
         for owner in view.primaries().filter(|n| n.id != *primary) {
