@@ -196,7 +196,11 @@ impl<'a> Surgeon<'a> {
         let mut links = Vec::new();
         for replica in replicas {
             let mut link = self.link(replica).await?;
-            mend::forget_owners(&mut link, &lesson).await?;
+            // It may have heard since, and have been elected: what a primary forgets nobody serves.
+            let view = ClusterView::ask(&mut link).await?;
+            if !view.me().is_primary() && view.me().config_epoch < epoch {
+                mend::forget_owners(&mut link, &lesson).await?;
+            }
             links.push((replica, link));
         }
         for _ in 0..SETTLE_ROUNDS {
