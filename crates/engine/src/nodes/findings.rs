@@ -273,7 +273,7 @@ impl Survey {
         self.find_failing(&mut found);
         self.find_disputes(&mut found);
         self.find_epoch_collisions(&mut found);
-        self.find_outdated_replicas(&mut found);
+        found.extend(self.outdated_replicas());
         self.find_open_slots(&mut found);
         let unowned = found.iter().fold(SlotSet::new(), |unowned, f| match f {
             Finding::Unowned { slots, .. } => unowned.union(slots),
@@ -410,13 +410,16 @@ impl Survey {
     /// the one that they have heard of, and the epoch of a node that is gone travels no further. Redis stays like that
     /// until the primary is back (redis/redis#9548); Valkey 7.2.10, 8.0.4, 8.1.2 and later tell the replica when they refuse
     /// it (valkey-io/valkey#2178).
-    fn find_outdated_replicas(&self, found: &mut Vec<Finding>) {
-        for lost in self.primaries().filter(|n| n.answer.is_err()) {
-            let voters: Vec<&NodeState> =
-                self.answering_primaries().map(|(_, s)| s).filter(|s| !s.slots.is_empty()).collect();
-            // Those who have failed count as well: every owner of slots, in the view of any.
-            let Some(owners) = voters.first().map(|s| s.owners.ids()) else { return };
-            let majority = owners.len() / 2 + 1;
+    ///
+    /// Each is a [`Finding::OutdatedReplicas`].
+    pub fn outdated_replicas(&self) -> Vec<Finding> {
+        let mut found = Vec::new();
+        let voters: Vec<&NodeState> =
+            self.answering_primaries().map(|(_, s)| s).filter(|s| !s.slots.is_empty()).collect();
+        // Those who have failed count as well: every owner of slots, in the view of any.
+        let Some(owners) = voters.first().map(|s| s.owners.ids()) else { return found };
+        let majority = owners.len() / 2 + 1;
+        for lost in self.primaries().filter(|n| n.answer.is_err() && owners.contains(&n.id)) {
             // Who does not find it failed votes for nobody.
             let epochs: Vec<u64> =
                 voters.iter().filter_map(|s| s.failed.iter().find(|f| f.0 == lost.id)).map(|f| f.1).collect();
@@ -426,8 +429,7 @@ impl Survey {
                 .collect();
             let Some(&epoch) = epochs.iter().max() else { continue };
             let votes_for = |known: u64| epochs.iter().filter(|epoch| **epoch <= known).count();
-            if owners.contains(&lost.id)
-                && epochs.len() >= majority
+            if epochs.len() >= majority
                 && !known.is_empty()
                 && known.iter().all(|(_, known)| votes_for(*known) < majority)
             {
@@ -435,6 +437,7 @@ impl Survey {
                 found.push(Finding::OutdatedReplicas { primary: lost.name(), epoch, replicas });
             }
         }
+        found
     }
 
     /// Slots that a replica has marked and its primary has not. A replica of Valkey 8 repeats its primary's marks; a

@@ -496,7 +496,7 @@ impl<'a> Draft<'a> {
 
     /// Replicas that cannot be elected since they have not heard of their primary's last claim.
     fn elections(&mut self) {
-        for finding in self.survey.findings() {
+        for finding in self.survey.outdated_replicas() {
             let Finding::OutdatedReplicas { primary, epoch, replicas } = finding else { continue };
             let knows = |p: &&Primary<'_>| p.state.failed.contains(&(primary.id.clone(), epoch));
             let Some(other) = self.primaries.iter().find(knows) else { continue };
@@ -567,7 +567,7 @@ impl fmt::Display for Told<'_> {
         let slots = slots_text(slots);
         let keys = format_count(*keys);
         match change {
-            Change::Remind { primary, epoch, replicas, .. } => {
+            Change::Remind { primary, epoch, replicas } => {
                 let replicas: Vec<String> = replicas.iter().map(|id| name(id).to_string()).collect();
                 write!(
                     f,
