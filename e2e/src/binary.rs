@@ -86,8 +86,18 @@ pub struct Invocation {
 }
 
 impl Invocation {
-    /// With these arguments, the environment of the test, and [`RUN_TIMEOUT`].
+    /// With these arguments, the environment of the test, and [`RUN_TIMEOUT`]. What asks before it changes data is
+    /// agreed to.
     pub fn new<A: AsRef<OsStr>>(args: &[A]) -> Self {
+        let mut invocation = Self::unasked(args);
+        if would_ask(&invocation.args) {
+            invocation.args.push("--yes".into());
+        }
+        invocation
+    }
+
+    /// As [`Self::new`], with nothing agreed to.
+    pub fn unasked<A: AsRef<OsStr>>(args: &[A]) -> Self {
         let args = args.iter().map(|arg| arg.as_ref().to_owned()).collect();
         Self { args, env: Vec::new(), dir: None, timeout: RUN_TIMEOUT }
     }
@@ -140,6 +150,20 @@ impl Invocation {
         }
         Running::start(command)
     }
+}
+
+/// Whether `whimbrel` asks with these arguments, which have no answer: those of the commands that move slots, and of
+/// `repair`, are left to their tests.
+fn would_ask(args: &[OsString]) -> bool {
+    let has = |what: &str| args.iter().any(|arg| arg == what);
+    let word = |i: usize| args.get(i).and_then(|arg| arg.to_str()).unwrap_or_default();
+    let changes = match (word(0), word(1)) {
+        ("cutover", _) | ("front", "start" | "reverse" | "finish") | ("fleet", "drain" | "leave") => true,
+        ("sync", _) => has("--mirror"),
+        ("copy", _) => has("--replace"),
+        _ => false,
+    };
+    changes && !["--dry-run", "--yes", "-y", "--help"].into_iter().any(has)
 }
 
 /// A process that may still run. It is killed when this is dropped.

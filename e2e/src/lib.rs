@@ -16,6 +16,7 @@ pub mod permissions;
 pub mod resharding;
 pub mod shards;
 pub mod syncing;
+pub mod terminal;
 pub mod writers;
 
 /// A test of each of these checks, functions of an engine, for every engine. For a test's outermost module.

@@ -15,6 +15,8 @@ use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units;
 use whimbrel_lab::Engine;
 
+use crate::confirm::Beforehand;
+
 pub use self::cluster::{ClusterArgs, RepairArgs, StatusArgs, Strays};
 pub use self::fleet::{CoordinatorArgs, FleetArgs, FleetAt, FleetCommand};
 pub use self::front::{FrontArgs, FrontAt, FrontCommand, JoinArgs};
@@ -362,9 +364,12 @@ pub struct CopyArgs {
     #[arg(long, group = "existing", help_heading = "Existing keys")]
     pub fail: bool,
 
-    /// Count what would be copied, write nothing
-    #[arg(long, help_heading = "What else")]
+    /// Count what would be copied, with --replace what would be replaced, write nothing
+    #[arg(long, conflicts_with = "yes", help_heading = "What else")]
     pub dry_run: bool,
+
+    #[command(flatten)]
+    pub ask: Beforehand,
 
     /// Copy function libraries too
     #[arg(long, help_heading = "What else")]

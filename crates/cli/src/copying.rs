@@ -17,8 +17,10 @@ use whimbrel_flow::retry::RetryPolicy;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::args::{CopyArgs, Limits};
+use crate::confirm::confirm;
 use crate::display::{Display, Form};
 use crate::exit::Exit;
+use crate::losses;
 use crate::verifying;
 
 /// Size of the pieces in which large values move.
@@ -118,8 +120,21 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     if !args.show.quiet {
         show_plan(args, &plan, &options);
     }
+    let overwrites = args.replace && !args.resume && holds_keys(&plan);
     if args.dry_run {
+        if overwrites {
+            let losses = losses::count(&source, &target, (&options, false), stop).await?;
+            losses.show(&args.show);
+        }
         return Ok(if stop.is_cancelled() { Exit::Stopped } else { Exit::Success });
+    }
+    if overwrites {
+        let question =
+            losses::question(&target, &plan, "replaced where the source has a key of the same name");
+        let decision = confirm(&question, args.ask.yes, false, args.show.json, stop).await?;
+        if let Some(exit) = decision.end(Exit::Success) {
+            return Ok(exit);
+        }
     }
     if !args.resume && journal::exists(&folder, &name) && !args.show.quiet {
         say(
@@ -169,6 +184,11 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
         }
     }
     Ok(if partial { Exit::Partial } else { Exit::Success })
+}
+
+/// Whether the target has keys where the copy goes.
+pub fn holds_keys(plan: &Plan) -> bool {
+    plan.dbs.iter().any(|db| db.target_keys > 0)
 }
 
 /// What makes two copies the same copy. No password is in it.

@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::fleet::{FleetStatus, MemberStatus};
-use whimbrel_core::units::format_count;
+use whimbrel_core::units::{format_count, format_count_of};
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::{Link, LinkOptions};
 
 use crate::args::{FleetArgs, FleetCommand};
+use crate::confirm::{Beforehand, Question, confirm};
 use crate::exit::Exit;
 
 /// How often the coordinator is asked how it stands.
@@ -121,12 +122,39 @@ async fn try_run(args: &FleetArgs, stop: &CancellationToken) -> Result<Exit> {
         },
         FleetCommand::Rebalance { wait, .. } => (vec!["REBALANCE".to_owned()], Goal::Settled, wait),
     };
+    if let Some((ask, question)) = question(&args.command, &status, &goal) {
+        let decision = confirm(&question, ask.yes, false, at.json, stop).await?;
+        if let Some(exit) = decision.end(Exit::Success) {
+            return Ok(exit);
+        }
+    }
     coordinator.order(&words).await?;
     if wait.no_wait {
         tell(at.json, "asked", "the coordinator has written it down and goes on by itself", &status);
         return Ok(Exit::Success);
     }
     watch(&mut coordinator, &goal, at.json, stop).await
+}
+
+/// What is asked before somebody gives everything away.
+fn question(command: &FleetCommand, status: &FleetStatus, goal: &Goal) -> Option<(Beforehand, Question)> {
+    let (ask, and_leave) = match command {
+        FleetCommand::Leave { ask, .. } => (*ask, " and leave the fleet"),
+        FleetCommand::Drain { ask, .. } => (*ask, ""),
+        _ => return None,
+    };
+    let of_fleet = format!("of a fleet of {}", format_count_of(status.members.len() as u64, "member"));
+    let what = match goal {
+        Goal::Bare(backend) => format!("backend {backend} {of_fleet} give all its data"),
+        Goal::Gone(number) | Goal::Empty(number) => {
+            let name = status.member(*number).map_or("", |member| &member.name);
+            format!("member {number} ({name}) {of_fleet} give all its partitions")
+        }
+        Goal::Settled => return None,
+    };
+    let left = format_count(goal.left(status));
+    let text = format!("Have {what} ({left}) to others{and_leave}?");
+    Some((ask, Question::new(text).without_dry_run()))
 }
 
 async fn watch(

@@ -26,7 +26,7 @@ const OWN_FILES: u64 = 64;
 /// `whimbrel front`.
 pub async fn run(args: &FrontArgs, stop: CancellationToken) -> Exit {
     if let Some(command) = &args.command {
-        return asking::run(command).await;
+        return asking::run(command, &stop).await;
     }
     let outcome = match args.coordinators() {
         Ok(coordinators) if !coordinators.is_empty() => return joining::run(args, coordinators, stop).await,

@@ -20,12 +20,14 @@ macro_rules! eprintln {
 mod args;
 mod bench;
 mod cluster;
+mod confirm;
 mod copying;
 mod demo;
 mod display;
 mod exit;
 mod fleeting;
 mod fronting;
+mod losses;
 mod moving;
 mod serving;
 mod sides;
@@ -124,6 +126,24 @@ static ONLY_LOOKS: AtomicBool = AtomicBool::new(false);
 /// Says that this command changes nothing: ending it is not worth a word.
 pub fn only_looks() {
     ONLY_LOOKS.store(true, Ordering::Relaxed);
+}
+
+/// Nothing has begun yet: the user is being asked. Until it is dropped, being stopped is not worth a word.
+pub struct WhileAsking {
+    only_looked: bool,
+}
+
+impl WhileAsking {
+    /// From here on.
+    pub fn begin() -> WhileAsking {
+        WhileAsking { only_looked: ONLY_LOOKS.swap(true, Ordering::Relaxed) }
+    }
+}
+
+impl Drop for WhileAsking {
+    fn drop(&mut self) {
+        ONLY_LOOKS.store(self.only_looked, Ordering::Relaxed);
+    }
 }
 
 /// True after Ctrl-C or SIGTERM.

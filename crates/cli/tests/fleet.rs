@@ -221,7 +221,11 @@ impl Coordinator {
 
     fn fleet(&self, words: &[&str]) -> Output {
         let mut command = whimbrel(&["fleet"]);
-        command.args(words).args(["--server", &self.address]).output().expect("it runs")
+        command.args(words);
+        if matches!(words[0], "drain" | "leave") {
+            command.arg("--yes");
+        }
+        command.args(["--server", &self.address]).output().expect("it runs")
     }
 
     fn status(&self) -> Value {

@@ -84,6 +84,11 @@ pub fn format_count(count: u64) -> String {
     text
 }
 
+/// How many there are of something whose name takes an *s* when there are several: `1 key`, `2,731 slots`.
+pub fn format_count_of(count: u64, name: &str) -> String {
+    format!("{} {name}{}", format_count(count), if count == 1 { "" } else { "s" })
+}
+
 /// A duration for people, with two units at most: `850 ms`, `2.4 s`, `3m 05s`, `2h 10m`, `4d 06h`.
 pub fn format_duration_ms(duration_ms: u64) -> String {
     if duration_ms < 1_000 {
@@ -174,6 +179,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn one_is_no_plural() {
+        let told: Vec<String> = [0, 1, 2, 2_731].map(|n| format_count_of(n, "key")).to_vec();
+        assert_eq!(told, ["0 keys", "1 key", "2 keys", "2,731 keys"]);
+    }
 
     #[test]
     fn sizes() {

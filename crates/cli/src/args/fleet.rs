@@ -6,6 +6,8 @@ use clap::{Args, Subcommand};
 use whimbrel_core::fleet::{PARTITIONS_DEFAULT, PARTITIONS_MAX};
 use whimbrel_engine::endpoint::Address;
 
+use crate::confirm::Beforehand;
+
 use super::parse_ms;
 
 /// What makes `whimbrel serve` the coordinator of a fleet.
@@ -130,6 +132,8 @@ pub enum FleetCommand {
         /// The member: its number, name or address
         member: String,
         #[command(flatten)]
+        ask: Beforehand,
+        #[command(flatten)]
         at: FleetAt,
         #[command(flatten)]
         wait: FleetWait,
@@ -138,6 +142,8 @@ pub enum FleetCommand {
     Drain {
         #[command(flatten)]
         which: FleetWhich,
+        #[command(flatten)]
+        ask: Beforehand,
         #[command(flatten)]
         at: FleetAt,
         #[command(flatten)]

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
+use crate::confirm::Beforehand;
+
 use super::{Show, SourceAccess, TargetAccess, parse_ms};
 
 /// `whimbrel front`.
@@ -159,7 +161,7 @@ pub struct JoinArgs {
 #[derive(Debug, Subcommand)]
 pub enum FrontCommand {
     /// Begin to move the keys to the target
-    Start(FrontAt),
+    Start(FrontChange),
     /// Show how it stands
     Status(FrontAt),
     /// Move only the keys that commands need
@@ -167,9 +169,19 @@ pub enum FrontCommand {
     /// Move all others too, again
     Resume(FrontAt),
     /// Have the keys move the other way from here on: back to the source, or to the target again
-    Reverse(FrontAt),
-    /// End the front, if all keys have moved
-    Finish(FrontAt),
+    Reverse(FrontChange),
+    /// End the front, if all keys have moved; clients that are connected are disconnected
+    Finish(FrontChange),
+}
+
+/// Which front, for what changes where clients are served from.
+#[derive(Debug, Args)]
+pub struct FrontChange {
+    #[command(flatten)]
+    pub at: FrontAt,
+
+    #[command(flatten)]
+    pub ask: Beforehand,
 }
 
 /// Which front.

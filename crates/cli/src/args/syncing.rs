@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use crate::confirm::Beforehand;
+
 use super::{ClusterArgs, Limits, Names, Show, Sides, parse_bytes, parse_ms, parse_pause};
 
 /// How changes are learnt of.
@@ -46,9 +48,12 @@ pub struct SyncArgs {
     #[arg(long, help_heading = "Existing keys")]
     pub again: bool,
 
-    /// Look at both sides, attach the feeds and let them go, write nothing
-    #[arg(long, help_heading = "What else")]
+    /// Look at both sides, attach the feeds and let them go, with --mirror count the keys that the target would lose, write nothing
+    #[arg(long, conflicts_with = "yes", help_heading = "What else")]
     pub dry_run: bool,
+
+    #[command(flatten)]
+    pub ask: Beforehand,
 
     /// End as soon as nothing is left to transfer; --resume goes on from there later
     #[arg(long, conflicts_with = "dry_run", help_heading = "What else")]
@@ -218,8 +223,11 @@ pub struct CutoverArgs {
     pub accept_failures: bool,
 
     /// Say what would happen and how long writers would be held
-    #[arg(long)]
+    #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
+
+    #[command(flatten)]
+    pub ask: Beforehand,
 
     /// Where the sync keeps its journal [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
     #[arg(long, value_name = "FOLDER")]

@@ -330,7 +330,7 @@ fn whimbrel(
         interrupt.check()?;
         thread::sleep(Duration::from_millis(500));
         longest_us.store(0, Ordering::Relaxed);
-        let Some(report) = cutover(&running.state, &["--fence", "none"])? else {
+        let Some(report) = cutover(&running.state, &["--fence", "none", "--yes"])? else {
             // Where it would take longer than it may, nobody is held.
             refused += 1;
             if refused > REFUSED_MAX {

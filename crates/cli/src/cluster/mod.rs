@@ -1,6 +1,5 @@
 //! Commands about one cluster: what it looks like, and what is amiss in it.
 
-pub mod confirm;
 mod json;
 pub mod repair;
 pub mod status;

@@ -1,28 +1,60 @@
 //! `whimbrel front start`, `status`, `pause`, `resume`, `reverse` and `finish`.
 
 use serde_json::{Value, json};
-use whimbrel_core::units::{format_bytes, format_count};
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::units::{format_bytes, format_count, format_count_of};
 use whimbrel_engine::error::Result;
 
 use super::desk::{Answer, Question, ask};
 use crate::args::{FrontAt, FrontCommand};
+use crate::confirm::{Beforehand, confirm};
 use crate::copying::state_dir;
 use crate::exit::Exit;
 
 /// Asks the front that runs, and shows what it answers.
-pub async fn run(command: &FrontCommand) -> Exit {
-    let (at, question) = match command {
-        FrontCommand::Start(at) => (at, Question::Start),
-        FrontCommand::Status(at) => (at, Question::Status),
-        FrontCommand::Pause(at) => (at, Question::Pause),
-        FrontCommand::Resume(at) => (at, Question::Resume),
-        FrontCommand::Reverse(at) => (at, Question::Reverse),
-        FrontCommand::Finish(at) => (at, Question::Finish),
+pub async fn run(command: &FrontCommand, stop: &CancellationToken) -> Exit {
+    let (at, ask, question) = match command {
+        FrontCommand::Start(change) => (&change.at, Some(change.ask), Question::Start),
+        FrontCommand::Status(at) => (at, None, Question::Status),
+        FrontCommand::Pause(at) => (at, None, Question::Pause),
+        FrontCommand::Resume(at) => (at, None, Question::Resume),
+        FrontCommand::Reverse(change) => (&change.at, Some(change.ask), Question::Reverse),
+        FrontCommand::Finish(change) => (&change.at, Some(change.ask), Question::Finish),
     };
-    match asked(at, question).await {
-        Ok(answer) => show(at, question, &answer),
-        Err(e) => crate::end_of(&e, at.json),
-    }
+    let outcome = async {
+        if let Some(ask) = ask.filter(|ask| !ask.yes)
+            && let Some(exit) = agree(at, question, ask, stop).await?
+        {
+            return Ok(exit);
+        }
+        Ok(show(at, question, &asked(at, question).await?))
+    };
+    outcome.await.unwrap_or_else(|e| crate::end_of(&e, at.json))
+}
+
+/// Asks the user, with what the front says of itself; what the process ends with where that is not agreed to.
+async fn agree(
+    at: &FrontAt,
+    question: Question,
+    ask: Beforehand,
+    stop: &CancellationToken,
+) -> Result<Option<Exit>> {
+    let status = asked(at, Question::Status).await?.status.unwrap_or_default();
+    let (from, to, _) = way(&status);
+    let text = match question {
+        Question::Reverse => format!("Have the keys move the other way, from {to} to {from}?"),
+        Question::Finish => {
+            let clients = format_count_of(status["clients"].as_u64().unwrap_or(0), "client");
+            format!(
+                "End the front from {from} to {to}? It disconnects {clients}, which have to find {to} themselves."
+            )
+        }
+        _ => format!("Move the keys of {from} to {to}?"),
+    };
+    let decision =
+        confirm(&crate::confirm::Question::new(text).without_dry_run(), ask.yes, false, at.json, stop)
+            .await?;
+    Ok(decision.end(Exit::Success))
 }
 
 async fn asked(at: &FrontAt, question: Question) -> Result<Answer> {

@@ -19,14 +19,14 @@ use whimbrel_core::migration::{Rules, Verify};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::plan::{self as planner, Balance, Move, PlanError};
 use whimbrel_core::slot::SlotSet;
-use whimbrel_core::units::{format_bytes, format_count, format_duration_ms};
+use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 
 use self::plan::{Plan, Situation};
 use crate::args::{Balanced, DrainArgs, MethodChoice, MovingArgs, RebalanceArgs, ReshardArgs, VerifyChoice};
 use crate::cluster;
-use crate::cluster::confirm::{Decision, confirm};
+use crate::confirm::{Question, confirm};
 use crate::copying::state_dir;
 use crate::exit::Exit;
 
@@ -134,14 +134,13 @@ async fn try_command(
     if plan.moves.is_empty() {
         return Ok(Exit::Success);
     }
-    match confirm("go on?", moving.yes, moving.dry_run, moving.show.json)? {
-        Decision::Go => {}
-        Decision::OnlyShow => return Ok(Exit::Success),
-        Decision::Declined => {
-            eprintln!("nothing was done");
-            return Ok(Exit::Stopped);
-        }
-        Decision::CannotAsk => return Ok(Exit::Refused),
+    let slots: usize = plan.moves.iter().map(|m| m.slots.len()).sum();
+    let cluster = &deployment.endpoint.address;
+    let question =
+        Question::new(format!("Move {} in the cluster at {cluster}?", format_count_of(slots as u64, "slot")));
+    let decision = confirm(&question, moving.yes, moving.dry_run, moving.show.json, stop).await?;
+    if let Some(exit) = decision.end(Exit::Success) {
+        return Ok(exit);
     }
     if let Some(daemon) = daemon {
         return Ok(submit::run(daemon, at.link_options(), &deployment, &plan.moves, &moving.show, stop).await);

@@ -4,13 +4,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use whimbrel_core::units::format_count;
+use whimbrel_core::units::{format_count, format_duration_ms};
 use whimbrel_engine::error::Result;
 use whimbrel_engine::seal::FenceKind;
 use whimbrel_flow::sync::Compare;
 
 use super::desk::{Desk, Reply, Wish};
 use crate::args::{CompareChoice, CutoverArgs, FenceChoice};
+use crate::confirm::{Question, confirm};
 use crate::copying::state_dir;
 use crate::exit::Exit;
 
@@ -20,7 +21,8 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(600);
 /// Runs the command.
 pub async fn run(args: &CutoverArgs, stop: CancellationToken) -> Exit {
     match ask(args, &stop).await {
-        Ok((reply, sides)) => show(args, &reply, &sides, stop.is_cancelled()),
+        Ok(Asked::Answered(reply, sides)) => show(args, &reply, &sides, stop.is_cancelled()),
+        Ok(Asked::NotAgreed(exit)) => exit,
         Err(e) => crate::end_of(&e, args.json),
     }
 }
@@ -33,7 +35,13 @@ struct Sides {
     is_attended: bool,
 }
 
-async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<(Reply, Sides)> {
+/// What came of asking the user, and then the sync.
+enum Asked {
+    Answered(Reply, Sides),
+    NotAgreed(Exit),
+}
+
+async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
     let folder = state_dir(args.state_dir.as_deref())?;
     let desk = Desk::find(&folder, args.job.as_deref().unwrap_or_default())?;
     let card = desk.card().unwrap_or_default();
@@ -65,6 +73,11 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<(Reply, Sid
     if !args.json {
         eprintln!("sync     {}", desk.name());
     }
+    let question = question(args, &source, &target);
+    let decision = confirm(&question, args.ask.yes || args.dry_run, false, args.json, stop).await?;
+    if let Some(exit) = decision.end(Exit::Success) {
+        return Ok(Asked::NotAgreed(exit));
+    }
     let answer = desk.ask(&wish, ANSWER_WITHIN + Duration::from_millis(args.max_pause));
     tokio::pin!(answer);
     let reply = tokio::select! {
@@ -75,7 +88,16 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<(Reply, Sid
             answer.await
         }
     }?;
-    Ok((reply, Sides { source, target, is_attended: desk.is_attended() }))
+    Ok(Asked::Answered(reply, Sides { source, target, is_attended: desk.is_attended() }))
+}
+
+fn question(args: &CutoverArgs, source: &str, target: &str) -> Question {
+    let hold = format!("Pause the writers of {source} for at most {}", format_duration_ms(args.max_pause));
+    Question::new(match (args.back, args.fence) {
+        (true, _) => format!("{hold}, and have {target} take over again?"),
+        (false, None | Some(FenceChoice::None)) => format!("{hold}, and let them go on there?"),
+        (false, Some(_)) => format!("{hold}, and have {target} take over?"),
+    })
 }
 
 fn show(args: &CutoverArgs, reply: &Reply, sides: &Sides, withdrawn: bool) -> Exit {

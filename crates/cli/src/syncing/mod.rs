@@ -30,9 +30,11 @@ use whimbrel_wire::value::Value;
 use self::desk::Desk;
 use self::exposed::{Current, Running};
 use crate::args::{FeedChoice, SyncArgs};
+use crate::confirm::confirm;
 use crate::copying::{self, state_dir};
 use crate::display::{Display, Form, Line};
 use crate::exit::Exit;
+use crate::losses;
 
 /// How many may ask for a cutover at once; the others wait.
 const ASKS_MAX: usize = 4;
@@ -83,8 +85,20 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
     if !args.show.quiet {
         show_plan(args, &name, &plan);
     }
+    let loses = args.mirror && !args.resume && copying::holds_keys(&plan);
     if args.dry_run {
+        if loses {
+            losses::count(&source, &target, (&options, true), stop).await?.show(&args.show);
+        }
         return rehearse(args, &source, stop).await;
+    }
+    if loses {
+        let question =
+            losses::question(&target, &plan, "replaced, or removed where the source has no such key");
+        let decision = confirm(&question, args.ask.yes, false, args.show.json, stop).await?;
+        if let Some(exit) = decision.end(Exit::Success) {
+            return Ok(exit);
+        }
     }
     let current = Arc::new(Current::default());
     // Its tasks end with this function.

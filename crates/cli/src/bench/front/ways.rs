@@ -133,7 +133,11 @@ impl Running {
 
     fn tell(&self, what: &str) -> anyhow::Result<String> {
         let mut command = own_binary()?;
-        let output = command.args(["front", what, "--json", "--state-dir"]).arg(&self.state).output()?;
+        command.args(["front", what]);
+        if what != "status" {
+            command.arg("--yes");
+        }
+        let output = command.args(["--json", "--state-dir"]).arg(&self.state).output()?;
         if !output.status.success() {
             bail!("front {what}: {}", String::from_utf8_lossy(&output.stderr));
         }

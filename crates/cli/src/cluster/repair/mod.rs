@@ -17,10 +17,10 @@ use whimbrel_engine::nodes::{Finding, JOB_CLIENT_NAME, Survey};
 use self::decide::{Action, Change, Fate, Plan, Told, slots_text};
 use self::keys::Tally;
 use self::run::Surgeon;
-use super::confirm::{Decision, confirm};
 use super::json as describe;
 use super::table::Screen;
 use crate::args::{RepairArgs, Strays};
+use crate::confirm::{Question, confirm};
 use crate::exit::Exit;
 
 /// How often the cluster is looked at again and what follows is done: a repair may bring up more, for example replicas
@@ -57,11 +57,12 @@ async fn run_inner(args: &RepairArgs, stop: &CancellationToken, begun: &mut bool
     if plan.actions.is_empty() {
         return Ok(Exit::Amiss);
     }
-    match confirm("Do this, and what follows from it?", args.yes, args.dry_run, args.json)? {
-        Decision::Go => {}
-        Decision::OnlyShow => return Ok(Exit::Amiss),
-        Decision::Declined => return Ok(Exit::Stopped),
-        Decision::CannotAsk => return Ok(Exit::Refused),
+    let cluster = deployment.endpoint.address.to_string();
+    let question = format!("Do this in the cluster at {cluster}, and what follows from it?");
+    let decision =
+        confirm(&Question::typed(question, cluster), args.yes, args.dry_run, args.json, stop).await?;
+    if let Some(exit) = decision.end(Exit::Amiss) {
+        return Ok(exit);
     }
     // From here on others see that a job is running. Somebody may have begun one while we were asking.
     let _announced = announce(&deployment, &survey, &own_name).await?;

@@ -1,0 +1,136 @@
+//! Runs the real `whimbrel` on a terminal, as a person does.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::pty::{Winsize, openpty};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::binary::whimbrel;
+
+/// How long anything may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// A terminal with so many columns; keys may be pressed before anything runs on it.
+#[derive(Debug)]
+pub struct Terminal {
+    keyboard: File,
+    other_end: OwnedFd,
+    shown: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Terminal {
+    /// A new one.
+    ///
+    /// Panics where the system gives none.
+    pub fn new(columns: u16) -> Terminal {
+        let size = Winsize { ws_row: 50, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        let pair = openpty(Some(&size), None).expect("the system has terminals");
+        let keyboard = File::from(pair.master);
+        let mut screen = keyboard.try_clone().expect("one more handle");
+        let shown = Arc::new(Mutex::new(Vec::new()));
+        let shared = shown.clone();
+        thread::spawn(move || {
+            let mut chunk = [0; 8192];
+            while let Ok(count @ 1..) = screen.read(&mut chunk) {
+                shared.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&chunk[..count]);
+            }
+        });
+        Terminal { keyboard, other_end: pair.slave, shown }
+    }
+
+    /// Presses keys.
+    pub fn press(&mut self, keys: &str) {
+        self.keyboard.write_all(keys.as_bytes()).expect("the terminal takes keys");
+    }
+
+    /// All that was shown so far, what was typed included.
+    pub fn shown(&self) -> String {
+        String::from_utf8_lossy(&self.shown.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+    }
+
+    /// Starts `whimbrel` with these arguments on it, and in an environment.
+    ///
+    /// Panics when it cannot be started.
+    pub fn start(&self, args: &[&str], environment: &[(&str, &str)]) -> OnTerminal<'_> {
+        let end = || Stdio::from(self.other_end.try_clone().expect("one more handle"));
+        let mut command = Command::new(whimbrel());
+        command.args(args).envs(environment.iter().copied());
+        let child = command.stdin(end()).stdout(end()).stderr(end()).spawn();
+        OnTerminal { terminal: self, child: child.expect("whimbrel can be started") }
+    }
+}
+
+/// A `whimbrel` that runs on a [`Terminal`]. It is killed when this is dropped.
+#[derive(Debug)]
+pub struct OnTerminal<'a> {
+    terminal: &'a Terminal,
+    child: Child,
+}
+
+impl OnTerminal<'_> {
+    /// Presses keys while it runs.
+    pub fn press(&self, keys: &str) {
+        (&self.terminal.keyboard).write_all(keys.as_bytes()).expect("the terminal takes keys");
+    }
+
+    /// Waits until the terminal shows `text`.
+    ///
+    /// Panics when it ends before, or takes too long.
+    #[track_caller]
+    pub fn wait_for(&mut self, text: &str) {
+        let began = Instant::now();
+        while !self.terminal.shown().contains(text) {
+            let ended = self.ended();
+            // What it wrote last may still be on its way.
+            thread::sleep(POLL_INTERVAL);
+            let shown = self.terminal.shown();
+            assert!(shown.contains(text) || ended.is_none(), "ended without {text:?}: {ended:?}\n{shown}");
+            assert!(began.elapsed() < PATIENCE, "no {text:?}:\n{shown}");
+        }
+    }
+
+    /// How it has ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("a child can be waited for")
+    }
+
+    /// Sends SIGINT, as Ctrl-C does.
+    pub fn interrupt(&mut self) {
+        let pid = i32::try_from(self.child.id()).expect("process ids are positive 32-bit integers");
+        kill(Pid::from_raw(pid), Signal::SIGINT).expect("a child that was not waited for can be signalled");
+    }
+
+    /// Waits for its end, and gives all that the terminal has shown.
+    ///
+    /// Panics when it ends with another code, or takes too long.
+    #[track_caller]
+    pub fn expect_code(mut self, code: i32) -> String {
+        let began = Instant::now();
+        loop {
+            let shown = self.terminal.shown();
+            if let Some(status) = self.ended() {
+                assert_eq!(status.code(), Some(code), "{shown}");
+                thread::sleep(POLL_INTERVAL);
+                return self.terminal.shown();
+            }
+            assert!(began.elapsed() < PATIENCE, "still running:\n{shown}");
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+}
+
+impl Drop for OnTerminal<'_> {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

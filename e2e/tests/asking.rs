@@ -1,0 +1,202 @@
+//! What changes data asks first, and takes no answer that was given before the question.
+
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+use whimbrel_e2e::binary::{Invocation, Output};
+use whimbrel_e2e::fleets::Fleet;
+use whimbrel_e2e::fronts::Front;
+use whimbrel_e2e::syncing::{PATIENCE, Sync, wait_until_following};
+use whimbrel_e2e::terminal::Terminal;
+use whimbrel_lab::{Cluster, Engine, Server};
+
+// Exit codes, as documented.
+const REFUSED: i32 = 4;
+const AMISS: i32 = 8;
+const STOPPED: i32 = 130;
+
+/// Longer than a process takes that has its answer.
+const A_WHILE: Duration = Duration::from_secs(2);
+
+fn cluster() -> Cluster {
+    Cluster::builder(Engine::Valkey81).primaries(3).start().expect("the cluster starts")
+}
+
+fn owners(cluster: &Cluster) -> Vec<usize> {
+    (0..16384).step_by(1024).map(|slot| cluster.owner_of(slot).expect("it has one")).collect()
+}
+
+#[test]
+fn what_was_typed_before_the_question_is_no_answer() {
+    let cluster = cluster();
+    let (seed, before) = (cluster.seed(), owners(&cluster));
+    let leaving = cluster.node_id(2).to_owned();
+    let folder = tempfile::tempdir().expect("a folder");
+    let state = folder.path().to_str().expect("a plain name");
+    let mut terminal = Terminal::new(120);
+    terminal.press("y\n");
+    let mut asked = terminal.start(&["drain", &seed, &leaving, "--state-dir", state], &[]);
+    asked.wait_for(&format!("in the cluster at {seed}? [y/N] "));
+    thread::sleep(A_WHILE);
+    assert_eq!(asked.ended(), None, "it took an answer from before: {}", terminal.shown());
+    asked.press("n\n");
+    let shown = asked.expect_code(STOPPED);
+    assert!(shown.contains("nothing was done"), "{shown}");
+    assert_eq!(owners(&cluster), before);
+}
+
+fn server() -> Server {
+    Server::builder(Engine::Valkey81).start().expect("the server starts")
+}
+
+/// A source with three keys, and a target with one of them and two others.
+fn sides() -> (Server, Server) {
+    let (source, target) = (server(), server());
+    for key in ["a", "b", "c"] {
+        source.call(&["SET", key, "source"]);
+    }
+    for key in ["a", "d", "e"] {
+        target.call(&["SET", key, "target"]);
+    }
+    (source, target)
+}
+
+fn value(server: &Server, key: &str) -> Option<String> {
+    redis::cmd("GET").arg(key).query(&mut server.connection()).expect("an answer")
+}
+
+/// Runs it without a terminal: it changes nothing, and says what would.
+#[track_caller]
+fn is_refused(args: &[&str]) -> Output {
+    let output = Invocation::unasked(args).run().expect_code(REFUSED);
+    let words = "there is no terminal to ask on; add --yes to do it without being asked";
+    assert!(output.stdout.contains(words) || output.stderr.contains(words), "{output:#?}");
+    output
+}
+
+#[test]
+fn replacing_and_removing_keys_asks_and_a_dry_run_counts_them() {
+    let (source, target) = sides();
+    let (from, to) = (source.addr(), target.addr());
+    let folder = tempfile::tempdir().expect("a folder");
+    let state = folder.path().to_str().expect("a plain name");
+    let copy = ["copy", &from, &to, "--state-dir", state, "--replace"];
+    let sync = ["sync", &from, &to, "--state-dir", state, "--mirror", "--once"];
+    let unchanged = || {
+        let held: Vec<Option<String>> = ["a", "b", "d"].map(|key| value(&target, key)).to_vec();
+        assert_eq!(held, [Some("target".to_owned()), None, Some("target".to_owned())]);
+    };
+    is_refused(&copy);
+    is_refused(&sync);
+    let json = is_refused(&[&sync[..], &["--json"]].concat());
+    let last: Value = serde_json::from_str(json.stdout.lines().last().expect("a line")).expect("JSON");
+    assert_eq!((&last["event"], &last["exit"]), (&"error".into(), &REFUSED.into()));
+    unchanged();
+    let sync_looks = ["sync", &from, &to, "--state-dir", state, "--mirror", "--dry-run"];
+    let looked = Invocation::unasked(&sync_looks).run().expect_code(0);
+    assert!(looked.stderr.contains("would have 1 key replaced, 2 keys removed"), "{}", looked.stderr);
+    let looked = Invocation::unasked(&[&copy[..], &["--dry-run", "--json"]].concat()).run().expect_code(0);
+    assert!(looked.stdout.contains(r#""removed":0,"replaced":1"#), "{}", looked.stdout);
+    unchanged();
+    // A yes is too easily said where keys are lost.
+    let terminal = Terminal::new(120);
+    let mut asked = terminal.start(&sync, &[]);
+    let question = format!("The target, {to}, holds 3 keys: they are replaced, or removed");
+    asked.wait_for(&question);
+    asked.wait_for(&format!("Type {to} to go on: "));
+    asked.press("y\n");
+    asked.expect_code(STOPPED);
+    unchanged();
+    let terminal = Terminal::new(120);
+    let mut asked = terminal.start(&sync, &[]);
+    asked.wait_for("to go on: ");
+    asked.press(&format!("{to}\n"));
+    asked.expect_code(0);
+    assert_eq!((value(&target, "a"), value(&target, "d")), (Some("source".to_owned()), None));
+    // Nothing is lost where nothing is.
+    target.call(&["FLUSHALL"]);
+    Invocation::unasked(&copy).run().expect_code(0);
+}
+
+#[test]
+fn a_cutover_asks() {
+    let (source, target) = sides();
+    target.call(&["FLUSHALL"]);
+    let job = Sync::new(&source.addr(), &target.addr(), &[]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    let state = job.state.path().join("whimbrel");
+    let state = state.to_str().expect("a plain name");
+    let cutover = ["cutover", "--state-dir", state, "--fence", "pause", "--max-pause", "5s"];
+    is_refused(&cutover);
+    source.call(&["SET", "a", "again"]);
+    Invocation::unasked(&["cutover", "--state-dir", state, "--dry-run", "--max-pause", "5s"])
+        .run()
+        .expect_code(0);
+    let terminal = Terminal::new(120);
+    let mut asked = terminal.start(&cutover, &[]);
+    asked.wait_for(&format!("and have the target ({}) take over? [y/N] ", target.addr()));
+    asked.press("y\n");
+    asked.expect_code(0);
+    let output = sync.wait(PATIENCE).expect("it ends").expect_code(0);
+    assert!(output.stdout.contains("cut-over") || output.stdout.contains("cutover"), "{output:#?}");
+}
+
+#[test]
+fn what_changes_where_a_front_has_its_clients_served_from_asks() {
+    let (source, target) = sides();
+    target.call(&["FLUSHALL"]);
+    let front = Front::between(&source.addr(), &target.addr(), &[]);
+    let state = front.state_dir();
+    is_refused(&["front", "start", "--state-dir", state]);
+    is_refused(&["front", "reverse", "--state-dir", state, "--json"]);
+    assert_eq!(front.status()["phase"], "forwarding");
+    Invocation::unasked(&["front", "start", "--yes", "--state-dir", state]).run().expect_code(0);
+    let mut client = front.connect();
+    redis::cmd("PING").exec(&mut client).expect("it is served");
+    let terminal = Terminal::new(120);
+    let mut asked = terminal.start(&["front", "finish", "--state-dir", state], &[]);
+    asked.wait_for("It disconnects 1 client, ");
+    asked.interrupt();
+    let shown = asked.expect_code(STOPPED);
+    assert!(shown.contains("nothing was done") && !shown.contains("in flight"), "{shown}");
+    redis::cmd("PING").exec(&mut client).expect("it is served still");
+}
+
+#[test]
+fn members_of_a_fleet_are_emptied_after_a_question() {
+    let backend = server();
+    let fleet = Fleet::start(&backend.addr(), 2, &[]);
+    let at = fleet.coordinator();
+    for what in ["drain", "leave"] {
+        is_refused(&["fleet", what, "front-0", "--server", &at]);
+    }
+    let terminal = Terminal::new(120);
+    let mut asked = terminal.start(&["fleet", "drain", "front-0", "--server", &at], &[]);
+    asked.wait_for("(front-0) of a fleet of 2 members give all its partitions");
+    asked.press("no\n");
+    asked.expect_code(STOPPED);
+    fleet.settled(2);
+}
+
+#[test]
+fn a_repair_has_the_cluster_named() {
+    let cluster = cluster();
+    cluster.nodes()[0].call(&["CLUSTER", "DELSLOTS", "5"]);
+    let seed = cluster.seed();
+    let mut terminal = Terminal::new(120);
+    terminal.press(&format!("y\n{seed}\n"));
+    let mut asked = terminal.start(&["repair", &seed], &[]);
+    asked.wait_for(&format!("Type {seed} to go on: "));
+    thread::sleep(A_WHILE);
+    assert_eq!(asked.ended(), None, "it took an answer from before: {}", terminal.shown());
+    asked.press("y\n");
+    asked.expect_code(STOPPED);
+    Invocation::unasked(&["status", &seed]).run().expect_code(AMISS);
+    let terminal = Terminal::new(120);
+    let mut asked = terminal.start(&["repair", &seed], &[]);
+    asked.wait_for("to go on: ");
+    asked.press(&format!("{seed}\n"));
+    asked.expect_code(0);
+}
