@@ -1,12 +1,11 @@
 //! A fleet: coordinators and fronts, as processes, in front of one server or cluster.
 
-use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use whimbrel_lab::{Etcd, Proxy};
+use whimbrel_lab::{Etcd, Proxy, free_port};
 
 use crate::binary::{Invocation, Output, Running};
 use crate::cluster_writers::Record;
@@ -47,13 +46,6 @@ pub struct Member {
     forwarding: u16,
     /// What it reaches the coordinators by.
     links: Vec<Proxy>,
-}
-
-/// A port that nobody listens on.
-#[track_caller]
-pub fn free_port() -> u16 {
-    let free = TcpListener::bind("127.0.0.1:0").expect("a port");
-    free.local_addr().expect("an address").port()
 }
 
 /// Waits until something is so.
@@ -115,7 +107,7 @@ impl Fleet {
     /// One more member, which has not got its part yet. `more` are arguments besides.
     #[track_caller]
     pub fn join(&mut self, name: &str, more: &[&str]) -> &mut Member {
-        let (port, forwarding) = (free_port(), free_port());
+        let (port, forwarding) = (free_port().expect("a port"), free_port().expect("a port"));
         let (listen, forward) = (format!("127.0.0.1:{port}"), format!("127.0.0.1:{forwarding}"));
         let links: Vec<Proxy> =
             self.coordinators.iter().map(|one| link_to(&format!("127.0.0.1:{}", one.port))).collect();
@@ -173,7 +165,7 @@ impl Fleet {
 impl Coordinator {
     #[track_caller]
     fn start(backend: &str, links: Vec<Proxy>, more: &[&str]) -> Coordinator {
-        let port = free_port();
+        let port = free_port().expect("a port");
         let (listen, backend) = (format!("127.0.0.1:{port}"), format!("main={backend}"));
         let args = ["serve", "--fleet", "--listen", &listen, "--backend", &backend, "--json"];
         let args: Vec<String> = args.into_iter().chain(more.iter().copied()).map(str::to_owned).collect();

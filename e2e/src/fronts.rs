@@ -1,9 +1,9 @@
 //! `whimbrel front` between two deployments, as a process that can be killed and run again.
 
-use std::net::TcpListener;
 use std::time::Duration;
 
 use serde_json::Value;
+use whimbrel_lab::free_port;
 
 use crate::binary::{Invocation, Output, Running};
 
@@ -25,9 +25,7 @@ impl Front {
     #[track_caller]
     pub fn between(source: &str, target: &str, more: &[&str]) -> Front {
         let folder = tempfile::tempdir().expect("a folder");
-        let free = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = free.local_addr().expect("an address").port();
-        drop(free);
+        let port = free_port().expect("a port");
         let (listen, state) = (format!("127.0.0.1:{port}"), folder.path().to_str().expect("a name"));
         let args =
             ["front", "--listen", &listen, "--source", source, "--target", target, "--state-dir", state];

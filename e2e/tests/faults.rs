@@ -108,7 +108,8 @@ fn a_killed_copy_goes_on_where_it_was() {
     let (t, target) = server(Engine::Redis80);
     fill(&source);
     let job = Job::new(&s.addr(), &t.addr());
-    let mut copy = job.start(&[]);
+    // The journal is written twice a second: slow enough for it to know of a part, however busy the machine is.
+    let mut copy = job.start(&["--rate-keys", "20000"]);
     wait_for_middle(&mut copy, &target);
     copy.kill9();
     let report = finish(job.start(&["--resume"]));

@@ -14,9 +14,9 @@ use redis::{Connection, Value};
 use whimbrel_e2e::binary::{Invocation, whimbrel};
 use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
 use whimbrel_e2e::deployment::{Deployment, slot_of};
-use whimbrel_e2e::fleets::{Fleet, PATIENCE, connect, free_port, until};
+use whimbrel_e2e::fleets::{Fleet, PATIENCE, connect, until};
 use whimbrel_e2e::for_each_engine;
-use whimbrel_lab::{Cluster, Engine, Proxy, Server};
+use whimbrel_lab::{Cluster, Engine, Proxy, Server, free_port};
 
 fn server(engine: Engine) -> Server {
     Server::builder(engine).start().expect("a server")
@@ -253,11 +253,11 @@ fn a_cluster_may_have_the_data() {
 fn whoever_has_nobody_to_read_its_log_still_ends_when_told_to() {
     let backend = server(Engine::Redis70);
     let folder = tempfile::tempdir().expect("a folder");
-    let coordinator = format!("127.0.0.1:{}", free_port());
+    let coordinator = format!("127.0.0.1:{}", free_port().expect("a port"));
     let backend = format!("main={}", backend.addr());
     let serve = ["serve", "--fleet", "--listen", &coordinator, "--backend", &backend, "--state-dir"];
     let state = folder.path().to_str().expect("a name");
-    let listen = format!("127.0.0.1:{}", free_port());
+    let listen = format!("127.0.0.1:{}", free_port().expect("a port"));
     let join = ["front", "--join", &coordinator, "--listen", &listen, "--leave-timeout", "100ms"];
     let spawn = |words: &[&str]| {
         let command = std::process::Command::new(whimbrel())
@@ -409,8 +409,8 @@ fn nobody_waits_for_a_member_that_stands_still() {
 #[test]
 fn what_cannot_be_joined_is_said() {
     let backend = server(Engine::Redis70);
-    let nobody = format!("127.0.0.1:{}", free_port());
-    let listen = format!("127.0.0.1:{}", free_port());
+    let nobody = format!("127.0.0.1:{}", free_port().expect("a port"));
+    let listen = format!("127.0.0.1:{}", free_port().expect("a port"));
     let join = |at: &str, more: &[&str]| {
         let words = ["front", "--join", at, "--listen", &listen];
         Invocation::new(&words.into_iter().chain(more.iter().copied()).collect::<Vec<_>>()).run()
@@ -419,7 +419,7 @@ fn what_cannot_be_joined_is_said() {
     assert!(refused.stderr.contains(&format!("coordinator {nobody}")), "{}", refused.stderr);
     assert_eq!(join(&nobody, &[]).code(), Some(3));
 
-    let port = free_port();
+    let port = free_port().expect("a port");
     let folder = tempfile::tempdir().expect("a folder");
     let at = format!("127.0.0.1:{port}");
     let serve = ["serve", "--fleet", "--listen", &at, "--state-dir", folder.path().to_str().expect("a name")];

@@ -331,7 +331,9 @@ fn a_member_that_was_stopped_does_not_serve_when_it_wakes_up() {
 #[test]
 fn a_coordinator_that_is_killed_goes_on_from_its_journal() {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut coordinator = Coordinator::start(folder.path(), "127.0.0.1:0", "60s");
+    // Nobody else takes the port while no coordinator listens on it.
+    let listen = format!("127.0.0.1:{}", whimbrel_lab::free_port().expect("a port"));
+    let mut coordinator = Coordinator::start(folder.path(), &listen, "60s");
     let [mut a, mut b] = ["a", "b"].map(|name| Process::start(&coordinator, name));
     coordinator.settled(2);
     let before = coordinator.status();

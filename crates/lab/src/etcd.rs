@@ -63,7 +63,7 @@ impl Etcd {
     }
 
     fn launch(binary: &Path, count: usize) -> Result<Etcd, LabError> {
-        let ports = (0..count).map(|_| Ok((ports::free()?, ports::free()?)));
+        let ports = (0..count).map(|_| Ok((ports::free_port()?, ports::free_port()?)));
         let ports: Vec<(u16, u16)> = ports.collect::<Result<_, LabError>>()?;
         let peers: Vec<String> = ports
             .iter()

@@ -38,6 +38,7 @@ pub use engine::{Binaries, Engine};
 pub use error::LabError;
 pub use etcd::{Etcd, EtcdNode};
 pub use made_up::{made_up_id, made_up_nodes, made_up_port};
+pub use ports::free_port;
 pub use proxy::Proxy;
 pub use server::{Server, ServerBuilder};
 pub use tls::Tls;

@@ -1,12 +1,16 @@
 //! Choosing ports that nobody else uses.
 //!
-//! A port that was free a moment ago may be taken now, so this only makes collisions unlikely; whoever binds the
-//! port has to try another one when it is taken.
+//! A port belongs to the process that got it until that process ends, also while nothing listens on it: a server that
+//! a test restarts finds its port free. Processes that run side by side agree by names of abstract sockets, which the
+//! kernel gives to one process at a time and takes back when the process ends. Programs that know nothing of this may
+//! still take a port, so this only makes collisions unlikely with them.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::{Ipv4Addr, TcpListener};
-use std::sync::LazyLock;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 use crate::LabError;
 
@@ -23,11 +27,17 @@ static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| {
     AtomicU16::new(u16::try_from(somewhere).expect("below COUNT"))
 });
 
-/// A port on loopback that nobody listens on, and whose bus port nobody listens on either.
-pub(crate) fn free() -> Result<u16, LabError> {
+/// What keeps other processes from the ports of this one.
+static RESERVED: Mutex<Vec<UnixListener>> = Mutex::new(Vec::new());
+
+/// A port on loopback that nobody listens on, nor on its bus port (10,000 higher), and that this process keeps.
+///
+/// # Errors
+/// [`LabError::NoFreePort`] if every port of the range is taken.
+pub fn free_port() -> Result<u16, LabError> {
     (0..COUNT)
         .map(|_| FIRST + advance())
-        .find(|&port| is_free(port) && is_free(port + BUS_OFFSET))
+        .find(|&port| reserve(port) && is_free(port) && is_free(port + BUS_OFFSET))
         .ok_or(LabError::NoFreePort { first: FIRST, last: FIRST + COUNT - 1 })
 }
 
@@ -35,6 +45,13 @@ pub(crate) fn free() -> Result<u16, LabError> {
 fn advance() -> u16 {
     NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |at| Some((at + 1) % COUNT))
         .expect("the closure never refuses")
+}
+
+/// Whether the port is this process' own from now on. False where any process has it, this one included.
+fn reserve(port: u16) -> bool {
+    let name = SocketAddr::from_abstract_name(format!("whimbrel-lab-port-{port}")).expect("a short name");
+    let taken = UnixListener::bind_addr(&name);
+    taken.map(|held| RESERVED.lock().unwrap_or_else(PoisonError::into_inner).push(held)).is_ok()
 }
 
 fn is_free(port: u16) -> bool {
@@ -46,11 +63,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_taken_port_or_bus_port_is_not_free() {
-        let port = free().expect("some port is free");
+    fn a_taken_port_or_bus_port_is_not_free_port() {
+        let port = free_port().expect("some port is free");
         let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, port + BUS_OFFSET)).expect("was free");
         assert!(is_free(port) && !is_free(port + BUS_OFFSET));
         drop(taken);
-        assert_ne!(free().expect("some port is free"), port);
+        assert_ne!(free_port().expect("some port is free"), port);
+    }
+
+    #[test]
+    fn a_port_is_given_to_one_process_at_a_time() {
+        let port = free_port().expect("some port is free");
+        assert!(!reserve(port), "it was given away again, though nothing listens on it yet");
     }
 }

@@ -68,7 +68,7 @@ impl Proxy {
         let target = resolve(target)?;
         let mut attempt = 1;
         let listener = loop {
-            match TcpListener::bind((Ipv4Addr::LOCALHOST, ports::free()?)) {
+            match TcpListener::bind((Ipv4Addr::LOCALHOST, ports::free_port()?)) {
                 Ok(listener) => break listener,
                 Err(_) if attempt < ATTEMPTS => attempt += 1,
                 Err(source) => return Err(LabError::io("listen on loopback", source)),

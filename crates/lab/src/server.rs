@@ -158,8 +158,8 @@ impl ServerBuilder {
             .prefix("whimbrel-lab-")
             .tempdir()
             .map_err(|source| LabError::io("create a server's folder", source))?;
-        let port = ports::free()?;
-        let tls_port = self.tls.is_some().then(ports::free).transpose()?;
+        let port = ports::free_port()?;
+        let tls_port = self.tls.is_some().then(ports::free_port).transpose()?;
         let unix_socket = self.unix_socket.then(|| dir.path().join("server.sock"));
         tls::write(
             &config_file(dir.path()),
