@@ -921,7 +921,8 @@ fn documented_permissions_lead_back() {
         let theirs = documented("whimbrel-target", &headings, password);
         lines.extend(theirs.into_iter().filter(|line| !line.contains(&"reset".to_owned())));
         lines.iter_mut().for_each(|line| line[2] = user.to_owned());
-        let fence = format!("ACL SETUSER {user} +acl|whoami +acl|users +acl|getuser +acl|setuser");
+        let fence = "+client|list +client|kill +acl|whoami +acl|users +acl|getuser +acl|setuser";
+        let fence = format!("ACL SETUSER {user} {fence}");
         lines.push(fence.split(' ').map(str::to_owned).collect());
         lines
     };

@@ -5,6 +5,8 @@
 //!
 //! A [`Fence`] is what keeps writers out once the other side is the one that counts. See [`FenceKind`] for the ways.
 
+mod waiting;
+
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -213,6 +215,20 @@ impl Fence {
             }
         }
         Ok(())
+    }
+
+    /// Ends the clients that could still take or leave something behind it: those that wait in a command, are in a
+    /// transaction, or watch keys for one. To be called when it is up, and before writers are let go. Returns how many.
+    ///
+    /// # Errors
+    /// As [`Deployment::open`] and [`Link::call`].
+    pub async fn end_waiting(&self, deployment: &Deployment) -> Result<u64> {
+        match self.kind {
+            FenceKind::None => Ok(0),
+            FenceKind::Pause { .. } | FenceKind::Acl | FenceKind::ReadonlyReplica => {
+                waiting::end(deployment).await
+            }
+        }
     }
 
     /// Users that were made since the plan are not kept out, and what undoes the fence would not know them.

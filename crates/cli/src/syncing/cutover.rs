@@ -130,6 +130,13 @@ fn show(args: &CutoverArgs, reply: &Reply, sides: &Sides, withdrawn: bool) -> Ex
             say!("drained  {} keys under the pause", format_count(number("drained")));
             say!("compared {} keys in full", format_count(number("compared")));
             say!("{}", fenced(args, sides));
+            if number("ended") > 0 {
+                let clients = if number("ended") == 1 { "client" } else { "clients" };
+                say!(
+                    "ended    {} {clients} of the source that waited in a command or were in a transaction",
+                    format_count(number("ended"))
+                );
+            }
             if args.reverse_sync {
                 let (from, to) = (&sides.target, &sides.source);
                 say!("way back {from} is followed back into {to}");

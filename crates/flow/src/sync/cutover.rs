@@ -86,6 +86,8 @@ pub struct CutoverReport {
     pub compared: u64,
     /// How writers of the source are kept out.
     pub fence: FenceKind,
+    /// Clients of the source that were disconnected: they waited in a command, were in a transaction, or watched keys.
+    pub ended: u64,
     /// The target is followed back into the source from now on.
     pub reverse: bool,
     /// Writers were let in again on the target, which had been fenced off.
@@ -138,6 +140,7 @@ impl Syncer {
             drained: 0,
             compared: 0,
             fence: options.fence,
+            ended: 0,
             reverse: options.reverse,
             lifted: false,
         };
@@ -209,7 +212,10 @@ impl Syncer {
             Err(e) => Err(e),
         };
         let positions = match sealed {
-            Ok(positions) => positions,
+            Ok((positions, ended)) => {
+                report.ended = ended;
+                positions
+            }
             Err(e) => {
                 let_go(&mut seal).await;
                 return Err(e);
@@ -242,15 +248,15 @@ impl Syncer {
         Ok(feeds)
     }
 
-    /// Has writers fenced off on the source, and let in on the target where they were not. Returns where the target is:
-    /// nobody but us has written to it so far.
+    /// Has writers fenced off on the source, and let in on the target where they were not. Returns where the target is,
+    /// to which nobody but us has written so far, and how many clients were ended that waited.
     async fn switch(
         &self,
         fence: &Fence,
         lift: Option<&Fence>,
         feeds: &[Feed],
         seal: &mut Seal,
-    ) -> Result<Vec<Position>> {
+    ) -> Result<(Vec<Position>, u64)> {
         let Shared { source, target, .. } = &*self.shared;
         let mut positions = Vec::new();
         for feed in feeds {
@@ -267,15 +273,17 @@ impl Syncer {
         if let Some(lift) = lift {
             lift.lift(target).await?;
         }
-        if let Err(e) = raise(fence, source, seal).await {
-            if let Some(lift) = lift
-                && let Err(e) = lift.raise(target).await
-            {
-                tracing::warn!(error = %e, "writers of the target are not kept out any more");
+        match raise(fence, source, seal).await {
+            Ok(ended) => Ok((positions, ended)),
+            Err(e) => {
+                if let Some(lift) = lift
+                    && let Err(e) = lift.raise(target).await
+                {
+                    tracing::warn!(error = %e, "writers of the target are not kept out any more");
+                }
+                Err(e)
             }
-            return Err(e);
         }
-        Ok(positions)
     }
 
     fn check(&self, options: &CutoverOptions) -> Result<()> {
@@ -515,11 +523,11 @@ async fn lasting(deployment: &Deployment) -> Result<BTreeMap<u32, u64>> {
     Ok(sums)
 }
 
-/// Fences the writers off, and ends the pause or makes it the fence.
+/// Fences the writers off, and ends the pause or makes it the fence. Returns how many clients were ended that waited.
 ///
 /// **Invariant:** no writer comes in between. The pause is still on everywhere when the fence is up, or else the fence is
 /// taken down again.
-async fn raise(fence: &Fence, source: &Deployment, seal: &mut Seal) -> Result<()> {
+async fn raise(fence: &Fence, source: &Deployment, seal: &mut Seal) -> Result<u64> {
     let until = seal.until();
     let in_time = || match until {
         Some(until) if std::time::Instant::now() < until => Ok(()),
@@ -527,18 +535,29 @@ async fn raise(fence: &Fence, source: &Deployment, seal: &mut Seal) -> Result<()
             .with_remedy("allow more with --max-pause")),
     };
     match fence.kind() {
-        FenceKind::None => in_time().and(seal.release().await),
-        FenceKind::Pause { limit_ms } => seal.hold(limit_ms).await.and_then(|_| in_time()),
+        FenceKind::None => in_time().and(seal.release().await).map(|()| 0),
+        FenceKind::Pause { limit_ms } => {
+            seal.hold(limit_ms).await.and_then(|_| in_time())?;
+            fence.end_waiting(source).await
+        }
         FenceKind::Acl | FenceKind::ReadonlyReplica => {
-            if let Err(e) = fence.raise(source).await.and_then(|()| in_time()) {
-                if let Err(e) = fence.lift(source).await {
-                    tracing::warn!(error = %e, "a part of the fence stays");
+            let raised = async {
+                fence.raise(source).await?;
+                let ended = fence.end_waiting(source).await?;
+                in_time().map(|()| ended)
+            };
+            let ended = match raised.await {
+                Ok(ended) => ended,
+                Err(e) => {
+                    if let Err(e) = fence.lift(source).await {
+                        tracing::warn!(error = %e, "a part of the fence stays");
+                    }
+                    return Err(e);
                 }
-                return Err(e);
-            }
+            };
             // The writers are fenced off already: this failing keeps them waiting a little longer, no more.
             let_go(seal).await;
-            Ok(())
+            Ok(ended)
         }
     }
 }
