@@ -16,7 +16,7 @@ pub enum Keys {
     None,
     /// At these positions.
     At(Vec<usize>),
-    /// Where its words decide, and the server tells with `COMMAND GETKEYS`.
+    /// Where its words decide, or the table does not tell all: the server tells with `COMMAND GETKEYS`.
     Asked,
     /// It may use keys that no word of it tells.
     Unknown,
@@ -124,6 +124,9 @@ impl Facts {
         let subcommands = rest.get(3).and_then(Value::as_items).unwrap_or_default();
         let positions = if specs.iter().any(is_beyond_words) {
             Positions::Unknown
+        } else if specs.iter().any(|spec| has_flag(spec, b"incomplete")) {
+            // A specification that does not tell all keys: where it is so, servers find them by code of the command's own.
+            Positions::Asked
         } else if !specs.is_empty() && specs.iter().all(|spec| has_flag(spec, b"not_key")) {
             Positions::None
         } else if has(b"movablekeys") {
@@ -155,13 +158,12 @@ fn named_facts(entries: &[Value]) -> HashMap<Vec<u8>, Facts> {
     entries.iter().filter_map(|entry| Facts::of(entry.as_items()?)).collect()
 }
 
-/// Whether a key specification says that there are keys that the words do not tell, or not all of them.
+/// Whether a key specification says that there are keys that the words do not tell, as with the patterns of `SORT`.
 fn is_beyond_words(spec: &Value) -> bool {
-    has_flag(spec, b"incomplete")
-        || ["begin_search", "find_keys"].iter().any(|part| {
-            let kind = spec.field(part).and_then(|part| part.field("type"));
-            kind.and_then(Value::as_bytes).is_some_and(|kind| &kind[..] == b"unknown")
-        })
+    ["begin_search", "find_keys"].iter().any(|part| {
+        let kind = spec.field(part).and_then(|part| part.field("type"));
+        kind.and_then(Value::as_bytes).is_some_and(|kind| &kind[..] == b"unknown")
+    })
 }
 
 /// Whether a key specification says that the key is changed: read and written, overwritten, or removed.

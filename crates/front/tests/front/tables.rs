@@ -20,10 +20,11 @@ const WITH_KEYS: &str = "GET a|SET a v EX 10|MGET a b c|MSET a 1 b 2|DEL a b c|E
 
 /// Commands whose words decide.
 const ASKED: &str = "ZUNIONSTORE d 2 a b|ZINTER 2 a b|LMPOP 2 a b LEFT|SINTERCARD 2 a b|XREAD COUNT 1 STREAMS x y 0 0\
-    |XREADGROUP GROUP g c STREAMS x >|EVAL script 1 a|ZMPOP 1 z MIN|BLMPOP 0 1 l LEFT";
+    |XREADGROUP GROUP g c STREAMS x >|EVAL script 1 a|ZMPOP 1 z MIN|BLMPOP 0 1 l LEFT|MIGRATE host 1 a 0 1\
+    |GEORADIUS s 1 1 1 m STORE d";
 
 /// Commands that may use other keys than their words.
-const UNKNOWN: &str = "SORT a BY w_*|SORT_RO a GET p_*|MIGRATE host 1 a 0 1";
+const UNKNOWN: &str = "SORT a BY w_*|SORT_RO a GET p_*";
 
 /// Commands without keys.
 const WITHOUT: &str = "PING|SELECT 0|PUBLISH c m|SPUBLISH c m|CLIENT ID|CONFIG GET x|DBSIZE|SCAN 0|KEYS *|FLUSHALL|MULTI|EXEC|SCRIPT EXISTS x\
