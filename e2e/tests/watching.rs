@@ -14,9 +14,14 @@ const PASSWORD: &str = "a-password-of-the-source";
 
 /// The status line and the body of an answer.
 fn get(at: &str, path: &str) -> (String, String) {
+    get_as(at, path, at)
+}
+
+/// As [`get`], by another name of the machine.
+fn get_as(at: &str, path: &str, host: &str) -> (String, String) {
     let mut stream = TcpStream::connect(at).expect("somebody listens");
     stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout can be set");
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n\r\n").expect("asked");
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").expect("asked");
     let mut text = String::new();
     stream.read_to_string(&mut text).expect("answered");
     let (head, body) = text.split_once("\r\n\r\n").expect("an answer has a head");
@@ -85,6 +90,7 @@ fn a_sync_shows_itself() {
     assert!(status.contains("200") && metrics.trim_end().ends_with("# EOF"), "{status}: {metrics}");
     assert!(metric(&metrics, "whimbrel_sync_keys_written_total ") >= 20_000.0, "{metrics}");
     assert_eq!(metric(&metrics, "whimbrel_sync_phase{phase=\"following\"} "), 1.0);
+    assert!(get_as(&at, "/status", "evil.example").0.contains(" 421 "), "a name that was made to lead here");
     let status: Value = serde_json::from_str(&get(&at, "/status").1).expect("JSON");
     assert_eq!(status["status"]["phase"], "following", "{status}");
     assert!(status["status"]["pause_estimate_ms"].as_u64().is_some(), "{status}");

@@ -52,7 +52,8 @@ fn closing_words() -> String {
     }
     text.push_str(
         "\nEnvironment:\n  WHIMBREL_LOG         what is logged on standard error, from error (default) to info and debug\n  \
-         WHIMBREL_LOG_FORMAT  json: each line of the log is a JSON object\n",
+         WHIMBREL_LOG_FORMAT  json: each line of the log is a JSON object\n\n\
+         Passwords:\n  one in an address is in the list of processes for some milliseconds; prefer --password-file\n",
     );
     text
 }

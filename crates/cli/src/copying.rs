@@ -21,6 +21,7 @@ use crate::confirm::confirm;
 use crate::display::{Display, Form};
 use crate::exit::Exit;
 use crate::losses;
+use crate::safety;
 use crate::verifying;
 
 /// Size of the pieces in which large values move.
@@ -210,11 +211,14 @@ fn describe(args: &CopyArgs, options: &CopyOptions, source: &Deployment, target:
 /// Where journals are: the folder that was named, or the user's own for such things.
 ///
 /// # Errors
-/// `Own` where none is named and there is no home.
+/// `Own` where none is named and there is no home; `Unfit` for one that others can write to.
 pub fn state_dir(named: Option<&Path>) -> Result<PathBuf> {
-    if let Some(folder) = named {
-        return Ok(folder.to_owned());
-    }
+    let folder = named.map_or_else(default_state_dir, |folder| Ok(folder.to_owned()))?;
+    safety::check_folder(&folder, named.is_none())?;
+    Ok(folder)
+}
+
+fn default_state_dir() -> Result<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     variable("XDG_STATE_HOME")
         .or_else(|| variable("HOME").map(|home| home.join(".local/state")))

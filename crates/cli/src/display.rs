@@ -1,5 +1,6 @@
 //! What a person sees while a job runs.
 
+use std::borrow::Cow;
 use std::io::IsTerminal;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,6 +14,32 @@ use whimbrel_flow::copy::CopyOptions;
 use whimbrel_flow::progress::{CopyCounts, CopyProgress};
 
 use crate::args::Show;
+
+/// Colours that are ours: see [`crate::cluster`].
+const COLOURS: [&str; 4] = ["\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"];
+
+/// A text that a terminal only shows. Servers' words are part of what is said, and may hold what sets its title, moves its
+/// cursor or turns the direction of writing round: that is shown as its number. In JSON it means the same as before.
+pub fn plain(text: &str) -> Cow<'_, str> {
+    let acts = |c: char| {
+        c.is_control() && !matches!(c, '\n' | '\t')
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    if !text.contains(acts) {
+        return Cow::Borrowed(text);
+    }
+    let (mut shown, mut rest) = (String::with_capacity(text.len() + 16), text);
+    while let Some(c) = rest.chars().next() {
+        let colour = COLOURS.into_iter().find(|colour| rest.starts_with(colour));
+        let taken = colour.map_or(c.len_utf8(), str::len);
+        match colour {
+            None if acts(c) => shown.push_str(&format!("\\u{:04x}", u32::from(c))),
+            _ => shown.push_str(&rest[..taken]),
+        }
+        rest = &rest[taken..];
+    }
+    Cow::Owned(shown)
+}
 
 /// In which form progress is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,13 +133,13 @@ impl Display {
             let Line { done: (position, length), text, json, notes } = line().into();
             match form {
                 Form::Bar => {
-                    notes.iter().for_each(|note| bar.println(format!("note     {note}")));
+                    notes.iter().for_each(|note| bar.println(plain(&format!("note     {note}"))));
                     if std::mem::replace(&mut is_endless, length == 0) != (length == 0) {
                         set_style(bar, if length == 0 { ENDLESS } else { BAR });
                     }
                     bar.set_length(length);
                     bar.set_position(position);
-                    bar.set_message(text);
+                    bar.set_message(plain(&text).into_owned());
                 }
                 Form::Lines(_) => {
                     notes.iter().for_each(|note| eprintln!("note     {note}"));
@@ -273,4 +300,17 @@ fn extras(c: &CopyCounts) -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_would_do_is_shown_instead() {
+        assert_eq!(plain("ERR \u{1b}]0;owned\u{7} no"), "ERR \\u001b]0;owned\\u0007 no");
+        assert_eq!(plain("a\rb\u{9b}2J\u{202e}c\u{7f}"), "a\\u000db\\u009b2J\\u202ec\\u007f");
+        let ours = "\u{1b}[31mamiss\u{1b}[0m\n\tkéys";
+        assert!(matches!(plain(ours), Cow::Borrowed(_)) || plain(ours) == ours);
+    }
 }

@@ -1,10 +1,10 @@
 //! The whimbrel binary: flags, progress, reports, exit codes, demo, bench.
 
-/// Prints a line to standard output. That whoever reads it has left, as `head` does, is no failure of ours.
+/// Prints a line to standard output, without what servers would have the terminal do. That whoever reads it has left, as `head` does, is no failure of ours.
 macro_rules! say {
     ($($words:tt)*) => {{
         use std::io::Write as _;
-        let _ = writeln!(std::io::stdout(), $($words)*);
+        let _ = writeln!(std::io::stdout(), "{}", crate::display::plain(&format!($($words)*)));
     }};
 }
 
@@ -13,7 +13,7 @@ macro_rules! say {
 macro_rules! eprintln {
     ($($words:tt)*) => {{
         use std::io::Write as _;
-        let _ = writeln!(std::io::stderr(), $($words)*);
+        let _ = writeln!(std::io::stderr(), "{}", crate::display::plain(&format!($($words)*)));
     }};
 }
 
@@ -29,6 +29,7 @@ mod fleeting;
 mod fronting;
 mod losses;
 mod moving;
+mod safety;
 mod serving;
 mod sides;
 mod syncing;
@@ -62,6 +63,9 @@ fn main() -> ExitCode {
     if let Err(e) = sides::hide_passwords(&cli.command) {
         show_error(&e, false, Exit::Internal);
         return Exit::Internal.into();
+    }
+    if !matches!(cli.command, Command::Man { .. } | Command::Completions { .. }) {
+        safety::keep_files_private();
     }
     start_logging();
     run(cli.command).into()

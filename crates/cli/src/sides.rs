@@ -17,6 +17,7 @@ use crate::args::{
     ClusterAccess, ClusterArgs, Command, FleetAt, FrontArgs, JobAccess, JobsCommand, JoinArgs, MovingArgs,
     ServeArgs, Sides, SourceAccess, TargetAccess,
 };
+use crate::safety;
 
 /// The options of one side, without regard to which.
 struct Access<'a> {
@@ -367,6 +368,7 @@ fn without_password(text: &str) -> Option<(String, Secret)> {
 /// A password from a file, else from the environment.
 fn password(side: Side, prefix: &str, file: Option<&Path>, variable: &str) -> Result<Option<Secret>> {
     let Some(path) = file else { return Ok(std::env::var(variable).ok().map(Secret::new)) };
+    safety::warn_if_shared(path, "the password file");
     let text = std::fs::read_to_string(path).map_err(|e| {
         let tried = format!("read the password file {}", path.display());
         Error::new(side, "", tried, ErrorKind::Own(e.to_string()))
@@ -402,6 +404,15 @@ fn endpoint(side: Side, text: &str, access: &Access<'_>, insecure: bool) -> Resu
         tls.key_file = access.key.map(Path::to_owned);
         tls.server_name = access.server_name.cloned();
         tls.insecure = insecure;
+        if insecure {
+            let at = &endpoint.address;
+            eprintln!(
+                "warning  --insecure: any certificate is accepted from {at}, so anybody on the way can read and change all"
+            );
+        }
+        if let Some(key) = access.key {
+            safety::warn_if_shared(key, "the private key");
+        }
     }
     for pair in access.map {
         let parsed = pair

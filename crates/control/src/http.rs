@@ -4,13 +4,13 @@
 //! Read only, and without a login: whoever reaches the port sees addresses and names of keys, but no password and no value.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{Request, StatusCode, header};
+use axum::http::{HeaderMap, Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use http_body_util::{BodyExt as _, Limited};
@@ -212,10 +212,11 @@ impl HttpServer {
 pub async fn status_at(at: &str) -> Result<serde_json::Value> {
     let asked = async {
         let stream = TcpStream::connect(at).await?;
+        let reached = stream.peer_addr()?.to_string();
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         let mut driven = JoinSet::new();
         driven.spawn(connection);
-        let request = Request::get("/status").header(header::HOST, at).body(String::new())?;
+        let request = Request::get("/status").header(header::HOST, reached).body(String::new())?;
         let body = Limited::new(sender.send_request(request).await?.into_body(), STATUS_BYTES_MAX);
         let bytes = body.collect().await?.to_bytes();
         Ok::<_, Box<dyn std::error::Error + Send + Sync>>(serde_json::from_slice(&bytes)?)
@@ -241,8 +242,27 @@ async fn metrics(State(exposed): State<Arc<dyn Exposed>>) -> Response {
     }
 }
 
-async fn status(State(exposed): State<Arc<dyn Exposed>>) -> Response {
+async fn status(State(exposed): State<Arc<dyn Exposed>>, headers: HeaderMap) -> Response {
+    if !headers.get(header::HOST).and_then(|host| host.to_str().ok()).is_some_and(is_own_name) {
+        let why = "ask by the address of this machine, or by its own name: a page that a browser shows could have made up any \
+                   other one\n";
+        return (StatusCode::MISDIRECTED_REQUEST, why).into_response();
+    }
     ([(header::CONTENT_TYPE, "application/json")], format!("{}\n", exposed.status())).into_response()
+}
+
+/// Whether a `Host` header names this machine, and cannot be a name of somebody else's which leads here: then a page from there
+/// could read the answer in a browser.
+fn is_own_name(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let bare = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+    let own = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    bare.parse::<IpAddr>().is_ok()
+        || name.eq_ignore_ascii_case("localhost")
+        || name.eq_ignore_ascii_case(own.trim()) && !name.is_empty()
 }
 
 fn verdict(outcome: std::result::Result<(), String>) -> Response {
@@ -255,6 +275,16 @@ fn verdict(outcome: std::result::Result<(), String>) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_names_of_this_machine_are_taken() {
+        for own in ["127.0.0.1:9400", "10.0.0.1", "[::1]:9400", "::1", "localhost:9400"] {
+            assert!(is_own_name(own), "{own}");
+        }
+        for other in ["evil.example:9400", "evil.example", "127.0.0.1.evil.example:80", "", ":9400"] {
+            assert!(!is_own_name(other), "{other}");
+        }
+    }
 
     #[test]
     fn metrics_are_written_as_prometheus_reads_them() {

@@ -15,7 +15,7 @@ use redb::{Database, ReadableDatabase, TableDefinition};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use whimbrel_engine::error::{Error, Result};
-use whimbrel_flow::journal::write_whole;
+use whimbrel_flow::journal::{make_anew, refuse_link, write_whole};
 
 /// The only table: names to JSON documents.
 const DOCUMENTS: TableDefinition<'_, &str, &str> = TableDefinition::new("documents");
@@ -87,6 +87,7 @@ impl Store {
     pub fn create(&self, id: &str) -> Result<Journal> {
         std::fs::create_dir_all(&self.folder).map_err(|e| self.fail(id, &e))?;
         let path = self.path(id, "job");
+        refuse_link(&path).map_err(|e| self.fail(id, &e))?;
         if path.exists() {
             return Err(self.fail(id, &"a job of this name exists"));
         }
@@ -164,7 +165,7 @@ impl Store {
     /// # Errors
     /// `Own` where the file cannot be written.
     pub fn ask_to_cancel(&self, id: &str) -> Result<()> {
-        std::fs::write(self.path(id, "cancel"), "").map_err(|e| self.fail(id, &e))
+        make_anew(&self.path(id, "cancel")).map(drop).map_err(|e| self.fail(id, &e))
     }
 
     /// Whether somebody wants the job cancelled.

@@ -145,6 +145,17 @@ struct FencedUser {
 }
 
 impl FencedUser {
+    /// Whether it holds what a server tells of a user's commands, and nothing else that `ACL SETUSER` would take for a rule.
+    fn is_plausible(&self) -> bool {
+        let is_command = |rule: &str| {
+            let name = rule.strip_prefix(['+', '-']).map(|name| name.strip_prefix('@').unwrap_or(name));
+            let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '|' | '-' | '_' | '.' | ':');
+            name.is_some_and(|name| !name.is_empty() && name.chars().all(is_plain))
+        };
+        let rules = self.rules();
+        matches!(rules.first(), Some(&("+@all" | "-@all"))) && rules.into_iter().all(is_command)
+    }
+
     /// What it was allowed, rule by rule. They begin with what resets them: `+@all` or `-@all`.
     fn rules(&self) -> Vec<&str> {
         self.commands.split(' ').filter(|rule| !rule.is_empty()).collect()
@@ -280,6 +291,12 @@ impl Fence {
         self.users.retain(|user| !is_older(user));
         self.users.extend(older.users.iter().cloned());
         self
+    }
+
+    /// Whether putting up a fence can have come to this. What was written by somebody else must not give rights to users.
+    pub fn is_plausible(&self) -> bool {
+        (self.kind == FenceKind::Acl || self.users.is_empty())
+            && self.users.iter().all(FencedUser::is_plausible)
     }
 
     /// The nodes whose users lost rights.

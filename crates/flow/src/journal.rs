@@ -5,6 +5,9 @@
 //! keys could not be copied. No password and no value is in it.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -100,8 +103,32 @@ pub fn write_whole(path: &Path, content: &impl Serialize) -> std::io::Result<()>
     let mut draft = path.as_os_str().to_owned();
     draft.push("-draft");
     let text = serde_json::to_string(content)?;
-    std::fs::write(&draft, text)?;
+    make_anew(Path::new(&draft))?.write_all(text.as_bytes())?;
     std::fs::rename(&draft, path)
+}
+
+/// A new and empty file that only its user can read, in the place of what may have that name. A symbolic link is replaced, never
+/// followed.
+///
+/// # Errors
+/// Whatever the file system reports.
+pub fn make_anew(path: &Path) -> std::io::Result<File> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    File::options().write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// What must not be followed: whoever made the link chose the file behind it.
+///
+/// # Errors
+/// Where there is a symbolic link of this name.
+pub fn refuse_link(path: &Path) -> std::io::Result<()> {
+    match path.symlink_metadata() {
+        Ok(about) if about.is_symlink() => Err(std::io::Error::other("it is a symbolic link")),
+        _ => Ok(()),
+    }
 }
 
 /// True where a journal by this name is left over from an earlier run.
@@ -153,6 +180,7 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
                 .with_remedy("choose another folder with --state-dir")
         };
         std::fs::create_dir_all(folder).map_err(|e| fail(e.to_string()))?;
+        refuse_link(&path).map_err(|e| fail(e.to_string()))?;
         if resume && !path.exists() {
             return Err(Error::own(
                 format!("journal {}", path.display()),

@@ -16,6 +16,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::time::{sleep, timeout};
 use whimbrel_engine::error::{Error, ErrorKind, Result};
 use whimbrel_engine::link::Link;
+use whimbrel_flow::journal::make_anew;
 use whimbrel_flow::typed::staging_key;
 use whimbrel_wire::encode::Outbox;
 use whimbrel_wire::value::Value;
@@ -214,7 +215,7 @@ async fn is_marked(target: &mut Link) -> Result<bool> {
 
 /// It is on disk when this returns.
 fn write(file: &Path) -> std::io::Result<()> {
-    File::create(file)?.sync_all()?;
+    make_anew(file)?.sync_all()?;
     File::open(file.parent().unwrap_or(Path::new(".")))?.sync_all()
 }
 

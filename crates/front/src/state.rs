@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_flow::journal::make_anew;
 
 use crate::direction::TURNS_MAX;
 
@@ -126,7 +127,7 @@ impl StateFile {
             let folder = self.path.parent().unwrap_or(Path::new("."));
             std::fs::create_dir_all(folder)?;
             let draft = self.path.with_extension("draft");
-            let mut file = File::create(&draft)?;
+            let mut file = make_anew(&draft)?;
             file.write_all(serde_json::to_string(&content)?.as_bytes())?;
             file.sync_all()?;
             std::fs::rename(&draft, &self.path)?;

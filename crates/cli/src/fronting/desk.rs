@@ -24,6 +24,7 @@ use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_front::control::{Control, Status};
 
 use crate::exit::Exit;
+use crate::safety;
 
 /// The longest question.
 const QUESTION_BYTES_MAX: u64 = 256;
@@ -86,7 +87,7 @@ impl Desk {
         };
         std::fs::create_dir_all(folder).map_err(|e| fail(&e))?;
         let pair = folder.join(format!("between-{}-and-{}", plain(source), plain(target)));
-        let lock = File::create(pair.with_extension("lock")).map_err(|e| fail(&e))?;
+        let lock = safety::open_lock(&pair.with_extension("lock")).map_err(|e| fail(&e))?;
         let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock).map_err(|_| {
             let what = format!("another whimbrel front runs between {source} and {target}");
             Error::unfit(Side::Own, "", "run the front", what).with_remedy("end that one")

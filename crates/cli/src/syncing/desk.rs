@@ -8,6 +8,7 @@
 //!
 //! All are replaced as a whole. No password and no value is in any of them.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ use whimbrel_flow::sync::{Ask, Compare, CutoverOptions, SyncShown};
 
 use super::exposed::Running;
 use crate::exit::Exit;
+use crate::safety;
 
 /// How often the status is written.
 const PUBLISH_PERIOD: Duration = Duration::from_secs(1);
@@ -189,7 +191,7 @@ impl Desk {
     fn put_new(&self, ending: &str, content: &Wish) -> Result<()> {
         let (path, draft) = (self.path(ending), self.path(&format!("{ending}-{}", content.id)));
         let written = serde_json::to_string(content).map_err(std::io::Error::other);
-        let written = written.and_then(|text| std::fs::write(&draft, text));
+        let written = written.and_then(|text| journal::make_anew(&draft)?.write_all(text.as_bytes()));
         // A link is made only where the name is free.
         let linked = written.and_then(|()| std::fs::hard_link(&draft, &path));
         // It may not be there.
@@ -208,10 +210,10 @@ impl Desk {
 
     fn take<T: for<'de> Deserialize<'de>>(&self, ending: &str) -> Option<T> {
         let path = self.path(ending);
-        let text = std::fs::read_to_string(&path).ok()?;
-        // Taken is taken, whatever it says.
+        let text = safety::read_own(&path);
+        // Taken is taken, whatever it says, and whoever wrote it.
         std::fs::remove_file(&path).ok()?;
-        serde_json::from_str(&text).ok()
+        serde_json::from_str(&text?).ok()
     }
 
     /// Serves those who ask, and shows how the sync stands, until it is dropped.

@@ -13,6 +13,7 @@ use whimbrel_engine::error::Result;
 use super::desk::Desk;
 use crate::args::WatchArgs;
 use crate::copying::state_dir;
+use crate::display::plain;
 use crate::exit::Exit;
 
 /// How often it looks; the sync tells as often how it stands.
@@ -91,10 +92,10 @@ async fn watch(args: &WatchArgs, stop: &CancellationToken) -> Result<Exit> {
 fn show(args: &WatchArgs, card: &Value, last: Option<&Value>) -> std::io::Result<()> {
     let mut out = std::io::stdout();
     if args.json {
-        return writeln!(out, "{card}");
+        return writeln!(out, "{}", plain(&card.to_string()));
     }
     let clear = if !args.once && out.is_terminal() { CLEAR } else { "" };
-    write!(out, "{clear}{}", page(card, last))?;
+    write!(out, "{clear}{}", plain(&page(card, last)))?;
     out.flush()
 }
 

@@ -43,7 +43,12 @@ impl FenceNote {
             let path = file.map_err(|e| fail(folder, &e))?.path();
             if path.extension().is_some_and(|ending| ending == ENDING) {
                 let text = std::fs::read_to_string(&path).map_err(|e| fail(&path, &e))?;
-                notes.push((path.clone(), serde_json::from_str(&text).map_err(|e| fail(&path, &e))?));
+                let note: FenceNote = serde_json::from_str(&text).map_err(|e| fail(&path, &e))?;
+                if !note.fence.is_plausible() {
+                    let what = "no cutover has written that: it would give users other rights than those on commands";
+                    return Err(fail(&path, &what).with_remedy("see who wrote it, and remove it"));
+                }
+                notes.push((path, note));
             }
         }
         Ok(notes)

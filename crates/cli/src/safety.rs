@@ -1,0 +1,84 @@
+//! Files that are nobody else's business: what whimbrel keeps, and what holds its secrets.
+
+use std::fs::{File, Permissions};
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+use nix::fcntl::OFlag;
+use nix::sys::stat::{Mode, umask};
+use nix::unistd::geteuid;
+use whimbrel_engine::error::{Error, Result, Side};
+
+/// Others may write.
+const WRITABLE: u32 = 0o022;
+
+/// Others may do anything at all.
+const SHARED: u32 = 0o077;
+
+/// Whatever this process makes from here on is its user's alone, whatever the umask that it was started with.
+pub fn keep_files_private() {
+    umask(Mode::from_bits_truncate(SHARED));
+}
+
+/// Refuses a state folder that others have made, or can write to: what is in it are orders to whimbrel. That which nobody named is
+/// closed to others where an older version left it open.
+///
+/// # Errors
+/// `Unfit` for such a folder; `Own` where it cannot be closed.
+pub fn check_folder(folder: &Path, is_default: bool) -> Result<()> {
+    // One that is not there will be made, for nobody else.
+    let Ok(about) = folder.symlink_metadata() else { return Ok(()) };
+    let refused = |what: &str, remedy: &str| {
+        let what = format!("the state folder {} {what}", folder.display());
+        Err(Error::unfit(Side::Own, "", "use the state folder", what).with_remedy(remedy.to_owned()))
+    };
+    if about.is_symlink() {
+        return refused("is a symbolic link", "name the folder that it leads to with --state-dir");
+    }
+    if about.uid() != geteuid().as_raw() {
+        return refused("belongs to another user", "name a folder of your own with --state-dir");
+    }
+    if is_default && about.mode() & SHARED != 0 {
+        return std::fs::set_permissions(folder, Permissions::from_mode(0o700))
+            .map_err(|e| Error::own(format!("close {} to others", folder.display()), e));
+    }
+    if about.mode() & WRITABLE != 0 {
+        let remedy = format!("chmod 700 {}, or name another folder with --state-dir", folder.display());
+        return refused("can be written to by other users", &remedy);
+    }
+    Ok(())
+}
+
+/// What a file says that nobody but our own user can have written; `None` where somebody else can, or there is none.
+pub fn read_own(path: &Path) -> Option<String> {
+    let mut file = File::options().read(true).custom_flags(OFlag::O_NOFOLLOW.bits()).open(path).ok()?;
+    let about = file.metadata().ok()?;
+    if about.uid() != geteuid().as_raw() || about.mode() & WRITABLE != 0 {
+        tracing::warn!(file = %path.display(), "what another user can have written is no order");
+        return None;
+    }
+    let mut text = String::new();
+    file.read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+/// Opens a file to lock it, and makes it where it is not there. A symbolic link is not followed.
+///
+/// # Errors
+/// Whatever the file system reports.
+pub fn open_lock(path: &Path) -> std::io::Result<File> {
+    let flags = OFlag::O_NOFOLLOW.bits();
+    File::options().write(true).create(true).truncate(false).mode(0o600).custom_flags(flags).open(path)
+}
+
+/// Says so where others can read a file that holds a secret.
+pub fn warn_if_shared(path: &Path, what: &str) {
+    if let Ok(about) = path.metadata()
+        && about.is_file()
+        && about.mode() & SHARED != 0
+    {
+        let path = path.display();
+        eprintln!("warning  {what} {path} can be read by other users of this machine: chmod 600 {path}");
+    }
+}

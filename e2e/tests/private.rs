@@ -1,0 +1,180 @@
+//! What is nobody else's business stays so, and what others have written is no order; servers' words only show.
+
+use std::fs::{self, Permissions};
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use whimbrel_e2e::binary::{Invocation, whimbrel};
+use whimbrel_e2e::syncing::{PATIENCE, Sync, wait_until_following};
+use whimbrel_lab::{Engine, Server};
+
+const USAGE: i32 = 2;
+
+fn server() -> Server {
+    Server::builder(Engine::Valkey81).start().expect("the server starts")
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).expect("it is there").permissions().mode() & 0o777
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, Permissions::from_mode(mode)).expect("it is ours");
+}
+
+#[test]
+fn the_state_folder_is_its_users_alone() {
+    let (source, target) = (server(), server());
+    let (from, to) = (source.addr(), target.addr());
+    source.call(&["SET", "a", "b"]);
+    let place = tempfile::tempdir().expect("a folder");
+    let state = place.path().join("state");
+    let mut sync = Command::new("sh");
+    sync.args(["-c", "umask 000; exec \"$@\"", "sh"]).arg(whimbrel());
+    sync.args(["sync", &from, &to, "--once", "--quiet", "--state-dir"]).arg(&state);
+    assert!(sync.status().expect("it runs").success());
+    assert_eq!(mode(&state), 0o700);
+    let files: Vec<_> =
+        fs::read_dir(&state).expect("a folder").map(|file| file.expect("a file").path()).collect();
+    assert!(!files.is_empty());
+    assert!(files.iter().all(|file| mode(file) == 0o600), "{files:?}");
+
+    let refused = |state: &Path, words: &str| {
+        let state = state.to_str().expect("a plain name");
+        let output =
+            Invocation::new(&["copy", &from, &to, "--skip", "--state-dir", state]).run().expect_code(USAGE);
+        assert!(output.stderr.contains(words), "{}", output.stderr);
+    };
+    let link = place.path().join("link");
+    symlink(&state, &link).expect("a link");
+    refused(&link, "is a symbolic link");
+    set_mode(&state, 0o777);
+    refused(&state, "can be written to by other users");
+    set_mode(&state, 0o700);
+    // A file of somebody else's is not emptied through a link.
+    let victim = place.path().join("victim");
+    fs::write(&victim, "kept").expect("written");
+    for file in files {
+        let name = file.file_name().expect("a name").to_str().expect("plain").to_owned();
+        fs::remove_file(&file).expect("removed");
+        symlink(&victim, &file).expect("a link");
+        symlink(&victim, state.join(format!("{}.json-draft", name.trim_end_matches(".journal"))))
+            .expect("a link");
+    }
+    let mut sync = Command::new(whimbrel());
+    sync.args(["sync", &from, &to, "--mirror", "--yes", "--once", "--quiet", "--state-dir"]).arg(&state);
+    assert!(!sync.output().expect("it runs").status.success());
+    assert_eq!(fs::read_to_string(&victim).expect("it is there"), "kept");
+}
+
+#[test]
+fn what_others_can_have_written_is_no_order() {
+    let (source, target) = (server(), server());
+    let job = Sync::new(&source.addr(), &target.addr(), &[]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    let state = job.state.path().join("whimbrel");
+    let card = fs::read_dir(&state).expect("a folder").map(|file| file.expect("a file").path());
+    let card =
+        card.into_iter().find(|path| path.extension().is_some_and(|e| e == "journal")).expect("a journal");
+    let wish = format!(
+        r#"{{"id":"1-1","pid":{},"max_pause_ms":5000,"fence":"none","compare":"none",
+            "reverse":false,"back":false,"accept_failures":true,"dry_run":false}}"#,
+        std::process::id()
+    );
+    let (ask, answer) = (card.with_extension("ask"), card.with_extension("answer-1-1"));
+    let put = |mode: u32| {
+        // Whole at once, as whoever asks does it.
+        let draft = card.with_extension("made-by-hand");
+        fs::write(&draft, &wish).expect("written");
+        set_mode(&draft, mode);
+        fs::rename(&draft, &ask).expect("renamed");
+        let began = std::time::Instant::now();
+        while ask.exists() {
+            assert!(began.elapsed() < PATIENCE, "it was not looked at");
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    put(0o666);
+    thread::sleep(Duration::from_secs(2));
+    assert!(!answer.exists(), "it was answered");
+    // The same of our own is an order.
+    put(0o600);
+    let began = std::time::Instant::now();
+    while !answer.exists() {
+        assert!(began.elapsed() < PATIENCE, "it was not answered");
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert!(sync.is_running(), "{}", sync.stdout());
+}
+
+#[test]
+fn a_fence_gives_back_no_more_than_a_fence_takes() {
+    let source = server();
+    let state = tempfile::tempdir().expect("a folder");
+    let at = source.addr();
+    source.call(&["ACL", "SETUSER", "guest", "reset"]);
+    let note = format!(
+        r#"{{"source":"{at}","fence":{{"kind":"acl","users":[{{"at":"{at}","name":"guest","commands":"+@all on nopass ~*"}}]}}}}"#
+    );
+    fs::write(state.path().join("sync-1.fence"), note).expect("written");
+    let folder = state.path().to_str().expect("a plain name");
+    let output = Invocation::new(&["unfence", &at, "--state-dir", folder]).run().expect_code(1);
+    assert!(output.stderr.contains("no cutover has written that"), "{}", output.stderr);
+    let user: Vec<String> = redis::cmd("ACL").arg("LIST").query(&mut source.connection()).expect("an answer");
+    assert!(user.iter().any(|user| user.starts_with("user guest off")), "{user:?}");
+}
+
+/// A server that answers everything with an error that sets a terminal's title.
+fn titled() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let at = listener.local_addr().expect("an address").to_string();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a connection");
+            thread::spawn(move || {
+                let mut asked = [0; 4096];
+                while let Ok(1..) = stream.read(&mut asked) {
+                    if stream.write_all(b"-ERR \x1b]0;owned\x07 \xc2\x9b2J no\r\n").is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    at
+}
+
+#[test]
+fn servers_do_not_set_titles() {
+    let at = titled();
+    for args in [&["status", &at][..], &["copy", &at, &at], &["copy", &at, &at, "--json"]] {
+        let output = Invocation::new(args).run();
+        let said = output.stdout + &output.stderr;
+        assert!(said.contains("owned"), "{said:?}");
+        assert!(!said.contains(|c: char| c.is_control() && c != '\n'), "{said:?}");
+    }
+}
+
+#[test]
+fn files_with_secrets_that_others_can_read_are_told_of() {
+    let server = Server::builder(Engine::Valkey81).password("pw").start().expect("the server starts");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("pw");
+    fs::write(&file, "pw\n").expect("written");
+    let copy = |mode: u32| {
+        set_mode(&file, mode);
+        let name = file.to_str().expect("a plain name");
+        let at = server.addr();
+        let args = ["copy", &at, &at, "--db", "0:1", "--dry-run"];
+        let files = ["--source-password-file", name, "--target-password-file", name];
+        Invocation::new(&[&args[..], &files].concat()).run().expect_code(0).stderr
+    };
+    assert!(copy(0o644).contains("can be read by other users of this machine: chmod 600"));
+    assert!(!copy(0o600).contains("can be read by other users"));
+}
