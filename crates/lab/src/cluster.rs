@@ -152,7 +152,11 @@ impl Cluster {
     /// Describes a cluster to start.
     pub fn builder(engine: Engine) -> ClusterBuilder {
         // Otherwise a replica may leave its primary for one that has lost its own, and tests would be surprised.
-        let template = Server::builder(engine).arg("cluster-allow-replica-migration", "no");
+        let template = match engine {
+            // It knows no other way than to ask for more replicas than there ever are.
+            Engine::Redis60 => Server::builder(engine).arg("cluster-migration-barrier", "1000"),
+            _ => Server::builder(engine).arg("cluster-allow-replica-migration", "no"),
+        };
         ClusterBuilder { template, primaries: 3, replicas_each: 0, node_timeout_ms: 2000 }
     }
 
@@ -335,9 +339,14 @@ impl Cluster {
         }
         let bound = |index: usize| index * usize::from(SLOTS) / self.primaries;
         for index in 0..self.primaries {
+            let (first, last) = (bound(index), bound(index + 1) - 1);
             let mut command = cmd("CLUSTER");
-            command.arg("ADDSLOTSRANGE").arg(bound(index)).arg(bound(index + 1) - 1);
-            self.tell(index, "CLUSTER ADDSLOTSRANGE", &command)?;
+            if self.nodes[index].engine().is_before_7() {
+                command.arg("ADDSLOTS").arg((first..=last).collect::<Vec<_>>());
+            } else {
+                command.arg("ADDSLOTSRANGE").arg(first).arg(last);
+            }
+            self.tell(index, "CLUSTER ADDSLOTS", &command)?;
         }
         Ok(())
     }

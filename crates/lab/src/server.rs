@@ -197,10 +197,13 @@ impl ServerBuilder {
             format!("port {port}"),
             format!("dir {}", quoted(&dir.to_string_lossy())),
             "save \"\"".to_owned(),
-            "enable-debug-command local".to_owned(),
             // A replica should not wait for others that might come.
             "repl-diskless-sync-delay 0".to_owned(),
         ];
+        // Before 7.0 it is always there, and there is no such directive.
+        if !self.engine.is_before_7() {
+            lines.push("enable-debug-command local".to_owned());
+        }
         if let (Some(tls), Some(tls_port)) = (&self.tls, tls_port) {
             let path = |path: PathBuf| quoted(&path.to_string_lossy());
             lines.extend([

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use whimbrel_lab::{Engine, LabError, Server, Tls};
+use whimbrel_lab::{Cluster, Engine, LabError, Server, Tls};
 
 /// One test for each engine, so that they run side by side and fail by name.
 macro_rules! on_every_engine {
@@ -239,5 +239,19 @@ fn a_server_dies_with_the_process_that_started_it() {
     while !std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default().is_empty() {
         assert!(Instant::now() < deadline, "server {pid} outlived its parent");
         std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Those that few tests start.
+#[test]
+fn the_other_engines_start_alone_and_as_a_cluster() {
+    for engine in [Engine::Redis60, Engine::Redis62, Engine::Valkey80] {
+        let server = Server::builder(engine).start().unwrap();
+        let info = format!("{:?}", server.call(&["INFO", "server"]));
+        let (major, minor) = engine.version();
+        let field = if engine.is_valkey() { "valkey_version" } else { "redis_version" };
+        assert!(info.contains(&format!("{field}:{major}.{minor}.")), "{engine}: {info}");
+        let cluster = Cluster::builder(engine).primaries(3).replicas(1).start().unwrap();
+        assert_eq!(cluster.nodes().len(), 6);
     }
 }
