@@ -4,8 +4,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use redis::{RedisResult, Value};
-use whimbrel_e2e::binary::Running;
-use whimbrel_e2e::syncing::{PATIENCE, Sync, wait_until_following};
+use whimbrel_e2e::binary::{Invocation, Running};
+use whimbrel_e2e::syncing::{PATIENCE, Sync, report, stop, wait_until_following};
 use whimbrel_lab::{Engine, Server};
 
 const RULES: [&str; 2] = ["user mover on >secret ~* &* +@all", "user app on >secret ~* &* +@all"];
@@ -51,7 +51,7 @@ const WAITS: [&str; 5] = [
     "BZPOPMIN scores 150",
     "BLMPOP 150 1 queue LEFT",
     "BLMOVE queue elsewhere LEFT RIGHT 150",
-    "XREAD BLOCK 150000 STREAMS stream $",
+    "XREADGROUP GROUP g waiting BLOCK 150000 STREAMS stream >",
 ];
 
 /// A server with clients that wait, one in a transaction and one that watches a key; and a sync that follows it.
@@ -149,5 +149,198 @@ fn every_fence_ends_who_waits() {
         assert!(w.waiting.iter().all(|waiting| !waiting.is_finished()), "{engine}");
         w.job.cutover(&["--fence", fence, "--fence-for", "20s", "--max-pause", "5s"]).expect_code(0);
         w.assert_ended(fence);
+    }
+}
+
+/// A pair of standalone servers, and a sync that follows.
+fn following(from: Engine, to: Engine, dataset: impl FnOnce(&Server)) -> (Server, Server, Sync, Running) {
+    let (source, target) = (server(from), server(to));
+    dataset(&source);
+    let job = Sync::new(&url(&source), &url(&target), &["--db", "0"]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    (source, target, job, sync)
+}
+
+/// The dry run says no where the cutover would, with the same words.
+#[track_caller]
+fn assert_both_refuse(job: &Sync, how: &[&str], words: &[&str]) {
+    let how = [how, &["--max-pause", "5s"]].concat();
+    for how in [[&how[..], &["--dry-run"]].concat(), how] {
+        let refused = job.cutover(&how).expect_code(4);
+        for words in words {
+            assert!(refused.stdout.contains(words), "{how:?}: {words}: {}", refused.stdout);
+        }
+    }
+}
+
+#[test]
+fn a_dry_run_finds_what_differs() {
+    let fill = |source: &Server| {
+        for number in 0..20 {
+            source.call(&["SET", &format!("plain:{number}"), "1"]);
+        }
+    };
+    let (source, target, job, sync) = following(Engine::Redis70, Engine::Valkey91, fill);
+    target.call(&["SET", "stray", "1"]);
+    assert_both_refuse(&job, &["--fence", "none"], &["holds 21 and should hold 20", "--mirror"]);
+    // While clients write other keys all the time, too.
+    let stop_writing = std::sync::atomic::AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut connection = client(&source);
+            while !stop_writing.load(std::sync::atomic::Ordering::Relaxed) {
+                words("SET plain:3 2").exec(&mut connection).expect("written");
+                thread::sleep(Duration::from_millis(3));
+            }
+        });
+        assert_both_refuse(
+            &job,
+            &["--fence", "none", "--compare", "counts"],
+            &["holds 21 and should hold 20"],
+        );
+        target.call(&["DEL", "stray"]);
+        job.cutover(&["--fence", "none", "--max-pause", "5s", "--dry-run"]).expect_code(0);
+        job.cutover(&["--fence", "none", "--max-pause", "5s"]).expect_code(0);
+        stop_writing.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    // As many keys, and one of them is another.
+    target.call(&["SET", "plain:7", "not what it should be"]);
+    assert_both_refuse(&job, &["--fence", "none", "--compare", "full"], &["of all keys 1 differ"]);
+    for number in 0..20 {
+        target.call(&["SET", &format!("plain:{number}"), "not what it should be"]);
+    }
+    assert_both_refuse(&job, &["--fence", "none"], &["plain:", "differs"]);
+    stop(sync);
+}
+
+/// A sample is reported as one.
+#[test]
+fn a_sample_says_what_it_is_worth() {
+    let fill = |source: &Server| {
+        let mut pipe = redis::pipe();
+        for number in 0..3_000 {
+            pipe.cmd("SET").arg(format!("plain:{number}")).arg(number).ignore();
+        }
+        pipe.exec(&mut source.connection()).expect("written");
+    };
+    let (_source, _target, job, sync) = following(Engine::Valkey81, Engine::Valkey81, fill);
+    let state = job.state.path();
+    let args = ["cutover", "--fence", "none", "--dry-run", "--max-pause", "5s"];
+    let shown = Invocation::new(&args).env("XDG_STATE_HOME", state).timeout(PATIENCE).run().expect_code(0);
+    assert!(shown.stdout.contains("of 3,000 keys in full"), "{}", shown.stdout);
+    assert!(shown.stdout.contains("in 1 % of the keys with 4"), "{}", shown.stdout);
+    let report = report(&job.cutover(&args[1..]).expect_code(0))["report"].clone();
+    assert_eq!(report["keys"], 3_000, "{report}");
+    assert!(report["finds_one_percent"].as_f64().is_some_and(|p| p > 0.4 && p < 0.5), "{report}");
+    stop(sync);
+}
+
+/// What the user may not do is found out by the dry run, and told with what helps.
+#[test]
+fn a_dry_run_needs_the_same_rights() {
+    for engine in [Engine::Redis70, Engine::Valkey91] {
+        let (source, _target, job, sync) =
+            following(engine, engine, |source| drop(source.call(&["SET", "k", "1"])));
+        for (right, name, fences) in [
+            ("client|pause", "CLIENT PAUSE", &["none", "pause", "acl", "readonly-replica"][..]),
+            ("client|unpause", "CLIENT UNPAUSE", &["none"]),
+            ("client|kill", "CLIENT KILL", &["pause", "acl", "readonly-replica"]),
+            ("client|list", "CLIENT LIST", &["acl"]),
+            ("acl|setuser", "ACL SETUSER", &["acl"]),
+            ("acl|getuser", "ACL GETUSER", &["acl"]),
+            ("replicaof", "REPLICAOF", &["readonly-replica"]),
+        ] {
+            source.call(&["ACL", "SETUSER", "mover", &format!("-{right}")]);
+            for fence in fences {
+                assert_both_refuse(
+                    &job,
+                    &["--fence", fence],
+                    &[name, &format!("give this user +{}", family(right))],
+                );
+            }
+            source.call(&["ACL", "SETUSER", "mover", &format!("+{right}")]);
+            source.call(&["SET", "k", right]);
+        }
+        for fence in ["none", "pause", "acl", "readonly-replica"] {
+            job.cutover(&["--fence", fence, "--max-pause", "5s", "--dry-run"]).expect_code(0);
+        }
+        stop(sync);
+    }
+}
+
+/// A service that has no `CLIENT` for anybody.
+#[test]
+fn a_dry_run_finds_a_command_that_is_not_there() {
+    let source = Server::builder(Engine::Valkey81).arg("rename-command", "CLIENT elsewhere");
+    let source = source.start().expect("the source starts");
+    let target = server(Engine::Valkey81);
+    let job = Sync::new(&source.addr(), &url(&target), &["--db", "0"]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    for fence in ["none", "pause"] {
+        assert_both_refuse(&job, &["--fence", fence], &["CLIENT PAUSE", "stop the clients yourself"]);
+    }
+    stop(sync);
+}
+
+/// The beginning of the rights that are named together.
+fn family(right: &str) -> &str {
+    match right {
+        "client|pause" | "client|unpause" => "client|pause",
+        "client|kill" | "client|list" => "client|list",
+        "acl|setuser" | "acl|getuser" => "acl|whoami",
+        other => other,
+    }
+}
+
+/// Hashes lose their last field while the source is paused, which keeps them then.
+#[test]
+fn hashes_that_end_by_their_fields_keep_nothing_from_taking_over() {
+    for engine in [Engine::Valkey91, Engine::Redis80] {
+        let fill = |source: &Server| {
+            let mut connection = source.connection();
+            let mut pipe = redis::pipe();
+            for number in 0..12_000 {
+                let key = format!("hash:{number}");
+                pipe.cmd("HSET").arg(&key).arg("f").arg(number).ignore();
+                pipe.cmd("HPEXPIRE").arg(&key).arg(3_000 + number / 2).arg("FIELDS").arg(1).arg("f").ignore();
+            }
+            pipe.exec(&mut connection).expect("written");
+        };
+        let (source, _target, job, sync) = following(engine, engine, fill);
+        let left = || source.call(&["DBSIZE"]);
+        let mut cut_over = 0;
+        while left() != Value::Int(0) {
+            for compare in ["sample", "full"] {
+                job.cutover(&["--fence", "none", "--compare", compare, "--max-pause", "5s"]).expect_code(0);
+            }
+            cut_over += 1;
+        }
+        assert!(cut_over > 0, "{engine}: nothing was left to end");
+        stop(sync);
+    }
+}
+
+/// Servers do not replicate a consumer before it is given something.
+#[test]
+fn consumers_that_were_given_nothing_arrive() {
+    for engine in [Engine::Redis80, Engine::Valkey81] {
+        let fill = |source: &Server| {
+            for stream in ["early", "late"] {
+                source.call(&["XGROUP", "CREATE", stream, "g", "$", "MKSTREAM"]);
+            }
+        };
+        let (source, target, job, sync) = following(engine, engine, fill);
+        let _waiting = waiting(&source, "XREADGROUP GROUP g idle BLOCK 150000 STREAMS early late > >");
+        let consumers = |server: &Server| format!("{:?}", server.call(&["XINFO", "CONSUMERS", "late", "g"]));
+        wait_for("a consumer", || consumers(&source).contains("name"));
+        assert!(
+            !consumers(&target).contains("name"),
+            "{engine}: servers replicate it: nothing is to be shown"
+        );
+        job.cutover(&["--fence", "acl", "--compare", "full", "--max-pause", "5s"]).expect_code(0);
+        assert!(consumers(&target).contains("name"), "{engine}: {}", consumers(&target));
+        drop(sync);
     }
 }

@@ -63,7 +63,16 @@ impl Info {
                         .find(|(k, _)| *k == wanted)
                         .and_then(|(_, v)| v.parse().ok())
                 };
-                Some((db, DbCounts { keys: part("keys")?, expires: part("expires").unwrap_or(0) }))
+                // Valkey's name of it, and Redis's.
+                let volatile = part("keys_with_volatile_items").or_else(|| part("subexpiry"));
+                Some((
+                    db,
+                    DbCounts {
+                        keys: part("keys")?,
+                        expires: part("expires").unwrap_or(0),
+                        volatile: volatile.unwrap_or(0),
+                    },
+                ))
             })
             .collect()
     }
@@ -76,6 +85,8 @@ pub struct DbCounts {
     pub keys: u64,
     /// Those with a time to live.
     pub expires: u64,
+    /// Hashes with fields that have one.
+    pub volatile: u64,
 }
 
 /// What a server is. It changes with a restart or a failover.

@@ -5,6 +5,7 @@
 //!
 //! A [`Fence`] is what keeps writers out once the other side is the one that counts. See [`FenceKind`] for the ways.
 
+mod rights;
 mod waiting;
 
 use std::collections::BTreeSet;
@@ -18,6 +19,8 @@ use crate::endpoint::Address;
 use crate::error::{Error, Result};
 use crate::link::Link;
 use crate::probe::Info;
+
+pub use self::rights::check_rights;
 
 /// Where `readonly-replica` sends a server for its data: the port is reserved, and nobody listens there.
 const NOWHERE: (&[u8], &[u8]) = (b"127.0.0.1", b"1");

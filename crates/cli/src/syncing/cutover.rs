@@ -121,14 +121,18 @@ fn show(args: &CutoverArgs, reply: &Reply, sides: &Sides, withdrawn: bool) -> Ex
             if withdrawn {
                 say!("too late to withdraw it: writers were held already");
             }
+            for notice in report["notices"].as_array().into_iter().flatten() {
+                say!("note     {}", notice.as_str().unwrap_or_default());
+            }
             say!("estimate writers held for about {} ms", number("estimate_ms"));
             if args.dry_run {
+                say!("{}", compared(report));
                 say!("dry run: nobody was held, and nothing was changed");
                 return exit;
             }
             say!("writers  held for {} ms", number("pause_ms"));
             say!("drained  {} keys under the pause", format_count(number("drained")));
-            say!("compared {} keys in full", format_count(number("compared")));
+            say!("{}", compared(report));
             say!("{}", fenced(args, sides));
             if number("ended") > 0 {
                 let clients = if number("ended") == 1 { "client" } else { "clients" };
@@ -154,6 +158,20 @@ fn show(args: &CutoverArgs, reply: &Reply, sides: &Sides, withdrawn: bool) -> Ex
         }
     }
     exit
+}
+
+/// How much was compared, and what that is worth.
+fn compared(report: &serde_json::Value) -> String {
+    let number = |name: &str| format_count(report[name].as_u64().unwrap_or(0));
+    match report["finds_one_percent"].as_f64() {
+        Some(chance) => format!(
+            "compared {} of {} keys in full: such a sample finds a difference in 1 % of the keys with {:.0} % probability",
+            number("compared"),
+            number("keys"),
+            chance * 100.0
+        ),
+        None => format!("compared {} keys in full", number("compared")),
+    }
 }
 
 fn fenced(args: &CutoverArgs, Sides { source, target, .. }: &Sides) -> String {

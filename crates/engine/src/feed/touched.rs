@@ -195,6 +195,17 @@ impl Touched {
         self.lock().is_empty()
     }
 
+    /// How many keys wait; `None` where it cannot be told, since whole slots or databases do.
+    pub fn count(&self) -> Option<usize> {
+        let set = self.lock();
+        (set.whole_slots == 0 && !set.flushed).then_some(set.keys)
+    }
+
+    /// Whether this key waits, or may be one of those that do.
+    pub fn may_hold(&self, db: u32, key: &[u8]) -> bool {
+        self.lock().may_hold(db, key)
+    }
+
     /// Memory of the waiting names, by estimate.
     pub fn bytes(&self) -> u64 {
         self.lock().bytes
@@ -411,6 +422,15 @@ impl TouchedSet {
     /// Functions were loaded or deleted.
     pub(super) fn functions(&mut self) {
         self.functions = true;
+    }
+
+    fn may_hold(&self, db: u32, name: &[u8]) -> bool {
+        let slot = Slot::of_key(name);
+        let waits = |keys: &SlotKeys| {
+            [Some(db), None].into_iter().any(|db| keys.keys.contains_key(&KeyRef { db, name }))
+        };
+        let keys = self.slots.get(usize::from(slot.number())).and_then(|keys| keys.as_deref());
+        self.flushed || self.whole.contains(slot) || keys.is_some_and(waits)
     }
 
     fn is_empty(&self) -> bool {

@@ -28,10 +28,10 @@ const WAITING_COMMANDS: [&str; 12] = [
 /// How many are ended with one round trip.
 const BATCH: usize = 256;
 
-/// Ends them on all nodes; returns how many. To be called while new ones are kept out.
+/// Ends them on all primaries; returns how many. To be called while new ones are kept out. Those of replicas only read.
 pub(super) async fn end(deployment: &Deployment) -> Result<u64> {
     let mut ended = 0;
-    for address in deployment.topology().nodes() {
+    for address in deployment.topology().shards.iter().map(|shard| &shard.primary) {
         let mut link = deployment.open(address, 0).await?;
         let clients = link.call(&[b"CLIENT", b"LIST"]).await?;
         let ids = waiting(clients.as_str().unwrap_or_default());

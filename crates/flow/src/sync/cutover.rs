@@ -4,11 +4,8 @@
 //! touched is transferred; both sides are compared; then the writers are fenced off and the pause is lifted. Where any of
 //! this does not succeed within the pause, the writers are let go and everything is as before.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -17,23 +14,20 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::feed::{Feed, FeedKind, History};
 use whimbrel_engine::probe::Info;
-use whimbrel_engine::seal::{Fence, FenceKind, Reached, Seal};
-use whimbrel_wire::value::Value;
+use whimbrel_engine::seal::{Fence, FenceKind, Reached, Seal, check_rights};
 
+use super::compare::{Sample, chance_of_one_percent};
+use super::consumers::Streams;
 use super::{Back, Position, Round, Source, SyncPhase, Syncer};
 use crate::copy;
 use crate::copy::Shared;
 use crate::scan::{KeyScan, ScanOptions};
-use crate::verify::{self, Comparer, Settle, VerifyOptions, VerifyProgress};
-
-/// Keys of each database that are compared.
-const SAMPLE_KEYS: usize = 64;
 
 /// How often slots are mended before a cutover gives up on them.
 const MENDS_MAX: u32 = 20;
 
 /// How many rounds are made before the pause, to have little left to do in it.
-const ROUNDS_MAX: u32 = 50;
+pub(super) const ROUNDS_MAX: u32 = 50;
 
 /// What is left of the pause for fencing the writers off, when everything has been compared.
 const FENCE_SHARE: f64 = 0.2;
@@ -82,8 +76,15 @@ pub struct CutoverReport {
     pub pause_ms: u64,
     /// Touched keys that were transferred under the pause.
     pub drained: u64,
-    /// Keys that were compared in full.
+    /// Keys that were compared in full; in a dry run those of the rehearsal.
     pub compared: u64,
+    /// Keys that the source held when it began.
+    pub keys: u64,
+    /// How likely it is that the sample would have shown a difference in one key of a hundred; `None` where all keys were
+    /// compared, or no sample was.
+    pub finds_one_percent: Option<f64>,
+    /// What could not be found out.
+    pub notices: Vec<String>,
     /// How writers of the source are kept out.
     pub fence: FenceKind,
     /// Clients of the source that were disconnected: they waited in a command, were in a transaction, or watched keys.
@@ -101,9 +102,6 @@ impl CutoverReport {
     }
 }
 
-/// Keys to compare, by pairs of databases.
-type Sample = BTreeMap<(u32, u32), Vec<Bytes>>;
-
 impl Syncer {
     pub(super) async fn cutover(
         &mut self,
@@ -119,8 +117,14 @@ impl Syncer {
         self.status.phase(SyncPhase::CuttingOver);
         self.check(options)?;
         let source = self.shared.source.clone();
-        let fence = Fence::plan(&source, options.fence).await?;
         let lift = self.state.lift.clone().filter(|_| options.back);
+        check_rights(&source, options.fence).await?;
+        if let Some(lift) = &lift {
+            lift.check_lift(&self.shared.target).await?;
+        }
+        let fence = Fence::plan(&source, options.fence).await?;
+        let keys = self.keys_of_source().await?;
+        let streams = self.streams_with_groups().await?;
         let sample = self.sample(options.compare).await?;
         // As it will be under the pause, and without: what it takes is the estimate.
         for _ in 0..ROUNDS_MAX {
@@ -129,16 +133,26 @@ impl Syncer {
             }
         }
         is_wanted(withdrawn)?;
+        // Most of them arrive now: under the pause there are only those that are new.
+        self.carry_consumers(&streams).await?;
         let rehearsed = Instant::now();
+        self.carry_consumers(&streams).await?;
+        if self.sources.iter().any(|source| source.feed.misses_consumer_groups()) {
+            self.streams_again().await?;
+        }
         self.rounds().await?;
-        self.compare(options.compare, &sample, false).await?;
+        let compared = self.compare(options.compare, &sample).await?;
         let estimate_ms = millis(rehearsed) + 1;
+        let (compared, notice) = self.settle(options.compare, &sample, compared).await?;
         let mut report = CutoverReport {
             dry_run: options.dry_run,
             estimate_ms,
             pause_ms: 0,
             drained: 0,
-            compared: 0,
+            compared: compared.keys,
+            keys,
+            finds_one_percent: chance_of_one_percent(options.compare, compared.keys, keys),
+            notices: notice.into_iter().collect(),
             fence: options.fence,
             ended: 0,
             reverse: options.reverse,
@@ -166,8 +180,9 @@ impl Syncer {
         // Written down before it goes up: whoever goes on after a crash knows what to take down.
         self.state.cut_over = Some(fence.clone());
         self.save()?;
-        let outcome =
-            self.hold_and_switch(options, &mut report, (&fence, lift.as_ref()), feeds, sample).await;
+        let outcome = self
+            .hold_and_switch(options, &mut report, (&fence, lift.as_ref()), feeds, &(sample, streams))
+            .await;
         if outcome.is_err() || options.fence == FenceKind::None {
             self.state.cut_over = None;
             self.save()?;
@@ -182,7 +197,7 @@ impl Syncer {
         report: &mut CutoverReport,
         (fence, lift): (&Fence, Option<&Fence>),
         feeds: Vec<Feed>,
-        sample: Sample,
+        chosen: &(Sample, Streams),
     ) -> Result<()> {
         let source = self.shared.source.clone();
         let mut seal = Seal::open(&source).await?;
@@ -191,7 +206,7 @@ impl Syncer {
         let share = options.max_pause_ms as f64 * (1.0 - FENCE_SHARE);
         let deadline = held + Duration::from_millis(share as u64);
         let sealed = {
-            let sealing = self.seal_off(options, deadline, &reached, &sample);
+            let sealing = self.seal_off(options, deadline, &reached, chosen);
             tokio::pin!(sealing);
             match timeout_at(deadline, &mut sealing).await {
                 Ok(sealed) => sealed,
@@ -331,7 +346,7 @@ impl Syncer {
         options: &CutoverOptions,
         deadline: Instant,
         reached: &[Reached],
-        sample: &Sample,
+        (sample, streams): &(Sample, Streams),
     ) -> Result<(u64, u64)> {
         let counted = |sync: &Syncer| {
             let counts = sync.status.copy.snapshot();
@@ -352,6 +367,7 @@ impl Syncer {
         if self.sources.iter().any(|source| source.feed.misses_consumer_groups()) {
             self.streams_again().await?;
         }
+        self.carry_consumers(streams).await?;
         while self.rounds().await? != Round::All {
             // Writers have been let go by then, and there may be no end to what they touch.
             let is_late = Instant::now() >= deadline;
@@ -370,7 +386,8 @@ impl Syncer {
             self.copy_functions().await?;
         }
         let drained = counted(self) - before;
-        let compared = self.compare(options.compare, sample, true).await?;
+        let compared = self.compare(options.compare, sample).await?;
+        compared.refusal().map_or(Ok(()), Err)?;
         // A primary of the target that was replaced may lack what its predecessor had acknowledged, and slots of the
         // source that moved may be written to where nobody is held.
         copy::look_at_target(&self.shared).await;
@@ -379,7 +396,7 @@ impl Syncer {
             return Err(refused("slots moved, or a server of the target was replaced"));
         }
         self.check(options)?;
-        Ok((drained, compared))
+        Ok((drained, compared.keys))
     }
 
     /// The feed does not see changes of consumer groups: all streams are transferred once more.
@@ -405,122 +422,10 @@ impl Syncer {
         }
         Ok(())
     }
-
-    /// Chooses keys to compare. Large ones are left out: they would take longer than anybody can be held.
-    pub(super) async fn sample(&self, how: Compare) -> Result<Sample> {
-        let mut sample = Sample::new();
-        if how != Compare::Sample {
-            return Ok(sample);
-        }
-        let topology = self.shared.source.topology();
-        let each = SAMPLE_KEYS.div_ceil(topology.shards.len().max(1));
-        for pair in &self.shared.options.dbs {
-            let mut keys = Vec::new();
-            for shard in &topology.shards {
-                let mut link = self.shared.source.open(&shard.primary, pair.source).await?;
-                for _ in 0..each {
-                    link.push(&[b"RANDOMKEY"]);
-                }
-                link.flush().await?;
-                let chosen = link.replies(each).await?.into_iter().filter_map(Value::into_bytes);
-                let chosen: Vec<Bytes> =
-                    chosen.filter(|key| self.shared.options.selection.admits(key)).collect();
-                for key in &chosen {
-                    link.push(&[b"MEMORY", b"USAGE", key]);
-                }
-                link.flush().await?;
-                let sizes = link.replies(chosen.len()).await?;
-                // Where the size may not be asked for, none is known to be large.
-                let is_large = |size: &Value| {
-                    size.as_int().is_some_and(|n| n.unsigned_abs() > self.shared.options.big_key_bytes)
-                };
-                let small = chosen.into_iter().zip(&sizes).filter(|(_, size)| !is_large(size));
-                keys.extend(small.map(|(key, _)| key));
-            }
-            keys.sort_unstable();
-            keys.dedup();
-            sample.insert((pair.source, pair.target), keys);
-        }
-        Ok(sample)
-    }
-
-    /// Compares both sides; returns how many keys were compared in full. What writers may have made different counts only
-    /// where it is `final`.
-    pub(super) async fn compare(&self, how: Compare, sample: &Sample, is_final: bool) -> Result<u64> {
-        let shared = &self.shared;
-        let is_whole = shared.options.selection.is_everything() && self.status.copy.snapshot().failed == 0;
-        if how != Compare::None && is_whole {
-            let (ours, theirs) = tokio::join!(lasting(&shared.source), lasting(&shared.target));
-            let (ours, theirs) = (ours?, theirs?);
-            let mut expected: BTreeMap<u32, u64> = BTreeMap::new();
-            for pair in &shared.options.dbs {
-                *expected.entry(pair.target).or_default() += ours.get(&pair.source).copied().unwrap_or(0);
-            }
-            for (db, keys) in expected {
-                let found = theirs.get(&db).copied().unwrap_or(0);
-                if is_final && found != keys {
-                    let what = format!(
-                        "of the keys that do not expire, database {db} of the target holds {found} and should hold {keys}"
-                    );
-                    return Err(refused(what).with_remedy("see what differs with whimbrel verify"));
-                }
-            }
-        }
-        let mut compared = if how == Compare::Full { self.compare_all(is_final).await? } else { 0 };
-        for ((source, target), keys) in sample {
-            compared += keys.len() as u64;
-            let (ours, theirs) = ((&shared.source, *source), (&shared.target, *target));
-            let mut comparer = Comparer::new(ours, theirs, shared.options.retry);
-            let differing = comparer.differing(keys.clone()).await?;
-            if is_final && let Some(key) = differing.first() {
-                let what = format!("key {} differs", copy::shown(key));
-                return Err(refused(what).with_remedy("see what differs with whimbrel verify"));
-            }
-        }
-        Ok(compared)
-    }
-
-    /// Compares all keys, both ways; returns how many. What writers may have made different counts only where it is `final`.
-    async fn compare_all(&self, is_final: bool) -> Result<u64> {
-        let Shared { source, target, options, stop, .. } = &*self.shared;
-        let how = VerifyOptions {
-            selection: options.selection.clone(),
-            dbs: options.dbs.iter().map(|pair| (pair.source, pair.target)).collect(),
-            retry: options.retry,
-            // Nobody writes any more; or else it is a rehearsal, and what differs is of no interest.
-            settle: Settle { rounds: 0, ..Settle::default() },
-            ..VerifyOptions::default()
-        };
-        let progress = Arc::new(VerifyProgress::default());
-        let report = verify::verify(source.clone(), target.clone(), how, progress, stop.clone()).await?;
-        if is_final && !report.is_equal() {
-            let t = &report.tally;
-            let what = format!(
-                "of all keys {} differ, {} are missing on the target and {} are only there",
-                t.differing + t.unstable,
-                t.missing,
-                t.extra
-            );
-            return Err(refused(what).with_remedy("see which with whimbrel verify"));
-        }
-        Ok(report.tally.equal)
-    }
 }
 
 fn is_wanted(withdrawn: &CancellationToken) -> Result<()> {
     if withdrawn.is_cancelled() { Err(refused("it was withdrawn before writers were held")) } else { Ok(()) }
-}
-
-/// The keys of each database that do not expire. Those that do are counted by either server until it removes them.
-async fn lasting(deployment: &Deployment) -> Result<BTreeMap<u32, u64>> {
-    let mut sums = BTreeMap::new();
-    for shard in &deployment.topology().shards {
-        let mut link = deployment.open(&shard.primary, 0).await?;
-        for (db, counts) in Info::ask(&mut link, "keyspace").await?.keyspace() {
-            *sums.entry(db).or_default() += counts.keys.saturating_sub(counts.expires);
-        }
-    }
-    Ok(sums)
 }
 
 /// Fences the writers off, and ends the pause or makes it the fence. Returns how many clients were ended that waited.
@@ -569,7 +474,7 @@ async fn let_go(seal: &mut Seal) {
     }
 }
 
-fn refused(what: impl Into<String>) -> Error {
+pub(super) fn refused(what: impl Into<String>) -> Error {
     Error::unfit(Side::Own, "", "cut over", what)
 }
 

@@ -25,6 +25,8 @@
 //!
 //! **Bounds.** As a copy, and [`TouchedLimits`](whimbrel_engine::feed::TouchedLimits) for each primary of the source.
 
+mod compare;
+mod consumers;
 mod cutover;
 mod fences;
 mod reconcile;
@@ -623,7 +625,7 @@ impl Syncer {
         let compare = async {
             let sample = self.sample(Compare::Sample).await?;
             let began = Instant::now();
-            self.compare(Compare::Sample, &sample, false).await?;
+            self.compare(Compare::Sample, &sample).await?;
             Ok::<_, Error>(cutover::millis(began) + 1)
         };
         // Nobody is followed meanwhile.

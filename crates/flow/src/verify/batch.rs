@@ -20,6 +20,9 @@ const HEAD_BYTES: u64 = 2 << 10;
 const SMALL_ELEMENTS: u64 = 128;
 const SMALL_BYTES: u64 = 16 << 10;
 
+/// A hash with more fields is not looked into for whether all of them are due.
+const DUE_FIELDS_MAX: u64 = 1_000;
+
 /// What is compared, and with what bounds.
 #[derive(Debug, Clone)]
 pub(super) struct Rules {
@@ -51,6 +54,7 @@ impl Pair {
             self.judge_meta(case, source.as_ref(), target.as_ref());
         }
         self.forgive_expiring(&mut cases, &source, &target).await?;
+        self.forgive_emptied(&mut cases, &source, &target).await?;
         if self.rules.depth == Depth::Full {
             self.contents(&mut cases).await?;
         }
@@ -139,6 +143,47 @@ impl Pair {
             for ((index, expiry), reply) in expiring.into_iter().zip(replies) {
                 let now_ms = time_ms(&reply).ok_or_else(|| peer.unexpected("TIME"))?;
                 if expiry.from_ms <= now_ms.saturating_add(tolerance_ms) {
+                    cases[index].findings.clear();
+                    cases[index].verdict = Verdict::Gone;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A hash of which every field is due is equal to none: a server that is paused keeps it, and shows none of its fields.
+    async fn forgive_emptied(
+        &mut self,
+        cases: &mut [Case],
+        source: &[Option<Meta>],
+        target: &[Option<Meta>],
+    ) -> Result<()> {
+        let sides = [
+            (DifferenceKind::Missing, &mut self.source, source),
+            (DifferenceKind::Extra, &mut self.target, target),
+        ];
+        for (kind, peer, metas) in sides {
+            if !peer.capabilities().hash_field_ttl {
+                continue;
+            }
+            let is_hash = |meta: &Option<Meta>| meta.as_ref().is_some_and(|meta| meta.kind == KeyType::Hash);
+            let hashes: Vec<usize> = cases
+                .iter()
+                .zip(metas)
+                .enumerate()
+                .filter(|(_, (case, meta))| {
+                    is_hash(meta) && case.findings.first().is_some_and(|f| f.kind == kind)
+                })
+                .map(|(index, _)| index)
+                .collect();
+            let request =
+                |i: &usize| Request::on("HSCAN", &cases[*i].key).int(0).arg("COUNT").int(DUE_FIELDS_MAX);
+            let requests: Vec<Request> = hashes.iter().map(request).collect();
+            let replies = peer.run(&requests).await?;
+            for (index, reply) in hashes.into_iter().zip(replies) {
+                let Some([cursor, fields]) = reply.as_items() else { continue };
+                let is_empty = cursor.as_str() == Some("0") && fields.as_items().is_some_and(<[_]>::is_empty);
+                if is_empty {
                     cases[index].findings.clear();
                     cases[index].verdict = Verdict::Gone;
                 }

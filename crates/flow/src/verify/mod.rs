@@ -18,6 +18,7 @@ mod batch;
 mod case;
 mod counts;
 mod deep;
+mod groups;
 mod peer;
 mod report;
 mod run;
@@ -245,6 +246,22 @@ impl Comparer {
         }
         differing.append(&mut open);
         Ok(differing)
+    }
+
+    /// Those of `keys` of the source that are streams with consumer groups.
+    ///
+    /// # Errors
+    /// As [`is_same`].
+    pub(crate) async fn with_groups(&mut self, keys: &[Bytes]) -> Result<Vec<Bytes>> {
+        groups::with_groups(&mut self.pair.source, keys).await
+    }
+
+    /// Those of `keys`, streams of the source, whose groups or numbers of consumers are others on the target.
+    ///
+    /// # Errors
+    /// As [`is_same`].
+    pub(crate) async fn with_other_groups(&mut self, keys: &[Bytes]) -> Result<Vec<Bytes>> {
+        groups::with_other_groups(&mut self.pair, keys).await
     }
 }
 

@@ -1,0 +1,106 @@
+//! What this user may do on the servers, found out before anybody is paused.
+
+use super::{Fence, FenceKind};
+use crate::deployment::Deployment;
+use crate::endpoint::Address;
+use crate::error::{Error, Result, ServerError};
+
+/// A command that is needed, and what to do where it is refused. Carried out it would change nothing, should anything
+/// between us and the server not keep transactions.
+struct Needed {
+    command: &'static [&'static [u8]],
+    /// How many of its words are its name.
+    name_words: usize,
+    remedy: &'static str,
+}
+
+const PAUSE_REMEDY: &str = "give this user +client|pause and +client|unpause; where the service forbids that to everybody, stop \
+                            the clients yourself, end the sync, let sync --resume --once transfer the rest, and send them to \
+                            the target";
+const END_REMEDY: &str =
+    "give this user +client|list and +client|kill, by which clients that wait are ended; or use --fence none";
+const ACL_REMEDY: &str = "give this user +acl|whoami, +acl|users, +acl|getuser and +acl|setuser, or choose another way with --fence";
+const REPLICA_REMEDY: &str = "give this user +replicaof, or choose another way with --fence";
+
+const OF_PAUSE: [Needed; 2] = [
+    Needed { command: &[b"CLIENT", b"PAUSE", b"1", b"WRITE"], name_words: 2, remedy: PAUSE_REMEDY },
+    OF_UNPAUSE,
+];
+const OF_UNPAUSE: Needed = Needed { command: &[b"CLIENT", b"UNPAUSE"], name_words: 2, remedy: PAUSE_REMEDY };
+const OF_ENDING: [Needed; 2] = [
+    Needed { command: &[b"CLIENT", b"LIST"], name_words: 2, remedy: END_REMEDY },
+    Needed { command: &[b"CLIENT", b"KILL", b"ID", b"0"], name_words: 2, remedy: END_REMEDY },
+];
+const OF_ACL: [Needed; 4] = [
+    Needed { command: &[b"ACL", b"WHOAMI"], name_words: 2, remedy: ACL_REMEDY },
+    Needed { command: &[b"ACL", b"USERS"], name_words: 2, remedy: ACL_REMEDY },
+    Needed { command: &[b"ACL", b"GETUSER", b"default"], name_words: 2, remedy: ACL_REMEDY },
+    Needed { command: &[b"ACL", b"SETUSER", b"default"], name_words: 2, remedy: ACL_REMEDY },
+];
+const OF_REPLICA: [Needed; 1] =
+    [Needed { command: &[b"REPLICAOF", b"NO", b"ONE"], name_words: 1, remedy: REPLICA_REMEDY }];
+
+/// Finds out whether writers can be paused and then fenced off in this way. Changes nothing.
+///
+/// # Errors
+/// `Unfit` for the first command that is refused; as [`Deployment::open`].
+pub async fn check_rights(deployment: &Deployment, kind: FenceKind) -> Result<()> {
+    let topology = deployment.topology();
+    for shard in &topology.shards {
+        check(deployment, &shard.primary, &OF_PAUSE).await?;
+        if kind != FenceKind::None {
+            check(deployment, &shard.primary, &OF_ENDING).await?;
+        }
+    }
+    for address in topology.nodes().filter(|_| kind == FenceKind::Acl) {
+        check(deployment, address, &OF_ACL).await?;
+    }
+    if kind == FenceKind::ReadonlyReplica && !deployment.is_cluster() {
+        check(deployment, &deployment.endpoint.address, &OF_REPLICA).await?;
+    }
+    Ok(())
+}
+
+impl Fence {
+    /// Finds out whether it can be taken down. Changes nothing.
+    ///
+    /// # Errors
+    /// As [`check_rights`].
+    pub async fn check_lift(&self, deployment: &Deployment) -> Result<()> {
+        let needed: &[Needed] = match self.kind {
+            FenceKind::None => return Ok(()),
+            FenceKind::Pause { .. } => &[OF_UNPAUSE],
+            FenceKind::Acl => &OF_ACL,
+            FenceKind::ReadonlyReplica => &OF_REPLICA,
+        };
+        let topology = deployment.topology();
+        // Rights are those of each node; writers are paused on primaries.
+        let nodes: Vec<&Address> = match self.kind {
+            FenceKind::Acl => topology.nodes().collect(),
+            _ => topology.shards.iter().map(|shard| &shard.primary).collect(),
+        };
+        for address in nodes {
+            check(deployment, address, needed).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Queues the commands in a transaction that is never carried out: permissions are checked when a command is queued.
+/// Sending it with wrong arguments would not do, since some servers count those first.
+async fn check(deployment: &Deployment, address: &Address, needed: &[Needed]) -> Result<()> {
+    let mut link = deployment.open(address, 0).await?;
+    link.call(&[b"MULTI"]).await?;
+    for Needed { command, name_words, remedy } in needed {
+        let reply = link.ask(command).await?;
+        if let Some(refused) = ServerError::of(&reply) {
+            let name: Vec<_> =
+                command.iter().take(*name_words).map(|word| String::from_utf8_lossy(word)).collect();
+            let what = format!("{} is refused there: {}", name.join(" "), refused.text);
+            let at = address.to_string();
+            return Err(Error::unfit(deployment.side(), at, "cut over", what).with_remedy(*remedy));
+        }
+    }
+    // The connection ends here, and the transaction with it.
+    Ok(())
+}
