@@ -377,7 +377,7 @@ fn tls() {
     copy(&on_tls_port(&source, "rediss"), &empty.addr())
         .with(&["--source-ca", "/nowhere/ca.pem"])
         .on(empty)
-        .ends(UNREACHABLE, &["source", "TLS", "/nowhere/ca.pem"]);
+        .ends(USAGE, &["source", "TLS", "/nowhere/ca.pem", "--source-ca"]);
     // A certificate without its key is a mistake in the options.
     let cert = tls.client_cert().display().to_string();
     copy(&plain.addr(), &on_tls_port(&strict, "rediss"))
@@ -407,7 +407,7 @@ fn targets_that_take_no_keys() {
     target.call(&["SET", "mine", "1"]);
     copy(&addr, &target.addr())
         .on(&target)
-        .ends(REFUSED, &["target", "database 0", "1 keys already", "--replace", "--skip", "--fail"]);
+        .ends(REFUSED, &["target", "database 0", "1 key already", "--replace", "--skip", "--fail"]);
     // Only the databases that are copied to count.
     target.call(&["FLUSHALL"]);
     target.call(&["SWAPDB", "0", "5"]);

@@ -322,7 +322,7 @@ pub struct Show {
     #[arg(long, help_heading = "Output")]
     pub json: bool,
 
-    /// Print a line of progress every so many seconds; without a terminal this is the default, every second
+    /// Print a line of progress every so many seconds [default without a terminal: each second, after ten lines every 10 s, after ten minutes each minute; with --json each second]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Output")]
     pub report: Option<u64>,
 

@@ -46,8 +46,8 @@ pub fn plain(text: &str) -> Cow<'_, str> {
 pub enum Form {
     /// A bar that is redrawn, on standard error.
     Bar,
-    /// A plain line every so often, on standard error.
-    Lines(Duration),
+    /// A plain line every so often, on standard error; ever more seldom where no period is given.
+    Lines(Option<Duration>),
     /// A JSON object a line every so often, on standard output.
     Json(Duration),
     /// Nothing.
@@ -57,13 +57,14 @@ pub enum Form {
 impl Form {
     /// What the options and the terminal ask for.
     pub fn of(show: &Show) -> Form {
-        let period = Duration::from_secs(show.report.unwrap_or(1));
+        let asked = show.report.map(Duration::from_secs);
+        let period = asked.unwrap_or(Duration::from_secs(1));
         match (show.quiet, show.json, show.report) {
             (true, ..) => Form::None,
             (_, true, _) => Form::Json(period),
-            (_, _, Some(_)) => Form::Lines(period),
+            (_, _, Some(_)) => Form::Lines(asked),
             _ if std::io::stderr().is_terminal() => Form::Bar,
-            _ => Form::Lines(period),
+            _ => Form::Lines(None),
         }
     }
 }
@@ -160,19 +161,17 @@ impl Display {
                 _ => ProgressBar::hidden(),
             };
             set_style(&bar, BAR);
-            let period = match form {
-                Form::Bar => Duration::from_millis(150),
-                Form::Lines(period) | Form::Json(period) => period,
-                Form::None => return,
-            };
-            let mut tick = tokio::time::interval(period);
-            // The first tick is at once: nothing has happened yet.
-            tick.tick().await;
-            loop {
-                tokio::select! {
-                    () = ended.cancelled() => break,
-                    _ = tick.tick() => show(form, &bar),
+            for shown in 0_u64.. {
+                let pause = match form {
+                    Form::Bar => Duration::from_millis(150),
+                    Form::Lines(Some(period)) | Form::Json(period) => period,
+                    Form::Lines(None) => pause_after(shown),
+                    Form::None => return,
+                };
+                if ended.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
+                    break;
                 }
+                show(form, &bar);
             }
             show(form, &bar);
             bar.finish_and_clear();
@@ -186,6 +185,15 @@ impl Display {
         // A display that has panicked is no reason to fail the job.
         let _ = self.task.await;
     }
+}
+
+/// How long nothing is said after so many lines: a log of hours is read as a whole, the beginning is watched.
+fn pause_after(lines: u64) -> Duration {
+    Duration::from_secs(match lines {
+        0..10 => 1,
+        10..69 => 10,
+        _ => 60,
+    })
 }
 
 /// What has an end.
@@ -305,6 +313,20 @@ fn extras(c: &CopyCounts) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_log_of_hours_has_few_lines() {
+        let mut at_s = 0;
+        let lines: Vec<u64> = (0..)
+            .map(|n| {
+                at_s += pause_after(n).as_secs();
+                at_s
+            })
+            .take_while(|at| *at <= 10_800)
+            .collect();
+        assert_eq!(&lines[..12], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30]);
+        assert_eq!((lines[68], lines[69], lines.len()), (600, 660, 239));
+    }
 
     #[test]
     fn what_a_terminal_would_do_is_shown_instead() {

@@ -377,6 +377,16 @@ fn password(side: Side, prefix: &str, file: Option<&Path>, variable: &str) -> Re
     Ok(Some(Secret::new(text.lines().next().unwrap_or_default())))
 }
 
+/// A file that TLS needs and that cannot be read is a mistake of the command line, not of a server.
+fn check_file(side: Side, prefix: &str, option: &str, file: Option<&Path>) -> Result<()> {
+    let Some(path) = file else { return Ok(()) };
+    std::fs::File::open(path).map(drop).map_err(|e| {
+        let what = format!("TLS: {} cannot be read: {e}", path.display());
+        Error::unfit(side, "", "reading the options", what)
+            .with_remedy(format!("name a file that can be read with --{prefix}{option}"))
+    })
+}
+
 fn endpoint(side: Side, text: &str, access: &Access<'_>, insecure: bool) -> Result<Endpoint> {
     let mut endpoint = Endpoint::parse(side, text)?;
     if let Some(user) = access.user {
@@ -404,6 +414,9 @@ fn endpoint(side: Side, text: &str, access: &Access<'_>, insecure: bool) -> Resu
         tls.key_file = access.key.map(Path::to_owned);
         tls.server_name = access.server_name.cloned();
         tls.insecure = insecure;
+        for (option, file) in [("ca", access.ca), ("cert", access.cert), ("key", access.key)] {
+            check_file(side, access.prefix, option, file)?;
+        }
         if insecure {
             let at = &endpoint.address;
             eprintln!(

@@ -99,7 +99,7 @@ pub async fn verify(
     stop: CancellationToken,
 ) -> Result<VerifyReport> {
     let progress = Arc::new(VerifyProgress::default());
-    let display = Display::of_lines(Form::of(show), lines(progress.clone()));
+    let display = Display::of_lines(Form::of(show), lines(progress.clone(), options.check_extra));
     let (depth, scope) = (options.depth, options.scope);
     let outcome = verify::verify(source, target, options, progress, stop).await;
     display.finish().await;
@@ -117,7 +117,10 @@ pub fn exit_of(report: &VerifyReport) -> Exit {
     }
 }
 
-fn lines(progress: Arc<VerifyProgress>) -> impl FnMut() -> (u64, u64, String, serde_json::Value) + Send {
+fn lines(
+    progress: Arc<VerifyProgress>,
+    check_extra: bool,
+) -> impl FnMut() -> (u64, u64, String, serde_json::Value) + Send {
     let started = Instant::now();
     move || {
         let n = |c: &AtomicU64| c.load(Ordering::Relaxed);
@@ -125,22 +128,36 @@ fn lines(progress: Arc<VerifyProgress>) -> impl FnMut() -> (u64, u64, String, se
         let (compared, differing, bytes) = (n(&p.compared), n(&p.differing), n(&p.bytes));
         let (rechecking, extra, total) = (n(&p.rechecking), n(&p.extra_checked), n(&p.total_estimate));
         let seconds = started.elapsed().as_secs_f64().max(0.001);
+        // Keys are looked for on both sides, one after the other.
+        let all = if check_extra { 2 * total } else { total };
         let text = format!(
-            "{:>7}  compared {} of {}  {}/s  {}  differing {}  looking again at {}  looked for extra {}",
+            "{:>7}  ETA {}  compared {} of {}  {}/s  {}  differing {}  looking again at {}{}",
             format_duration_ms(u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX)),
+            eta((compared + extra, all), seconds),
             format_count(compared),
             format_count(total),
             format_count((compared as f64 / seconds) as u64),
             format_bytes(bytes),
             format_count(differing),
             format_count(rechecking),
-            format_count(extra),
+            match check_extra {
+                true => format!("  then only there: {} of {}", format_count(extra), format_count(total)),
+                false => String::new(),
+            },
         );
         let json = json!({
             "event": "verify_progress", "compared": compared, "differing": differing, "bytes_compared": bytes,
             "rechecking": rechecking, "extra_checked": extra, "keys_total": total,
         });
-        (compared + extra, 2 * total, text, json)
+        (compared + extra, all, text, json)
+    }
+}
+
+/// How long it takes to the end, at the pace until now.
+fn eta((done, all): (u64, u64), seconds: f64) -> String {
+    match done {
+        0 => "–".to_owned(),
+        done => format_duration_ms((all.saturating_sub(done) as f64 / done as f64 * seconds * 1000.0) as u64),
     }
 }
 

@@ -511,7 +511,7 @@ impl Io {
                 .is_some_and(|e| matches!(e, rustls::Error::InvalidMessage(_)));
             let closed =
                 e.kind() == io::ErrorKind::UnexpectedEof || e.kind() == io::ErrorKind::ConnectionReset;
-            let error = fail(ErrorKind::Tls(format!("the handshake failed: {e}")));
+            let error = fail(ErrorKind::Tls(format!("the handshake failed: {}", tls::told(&e))));
             if plain || closed {
                 error.with_remedy("if this port does not use TLS, write redis:// or valkey://")
             } else {

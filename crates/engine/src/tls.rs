@@ -7,7 +7,9 @@ use std::sync::Arc;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::server::{NoClientAuth, WebPkiClientVerifier};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme,
+};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 
@@ -92,6 +94,20 @@ fn private_key(key: &Path) -> Result<PrivateKeyDer<'static>, String> {
     PrivateKeyDer::from_pem_file(key).map_err(|e| format!("cannot use the key {}: {e}", key.display()))
 }
 
+/// Why a handshake failed, without the names that the library has for what it does not put into words.
+pub(crate) fn told(error: &io::Error) -> String {
+    let text = error.to_string();
+    let Some(rustls::Error::InvalidCertificate(CertificateError::Other(_))) =
+        error.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>())
+    else {
+        return text;
+    };
+    if text.contains("CaUsedAsEndEntity") {
+        return "the server shows the certificate of an authority as its own".to_owned();
+    }
+    "the server's certificate is not one that can be accepted".to_owned()
+}
+
 fn pair_fails(cert: &Path, key: &Path, error: &rustls::Error) -> String {
     format!("certificate {} and key {} do not work: {error}", cert.display(), key.display())
 }
@@ -167,5 +183,26 @@ impl ServerCertVerifier for AcceptAny {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_names_of_the_library_are_shown() {
+        #[derive(Debug)]
+        struct CaUsedAsEndEntity;
+        impl std::fmt::Display for CaUsedAsEndEntity {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, "{self:?}")
+            }
+        }
+        impl std::error::Error for CaUsedAsEndEntity {}
+        let other = CertificateError::Other(rustls::OtherError(Arc::new(CaUsedAsEndEntity)));
+        let error = io::Error::other(rustls::Error::InvalidCertificate(other));
+        assert!(error.to_string().contains("OtherError"), "{error}");
+        assert_eq!(told(&error), "the server shows the certificate of an authority as its own");
     }
 }

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
+use whimbrel_core::units::format_count_of;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::Link;
@@ -113,7 +114,8 @@ pub async fn plan(
         && fresh
         && let Some(full) = dbs.iter().find(|d| d.target_keys > 0)
     {
-        let what = format!("database {} holds {} keys already", full.db.target, full.target_keys);
+        let keys = format_count_of(full.target_keys, "key");
+        let what = format!("database {} holds {keys} already", full.db.target);
         return Err(Error::unfit(
             Side::Target,
             target.endpoint.address.to_string(),
@@ -173,7 +175,7 @@ fn no_such_db(e: Error, deployment: &Deployment) -> Error {
     match &e.kind {
         ErrorKind::Unfit(_) if deployment.is_cluster() => e.with_remedy(match deployment.side() {
             Side::Source => "a cluster has one database, 0: name that one",
-            _ => "a cluster has one database: map this one with --db N:0, or leave it out",
+            _ => "a cluster has one database, 0: leave the number out of its address, and choose what goes there with --db N:0",
         }),
         ErrorKind::Unfit(_) => {
             e.with_remedy("see the server's setting databases, or map with --db SOURCE:TARGET")

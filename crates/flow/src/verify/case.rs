@@ -1,6 +1,7 @@
 //! One key under comparison: what was seen of it on both sides, and what follows.
 
 use bytes::Bytes;
+use whimbrel_core::units::format_duration_ms;
 use whimbrel_engine::error::{Code, Error, ServerError};
 use whimbrel_wire::value::Value;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -152,8 +153,11 @@ impl Case {
             (Some(s), Some(t)) => {
                 let (sign, by) =
                     if t.from_ms > s.from_ms { ("later", s.apart_ms(t)) } else { ("earlier", t.apart_ms(s)) };
-                let detail =
-                    format!("expires {by} ms {sign} on the target (source: {} ms Unix time)", s.to_ms);
+                let detail = format!(
+                    "expires {} {sign} on the target (source: {} ms Unix time)",
+                    format_duration_ms(by),
+                    s.to_ms
+                );
                 self.find(DifferenceKind::Ttl, detail);
             }
             (Some(s), None) => {

@@ -5,7 +5,7 @@ use std::fmt;
 
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::{Slot, SlotSet};
-use whimbrel_core::units::format_count;
+use whimbrel_core::units::{format_count, format_count_of};
 use whimbrel_engine::nodes::{Finding, NodeName, NodeState, Survey, shortened};
 
 /// What a node that does not own some slots holds in them, beside what their owner holds.
@@ -565,7 +565,7 @@ impl fmt::Display for Told<'_> {
         let Action { change, slots, keys, why, evidence } = self.action;
         let name = |id: &NodeId| self.survey.name(id);
         let slots = slots_text(slots);
-        let keys = format_count(*keys);
+        let keys = format_count_of(*keys, "key");
         match change {
             Change::Remind { primary, epoch, replicas } => {
                 let replicas: Vec<String> = replicas.iter().map(|id| name(id).to_string()).collect();
@@ -588,18 +588,24 @@ impl fmt::Display for Told<'_> {
             }
             Change::Finish { source, target, .. } => {
                 let (source, target) = (name(source), name(target));
-                write!(f, "finish moving {slots} from {source} to {target}: {keys} keys are still to go")?;
+                write!(f, "finish moving {slots} from {source} to {target}: {keys} still to go")?;
             }
             Change::Empty { holder, owner, fate, .. } => {
                 let (holder, owner) = (name(holder), name(owner));
-                write!(
-                    f,
-                    "remove {keys} keys in {slots} from {holder}, and from its replicas; {owner} owns them"
-                )?;
-                match fate {
-                    Some(Fate::Move) => write!(f, "; keys that it lacks are moved there first")?,
-                    Some(Fate::Discard) => write!(f, "; keys that it lacks are removed as well")?,
-                    None => {}
+                if *fate == Some(Fate::Move) {
+                    write!(
+                        f,
+                        "move {keys} in {slots} from {holder} to {owner}, which owns them: what it lacks is moved, what it \
+                         has already is removed here"
+                    )?;
+                } else {
+                    write!(
+                        f,
+                        "remove {keys} in {slots} from {holder}, and from its replicas; {owner} owns them"
+                    )?;
+                }
+                if *fate == Some(Fate::Discard) {
+                    write!(f, "; keys that it lacks are removed as well")?;
                 }
                 if let Some(Evidence { both, only }) = evidence {
                     let (looked_at, both, only) =
@@ -611,7 +617,7 @@ impl fmt::Display for Told<'_> {
                 let (primary, replica) = (name(primary), name(replica));
                 write!(
                     f,
-                    "remove {keys} keys in {slots} from replica {replica}, by way of its primary {primary}"
+                    "remove {keys} in {slots} from replica {replica}, by way of its primary {primary}"
                 )?;
             }
         }
