@@ -666,9 +666,12 @@ async fn keys_that_have_expired_are_removed_with_the_others() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_forbidden_is_found_before_anything_changes() {
     for engine in [Engine::Redis70, Engine::Valkey91] {
-        for (denied, name) in
-            [("-cluster|setslot", "CLUSTER SETSLOT"), ("-client|pause", "CLIENT PAUSE"), ("-wait", "WAIT")]
-        {
+        for (denied, name) in [
+            ("-cluster|setslot", "CLUSTER SETSLOT"),
+            ("-client|pause", "CLIENT PAUSE"),
+            ("-client|unpause", "CLIENT UNPAUSE"),
+            ("-wait", "WAIT"),
+        ] {
             let rule = format!("mover on >secret ~* &* +@all {denied}");
             let cluster = Cluster::builder(engine).primaries(2).user_acl(&rule).start().expect("a cluster");
             let mut endpoint = Endpoint::parse(Side::Source, &cluster.seed()).expect("an address");

@@ -350,8 +350,7 @@ impl Handover {
             &[b"INFO", b"replication"],
             &[b"UNLINK", PROBE_KEY],
         ];
-        let of_source: &[&[&[u8]]] =
-            &[&[b"CLIENT", b"PAUSE", b"-1", b"WRITE"], &[b"CLIENT", b"UNPAUSE", b"too", b"many"]];
+        let of_source: &[&[&[u8]]] = &[&[b"CLIENT", b"PAUSE", b"-1", b"WRITE"], UNPAUSE];
         let of_target: &[&[&[u8]]] = &[&[b"WAIT", b"0", b"1"]];
         for (party, own) in [(&mut self.source, of_source), (&mut self.target, of_target)] {
             let ranges: &[&[&[u8]]] = match party.traits.ranges {
@@ -365,7 +364,16 @@ impl Handover {
             party
                 .run(async |link| {
                     for command in &commands {
-                        if let Some(refused) = link.may_run(command).await? {
+                        // It takes no arguments that could be wrong: queued, it is checked and not carried out.
+                        let is_queued = *command == UNPAUSE;
+                        if is_queued {
+                            link.call(&[b"MULTI"]).await?;
+                        }
+                        let refused = link.may_run(command).await?;
+                        if is_queued {
+                            link.call(&[b"DISCARD"]).await?;
+                        }
+                        if let Some(refused) = refused {
                             let name: Vec<String> = command
                                 .iter()
                                 .take(if matches!(command[0], b"CLUSTER" | b"CLIENT") { 2 } else { 1 })
@@ -508,6 +516,9 @@ impl Handover {
         }
     }
 }
+
+/// Ends a pause of writers.
+const UNPAUSE: &[&[u8]] = &[b"CLIENT", b"UNPAUSE"];
 
 /// Whether replicas follow the last slot of their primary.
 const MIGRATION_OPTION: &[u8] = b"cluster-allow-replica-migration";
