@@ -167,8 +167,9 @@ pub(super) fn parse_moves(
     Ok(moves)
 }
 
+/// Up to its first NUL, as servers compare keywords: `valkey-cli --cluster reshard` of Valkey 9.1 sends one along.
 fn expect(words: &[Bytes], at: usize, keyword: &str) -> Result<(), String> {
-    match words.get(at) {
+    match words.get(at).and_then(|word| word.split(|byte| *byte == 0).next()) {
         Some(word) if word.eq_ignore_ascii_case(keyword.as_bytes()) => Ok(()),
         _ => Err("syntax error".to_owned()),
     }
