@@ -3,7 +3,7 @@
 //! `WHIMBREL_RUNS=20` moves the slots so many times to and fro in the first test of each engine.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use whimbrel_e2e::cluster_writers::{Load, tags_in};
 use whimbrel_e2e::dataset::{Dataset, FUNCTION_LIBRARY, Scale};
@@ -172,6 +172,65 @@ fn the_native_method_moves_slots_under_writers() {
     eprintln!("native: {}", record.observed);
     scene.assert_kept(&record);
     scene.assert_unchanged(&before);
+}
+
+/// Redis 8.4 and later hide keys of slots that a node does not own: only the servers' own migration leaves nothing behind.
+#[test]
+fn servers_that_hide_keys_are_moved_by_their_own_method_alone() {
+    let scene = Scene::of(Engine::Redis86, 1, &[vec![0..=8191], vec![8192..=16383]]).start();
+    Dataset::generate(27, Scale::Tiny).write_to(&scene.deployment()).unwrap();
+    let before = scene.unwritten();
+    let (all, visible) = (|node| count(&scene, node, "DBSIZE"), |node| count(&scene, node, "KEYS *"));
+    // From outside: refused before anything is marked, also by a dry run.
+    let to = scene.cluster.node_id(1);
+    let from_outside = ["--method external --yes", "--verify full --yes", "--verify full --dry-run"];
+    for options in from_outside {
+        let args: Vec<&str> =
+            ["--slots", MOVING_TEXT, "--to", to].into_iter().chain(options.split(' ')).collect();
+        let refused = scene.command("reshard", &args).run().expect_code(4);
+        assert!(refused.stdout.contains("hides the keys of slots"), "{}", refused.stdout);
+        assert!(refused.stdout.contains("--method native"), "{}", refused.stdout);
+    }
+    shards::assert_sound(&scene.cluster);
+    let writers = scene.writers(MOVING);
+    assert!(writers.wait_for(WARM, PATIENCE), "the writers do not come to work");
+    for target in [1, 0] {
+        let told = Told::by(scene.reshard(MOVING_TEXT, target, &[]).spawn());
+        assert_eq!(told.report["jobs"][0]["method"], "native", "{:#}", told.report);
+        assert_eq!(told.report["jobs"][0]["ending"], "done", "{:#}", told.report);
+        assert!(writers.wait_for(WARM / 3, PATIENCE));
+    }
+    let record = writers.stop();
+    eprintln!("native: {}", record.observed);
+    scene.assert_kept(&record);
+    scene.assert_unchanged(&before);
+    assert!(record.observed.moved > 0, "nobody noticed that slots moved: {}", record.observed);
+    // DBSIZE counts hidden keys too, which the server removes in the background.
+    let deadline = Instant::now() + PATIENCE;
+    for node in [0, 1] {
+        while all(node) != visible(node) {
+            assert!(
+                Instant::now() < deadline,
+                "node {node} has {} keys, {} visible",
+                all(node),
+                visible(node)
+            );
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+fn call(scene: &Scene, node: usize, command: &str) -> redis::Value {
+    scene.cluster.nodes()[node].call(&command.split(' ').collect::<Vec<_>>())
+}
+
+/// The number that a node answers, or of what it lists.
+fn count(scene: &Scene, node: usize, command: &str) -> usize {
+    match call(scene, node, command) {
+        redis::Value::Int(number) => usize::try_from(number).unwrap(),
+        redis::Value::Array(items) => items.len(),
+        other => panic!("{other:?}"),
+    }
 }
 
 /// The classic way is there to be compared with: it loses nothing that nobody writes.

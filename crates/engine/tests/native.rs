@@ -542,11 +542,11 @@ const LIST: &str = "CLUSTER MIGRATION STATUS ALL";
 const IMPORT: &str = "CLUSTER MIGRATION IMPORT 0 9 20 29";
 const BROKEN: &str = "Main channel - Connection is closed (state: streaming-buffer, rdb_channel_state: done)";
 
-/// A task as Redis 8.4 lists it over RESP2: fields in its order, numbers as strings.
+/// A task as Redis 8.6.3 lists it over RESP2: fields in its order, numbers as strings.
 fn task(id: &str, ranges: &str, operation: &str, state: &str, [error, retries, pause]: [&str; 3]) -> String {
     let fields = [
         ("id", id),
-        ("slots_range", ranges),
+        ("slots", ranges),
         ("source", SOURCE),
         ("dest", TARGET),
         ("operation", operation),
@@ -555,7 +555,7 @@ fn task(id: &str, ranges: &str, operation: &str, state: &str, [error, retries, p
         ("retries", retries),
         ("create_time", "1795310207123"),
         ("start_time", "1795310207124"),
-        ("done_time", if state == "done" { "1795310208000" } else { "-1" }),
+        ("end_time", if state == "completed" { "1795310208000" } else { "-1" }),
         ("write_pause_ms", pause),
     ];
     let fields = fields.map(|(name, value)| bulk(name) + &bulk(value));
@@ -564,7 +564,7 @@ fn task(id: &str, ranges: &str, operation: &str, state: &str, [error, retries, p
 
 /// Our task as the target has it.
 fn ours(state: &str, error: &str, retries: &str) -> String {
-    format!("*1\r\n{}", task(TASK, "0-9 20-29", "importing", state, [error, retries, "0"]))
+    format!("*1\r\n{}", task(TASK, "0-9 20-29", "import", state, [error, retries, "0"]))
 }
 
 fn status(state: &str, error: &str, retries: &str) -> Step {
@@ -642,8 +642,8 @@ impl Stage {
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_is_driven_from_the_target() {
     let stage = Stage::new();
-    let there = task(TASK, "0-9 20-29", "migrating", "done", ["", "0", "37"]);
-    let old = task(OTHER, "50-59", "importing", "done", ["", "0", "0"]);
+    let there = task(TASK, "0-9 20-29", "migrate", "completed", ["", "0", "37"]);
+    let old = task(OTHER, "50-59", "import", "completed", ["", "0", "0"]);
     let source = vec![
         stage.nodes(SOURCE, SOURCE, ""),
         say(LIST, "*0\r\n"),
@@ -658,7 +658,7 @@ async fn redis_is_driven_from_the_target() {
         status("accumulate-buffer", "", "0"),
         status("streaming-buffer", "", "0"),
         status("wait-stream-eof", "", "0"),
-        status("done", "", "0"),
+        status("completed", "", "0"),
         stage.nodes(TARGET, TARGET, ""),
     ];
     let report = stage.perform(source, target, quick(), None).await.expect("a migration");
@@ -742,7 +742,7 @@ async fn a_lost_reply_is_looked_up() {
         say(LIST, "*0\r\n"),
         Step(IMPORT.to_owned(), None),
         say(LIST, ours("connecting", "", "0")),
-        status("done", "", "0"),
+        status("completed", "", "0"),
         stage.nodes(TARGET, TARGET, ""),
     ];
     let report = stage.perform(source, target, quick(), None).await.expect("it was started after all");
@@ -752,7 +752,7 @@ async fn a_lost_reply_is_looked_up() {
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_has_one_task_a_node() {
     let stage = Stage::new();
-    let other = task(OTHER, "50-59", "importing", "failed", [BROKEN, "7", "0"]);
+    let other = task(OTHER, "50-59", "import", "failed", [BROKEN, "7", "0"]);
     let source = vec![stage.nodes(SOURCE, SOURCE, "")];
     let target = vec![stage.nodes(TARGET, SOURCE, ""), say(LIST, format!("*1\r\n{other}"))];
     let error = stage.perform(source, target, quick(), None).await.expect_err("it will be tried again");

@@ -11,12 +11,14 @@ use super::{ClusterArgs, Show, parse_bytes, parse_count, parse_pause};
 /// By which means slots move.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum MethodChoice {
-    /// The servers' own atomic migration where they have one and it can do what is asked, whimbrel's own otherwise
+    /// Whimbrel's own, which compares and bounds pauses; the servers' own on Redis 8.4 and later, where no other leaves
+    /// the source clean
     #[default]
     Auto,
     /// Whimbrel's own: feed, snapshot, catch-up, fence, takeover
     External,
-    /// The servers' own: CLUSTER MIGRATESLOTS of Valkey 9, CLUSTER MIGRATION IMPORT of Redis 8.4
+    /// The servers' own: CLUSTER MIGRATESLOTS of Valkey 9, CLUSTER MIGRATION IMPORT of Redis 8.4. Faster for small keys;
+    /// compares nothing and bounds no pause
     Native,
     /// SETSLOT and MIGRATE, key by key, as the classic tools do; for comparison
     Legacy,

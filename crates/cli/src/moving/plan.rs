@@ -24,6 +24,13 @@ const BYTES_PER_S: f64 = 150e6;
 const SLOT_MS: f64 = 0.1;
 const BATCH_MS: f64 = 100.0;
 
+/// Why the method is whimbrel's own unless something else is asked for.
+const PROMISES: &str = "it compares before each handover and bounds each pause";
+
+/// Why it is the servers' own where no other leaves a node clean.
+const HIDDEN: &str =
+    "these servers hide keys of slots that a node gave away, and remove them only after a move of their own";
+
 /// How many ranges of slots are shown for each move.
 const RANGES_SHOWN: usize = 6;
 
@@ -187,16 +194,11 @@ impl Situation {
                     return Err(super::usage(&what).with_remedy("leave it out, or leave out --method"));
                 }
             }
-            MethodChoice::Auto => {
-                if let Some(option) = moving.external_only() {
-                    return Ok((Method::External, format!("the servers' own knows nothing like {option}")));
-                }
-                if let Some(node) = self.emptied(moves) {
-                    let name = self.survey.name(node);
-                    let why = format!("the servers' own would make {name}, left without slots, a replica");
-                    return Ok((Method::External, why));
-                }
+            // What is not possible from outside is refused with its reason as soon as the nodes are looked at.
+            MethodChoice::Auto if moving.external_only().is_some() || self.emptied(moves).is_some() => {
+                return Ok((Method::External, PROMISES.to_owned()));
             }
+            MethodChoice::Auto => {}
         }
         let mut kinds = Vec::new();
         let mut nodes: Vec<&NodeId> = moves.iter().flat_map(|m| [&m.source, &m.target]).collect();
@@ -216,17 +218,22 @@ impl Situation {
                     )
                     .with_remedy("leave out --method"));
                 }
-                NativeSupport::Absent { reason } => return Ok((Method::External, reason)),
+                NativeSupport::Absent { .. } => return Ok((Method::External, PROMISES.to_owned())),
             }
+        }
+        if choice == MethodChoice::Auto {
+            return Ok(match kinds.first() {
+                Some(&kind) if kinds.iter().all(|kind| kind.hides_keys()) => {
+                    (Method::Native(Native::from(kind)), HIDDEN.to_owned())
+                }
+                _ => (Method::External, PROMISES.to_owned()),
+            });
         }
         match kinds.first() {
             Some(&kind) if kinds.iter().all(|&k| k == kind) => {
                 Ok((Method::Native(Native::from(kind)), format!("all nodes have {kind}")))
             }
-            Some(_) if choice == MethodChoice::Native => {
-                Err(super::usage("the nodes have different native migrations"))
-            }
-            _ => Ok((Method::External, "the nodes have no native migration in common".to_owned())),
+            _ => Err(super::usage("the nodes have different native migrations")),
         }
     }
 }

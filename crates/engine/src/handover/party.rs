@@ -78,6 +78,26 @@ impl Traits {
     }
 }
 
+/// Why slots of this server cannot be moved from outside, and what can be done instead. Found before anything is changed.
+fn not_supported(info: &Info) -> Option<(String, &'static str)> {
+    if info.field("valkey_version").is_some() {
+        return None;
+    }
+    let version = info.field("redis_version")?;
+    if first_two(version) >= (8, 4) {
+        let what = format!(
+            "Redis {version} hides the keys of slots that a node does not own: they could not be removed after \
+             a move from outside, and would keep their memory"
+        );
+        return Some((what, "use the servers' own migration: --method native"));
+    }
+    if first_two(version) < (6, 2) {
+        let what = format!("Redis {version} cannot pause writes alone, which a handover from outside needs");
+        return Some((what, "upgrade the servers to 6.2 or later, or use --method legacy"));
+    }
+    None
+}
+
 /// What `CLUSTER SETSLOT` is to set.
 #[derive(Debug, Clone)]
 pub(super) enum Mark {
@@ -160,6 +180,10 @@ impl Party {
         let [info, refused, script] = reply_array(&mut link).await?;
         let info = link.check(info, b"INFO")?;
         let info = Info::parse(info.as_bytes().map_or(&[], |b| b));
+        if let Some((what, remedy)) = not_supported(&info) {
+            let side = door.endpoint.side;
+            return Err(Error::unfit(side, address.to_string(), "move slots", what).with_remedy(remedy));
+        }
         let known = refused.as_error().is_some_and(|e| e.ends_with(b"'cluster|delslotsrange' command"));
         Ok(Party {
             address,
@@ -421,6 +445,22 @@ mod tests {
 
     fn traits(info: &str) -> Traits {
         Traits::of(&Info::parse(info.as_bytes()), true, true)
+    }
+
+    #[test]
+    fn servers_on_which_a_move_would_leave_something_behind_are_refused() {
+        let refused = |info: &str| not_supported(&Info::parse(info.as_bytes())).is_some();
+        for info in ["redis_version:6.0.9\r\n", "redis_version:8.4.0\r\n", "redis_version:8.6.3\r\n"] {
+            assert!(refused(info), "{info}");
+        }
+        for info in [
+            "redis_version:6.2.14\r\n",
+            "redis_version:8.2.3\r\n",
+            "redis_version:7.2.4\r\nvalkey_version:9.1.2\r\n",
+            "",
+        ] {
+            assert!(!refused(info), "{info}");
+        }
     }
 
     #[test]

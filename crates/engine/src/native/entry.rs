@@ -63,9 +63,8 @@ impl Entry {
             NativeKind::Redis84 => Entry {
                 kind,
                 name: text("id")?,
-                is_export: operation.eq_ignore_ascii_case("migrating"),
-                // The documentation has `slots`, the servers send `slots_range`.
-                slots: parse_ranges(&text("slots_range").or_else(|| text("slots"))?)?,
+                is_export: operation.eq_ignore_ascii_case("migrate"),
+                slots: parse_ranges(&text("slots")?)?,
                 source: text("source")?,
                 target: text("dest")?,
                 raw: text("state")?,
@@ -76,7 +75,7 @@ impl Entry {
                 acked_ms: None,
                 cow_bytes: None,
                 remaining_bytes: None,
-                pause_ms: number("write_pause_ms").filter(|_| text("state").as_deref() == Some("done")),
+                pause_ms: number("write_pause_ms").filter(|_| text("state").as_deref() == Some("completed")),
             },
         })
     }
@@ -151,10 +150,10 @@ fn redis_phase(raw: &str) -> NativePhase {
         | "syncslots-reply" | "init-rdbchannel" | "wait-rdbchannel" | "wait-bgsave-start" => {
             NativePhase::Attaching
         }
-        "accumulate-buffer" | "send-bulk-and-stream" => NativePhase::Snapshotting,
+        "accumulate-buffer" | "ready-to-stream" | "send-bulk-and-stream" => NativePhase::Snapshotting,
         "wait-stream-eof" | "handoff-prep" | "handoff" | "stream-done" => NativePhase::Draining,
         "takeover" => NativePhase::TakingOver,
-        "done" => NativePhase::Confirming,
+        "completed" => NativePhase::Confirming,
         "canceled" | "cancelled" => NativePhase::Cancelled,
         _ => NativePhase::Streaming,
     }

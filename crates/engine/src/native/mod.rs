@@ -52,6 +52,11 @@ impl NativeKind {
             NativeKind::Redis84 => "CLUSTER MIGRATION IMPORT",
         }
     }
+
+    /// Whether servers that have it hide keys of slots that a node does not own, so that nobody else can remove them.
+    pub const fn hides_keys(self) -> bool {
+        matches!(self, NativeKind::Redis84)
+    }
 }
 
 impl fmt::Display for NativeKind {
