@@ -223,7 +223,9 @@ fn paused_at(scene: &Scene, place: &str, phase: &str, target: usize) -> (Running
     let go_on = scene.file(&format!("go-on-{}", place.replace(':', "-")));
     // Left over from an earlier case it would let this one pass at once.
     let _ = std::fs::remove_file(&go_on);
-    let command = scene.reshard(MOVING_TEXT, target, &["--method", "external", "--report", "1"]);
+    // A busy machine takes long over everything, and these are no tests of short pauses.
+    let options = ["--method", "external", "--report", "1", "--max-pause", "1s"];
+    let command = scene.reshard(MOVING_TEXT, target, &options);
     let mut running =
         command.env("WHIMBREL_FAILPOINT_PAUSE", place).env("WHIMBREL_FAILPOINT_FILE", &go_on).spawn();
     wait_for_phase(&mut running, phase);
@@ -608,6 +610,52 @@ fn what_cannot_go_well_is_refused(engine: Engine) {
     shards::assert_sound(&scene.cluster);
     scene.assert_unchanged(&before);
     assert_eq!(owner(&scene, "at last"), (target, source));
+}
+
+/// A server takes in no new owner of a slot that it imports, so the marks of a move must not outlive the source's primary:
+/// the target's whole shard would answer CLUSTERDOWN. Nobody repairs anything here, and the node stays dead.
+fn a_failover_of_the_source_takes_no_shard_down(engine: Engine) {
+    let scene = scene_with_failovers(engine);
+    let before = scene.unwritten();
+    let writers = writers(&scene, "failover");
+    let (source, target) = owner(&scene, "at first");
+    let (mut running, go_on) = paused_at(&scene, "snapshot:before", "snapshotting", target);
+    {
+        let _hold = writers.hold();
+        wait_until_replica_follows(&scene, source);
+        wait_until_replica_knows_epoch(&scene, source);
+        scene.cluster.nodes()[source].kill9().expect("it can be killed");
+    }
+    std::fs::write(&go_on, "").expect("a file in our folder");
+    wait_for_failover(&scene, "source killed");
+    // Each shard serves again, also that of the target, while the job still goes on.
+    let deadline = Instant::now() + Duration::from_secs(40);
+    for node in scene.cluster.nodes().iter().filter(|node| node.is_running()) {
+        let state = || format!("{:?}", node.call(&["CLUSTER", "INFO"]));
+        while !state().contains("cluster_state:ok") {
+            assert!(Instant::now() < deadline, "{}: {}", node.addr(), state());
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+    // It begins the batch again, with the primary that the replica has become.
+    Told::of(running.wait(PATIENCE).expect("it ends")).assert_done();
+    assert!(writers.wait_for(400, PATIENCE), "the writers have stopped");
+    // Only to compare replicas as well.
+    scene.cluster.nodes()[source].restart().expect("it restarts");
+    scene.cluster.wait_ok().expect("the cluster is well");
+    rejoin_its_shard(&scene, source);
+    scene.assert_kept(&writers.stop());
+    scene.assert_unchanged(&before);
+}
+
+#[test]
+fn a_failover_of_the_source_takes_no_shard_down_on_redis_7_0() {
+    a_failover_of_the_source_takes_no_shard_down(Engine::Redis70);
+}
+
+#[test]
+fn a_failover_of_the_source_takes_no_shard_down_on_valkey_8_1() {
+    a_failover_of_the_source_takes_no_shard_down(Engine::Valkey81);
 }
 
 whimbrel_e2e::for_each_engine! {

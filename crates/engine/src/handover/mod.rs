@@ -494,13 +494,19 @@ impl Handover {
     /// # Errors
     /// As [`Link::call`](crate::link::Link::call). Some of the marks may then be cleared.
     pub async fn clear_marks(&mut self, slots: &SlotSet) -> Result<()> {
-        let view = self.target.view().await?;
-        let marked: SlotSet = view.me().importing.iter().map(|(slot, _)| *slot).collect();
-        let marked = marked.intersection(slots);
-        self.marked = self.marked.difference(slots);
-        self.target.set_slots(&marked, &Mark::Stable).await?;
+        self.unmark(slots).await?;
         self.unshelter().await;
         Ok(())
+    }
+
+    /// Clears the marks of `slots` on the target and its replicas.
+    async fn unmark(&mut self, slots: &SlotSet) -> Result<()> {
+        let view = self.target.view().await?;
+        self.marked = self.marked.difference(slots);
+        let marks = marked_on_replicas(&self.target, &view, slots).await?;
+        let own: SlotSet = view.me().importing.iter().map(|(slot, _)| *slot).collect();
+        // Servers that repeat marks on replicas do so with each SETSLOT, also where the primary has none any more.
+        self.target.set_slots(&own.intersection(slots).union(&marks), &Mark::Stable).await
     }
 
     /// Switches `cluster-allow-replica-migration` on again. What cannot be reached is left: a node that is down has forgotten it anyway.
@@ -515,6 +521,26 @@ impl Handover {
             }
         }
     }
+}
+
+/// Which of `slots` the replicas of `party` have marked. Those that do not answer are left out: it is not known what they will have
+/// marked when they come back, which `whimbrel status` shows then.
+async fn marked_on_replicas(party: &Party, view: &ClusterView, slots: &SlotSet) -> Result<SlotSet> {
+    let mut marked = SlotSet::new();
+    for replica in view.replicas_of(&party.id).filter(|node| node.is_usable()) {
+        let asked = async {
+            let (mut link, _) = party.door.open(&replica.address).await?;
+            ClusterView::ask(&mut link).await
+        };
+        match asked.await {
+            Ok(view) => marked.extend(view.me().importing.iter().map(|(slot, _)| *slot)),
+            Err(e) if e.is_transient() => {
+                tracing::warn!(error = %e, "a replica could not be asked for marked slots");
+            }
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(marked.intersection(slots))
 }
 
 /// Ends a pause of writers.

@@ -42,6 +42,12 @@ const REPLICA_LAG_MAX: Duration = Duration::from_secs(10);
 /// How often they are asked.
 const REPLICA_POLL: Duration = Duration::from_millis(5);
 
+/// How long the target may take to hear of new owners, once nothing keeps it from that: others tell it every second.
+const SERVED_MAX: Duration = Duration::from_secs(5);
+
+/// How often it is asked.
+const SERVED_POLL: Duration = Duration::from_millis(50);
+
 /// Longest time a server may answer `WAIT` or a `SETSLOT` after its own limit.
 const WAIT_GRACE: Duration = Duration::from_secs(1);
 
@@ -67,7 +73,7 @@ impl Handover {
             let what = format!("the source still owns slots {own}");
             return Err(self.source.unfit("clean up", what));
         }
-        let deleted = sweep(&mut self.source, &view, slots, keys_per_s, true).await?;
+        let deleted = sweep(&mut self.source, &view, slots, keys_per_s).await?;
         // Also those of a clean-up that was killed: its slots may hold no key any more.
         let view = self.source.view().await?;
         let marked: SlotSet = view.me().importing.iter().map(|(slot, _)| *slot).collect();
@@ -76,12 +82,16 @@ impl Handover {
         Ok(deleted)
     }
 
-    /// Deletes every staged key in `slots` from the target, paced as [`Handover::clean_up`]. Safe to repeat. The slots are
-    /// marked as importing afterwards, where they held keys. The number of keys deleted.
+    /// Clears the marks of `slots` on the target, then deletes every staged key in them from it, paced as
+    /// [`Handover::clean_up`]. Safe to repeat. The number of keys deleted.
+    ///
+    /// The marks go first, and are set again for a few slots at a time only. A node takes in no new owner of a slot that
+    /// it imports (Redis 7.0, 8.0). Where the source's shard has failed over, the marks would have the target believe in
+    /// the dead owner for good, and its whole shard answer `CLUSTERDOWN`, to us as well.
     ///
     /// # Errors
-    /// `Unfit` where the target owns some of the slots: then these are no staged keys. Otherwise as
-    /// [`Handover::clean_up`].
+    /// `Unfit` where the target owns some of the slots: then these are no staged keys; or where it has not heard of
+    /// living owners of all slots in time. Otherwise as [`Handover::clean_up`].
     pub async fn wipe(&mut self, slots: &SlotSet, keys_per_s: Option<u64>) -> Result<u64> {
         let view = self.target.view().await?;
         if !view.me().is_primary() {
@@ -92,9 +102,31 @@ impl Handover {
             let what = format!("the target owns slots {own}: their keys are no copies");
             return Err(self.target.unfit("remove staged keys", what));
         }
-        let deleted = sweep(&mut self.target, &view, slots, keys_per_s, false).await?;
+        self.unmark(slots).await?;
+        let view = self.wait_until_served().await?;
+        let deleted = sweep(&mut self.target, &view, slots, keys_per_s).await?;
         emptied_on_replicas(&self.target, &view, slots).await?;
         Ok(deleted)
+    }
+
+    /// Waits until the target serves: it refuses deletions too for as long as it knows no living owner of some slot and
+    /// needs all. Returns its view.
+    async fn wait_until_served(&mut self) -> Result<ClusterView> {
+        let deadline = Instant::now() + SERVED_MAX;
+        loop {
+            let state = self.target.run(async |link| link.call(&[b"CLUSTER", b"INFO"]).await).await?;
+            let is_ok = state.as_bytes().is_some_and(|b| Info::parse(b).field("cluster_state") == Some("ok"));
+            if is_ok {
+                return self.target.view().await;
+            }
+            if Instant::now() >= deadline {
+                let what = "the target answers CLUSTERDOWN: it knows no living owner of some slots";
+                return Err(self.target.unfit("remove staged keys", what).with_remedy(
+                    "see whimbrel status; once every slot has a primary, whimbrel jobs resume goes on",
+                ));
+            }
+            sleep(SERVED_POLL).await;
+        }
     }
 
     /// Waits until all replicas of the target that are online have what was written to the target before this call. False
@@ -187,7 +219,6 @@ async fn sweep(
     view: &ClusterView,
     slots: &SlotSet,
     keys_per_s: Option<u64>,
-    unmark: bool,
 ) -> Result<u64> {
     let counts = party.run(async |link| key_counts(link, slots).await).await?;
     // A mark names the node to import from: the owner.
@@ -205,14 +236,11 @@ async fn sweep(
             let set: SlotSet = group.iter().copied().collect();
             party.set_slots(&set, &Mark::Importing(owner.clone())).await?;
             let emptied = party.run(async |link| empty(link, group, keys_per_s).await).await;
-            if unmark {
-                // Also after a failure: a mark left behind would make the node refuse other migrations.
-                let unmarked = party.set_slots(&set, &Mark::Stable).await;
-                deleted += emptied?;
-                unmarked?;
-            } else {
-                deleted += emptied?;
-            }
+            // Also after a failure: a mark left behind would make the node refuse other migrations, and keep it from
+            // hearing of a new owner.
+            let unmarked = party.set_slots(&set, &Mark::Stable).await;
+            deleted += emptied?;
+            unmarked?;
         }
     }
     Ok(deleted)
