@@ -420,7 +420,9 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                 },
                 Err(bad) => {
                     self.pass_on(plain_from, taken);
-                    self.say(format!("-ERR {bad}\r\n").into_bytes());
+                    if let Some(answer) = bad.answer() {
+                        self.say(answer.into_bytes());
+                    }
                     self.leave();
                     self.inbox.clear();
                     return true;

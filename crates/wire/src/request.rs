@@ -37,6 +37,16 @@ impl Default for RequestLimits {
 #[error("Protocol error: {0}")]
 pub struct BadRequest(String);
 
+/// What is said of a request that servers hang up on without an answer.
+const HTTP: &str = "a request of HTTP";
+
+impl BadRequest {
+    /// What servers answer before they hang up; `None` where they answer nothing.
+    pub fn answer(&self) -> Option<String> {
+        (self.0 != HTTP).then(|| format!("-ERR {self}\r\n"))
+    }
+}
+
 /// What a call of [`RequestScanner::scan`] found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
@@ -64,6 +74,8 @@ pub struct RequestScanner {
     args: Vec<Range<usize>>,
     /// How many arguments are remembered.
     keep_max: usize,
+    /// How many bytes before `pos` have not been looked at, of the two that end an argument.
+    unseen: usize,
 }
 
 impl RequestScanner {
@@ -108,7 +120,7 @@ impl RequestScanner {
             let too_long = "too big mbulk count string";
             let Some(end) = self.line_end(buf, too_long)? else { return Ok(Request::Incomplete(1)) };
             let max = i64::try_from(self.limits.args_max).unwrap_or(i64::MAX);
-            let count = parse_int(line(buf, 1, end)).filter(|n| *n <= max);
+            let count = header(buf, 1, end).filter(|n| *n <= max);
             let count = count.ok_or_else(|| bad("invalid multibulk length"))?;
             if count <= 0 {
                 return Ok(Request::Nothing(end + 1));
@@ -117,6 +129,7 @@ impl RequestScanner {
             self.advance(end + 1);
         }
         while let Some(left) = self.left.filter(|left| *left > 0) {
+            self.look_at_end(buf)?;
             let Some(&first) = buf.get(self.pos) else {
                 return Ok(Request::Incomplete(self.pos + 1 - buf.len()));
             };
@@ -127,14 +140,19 @@ impl RequestScanner {
                 return Ok(Request::Incomplete(1));
             };
             let max = i64::try_from(self.limits.bulk_bytes_max).unwrap_or(i64::MAX);
-            let len = parse_int(line(buf, self.pos + 1, end)).filter(|n| (0..=max).contains(n));
+            let len = header(buf, self.pos + 1, end).filter(|n| (0..=max).contains(n));
             let len = len.and_then(|n| usize::try_from(n).ok()).ok_or_else(|| bad("invalid bulk length"))?;
             if self.args.len() < self.keep_max {
                 self.args.push(end + 1..end + 1 + len);
             }
             self.left = Some(left - 1);
-            // Servers do not look at the two bytes after an argument, either.
             self.advance(end + 1 + len + 2);
+            self.unseen = 2;
+        }
+        self.look_at_end(buf)?;
+        let name = self.args.first().and_then(|range| buf.get(range.clone()));
+        if name.is_some_and(is_http) {
+            return Err(bad(HTTP));
         }
         match self.pos.checked_sub(buf.len()).filter(|missing| *missing > 0) {
             Some(missing) => Ok(Request::Incomplete(missing)),
@@ -148,6 +166,7 @@ impl RequestScanner {
         self.searched = 0;
         self.left = None;
         self.args.clear();
+        self.unseen = 0;
     }
 
     /// Tells that the caller removes `bytes` from the start of the buffer, in the middle of a command: they have been
@@ -164,6 +183,20 @@ impl RequestScanner {
     /// How many bytes at the start of `buf` belong to what has been scanned.
     pub fn forgettable(&self, buf: &[u8]) -> usize {
         self.pos.min(buf.len())
+    }
+
+    /// Looks at the two bytes that end the argument before `pos`, as far as they are there. Some servers do not, others hang up:
+    /// on a connection that clients share, that would end all of them.
+    fn look_at_end(&mut self, buf: &[u8]) -> Result<(), BadRequest> {
+        while self.unseen > 0 {
+            let byte = self.pos.checked_sub(self.unseen).and_then(|at| buf.get(at));
+            let Some(&byte) = byte else { return Ok(()) };
+            if byte != if self.unseen == 2 { b'\r' } else { b'\n' } {
+                return Err(bad("invalid CRLF in request"));
+            }
+            self.unseen -= 1;
+        }
+        Ok(())
     }
 
     fn advance(&mut self, to: usize) {
@@ -189,12 +222,31 @@ impl RequestScanner {
             return Ok(Request::Incomplete(1));
         };
         let words = split_words(line(buf, 0, end)).ok_or_else(|| bad("unbalanced quotes in request"))?;
+        if words.first().is_some_and(|name| is_http(name)) {
+            return Err(bad(HTTP));
+        }
         Ok(Request::Inline(end + 1, words))
     }
 }
 
 fn bad(what: impl Into<String>) -> BadRequest {
     BadRequest(what.into())
+}
+
+/// Whether a browser may have been made to send this, which servers hang up on: what follows may be commands.
+fn is_http(name: &[u8]) -> bool {
+    name.eq_ignore_ascii_case(b"POST") || name.eq_ignore_ascii_case(b"Host:")
+}
+
+/// The number in a header, as strict as all servers: no plus sign, no zero before it, and both bytes at the end of its line.
+fn header(buf: &[u8], start: usize, end: usize) -> Option<i64> {
+    let digits = buf.get(start..end)?.strip_suffix(b"\r")?;
+    let is_plain = match digits {
+        [b'0'] => true,
+        [b'-', first, ..] | [first, ..] => (b'1'..=b'9').contains(first),
+        [] => false,
+    };
+    parse_int(digits).filter(|_| is_plain)
 }
 
 /// As servers show a byte in an error.
@@ -356,6 +408,62 @@ mod tests {
     fn empty_arrays_are_nothing() {
         for text in [&b"*0\r\n"[..], b"*-1\r\n", b"*-9\r\n"] {
             assert_eq!(scanner().scan(text), Ok(Request::Nothing(text.len())));
+        }
+    }
+
+    #[test]
+    fn frames_that_any_server_refuses_are_refused() {
+        let cases: [(&[u8], &str); 14] = [
+            (b"*+1\r\n$4\r\nPING\r\n", "invalid multibulk length"),
+            (b"*01\r\n$4\r\nPING\r\n", "invalid multibulk length"),
+            (b"*00\r\n", "invalid multibulk length"),
+            (b"*-0\r\n", "invalid multibulk length"),
+            (b"*-01\r\n", "invalid multibulk length"),
+            (b"*\r\n", "invalid multibulk length"),
+            (b"*1\n$4\r\nPING\r\n", "invalid multibulk length"),
+            (b"*1\r\r\n$4\r\nPING\r\n", "invalid multibulk length"),
+            (b"*1\rX$4\rXPING\r\n", "invalid multibulk length"),
+            (b"*1\r\n$+4\r\nPING\r\n", "invalid bulk length"),
+            (b"*1\r\n$04\r\nPING\r\n", "invalid bulk length"),
+            (b"*1\r\n$4\nPING\r\n", "invalid bulk length"),
+            (b"*1\r\n$4\r\nPINGxx", "invalid CRLF in request"),
+            (b"*2\r\n$4\r\nECHO\n\n$1\r\na\r\n", "invalid CRLF in request"),
+        ];
+        for (text, what) in cases {
+            assert_eq!(scanner().scan(text), Err(bad(what)), "{}", text.escape_ascii());
+            // However it is divided into reads, and passed on in between.
+            let (mut scanner, mut buf) = (scanner(), Vec::new());
+            let refused = text.iter().any(|byte| {
+                buf.push(*byte);
+                let found = scanner.scan(&buf);
+                if found.is_ok() && scanner.is_inside() {
+                    let bytes = scanner.forgettable(&buf);
+                    scanner.forget(bytes);
+                    buf.drain(..bytes);
+                }
+                found.is_err()
+            });
+            assert!(refused, "byte by byte: {}", text.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn what_a_browser_sends_ends_the_connection() {
+        let cases: [&[u8]; 7] = [
+            b"POST / HTTP/1.1\r\n",
+            b"post\n",
+            b"Host: x\r\n",
+            b"\"Host:\" x\r\n",
+            b"*1\r\n$4\r\nPOST\r\n",
+            b"*1\r\n$5\r\nhost:\r\n",
+            b"*2\r\n$4\r\nPost\r\n$1\r\na\r\n",
+        ];
+        for text in cases {
+            let refused = scanner().scan(text).expect_err("servers hang up");
+            assert_eq!(refused.to_string(), "Protocol error: a request of HTTP");
+        }
+        for text in [&b"POSTS\r\n"[..], b"Host x\r\n", b"GET / HTTP/1.1\r\n"] {
+            assert!(scanner().scan(text).is_ok(), "{}", text.escape_ascii());
         }
     }
 

@@ -321,7 +321,9 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                 Extent { len, whole: false }
             }
             Err(bad) => {
-                self.say(format!("-ERR {bad}\r\n").into_bytes());
+                if let Some(answer) = bad.answer() {
+                    self.say(answer.into_bytes());
+                }
                 self.leave();
                 self.inbox.clear();
                 return Step::Moved;

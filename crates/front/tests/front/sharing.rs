@@ -327,3 +327,29 @@ fn keys_begin_to_move_when_nothing_is_under_way() {
         }
     }
 }
+
+#[test]
+fn frames_that_a_server_refuses_end_nobody_elses_connection() {
+    let _alone = alone();
+    let source = Server::builder(Engine::Valkey91).start().expect("a server");
+    let served = Served::sharing(&source.url(), 1);
+    let mut other = let_in(&served);
+    other.ask(&["SET", "k", "v"], "+OK\r\n");
+    let frames: [&[u8]; 5] = [
+        b"*+2\r\n$3\r\nGET\r\n$1\r\nk\r\n",
+        b"*02\r\n$3\r\nGET\r\n$1\r\nk\r\n",
+        b"*2\r\n$3\r\nGET\r\n$01\r\nk\r\n",
+        b"*2\r\n$3\r\nGET\r\n$1\nk\r\n",
+        b"*2\r\n$3\r\nGET\r\n$1\r\nkxx",
+    ];
+    for frame in frames {
+        let mut bad = let_in(&served);
+        bad.send(frame);
+        assert!(bad.rest().starts_with(b"-ERR Protocol error: invalid "), "{}", frame.escape_ascii());
+        other.ask(&["GET", "k"], "$1\r\nv\r\n");
+    }
+    let mut browser = let_in(&served);
+    browser.send(b"POST / HTTP/1.1\r\nHost: x\r\n\r\nSET k other\r\n");
+    assert_eq!(browser.rest(), b"");
+    other.ask(&["GET", "k"], "$1\r\nv\r\n");
+}
