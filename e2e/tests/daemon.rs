@@ -368,6 +368,33 @@ fn jobs_survive_the_daemon(engine: Engine) {
     scene.assert_unchanged(&before);
 }
 
+/// What was handed over before a job failed stays where it is, and that is said wherever the job is shown.
+fn a_job_that_fails_half_way_says_what_has_moved(engine: Engine) {
+    let scene = scene(engine);
+    let more = [&EXTERNAL[..], &["--batch-keys", "400", "--rate-keys", "800"]].concat();
+    let daemon = serve(&scene, &more);
+    let (target, node) = (scene.cluster.node_id(1).to_owned(), &scene.cluster.nodes()[1]);
+    assert_eq!(daemon.cluster(&format!("MIGRATESLOTS SLOTSRANGE 0 199 NODE {target}")), "OK");
+    let deadline = Instant::now() + PATIENCE;
+    while scene.cluster.owner_of(0).expect("an owner") == 0 {
+        assert!(Instant::now() < deadline, "no batch is handed over: {:#?}", daemon.jobs());
+        thread::sleep(Duration::from_millis(20));
+    }
+    node.call(&["CONFIG", "SET", "maxmemory", "1mb"]);
+    let failed = daemon.wait_for("0-199", &["failed"]);
+    let message = failed["message"].as_str().expect("a text").to_owned();
+    assert!(message.to_lowercase().contains("memory"), "{message}");
+    assert!(message.contains("have moved, the others have not"), "{message}");
+    let moved =
+        shards::slots_of(&scene.cluster, 1).expect("slots").into_iter().filter(|slot| *slot < 200).count();
+    assert!((1..200).contains(&moved), "{moved}");
+    assert!(message.contains(&format!("slots 0-{}", moved - 1)), "{moved} have moved: {message}");
+    let output = daemon.end();
+    let log = output.stdout + &output.stderr;
+    assert!(log.contains("have moved, the others have not") && !log.contains("rolled back"), "{log}");
+    shards::assert_sound(&scene.cluster);
+}
+
 fn moves_are_handed_to_it(engine: Engine) {
     let scene = scene(engine);
     let before = scene.unwritten();
@@ -536,6 +563,11 @@ macro_rules! on {
             #[test]
             fn moves_that_were_handed_to_it_are_cancelled() {
                 super::moves_that_were_handed_to_it_are_cancelled($engine);
+            }
+
+            #[test]
+            fn a_job_that_fails_half_way_says_what_has_moved() {
+                super::a_job_that_fails_half_way_says_what_has_moved($engine);
             }
 
             #[test]

@@ -246,6 +246,22 @@ fn the_legacy_method_moves_slots() {
     scene.assert_unchanged(&before);
 }
 
+/// What has no slots is no part of the balance unless it is asked for: that must not pass for *all is well*.
+#[test]
+fn a_primary_without_slots_is_named() {
+    let scene = Scene::of(Engine::Redis70, 0, &[vec![0..=8191], vec![8192..=16383], vec![]]).start();
+    let seed = scene.cluster.seed();
+    let rebalance = |more: &[&str]| {
+        let args = [&["rebalance", &seed, "--dry-run"][..], more].concat();
+        whimbrel_e2e::binary::run(&args).expect_code(0)
+    };
+    let told = rebalance(&[]).stderr;
+    assert!(told.contains(&scene.cluster.nodes()[2].addr()) && told.contains("--use-empty"), "{told}");
+    assert!(!told.contains("everything is where it should be"), "{told}");
+    assert!(rebalance(&["--json"]).stdout.contains("\"empty_primaries\":[\""));
+    assert!(rebalance(&["--json", "--use-empty"]).stdout.contains("\"empty_primaries\":[]"));
+}
+
 /// Several targets in one call, and slots by number.
 #[test]
 fn several_targets_and_counts() {

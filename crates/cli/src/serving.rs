@@ -414,8 +414,8 @@ impl Log {
             Stage::Held(what) => say("held", &format!("waits: {what}")),
             Stage::Ended => match job.state {
                 JobState::Success => say("ended", "done"),
-                JobState::Cancelled => say("ended", "cancelled"),
-                _ => say("ended", &format!("FAILED, rolled back: {}", job.message)),
+                JobState::Cancelled => say("ended", &format!("cancelled: {}", job.message)),
+                _ => say("ended", &format!("FAILED: {}", job.message)),
             },
         }
     }

@@ -260,7 +260,7 @@ fn is_own_name(host: &str) -> bool {
     };
     let bare = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
     let own = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    bare.parse::<IpAddr>().is_ok()
+    [host, bare].iter().any(|address| address.parse::<IpAddr>().is_ok())
         || name.eq_ignore_ascii_case("localhost")
         || name.eq_ignore_ascii_case(own.trim()) && !name.is_empty()
 }

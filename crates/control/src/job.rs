@@ -287,11 +287,25 @@ pub fn status(record: &Record) -> Status {
         moved: job.slots_handed_over().to_string(),
         method: "external".to_owned(),
         phase: summary.phase.to_owned(),
-        message: summary.reason.map(|reason| reason.to_string()).unwrap_or_default(),
+        message: message(job),
         created_s: record.created_s,
         updated_s: now_s(),
         ended: job.has_ended(),
     }
+}
+
+/// Why a job is not done. Of one that has ended it says as well what has moved: batches that were handed over stay where they are.
+fn message(job: &Job) -> String {
+    let reason = job.summary().reason.map(|reason| reason.to_string()).unwrap_or_default();
+    if !matches!(job.phase(), Phase::Ended(End::Failed(_) | End::Cancelled)) {
+        return reason;
+    }
+    let moved = job.slots_handed_over();
+    let outcome = match moved.is_empty() {
+        true => "no slot has moved".to_owned(),
+        false => format!("slots {moved} have moved, the others have not"),
+    };
+    if reason.is_empty() { outcome } else { format!("{reason}; {outcome}") }
 }
 
 fn report(job: &Job, took: Duration, view: &View, notices: Vec<String>) -> JobReport {

@@ -259,8 +259,9 @@ fn show_reports(
             Ending::Done => "moved",
             Ending::Cancelled if report.slots_handed_over.is_empty() => "CANCELLED, rolled back",
             Ending::Cancelled => "CANCELLED, the rest rolled back",
-            Ending::Failed if report.slots_left_as_is.is_empty() => "FAILED, rolled back",
-            Ending::Failed => "FAILED",
+            Ending::Failed if !report.slots_left_as_is.is_empty() => "FAILED",
+            Ending::Failed if report.slots_handed_over.is_empty() => "FAILED, rolled back",
+            Ending::Failed => "FAILED, the rest rolled back",
             Ending::Suspended => "SUSPENDED",
             Ending::NotStarted => "not started",
         };

@@ -176,6 +176,12 @@ impl Situation {
         shard.map(|shard| &shard.id)
     }
 
+    /// Primaries without slots that get none by `moves` either.
+    fn left_empty(&self, moves: &[Move]) -> Vec<String> {
+        let gets_none = |shard: &&Shard| shard.slots.is_empty() && moves.iter().all(|m| m.target != shard.id);
+        self.shards.iter().filter(gets_none).map(|shard| self.survey.name(&shard.id).to_string()).collect()
+    }
+
     /// By which means the moves are made, and why.
     pub async fn method(
         &self,
@@ -251,6 +257,8 @@ pub struct Plan {
     rate_bytes: Option<u64>,
     /// A node that the servers' own migration makes a replica.
     demoted: Option<String>,
+    /// Primaries that have no slots, before and afterwards.
+    empty: Vec<String>,
 }
 
 struct Row {
@@ -303,6 +311,7 @@ impl Plan {
         };
         Ok(Plan {
             demoted,
+            empty: situation.left_empty(&moves),
             rate_keys: moving.rate_keys.filter(|_| method == Method::External),
             rate_bytes: moving.rate_bytes.filter(|_| method == Method::External),
             moves,
@@ -355,6 +364,7 @@ impl Plan {
                     "event": "plan", "dry_run": moving.dry_run, "moves": moves, "method": self.method.name(), "why": self.why,
                     "slots": slots, "keys": keys, "estimated_bytes": bytes, "estimated_ms": self.estimate_ms(),
                     "max_pause_ms": self.max_pause_ms, "batches": self.rows.iter().map(|row| row.batches).sum::<usize>(),
+                    "empty_primaries": self.empty,
                 })
             );
             return;
@@ -363,7 +373,13 @@ impl Plan {
             return;
         }
         if self.rows.is_empty() {
-            eprintln!("nothing to move: everything is where it should be");
+            match self.empty.is_empty() {
+                true => eprintln!("nothing to move: everything is where it should be"),
+                false => eprintln!("nothing to move among the primaries that have slots"),
+            }
+            for node in &self.empty {
+                eprintln!("note     {node} has no slots: whimbrel rebalance --use-empty gives it a share");
+            }
             return;
         }
         for row in &self.rows {
@@ -400,7 +416,7 @@ impl Plan {
         }
         if let Some(node) = &self.demoted {
             eprintln!(
-                "note     {node} is left without slots, and becomes a replica; not so with --method external"
+                "note     {node} is left without slots: its servers make it a replica of the new owner"
             );
         }
         eprintln!("time     about {} without load", format_duration_ms(self.estimate_ms()));

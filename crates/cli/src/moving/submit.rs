@@ -365,8 +365,10 @@ async fn report(
         moved += there.len();
         let (ending, words) = match end {
             End::Done => ("done", "moved"),
-            End::Cancelled => ("cancelled", "CANCELLED, rolled back"),
-            End::Failed => ("failed", "FAILED, rolled back"),
+            End::Cancelled if there.is_empty() => ("cancelled", "CANCELLED, rolled back"),
+            End::Cancelled => ("cancelled", "CANCELLED, the rest rolled back"),
+            End::Failed if there.is_empty() => ("failed", "FAILED, rolled back"),
+            End::Failed => ("failed", "FAILED, the rest rolled back"),
             End::Gone => ("gone", "GONE: the daemon does not list it any more"),
         };
         rows.push(json!({
