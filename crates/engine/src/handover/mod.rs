@@ -62,7 +62,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use whimbrel_core::migration::Process;
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::SlotSet;
@@ -70,7 +70,7 @@ use whimbrel_core::slot::SlotSet;
 use self::party::{Door, Mark, Party};
 use crate::deployment::Deployment;
 use crate::endpoint::{Address, Endpoint};
-use crate::error::{Error, Result, Side};
+use crate::error::{Code, Error, Result, Side};
 use crate::nodes::{ClusterView, JOB_CLIENT_NAME, Node, key_counts};
 use crate::probe::{Info, PROBE_KEY};
 
@@ -410,7 +410,7 @@ impl Handover {
             if others.is_empty() || Instant::now() >= deadline {
                 return Ok(others.into_iter().map(|other| other.to_string()).collect());
             }
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            sleep(Duration::from_millis(50)).await;
         }
     }
 
@@ -484,7 +484,15 @@ impl Handover {
             link.ask(&[b"CONFIG", b"SET", MIGRATION_OPTION, b"no"]).await?;
         }
         let mark = Mark::Importing(self.source.id.clone());
-        self.target.set_slots(slots, &mark).await?;
+        let deadline = Instant::now() + REPLICAS_MAX;
+        // Servers that have their replicas follow each SETSLOT refuse it while these lag. Nobody waits for us yet.
+        while let Err(e) = self.target.set_slots(slots, &mark).await {
+            let is_lag = e.server().is_some_and(|e| e.code == Code::WritesStopped);
+            if !is_lag || Instant::now() >= deadline {
+                return Err(e);
+            }
+            sleep(REPLICAS_POLL).await;
+        }
         self.marked = self.marked.union(slots);
         self.settle_epochs(Duration::ZERO).await
     }
@@ -542,6 +550,12 @@ async fn marked_on_replicas(party: &Party, view: &ClusterView, slots: &SlotSet) 
     }
     Ok(marked.intersection(slots))
 }
+
+/// How long the target's replicas may lag before slots are marked.
+const REPLICAS_MAX: Duration = Duration::from_secs(10);
+
+/// How often marking is tried meanwhile.
+const REPLICAS_POLL: Duration = Duration::from_millis(100);
 
 /// Ends a pause of writers.
 const UNPAUSE: &[&[u8]] = &[b"CLIENT", b"UNPAUSE"];
