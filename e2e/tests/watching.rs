@@ -167,3 +167,69 @@ fn a_daemon_shows_its_jobs() {
     daemon.terminate();
     daemon.wait(PATIENCE).expect("it ends").expect_code(0);
 }
+
+/// A server that hangs keeps its connections: nothing breaks, and all looks well.
+#[test]
+fn a_server_that_hangs_is_said_to_be_silent() {
+    let source = Server::builder(Engine::Redis80).start().expect("the source starts");
+    let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
+    source.call(&["SET", "early", "1"]);
+    let job = Sync::new(&source.addr(), &target.addr(), &["--http", "127.0.0.1:0"]);
+    let mut sync = job.start(&[]);
+    let at = http_of(&sync);
+    wait_until_following(&mut sync);
+    wait_until_ready(&at);
+    for (side, server) in [("source", &source), ("target", &target)] {
+        server.suspend().expect("it is suspended");
+        let deadline = Instant::now() + PATIENCE;
+        let words = format!("nothing heard of the {side} {}", server.addr());
+        let why = loop {
+            let (status, body) = get(&at, "/readyz");
+            if status.contains("503") {
+                break body;
+            }
+            assert!(Instant::now() < deadline, "it is said to be well");
+            thread::sleep(Duration::from_millis(100));
+        };
+        assert!(why.contains(&words), "{why}");
+        let shown: Value = serde_json::from_str(&get(&at, "/status").1).expect("JSON");
+        let shown = &shown["status"];
+        let primary = &shown[format!("{side}s")][0];
+        assert!(primary["silent"] == true && primary["silent_ms"].as_u64() > Some(1_000), "{shown}");
+        assert!(shown["pause_estimate_ms"].is_null(), "{shown}");
+        let metrics = get(&at, "/metrics").1;
+        assert!(metric(&metrics, &format!("whimbrel_sync_{side}_silent_seconds{{")) > 1.0, "{metrics}");
+        if side == "source" {
+            assert!(primary["lag_ms"].is_null() && primary["lag_bytes"].is_null(), "{shown}");
+            assert_eq!(metric(&metrics, "whimbrel_sync_source_connected{"), 0.0);
+            assert!(!metrics.contains("\nwhimbrel_sync_source_lag_seconds{"), "{metrics}");
+        }
+        // Here, and in the state folder.
+        for more in [&["--at", &at][..], &["--state-dir", &state_of(&job)]] {
+            let args = [&["watch", "--once"], more].concat();
+            let deadline = Instant::now() + PATIENCE;
+            while !Invocation::new(&args).timeout(PATIENCE).run().expect_code(0).stdout.contains(&words) {
+                assert!(Instant::now() < deadline, "{args:?} does not say it");
+                thread::sleep(Duration::from_millis(100));
+            }
+        }
+        server.resume().expect("it goes on");
+        wait_until_ready(&at);
+    }
+    source.call(&["SET", "late", "1"]);
+    stop(sync);
+}
+
+/// Its folder of syncs.
+fn state_of(job: &Sync) -> String {
+    job.state.path().join("whimbrel").to_str().expect("a path").to_owned()
+}
+
+#[track_caller]
+fn wait_until_ready(at: &str) {
+    let deadline = Instant::now() + PATIENCE;
+    while !get(at, "/readyz").0.contains("200") {
+        assert!(Instant::now() < deadline, "it does not become ready: {}", get(at, "/readyz").1);
+        thread::sleep(Duration::from_millis(50));
+    }
+}

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use whimbrel_control::http::{Exposed, Label, Metric, MetricKind};
+use whimbrel_core::units::format_duration_ms;
 use whimbrel_flow::sync::{SourceShown, SyncPhase, SyncStatus};
 
 use super::desk::Card;
@@ -54,11 +55,13 @@ impl Exposed for Current {
         let c = &shown.counts;
         let count = |name, help, value: u64| Metric::new(Counter, name, help, value as f64);
         let gauge = |name, help, value: u64| Metric::new(Gauge, name, help, value as f64);
-        let by = |kind, name, help, value: fn(&SourceShown) -> f64| {
+        let by = |kind, name, help, value: fn(&SourceShown) -> Option<f64>| {
             let labels = |source: &SourceShown| -> Vec<Label> {
                 vec![("primary", source.address.clone()), ("feed", source.feed.clone())]
             };
-            Metric::by(kind, name, help, shown.sources.iter().map(|source| (labels(source), value(source))))
+            // What is not known is left out: 0 would be a lie.
+            let known = shown.sources.iter().filter_map(|source| Some((labels(source), value(source)?)));
+            Metric::by(kind, name, help, known)
         };
         let phase = |phase: &SyncPhase| {
             (vec![("phase", phase.to_string())], if *phase == shown.phase { 1.0 } else { 0.0 })
@@ -93,31 +96,48 @@ impl Exposed for Current {
                 Gauge,
                 "whimbrel_sync_source_offset",
                 "Replication offset up to which changes are known",
-                |s| s.offset as f64,
+                |s| Some(s.offset as f64),
             ),
             by(
                 Gauge,
                 "whimbrel_sync_source_lag_bytes",
                 "How far the primary was ahead of that, about a second ago",
-                |s| s.lag_bytes as f64,
+                |s| Some(s.lag_bytes? as f64),
             ),
             by(
                 Gauge,
                 "whimbrel_sync_source_lag_seconds",
                 "For how long something has been waiting to be transferred",
-                |s| s.lag_ms as f64 / 1000.0,
+                |s| Some(s.lag_ms? as f64 / 1000.0),
+            ),
+            by(
+                Gauge,
+                "whimbrel_sync_source_silent_seconds",
+                "For how long the primary has given no sign of life; it is asked every second",
+                |s| Some(s.silent_ms as f64 / 1000.0),
+            ),
+            Metric::by(
+                Gauge,
+                "whimbrel_sync_target_silent_seconds",
+                "For how long the target's primary has given no sign of life; it is asked every second",
+                shown.targets.iter().map(|target| {
+                    (vec![("primary", target.address.clone())], target.silent_ms as f64 / 1000.0)
+                }),
             ),
             by(Gauge, "whimbrel_sync_source_touched_keys", "Keys that wait to be transferred", |s| {
-                s.touched as f64
+                Some(s.touched as f64)
             }),
-            by(Gauge, "whimbrel_sync_source_connected", "1 while there is a link to the primary", |s| {
-                if s.trouble.is_none() { 1.0 } else { 0.0 }
-            }),
+            by(
+                Gauge,
+                "whimbrel_sync_source_connected",
+                "1 while there is a link to the primary, and it answers",
+                |s| Some(if s.trouble.is_none() && !s.silent { 1.0 } else { 0.0 }),
+            ),
             by(
                 Counter,
                 "whimbrel_sync_source_links_resumed",
                 "Dropped links that went on without a gap",
-                |s| s.resumed as f64,
+                |s| Some(s.resumed as f64),
             ),
         ];
         if let Some(estimate_ms) = shown.pause_estimate_ms {
@@ -144,11 +164,11 @@ impl Exposed for Current {
             return Err("it has not begun".to_owned());
         };
         let broken = shown.sources.iter().find_map(|s| Some((&s.address, s.trouble.as_ref()?)));
-        match (shown.phase, broken) {
+        let broken = broken.map(|(address, why)| format!("no link to {address}: {why}"));
+        let trouble = broken.or_else(|| shown.silences().next().map(nothing_heard));
+        match (shown.phase, trouble) {
             (SyncPhase::CutOver, _) | (SyncPhase::Following | SyncPhase::CuttingOver, None) => Ok(()),
-            (SyncPhase::Following | SyncPhase::CuttingOver, Some((address, why))) => {
-                Err(format!("no link to {address}: {why}"))
-            }
+            (SyncPhase::Following | SyncPhase::CuttingOver, Some(trouble)) => Err(trouble),
             (phase, _) => Err(format!("it does not follow yet: {phase}")),
         }
     }
@@ -156,4 +176,9 @@ impl Exposed for Current {
     fn status(&self) -> serde_json::Value {
         self.get().and_then(|running| serde_json::to_value(running.card()).ok()).unwrap_or_default()
     }
+}
+
+/// In words, of one of [`SyncShown::silences`](whimbrel_flow::sync::SyncShown::silences).
+pub fn nothing_heard((side, address, silent_ms): (&str, &str, u64)) -> String {
+    format!("nothing heard of the {side} {address} for {}", format_duration_ms(silent_ms))
 }

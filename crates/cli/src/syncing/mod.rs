@@ -434,13 +434,15 @@ fn display(form: Form, status: Arc<SyncStatus>) -> Display {
 fn line(shown: &SyncShown, elapsed_ms: u64) -> String {
     let c = &shown.counts;
     let sum = |of: fn(&sync::SourceShown) -> u64| shown.sources.iter().map(of).sum::<u64>();
-    let lag_ms = shown.sources.iter().map(|source| source.lag_ms).max().unwrap_or(0);
     let mut text = format!("{:>7}  ", format_duration_ms(elapsed_ms));
     // First, since a terminal may be narrow.
     for source in &shown.sources {
         if let Some(trouble) = &source.trouble {
             text.push_str(&format!("NO LINK to {}: {trouble}  ", source.address));
         }
+    }
+    for silence in shown.silences() {
+        text.push_str(&format!("{}  ", exposed::nothing_heard(silence)));
     }
     if let Some(trouble) = &shown.trouble {
         text.push_str(&format!("tries again: {trouble}  "));
@@ -454,9 +456,8 @@ fn line(shown: &SyncShown, elapsed_ms: u64) -> String {
             format_bytes(c.bytes_written)
         )),
         SyncPhase::Following => text.push_str(&format!(
-            "following  lag {}, {}  {} keys and {} written",
-            if lag_ms < 10_000 { format!("{lag_ms} ms") } else { format_duration_ms(lag_ms) },
-            format_bytes(sum(|source| source.lag_bytes)),
+            "following  lag {}  {} keys and {} written",
+            lag(shown),
             format_count(c.written),
             format_bytes(c.bytes_written)
         )),
@@ -482,6 +483,16 @@ fn line(shown: &SyncShown, elapsed_ms: u64) -> String {
         }
     }
     text
+}
+
+/// The longest lag, and the sum in bytes: unknown where that of one primary is.
+fn lag(shown: &SyncShown) -> String {
+    let lags: Option<Vec<(u64, u64)>> =
+        shown.sources.iter().map(|s| Some((s.lag_ms?, s.lag_bytes?))).collect();
+    let Some(lags) = lags else { return "unknown".to_owned() };
+    let ms = lags.iter().map(|(ms, _)| *ms).max().unwrap_or(0);
+    let bytes = format_bytes(lags.iter().map(|(_, bytes)| bytes).sum());
+    if ms < 10_000 { format!("{ms} ms, {bytes}") } else { format!("{}, {bytes}", format_duration_ms(ms)) }
 }
 
 fn show_report(args: &SyncArgs, report: &SyncReport, again: &str) {

@@ -11,6 +11,7 @@ use whimbrel_core::units::{format_bytes, format_count};
 use whimbrel_engine::error::Result;
 
 use super::desk::Desk;
+use super::exposed::nothing_heard;
 use crate::args::WatchArgs;
 use crate::copying::state_dir;
 use crate::display::plain;
@@ -109,6 +110,7 @@ fn page(card: &Value, last: Option<&Value>) -> String {
 fn page_of_sync(card: &Value, last: Option<&Value>) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let number = |value: &Value| value.as_u64().unwrap_or(0);
+    let unknown = || "unknown".to_owned();
     let status = &card["status"];
     let counts = &status["counts"];
     let since = |last: &Value, name: &str| {
@@ -133,6 +135,12 @@ fn page_of_sync(card: &Value, last: Option<&Value>) -> String {
             page.push_str(&format!("BROKEN   {}: {trouble}\n", text(&source["address"])));
         }
     }
+    for (side, servers) in [("source", &status["sources"]), ("target", &status["targets"])] {
+        for server in servers.as_array().into_iter().flatten().filter(|server| server["silent"] == true) {
+            let silence = (side, &*text(&server["address"]), number(&server["silent_ms"]));
+            page.push_str(&format!("SILENT   {}\n", nothing_heard(silence)));
+        }
+    }
     if let Some(trouble) = status["trouble"].as_str() {
         page.push_str(&format!("again    {trouble}\n"));
     }
@@ -155,8 +163,8 @@ fn page_of_sync(card: &Value, last: Option<&Value>) -> String {
             "{:<22} {:>16} {:>10} {:>9} {:>9} {:>8}  {}\n",
             text(&source["address"]),
             format_count(number(&source["offset"])),
-            format_bytes(number(&source["lag_bytes"])),
-            format_count(number(&source["lag_ms"])),
+            source["lag_bytes"].as_u64().map_or_else(unknown, format_bytes),
+            source["lag_ms"].as_u64().map_or_else(unknown, format_count),
             format_count(number(&source["touched"])),
             format_count(number(&source["resumed"])),
             text(&source["feed"]),

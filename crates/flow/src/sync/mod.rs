@@ -29,6 +29,7 @@ mod compare;
 mod consumers;
 mod cutover;
 mod fences;
+mod heard;
 mod reconcile;
 mod source;
 mod status;
@@ -55,7 +56,7 @@ use whimbrel_engine::seal::Fence;
 pub use self::cutover::{Compare, CutoverOptions, CutoverReport};
 pub use self::fences::FenceNote;
 use self::source::{Position, PositionHandle, Round, Source};
-pub use self::status::{SourceShown, SyncPhase, SyncShown, SyncStatus};
+pub use self::status::{SourceShown, SyncPhase, SyncShown, SyncStatus, TargetShown};
 use crate::copy::{self, CopyOptions, KeyFailure, Shared};
 use crate::journal::{Journal, JournalState};
 use crate::progress::CopyCounts;
@@ -241,7 +242,14 @@ pub async fn sync(
     if !resumed {
         sync.state.sweep = sync.options.sweep_first;
     }
+    let mut listeners = JoinSet::new();
+    let heard = [sync.status.source_heard.clone(), sync.status.target_heard.clone()];
+    for (deployment, heard) in [&sync.shared.source, &sync.shared.target].into_iter().zip(&heard) {
+        listeners.spawn(heard::listen(deployment.clone(), heard.clone()));
+    }
     let outcome = sync.run(resumed, &mut asks).await;
+    listeners.shutdown().await;
+    heard.iter().for_each(|heard| heard.clear());
     let cutover = match outcome {
         Ok(cutover) => cutover,
         Err(e) => {

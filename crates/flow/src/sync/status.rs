@@ -8,6 +8,7 @@ use serde::{Serialize, Serializer};
 use tokio::time::Instant;
 use whimbrel_engine::feed::Feed;
 
+use super::heard::{self, Heard};
 use crate::copy::KeyFailure;
 use crate::progress::{CopyCounts, CopyProgress};
 
@@ -87,21 +88,29 @@ impl SourceView {
         *self.behind_since.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    fn shown(&self) -> SourceShown {
+    fn shown(&self, heard: &Heard) -> SourceShown {
         let touched = self.feed.touched();
         let offset = self.feed.offset();
+        let address = self.feed.address().to_string();
+        let silent_ms = heard.silent_ms(&address);
+        let (silent, trouble) = (heard::is_silent(silent_ms), self.feed.broken());
+        // What it has done meanwhile nobody knows.
+        let is_known = !silent && trouble.is_none();
         let behind_since = *self.behind_since.lock().unwrap_or_else(PoisonError::into_inner);
         SourceShown {
-            address: self.feed.address().to_string(),
+            address,
             feed: self.feed.kind().to_string(),
             offset,
-            lag_bytes: self.server_offset.load(Ordering::Relaxed).saturating_sub(offset),
-            lag_ms: behind_since
-                .map_or(0, |since| u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)),
+            lag_bytes: is_known.then(|| self.server_offset.load(Ordering::Relaxed).saturating_sub(offset)),
+            lag_ms: is_known.then(|| {
+                behind_since.map_or(0, |since| u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX))
+            }),
+            silent_ms,
+            silent,
             touched: touched.len() as u64,
             round_ms: self.round_us.load(Ordering::Relaxed).div_ceil(1_000),
             resumed: self.feed.resumed(),
-            trouble: self.feed.broken(),
+            trouble,
         }
     }
 }
@@ -115,10 +124,15 @@ pub struct SourceShown {
     pub feed: String,
     /// The replication offset up to which changes are known; 0 for a tracking feed.
     pub offset: u64,
-    /// How far the server was ahead of that when it was last asked, about once a second.
-    pub lag_bytes: u64,
-    /// For how long something has been waiting to be transferred.
-    pub lag_ms: u64,
+    /// How far the server was ahead of that when it was last asked, about once a second. `None` where that is not known,
+    /// since it is silent or there is no link.
+    pub lag_bytes: Option<u64>,
+    /// For how long something has been waiting to be transferred. `None` likewise.
+    pub lag_ms: Option<u64>,
+    /// For how long the server has given no sign of life; it is asked for one every second.
+    pub silent_ms: u64,
+    /// True where that is longer than a server that is well takes.
+    pub silent: bool,
     /// Touched keys that wait to be transferred.
     pub touched: u64,
     /// What the last transfer of touched keys took.
@@ -129,11 +143,26 @@ pub struct SourceShown {
     pub trouble: Option<String>,
 }
 
+/// One primary of the target.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TargetShown {
+    /// Which.
+    pub address: String,
+    /// For how long the server has given no sign of life; it is asked for one every second.
+    pub silent_ms: u64,
+    /// True where that is longer than a server that is well takes.
+    pub silent: bool,
+}
+
 /// How a sync stands.
 #[derive(Debug, Default)]
 pub struct SyncStatus {
     /// Counters of keys and bytes.
     pub copy: Arc<CopyProgress>,
+    /// When the primaries of the source were last heard of.
+    pub(super) source_heard: Arc<Heard>,
+    /// And those of the target.
+    pub(super) target_heard: Arc<Heard>,
     inner: Mutex<Inner>,
 }
 
@@ -156,10 +185,13 @@ pub struct SyncShown {
     pub phase: SyncPhase,
     /// The primaries of the source.
     pub sources: Vec<SourceShown>,
+    /// The primaries of the target.
+    pub targets: Vec<TargetShown>,
     /// Slots that have to be gone through again.
     pub doubtful_slots: usize,
     /// How long a cutover would hold writers now: the longest last round, and the comparison as it was rehearsed when it
-    /// began to follow. `cutover --dry-run` measures both. `None` until it follows.
+    /// began to follow. `cutover --dry-run` measures both. `None` until it follows, and while
+    /// a server is silent.
     pub pause_estimate_ms: Option<u64>,
     /// Why something was tried again in the last few seconds.
     pub trouble: Option<String>,
@@ -169,17 +201,39 @@ pub struct SyncShown {
     pub counts: CopyCounts,
 }
 
+impl SyncShown {
+    /// The servers that are silent: `source` or `target`, the address, and for how long.
+    pub fn silences(&self) -> impl Iterator<Item = (&'static str, &str, u64)> {
+        let sources = self.sources.iter().filter(|source| source.silent);
+        let targets = self.targets.iter().filter(|target| target.silent);
+        sources
+            .map(|source| ("source", source.address.as_str(), source.silent_ms))
+            .chain(targets.map(|target| ("target", target.address.as_str(), target.silent_ms)))
+    }
+}
+
 impl SyncStatus {
     /// How it stands now.
     pub fn shown(&self) -> SyncShown {
         let inner = self.lock();
-        let sources: Vec<SourceShown> = inner.sources.iter().map(|source| source.shown()).collect();
+        let sources: Vec<SourceShown> = inner.sources.iter().map(|s| s.shown(&self.source_heard)).collect();
+        let targets = self.target_heard.silences().into_iter().map(|(address, silent_ms)| TargetShown {
+            address,
+            silent_ms,
+            silent: heard::is_silent(silent_ms),
+        });
+        let targets: Vec<TargetShown> = targets.collect();
+        let all_answer = !sources.iter().any(|s| s.silent) && !targets.iter().any(|t| t.silent);
         let round_ms = sources.iter().map(|source| source.round_ms).max().unwrap_or(0);
         SyncShown {
             phase: inner.phase,
             sources,
+            targets,
             doubtful_slots: inner.doubtful_slots,
-            pause_estimate_ms: inner.compare_ms.map(|compare_ms| round_ms + compare_ms),
+            pause_estimate_ms: inner
+                .compare_ms
+                .filter(|_| all_answer)
+                .map(|compare_ms| round_ms + compare_ms),
             trouble: self.copy.trouble(),
             failures: inner.failures.clone(),
             counts: self.copy.snapshot(),
