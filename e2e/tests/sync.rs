@@ -950,3 +950,58 @@ fn documented_permissions_lead_back() {
     assert_eq!(source.call(&["GET", "since"]), redis::Value::BulkString(b"then".to_vec()));
     assert_eq!(denied(&source).len(), 0, "{:#?}", denied(&source));
 }
+
+/// A stream that goes on does not say again which database its commands are for.
+#[test]
+fn a_stream_that_goes_on_is_for_the_database_that_it_was_for() {
+    let source = Server::builder(Engine::Redis80).start().expect("the source starts");
+    let [target, other] =
+        [(); 2].map(|()| Server::builder(Engine::Valkey91).start().expect("the target starts"));
+    let in_db = |server: &Server, db: u32| {
+        let mut connection = server.connection();
+        redis::cmd("SELECT").arg(db).exec(&mut connection).expect("it has the database");
+        connection
+    };
+    let mut third = in_db(&source, 3);
+    let mut set = |key: &str| redis::cmd("SET").arg(key).arg(1).exec(&mut third).expect("written");
+    // The same names elsewhere stay.
+    let same = |server: &Server| redis::cmd("SET").arg("a:0").arg(1).exec(&mut in_db(server, 5));
+    same(&source).expect("written");
+    set("a:0");
+    let job = Sync::new(&source.addr(), &target.addr(), &[]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    set("before");
+    wait_until(|| holds(&target, 3, "before"));
+    stop(sync);
+    (0..5).for_each(|n| set(&format!("a:{n}")));
+    let output = job.start(&["--once", "--resume"]).wait(PATIENCE).expect("it ends").expect_code(0);
+    let counts = report(&output)["report"]["counts"].clone();
+    assert_eq!((&counts["gone"], &counts["written"]), (&0.into(), &5.into()), "{counts}");
+    // Another sync begins where nothing is remembered.
+    let job = Sync::new(&source.addr(), &other.addr(), &[]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    set("after");
+    (1..5).for_each(|n| set(&format!("a:{n}")));
+    redis::cmd("DEL").arg("a:0").exec(&mut third).expect("deleted");
+    wait_until(|| holds(&other, 3, "after") && !holds(&other, 3, "a:0"));
+    let output = stop(sync);
+    assert_eq!(report(&output)["report"]["counts"]["gone"], 1, "{}", output.stdout);
+    assert!(holds(&other, 5, "a:0") && holds(&target, 5, "a:0"), "a key of another database is gone");
+}
+
+fn holds(server: &Server, db: u32, key: &str) -> bool {
+    let mut connection = server.connection();
+    redis::cmd("SELECT").arg(db).exec(&mut connection).expect("it has the database");
+    redis::cmd("EXISTS").arg(key).query(&mut connection).expect("it answers")
+}
+
+#[track_caller]
+fn wait_until(is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "it does not come to that");
+        thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -287,6 +287,16 @@ impl Decoder {
         }
     }
 
+    /// The database of what comes next, where that is known.
+    pub(super) fn db(&self) -> Option<u32> {
+        self.db
+    }
+
+    /// The stream goes on where one ended whose database was `db`.
+    pub(super) fn goes_on_in(&mut self, db: Option<u32>) {
+        self.db = self.db.or(db);
+    }
+
     /// A sink that records into `set`.
     pub(super) fn recorder<'a>(&'a mut self, set: &'a mut TouchedSet) -> Recorder<'a> {
         Recorder { decoder: self, set }

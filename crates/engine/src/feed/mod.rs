@@ -133,6 +133,10 @@ pub struct History {
     pub replid: String,
     /// How far in it, in bytes.
     pub offset: u64,
+    /// The database that the commands after it are for, until a `SELECT` tells another: a stream that goes on does not
+    /// say it again. `None` where it is not known.
+    #[serde(default)]
+    pub db: Option<u32>,
 }
 
 /// How far a feed has come.
@@ -142,6 +146,8 @@ struct Progress {
     replid: String,
     /// The offset up to which everything is in the [`Touched`].
     offset: u64,
+    /// The database of what comes after it.
+    db: Option<u32>,
     failure: Option<FeedFailure>,
 }
 
@@ -334,7 +340,8 @@ impl Feed {
     /// The point up to which everything is in [`Feed::touched`]; `None` for a tracking feed.
     pub fn history(&self) -> Option<History> {
         let progress = self.progress.borrow();
-        let history = || History { replid: progress.replid.clone(), offset: progress.offset };
+        let history =
+            || History { replid: progress.replid.clone(), offset: progress.offset, db: progress.db };
         (!progress.replid.is_empty()).then(history)
     }
 

@@ -159,13 +159,14 @@ pub(super) async fn attach_at(
     options: FeedOptions,
     from: &History,
 ) -> Result<Option<Stream>> {
-    let ready = match prepare(deployment, place).await? {
+    let mut ready = match prepare(deployment, place).await? {
         Ok(ready) => ready,
         Err(why) => {
             tracing::info!(at = %place.address, %why, "no replication link");
             return Ok(None);
         }
     };
+    ready.decoder.goes_on_in(from.db);
     let mut stream = Stream::new(place, shared, options, (ready.link, ready.decoder), from.offset);
     match stream.psync(Some(from)).await? {
         Opening::Continue { replid } => stream.replid = replid.unwrap_or(from.replid.clone()),
@@ -250,7 +251,7 @@ async fn backlog(link: &mut Link) -> Result<Option<History>> {
     let info = Info::parse(text);
     let history = || {
         let replid = info.field("master_replid")?.to_owned();
-        Some(History { replid, offset: info.number("master_repl_offset")? })
+        Some(History { replid, offset: info.number("master_repl_offset")?, db: None })
     };
     Ok(if info.field("repl_backlog_active") == Some("1") { history() } else { None })
 }
@@ -368,6 +369,8 @@ impl Stream {
         self.shared.progress.send_if_modified(|progress| {
             let changed = progress.offset != offset || progress.replid != self.replid;
             progress.offset = offset;
+            // Of a `SELECT` that has arrived in part, it may be ahead: that comes once more, before anything else does.
+            progress.db = self.decoder.db();
             if progress.replid != self.replid {
                 progress.replid.clone_from(&self.replid);
             }
@@ -439,7 +442,8 @@ impl Stream {
             return Err(link.server_error(ServerError { code: Code::Other, text: why }, b"REPLCONF"));
         }
         // A command that had arrived in part comes once more.
-        let from = History { replid: self.replid.clone(), offset: self.parser.offset() };
+        let db = self.decoder.db();
+        let from = History { replid: self.replid.clone(), offset: self.parser.offset(), db };
         self.link = link;
         self.parser = Parser::new(from.offset);
         self.heard = Instant::now();

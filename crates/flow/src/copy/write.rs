@@ -51,6 +51,8 @@ struct Sent {
 /// What became of one state.
 enum Fate {
     Done,
+    /// It was to be removed, and was not there.
+    Absent,
     Skipped,
     Exists,
     Retry(Error),
@@ -155,12 +157,13 @@ impl Writer {
                     left.push(self.redirected(state, &e));
                     failure = Some(e);
                 }
-                Some(Fate::Done) if matches!(state.body, Body::Gone) => {
-                    CopyProgress::add(&self.shared.progress.gone, 1);
+                Some(fate @ (Fate::Done | Fate::Absent)) if matches!(state.body, Body::Gone) => {
+                    let removed = u64::from(matches!(fate, Fate::Done));
+                    CopyProgress::add(&self.shared.progress.gone, removed);
                     self.shared.arrived(self.unit.db, &state.key);
                     self.shared.unfollow_elements(self.unit.db, &state.key);
                 }
-                Some(Fate::Done) => {
+                Some(Fate::Done | Fate::Absent) => {
                     self.shared.arrived(self.unit.db, &state.key);
                     CopyProgress::add(&self.shared.progress.written, 1);
                     CopyProgress::add(&self.shared.progress.bytes_written, state.bytes());
@@ -319,6 +322,7 @@ impl Writer {
         let Some(e) = ServerError::of(reply) else {
             return match reply {
                 Value::Simple(_) => Fate::Done,
+                Value::Int(0) if matches!(state.body, Body::Gone) => Fate::Absent,
                 Value::Int(_) if matches!(state.body, Body::Gone) => Fate::Done,
                 // SET NX found the key.
                 Value::Null if existing == Existing::Skip => Fate::Skipped,

@@ -281,7 +281,8 @@ impl Syncer {
             let Some(history) = feed.history() else {
                 return Err(refused("the target's history is not known"));
             };
-            let history = History { offset, ..history };
+            // What lies between was not read: it may have selected another database.
+            let history = History { offset, db: None, ..history };
             positions.push(Position { address: feed.address().to_string(), seen: history.clone(), history });
         }
         // Whoever writes there from now on is not followed by us any more, and everything is equal.

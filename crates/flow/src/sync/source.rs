@@ -16,6 +16,7 @@ use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::feed::{Feed, History, Touch, What};
 use whimbrel_engine::link::Link;
+use whimbrel_engine::probe::Info;
 
 use super::status::SourceView;
 use crate::copy::{DbPair, Lanes, Shared, Tracker, average_bytes};
@@ -103,6 +104,24 @@ struct ElementLinks {
 }
 
 impl ElementLinks {
+    /// The databases that hold keys: those of the server at `from`, and those of the target.
+    async fn keyspaces(&mut self, shared: &Shared, from: &Address) -> Result<(BTreeSet<u32>, BTreeSet<u32>)> {
+        let source = match self.source.entry(0) {
+            btree_map::Entry::Occupied(link) => link.into_mut(),
+            btree_map::Entry::Vacant(place) => place.insert(shared.source.open(from, 0).await?),
+        };
+        let ours = keyspace(source).await?;
+        let mut theirs = BTreeSet::new();
+        for shard in &shared.target.topology().shards {
+            let target = match self.target.entry((shard.primary.clone(), 0)) {
+                hash_map::Entry::Occupied(link) => link.into_mut(),
+                hash_map::Entry::Vacant(place) => place.insert(shared.open_target(&shard.primary, 0).await?),
+            };
+            theirs.extend(keyspace(target).await?);
+        }
+        Ok((ours, theirs))
+    }
+
     async fn of(
         &mut self,
         shared: &Shared,
@@ -226,8 +245,9 @@ impl Source {
         let is_all = touches.len() < ROUND_KEYS_MAX;
         self.shared.doubt_source_slots(&overflown);
         let (began, is_empty) = (Instant::now(), touches.is_empty());
-        let touches = self.follow_elements(touches).await;
-        let mut sorted = self.sorted(touches);
+        let dbs = self.dbs_of_unknown(&touches).await;
+        let touches = self.follow_elements(touches, &dbs).await;
+        let mut sorted = self.sorted(touches, &dbs);
         while let Some((db, keys)) = sorted.pop_first() {
             let outcome = self.transfer(db, keys.clone()).await;
             if !matches!(outcome, Ok(true)) {
@@ -264,11 +284,11 @@ impl Source {
     /// others, and those where that was not possible for whatever reason.
     ///
     /// **Invariant: one lane per key.** Nothing else transfers keys of this source meanwhile.
-    async fn follow_elements(&mut self, touches: Vec<Touch>) -> Vec<Touch> {
+    async fn follow_elements(&mut self, touches: Vec<Touch>, dbs: &[u32]) -> Vec<Touch> {
         if !self.shared.follows_any_elements() {
             return touches;
         }
-        let touches = touches.into_iter().flat_map(|touch| self.told_apart(touch));
+        let touches = touches.into_iter().flat_map(|touch| self.told_apart(touch, dbs));
         let (followed, mut left): (Vec<_>, Vec<_>) = touches.partition(|t| self.is_followed(t));
         let mut is_working = true;
         for touch in followed {
@@ -289,15 +309,36 @@ impl Source {
         left
     }
 
+    /// The databases of the source in which keys may be whose touches do not tell it; called after they were taken. One that
+    /// holds no key on either side has nothing to be transferred or removed.
+    async fn dbs_of_unknown(&mut self, touches: &[Touch]) -> Vec<u32> {
+        let shared = self.shared.clone();
+        let pairs = &shared.options.dbs;
+        let all = || pairs.iter().map(|pair| pair.source).collect();
+        if pairs.len() < 2 || touches.iter().all(|touch| touch.db.is_some()) {
+            return all();
+        }
+        match self.element_links.keyspaces(&shared, self.feed.address()).await {
+            Ok((ours, theirs)) => {
+                let is_used = |pair: &&DbPair| ours.contains(&pair.source) || theirs.contains(&pair.target);
+                pairs.iter().filter(is_used).map(|pair| pair.source).collect()
+            }
+            Err(error) => {
+                tracing::debug!(%error, "it is not known which databases hold keys: all of them may");
+                self.element_links = ElementLinks::default();
+                all()
+            }
+        }
+    }
+
     /// Where the feed does not know the database of a touch, and the key is followed in one of them, it is a touch in each:
     /// what is transferred is the present state, so one too many changes nothing.
-    fn told_apart(&self, touch: Touch) -> Vec<Touch> {
-        let dbs = || self.shared.options.dbs.iter().map(|pair| pair.source);
+    fn told_apart(&self, touch: Touch, dbs: &[u32]) -> Vec<Touch> {
         match touch.db {
             None if touch.what != What::Whole
-                && dbs().any(|db| self.shared.follows_elements(db, &touch.key)) =>
+                && dbs.iter().any(|db| self.shared.follows_elements(*db, &touch.key)) =>
             {
-                dbs().map(|db| Touch { db: Some(db), ..touch.clone() }).collect()
+                dbs.iter().map(|&db| Touch { db: Some(db), ..touch.clone() }).collect()
             }
             _ => vec![touch],
         }
@@ -413,7 +454,7 @@ impl Source {
     }
 
     /// The keys that the sync is about, by database.
-    fn sorted(&self, touches: Vec<Touch>) -> BTreeMap<u32, Vec<Bytes>> {
+    fn sorted(&self, touches: Vec<Touch>, dbs: &[u32]) -> BTreeMap<u32, Vec<Bytes>> {
         let topology = self.shared.source.topology();
         let own = |slot| topology.shard_of(slot).is_none_or(|shard| shard.id == self.unit.shard_id);
         let mut sorted: BTreeMap<u32, Vec<Bytes>> = BTreeMap::new();
@@ -437,7 +478,7 @@ impl Source {
             };
             match touch.db {
                 Some(db) => add(db, touch.key),
-                None => self.shared.options.dbs.iter().for_each(|pair| add(pair.source, touch.key.clone())),
+                None => dbs.iter().for_each(|db| add(*db, touch.key.clone())),
             }
         }
         for keys in sorted.values_mut() {
@@ -447,6 +488,15 @@ impl Source {
         }
         sorted
     }
+}
+
+/// The databases of a server that hold keys.
+async fn keyspace(link: &mut Link) -> Result<BTreeSet<u32>> {
+    if Info::ask(link, "persistence").await?.field("loading") != Some("0") {
+        // Until then it counts fewer databases than it has.
+        return Err(Error::own("count the keys", "the server may still be loading its data set"));
+    }
+    Ok(Info::ask(link, "keyspace").await?.keyspace().into_iter().map(|(db, _)| db).collect())
 }
 
 /// Those of `keys` that differ, found by all comparers at the same time.
