@@ -225,6 +225,16 @@ impl Running {
         self.signal(Signal::SIGTERM);
     }
 
+    /// Stops it as SIGSTOP does: it keeps its files and connections, and does nothing.
+    pub fn suspend(&mut self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    /// Has it go on after [`Running::suspend`].
+    pub fn resume(&mut self) {
+        self.signal(Signal::SIGCONT);
+    }
+
     /// Waits for its end; none if it still runs after `timeout`.
     pub fn wait(&mut self, timeout: Duration) -> Option<Output> {
         let status = self.wait_status(timeout)?;

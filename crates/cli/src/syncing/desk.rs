@@ -10,7 +10,7 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
@@ -30,6 +30,12 @@ const PUBLISH_PERIOD: Duration = Duration::from_secs(1);
 
 /// How often somebody looks whether something was asked or answered.
 const LOOK_PERIOD: Duration = Duration::from_millis(20);
+
+/// How long a question may lie there before it is taken: a process that runs takes it at once.
+const TAKEN_WITHIN: Duration = Duration::from_secs(10);
+
+/// How long a process that has taken it may show nothing of itself: one that runs does so every second, whatever it is at.
+const SHOWN_WITHIN: Duration = Duration::from_secs(30);
 
 /// How a sync stands, for others.
 #[derive(Debug, Serialize)]
@@ -218,18 +224,17 @@ impl Desk {
 
     /// Serves those who ask, and shows how the sync stands, until it is dropped.
     pub async fn attend(self, running: Running, asks: mpsc::Sender<Ask>) -> std::convert::Infallible {
-        // Left over from an earlier run: whoever asked has gone.
-        let _: Option<Wish> = self.take("ask");
+        // Perhaps left over from an earlier run. A process of the same number may run by now that asked for nothing: so it is
+        // not carried out, and one that was asked while this began is told to ask again.
+        if let Some(wish) = self.take::<Wish>("ask") {
+            self.reply(&wish, too_early(&wish));
+        }
         let serve = async {
             loop {
                 if let Some(wish) = self.take::<Wish>("ask") {
                     let reply = self.pass_on(&wish, &asks).await;
                     let _: Option<bool> = self.take(&wish.withdrawal());
-                    if wish.is_awaited()
-                        && let Err(error) = self.put(&wish.answer(), &reply)
-                    {
-                        tracing::warn!(%error, "an answer could not be given");
-                    }
+                    self.reply(&wish, reply);
                 }
                 sleep(LOOK_PERIOD).await;
             }
@@ -244,6 +249,14 @@ impl Desk {
         };
         let (never, _): (std::convert::Infallible, std::convert::Infallible) = tokio::join!(serve, publish);
         never
+    }
+
+    fn reply(&self, wish: &Wish, reply: Reply) {
+        if wish.is_awaited()
+            && let Err(error) = self.put(&wish.answer(), &reply)
+        {
+            tracing::warn!(%error, "an answer could not be given");
+        }
     }
 
     async fn pass_on(&self, wish: &Wish, asks: &mpsc::Sender<Ask>) -> Reply {
@@ -296,20 +309,35 @@ impl Desk {
     /// Asks the process that runs the sync, and waits for its answer.
     ///
     /// # Errors
-    /// `Own` where it does not run, ends before it answers, or does not answer within `limit`.
+    /// `Own` where it does not run, ends before it answers, is stopped or hangs, or does not answer within `limit`.
     pub async fn ask(&self, wish: &Wish, limit: Duration) -> Result<Reply> {
         self.put_new("ask", wish)?;
-        let asked = std::time::Instant::now();
+        let asked = Instant::now();
         let mut looked = asked;
+        let mut is_taken = false;
+        let (mut shown, mut shown_at) = (self.shown_at(), asked);
         let mut is_attended = true;
-        while is_attended && asked.elapsed() < limit {
+        while is_attended && asked.elapsed() < limit && shown_at.elapsed() < SHOWN_WITHIN {
             sleep(LOOK_PERIOD).await;
             if let Some(reply) = self.take::<Reply>(&wish.answer()).filter(|reply| reply.id == wish.id) {
                 return Ok(reply);
             }
             if looked.elapsed() > PUBLISH_PERIOD {
-                looked = std::time::Instant::now();
+                looked = Instant::now();
                 is_attended = self.is_attended();
+                let now = self.shown_at();
+                if now != shown {
+                    (shown, shown_at) = (now, looked);
+                }
+            }
+            is_taken = is_taken || !self.path("ask").exists();
+            // Once it is gone from there nobody begins with it any more.
+            if !is_taken && asked.elapsed() > TAKEN_WITHIN && std::fs::remove_file(self.path("ask")).is_ok() {
+                let what = format!("{} is stopped or hangs: it has not taken the question", self.name);
+                return Err(Error::own("ask for the cutover", what).with_remedy(
+                    "nothing was begun. See what the process does that runs the sync (SIGCONT has one go on that was \
+                     stopped), or end it and go on with --resume",
+                ));
             }
         }
         let what = format!("{} does not answer", self.name);
@@ -317,6 +345,11 @@ impl Desk {
             "see what the process says that runs the sync; should it have died while writers were held, the servers let them \
              go by themselves, after --max-pause at the latest",
         ))
+    }
+
+    /// When the process that runs the sync last showed how it stands.
+    fn shown_at(&self) -> Option<SystemTime> {
+        std::fs::metadata(self.path("json")).ok()?.modified().ok()
     }
 
     /// Would rather not, as long as nobody is held yet. The answer tells which it was.
@@ -334,4 +367,9 @@ impl Desk {
             let _ = std::fs::remove_file(self.path(ending));
         }
     }
+}
+
+fn too_early(wish: &Wish) -> Reply {
+    let error = "cut over: the sync has only just begun: ask again".to_owned();
+    Reply { id: wish.id.clone(), report: None, error: Some(error), exit: Exit::Refused as u8 }
 }
