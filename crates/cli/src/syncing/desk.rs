@@ -215,10 +215,12 @@ impl Desk {
     }
 
     fn take<T: for<'de> Deserialize<'de>>(&self, ending: &str) -> Option<T> {
-        let path = self.path(ending);
-        let text = safety::read_own(&path);
+        // Under a name of our own first: a file that was put there after it was looked for must not be removed unread.
+        let taken = self.path(&format!("{ending}-taken"));
+        std::fs::rename(self.path(ending), &taken).ok()?;
+        let text = safety::read_own(&taken);
         // Taken is taken, whatever it says, and whoever wrote it.
-        std::fs::remove_file(&path).ok()?;
+        std::fs::remove_file(&taken).ok()?;
         serde_json::from_str(&text?).ok()
     }
 
@@ -372,4 +374,45 @@ impl Desk {
 fn too_early(wish: &Wish) -> Reply {
     let error = "cut over: the sync has only just begun: ask again".to_owned();
     Reply { id: wish.id.clone(), report: None, error: Some(error), exit: Exit::Refused as u8 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One of so many fell between the look and the removal before both were one step.
+    #[test]
+    fn no_question_is_lost_between_a_look_and_the_next() {
+        const QUESTIONS: u32 = 5_000;
+        let folder = tempfile::tempdir().expect("a folder");
+        let desk = Desk::new(folder.path(), "sync-x");
+        let asking = desk.clone();
+        let asker = std::thread::spawn(move || {
+            for number in 0..QUESTIONS {
+                let wish = Wish {
+                    id: number.to_string(),
+                    pid: std::process::id(),
+                    max_pause_ms: 1,
+                    fence: FenceKind::None,
+                    compare: Compare::None,
+                    reverse: false,
+                    back: false,
+                    accept_failures: false,
+                    dry_run: true,
+                };
+                asking.put_new("ask", &wish).expect("the place is free");
+                let deadline = Instant::now() + Duration::from_secs(30);
+                while asking.path("ask").exists() {
+                    assert!(Instant::now() < deadline, "{number} is not taken");
+                    std::hint::spin_loop();
+                }
+            }
+        });
+        let mut taken = 0;
+        while !asker.is_finished() {
+            taken += u32::from(desk.take::<Wish>("ask").is_some());
+        }
+        asker.join().expect("it asks to the end");
+        assert_eq!(taken, QUESTIONS);
+    }
 }
