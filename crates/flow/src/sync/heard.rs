@@ -102,8 +102,8 @@ async fn listen_to(deployment: Arc<Deployment>, address: Address, heard: Arc<Hea
                 Some(link) => link,
                 None => deployment.open(&address, 0).await?,
             };
-            // An error is a sign of life as well.
-            link.ask(&[b"PING"]).await?;
+            // Our users may ask this on both sides, unlike PING. An error is a sign of life as well.
+            link.ask(&[b"INFO", b"replication"]).await?;
             Ok(link)
         };
         let answered: Result<Link> = match timeout(ANSWER_TIME, ask).await {
