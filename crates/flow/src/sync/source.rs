@@ -496,7 +496,7 @@ async fn keyspace(link: &mut Link) -> Result<BTreeSet<u32>> {
         // Until then it counts fewer databases than it has.
         return Err(Error::own("count the keys", "the server may still be loading its data set"));
     }
-    Ok(Info::ask(link, "keyspace").await?.keyspace().into_iter().map(|(db, _)| db).collect())
+    Ok(Info::ask(link, "keyspace").await?.keyspace().into_keys().collect())
 }
 
 /// Those of `keys` that differ, found by all comparers at the same time.
