@@ -5,7 +5,7 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::Path;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::Commands;
 use serde_json::Value as Json;
@@ -26,6 +26,7 @@ const INTERNAL: i32 = 1;
 const USAGE: i32 = 2;
 const UNREACHABLE: i32 = 3;
 const REFUSED: i32 = 4;
+const PARTIAL: i32 = 5;
 const INTERRUPTED: i32 = 7;
 
 fn start(builder: whimbrel_lab::ServerBuilder) -> Server {
@@ -643,4 +644,46 @@ fn a_password_in_an_address_is_not_in_the_process_title() {
     assert!(title.contains(&source.addr()), "{title}");
     assert!(!title.contains("sekrit"), "{title}");
     copy.wait(Duration::from_secs(60)).expect("it ends").expect_code(0);
+}
+
+/// Servers find no keys of it, which looks like success.
+#[test]
+fn a_type_that_does_not_exist() {
+    let (source, target) = (filled(Engine::Valkey81), server(Engine::Valkey81));
+    for (kind, code) in [("strng", USAGE), ("string,hsh", USAGE), ("string", 0)] {
+        let (from, to) = (source.addr(), target.addr());
+        let state = state_dir();
+        let copy = ["copy", &from, &to, "--replace", "--yes", "--type", kind];
+        let output = Invocation::new(&copy).env("XDG_STATE_HOME", state.path()).run().expect_code(code);
+        assert_eq!(output.stderr.contains("there is no such type"), code != 0, "{kind}: {}", output.stderr);
+    }
+}
+
+/// A source that is emptied looks like one whose keys are deleted, and after SWAPDB another database is read.
+#[test]
+fn a_source_that_is_emptied_meanwhile() {
+    for (engine, command) in [
+        (Engine::Valkey81, &["FLUSHDB"][..]),
+        (Engine::Redis70, &["SWAPDB", "0", "1"]),
+        (Engine::Redis80, &["FLUSHALL"]),
+    ] {
+        let (source, target) = (server(engine), server(engine));
+        let mut pipe = redis::pipe();
+        for i in 0..20_000 {
+            pipe.set(format!("key:{i}"), i).ignore();
+        }
+        let () = pipe.query(&mut source.connection()).expect("the source takes keys");
+        let (from, to, state) = (source.addr(), target.addr(), state_dir());
+        let copy = ["copy", &from, &to, "--rate-keys", "4000"];
+        let mut running = Invocation::new(&copy).env("XDG_STATE_HOME", state.path()).spawn();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while target.call(&["DBSIZE"]) == redis::Value::Int(0) {
+            assert!(Instant::now() < deadline, "nothing arrives");
+            thread::sleep(Duration::from_millis(10));
+        }
+        source.call(command);
+        let output = running.wait(PATIENCE).expect("it ends").expect_code(PARTIAL);
+        let words = format!("{} ran on the source meanwhile (1 times)", command[0]);
+        assert!(output.stderr.contains(&words), "{engine}: {}", output.stderr);
+    }
 }

@@ -14,6 +14,7 @@ use whimbrel_e2e::syncing::{PATIENCE, Sync, wait_until_following};
 use whimbrel_lab::{Engine, Server};
 
 const USAGE: i32 = 2;
+const REFUSED: i32 = 4;
 
 fn server() -> Server {
     Server::builder(Engine::Valkey81).start().expect("the server starts")
@@ -177,4 +178,31 @@ fn files_with_secrets_that_others_can_read_are_told_of() {
     };
     assert!(copy(0o644).contains("can be read by other users of this machine: chmod 600"));
     assert!(!copy(0o600).contains("can be read by other users"));
+}
+
+/// A server without a password answers only this machine, and a front is on this machine.
+#[test]
+fn a_front_makes_no_open_server_public() {
+    let open = server();
+    let closed = Server::builder(Engine::Valkey81).arg("requirepass", "hunter2").start().expect("it starts");
+    let closed_at = format!("redis://:hunter2@{}", closed.addr());
+    let state = tempfile::tempdir().expect("a folder");
+    let folder = state.path().to_str().expect("a name");
+    let front = |more: &[&str]| {
+        let args = [&["front", "--listen", "0.0.0.0:0"], more].concat();
+        Invocation::new(&args).timeout(PATIENCE)
+    };
+    let to_closed = ["--source", &closed_at, "--target", &open.addr(), "--state-dir", folder];
+    for args in [&["--source", &open.addr()][..], &to_closed] {
+        let refused = front(args).run().expect_code(REFUSED);
+        for word in ["wants no password", "--open-to-all", &open.addr()] {
+            assert!(refused.stderr.contains(word), "no {word:?} in {}", refused.stderr);
+        }
+    }
+    for args in [&["--source", &closed_at][..], &["--source", &open.addr(), "--open-to-all"]] {
+        let mut serving = front(args).spawn();
+        assert!(serving.wait_for_text("serving", PATIENCE), "{}", serving.stderr());
+        serving.terminate();
+        serving.wait(PATIENCE).expect("it ends").expect_code(0);
+    }
 }

@@ -173,7 +173,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     if !report.complete {
         return Ok(Exit::Stopped);
     }
-    let partial = report.counts.failed > 0 || report.evicted > 0;
+    let partial = report.counts.failed > 0 || report.evicted > 0 || !report.emptied.is_empty();
     if args.verify {
         // What else is on the target is known to be a copy's doing only where the target was empty.
         let verify = verifying::options_after_copy(args, &dbs, refuse_existing)?;

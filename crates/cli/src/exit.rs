@@ -38,7 +38,8 @@ impl Exit {
         (Exit::Refused, "refused before writing: the target is not empty, full, a replica, …"),
         (
             Exit::Partial,
-            "done, except for keys that could not be copied (listed) or that the target evicted (counted)",
+            "done, except for keys that could not be copied (listed), that the target evicted (counted), or of a database that was emptied \
+             meanwhile",
         ),
         (Exit::Different, "verify found differences"),
         (Exit::Interrupted, "stopped half-way by an error that trying again did not help; --resume goes on"),

@@ -4,6 +4,7 @@ mod asking;
 mod desk;
 mod joining;
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -45,6 +46,9 @@ async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
     let files_each = files_each(&source, target.as_ref(), link).await;
     let options = options(args, files_each)?;
     let (listen, clients_max) = (options.listen, options.clients_max);
+    for server in [Some(&source), target.as_ref()].into_iter().flatten() {
+        refuse_open(args, listen, server).await?;
+    }
     let at = source.address.to_string();
     let to = target.as_ref().map(|target| target.address.to_string());
     let (front, desk) = match target {
@@ -82,6 +86,14 @@ async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Refuses to make a server without a password public, unless that is wanted or clients have to show certificates.
+async fn refuse_open(args: &FrontArgs, listen: SocketAddr, server: &Endpoint) -> Result<()> {
+    if args.open_to_all || args.tls_client_ca.is_some() {
+        return Ok(());
+    }
+    whimbrel_front::exposure::refuse_open(listen, server, args.link_options()).await
 }
 
 /// How it behaves, where each client takes so many open files.

@@ -280,3 +280,50 @@ async fn keys_move_with_a_tracking_feed_as_well() {
         moves_everything(engine, Some(FeedKind::Tracking)).await;
     }
 }
+
+/// A paused source keeps keys whose time has come, and the target does not: that is no difference, in large slots either.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_slot_of_which_keys_expire_under_the_pause_is_equal() {
+    const KEYS: u32 = 120_000;
+    const EXPIRING: u32 = 50;
+    let scene = Scene::new(Engine::Valkey81).await;
+    let mut ours = scene.cluster.connection_to(0);
+    for first in (0..KEYS).step_by(10_000) {
+        let mut pipe = redis::pipe();
+        for i in first..first + 10_000 {
+            pipe.cmd("SET").arg(key(7, &format!("k{i}"))).arg(i).ignore();
+        }
+        pipe.exec(&mut ours).expect("filled");
+    }
+    let slot = Slot::new(7).expect("a slot");
+    let slots = SlotSet::from_ranges([SlotRange::new(slot, slot).expect("a range")]);
+    let mut mover = scene.mover().await;
+    let mut link = scene.deployment.open(&scene.source, 0).await.expect("a link");
+    for i in 0..EXPIRING {
+        cmd("PEXPIRE").arg(key(7, &format!("k{i}"))).arg(20_000).exec(&mut ours).expect("expires");
+    }
+    let counts = count_keys(&mut link, &slots).await.expect("counted");
+    mover.begin_batch(false);
+    mover.snapshot(&counts).await.expect("a snapshot");
+    let count = |link: &mut Connection| -> u32 {
+        cmd("CLUSTER").arg("COUNTKEYSINSLOT").arg(7).query(link).expect("counted")
+    };
+    let mut theirs = scene.cluster.connection_to(1);
+    assert_eq!((count(&mut ours), count(&mut theirs)), (KEYS, KEYS), "everything moved before it expired");
+    cmd("CLIENT").arg("PAUSE").arg(120_000).arg("WRITE").exec(&mut ours).expect("paused");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while count(&mut theirs) > KEYS - EXPIRING {
+        assert!(Instant::now() < deadline, "the target keeps what is due");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(count(&mut ours), KEYS, "a paused source keeps what is due");
+    let found = mover.compare(&slots, Level::Counts).await.expect("compared");
+    assert_eq!(found.differences, 0, "{:?}", found.told);
+    // A difference is found among them, or the comparison above proves nothing.
+    cmd("ASKING").exec(&mut theirs).expect("asked");
+    cmd("DEL").arg(key(7, "k100")).exec(&mut theirs).expect("planted");
+    let found = mover.compare(&slots, Level::Counts).await.expect("compared");
+    assert_eq!(found.differences, 1, "{:?}", found.told);
+    assert!(found.told[0].contains("k100"), "{:?}", found.told);
+    cmd("CLIENT").arg("UNPAUSE").exec(&mut ours).expect("let go");
+}

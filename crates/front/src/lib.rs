@@ -35,6 +35,7 @@ mod cluster;
 pub mod commands;
 pub mod control;
 pub mod direction;
+pub mod exposure;
 pub mod face;
 pub mod filter;
 pub mod fleet;

@@ -42,6 +42,11 @@ pub struct FrontArgs {
     #[arg(long, value_name = "IP:PORT", required = true)]
     pub listen: Option<SocketAddr>,
 
+    /// Listen for others than this machine although a server wants no password: whoever reaches the front can then use it. Such a server
+    /// protects itself only from other machines, and a front is none
+    #[arg(long)]
+    pub open_to_all: bool,
+
     #[command(flatten)]
     pub joining: JoinArgs,
 

@@ -50,6 +50,11 @@ async fn try_run(
     let at_source = connections_each(&source, args.link_options()).await;
     // A client that knows no clusters has a connection to this member, or to others, which has one to the source.
     let options = options(args, 1 + at_source + if forwards { 2 } else { 0 })?;
+    super::refuse_open(args, options.listen, &source).await?;
+    if let Some(others) = args.joining.forward_listen.filter(|_| !args.open_to_all) {
+        // No certificate is asked for there.
+        whimbrel_front::exposure::refuse_open(others, &source, args.link_options()).await?;
+    }
     let clients_max = options.clients_max;
     let (at, to) = (source.address.to_string(), addresses.join(","));
     let join = JoinOptions {

@@ -17,6 +17,7 @@
 //! scanned, and slots whose target primary was replaced or restarted after it had acknowledged writes, are *in doubt*.
 //! After a pass they are copied once more, until a pass ends without doubt.
 
+mod emptied;
 mod lanes;
 mod preflight;
 mod read;
@@ -122,6 +123,9 @@ pub struct CopyReport {
     pub resumed: bool,
     /// Keys that the target evicted while it was copied to. Where there are any, the copy is not whole.
     pub evicted: u64,
+    /// Commands that emptied or exchanged a database of the source while it was copied, and how often they ran: whatever the
+    /// database was, the servers do not say. Where there are any, the copy is neither what there was nor what there is.
+    pub emptied: BTreeMap<String, u64>,
     /// The first keys that were not copied; their number is in the counters.
     pub failures: Vec<KeyFailure>,
     /// What the user should know.
@@ -567,11 +571,22 @@ pub async fn copy(
         state = JournalState { target_runs: state.target_runs, ..JournalState::default() };
         shared.remember(&state);
     }
+    let before = emptied::count(&shared).await?;
     let complete = passes(&shared, &mut state, &mut |state| match &mut journal {
         Some(journal) => journal.save(state),
         None => Ok(()),
     })
     .await?;
+    // One that was stopped says that it is not whole, and does not wait for servers any more.
+    let emptied = match complete {
+        true => emptied::since(&before, &emptied::count(&shared).await?),
+        false => BTreeMap::new(),
+    };
+    for (command, times) in &emptied {
+        shared.progress.notice(format!(
+            "{command} ran on the source meanwhile ({times} times): keys of before and after may be mixed, or missing; copy again"
+        ));
+    }
     if complete && let Some(journal) = journal.take() {
         journal.finish()?;
     }
@@ -584,6 +599,7 @@ pub async fn copy(
         complete,
         resumed,
         evicted,
+        emptied,
         failures,
         notices: shared.progress.notices(),
     })

@@ -29,9 +29,10 @@ const ELEMENTS_MAX: i64 = 10_000;
 /// How many more keys are asked for than were counted: some may have come meanwhile.
 pub(super) const LISTED_SLACK: u64 = 16;
 
-/// A slot with more keys than this is not looked into where the numbers differ: listing them stalls a server for some ten
-/// milliseconds.
-const LOOKED_INTO_KEYS_MAX: u64 = 100_000;
+/// A slot with more keys than this is not looked into where the numbers differ: listing them stalls a server and takes
+/// memory, both by the number of keys. A snapshot lists slots of any size; here writers wait meanwhile, and a pause that
+/// becomes too long is given up by the fence.
+const LOOKED_INTO_KEYS_MAX: u64 = 1_000_000;
 
 /// How far the remaining times of one key may lie apart, in milliseconds: servers tell them relative to now.
 const TTL_TOLERANCE_MS: u64 = 1_000;
@@ -133,9 +134,10 @@ pub(super) async fn counts(source: &mut Link, target: &mut Link, slots: &SlotSet
             continue;
         }
         let (here, there) = tokio::join!(list_keys(source, slot, ours), list_keys(target, slot, theirs));
-        let (here, there): (HashSet<Bytes>, HashSet<Bytes>) =
-            (here?.into_iter().collect(), there?.into_iter().collect());
-        let one_sided: Vec<Bytes> = here.symmetric_difference(&there).cloned().collect();
+        // One set only, since slots may be large: what is left in it is the source's alone.
+        let mut here: HashSet<Bytes> = here?.into_iter().collect();
+        let mut one_sided: Vec<Bytes> = there?.into_iter().filter(|key| !here.remove(key)).collect();
+        one_sided.extend(here);
         let different = self::keys(source, target, &one_sided).await?;
         // All of them equal: what made the difference has expired. Under a pause the source keeps such keys.
         found.add(different);

@@ -1,0 +1,45 @@
+//! Servers that serve anybody, and a front that would let anybody come.
+//!
+//! A server without a password protects itself: in protected mode it answers only on loopback, and so do its
+//! `enable-*-command local`. To the server a front is a client on its own machine or network, so a front that others reach
+//! takes that protection away. It is started only where somebody says that it may be.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use whimbrel_engine::endpoint::Endpoint;
+use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError};
+use whimbrel_engine::link::{Link, LinkOptions};
+
+/// Refuses to listen where others than this machine reach it, in front of a server that wants no password.
+///
+/// A server that cannot be reached is passed over: whatever needs it says so.
+///
+/// # Errors
+/// `Unfit` where anybody who reaches `listen` could use the server.
+pub async fn refuse_open(listen: SocketAddr, server: &Endpoint, link: LinkOptions) -> Result<()> {
+    if listen.ip().to_canonical().is_loopback() || !serves_anybody(server, link).await {
+        return Ok(());
+    }
+    let what = format!("it wants no password: whoever reaches {listen} could use it");
+    Err(Error::unfit(server.side, server.address.to_string(), "serve it to others", what).with_remedy(
+        "have the user default want a password or turn it off (ACL SETUSER default off), listen on 127.0.0.1, have clients \
+         show certificates with --tls-client-ca, or say --open-to-all",
+    ))
+}
+
+/// Whether a client that brings no password is let in. The certificate that the front has for itself is shown as well: where
+/// it makes everybody who comes through the front a user, that is no password either.
+async fn serves_anybody(server: &Endpoint, link: LinkOptions) -> bool {
+    let nobody = Arc::new(Endpoint { user: None, password: None, ..server.clone() });
+    let asked = async {
+        let mut link = Link::open(&nobody, &nobody.address, link).await?;
+        link.ask(&[b"PING"]).await
+    };
+    match asked.await {
+        // One that may not do this may do something else.
+        Ok(reply) => ServerError::of(&reply).is_none_or(|e| e.code != Code::NoAuth),
+        Err(Error { kind: ErrorKind::Server(e), .. }) => e.code != Code::NoAuth,
+        Err(_) => false,
+    }
+}
