@@ -490,6 +490,13 @@ mod tests {
         prop_oneof![Just(Redis), Just(Valkey)]
     }
 
+    /// Servers with the newest version they take: no Valkey stands at one of the versions that it refuses.
+    fn targets() -> impl Strategy<Value = (Dialect, u16)> {
+        let redis = prop_oneof![Just(9u16), Just(10), Just(11), Just(12), Just(13), Just(14)];
+        let valkey = prop_oneof![Just(10u16), Just(11), Just(80), Just(81)];
+        prop_oneof![redis.prop_map(|max| (Redis, max)), valkey.prop_map(|max| (Valkey, max))]
+    }
+
     proptest! {
         #[test]
         fn written_payloads_are_read_back(
@@ -521,8 +528,7 @@ mod tests {
             object_type in any::<u8>(),
             version in 1u16..100,
             source in dialects(),
-            target in dialects(),
-            target_max in prop_oneof![Just(9u16), Just(10), Just(11), Just(12), Just(13), Just(80), Just(81)],
+            (target, target_max) in targets(),
         ) {
             let sent = match verdict(object_type, version, source, target, target_max) {
                 TypedCopy => return Ok(()),
@@ -533,8 +539,7 @@ mod tests {
                 }
             };
             prop_assert!(sent <= target_max);
-            let refused = target == Valkey && VALKEY_FOREIGN_VERSIONS.contains(&sent);
-            prop_assert!(!refused || VALKEY_FOREIGN_VERSIONS.contains(&target_max));
+            prop_assert!(!(target == Valkey && VALKEY_FOREIGN_VERSIONS.contains(&sent)));
             prop_assert!(object_type <= 21 || source == target);
             prop_assert!(min_version_of(object_type, target).is_some_and(|min| min <= target_max));
         }

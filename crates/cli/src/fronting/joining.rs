@@ -33,6 +33,9 @@ async fn try_run(
     addresses: &[String],
     stop: CancellationToken,
 ) -> Result<()> {
+    if let (Some(listen), None) = (args.listen, &args.joining.announce) {
+        whimbrel_front::fleet::names_an_address(listen)?;
+    }
     // Asked in any case: it says more clearly what is wrong than a member that is not let in.
     let named = backends(&coordinators, args.link_options()).await?;
     let first = named.into_iter().find(|backend| backend.number == 0);

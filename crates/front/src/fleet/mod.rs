@@ -13,7 +13,7 @@ pub mod carrier;
 mod gate;
 mod porter;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -291,17 +291,25 @@ fn own_address(listener: &tokio::net::TcpListener, announce: Option<&(String, u1
     match announce {
         Some((host, 0)) => Ok(Address::Tcp(host.clone(), own.port())),
         Some((host, port)) => Ok(Address::Tcp(host.clone(), *port)),
-        None if is_everywhere(own.ip()) => {
-            let what = format!("{own} is every address of this machine");
-            Err(Error::unfit(Side::Own, "", "tell others where this front is", what)
-                .with_remedy("say with --announce by which address clients and other members reach it"))
+        None => {
+            names_an_address(own)?;
+            Ok(Address::Tcp(own.ip().to_string(), own.port()))
         }
-        None => Ok(Address::Tcp(own.ip().to_string(), own.port())),
     }
 }
 
-fn is_everywhere(ip: IpAddr) -> bool {
-    ip.is_unspecified()
+/// Checks that others can be told to come to what a front listens on.
+///
+/// # Errors
+///
+/// [`Error::Unfit`], own, for every address of a machine.
+pub fn names_an_address(listen: SocketAddr) -> Result<()> {
+    if listen.ip().to_canonical().is_unspecified() {
+        let what = format!("{listen} is every address of this machine");
+        return Err(Error::unfit(Side::Own, "", "tell others where this front is", what)
+            .with_remedy("say with --announce by which address clients and other members reach it"));
+    }
+    Ok(())
 }
 
 /// Waits until it is a member.
