@@ -5,6 +5,7 @@
 //! - [`probe`]: what a server is and can do, found by asking it;
 //! - [`deployment`]: a standalone server or a cluster, its nodes and its slots;
 //! - [`nodes`]: how the nodes of a cluster see each other, and where their keys are;
+//! - [`slot_keys`]: which keys a node holds in its slots, and how many;
 //! - [`native`]: the atomic slot migration that some servers have built in;
 //! - [`handover`]: handing slots over between two primaries from outside;
 //! - [`seal`]: holding all writers of a deployment, and keeping them out;
@@ -22,4 +23,5 @@ pub mod native;
 pub mod nodes;
 pub mod probe;
 pub mod seal;
+pub mod slot_keys;
 pub mod tls;

@@ -21,6 +21,7 @@ use whimbrel_engine::endpoint::{Address, Endpoint};
 use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError, Side};
 use whimbrel_engine::link::{Link, LinkOptions};
 use whimbrel_engine::nodes::{ClusterView, Node};
+use whimbrel_engine::slot_keys;
 use whimbrel_wire::value::Value;
 
 use crate::retry::{Backoff, RetryPolicy};
@@ -272,7 +273,7 @@ impl Mover {
         if !is_done {
             setslot(&mut self.target, &number, "IMPORTING", &source_id).await?;
             setslot(&mut self.source, &number, "MIGRATING", &target_id).await?;
-            self.move_keys(&number, count).await?;
+            self.move_keys(slot, count).await?;
         }
         // The new owner first: if the old one lost it first, nobody would have it for a moment.
         setslot(&mut self.target, &number, "NODE", &target_id).await?;
@@ -296,21 +297,17 @@ impl Mover {
 
     /// Sends keys until the source has none left. No new ones can come: for a key that is not there, a MIGRATING slot sends
     /// clients to the target.
-    async fn move_keys(&mut self, slot: &str, count: &mut impl FnMut(u64)) -> Result<()> {
-        let most = self.options.keys_per_migrate.clamp(1, KEYS_PER_MIGRATE_MAX).to_string();
+    async fn move_keys(&mut self, slot: Slot, count: &mut impl FnMut(u64)) -> Result<()> {
+        let most = self.options.keys_per_migrate.clamp(1, KEYS_PER_MIGRATE_MAX) as u64;
+        let number = slot.to_string();
         let mut idle = 0;
         loop {
             let link = self.source.link().await?;
-            let list: [&[u8]; 4] = [b"CLUSTER", b"GETKEYSINSLOT", slot.as_bytes(), most.as_bytes()];
-            let reply = link.call(&list).await?;
-            let Some(items) = reply.as_items() else {
-                return Err(link.unexpected("CLUSTER GETKEYSINSLOT", &reply));
-            };
-            let keys: Vec<Bytes> = items.iter().filter_map(|k| k.as_bytes().cloned()).collect();
+            let keys = slot_keys::first_names(link, &[slot], most).await?.concat();
             if keys.is_empty() {
                 return Ok(());
             }
-            if self.migrate(slot, &keys).await? {
+            if self.migrate(&number, &keys).await? {
                 count(keys.len() as u64);
                 idle = 0;
                 continue;
@@ -436,8 +433,7 @@ impl Mover {
         // The target first: from then on it takes no new keys of the slot, and a count of none stays true. Clients that
         // the source sends to it come back to the source for that moment.
         self.target.link().await?.call(&stable).await?;
-        let count: [&[u8]; 3] = [b"CLUSTER", b"COUNTKEYSINSLOT", number.as_bytes()];
-        if self.target.link().await?.call(&count).await?.as_int() != Some(0) {
+        if slot_keys::count(self.target.link().await?, slot).await? > 0 {
             let source = self.source_id.to_string();
             setslot(&mut self.target, &number, "IMPORTING", &source).await?;
             return Ok(false);

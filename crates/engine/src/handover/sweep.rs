@@ -19,13 +19,14 @@ use crate::error::{Code, Error, Result, ServerError};
 use crate::link::Link;
 use crate::nodes::{ClusterView, key_counts};
 use crate::probe::Info;
+use crate::slot_keys;
 
 /// Slots that are marked, emptied and unmarked together. Few, so that marks are short-lived: a node that imports a slot takes it
 /// over by itself, since Valkey 8, when the node that it imports from gives it to somebody else.
 const GROUP_SLOTS: usize = 128;
 
 /// Keys asked for of each slot at once.
-const KEYS_PER_SLOT: usize = 64;
+const KEYS_PER_SLOT: u64 = 64;
 
 /// Keys deleted at once.
 const BATCH_KEYS: usize = 256;
@@ -253,28 +254,13 @@ async fn empty(link: &mut Link, group: &[Slot], keys_per_s: Option<u64>) -> Resu
     let mut owed = Duration::ZERO;
     let mut left: Vec<Slot> = group.to_vec();
     while !left.is_empty() {
-        for slot in &left {
-            let outbox = link.outbox();
-            outbox.command(4);
-            outbox.arg(b"CLUSTER");
-            outbox.arg(b"GETKEYSINSLOT");
-            outbox.arg_int(i64::from(slot.number()));
-            outbox.arg_int(KEYS_PER_SLOT as i64);
-        }
-        link.flush().await?;
         // Of one slot each.
         let mut groups: Vec<Vec<Bytes>> = Vec::new();
         let mut holding = Vec::new();
-        let replies = link.replies(left.len()).await?;
-        for (slot, reply) in left.iter().zip(replies) {
-            let reply = link.check(reply, b"CLUSTER GETKEYSINSLOT")?;
-            let Some(items) = reply.into_items() else {
-                return Err(link.unexpected("CLUSTER GETKEYSINSLOT", &Value::Null));
-            };
-            if !items.is_empty() {
-                holding.push(*slot);
-                groups.push(items.into_iter().filter_map(Value::into_bytes).collect());
-            }
+        let listed = slot_keys::first_names(link, &left, KEYS_PER_SLOT).await?;
+        for (slot, names) in left.iter().zip(listed).filter(|(_, names)| !names.is_empty()) {
+            holding.push(*slot);
+            groups.push(names);
         }
         let found = !groups.is_empty();
         let mut gone = 0;

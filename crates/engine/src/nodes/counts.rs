@@ -4,10 +4,7 @@ use whimbrel_core::slot::{Slot, SlotSet};
 
 use crate::error::Result;
 use crate::link::Link;
-
-/// Commands sent before their replies are read: enough to hide the round trip, few enough that neither the server nor
-/// we hold more than some tens of KiB.
-const PIPELINED: usize = 1_024;
+use crate::slot_keys;
 
 /// The keys that one node holds, for each slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,33 +39,16 @@ impl KeyCounts {
     }
 }
 
-/// Counts the keys that `link`'s node holds in each of `slots`, whether it owns the slot or not, with pipelined
-/// `CLUSTER COUNTKEYSINSLOT`. Each count is of its own moment.
+/// Counts the keys that `link`'s node holds in each of `slots`, whether it owns the slot or not. Each count is of
+/// its own moment.
 ///
 /// # Errors
 /// As [`Link::call`].
 pub async fn key_counts(link: &mut Link, slots: &SlotSet) -> Result<KeyCounts> {
-    let mut counts = KeyCounts::default();
     let slots: Vec<Slot> = slots.iter().collect();
-    for piece in slots.chunks(PIPELINED) {
-        for slot in piece {
-            let outbox = link.outbox();
-            outbox.command(3);
-            outbox.arg(b"CLUSTER");
-            outbox.arg(b"COUNTKEYSINSLOT");
-            outbox.arg_int(i64::from(slot.number()));
-        }
-        link.flush().await?;
-        // All replies are read before any is judged, so that the link stays in step.
-        let replies = link.replies(piece.len()).await?;
-        for (slot, reply) in piece.iter().zip(replies) {
-            let reply = link.check(reply, b"CLUSTER COUNTKEYSINSLOT")?;
-            let keys = reply
-                .as_int()
-                .and_then(|n| u32::try_from(n).ok())
-                .ok_or_else(|| link.unexpected("CLUSTER COUNTKEYSINSLOT", &reply))?;
-            counts.set(*slot, keys);
-        }
+    let mut counts = KeyCounts::default();
+    for (slot, keys) in slots.iter().zip(slot_keys::counts(link, &slots).await?) {
+        counts.set(*slot, u32::try_from(keys).unwrap_or(u32::MAX));
     }
     Ok(counts)
 }

@@ -11,11 +11,9 @@ use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::error::{Result, ServerError};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Info;
+use whimbrel_engine::slot_keys::{self, all_names};
 use whimbrel_wire::payload::Footer;
 use whimbrel_wire::value::Value;
-
-/// Slots asked for in one pipeline.
-const SLOTS_AT_ONCE: usize = 512;
 
 /// Keys compared in one pipeline.
 const KEYS_AT_ONCE: usize = 64;
@@ -25,9 +23,6 @@ const TOLD_MAX: usize = 10;
 
 /// Values with more elements than this are compared by their number of elements only.
 const ELEMENTS_MAX: i64 = 10_000;
-
-/// How many more keys are asked for than were counted: some may have come meanwhile.
-pub(super) const LISTED_SLACK: u64 = 16;
 
 /// A slot with more keys than this is not looked into where the numbers differ: listing them stalls a server and takes
 /// memory, both by the number of keys. A snapshot lists slots of any size; here writers wait meanwhile, and a pause that
@@ -74,43 +69,8 @@ impl Comparison {
 /// Whatever the link or the server reports.
 pub async fn count_keys(link: &mut Link, slots: &SlotSet) -> Result<Vec<(Slot, u64)>> {
     let slots: Vec<Slot> = slots.iter().collect();
-    let mut counts = Vec::with_capacity(slots.len());
-    for part in slots.chunks(SLOTS_AT_ONCE) {
-        for slot in part {
-            let number = slot.number().to_string();
-            link.push(&[b"CLUSTER", b"COUNTKEYSINSLOT", number.as_bytes()]);
-        }
-        link.flush().await?;
-        for slot in part {
-            let reply = link.reply().await?;
-            let reply = link.check(reply, b"CLUSTER COUNTKEYSINSLOT")?;
-            match reply.as_int().and_then(|n| u64::try_from(n).ok()) {
-                Some(n) => counts.push((*slot, n)),
-                None => return Err(link.unexpected("CLUSTER COUNTKEYSINSLOT", &reply)),
-            }
-        }
-    }
-    Ok(counts)
-}
-
-/// All keys of a slot, which held `count` keys a moment ago. Servers list the newest first, or in any order, so a list that
-/// is as long as was asked for may lack some of the old ones: then more are asked for.
-///
-/// # Errors
-/// Whatever the link or the server reports.
-pub(super) async fn list_keys(link: &mut Link, slot: Slot, count: u64) -> Result<Vec<Bytes>> {
-    let number = slot.number().to_string();
-    let mut asked = count.saturating_add(LISTED_SLACK);
-    loop {
-        let text = asked.to_string();
-        let reply = link.call(&[b"CLUSTER", b"GETKEYSINSLOT", number.as_bytes(), text.as_bytes()]).await?;
-        let keys: Vec<Bytes> =
-            reply.into_items().unwrap_or_default().into_iter().filter_map(Value::into_bytes).collect();
-        if (keys.len() as u64) < asked {
-            return Ok(keys);
-        }
-        asked = asked.saturating_mul(2);
-    }
+    let counts = slot_keys::counts(link, &slots).await?;
+    Ok(slots.into_iter().zip(counts).collect())
 }
 
 /// Compares the number of keys of each slot. Where it differs those are looked at that only one side lists: one whose time
@@ -133,7 +93,7 @@ pub(super) async fn counts(source: &mut Link, target: &mut Link, slots: &SlotSet
             ));
             continue;
         }
-        let (here, there) = tokio::join!(list_keys(source, slot, ours), list_keys(target, slot, theirs));
+        let (here, there) = tokio::join!(all_names(source, slot, ours), all_names(target, slot, theirs));
         // One set only, since slots may be large: what is left in it is the source's alone.
         let mut here: HashSet<Bytes> = here?.into_iter().collect();
         let mut one_sided: Vec<Bytes> = there?.into_iter().filter(|key| !here.remove(key)).collect();

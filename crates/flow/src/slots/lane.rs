@@ -14,11 +14,11 @@ use whimbrel_core::slot::Slot;
 use whimbrel_engine::error::{Code, Error, Result, ServerError, Side};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Info;
+use whimbrel_engine::slot_keys;
 use whimbrel_wire::payload;
 use whimbrel_wire::value::Value;
 
 use super::Shared;
-use super::compare::{LISTED_SLACK, list_keys};
 use crate::elements;
 use crate::state::{Body, Expiry, SAMPLES_FIRST, expiry, expiry_command, pack, was_sampled};
 use crate::typed::{self, KeyType, Outcome, Place, Transfer};
@@ -113,25 +113,23 @@ impl Lane {
     async fn snapshot_piece(&mut self, piece: &[(Slot, u64)], expires: bool) -> Result<()> {
         self.shared.check_stop()?;
         for (slot, count) in piece {
-            let (slot, count) = (slot.number().to_string(), (count + LISTED_SLACK).to_string());
-            self.source.push(&[b"CLUSTER", b"GETKEYSINSLOT", slot.as_bytes(), count.as_bytes()]);
+            slot_keys::push_names(&mut self.source, *slot, count + slot_keys::SLACK);
         }
         self.source.flush().await?;
         let mut keys = Vec::new();
         let mut grown = Vec::new();
         for (slot, count) in piece {
             let reply = self.source.reply().await?;
-            let reply = self.source.check(reply, b"CLUSTER GETKEYSINSLOT")?;
-            let listed = reply.into_items().unwrap_or_default();
-            if listed.len() as u64 >= count + LISTED_SLACK {
+            let listed = slot_keys::names_in(&self.source, reply)?;
+            if listed.len() as u64 >= count + slot_keys::SLACK {
                 // As many as were asked for: it has grown since it was counted, and old ones may be missing.
-                grown.push((*slot, 2 * (count + LISTED_SLACK)));
+                grown.push((*slot, 2 * count + slot_keys::SLACK));
             } else {
-                keys.extend(listed.into_iter().filter_map(Value::into_bytes));
+                keys.extend(listed);
             }
         }
         for (slot, count) in grown {
-            keys.extend(list_keys(&mut self.source, slot, count).await?);
+            keys.extend(slot_keys::all_names(&mut self.source, slot, count).await?);
         }
         self.transfer(keys, expires).await
     }

@@ -35,6 +35,7 @@ use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::feed::{Collection, Touch, Touched, What};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::{Capabilities, ServerFacts};
+use whimbrel_engine::slot_keys::all_names;
 use whimbrel_wire::payload::Dialect;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -495,7 +496,7 @@ impl SlotMover {
             if count == 0 {
                 continue;
             }
-            staged.extend(compare::list_keys(target, slot, count).await?);
+            staged.extend(all_names(target, slot, count).await?);
         }
         self.snapshot(&ours?).await?;
         self.transfer_changes(staged.into_iter().map(Change::whole).collect()).await
@@ -582,7 +583,7 @@ impl SlotMover {
                 continue;
             }
             self.shared.check_stop()?;
-            let keys = compare::list_keys(&mut source, slot, count).await?;
+            let keys = all_names(&mut source, slot, count).await?;
             for part in keys.chunks(RUN_KEYS_MAX) {
                 if compare::keys(&mut source, &mut target, part).await?.differences > 0 {
                     // Some of them are being written right now; all of them are compared again when nobody writes.

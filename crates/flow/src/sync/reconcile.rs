@@ -10,8 +10,9 @@ use bytes::Bytes;
 use tokio::sync::Semaphore;
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::endpoint::Address;
-use whimbrel_engine::error::{Code, Error, Result, ServerError};
+use whimbrel_engine::error::{Code, Result, ServerError};
 use whimbrel_engine::link::Link;
+use whimbrel_engine::slot_keys;
 use whimbrel_wire::value::Value;
 
 use super::{Source, Syncer};
@@ -177,24 +178,15 @@ async fn list(
     shared: &copy::Shared,
     slots: &SlotSet,
 ) -> Result<BTreeMap<Slot, Option<Vec<Bytes>>>> {
-    /// So many more than were counted may have come meanwhile; what came later is touched.
-    const SLACK: u64 = 64;
     let mut link = shared.source.open(address, 0).await?;
     let mut listed = BTreeMap::new();
     for slot in slots {
-        let number = slot.number().to_string();
-        let count = link.call(&[b"CLUSTER", b"COUNTKEYSINSLOT", number.as_bytes()]).await?;
-        let count = count.as_int().unwrap_or(0).unsigned_abs();
+        let count = slot_keys::count(&mut link, slot).await?;
         if count > LISTED_KEYS_MAX {
             listed.insert(slot, None);
             continue;
         }
-        let most = (count + SLACK).to_string();
-        let reply = link.call(&[b"CLUSTER", b"GETKEYSINSLOT", number.as_bytes(), most.as_bytes()]).await?;
-        let Some(items) = reply.into_items() else {
-            return Err(Error::own("list the keys of a slot", "an unexpected reply"));
-        };
-        listed.insert(slot, Some(items.into_iter().filter_map(Value::into_bytes).collect()));
+        listed.insert(slot, Some(slot_keys::all_names(&mut link, slot, count).await?));
     }
     Ok(listed)
 }

@@ -16,6 +16,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::Error;
 use whimbrel_engine::link::Link;
+use whimbrel_engine::slot_keys;
 use whimbrel_fleet::{Data, Failure};
 
 use super::carrier::{self, LOAD_BYTES_MAX, LOAD_KEY_BYTES_MAX, LOAD_KEYS_MAX, Load, Refusal, Route, Token};
@@ -278,15 +279,9 @@ impl Inner {
         let site = |slot| Site { deployment: deployment.clone(), address: address.clone(), slot };
         let Some(first) = slots.first() else { return Ok(()) };
         let mut link = self.link(&site(*first)).await?;
-        for slot in slots {
-            link.push(&[b"CLUSTER", b"COUNTKEYSINSLOT", slot.to_string().as_bytes()]);
-        }
-        link.flush().await.map_err(failed)?;
-        let counts = link.replies(slots.len()).await.map_err(failed)?;
+        let counts = slot_keys::counts(&mut link, slots).await.map_err(failed)?;
         // A fence is one of them, and keys without one are nobody's business here.
-        let crowded =
-            slots.iter().zip(&counts).filter(|(_, count)| count.as_int().is_some_and(|count| count > 1));
-        for (slot, _) in crowded {
+        for (slot, _) in slots.iter().zip(counts).filter(|(_, count)| *count > 1) {
             // Later than whatever has led to this row, and earlier than whatever comes after it.
             let Some((version, at)) = gate.place_of(*slot).filter(|(_, at)| *at != backend) else { continue };
             let token = Token { version, term: 0 };

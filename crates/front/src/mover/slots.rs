@@ -5,13 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bytes::Bytes;
 use whimbrel_core::slot::Slot;
 use whimbrel_engine::error::Result;
 use whimbrel_engine::link::Link;
-use whimbrel_wire::value::Value;
+use whimbrel_engine::slot_keys;
 
-use super::{Pass, number};
+use super::Pass;
 use crate::arrived::{Slots, group, groups};
 use crate::place::were_at_rest;
 
@@ -77,7 +76,9 @@ impl Pass {
             while !slots.is_empty() {
                 let mut more = Vec::new();
                 for some in slots.chunks((PAGE_KEYS_MAX / page).clamp(1, SLOTS_AT_ONCE)) {
-                    for (slot, keys) in some.iter().zip(keys_of(node, some, page).await?) {
+                    for (slot, keys) in
+                        some.iter().zip(slot_keys::first_names(node, some, page as u64).await?)
+                    {
                         if keys.len() >= page {
                             more.push(*slot);
                         }
@@ -107,36 +108,12 @@ impl Pass {
     }
 }
 
-/// The first keys of each of these slots that a node has, in their order.
-async fn keys_of(node: &mut Link, slots: &[Slot], page: usize) -> Result<Vec<Vec<Bytes>>> {
-    let page = page.to_string();
-    for slot in slots {
-        node.push(&[b"CLUSTER", b"GETKEYSINSLOT", slot.number().to_string().as_bytes(), page.as_bytes()]);
-    }
-    node.flush().await?;
-    let mut all = Vec::with_capacity(slots.len());
-    for _ in slots {
-        let reply = node.reply().await?;
-        let reply = node.check(reply, b"CLUSTER GETKEYSINSLOT")?;
-        let unexpected = node.unexpected("CLUSTER GETKEYSINSLOT", &reply);
-        let keys = reply.into_items().ok_or(unexpected)?;
-        all.push(keys.into_iter().filter_map(Value::into_bytes).collect());
-    }
-    Ok(all)
-}
-
 /// How many keys of each of these slots all nodes have together.
 async fn counts(nodes: &mut [Node], slots: &[Slot]) -> Result<BTreeMap<Slot, u64>> {
     let mut counts: BTreeMap<Slot, u64> = slots.iter().map(|slot| (*slot, 0)).collect();
     for (node, _) in nodes {
-        for slot in slots {
-            node.push(&[b"CLUSTER", b"COUNTKEYSINSLOT", slot.number().to_string().as_bytes()]);
-        }
-        node.flush().await?;
-        for slot in slots {
-            let reply = node.reply().await?;
-            let reply = node.check(reply, b"CLUSTER COUNTKEYSINSLOT")?;
-            *counts.entry(*slot).or_default() += number(node, "CLUSTER COUNTKEYSINSLOT", &reply)?;
+        for (slot, keys) in slots.iter().zip(slot_keys::counts(node, slots).await?) {
+            *counts.entry(*slot).or_default() += keys;
         }
     }
     Ok(counts)

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use whimbrel_core::slot::Slot;
 use whimbrel_engine::error::{Code, Error, Result, ServerError};
 use whimbrel_engine::link::Link;
+use whimbrel_engine::slot_keys;
 use whimbrel_wire::value::Value;
 
 /// Keys handled together.
@@ -63,15 +64,6 @@ impl Tally {
     }
 }
 
-/// Up to `count` keys that the node holds in a slot, whether it owns it or not.
-pub async fn keys_in(link: &mut Link, slot: Slot, count: usize) -> Result<Vec<Bytes>> {
-    let (slot, count) = (slot.to_string(), count.to_string());
-    let reply = link.call(&[b"CLUSTER", b"GETKEYSINSLOT", slot.as_bytes(), count.as_bytes()]).await?;
-    let malformed = link.unexpected("CLUSTER GETKEYSINSLOT", &reply);
-    let keys = reply.into_items().ok_or(malformed)?;
-    Ok(keys.into_iter().filter_map(Value::into_bytes).collect())
-}
-
 /// Which of some keys exist on the node that owns their slot.
 async fn exist(owner: &mut Link, keys: &[Bytes]) -> Result<Vec<bool>> {
     for key in keys {
@@ -83,7 +75,7 @@ async fn exist(owner: &mut Link, keys: &[Bytes]) -> Result<Vec<bool>> {
 }
 
 /// Keys of one slot that are listed to compare two nodes; what is beyond counts as absent.
-const LISTED_MAX: usize = 100_000;
+const LISTED_MAX: u64 = 100_000;
 
 /// How many of some keys of a slot exist on a node, whether it owns the slot or not.
 pub async fn count_present(link: &mut Link, slot: Slot, keys: &[Bytes]) -> Result<u64> {
@@ -97,7 +89,8 @@ pub async fn count_present(link: &mut Link, slot: Slot, keys: &[Bytes]) -> Resul
         return Ok(counts.into_iter().sum());
     }
     // It does not own the slot, or not yet: it lists its keys all the same.
-    let held: HashSet<Bytes> = keys_in(link, slot, LISTED_MAX).await?.into_iter().collect();
+    let held: HashSet<Bytes> =
+        slot_keys::first_names(link, &[slot], LISTED_MAX).await?.concat().into_iter().collect();
     Ok(keys.iter().filter(|key| held.contains(*key)).count() as u64)
 }
 
@@ -273,7 +266,7 @@ async fn wait_for_replicas(link: &mut Link) -> Result<()> {
 
 /// The next keys of a slot that are not among those already found stuck; `None` when the slot holds no others.
 async fn next_batch(link: &mut Link, slot: Slot, stuck: &HashSet<Bytes>) -> Result<Option<Vec<Bytes>>> {
-    let mut keys = keys_in(link, slot, BATCH_KEYS + stuck.len()).await?;
+    let mut keys = slot_keys::first_names(link, &[slot], (BATCH_KEYS + stuck.len()) as u64).await?.concat();
     keys.retain(|key| !stuck.contains(key));
     keys.truncate(BATCH_KEYS);
     Ok((!keys.is_empty()).then_some(keys))
@@ -452,9 +445,9 @@ async fn move_watched(source: &mut Link, target: &mut Link, keys: &[Bytes], mann
 /// When a node does not answer, or refuses what it should not.
 pub async fn empty_slot_of_replica(primary: &mut Link, replica: &mut Link, slot: Slot) -> Result<Tally> {
     let mut tally = Tally::default();
-    let count = usize::try_from(count_keys(replica, slot).await?).unwrap_or(usize::MAX);
+    let count = slot_keys::count(replica, slot).await?;
     // All at once: the replica removes them in its own time, and shows them until then.
-    for keys in keys_in(replica, slot, count).await?.chunks(BATCH_KEYS) {
+    for keys in slot_keys::all_names(replica, slot, count).await?.chunks(BATCH_KEYS) {
         for key in keys {
             primary.push(&[b"ASKING"]);
             // A key that the primary has after all is none of our business, and is not touched.
@@ -473,14 +466,4 @@ pub async fn empty_slot_of_replica(primary: &mut Link, replica: &mut Link, slot:
     }
     wait_for_replicas(primary).await?;
     Ok(tally)
-}
-
-/// How many keys the node holds in a slot.
-pub async fn count_keys(link: &mut Link, slot: Slot) -> Result<u64> {
-    let slot = slot.to_string();
-    let reply = link.call(&[b"CLUSTER", b"COUNTKEYSINSLOT", slot.as_bytes()]).await?;
-    reply
-        .as_int()
-        .and_then(|n| u64::try_from(n).ok())
-        .ok_or_else(|| link.unexpected("CLUSTER COUNTKEYSINSLOT", &reply))
 }

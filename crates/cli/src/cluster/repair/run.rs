@@ -10,6 +10,7 @@ use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::nodes::mend::{self, SlotMark};
 use whimbrel_engine::nodes::{ClusterView, Counted, Finding, NodeName, Survey, SurveyOptions};
+use whimbrel_engine::slot_keys;
 use whimbrel_wire::value::Value;
 
 use super::decide::{Action, Change, Evidence, Fate};
@@ -76,7 +77,7 @@ impl<'a> Surgeon<'a> {
         let mut evidence = Evidence::default();
         let each = (EVIDENCE_KEYS_MAX / slots.len().max(1) as u64).clamp(1, 64);
         for slot in slots {
-            let keys = keys::keys_in(&mut holder, slot, usize::try_from(each).unwrap_or(1)).await?;
+            let keys = slot_keys::first_names(&mut holder, &[slot], each).await?.concat();
             let both = keys::count_present(&mut owner, slot, &keys).await?;
             evidence.both += both;
             evidence.only += keys.len() as u64 - both;

@@ -5,6 +5,7 @@ use whimbrel_core::slot::Slot;
 use whimbrel_engine::error::{Result, ServerError};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Capabilities;
+use whimbrel_engine::slot_keys;
 use whimbrel_wire::value::Value;
 
 use super::Refusal;
@@ -37,9 +38,8 @@ pub(super) async fn claim(
     place: Place,
     capabilities: &Capabilities,
 ) -> Result<Seen, Refusal> {
-    let number = slot.to_string();
     push_claim(link, slot, token, place, capabilities);
-    link.push(&[b"CLUSTER", b"COUNTKEYSINSLOT", number.as_bytes()]);
+    slot_keys::push_count(link, slot);
     push_names(link, slot, FIRST_NAMES);
     link.push(&[b"TIME"]);
     link.flush().await?;
@@ -48,15 +48,15 @@ pub(super) async fn claim(
         <[Value; 5]>::try_from(replies).map_err(|_| link.unexpected("look at a slot", &Value::Null))?;
     let hold = Hold::of(link, slot, token, claimed)?;
     let count = checked(link, count, "CLUSTER COUNTKEYSINSLOT")?;
-    let count = count.as_int().ok_or_else(|| link.unexpected("CLUSTER COUNTKEYSINSLOT", &count))?;
+    let count = slot_keys::count_in(link, count)?;
     let names = read_names(link, names, owned)?;
     // The fence is one of them.
-    Ok(Seen { hold, count: count.unsigned_abs().saturating_sub(1), names, now_ms: read_time(link, now)? })
+    Ok(Seen { hold, count: count.saturating_sub(1), names, now_ms: read_time(link, now)? })
 }
 
 /// How many keys a slot has, the fence not among them.
 pub(super) async fn count(link: &mut Link, slot: Slot) -> Result<u64> {
-    link.push(&[b"CLUSTER", b"COUNTKEYSINSLOT", slot.to_string().as_bytes()]);
+    slot_keys::push_count(link, slot);
     link.push(&[b"EXISTS", &fence_key(slot)]);
     link.push(&[b"EXISTS", &absent_key(slot)]);
     link.flush().await?;
@@ -100,17 +100,14 @@ pub(super) async fn look_again(link: &mut Link, hold: &Hold, most: u64) -> Resul
 /// Queues two commands, for [`read_names`]. What a node says of the names of a slot that it does not own, or that it is giving to another node, is
 /// not all of them, and it says so to nobody. So it is asked for a key afterwards: then it redirects.
 fn push_names(link: &mut Link, slot: Slot, most: u64) {
-    let (number, most) = (slot.to_string(), most.to_string());
-    link.push(&[b"CLUSTER", b"GETKEYSINSLOT", number.as_bytes(), most.as_bytes()]);
+    slot_keys::push_names(link, slot, most);
     link.push(&[b"EXISTS", &absent_key(slot)]);
 }
 
 fn read_names(link: &Link, names: Value, owned: Value) -> Result<Vec<Bytes>> {
     checked(link, owned, "look for keys of a slot")?;
-    let names = checked(link, names, "CLUSTER GETKEYSINSLOT")?;
-    let unexpected = link.unexpected("CLUSTER GETKEYSINSLOT", &names);
-    let names = names.into_items().ok_or(unexpected)?;
-    Ok(names.into_iter().filter_map(Value::into_bytes).filter(|name| !is_fence(name)).collect())
+    let names = slot_keys::names_in(link, checked(link, names, "CLUSTER GETKEYSINSLOT")?)?;
+    Ok(names.into_iter().filter(|name| !is_fence(name)).collect())
 }
 
 /// Milliseconds.
