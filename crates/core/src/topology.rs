@@ -1,7 +1,7 @@
 //! The slot table: which shard owns which slot, and what changed when it changed.
 //!
 //! A [`Table`] answers two questions without a search: who owns a slot, and which ranges a shard has. A change of it returns
-//! a [`Change`], which says what whoever keeps something built from the table has to build again. The replies to clients
+//! a [`Change`], which says what has to be built again of anything that is built from the table. The replies to clients
 //! are such a thing; they are built in the crate `wire`.
 //!
 //! Ranges come from one walk over the slots, when a table is made. After that only the lists of the shards that gave or
@@ -23,7 +23,7 @@ pub enum Health {
     Failed,
 }
 
-/// One node as clients are told of it.
+/// One node as clients see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     /// Its name.
@@ -125,7 +125,7 @@ pub struct Change {
     pub slots: SlotSet,
     /// Shards that gave or got slots.
     pub owners: BTreeSet<usize>,
-    /// Shards of which a node is another, or told of in another way.
+    /// Shards of which a node is another, or is shown in another way.
     pub groups: BTreeSet<usize>,
 }
 

@@ -286,7 +286,7 @@ impl Cluster {
     /// Waits until all nodes that run say the cluster is well, agree on who owns what, and have their links.
     ///
     /// # Errors
-    /// When that takes too long; the error says what was amiss.
+    /// When that takes too long; the error says what was wrong.
     pub fn wait_ok(&self) -> Result<(), LabError> {
         self.wait_for("the cluster to be well", Self::disagreement)
     }
@@ -403,10 +403,10 @@ impl Cluster {
         }
     }
 
-    /// Polls until nothing is amiss any more.
-    fn wait_for(&self, what: &str, mut amiss: impl FnMut(&Self) -> Option<String>) -> Result<(), LabError> {
+    /// Polls until nothing is wrong any more.
+    fn wait_for(&self, what: &str, mut problem: impl FnMut(&Self) -> Option<String>) -> Result<(), LabError> {
         let deadline = Instant::now() + SETTLE_TIMEOUT;
-        while let Some(seen) = amiss(self) {
+        while let Some(seen) = problem(self) {
             if Instant::now() >= deadline {
                 return Err(LabError::Timeout {
                     what: what.to_owned(),

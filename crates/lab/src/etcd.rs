@@ -42,7 +42,7 @@ pub struct EtcdNode {
 }
 
 impl Etcd {
-    /// Starts so many nodes, which elect their leader within a second, and waits until all of them answer.
+    /// Starts `nodes` servers, which elect their leader within a second, and waits until all of them answer.
     ///
     /// # Errors
     /// When etcd is not on this machine, or does not become ready; then the error has the end of a log.

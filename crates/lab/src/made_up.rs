@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use crate::Engine;
 use crate::cluster::SLOTS;
 
-/// A `nodes.conf` for [`ServerBuilder::nodes_conf`](crate::ServerBuilder::nodes_conf): so many primaries on loopback, of
+/// A `nodes.conf` for [`ServerBuilder::nodes_conf`](crate::ServerBuilder::nodes_conf): some primaries on loopback, of
 /// which the first is the server itself, and for each slot the number of its owner. Start it with a long
 /// `cluster-node-timeout`, so that the others are not found to be missing.
 ///

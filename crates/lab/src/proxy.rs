@@ -43,7 +43,7 @@ impl fmt::Debug for Proxy {
 struct Links {
     open: HashMap<u64, Link>,
     next: u64,
-    /// On connections up to this number nothing passes, and nobody is told.
+    /// On connections up to this number nothing passes, silently.
     stalled: Arc<AtomicU64>,
 }
 

@@ -518,7 +518,7 @@ impl Server {
                     Err("another process answers".to_owned())
                 }
             }
-            // Whoever turns the default user away is up.
+            // A server that turns the default user away is up.
             Err(error) if matches!(error.code(), Some("NOAUTH" | "NOPERM" | "WRONGPASS")) => Ok(()),
             Err(error) => Err(error.to_string()),
         }

@@ -7,7 +7,7 @@
 //! reached with a given number of faults, and checks in each that
 //!
 //! - no two nodes accept writes to a slot;
-//! - whoever accepts writes to a slot has every acknowledged write to it;
+//! - a node that accepts writes to a slot has every acknowledged write to it;
 //! - a job that ended has left the cluster as its end says;
 //! - from here, once faults stop, resuming leads to such an end.
 //!

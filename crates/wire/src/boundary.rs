@@ -14,10 +14,10 @@ const LINE_BYTES_MAX: usize = 1 << 20;
 /// What became of the bytes that were shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Passed {
-    /// So many bytes belong to the present frame, which goes on. The rest, which is no more than part of a line, has to
+    /// This many bytes belong to the present frame, which goes on. The rest, which is no more than part of a line, has to
     /// be shown again with what follows it.
     Part(usize),
-    /// So many bytes complete the present frame.
+    /// This many bytes complete the present frame.
     Frame {
         /// Bytes of the frame in this buffer.
         bytes: usize,
@@ -104,7 +104,7 @@ impl Boundary {
         Ok(())
     }
 
-    /// One element turned out to be an aggregate of so many.
+    /// One element turned out to be an aggregate of this many.
     fn add(&mut self, children: u64) -> Result<(), &'static str> {
         self.pending = (self.pending - 1).checked_add(children).ok_or("bad length")?;
         Ok(())

@@ -45,10 +45,10 @@ pub enum Opening {
     Refused(Vec<u8>),
 }
 
-/// Who is told of the commands. Between [`Sink::command`] and [`Sink::command_done`] each argument is announced by
+/// Receives the commands. Between [`Sink::command`] and [`Sink::command_done`] each argument is announced by
 /// [`Sink::wants`], in order.
 pub trait Sink {
-    /// A command of so many arguments begins, its name included.
+    /// A command of this many arguments begins, its name included.
     fn command(&mut self, args: u64);
     /// Argument `index` (0 for the name) is `len_bytes` long. Where this returns true it is held until it is complete
     /// and handed to [`Sink::argument`]; else it is skipped.
@@ -367,7 +367,7 @@ impl Parser {
 /// Looks for the mark in the bytes of which `tail` holds the last ones: how many of `rest` were used, and whether the
 /// mark ends there.
 fn marked_step(mark: &[u8; MARK_BYTES], tail: &mut Vec<u8>, rest: &[u8]) -> (usize, bool) {
-    // A mark that began in the tail ends within so many bytes.
+    // A mark that began in the tail ends within this many bytes.
     let known = tail.len();
     tail.extend_from_slice(&rest[..rest.len().min(MARK_BYTES - 1)]);
     if let Some(at) = memmem::find(tail, mark) {

@@ -50,13 +50,13 @@ impl BadRequest {
 /// What a call of [`RequestScanner::scan`] found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
-    /// A complete array of so many bytes. Its arguments are [`RequestScanner::args`].
+    /// A complete array of this many bytes. Its arguments are [`RequestScanner::args`].
     Array(usize),
-    /// A complete line of so many bytes, and its words; none where the line is empty.
+    /// A complete line of this many bytes, and its words; none where the line is empty.
     Inline(usize, Vec<Vec<u8>>),
-    /// Nothing that servers answer to: an empty array, of so many bytes.
+    /// Nothing that servers answer to: an empty array, of this many bytes.
     Nothing(usize),
-    /// More bytes are needed, at least so many.
+    /// More bytes are needed, at least this many.
     Incomplete(usize),
 }
 
@@ -84,7 +84,7 @@ impl RequestScanner {
         RequestScanner { limits, keep_max: usize::MAX, ..RequestScanner::default() }
     }
 
-    /// From the next command on, remembers only so many arguments of each.
+    /// From the next command on, remembers at most `args_max` arguments of each.
     pub fn keep(&mut self, args_max: usize) {
         self.keep_max = args_max;
     }

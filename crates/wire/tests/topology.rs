@@ -67,7 +67,7 @@ fn parsed(reply: &Reply) -> Value {
     Value::parse(&reply.to_bytes()).expect("one whole value")
 }
 
-/// Who is told to own each slot.
+/// The owner of each slot according to the reply.
 fn told_owners(reply: &Value) -> Vec<Option<String>> {
     let mut owners = vec![None; usize::from(Slot::COUNT)];
     for entry in reply.as_items().expect("a list") {
@@ -75,7 +75,7 @@ fn told_owners(reply: &Value) -> Vec<Option<String>> {
         let number = |value: &Value| usize::try_from(value.as_int().expect("a number")).expect("a slot");
         for owner in &mut owners[number(start)..=number(end)] {
             let id = primary.as_items().expect("a node")[2].as_str().expect("an id");
-            assert!(owner.replace(id.to_owned()).is_none(), "a slot is told twice");
+            assert!(owner.replace(id.to_owned()).is_none(), "a slot is listed twice");
         }
     }
     owners
@@ -95,7 +95,7 @@ fn slots_in_lines(text: &str) -> Vec<(String, SlotSet)> {
         .collect()
 }
 
-/// All that is told agrees with the table, and with the simple walk over all slots.
+/// All replies agree with the table, and with the simple walk over all slots.
 fn assert_true(replies: &Replies, table: &Table) {
     let ranges: Vec<(SlotRange, usize)> = table.ranges_from(SlotRange::FULL).collect();
     for protocol in Protocol::BOTH {
@@ -135,7 +135,7 @@ fn assert_true(replies: &Replies, table: &Table) {
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// Gives slots from one place on, so many, every n-th, to a shard or to nobody.
+    /// Gives slots from one place on, a number of them, every n-th, to a shard or to nobody.
     Assign(u16, u16, u16, Option<usize>),
     /// A node of this shard gets another health.
     Health(usize, Health),

@@ -6,7 +6,7 @@ use super::Partition;
 use super::message::{Move, Order, Report, ToCoordinator, ToMember};
 use super::table::{Applied, Change, MemberId, Row, Table};
 
-/// What a member is told.
+/// The events that a member handles.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum MemberInput {
     /// Time has passed.
@@ -360,7 +360,7 @@ impl Member {
 }
 
 impl Outgoing {
-    /// What is to be told of it, once it is known.
+    /// What is to be reported of it, once it is known.
     fn result(&self) -> Option<Report> {
         match self.stage {
             Stage::Transferring | Stage::Draining => None,

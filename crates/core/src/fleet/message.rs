@@ -3,7 +3,7 @@
 use super::Partition;
 use super::table::{Change, MemberId, Row};
 
-/// At most so many changes, rows, partitions or stamps in one message.
+/// The most changes, rows, partitions or stamps in one message.
 pub const ITEMS_MAX: usize = 4_096;
 
 /// A partition that moves. Term, partition and version name it: a later attempt has another version or another term.

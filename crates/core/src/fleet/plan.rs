@@ -169,7 +169,7 @@ impl Shares {
 
     /// Gives each partition as many holders as it should have. Who lacks most comes first: then the last partitions find
     /// enough different members. Where each has one holder, who has got one goes on with those that follow, so that members have few ranges:
-    /// these are what clients are told.
+    /// these are what clients see.
     fn fill(&mut self, copies: usize) {
         let mut last: Option<usize> = None;
         for target in &mut self.targets {

@@ -4,10 +4,10 @@ use std::fmt;
 
 use super::Partition;
 
-/// At most so many members hold a partition: its owner and six others.
+/// The most members that hold a partition: its owner and six others.
 pub const HOLDERS_MAX: usize = 7;
 
-/// At most so many partitions, so that a table stays below 64 MiB.
+/// The most partitions, so that a table stays below 64 MiB.
 pub const PARTITIONS_MAX: u32 = 1 << 20;
 
 /// How many partitions a segment has. Tables that differ are narrowed down to segments first.

@@ -1,4 +1,4 @@
-//! What the machine asks for, and what it is told.
+//! The effects that the machine asks for, and the events that it handles.
 
 use serde::{Deserialize, Serialize};
 
@@ -107,7 +107,7 @@ pub enum Action {
     /// Wait until both nodes and their replicas show the target as the owner of the slots, and all other primaries as the
     /// owner of those in `everywhere`. Changes nothing. Not yet is [`Why::Transient`].
     Confirm {
-        /// All slots that were handed over, with the last batch; nothing before: what a client is told by a node that has
+        /// All slots that were handed over, with the last batch; nothing before: what a client hears from a node that has
         /// not heard yet leads it to the source, which knows. So a job does not ask every node after every batch.
         #[serde(with = "super::slots")]
         everywhere: SlotSet,
@@ -352,9 +352,9 @@ pub enum Why {
     Busy,
     /// The source does not own the slots, or the target already does: the batch again.
     OwnerChanged,
-    /// The source is no primary any more, or another process, or does not answer: the batch again, with whoever is.
+    /// The source is no primary any more, or another process, or does not answer: the batch again, with the present primary.
     SourceChanged,
-    /// The target is no primary any more, or another process, or does not answer: the batch again, with whoever is.
+    /// The target is no primary any more, or another process, or does not answer: the batch again, with the present primary.
     TargetChanged,
     /// The feed lost changes: the batch again.
     FeedLost,

@@ -653,7 +653,7 @@ fn decide(
     let elsewhere = observation.elsewhere.intersection(&slots);
     let elsewhere = elsewhere.difference(&source.claims).difference(&target.claims);
     if !elsewhere.is_empty() && !matches!(reached, Reached::Nothing | Reached::Staging) {
-        // They must be neither taken nor given back: whoever has them has acknowledged writes to them.
+        // They must be neither taken nor given back: their owner has acknowledged writes to them.
         let reason =
             Reason::new(Why::OwnerChanged, format!("slots {elsewhere} belong to another node by now"));
         if reached == Reached::Taken || at_target != Share::None {
@@ -669,7 +669,7 @@ fn decide(
             Then::Again | Then::Stream => begin_batch(job, effects),
         },
 
-        // Not fenced: whoever owns the slots, the target must not, or its keys are no staged keys.
+        // Not fenced: whichever node owns the slots, it must not be the target, or its keys are no staged keys.
         Reached::Staging if at_target != Share::None => {
             let message = "the target owns slots of the batch, though they were not handed over yet";
             close(job, End::Failed(Reason::new(Why::OwnerChanged, message)), effects);

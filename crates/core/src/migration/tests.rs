@@ -861,7 +861,7 @@ fn a_rollback_that_does_not_work_is_looked_into_and_in_the_end_left_to_a_person(
     run.go_to("wipe");
     run.unknown();
     assert_eq!(run.job.phase().name(), "suspended");
-    // Whoever resumes it gets what was intended.
+    // The process that resumes it gets what was intended.
     run.tell(Event::Resume);
     run.rest();
     assert_eq!(run.failure(), Why::OutOfMemory);

@@ -3,7 +3,7 @@
 //!
 //! All functions are deterministic, and none looks at a cluster: they take what somebody else found out. In every plan
 //! a slot moves at most once, and from its owner; no node gives and takes at once (except where
-//! [`reshard`] is told so). Where several choices are equally good, one that cuts fewest ranges of
+//! the caller of [`reshard`] says so). Where several choices are equally good, one that cuts fewest ranges of
 //! slots is taken, since servers and clients pay for each range.
 
 mod pick;
@@ -180,7 +180,7 @@ pub fn reshard(shards: &[Shard], wanted: &[(SlotSet, NodeId)]) -> Result<Vec<Mov
 ///
 /// # Errors
 ///
-/// If a node is unknown, both are the same, or there are not so many slots.
+/// If a node is unknown, both are the same, or there are not enough slots.
 pub fn take(shards: &[Shard], from: &NodeId, count: usize, to: &NodeId) -> Result<Vec<Move>, PlanError> {
     check_owners(shards)?;
     let source = shard_of(shards, from)?;

@@ -91,7 +91,7 @@ fn an_empty_shard_is_left_alone_unless_it_is_to_be_used_or_has_a_weight() {
 
 #[test]
 fn what_cannot_be_even_stays_where_it_is() {
-    // 16384 = 3 * 5461 + 1: whoever has one more keeps it.
+    // 16384 = 3 * 5461 + 1: the node that has one more keeps it.
     for before in [["0-5461", "5462-10922", "10923-16383"], ["0-5460", "5461-10922", "10923-16383"]] {
         assert_eq!(rebalance(&shards(&before), &BTreeMap::new(), &SlotCosts::uniform(), EVEN).unwrap(), []);
     }

@@ -14,7 +14,7 @@ pub struct Limits {
     pub faults: u8,
     /// How many times the clock ticks.
     pub ticks: u8,
-    /// In one of so many states it is checked that everything comes to rest; [`usize::MAX`] leaves it out.
+    /// One in this many states is checked to come to rest; [`usize::MAX`] leaves the check out.
     pub settle_every: usize,
     /// No more states are looked at.
     pub states_max: usize,

@@ -17,7 +17,7 @@ pub const PARTITIONS: u32 = 2;
 /// Stands for a process that does not run.
 pub const NONE: u32 = u32::MAX;
 
-/// A member's clock may stand still in one of so many ticks of the coordinator's.
+/// A member's clock may stand still in one in this many ticks of the coordinator's.
 pub const STEADY_TICKS: u8 = 3;
 
 /// A known mistake.
@@ -58,7 +58,7 @@ pub fn options() -> Options {
 /// What is on its way.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Mail {
-    /// To whoever is the coordinator.
+    /// To the process that is the coordinator.
     Up(ToCoordinator),
     /// To a member.
     Down(Recipient, ToMember),

@@ -50,7 +50,7 @@ pub struct Replies {
     id: Reply,
 }
 
-/// What is told of a shard in both protocols alike.
+/// What the reply says of a shard in both protocols alike.
 #[derive(Debug, Clone, Default)]
 struct Texts {
     slots: Bytes,
@@ -168,7 +168,7 @@ impl Replies {
         self.id = Reply::of(out.freeze());
     }
 
-    /// What is told of the nodes of one shard, whatever slots it has.
+    /// What the reply says of the nodes of one shard, whatever slots it has.
     fn write_nodes(&mut self, table: &Table, protocol: Protocol, index: usize) {
         let Some(shard) = table.shards().get(index) else { return };
         self.slots[protocol.index()].nodes[index] = fields::slot_nodes(shard.group(), protocol);

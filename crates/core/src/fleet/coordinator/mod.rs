@@ -18,7 +18,7 @@ const FIRST_BACKEND: u32 = 0;
 /// How a coordinator works.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Options {
-    /// How many members should hold a partition, its owner included, as far as there are so many; at most
+    /// How many members should hold a partition, its owner included, as far as there are enough of them; at most
     /// [`HOLDERS_MAX`](super::HOLDERS_MAX).
     pub copies: usize,
     /// How long a member may serve after it asked, by its own clock, in milliseconds.
@@ -29,9 +29,9 @@ pub struct Options {
     pub retry_ms: u64,
     /// A source that has not given its data away after this many milliseconds has failed to.
     pub transfer_ms: u64,
-    /// A member takes part in at most so many moves at once.
+    /// The most moves that a member takes part in at once.
     pub moves_per_member: u32,
-    /// While partitions move, who takes no part is told of them at most once for so many, all of them together.
+    /// While partitions move, members that take no part hear of them at most once per this number of moves, all together.
     pub batch: u32,
     /// How often members are asked whether their table is the same, in milliseconds, while nothing moves.
     pub ask_ms: u64,
@@ -61,7 +61,7 @@ impl Options {
     }
 }
 
-/// What a coordinator is told.
+/// The events that a coordinator handles.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Input {
     /// Time has passed.
@@ -75,7 +75,7 @@ pub enum Input {
     },
     /// There is a new connection to this member: what was sent on the last one may be lost.
     Linked(MemberId),
-    /// Whether to leave partitions where they are, whoever joins. Those without an owner get one all the same.
+    /// Whether to leave partitions where they are when members join. Those without an owner get one all the same.
     Hold(bool),
     /// A member should hold nothing any more, and leave then.
     Leave(MemberId),
@@ -127,7 +127,7 @@ pub enum Output {
         to: Recipient,
         /// What.
         message: ToMember,
-        /// The member takes no part in what it is told of.
+        /// The member takes no part in these changes.
         to_bystander: bool,
     },
     /// A move begins. For who watches only.
@@ -266,7 +266,7 @@ impl Coordinator {
         self.peers.iter().map(|(id, peer)| (*id, peer.enrolled))
     }
 
-    /// How many changes a member has not been told of, and in how many moves it takes part; none where there is no such member.
+    /// How many changes have not been sent to a member, and in how many moves it takes part; `None` where there is no such member.
     pub fn lag(&self, member: MemberId) -> Option<(u64, u32)> {
         let end = self.log_start + self.log.len() as u64;
         self.peers.get(&member).map(|peer| (end.saturating_sub(peer.told), peer.moves))
@@ -464,7 +464,7 @@ impl Coordinator {
 
     fn renew(&mut self, now_ms: u64, member: MemberId, asked_ms: u64, out: &mut Vec<Output>) {
         let lease_ms = self.options.lease_ms;
-        // Whoever comes next counts from the end of this one's reign.
+        // The next coordinator counts from the end of this one's reign.
         if now_ms >= self.reigns_until_ms {
             return;
         }

@@ -13,12 +13,12 @@ use crate::fleet::message::{Move, Order, Record};
 use crate::fleet::plan::{Step, next_step};
 use crate::fleet::table::{Applied, Change, Holders, MemberId, Row};
 
-/// Data that could not be carried is tried again after so many times [`Options::retry_ms`](super::Options::retry_ms); and whenever some could not, all
-/// other data rests for so many. Where everything fails, that bounds how often.
+/// Data that could not be carried is tried again after this many times [`Options::retry_ms`](super::Options::retry_ms); and whenever some could not, all
+/// other data rests for as many. Where everything fails, that bounds how often.
 const DATA_LATER: u64 = 20;
 const DATA_REST: u64 = 2;
 
-/// A move is looked for among so many partitions of an owner. More would make a step slow where all destinations are busy.
+/// How many partitions of an owner are searched for a move. More would make a step slow where all destinations are busy.
 const LOOK_MAX: usize = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -28,7 +28,7 @@ enum Stage {
     /// A change is not on disk yet. `commits`: it is the move's own, else nothing moves by it.
     Writing { commits: bool },
     /// The change is decided. The destination has not said yet that it knows; until then the source keeps its data, sealed, and
-    /// is told nothing: if the destination is lost, the partition goes back to it.
+    /// hears nothing: if the destination is lost, the partition goes back to it.
     Committing(Change),
 }
 

@@ -5,10 +5,10 @@ use crate::fleet::Partition;
 use crate::fleet::message::{ITEMS_MAX, Order};
 use crate::fleet::table::{Change, MemberId, Row};
 
-/// So many changes are kept for those who have not heard of them. Who is further behind is asked for its versions.
+/// Changes that are kept for members that have not heard of them. A member that is further behind is asked for its versions.
 const LOG_MAX: usize = 16_384;
 
-/// At most so many changes go with a message.
+/// The most changes in one message.
 const NEWS_MAX: usize = 1_024;
 
 impl Coordinator {

@@ -47,7 +47,7 @@ enum Task {
     Over { done: bool },
 }
 
-/// So many backends there are.
+/// The number of backends.
 const BACKENDS: usize = 3;
 
 enum Mail {
@@ -71,7 +71,7 @@ struct World {
     carried: usize,
     works: Vec<Work>,
     sites: Vec<[Site; BACKENDS]>,
-    /// What was last written of each partition, by whoever served it.
+    /// What was last written to each partition by the member that served it.
     truth: Vec<Option<u64>>,
     /// How often something is lost, doubled or late, in percent.
     trouble: usize,
@@ -235,7 +235,7 @@ impl World {
         };
     }
 
-    /// Whoever serves a partition finds what was last written, and writes something else.
+    /// The member that serves a partition finds what was last written, and writes something else.
     fn serve(&mut self) {
         let partition = self.dice.below(self.sites.len());
         let number = u32::try_from(partition).expect("few");
