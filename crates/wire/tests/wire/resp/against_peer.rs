@@ -6,7 +6,7 @@ use redis_protocol::{resp2, resp3};
 use whimbrel_wire::scan::{Progress, Scanner};
 use whimbrel_wire::value::Value;
 
-use crate::frames::{
+use super::frames::{
     encoded, encoded2, encoded3, frame2, frame3, ordered, scan_pieces, scan_whole, value2, value3,
 };
 

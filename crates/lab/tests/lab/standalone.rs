@@ -222,7 +222,7 @@ fn holds_a_server_until_killed() {
 fn a_server_dies_with_the_process_that_started_it() {
     let folder = tempfile::tempdir().unwrap();
     let mut holder = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "holds_a_server_until_killed", "--ignored", "--nocapture"])
+        .args(["--exact", "standalone::holds_a_server_until_killed", "--ignored", "--nocapture"])
         .env("TMPDIR", folder.path())
         .stdout(Stdio::piped())
         .spawn()

@@ -8,7 +8,7 @@ use redis_protocol::resp2;
 use whimbrel_wire::scan::{Malformed, Progress};
 use whimbrel_wire::value::Value;
 
-use crate::frames::{encoded, encoded2, frame2, scan_pieces, scan_whole, value2};
+use super::frames::{encoded, encoded2, frame2, scan_pieces, scan_whole, value2};
 
 #[derive(Debug, Clone)]
 enum Damage {

@@ -18,7 +18,6 @@ use whimbrel_engine::link::LinkOptions;
 use whimbrel_fleet::{AtBackends, Membership, MembershipOptions, Standing, clock};
 
 #[cfg(feature = "etcd")]
-#[path = "fleet/etcd.rs"]
 mod etcd;
 
 /// Longer than anything takes here on a busy machine.
@@ -124,7 +123,7 @@ impl Process {
     /// A member of whichever of these coordinators leads.
     fn of_any(coordinators: &str, name: &str) -> Process {
         let mut command = Command::new(std::env::current_exe().expect("this test's binary"));
-        command.args(["be_a_member", "--exact", "--nocapture"]);
+        command.args(["fleet::be_a_member", "--exact", "--nocapture"]);
         command.env(MEMBER_OF, format!("{coordinators} {name}"));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
         let mut output = BufReader::new(child.stdout.take().expect("its output"));

@@ -107,7 +107,7 @@ fn moving_without_psync_loses_nothing(engine: Engine) {
 
 /// The permissions that the documentation names are enough.
 fn documented_permissions_are_enough(engine: Engine) {
-    let page = include_str!("../../docs/permissions.md");
+    let page = include_str!("../../../docs/permissions.md");
     let (_, section) = page.split_once("A user that moves slots").expect("the page has this section");
     let line = section.lines().find_map(|line| line.strip_prefix("ACL SETUSER whimbrel on >PASSWORD "));
     let rules = line.expect("the section has the command");
