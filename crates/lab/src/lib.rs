@@ -5,7 +5,8 @@
 //! - [`Cluster`]: several of them, formed into a cluster, with failovers and slot moves;
 //! - [`Etcd`]: an etcd of one or several nodes;
 //! - [`Tls`]: certificates for them;
-//! - [`Proxy`]: a link in front of a server that can be cut.
+//! - [`Proxy`]: a link in front of a server that can be cut;
+//! - [`for_each_engine!`]: one test for each engine.
 //!
 //! Every process is a child of the one that started it and is killed by its own id on drop, together with its
 //! folder. If the starting process dies without dropping anything, the kernel kills the servers.
@@ -23,6 +24,7 @@
 //! ```
 
 mod cluster;
+mod each;
 mod engine;
 mod error;
 mod etcd;

@@ -8,6 +8,25 @@ use whimbrel_e2e::binary::{Invocation, Running};
 use whimbrel_e2e::syncing::{PATIENCE, Sync, report, stop, wait_until_following};
 use whimbrel_lab::{Engine, Server};
 
+whimbrel_lab::for_each_engine! {
+    who_waits_takes_nothing_of_the_way_back
+}
+
+whimbrel_lab::for_each_engine! {
+    on Redis70 Valkey91:
+        a_dry_run_needs_the_same_rights
+}
+
+whimbrel_lab::for_each_engine! {
+    on Redis80 Valkey81:
+        consumers_that_were_given_nothing_arrive
+}
+
+whimbrel_lab::for_each_engine! {
+    on Redis80 Valkey91:
+        hashes_that_end_by_their_fields_keep_nothing_from_taking_over
+}
+
 const RULES: [&str; 2] = ["user mover on >secret ~* &* +@all", "user app on >secret ~* &* +@all"];
 
 fn server(engine: Engine) -> Server {
@@ -110,33 +129,30 @@ fn blocked(server: &Server) -> usize {
 }
 
 /// Clients that waited for an item before the cutover take none of those that come back from the target.
-#[test]
-fn who_waits_takes_nothing_of_the_way_back() {
-    for engine in Engine::ALL {
-        let mut w = Waiting::start(engine);
-        w.job.cutover(&["--fence", "acl", "--reverse-sync", "--max-pause", "5s"]).expect_code(0);
-        w.target.call(&["RPUSH", "queue", "1", "2", "3"]);
-        w.target.call(&["ZADD", "scores", "1", "one", "2", "two"]);
-        w.target.call(&["XADD", "stream", "1-1", "f", "v"]);
-        w.target.call(&["SET", "last", "1"]);
-        let last = || w.source.call(&["EXISTS", "last"]) == Value::Int(1);
-        wait_for("the way back", last);
-        wait_until_following(&mut w.sync);
-        w.job.cutover(&["--fence", "acl", "--back", "--max-pause", "5s"]).expect_code(0);
-        for (server, side) in [(&w.source, "source"), (&w.target, "target")] {
-            for (command, expected) in [("LLEN", 3), ("ZCARD", 2), ("XLEN", 1)] {
-                let key = match command {
-                    "LLEN" => "queue",
-                    "ZCARD" => "scores",
-                    _ => "stream",
-                };
-                let found = server.call(&[command, key]);
-                assert_eq!(found, Value::Int(expected), "{engine}: {command} {key} of the {side}");
-            }
-            assert_eq!(server.call(&["EXISTS", "elsewhere"]), Value::Int(0), "{engine}: {side}");
+fn who_waits_takes_nothing_of_the_way_back(engine: Engine) {
+    let mut w = Waiting::start(engine);
+    w.job.cutover(&["--fence", "acl", "--reverse-sync", "--max-pause", "5s"]).expect_code(0);
+    w.target.call(&["RPUSH", "queue", "1", "2", "3"]);
+    w.target.call(&["ZADD", "scores", "1", "one", "2", "two"]);
+    w.target.call(&["XADD", "stream", "1-1", "f", "v"]);
+    w.target.call(&["SET", "last", "1"]);
+    let last = || w.source.call(&["EXISTS", "last"]) == Value::Int(1);
+    wait_for("the way back", last);
+    wait_until_following(&mut w.sync);
+    w.job.cutover(&["--fence", "acl", "--back", "--max-pause", "5s"]).expect_code(0);
+    for (server, side) in [(&w.source, "source"), (&w.target, "target")] {
+        for (command, expected) in [("LLEN", 3), ("ZCARD", 2), ("XLEN", 1)] {
+            let key = match command {
+                "LLEN" => "queue",
+                "ZCARD" => "scores",
+                _ => "stream",
+            };
+            let found = server.call(&[command, key]);
+            assert_eq!(found, Value::Int(expected), "{engine}: {command} {key} of the {side}");
         }
-        w.assert_ended(&format!("{engine}: acl"));
+        assert_eq!(server.call(&["EXISTS", "elsewhere"]), Value::Int(0), "{engine}: {side}");
     }
+    w.assert_ended(&format!("{engine}: acl"));
 }
 
 /// The other fences end them as well; without a fence nobody is disturbed.
@@ -237,36 +253,33 @@ fn a_sample_says_what_it_is_worth() {
 }
 
 /// What the user may not do is found out by the dry run, and told with what helps.
-#[test]
-fn a_dry_run_needs_the_same_rights() {
-    for engine in [Engine::Redis70, Engine::Valkey91] {
-        let (source, _target, job, sync) =
-            following(engine, engine, |source| drop(source.call(&["SET", "k", "1"])));
-        for (right, name, fences) in [
-            ("client|pause", "CLIENT PAUSE", &["none", "pause", "acl", "readonly-replica"][..]),
-            ("client|unpause", "CLIENT UNPAUSE", &["none"]),
-            ("client|kill", "CLIENT KILL", &["pause", "acl", "readonly-replica"]),
-            ("client|list", "CLIENT LIST", &["acl"]),
-            ("acl|setuser", "ACL SETUSER", &["acl"]),
-            ("acl|getuser", "ACL GETUSER", &["acl"]),
-            ("replicaof", "REPLICAOF", &["readonly-replica"]),
-        ] {
-            source.call(&["ACL", "SETUSER", "mover", &format!("-{right}")]);
-            for fence in fences {
-                assert_both_refuse(
-                    &job,
-                    &["--fence", fence],
-                    &[name, &format!("give this user +{}", family(right))],
-                );
-            }
-            source.call(&["ACL", "SETUSER", "mover", &format!("+{right}")]);
-            source.call(&["SET", "k", right]);
+fn a_dry_run_needs_the_same_rights(engine: Engine) {
+    let (source, _target, job, sync) =
+        following(engine, engine, |source| drop(source.call(&["SET", "k", "1"])));
+    for (right, name, fences) in [
+        ("client|pause", "CLIENT PAUSE", &["none", "pause", "acl", "readonly-replica"][..]),
+        ("client|unpause", "CLIENT UNPAUSE", &["none"]),
+        ("client|kill", "CLIENT KILL", &["pause", "acl", "readonly-replica"]),
+        ("client|list", "CLIENT LIST", &["acl"]),
+        ("acl|setuser", "ACL SETUSER", &["acl"]),
+        ("acl|getuser", "ACL GETUSER", &["acl"]),
+        ("replicaof", "REPLICAOF", &["readonly-replica"]),
+    ] {
+        source.call(&["ACL", "SETUSER", "mover", &format!("-{right}")]);
+        for fence in fences {
+            assert_both_refuse(
+                &job,
+                &["--fence", fence],
+                &[name, &format!("give this user +{}", family(right))],
+            );
         }
-        for fence in ["none", "pause", "acl", "readonly-replica"] {
-            job.cutover(&["--fence", fence, "--max-pause", "5s", "--dry-run"]).expect_code(0);
-        }
-        stop(sync);
+        source.call(&["ACL", "SETUSER", "mover", &format!("+{right}")]);
+        source.call(&["SET", "k", right]);
     }
+    for fence in ["none", "pause", "acl", "readonly-replica"] {
+        job.cutover(&["--fence", fence, "--max-pause", "5s", "--dry-run"]).expect_code(0);
+    }
+    stop(sync);
 }
 
 /// A service that has no `CLIENT` for anybody.
@@ -295,52 +308,43 @@ fn family(right: &str) -> &str {
 }
 
 /// Hashes lose their last field while the source is paused, which keeps them then.
-#[test]
-fn hashes_that_end_by_their_fields_keep_nothing_from_taking_over() {
-    for engine in [Engine::Valkey91, Engine::Redis80] {
-        let fill = |source: &Server| {
-            let mut connection = source.connection();
-            let mut pipe = redis::pipe();
-            for number in 0..12_000 {
-                let key = format!("hash:{number}");
-                pipe.cmd("HSET").arg(&key).arg("f").arg(number).ignore();
-                pipe.cmd("HPEXPIRE").arg(&key).arg(3_000 + number / 2).arg("FIELDS").arg(1).arg("f").ignore();
-            }
-            pipe.exec(&mut connection).expect("written");
-        };
-        let (source, _target, job, sync) = following(engine, engine, fill);
-        let left = || source.call(&["DBSIZE"]);
-        let mut cut_over = 0;
-        while left() != Value::Int(0) {
-            for compare in ["sample", "full"] {
-                job.cutover(&["--fence", "none", "--compare", compare, "--max-pause", "5s"]).expect_code(0);
-            }
-            cut_over += 1;
+fn hashes_that_end_by_their_fields_keep_nothing_from_taking_over(engine: Engine) {
+    let fill = |source: &Server| {
+        let mut connection = source.connection();
+        let mut pipe = redis::pipe();
+        for number in 0..12_000 {
+            let key = format!("hash:{number}");
+            pipe.cmd("HSET").arg(&key).arg("f").arg(number).ignore();
+            pipe.cmd("HPEXPIRE").arg(&key).arg(3_000 + number / 2).arg("FIELDS").arg(1).arg("f").ignore();
         }
-        assert!(cut_over > 0, "{engine}: nothing was left to end");
-        stop(sync);
+        pipe.exec(&mut connection).expect("written");
+    };
+    let (source, _target, job, sync) = following(engine, engine, fill);
+    let left = || source.call(&["DBSIZE"]);
+    let mut cut_over = 0;
+    while left() != Value::Int(0) {
+        for compare in ["sample", "full"] {
+            job.cutover(&["--fence", "none", "--compare", compare, "--max-pause", "5s"]).expect_code(0);
+        }
+        cut_over += 1;
     }
+    assert!(cut_over > 0, "{engine}: nothing was left to end");
+    stop(sync);
 }
 
 /// Servers do not replicate a consumer before it is given something.
-#[test]
-fn consumers_that_were_given_nothing_arrive() {
-    for engine in [Engine::Redis80, Engine::Valkey81] {
-        let fill = |source: &Server| {
-            for stream in ["early", "late"] {
-                source.call(&["XGROUP", "CREATE", stream, "g", "$", "MKSTREAM"]);
-            }
-        };
-        let (source, target, job, sync) = following(engine, engine, fill);
-        let _waiting = waiting(&source, "XREADGROUP GROUP g idle BLOCK 150000 STREAMS early late > >");
-        let consumers = |server: &Server| format!("{:?}", server.call(&["XINFO", "CONSUMERS", "late", "g"]));
-        wait_for("a consumer", || consumers(&source).contains("name"));
-        assert!(
-            !consumers(&target).contains("name"),
-            "{engine}: servers replicate it: nothing is to be shown"
-        );
-        job.cutover(&["--fence", "acl", "--compare", "full", "--max-pause", "5s"]).expect_code(0);
-        assert!(consumers(&target).contains("name"), "{engine}: {}", consumers(&target));
-        drop(sync);
-    }
+fn consumers_that_were_given_nothing_arrive(engine: Engine) {
+    let fill = |source: &Server| {
+        for stream in ["early", "late"] {
+            source.call(&["XGROUP", "CREATE", stream, "g", "$", "MKSTREAM"]);
+        }
+    };
+    let (source, target, job, sync) = following(engine, engine, fill);
+    let _waiting = waiting(&source, "XREADGROUP GROUP g idle BLOCK 150000 STREAMS early late > >");
+    let consumers = |server: &Server| format!("{:?}", server.call(&["XINFO", "CONSUMERS", "late", "g"]));
+    wait_for("a consumer", || consumers(&source).contains("name"));
+    assert!(!consumers(&target).contains("name"), "{engine}: servers replicate it: nothing is to be shown");
+    job.cutover(&["--fence", "acl", "--compare", "full", "--max-pause", "5s"]).expect_code(0);
+    assert!(consumers(&target).contains("name"), "{engine}: {}", consumers(&target));
+    drop(sync);
 }

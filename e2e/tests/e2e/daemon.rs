@@ -530,63 +530,16 @@ fn passwords_in_addresses_are_hidden() {
     assert!(!output.stdout.contains("wrong-and-secret") && !output.stderr.contains("wrong-and-secret"));
 }
 
-macro_rules! on {
-    ($module:ident, $engine:expr) => {
-        mod $module {
-            use super::Engine;
-
-            #[test]
-            fn valkeys_client_moves_slots() {
-                super::valkeys_client_moves_slots($engine);
-            }
-
-            #[test]
-            fn what_makes_no_sense_is_refused_as_valkey_does() {
-                super::what_makes_no_sense_is_refused_as_valkey_does($engine);
-            }
-
-            #[test]
-            fn jobs_wait_and_are_cancelled() {
-                super::jobs_wait_and_are_cancelled($engine);
-            }
-
-            #[test]
-            fn jobs_survive_the_daemon() {
-                super::jobs_survive_the_daemon($engine);
-            }
-
-            #[test]
-            fn moves_are_handed_to_it() {
-                super::moves_are_handed_to_it($engine);
-            }
-
-            #[test]
-            fn moves_that_were_handed_to_it_are_cancelled() {
-                super::moves_that_were_handed_to_it_are_cancelled($engine);
-            }
-
-            #[test]
-            fn a_job_that_fails_half_way_says_what_has_moved() {
-                super::a_job_that_fails_half_way_says_what_has_moved($engine);
-            }
-
-            #[test]
-            fn moves_that_were_handed_to_it_survive_it() {
-                super::moves_that_were_handed_to_it_survive_it($engine);
-            }
-
-            #[test]
-            fn clients_find_the_cluster_by_it() {
-                super::clients_find_the_cluster_by_it($engine);
-            }
-
-            #[test]
-            fn a_password_keeps_others_out() {
-                super::a_password_keeps_others_out($engine);
-            }
-        }
-    };
+whimbrel_lab::for_each_engine! {
+    on Redis70 Valkey91:
+        valkeys_client_moves_slots
+        what_makes_no_sense_is_refused_as_valkey_does
+        jobs_wait_and_are_cancelled
+        jobs_survive_the_daemon
+        moves_are_handed_to_it
+        moves_that_were_handed_to_it_are_cancelled
+        a_job_that_fails_half_way_says_what_has_moved
+        moves_that_were_handed_to_it_survive_it
+        clients_find_the_cluster_by_it
+        a_password_keeps_others_out
 }
-
-on!(redis_7_0, Engine::Redis70);
-on!(valkey_9_1, Engine::Valkey91);

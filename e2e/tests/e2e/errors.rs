@@ -15,6 +15,13 @@ use whimbrel_e2e::compare::assert_equal;
 use whimbrel_e2e::deployment::Deployment;
 use whimbrel_lab::{Cluster, Engine, Server, Tls};
 
+whimbrel_lab::for_each_engine! {
+    on Redis70 Valkey91:
+        permissions
+        targets_that_take_no_writes
+        a_server_that_is_loading
+}
+
 /// Occurs in every password here, so that one search finds any that leaks.
 const SECRET: &str = "s3cret";
 
@@ -258,31 +265,28 @@ fn credentials() {
 }
 
 /// Users who lack one permission: the error names the command.
-#[test]
-fn permissions() {
+fn permissions(engine: Engine) {
     let password = format!("{SECRET}-of-user");
     let user = |server: &Server, lacks: &str| {
         let secret = format!(">{password}");
         server.call(&["ACL", "SETUSER", "u", "reset", "on", &secret, "~*", "&*", "+@all", lacks]);
         format!("redis://u:{password}@{}", server.addr())
     };
-    for engine in [Engine::Redis70, Engine::Valkey91] {
-        let open = filled(engine);
-        let empty = server(engine);
-        for lacks in ["info", "scan", "get", "type", "time"] {
-            let url = user(&open, &format!("-{lacks}"));
-            let words = ["source", &lacks.to_uppercase(), "NOPERM", lacks, "give this user the permission"];
-            copy(&url, &empty.addr()).on(&empty).ends(REFUSED, &words);
-        }
-        for lacks in ["info", "set"] {
-            let url = user(&empty, &format!("-{lacks}"));
-            let words = ["target", &lacks.to_uppercase(), "NOPERM", lacks, "give this user the permission"];
-            copy(&open.addr(), &url).on(&empty).ends(REFUSED, &words);
-        }
-        // The first of several is named.
-        let url = user(&open, "-@read");
-        copy(&url, &empty.addr()).on(&empty).ends(REFUSED, &["source", "NOPERM", "SCAN"]);
+    let open = filled(engine);
+    let empty = server(engine);
+    for lacks in ["info", "scan", "get", "type", "time"] {
+        let url = user(&open, &format!("-{lacks}"));
+        let words = ["source", &lacks.to_uppercase(), "NOPERM", lacks, "give this user the permission"];
+        copy(&url, &empty.addr()).on(&empty).ends(REFUSED, &words);
     }
+    for lacks in ["info", "set"] {
+        let url = user(&empty, &format!("-{lacks}"));
+        let words = ["target", &lacks.to_uppercase(), "NOPERM", lacks, "give this user the permission"];
+        copy(&open.addr(), &url).on(&empty).ends(REFUSED, &words);
+    }
+    // The first of several is named.
+    let url = user(&open, "-@read");
+    copy(&url, &empty.addr()).on(&empty).ends(REFUSED, &["source", "NOPERM", "SCAN"]);
 }
 
 #[test]
@@ -387,21 +391,26 @@ fn tls() {
         .ends(USAGE, &["required arguments"]);
 }
 
+fn targets_that_take_no_writes(engine: Engine) {
+    let source = filled(Engine::Redis70);
+    let (source, addr) = (&source, source.addr());
+    let filled_by = writes(source);
+
+    let full = start(Server::builder(engine).arg("maxmemory", "1").arg("maxmemory-policy", "noeviction"));
+    copy(&addr, &full.addr()).on(&full).ends(REFUSED, &["target", "full", "maxmemory"]);
+
+    let primary = server(engine);
+    let replica = server(engine);
+    replica.call(&["REPLICAOF", "127.0.0.1", &primary.port().to_string()]);
+    copy(&addr, &replica.addr()).on(&replica).ends(REFUSED, &["target", "replica", "name its primary"]);
+    assert_eq!(writes(source), filled_by, "the source was written to");
+}
+
 #[test]
 fn targets_that_take_no_keys() {
     let source = filled(Engine::Redis70);
     let (source, addr) = (&source, source.addr());
     let filled_by = writes(source);
-
-    for engine in [Engine::Redis70, Engine::Valkey91] {
-        let full = start(Server::builder(engine).arg("maxmemory", "1").arg("maxmemory-policy", "noeviction"));
-        copy(&addr, &full.addr()).on(&full).ends(REFUSED, &["target", "full", "maxmemory"]);
-
-        let primary = server(engine);
-        let replica = server(engine);
-        replica.call(&["REPLICAOF", "127.0.0.1", &primary.port().to_string()]);
-        copy(&addr, &replica.addr()).on(&replica).ends(REFUSED, &["target", "replica", "name its primary"]);
-    }
 
     // Not empty, and nothing said about keys that exist.
     let target = server(Engine::Redis80);
@@ -526,45 +535,39 @@ fn clusters_have_one_database() {
 }
 
 /// While a server loads its data set it says that it holds fewer keys than it does.
-#[test]
-fn a_server_that_is_loading() {
-    for engine in [Engine::Redis70, Engine::Valkey91] {
-        let open = || Server::builder(engine).arg("loading-process-events-interval-bytes", "1024");
-        let slow = start(open());
-        let mut pipe = redis::pipe();
-        for i in 0..12_000 {
-            pipe.set(format!("key:{i}"), "x".repeat(100)).ignore();
-        }
-        let () = pipe.query(&mut slow.connection()).expect("it takes keys");
-        slow.call(&["SAVE"]);
-        // Two minutes, by a delay after each key; it is taken away in the end.
-        let config = slow.dir().join("server.conf");
-        let text = fs::read_to_string(&config).expect("the configuration is there");
-        fs::write(&config, format!("{text}key-load-delay 10000\n")).expect("it can be written");
-        let other = server(engine);
-        thread::scope(|scope| {
-            let restarting = scope.spawn(|| slow.restart());
-            // Until it answers that it loads.
-            let deadline = std::time::Instant::now() + PATIENCE;
-            while slow.try_call(&["GET", "key:1"]).err().is_none_or(|e| !format!("{e:?}").contains("oading"))
-            {
-                assert!(std::time::Instant::now() < deadline, "it never says that it loads");
-                thread::sleep(Duration::from_millis(5));
-            }
-            let source = copy(&slow.addr(), &other.addr()).with(&["--replace"]).on(&other);
-            source.ends(REFUSED, &["source", "loading", "wait"]);
-            copy(&other.addr(), &slow.addr())
-                .with(&["--replace"])
-                .ends(REFUSED, &["target", "loading", "wait"]);
-            slow.try_connection()
-                .and_then(|_| slow.try_call(&["CONFIG", "SET", "key-load-delay", "0"]))
-                .map(drop)
-                .unwrap_or_default();
-            restarting.join().expect("it does not panic").expect("it comes back");
-        });
-        let size: u64 = redis::cmd("DBSIZE").query(&mut slow.connection()).expect("it answers");
-        assert_eq!(size, 12_000);
+fn a_server_that_is_loading(engine: Engine) {
+    let open = || Server::builder(engine).arg("loading-process-events-interval-bytes", "1024");
+    let slow = start(open());
+    let mut pipe = redis::pipe();
+    for i in 0..12_000 {
+        pipe.set(format!("key:{i}"), "x".repeat(100)).ignore();
     }
+    let () = pipe.query(&mut slow.connection()).expect("it takes keys");
+    slow.call(&["SAVE"]);
+    // Two minutes, by a delay after each key; it is taken away in the end.
+    let config = slow.dir().join("server.conf");
+    let text = fs::read_to_string(&config).expect("the configuration is there");
+    fs::write(&config, format!("{text}key-load-delay 10000\n")).expect("it can be written");
+    let other = server(engine);
+    thread::scope(|scope| {
+        let restarting = scope.spawn(|| slow.restart());
+        // Until it answers that it loads.
+        let deadline = std::time::Instant::now() + PATIENCE;
+        while slow.try_call(&["GET", "key:1"]).err().is_none_or(|e| !format!("{e:?}").contains("oading")) {
+            assert!(std::time::Instant::now() < deadline, "it never says that it loads");
+            thread::sleep(Duration::from_millis(5));
+        }
+        let source = copy(&slow.addr(), &other.addr()).with(&["--replace"]).on(&other);
+        source.ends(REFUSED, &["source", "loading", "wait"]);
+        copy(&other.addr(), &slow.addr()).with(&["--replace"]).ends(REFUSED, &["target", "loading", "wait"]);
+        slow.try_connection()
+            .and_then(|_| slow.try_call(&["CONFIG", "SET", "key-load-delay", "0"]))
+            .map(drop)
+            .unwrap_or_default();
+        restarting.join().expect("it does not panic").expect("it comes back");
+    });
+    let size: u64 = redis::cmd("DBSIZE").query(&mut slow.connection()).expect("it answers");
+    assert_eq!(size, 12_000);
 }
 
 #[test]

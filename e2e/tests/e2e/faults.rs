@@ -159,7 +159,7 @@ fn a_target_that_lost_its_data_is_filled_again() {
     assert_equal(&source, &target);
 }
 
-fn target_failover(engine: Engine) {
+fn the_target_fails_over(engine: Engine) {
     let (s, source) = server(engine);
     let (t, target) = cluster(engine, 1);
     fill(&source);
@@ -172,14 +172,9 @@ fn target_failover(engine: Engine) {
     assert_equal(&source, &deployment(t.seed()));
 }
 
-#[test]
-fn the_target_fails_over_redis_7_0() {
-    target_failover(Engine::Redis70);
-}
-
-#[test]
-fn the_target_fails_over_valkey_9_1() {
-    target_failover(Engine::Valkey91);
+whimbrel_lab::for_each_engine! {
+    on Redis70 Valkey91:
+        the_target_fails_over
 }
 
 #[test]

@@ -10,6 +10,13 @@ use serde_json::Value as Json;
 use whimbrel_e2e::binary::{Invocation, Running};
 use whimbrel_lab::{Engine, Server, Tls};
 
+whimbrel_lab::for_each_engine! {
+    a_client_library_sees_no_difference
+    clients_come_with_tls_and_so_does_the_front_to_the_source
+    clients_of_clusters_find_one_node
+    what_is_refused_comes_in_its_turn_also_after_a_subscription
+}
+
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A front that runs, and where it listens.
@@ -48,45 +55,41 @@ fn connected_clients(server: &Server) -> Option<u32> {
     text.lines().find_map(|line| line.strip_prefix("connected_clients:"))?.trim().parse().ok()
 }
 
-#[test]
-fn a_client_library_sees_no_difference() {
-    for engine in Engine::ALL {
-        let source = Server::builder(engine).start().expect("a server");
-        let front = Front::before(&source.url(), &[]);
-        for query in ["0", "5", "2?protocol=resp3"] {
-            let mut client = front.client("", query);
-            let () = redis::cmd("SET").arg("k").arg(query).query(&mut client).expect("written");
-            let (old, list): (String, Vec<i32>) = redis::pipe()
-                .atomic()
-                .cmd("GET")
-                .arg("k")
-                .cmd("RPUSH")
-                .arg("l")
-                .arg(&[1, 2, 3])
-                .ignore()
-                .cmd("LRANGE")
-                .arg("l")
-                .arg(0)
-                .arg(-1)
-                .query(&mut client)
-                .expect("a transaction");
-            assert_eq!((old.as_str(), list), (query, vec![1, 2, 3]));
-            let script = "return redis.call('LLEN', KEYS[1])";
-            let found: i32 =
-                redis::cmd("EVAL").arg(script).arg(1).arg("l").query(&mut client).expect("a script");
-            assert_eq!(found, 3);
-        }
-        // Each was in a database of its own.
-        let counts: Vec<u64> = [0, 2, 5]
-            .iter()
-            .map(|db| {
-                let mut direct = source.connection();
-                let () = redis::cmd("SELECT").arg(db).query(&mut direct).expect("selected");
-                redis::cmd("DBSIZE").query(&mut direct).expect("a number")
-            })
-            .collect();
-        assert_eq!(counts, [2, 2, 2]);
+fn a_client_library_sees_no_difference(engine: Engine) {
+    let source = Server::builder(engine).start().expect("a server");
+    let front = Front::before(&source.url(), &[]);
+    for query in ["0", "5", "2?protocol=resp3"] {
+        let mut client = front.client("", query);
+        let () = redis::cmd("SET").arg("k").arg(query).query(&mut client).expect("written");
+        let (old, list): (String, Vec<i32>) = redis::pipe()
+            .atomic()
+            .cmd("GET")
+            .arg("k")
+            .cmd("RPUSH")
+            .arg("l")
+            .arg(&[1, 2, 3])
+            .ignore()
+            .cmd("LRANGE")
+            .arg("l")
+            .arg(0)
+            .arg(-1)
+            .query(&mut client)
+            .expect("a transaction");
+        assert_eq!((old.as_str(), list), (query, vec![1, 2, 3]));
+        let script = "return redis.call('LLEN', KEYS[1])";
+        let found: i32 = redis::cmd("EVAL").arg(script).arg(1).arg("l").query(&mut client).expect("a script");
+        assert_eq!(found, 3);
     }
+    // Each was in a database of its own.
+    let counts: Vec<u64> = [0, 2, 5]
+        .iter()
+        .map(|db| {
+            let mut direct = source.connection();
+            let () = redis::cmd("SELECT").arg(db).query(&mut direct).expect("selected");
+            redis::cmd("DBSIZE").query(&mut direct).expect("a number")
+        })
+        .collect();
+    assert_eq!(counts, [2, 2, 2]);
 }
 
 #[test]
@@ -162,36 +165,33 @@ fn text(path: &std::path::Path) -> &str {
     path.to_str().expect("a path of the test")
 }
 
-#[test]
-fn clients_come_with_tls_and_so_does_the_front_to_the_source() {
+fn clients_come_with_tls_and_so_does_the_front_to_the_source(engine: Engine) {
     let tls = Tls::new().expect("certificates");
     let (ca, cert, key) = (tls.ca(), tls.server_cert(), tls.server_key());
-    for engine in Engine::ALL {
-        let source = Server::builder(engine).tls(&tls).start().expect("a server");
-        let url = format!("rediss://127.0.0.1:{}", source.tls_port().expect("it has one"));
-        let more = ["--source-ca", text(&ca), "--tls-cert", text(&cert), "--tls-key", text(&key)];
-        let front = Front::before(&url, &more);
-        let mut client = with_tls(&front, &tls, false).expect("a connection");
-        // Many records each way.
-        let value = "v".repeat(1 << 20);
-        let () = redis::cmd("SET").arg("large").arg(&value).query(&mut client).expect("written");
-        let found: String = redis::cmd("GET").arg("large").query(&mut client).expect("read");
-        assert!(found == value, "{engine}");
-        let mut pipe = redis::pipe();
-        for i in 0..10_000 {
-            pipe.cmd("INCRBY").arg("n").arg(i);
-        }
-        let sums: Vec<u64> = pipe.query(&mut client).expect("answered in order");
-        assert_eq!(sums.last(), Some(&(9_999 * 10_000 / 2)), "{engine}");
-        // Whoever does not speak TLS does not get in, and disturbs nobody.
-        let mut plain = TcpStream::connect(&front.address).expect("a connection");
-        plain.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-        plain.write_all(b"*1\r\n$4\r\nPING\r\n").expect("sent");
-        let mut said = Vec::new();
-        let _ = plain.read_to_end(&mut said);
-        assert!(!said.windows(4).any(|bytes| bytes == b"PONG"), "{engine}");
-        let () = redis::cmd("PING").query(&mut client).expect("the others go on");
+    let source = Server::builder(engine).tls(&tls).start().expect("a server");
+    let url = format!("rediss://127.0.0.1:{}", source.tls_port().expect("it has one"));
+    let more = ["--source-ca", text(&ca), "--tls-cert", text(&cert), "--tls-key", text(&key)];
+    let front = Front::before(&url, &more);
+    let mut client = with_tls(&front, &tls, false).expect("a connection");
+    // Many records each way.
+    let value = "v".repeat(1 << 20);
+    let () = redis::cmd("SET").arg("large").arg(&value).query(&mut client).expect("written");
+    let found: String = redis::cmd("GET").arg("large").query(&mut client).expect("read");
+    assert!(found == value, "{engine}");
+    let mut pipe = redis::pipe();
+    for i in 0..10_000 {
+        pipe.cmd("INCRBY").arg("n").arg(i);
     }
+    let sums: Vec<u64> = pipe.query(&mut client).expect("answered in order");
+    assert_eq!(sums.last(), Some(&(9_999 * 10_000 / 2)), "{engine}");
+    // Whoever does not speak TLS does not get in, and disturbs nobody.
+    let mut plain = TcpStream::connect(&front.address).expect("a connection");
+    plain.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    plain.write_all(b"*1\r\n$4\r\nPING\r\n").expect("sent");
+    let mut said = Vec::new();
+    let _ = plain.read_to_end(&mut said);
+    assert!(!said.windows(4).any(|bytes| bytes == b"PONG"), "{engine}");
+    let () = redis::cmd("PING").query(&mut client).expect("the others go on");
 }
 
 #[test]
@@ -220,69 +220,65 @@ fn clients_have_to_show_a_certificate_where_told_so() {
 }
 
 /// A client that only knows clusters works through the front before, while and after keys move, and is told what the servers tell.
-#[test]
-fn clients_of_clusters_find_one_node() {
-    for engine in Engine::ALL {
-        let source = Server::builder(engine).start().expect("a server");
-        let target = Server::builder(engine).start().expect("a server");
-        let state = tempfile::tempdir().expect("a folder");
-        let folder = state.path().to_str().expect("a plain path");
-        let to = target.url();
-        let front = Front::before(
-            &source.url(),
-            &["--target", &to, "--state-dir", folder, "--cluster-face", "127.0.0.1"],
-        );
-        let client = redis::cluster::ClusterClient::new(vec![format!("redis://{}/", front.address)]);
-        let client = client.expect("a client");
-        let mut cluster = client.get_connection().expect("a connection");
-        for i in 0..2_000 {
-            let () = redis::cmd("SET").arg(format!("k{i}")).arg(i).query(&mut cluster).expect("written");
-        }
-        // So many that they are still moving when it is told to pause.
-        source.call(&["EVAL", "for i = 1, 50000 do redis.call('SET', 'more:' .. i, i) end", "0"]);
-        let tell =
-            |what| Invocation::new(&["front", what, "--json", "--state-dir", folder]).run().expect_code(0);
-        tell("start");
-        tell("pause");
-        let mut late = client.get_connection().expect("a connection while keys move");
-        let () = redis::cmd("SET").arg("late").arg(1).query(&mut late).expect("written");
-        tell("resume");
-        for i in 0..2_000 {
-            let found: u32 = redis::cmd("INCR").arg(format!("k{i}")).query(&mut cluster).expect("counted");
-            assert_eq!(found, i + 1, "{engine}");
-        }
-        let deadline = Instant::now() + PATIENCE;
-        while !tell("status").stdout.contains("\"phase\":\"done\"") {
-            assert!(Instant::now() < deadline, "{}", tell("status").stdout);
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        let found: u32 = redis::cmd("GET").arg("k77").query(&mut cluster).expect("read");
-        assert_eq!(found, 78, "{engine}");
-        // What is told, in both protocols, and in its turn.
-        for query in ["0", "0?protocol=resp3"] {
-            let mut client = front.client("", query);
-            let (before, slots, slot, agreed, after): (u32, Value, u16, String, u32) = redis::pipe()
-                .cmd("GET")
-                .arg("k0")
-                .cmd("CLUSTER")
-                .arg("SLOTS")
-                .cmd("CLUSTER")
-                .arg("KEYSLOT")
-                .arg("123456789")
-                .cmd("READONLY")
-                .cmd("GET")
-                .arg("k1")
-                .query(&mut client)
-                .expect("answered in order");
-            assert_eq!((before, slot, agreed.as_str(), after), (1, 12_739, "OK", 2), "{engine}");
-            let told = format!("{slots:?}");
-            assert!(told.contains("16383") && told.contains("127.0.0.1"), "{engine}: {told}");
-            let shards: Value = redis::cmd("CLUSTER").arg("SHARDS").query(&mut client).expect("an answer");
-            let is_map = format!("{shards:?}").starts_with("array([map(");
-            assert_eq!(is_map, query.contains("resp3"), "{engine}: {shards:?}");
-            let error = redis::cmd("CLUSTER").arg("RESET").exec(&mut client).expect_err("it is no cluster");
-            assert!(error.to_string().contains("cluster support disabled"), "{engine}: {error}");
-        }
+fn clients_of_clusters_find_one_node(engine: Engine) {
+    let source = Server::builder(engine).start().expect("a server");
+    let target = Server::builder(engine).start().expect("a server");
+    let state = tempfile::tempdir().expect("a folder");
+    let folder = state.path().to_str().expect("a plain path");
+    let to = target.url();
+    let front = Front::before(
+        &source.url(),
+        &["--target", &to, "--state-dir", folder, "--cluster-face", "127.0.0.1"],
+    );
+    let client = redis::cluster::ClusterClient::new(vec![format!("redis://{}/", front.address)]);
+    let client = client.expect("a client");
+    let mut cluster = client.get_connection().expect("a connection");
+    for i in 0..2_000 {
+        let () = redis::cmd("SET").arg(format!("k{i}")).arg(i).query(&mut cluster).expect("written");
+    }
+    // So many that they are still moving when it is told to pause.
+    source.call(&["EVAL", "for i = 1, 50000 do redis.call('SET', 'more:' .. i, i) end", "0"]);
+    let tell = |what| Invocation::new(&["front", what, "--json", "--state-dir", folder]).run().expect_code(0);
+    tell("start");
+    tell("pause");
+    let mut late = client.get_connection().expect("a connection while keys move");
+    let () = redis::cmd("SET").arg("late").arg(1).query(&mut late).expect("written");
+    tell("resume");
+    for i in 0..2_000 {
+        let found: u32 = redis::cmd("INCR").arg(format!("k{i}")).query(&mut cluster).expect("counted");
+        assert_eq!(found, i + 1, "{engine}");
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while !tell("status").stdout.contains("\"phase\":\"done\"") {
+        assert!(Instant::now() < deadline, "{}", tell("status").stdout);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let found: u32 = redis::cmd("GET").arg("k77").query(&mut cluster).expect("read");
+    assert_eq!(found, 78, "{engine}");
+    // What is told, in both protocols, and in its turn.
+    for query in ["0", "0?protocol=resp3"] {
+        let mut client = front.client("", query);
+        let (before, slots, slot, agreed, after): (u32, Value, u16, String, u32) = redis::pipe()
+            .cmd("GET")
+            .arg("k0")
+            .cmd("CLUSTER")
+            .arg("SLOTS")
+            .cmd("CLUSTER")
+            .arg("KEYSLOT")
+            .arg("123456789")
+            .cmd("READONLY")
+            .cmd("GET")
+            .arg("k1")
+            .query(&mut client)
+            .expect("answered in order");
+        assert_eq!((before, slot, agreed.as_str(), after), (1, 12_739, "OK", 2), "{engine}");
+        let told = format!("{slots:?}");
+        assert!(told.contains("16383") && told.contains("127.0.0.1"), "{engine}: {told}");
+        let shards: Value = redis::cmd("CLUSTER").arg("SHARDS").query(&mut client).expect("an answer");
+        let is_map = format!("{shards:?}").starts_with("array([map(");
+        assert_eq!(is_map, query.contains("resp3"), "{engine}: {shards:?}");
+        let error = redis::cmd("CLUSTER").arg("RESET").exec(&mut client).expect_err("it is no cluster");
+        assert!(error.to_string().contains("cluster support disabled"), "{engine}: {error}");
     }
 }
 
@@ -308,35 +304,30 @@ fn the_face_of_a_cluster_shows_nothing_that_the_server_hides() {
 }
 
 /// A connection that has subscribed once is one whose replies nobody can count. What is refused there is refused in its turn all the same.
-#[test]
-fn what_is_refused_comes_in_its_turn_also_after_a_subscription() {
-    for engine in Engine::ALL {
-        let source = Server::builder(engine).start().expect("a server");
-        let front = Front::before(&source.url(), &[]);
-        let mut stream = TcpStream::connect(&front.address).expect("a connection");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-        stream.write_all(b"SET a A\r\nSET n 7\r\nSUBSCRIBE c\r\nUNSUBSCRIBE c\r\nPING\r\n").expect("sent");
-        let mut reader = stream.try_clone().expect("the same connection");
-        let mut until = |end: &[u8]| {
-            let mut said = Vec::new();
-            while !said.ends_with(end) {
-                let mut byte = [0];
-                reader.read_exact(&mut byte).expect("a reply");
-                said.push(byte[0]);
-            }
-            String::from_utf8_lossy(&said).into_owned()
-        };
-        until(b"+PONG\r\n");
-        stream
-            .write_all(b"GET a\r\nINCR n\r\nCLIENT TRACKING ON\r\nGET a\r\nMONITOR\r\nPING\r\n")
-            .expect("sent");
-        let said = until(b"+PONG\r\n");
-        let lines: Vec<&str> = said.split("\r\n").collect();
-        assert_eq!((lines[0], lines[1], lines[2]), ("$1", "A", ":8"), "{engine}: {said}");
-        assert!(lines[3].starts_with('-') && lines[3].contains("TRACKING"), "{engine}: {said}");
-        assert_eq!((lines[4], lines[5]), ("$1", "A"), "{engine}: {said}");
-        assert!(lines[6].starts_with('-') && lines[6].contains("MONITOR"), "{engine}: {said}");
-    }
+fn what_is_refused_comes_in_its_turn_also_after_a_subscription(engine: Engine) {
+    let source = Server::builder(engine).start().expect("a server");
+    let front = Front::before(&source.url(), &[]);
+    let mut stream = TcpStream::connect(&front.address).expect("a connection");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    stream.write_all(b"SET a A\r\nSET n 7\r\nSUBSCRIBE c\r\nUNSUBSCRIBE c\r\nPING\r\n").expect("sent");
+    let mut reader = stream.try_clone().expect("the same connection");
+    let mut until = |end: &[u8]| {
+        let mut said = Vec::new();
+        while !said.ends_with(end) {
+            let mut byte = [0];
+            reader.read_exact(&mut byte).expect("a reply");
+            said.push(byte[0]);
+        }
+        String::from_utf8_lossy(&said).into_owned()
+    };
+    until(b"+PONG\r\n");
+    stream.write_all(b"GET a\r\nINCR n\r\nCLIENT TRACKING ON\r\nGET a\r\nMONITOR\r\nPING\r\n").expect("sent");
+    let said = until(b"+PONG\r\n");
+    let lines: Vec<&str> = said.split("\r\n").collect();
+    assert_eq!((lines[0], lines[1], lines[2]), ("$1", "A", ":8"), "{engine}: {said}");
+    assert!(lines[3].starts_with('-') && lines[3].contains("TRACKING"), "{engine}: {said}");
+    assert_eq!((lines[4], lines[5]), ("$1", "A"), "{engine}: {said}");
+    assert!(lines[6].starts_with('-') && lines[6].contains("MONITOR"), "{engine}: {said}");
 }
 
 /// How far the keys have moved is a matter of the two servers, not of where the front listens.

@@ -14,6 +14,11 @@ use whimbrel_e2e::deployment::{Deployment, now_ms};
 use whimbrel_e2e::writers::{Load, Writers};
 use whimbrel_lab::{Cluster, Engine, Server};
 
+whimbrel_lab::for_each_engine! {
+    on Redis80 Valkey91:
+        a_fragmented_cluster_upgraded_in_place
+}
+
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn server(engine: Engine) -> Server {
@@ -465,8 +470,7 @@ fn churned_hashes(server: &Server) -> Vec<(String, BTreeMap<String, String>)> {
 
 /// `CLUSTER SHARDS` kills nodes of a cluster that was upgraded in place from Redis 7.0 with fragmented slots. Here such
 /// a cluster is made, upgraded, and copied from.
-#[test]
-fn a_fragmented_cluster_upgraded_in_place() {
+fn a_fragmented_cluster_upgraded_in_place(engine: Engine) {
     let cluster = Cluster::builder(Engine::Redis70).primaries(3).start().expect("the cluster starts");
     for slot in (0..60).step_by(2) {
         cluster.move_slot(slot, 0, 1).expect("a slot can be moved");
@@ -494,16 +498,14 @@ fn a_fragmented_cluster_upgraded_in_place() {
     assert_equal(&at(cluster.seed()), &at(target.addr()));
 
     // The same nodes.conf under newer servers, without shard ids: they are as they were started, only newer.
-    for engine in [Engine::Redis80, Engine::Valkey91] {
-        let upgraded = upgraded(&cluster, engine);
-        let deployment = at(upgraded[0].addr());
-        still_keys(&deployment, 5000);
-        let target = server(Engine::Redis70);
-        copied(&[&upgraded[0].addr(), &target.addr()]);
-        topology_commands(&upgraded);
-        assert!(upgraded.iter().all(Server::is_running), "a node has died");
-        assert_equal(&deployment, &at(target.addr()));
-    }
+    let upgraded = upgraded(&cluster, engine);
+    let deployment = at(upgraded[0].addr());
+    still_keys(&deployment, 5000);
+    let target = server(Engine::Redis70);
+    copied(&[&upgraded[0].addr(), &target.addr()]);
+    topology_commands(&upgraded);
+    assert!(upgraded.iter().all(Server::is_running), "a node has died");
+    assert_equal(&deployment, &at(target.addr()));
 }
 
 /// Nodes of another version with the nodes.conf of `cluster`'s, the addresses replaced. They are empty.

@@ -15,6 +15,11 @@ use whimbrel_e2e::deployment::{Deployment, slot_of};
 use whimbrel_e2e::permissions::{denied, documented, give};
 use whimbrel_lab::{Cluster, Engine, Proxy, Server, ServerBuilder, Tls};
 
+whimbrel_lab::for_each_engine! {
+    on Redis70 Valkey91:
+        stopping_and_going_on
+}
+
 const PATIENCE: Duration = Duration::from_secs(120);
 
 // Exit codes, as documented.
@@ -920,43 +925,40 @@ fn copy_and_verify() {
 }
 
 /// Ctrl-C and SIGTERM: a report, an exit code of its own, and a copy that goes on where it was.
-#[test]
-fn stopping_and_going_on() {
-    for engine in [Engine::Redis70, Engine::Valkey91] {
-        let (source, target) = (server(engine), server(engine));
-        strings(&source, 20_000, 20);
-        let state = folder();
-        let (from, to) = (source.addr(), target.addr());
-        let args = |more: &[&'static str]| -> Vec<String> {
-            [&*from, &*to].iter().chain(more).map(|&arg| arg.to_owned()).collect()
-        };
-        let call = |more: &[&'static str]| {
-            let args = args(more);
-            invocation(state.path(), &args.iter().map(String::as_str).collect::<Vec<_>>())
-        };
-        let mut running = call(&["--rate-keys", "4000", "--report", "1"]).spawn();
-        assert!(running.wait_for_text("written", PATIENCE), "{}", running.stderr());
-        if engine == Engine::Redis70 {
-            running.interrupt()
-        } else {
-            running.terminate()
-        }
-        let output = running.wait(PATIENCE).expect("it ends").expect_code(STOPPED);
-        assert!(output.stdout.starts_with("stopped  "), "{}", output.stdout);
-        assert!(output.stdout.contains("--resume"), "{}", output.stdout);
-        assert!(!output.stderr.contains("error:"), "{}", output.stderr);
-        let there = db_size(&target);
-        assert!((1..20_000).contains(&there), "{there} keys were copied");
-
-        // The target is not empty any more, and that is as it should be.
-        let report = report(&call(&["--resume", "--json"]).run().expect_code(SUCCESS));
-        assert_eq!((&report["resumed"], &report["complete"]), (&Json::Bool(true), &Json::Bool(true)));
-        assert_equal(&at(&from), &at(&to));
-        // It went on and did not start again.
-        assert!(count(&report, "written") < 20_000, "{report}");
-        // There is nothing left to go on with.
-        call(&["--resume"]).run().expect_code(1);
+fn stopping_and_going_on(engine: Engine) {
+    let (source, target) = (server(engine), server(engine));
+    strings(&source, 20_000, 20);
+    let state = folder();
+    let (from, to) = (source.addr(), target.addr());
+    let args = |more: &[&'static str]| -> Vec<String> {
+        [&*from, &*to].iter().chain(more).map(|&arg| arg.to_owned()).collect()
+    };
+    let call = |more: &[&'static str]| {
+        let args = args(more);
+        invocation(state.path(), &args.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let mut running = call(&["--rate-keys", "4000", "--report", "1"]).spawn();
+    assert!(running.wait_for_text("written", PATIENCE), "{}", running.stderr());
+    if engine == Engine::Redis70 {
+        running.interrupt()
+    } else {
+        running.terminate()
     }
+    let output = running.wait(PATIENCE).expect("it ends").expect_code(STOPPED);
+    assert!(output.stdout.starts_with("stopped  "), "{}", output.stdout);
+    assert!(output.stdout.contains("--resume"), "{}", output.stdout);
+    assert!(!output.stderr.contains("error:"), "{}", output.stderr);
+    let there = db_size(&target);
+    assert!((1..20_000).contains(&there), "{there} keys were copied");
+
+    // The target is not empty any more, and that is as it should be.
+    let report = report(&call(&["--resume", "--json"]).run().expect_code(SUCCESS));
+    assert_eq!((&report["resumed"], &report["complete"]), (&Json::Bool(true), &Json::Bool(true)));
+    assert_equal(&at(&from), &at(&to));
+    // It went on and did not start again.
+    assert!(count(&report, "written") < 20_000, "{report}");
+    // There is nothing left to go on with.
+    call(&["--resume"]).run().expect_code(1);
 }
 
 #[test]

@@ -82,7 +82,7 @@ fn empty(deployment: &Deployment) {
 
 /// From one engine to all four. The largest data set, with collections of a million elements, goes to each as a
 /// standalone server, and to a cluster of its own kind.
-fn from_engine(engine: Engine) {
+fn copies_to_all(engine: Engine) {
     let start = |engine| {
         let server = Server::builder(engine).start().expect("the server starts");
         let deployment = Deployment::at(server.addr()).expect("the server answers");
@@ -115,22 +115,7 @@ fn from_engine(engine: Engine) {
     }
 }
 
-#[test]
-fn redis_7_0_to_all() {
-    from_engine(Engine::Redis70);
-}
-
-#[test]
-fn redis_8_0_to_all() {
-    from_engine(Engine::Redis80);
-}
-
-#[test]
-fn valkey_8_1_to_all() {
-    from_engine(Engine::Valkey81);
-}
-
-#[test]
-fn valkey_9_1_to_all() {
-    from_engine(Engine::Valkey91);
+whimbrel_lab::for_each_engine! {
+    on every:
+        copies_to_all
 }

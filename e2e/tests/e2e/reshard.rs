@@ -282,7 +282,7 @@ fn several_targets_and_counts() {
     scene.assert_unchanged(&before);
 }
 
-whimbrel_e2e::for_each_engine! {
+whimbrel_lab::for_each_engine! {
     slots_move_under_writers
     shards_come_and_go
     moving_without_psync_loses_nothing

@@ -2,8 +2,8 @@
 //! Afterwards every slot has one owner that all agree on, nothing acknowledged is lost, no key is left where it does
 //! not belong, and replicas hold what their primaries hold.
 //!
-//! Usually each engine meets a part of the phases, such that all engines together meet all. `WHIMBREL_FAULTS=all` has
-//! each engine meet all.
+//! In `share` each engine meets a part of the cases, such that all engines together meet all; in `matrix` it meets the
+//! rest of them.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -41,13 +41,41 @@ const EFFECTS: [(&str, &str); 13] = [
 /// Those of them before the fence.
 const BEFORE_FENCE: usize = 8;
 
-/// Two halves of a list of cases, one for every other engine; or all of it.
-fn share<T>(engine: Engine, cases: Vec<T>, parts: usize) -> Vec<T> {
-    if std::env::var("WHIMBREL_FAULTS").is_ok_and(|which| which == "all") {
-        return cases;
+/// Which cases of a fault matrix a test goes through.
+#[derive(Debug, Clone, Copy)]
+enum Cases {
+    /// The engine's share of them: all engines together go through all.
+    Share,
+    /// All that are not in the engine's share.
+    Rest,
+}
+
+impl Cases {
+    /// Those of `all` cases that a test of `engine` goes through, where every `parts`-th one is in its share.
+    fn of<T>(self, engine: Engine, all: Vec<T>, parts: usize) -> Vec<T> {
+        let own = Engine::ALL.iter().position(|&other| other == engine).expect("it is one of all") % parts;
+        let wanted = |place: usize| (place % parts == own) == matches!(self, Self::Share);
+        all.into_iter().enumerate().filter(|(place, _)| wanted(*place)).map(|(_, case)| case).collect()
     }
-    let own = Engine::ALL.iter().position(|&other| other == engine).expect("it is one of all") % parts;
-    cases.into_iter().enumerate().filter(|(place, _)| place % parts == own).map(|(_, case)| case).collect()
+}
+
+/// Tests of these checks for all engines, each with these cases.
+macro_rules! fault_matrix {
+    ($module:ident, $cases:ident: $($check:ident)+) => {
+        mod $module {
+            use whimbrel_lab::Engine;
+
+            use super::Cases;
+
+            $(
+                fn $check(engine: Engine) {
+                    super::$check(engine, Cases::$cases);
+                }
+            )+
+
+            whimbrel_lab::for_each_engine! { on every: $($check)+ }
+        }
+    };
 }
 
 /// Two shards that pass the moving slots to and fro; each has a replica.
@@ -114,12 +142,11 @@ fn owner(scene: &Scene, case: &str) -> (usize, usize) {
     (owners[0], other)
 }
 
-fn whimbrel_is_killed(engine: Engine) {
+fn whimbrel_is_killed(engine: Engine, cases: Cases) {
     let scene = scene(engine);
     let before = scene.unwritten();
-    let cases =
-        EFFECTS.iter().flat_map(|(effect, _)| [format!("{effect}:before"), format!("{effect}:after")]);
-    for (number, place) in share(engine, cases.collect(), 2).iter().enumerate() {
+    let all = EFFECTS.iter().flat_map(|(effect, _)| [format!("{effect}:before"), format!("{effect}:after")]);
+    for (number, place) in cases.of(engine, all.collect(), 2).iter().enumerate() {
         let writers = writers(&scene, &format!("killed{number}"));
         let (source, target) = owner(&scene, place);
         // In several batches, so that some are handed over and some are not.
@@ -140,10 +167,10 @@ fn whimbrel_is_killed(engine: Engine) {
 }
 
 /// Whimbrel is killed while it undoes what it began.
-fn whimbrel_is_killed_while_it_rolls_back(engine: Engine) {
+fn whimbrel_is_killed_while_it_rolls_back(engine: Engine, cases: Cases) {
     let scene = scene(engine);
     let before = scene.unwritten();
-    let cases = vec![
+    let all = vec![
         ("snapshot:after", "wipe:before"),
         ("drain:after", "wipe:after"),
         ("compare:after", "lift-pause:after"),
@@ -155,7 +182,7 @@ fn whimbrel_is_killed_while_it_rolls_back(engine: Engine) {
         ("take-over:before", "observe:before"),
         ("take-over:after", "release:before"),
     ];
-    for (number, (first, second)) in share(engine, cases, 2).into_iter().enumerate() {
+    for (number, (first, second)) in cases.of(engine, all, 2).into_iter().enumerate() {
         let place = format!("{first}, then {second}");
         let writers = writers(&scene, &format!("twice{number}"));
         let (source, target) = owner(&scene, &place);
@@ -177,13 +204,13 @@ fn whimbrel_is_killed_while_it_rolls_back(engine: Engine) {
 }
 
 /// Before the fence a cancelled job leaves nothing behind, and clients have seen nothing of it.
-fn jobs_are_cancelled(engine: Engine) {
+fn jobs_are_cancelled(engine: Engine, cases: Cases) {
     let scene = scene(engine);
     let before = scene.unwritten();
-    let cases = EFFECTS[..BEFORE_FENCE]
+    let all = EFFECTS[..BEFORE_FENCE]
         .iter()
         .flat_map(|&(effect, phase)| [(effect, "before", phase), (effect, "after", phase)]);
-    for (number, (effect, side, phase)) in share(engine, cases.collect(), 4).into_iter().enumerate() {
+    for (number, (effect, side, phase)) in cases.of(engine, all.collect(), 4).into_iter().enumerate() {
         let place = format!("{effect}:{side}");
         let writers = writers(&scene, &format!("cancelled{number}"));
         let owners = owner(&scene, &place);
@@ -242,7 +269,7 @@ enum Victim {
     ReplicaOfTarget,
 }
 
-fn nodes_are_killed(engine: Engine) {
+fn nodes_are_killed(engine: Engine, cases: Cases) {
     let places = [
         ("snapshot:before", "snapshotting"),
         ("catch-up:after", "streaming"),
@@ -253,14 +280,14 @@ fn nodes_are_killed(engine: Engine) {
     ];
     let victims = [Victim::Source, Victim::Target, Victim::ReplicaOfSource, Victim::ReplicaOfTarget];
     // In this order each engine meets every phase with some victim, and every victim in some phase.
-    let cases: Vec<_> = (0..places.len() * victims.len())
+    let all: Vec<_> = (0..places.len() * victims.len())
         .map(|number| {
             (places[number / victims.len()], victims[(number + number / victims.len()) % victims.len()])
         })
         .collect();
     let scene = scene_with_failovers(engine);
     let before = scene.unwritten();
-    for (number, ((place, phase), victim)) in share(engine, cases, 4).into_iter().enumerate() {
+    for (number, ((place, phase), victim)) in cases.of(engine, all, 4).into_iter().enumerate() {
         let case = format!("{victim:?} killed at {place}");
         let writers = writers(&scene, &format!("node{number}"));
         let (source, target) = owner(&scene, &case);
@@ -426,14 +453,14 @@ fn settings_are_put_back_by_who_goes_on(engine: Engine) {
 }
 
 /// A job that was killed late knows little of what came after it. Slots that have been moved on since stay where they are.
-fn slots_that_somebody_moved_on_stay_there(engine: Engine) {
-    let cases = vec![
+fn slots_that_somebody_moved_on_stay_there(engine: Engine, cases: Cases) {
+    let all = vec![
         ("clean-up:before", "resume"),
         ("release:before", "cancel"),
         ("take-over:after", "resume"),
         ("clean-up:before", "cancel"),
     ];
-    for (place, verb) in share(engine, cases, 4) {
+    for (place, verb) in cases.of(engine, all, 4) {
         let case = format!("{verb} after {place}");
         let layout = [vec![0..=8191], vec![8192..=16000], vec![16001..=16383]];
         let scene = filled(Scene::of(engine, 1, &layout).start());
@@ -540,14 +567,14 @@ fn jobs_go_on_without_their_first_node(engine: Engine) {
 }
 
 /// Keys vanish from one side while they move: the source's are gone for good, the target's are copied again.
-fn keys_are_flushed(engine: Engine) {
-    let cases = vec![
+fn keys_are_flushed(engine: Engine, cases: Cases) {
+    let all = vec![
         ("catch-up:after", "streaming", false),
         ("catch-up:after", "streaming", true),
         ("drain:after", "draining", true),
         ("snapshot:before", "snapshotting", false),
     ];
-    for (place, phase, of_target) in share(engine, cases, 4) {
+    for (place, phase, of_target) in cases.of(engine, all, 4) {
         let scene = scene(engine);
         let before = scene.unwritten();
         let (source, target) = owner(&scene, place);
@@ -648,25 +675,33 @@ fn a_failover_of_the_source_takes_no_shard_down(engine: Engine) {
     scene.assert_unchanged(&before);
 }
 
-#[test]
-fn a_failover_of_the_source_takes_no_shard_down_on_redis_7_0() {
-    a_failover_of_the_source_takes_no_shard_down(Engine::Redis70);
+whimbrel_lab::for_each_engine! {
+    on Redis70 Valkey81:
+        a_failover_of_the_source_takes_no_shard_down
 }
 
-#[test]
-fn a_failover_of_the_source_takes_no_shard_down_on_valkey_8_1() {
-    a_failover_of_the_source_takes_no_shard_down(Engine::Valkey81);
+whimbrel_lab::for_each_engine! {
+    settings_are_put_back_by_who_goes_on
+    settings_are_put_back_where_a_job_fails
+    jobs_go_on_without_their_first_node
+    what_cannot_go_well_is_refused
 }
 
-whimbrel_e2e::for_each_engine! {
+fault_matrix! { share, Share:
     whimbrel_is_killed
     whimbrel_is_killed_while_it_rolls_back
     jobs_are_cancelled
     nodes_are_killed
-    settings_are_put_back_by_who_goes_on
-    settings_are_put_back_where_a_job_fails
     slots_that_somebody_moved_on_stay_there
-    jobs_go_on_without_their_first_node
     keys_are_flushed
-    what_cannot_go_well_is_refused
+}
+
+// For `./dev test all`.
+fault_matrix! { matrix, Rest:
+    whimbrel_is_killed
+    whimbrel_is_killed_while_it_rolls_back
+    jobs_are_cancelled
+    nodes_are_killed
+    slots_that_somebody_moved_on_stay_there
+    keys_are_flushed
 }

@@ -221,7 +221,7 @@ fn slots_full_of_expiring_keys_move(engine: Engine) {
     shards::assert_sound(&scene.cluster);
 }
 
-whimbrel_e2e::for_each_engine! {
+whimbrel_lab::for_each_engine! {
     large_hashes_and_sets_move
     large_lists_and_streams_move_or_are_refused
     slots_full_of_expiring_keys_move

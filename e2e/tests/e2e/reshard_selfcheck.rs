@@ -204,7 +204,7 @@ fn unsound_clusters_are_found(engine: Engine) {
     found("knows no owner of 1 slots");
 }
 
-whimbrel_e2e::for_each_engine! {
+whimbrel_lab::for_each_engine! {
     planted_losses_are_found
     unsound_clusters_are_found
 }

@@ -11,6 +11,11 @@ use whimbrel_e2e::compare::assert_equal;
 use whimbrel_e2e::deployment::{Deployment, slot_of};
 use whimbrel_lab::{Cluster, Engine, Server, ServerBuilder};
 
+whimbrel_lab::for_each_engine! {
+    on Redis70 Valkey81:
+        a_server_without_auth_does_not_make_us_print_the_password
+}
+
 /// Long enough for the largest values here.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -183,24 +188,21 @@ fn large_elements_of_a_list_are_moved_one_by_one() {
 }
 
 /// Servers and proxies quote what they do not understand, and a password is what `AUTH` is sent.
-#[test]
-fn a_server_without_auth_does_not_make_us_print_the_password() {
+fn a_server_without_auth_does_not_make_us_print_the_password(engine: Engine) {
     const SECRET: &str = "hunter2secret";
-    for engine in [Engine::Redis70, Engine::Valkey81] {
-        let nameless = start(Server::builder(engine).arg("rename-command", "AUTH ZZZ"));
-        let other = server(Engine::Redis70);
-        for login in [format!("bob:{SECRET}"), format!(":{SECRET}")] {
-            let with_login = format!("redis://{login}@{}", nameless.addr());
-            for (from, to) in [(&with_login, &other.addr()), (&other.addr(), &with_login)] {
-                for extra in [&[][..], &["--json"]] {
-                    let args: Vec<&str> = [from.as_str(), to].iter().chain(extra).copied().collect();
-                    let output = copy(&args).expect_code(UNREACHABLE);
-                    for text in [&output.stdout, &output.stderr] {
-                        assert!(!text.contains(SECRET), "{text}");
-                    }
-                    let said = format!("{}{}", output.stdout, output.stderr);
-                    assert!(said.contains("knows no AUTH command"), "{said}");
+    let nameless = start(Server::builder(engine).arg("rename-command", "AUTH ZZZ"));
+    let other = server(Engine::Redis70);
+    for login in [format!("bob:{SECRET}"), format!(":{SECRET}")] {
+        let with_login = format!("redis://{login}@{}", nameless.addr());
+        for (from, to) in [(&with_login, &other.addr()), (&other.addr(), &with_login)] {
+            for extra in [&[][..], &["--json"]] {
+                let args: Vec<&str> = [from.as_str(), to].iter().chain(extra).copied().collect();
+                let output = copy(&args).expect_code(UNREACHABLE);
+                for text in [&output.stdout, &output.stderr] {
+                    assert!(!text.contains(SECRET), "{text}");
                 }
+                let said = format!("{}{}", output.stdout, output.stderr);
+                assert!(said.contains("knows no AUTH command"), "{said}");
             }
         }
     }

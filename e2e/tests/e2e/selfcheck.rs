@@ -10,6 +10,11 @@ use whimbrel_e2e::deployment::{Deployment, now_ms, slot_of};
 use whimbrel_e2e::writers::{Load, TroubleKind, Writers};
 use whimbrel_lab::{Cluster, Engine, Proxy, Server};
 
+whimbrel_lab::for_each_engine! {
+    on Redis80 Valkey81 Valkey91:
+        newer_servers_restore_equal_states
+}
+
 /// Enough for anything here on a busy machine; nothing waits that long unless it fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 const FAR_MS: &str = "4000000000000";
@@ -252,7 +257,7 @@ fn writers_know_what_was_promised(engine: Engine) {
     assert_eq!(found, expected);
 }
 
-whimbrel_e2e::for_each_engine! {
+whimbrel_lab::for_each_engine! {
     equal_data_sets_compare_equal
     planted_differences_are_found
     clusters_are_compared_as_a_whole
@@ -260,23 +265,20 @@ whimbrel_e2e::for_each_engine! {
 }
 
 /// What a state looks like must not depend on the server it is read from.
-#[test]
-fn newer_servers_restore_equal_states() {
+fn newer_servers_restore_equal_states(engine: Engine) {
     let (_old, source) = server(Engine::Redis70);
     Dataset::generate(5, Scale::Tiny).with_databases(&[0]).write_to(&source).unwrap();
     let mut reader = source.primaries()[0].connect(0).unwrap();
     let keys = snapshot(&source, 0).unwrap().keys;
-    for engine in [Engine::Redis80, Engine::Valkey81, Engine::Valkey91] {
-        let (_new, target) = server(engine);
-        let mut writer = target.primaries()[0].connect(0).unwrap();
-        for (key, state) in &keys {
-            let payload: Vec<u8> = redis::cmd("DUMP").arg(key).query(&mut reader).unwrap();
-            let expires_at_ms = state.expires_at_ms.unwrap_or(0);
-            let mut restore = redis::cmd("RESTORE");
-            restore.arg(key).arg(expires_at_ms).arg(payload).arg("ABSTTL").exec(&mut writer).unwrap();
-        }
-        assert_equal(&source, &target);
+    let (_new, target) = server(engine);
+    let mut writer = target.primaries()[0].connect(0).unwrap();
+    for (key, state) in &keys {
+        let payload: Vec<u8> = redis::cmd("DUMP").arg(key).query(&mut reader).unwrap();
+        let expires_at_ms = state.expires_at_ms.unwrap_or(0);
+        let mut restore = redis::cmd("RESTORE");
+        restore.arg(key).arg(expires_at_ms).arg(payload).arg("ABSTTL").exec(&mut writer).unwrap();
     }
+    assert_equal(&source, &target);
 }
 
 #[test]

@@ -22,6 +22,10 @@ use whimbrel_e2e::syncing::{
 };
 use whimbrel_lab::{Cluster, Engine, Proxy, Server};
 
+whimbrel_lab::for_each_engine! {
+    documented_permissions_are_enough
+}
+
 #[test]
 fn a_server_becomes_a_cluster_across_kills_cuts_and_a_failover() {
     let source = Server::builder(Engine::Redis70).start().expect("the source starts");
@@ -550,40 +554,34 @@ fn the_way_back_loses_nothing() {
 }
 
 /// With the documented permissions nothing is refused.
-#[test]
-fn documented_permissions_are_enough() {
-    for engine in Engine::ALL {
-        let mut headings = vec!["Source", "Target", "Comparison", "Functions", "Following"];
-        if matches!(engine, Engine::Redis80 | Engine::Valkey91) {
-            headings.push("Hash fields with a time to live");
-        }
-        let users = [("whimbrel-source", "one"), ("whimbrel-target", "two")];
-        let [ours, theirs] = users.map(|(user, password)| documented(user, &headings, password));
-        let source = Cluster::builder(engine).primaries(2).start().expect("the source starts");
-        let target = Cluster::builder(engine).primaries(2).start().expect("the target starts");
-        let (from, to) = (deployment(source.seed()), deployment(target.seed()));
-        Dataset::generate(8, Scale::Tiny)
-            .with_functions()
-            .write_to(&from)
-            .expect("the source takes the data");
-        source.nodes().iter().for_each(|node| give(node, &ours));
-        target.nodes().iter().for_each(|node| give(node, &theirs));
-        let writers = writers(&shards::addresses(&source), "five");
-        let url = |user: &str, password: &str, at: String| format!("redis://{user}:{password}@{at}");
-        let [from_url, to_url] =
-            [(users[0], source.seed()), (users[1], target.seed())].map(|((u, p), at)| url(u, p, at));
-        let job = Sync::new(&from_url, &to_url, &["--functions", "--big-key", "2000"]);
-        let mut sync = job.start(&[]);
-        wait_until_following(&mut sync);
-        // Slots are gone through again, which takes more than following.
-        source.move_slot(0, 0, 1).expect("the slot moves");
-        writers.wait_for(500, PATIENCE);
-        finish(&job, sync, writers, &source.seed(), &target.seed(), &comparison());
-        Comparison::default().databases(&[(0, 0)]).functions().assert_equal(&from.refreshed().unwrap(), &to);
-        let all = source.nodes().iter().chain(target.nodes());
-        let denied: Vec<String> = all.flat_map(denied).collect();
-        assert!(denied.is_empty(), "{engine}: {denied:#?}");
+fn documented_permissions_are_enough(engine: Engine) {
+    let mut headings = vec!["Source", "Target", "Comparison", "Functions", "Following"];
+    if matches!(engine, Engine::Redis80 | Engine::Valkey91) {
+        headings.push("Hash fields with a time to live");
     }
+    let users = [("whimbrel-source", "one"), ("whimbrel-target", "two")];
+    let [ours, theirs] = users.map(|(user, password)| documented(user, &headings, password));
+    let source = Cluster::builder(engine).primaries(2).start().expect("the source starts");
+    let target = Cluster::builder(engine).primaries(2).start().expect("the target starts");
+    let (from, to) = (deployment(source.seed()), deployment(target.seed()));
+    Dataset::generate(8, Scale::Tiny).with_functions().write_to(&from).expect("the source takes the data");
+    source.nodes().iter().for_each(|node| give(node, &ours));
+    target.nodes().iter().for_each(|node| give(node, &theirs));
+    let writers = writers(&shards::addresses(&source), "five");
+    let url = |user: &str, password: &str, at: String| format!("redis://{user}:{password}@{at}");
+    let [from_url, to_url] =
+        [(users[0], source.seed()), (users[1], target.seed())].map(|((u, p), at)| url(u, p, at));
+    let job = Sync::new(&from_url, &to_url, &["--functions", "--big-key", "2000"]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    // Slots are gone through again, which takes more than following.
+    source.move_slot(0, 0, 1).expect("the slot moves");
+    writers.wait_for(500, PATIENCE);
+    finish(&job, sync, writers, &source.seed(), &target.seed(), &comparison());
+    Comparison::default().databases(&[(0, 0)]).functions().assert_equal(&from.refreshed().unwrap(), &to);
+    let all = source.nodes().iter().chain(target.nodes());
+    let denied: Vec<String> = all.flat_map(denied).collect();
+    assert!(denied.is_empty(), "{engine}: {denied:#?}");
 }
 
 /// A large key that is never at rest arrives with the cutover, and the others do not wait for it until then.

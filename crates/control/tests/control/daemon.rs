@@ -24,6 +24,11 @@ use whimbrel_lab::{Cluster, Engine};
 use whimbrel_wire::scan::{Progress, Scanner};
 use whimbrel_wire::value::Value;
 
+whimbrel_lab::for_each_engine! {
+    async
+        command_line_clients_are_served
+}
+
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Three made-up nodes.
@@ -465,36 +470,33 @@ fn cli(engine: Engine, port: u16, password: &str, words: &[&str]) -> String {
     out.trim().to_owned()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn command_line_clients_are_served() {
-    for engine in Engine::ALL {
-        let notebook = Notebook::new();
-        let server =
-            Running::with(notebook.clone(), |options| options.password = Some(Secret::new("hunter2"))).await;
-        let port = server.port;
-        let run = |words: &[&str]| {
-            let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
-            tokio::task::spawn_blocking(move || {
-                let words: Vec<&str> = words.iter().map(String::as_str).collect();
-                cli(engine, port, "hunter2", &words)
-            })
-        };
-        let run = async |words: &[&str]| run(words).await.expect("it runs");
-        assert_eq!(run(&["PING"]).await, "PONG");
-        let migrate = ["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", "0", "9", "NODE", NODES[1]];
-        assert_eq!(run(&migrate).await, "OK", "{engine}");
-        assert_eq!(notebook.jobs().len(), 1);
-        // In the clients' own words, RESP2 and RESP3 alike.
-        for protocol in [&[][..], &["-3"]] {
-            let listed = run(&[protocol, &["CLUSTER", "GETSLOTMIGRATIONS"]].concat()).await;
-            for word in ["slot_ranges", "0-9", "snapshotting", NODES[1], "remaining_repl_size", "17"] {
-                assert!(listed.contains(word), "{engine} {protocol:?}: no {word} in\n{listed}");
-            }
+async fn command_line_clients_are_served(engine: Engine) {
+    let notebook = Notebook::new();
+    let server =
+        Running::with(notebook.clone(), |options| options.password = Some(Secret::new("hunter2"))).await;
+    let port = server.port;
+    let run = |words: &[&str]| {
+        let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
+        tokio::task::spawn_blocking(move || {
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            cli(engine, port, "hunter2", &words)
+        })
+    };
+    let run = async |words: &[&str]| run(words).await.expect("it runs");
+    assert_eq!(run(&["PING"]).await, "PONG");
+    let migrate = ["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", "0", "9", "NODE", NODES[1]];
+    assert_eq!(run(&migrate).await, "OK", "{engine}");
+    assert_eq!(notebook.jobs().len(), 1);
+    // In the clients' own words, RESP2 and RESP3 alike.
+    for protocol in [&[][..], &["-3"]] {
+        let listed = run(&[protocol, &["CLUSTER", "GETSLOTMIGRATIONS"]].concat()).await;
+        for word in ["slot_ranges", "0-9", "snapshotting", NODES[1], "remaining_repl_size", "17"] {
+            assert!(listed.contains(word), "{engine} {protocol:?}: no {word} in\n{listed}");
         }
-        assert_eq!(run(&["CLUSTER", "CANCELSLOTMIGRATIONS", "m1"]).await, "OK");
-        assert_eq!(run(&["CLUSTER", "CANCELSLOTMIGRATIONS"]).await, "ERR No migrations ongoing");
-        server.stop().await;
     }
+    assert_eq!(run(&["CLUSTER", "CANCELSLOTMIGRATIONS", "m1"]).await, "OK");
+    assert_eq!(run(&["CLUSTER", "CANCELSLOTMIGRATIONS"]).await, "ERR No migrations ongoing");
+    server.stop().await;
 }
 
 #[tokio::test]

@@ -15,6 +15,26 @@ use whimbrel_engine::feed::{
 use whimbrel_engine::link::LinkOptions;
 use whimbrel_lab::{Cluster, Engine, Proxy, Server};
 
+whimbrel_lab::for_each_engine! {
+    async on every:
+        every_command_touches_what_it_changes
+        what_is_no_plain_command_is_seen_as_well
+}
+
+whimbrel_lab::for_each_engine! {
+    async
+        the_offset_is_exact
+        attaching_transfers_no_data
+        attaching_forks_nothing
+        in_a_cluster_with_replicas
+        a_dropped_link_is_resumed
+        a_gap_is_a_failure
+        a_restarted_or_demoted_server_is_a_failure
+        a_pause_does_not_hold_up_the_feed
+        tracking_sees_plain_changes
+        without_permission_for_psync
+}
+
 /// Long enough for a busy machine. Nothing is measured with it.
 const REACH_MS: u64 = 30_000;
 
@@ -272,112 +292,106 @@ const TABLE: &[(Only, &str, &str)] = &[
     (Only::Redis8, "HGETEX h PXAT 4000000000000 FIELDS 2 f g", "h=hash:f,g+e"),
 ];
 
-#[tokio::test(flavor = "multi_thread")]
-async fn every_command_touches_what_it_changes() {
-    for engine in Engine::ALL {
-        let server = Server::builder(engine).start().expect("a server");
-        let mut con = server.connection();
-        let feed = attach_all(&server).await;
-        // Another database and back, since a link that continues does not know where it is.
-        run(&mut con, "SELECT 1");
-        run(&mut con, "SET warm up");
-        run(&mut con, "SELECT 0");
-        run(&mut con, "SET warm up");
-        drain(&feed, &mut con).await;
-        let mut failures = Vec::new();
-        for (_, commands, expected) in TABLE.iter().filter(|(only, ..)| only.includes(engine)) {
-            run(&mut con, "FLUSHALL");
-            for command in SETUP.split(';') {
-                run(&mut con, command);
-            }
-            drain(&feed, &mut con).await;
-            assert!(feed.touched().take_flushed());
-            for command in commands.split(';') {
-                run(&mut con, command);
-            }
-            let taken = drain(&feed, &mut con).await;
-            assert!(taken.iter().all(|touch| touch.db == Some(0)), "{taken:?}");
-            let seen: BTreeSet<String> = taken.iter().map(shown).collect();
-            let seen = seen.into_iter().collect::<Vec<_>>().join(" ");
-            if !expected.split('|').any(|expected| expected == seen) || feed.touched().flushed() {
-                failures.push(format!("{engine}: {commands}: {seen:?} and not {expected:?}"));
-            }
+async fn every_command_touches_what_it_changes(engine: Engine) {
+    let server = Server::builder(engine).start().expect("a server");
+    let mut con = server.connection();
+    let feed = attach_all(&server).await;
+    // Another database and back, since a link that continues does not know where it is.
+    run(&mut con, "SELECT 1");
+    run(&mut con, "SET warm up");
+    run(&mut con, "SELECT 0");
+    run(&mut con, "SET warm up");
+    drain(&feed, &mut con).await;
+    let mut failures = Vec::new();
+    for (_, commands, expected) in TABLE.iter().filter(|(only, ..)| only.includes(engine)) {
+        run(&mut con, "FLUSHALL");
+        for command in SETUP.split(';') {
+            run(&mut con, command);
         }
-        assert!(failures.is_empty(), "{failures:#?}");
-        assert_eq!(feed.failure(), None);
+        drain(&feed, &mut con).await;
+        assert!(feed.touched().take_flushed());
+        for command in commands.split(';') {
+            run(&mut con, command);
+        }
+        let taken = drain(&feed, &mut con).await;
+        assert!(taken.iter().all(|touch| touch.db == Some(0)), "{taken:?}");
+        let seen: BTreeSet<String> = taken.iter().map(shown).collect();
+        let seen = seen.into_iter().collect::<Vec<_>>().join(" ");
+        if !expected.split('|').any(|expected| expected == seen) || feed.touched().flushed() {
+            failures.push(format!("{engine}: {commands}: {seen:?} and not {expected:?}"));
+        }
     }
+    assert!(failures.is_empty(), "{failures:#?}");
+    assert_eq!(feed.failure(), None);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_plain_command_is_seen_as_well() {
-    for engine in Engine::ALL {
-        let server = Server::builder(engine).start().expect("a server");
-        let mut con = server.connection();
-        let feed = attach_all(&server).await;
-        let touched = feed.touched();
-        assert!(touched.is_empty() && !touched.take_functions_changed());
+async fn what_is_no_plain_command_is_seen_as_well(engine: Engine) {
+    let server = Server::builder(engine).start().expect("a server");
+    let mut con = server.connection();
+    let feed = attach_all(&server).await;
+    let touched = feed.touched();
+    assert!(touched.is_empty() && !touched.take_functions_changed());
 
-        // Restored values.
-        run(&mut con, "SET a 1");
-        let payload: Vec<u8> = redis::cmd("DUMP").arg("a").query(&mut con).expect("DUMP");
-        redis::cmd("RESTORE").arg("r").arg(0).arg(&payload).exec(&mut con).expect("RESTORE");
-        let taken: Vec<String> = drain(&feed, &mut con).await.iter().map(shown).collect();
-        assert_eq!(taken.iter().collect::<BTreeSet<_>>().len(), 2);
-        assert!(taken.contains(&"r=w".to_owned()), "{taken:?}");
+    // Restored values.
+    run(&mut con, "SET a 1");
+    let payload: Vec<u8> = redis::cmd("DUMP").arg("a").query(&mut con).expect("DUMP");
+    redis::cmd("RESTORE").arg("r").arg(0).arg(&payload).exec(&mut con).expect("RESTORE");
+    let taken: Vec<String> = drain(&feed, &mut con).await.iter().map(shown).collect();
+    assert_eq!(taken.iter().collect::<BTreeSet<_>>().len(), 2);
+    assert!(taken.contains(&"r=w".to_owned()), "{taken:?}");
 
-        // Keys that expire.
-        run(&mut con, "SET short 1 PX 20");
+    // Keys that expire.
+    run(&mut con, "SET short 1 PX 20");
+    drain(&feed, &mut con).await;
+    wait_until("the key expires", || run(&mut con, "DBSIZE") == Value::Int(2));
+    assert_eq!(drain(&feed, &mut con).await.iter().map(shown).collect::<Vec<_>>(), ["short=w"]);
+
+    // Fields that expire.
+    if Only::FieldTtl.includes(engine) {
+        run(&mut con, "HSET h f 1 g 2");
+        run(&mut con, "HPEXPIRE h 20 FIELDS 1 f");
         drain(&feed, &mut con).await;
-        wait_until("the key expires", || run(&mut con, "DBSIZE") == Value::Int(2));
-        assert_eq!(drain(&feed, &mut con).await.iter().map(shown).collect::<Vec<_>>(), ["short=w"]);
+        wait_until("the field expires", || run(&mut con, "HLEN h") == Value::Int(1));
+        assert_eq!(drain(&feed, &mut con).await.iter().map(shown).collect::<Vec<_>>(), ["h=hash:f+e"]);
+    }
 
-        // Fields that expire.
-        if Only::FieldTtl.includes(engine) {
-            run(&mut con, "HSET h f 1 g 2");
-            run(&mut con, "HPEXPIRE h 20 FIELDS 1 f");
-            drain(&feed, &mut con).await;
-            wait_until("the field expires", || run(&mut con, "HLEN h") == Value::Int(1));
-            assert_eq!(drain(&feed, &mut con).await.iter().map(shown).collect::<Vec<_>>(), ["h=hash:f+e"]);
-        }
+    // A client that waits is served by another's command.
+    let mut waiting = server.connection();
+    let waiter = std::thread::spawn(move || run(&mut waiting, "BLMOVE wait moved LEFT LEFT 30"));
+    wait_until("a client waits", || info(&mut con, "clients", "blocked_clients") == Some("1".to_owned()));
+    run(&mut con, "RPUSH wait v");
+    waiter.join().expect("served");
+    let taken: BTreeSet<String> = drain(&feed, &mut con).await.iter().map(shown).collect();
+    assert_eq!(taken, BTreeSet::from(["moved=w".to_owned(), "wait=w".to_owned()]));
 
-        // A client that waits is served by another's command.
-        let mut waiting = server.connection();
-        let waiter = std::thread::spawn(move || run(&mut waiting, "BLMOVE wait moved LEFT LEFT 30"));
-        wait_until("a client waits", || info(&mut con, "clients", "blocked_clients") == Some("1".to_owned()));
-        run(&mut con, "RPUSH wait v");
-        waiter.join().expect("served");
-        let taken: BTreeSet<String> = drain(&feed, &mut con).await.iter().map(shown).collect();
-        assert_eq!(taken, BTreeSet::from(["moved=w".to_owned(), "wait=w".to_owned()]));
+    // Functions.
+    assert!(!touched.take_functions_changed());
+    let code = "#!lua name=lib\nredis.register_function('put', function(keys, args) \
+                return redis.call('set', keys[1], args[1]) end)";
+    redis::cmd("FUNCTION").arg("LOAD").arg(code).exec(&mut con).expect("FUNCTION LOAD");
+    run(&mut con, "FCALL put 1 called 1");
+    assert_eq!(drain(&feed, &mut con).await.iter().map(shown).collect::<Vec<_>>(), ["called=w"]);
+    assert!(touched.take_functions_changed() && !touched.take_functions_changed());
 
-        // Functions.
-        assert!(!touched.take_functions_changed());
-        let code = "#!lua name=lib\nredis.register_function('put', function(keys, args) \
-                    return redis.call('set', keys[1], args[1]) end)";
-        redis::cmd("FUNCTION").arg("LOAD").arg(code).exec(&mut con).expect("FUNCTION LOAD");
-        run(&mut con, "FCALL put 1 called 1");
-        assert_eq!(drain(&feed, &mut con).await.iter().map(shown).collect::<Vec<_>>(), ["called=w"]);
-        assert!(touched.take_functions_changed() && !touched.take_functions_changed());
+    // Databases.
+    run(&mut con, "SELECT 3");
+    run(&mut con, "MSET a 1 b 2 c 3");
+    drain(&feed, &mut con).await;
+    run(&mut con, "MOVE a 4");
+    run(&mut con, "COPY b b2 DB 5");
+    run(&mut con, "SET c 4");
+    let taken = drain(&feed, &mut con).await;
+    let taken: BTreeSet<_> = taken.iter().map(|touch| (touch.db, shown(touch))).collect();
+    let expected = [(3, "a=w"), (3, "c=w"), (4, "a=w"), (5, "b2=w")];
+    assert_eq!(taken, expected.iter().map(|(db, touch)| (Some(*db), (*touch).to_owned())).collect());
 
-        // Databases.
-        run(&mut con, "SELECT 3");
-        run(&mut con, "MSET a 1 b 2 c 3");
+    // Databases that are emptied or exchanged.
+    for command in ["FLUSHDB", "SWAPDB 0 1", "FLUSHALL ASYNC"] {
+        assert!(!touched.flushed() && touched.is_empty());
+        run(&mut con, command);
         drain(&feed, &mut con).await;
-        run(&mut con, "MOVE a 4");
-        run(&mut con, "COPY b b2 DB 5");
-        run(&mut con, "SET c 4");
-        let taken = drain(&feed, &mut con).await;
-        let taken: BTreeSet<_> = taken.iter().map(|touch| (touch.db, shown(touch))).collect();
-        let expected = [(3, "a=w"), (3, "c=w"), (4, "a=w"), (5, "b2=w")];
-        assert_eq!(taken, expected.iter().map(|(db, touch)| (Some(*db), (*touch).to_owned())).collect());
-
-        // Databases that are emptied or exchanged.
-        for command in ["FLUSHDB", "SWAPDB 0 1", "FLUSHALL ASYNC"] {
-            assert!(!touched.flushed() && touched.is_empty());
-            run(&mut con, command);
-            drain(&feed, &mut con).await;
-            assert!(touched.flushed() && !touched.is_empty(), "{command}");
-            assert!(touched.take_flushed());
-        }
+        assert!(touched.flushed() && !touched.is_empty(), "{command}");
+        assert!(touched.take_flushed());
     }
 }
 
@@ -423,190 +437,167 @@ fn write_randomly(con: &mut Connection, random: &mut Random, commands: usize) {
 }
 
 /// The offset is counted to the byte: also what is not a command of a client.
-#[tokio::test(flavor = "multi_thread")]
-async fn the_offset_is_exact() {
-    for engine in Engine::ALL {
-        // Many PINGs to the replica, so that they are among the commands.
-        let server = Server::builder(engine).arg("repl-ping-replica-period", "1").start().expect("a server");
-        let mut con = server.connection();
-        for kind in [FeedKind::Partial, FeedKind::Filtered] {
-            let feed = attach(&server.url(), SlotSet::full(), of_kind(kind)).await;
-            assert_eq!(feed.kind(), kind);
-            let mut random = Random(0x9e37_79b9 + engine as u64);
-            for _ in 0..5 {
-                write_randomly(&mut con, &mut random, 2_000);
-                run(&mut con, "MULTI");
-                run(&mut con, "SET a 1");
-                run(&mut con, "EXEC");
-                // Between two equal answers there was nothing to count.
-                wait_until("the server is idle and the feed has all", || {
-                    let before = offset(&mut con);
-                    let seen = feed.offset();
-                    before == offset(&mut con) && seen == before
-                });
-            }
-            assert_eq!(feed.failure(), None);
-            assert!(feed.bytes_read() > 1_000_000);
+async fn the_offset_is_exact(engine: Engine) {
+    // Many PINGs to the replica, so that they are among the commands.
+    let server = Server::builder(engine).arg("repl-ping-replica-period", "1").start().expect("a server");
+    let mut con = server.connection();
+    for kind in [FeedKind::Partial, FeedKind::Filtered] {
+        let feed = attach(&server.url(), SlotSet::full(), of_kind(kind)).await;
+        assert_eq!(feed.kind(), kind);
+        let mut random = Random(0x9e37_79b9 + engine as u64);
+        for _ in 0..5 {
+            write_randomly(&mut con, &mut random, 2_000);
+            run(&mut con, "MULTI");
+            run(&mut con, "SET a 1");
+            run(&mut con, "EXEC");
+            // Between two equal answers there was nothing to count.
+            wait_until("the server is idle and the feed has all", || {
+                let before = offset(&mut con);
+                let seen = feed.offset();
+                before == offset(&mut con) && seen == before
+            });
         }
+        assert_eq!(feed.failure(), None);
+        assert!(feed.bytes_read() > 1_000_000);
     }
 }
 
 /// Neither kind of link transfers data, and neither the first nor the tenth replica is a problem.
-#[tokio::test(flavor = "multi_thread")]
-async fn attaching_transfers_no_data() {
-    for engine in Engine::ALL {
-        let server = Server::builder(engine).start().expect("a server");
-        let mut con = server.connection();
-        run(&mut con, "DEBUG POPULATE 50000 key 1000");
-        run(&mut con, "SET last 1");
-        let filtered = attach(&server.url(), SlotSet::full(), of_kind(FeedKind::Filtered)).await;
-        let partial = attach_all(&server).await;
-        assert_eq!((filtered.kind(), partial.kind()), (FeedKind::Filtered, FeedKind::Partial));
-        assert!(!partial.misses_consumer_groups());
-        run(&mut con, "SET new 1");
-        for feed in [&filtered, &partial] {
-            let taken = drain(feed, &mut con).await;
-            assert_eq!(taken.iter().map(shown).collect::<Vec<_>>(), ["new=w"]);
-            assert!(feed.bytes_read() < 64 << 10, "{engine}: {} bytes", feed.bytes_read());
-        }
-        let names: String = redis::cmd("CLIENT").arg("LIST").query(&mut con).expect("CLIENT LIST");
-        assert_eq!(names.matches("name=whimbrel:feed").count(), 2, "{names}");
-        drop((filtered, partial));
-        wait_until("the links are closed", || {
-            info(&mut con, "replication", "connected_slaves") == Some("0".to_owned())
-        });
+async fn attaching_transfers_no_data(engine: Engine) {
+    let server = Server::builder(engine).start().expect("a server");
+    let mut con = server.connection();
+    run(&mut con, "DEBUG POPULATE 50000 key 1000");
+    run(&mut con, "SET last 1");
+    let filtered = attach(&server.url(), SlotSet::full(), of_kind(FeedKind::Filtered)).await;
+    let partial = attach_all(&server).await;
+    assert_eq!((filtered.kind(), partial.kind()), (FeedKind::Filtered, FeedKind::Partial));
+    assert!(!partial.misses_consumer_groups());
+    run(&mut con, "SET new 1");
+    for feed in [&filtered, &partial] {
+        let taken = drain(feed, &mut con).await;
+        assert_eq!(taken.iter().map(shown).collect::<Vec<_>>(), ["new=w"]);
+        assert!(feed.bytes_read() < 64 << 10, "{engine}: {} bytes", feed.bytes_read());
     }
+    let names: String = redis::cmd("CLIENT").arg("LIST").query(&mut con).expect("CLIENT LIST");
+    assert_eq!(names.matches("name=whimbrel:feed").count(), 2, "{names}");
+    drop((filtered, partial));
+    wait_until("the links are closed", || {
+        info(&mut con, "replication", "connected_slaves") == Some("0".to_owned())
+    });
 }
 
 /// A server that never had a replica keeps no backlog. It is made to, without a fork, where it would wait for more
 /// replicas to come.
-#[tokio::test(flavor = "multi_thread")]
-async fn attaching_forks_nothing() {
-    for engine in Engine::ALL {
-        let server = Server::builder(engine)
-            .arg("repl-diskless-sync", "yes")
-            .arg("repl-diskless-sync-delay", "5")
-            .start()
-            .expect("a server");
-        let mut con = server.connection();
-        assert_eq!(info(&mut con, "replication", "repl_backlog_active").as_deref(), Some("0"));
-        let feed = attach_all(&server).await;
-        assert_eq!(feed.kind(), FeedKind::Partial);
-        run(&mut con, "SET new 1");
-        assert_eq!(drain(&feed, &mut con).await.iter().map(shown).collect::<Vec<_>>(), ["new=w"]);
-        wait_until("only the feed is left", || {
-            info(&mut con, "replication", "connected_slaves") == Some("1".to_owned())
-        });
-        // Longer than the server would wait.
-        tokio::time::sleep(Duration::from_secs(6)).await;
-        assert_eq!(info(&mut con, "stats", "total_forks").as_deref(), Some("0"), "{engine}");
-        run(&mut con, "SET later 1");
-        assert_eq!(drain(&feed, &mut con).await.iter().map(shown).collect::<Vec<_>>(), ["later=w"]);
-    }
+async fn attaching_forks_nothing(engine: Engine) {
+    let server = Server::builder(engine)
+        .arg("repl-diskless-sync", "yes")
+        .arg("repl-diskless-sync-delay", "5")
+        .start()
+        .expect("a server");
+    let mut con = server.connection();
+    assert_eq!(info(&mut con, "replication", "repl_backlog_active").as_deref(), Some("0"));
+    let feed = attach_all(&server).await;
+    assert_eq!(feed.kind(), FeedKind::Partial);
+    run(&mut con, "SET new 1");
+    assert_eq!(drain(&feed, &mut con).await.iter().map(shown).collect::<Vec<_>>(), ["new=w"]);
+    wait_until("only the feed is left", || {
+        info(&mut con, "replication", "connected_slaves") == Some("1".to_owned())
+    });
+    // Longer than the server would wait.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert_eq!(info(&mut con, "stats", "total_forks").as_deref(), Some("0"), "{engine}");
+    run(&mut con, "SET later 1");
+    assert_eq!(drain(&feed, &mut con).await.iter().map(shown).collect::<Vec<_>>(), ["later=w"]);
 }
 
 /// In a cluster with replicas: the database is known from the start, only watched slots are recorded, and the real
 /// replica alone satisfies `WAIT`.
-#[tokio::test(flavor = "multi_thread")]
-async fn in_a_cluster_with_replicas() {
-    for engine in Engine::ALL {
-        let cluster = Cluster::builder(engine).primaries(1).replicas(1).start().expect("a cluster");
-        let server = &cluster.nodes()[0];
-        let mut con = server.connection();
-        let slot_a = Slot::of_key(b"{a}");
-        let watched: SlotSet = [slot_a].into_iter().collect();
-        let feed = attach(&server.url(), watched.clone(), FeedOptions::default()).await;
-        assert_eq!(feed.kind(), FeedKind::Partial);
-        assert_eq!(feed.watched(), watched);
-        run(&mut con, "MSET {a}1 1 {a}2 2");
-        run(&mut con, "MSET {b}1 1 {b}2 2");
-        run(&mut con, "SADD {b}s x");
-        let taken = drain(&feed, &mut con).await;
-        assert!(taken.iter().all(|touch| touch.db == Some(0)));
-        let taken: BTreeSet<String> = taken.iter().map(shown).collect();
-        assert_eq!(taken, BTreeSet::from(["{a}1=w".to_owned(), "{a}2=w".to_owned()]));
+async fn in_a_cluster_with_replicas(engine: Engine) {
+    let cluster = Cluster::builder(engine).primaries(1).replicas(1).start().expect("a cluster");
+    let server = &cluster.nodes()[0];
+    let mut con = server.connection();
+    let slot_a = Slot::of_key(b"{a}");
+    let watched: SlotSet = [slot_a].into_iter().collect();
+    let feed = attach(&server.url(), watched.clone(), FeedOptions::default()).await;
+    assert_eq!(feed.kind(), FeedKind::Partial);
+    assert_eq!(feed.watched(), watched);
+    run(&mut con, "MSET {a}1 1 {a}2 2");
+    run(&mut con, "MSET {b}1 1 {b}2 2");
+    run(&mut con, "SADD {b}s x");
+    let taken = drain(&feed, &mut con).await;
+    assert!(taken.iter().all(|touch| touch.db == Some(0)));
+    let taken: BTreeSet<String> = taken.iter().map(shown).collect();
+    assert_eq!(taken, BTreeSet::from(["{a}1=w".to_owned(), "{a}2=w".to_owned()]));
 
-        // What is no longer watched is forgotten.
-        run(&mut con, "SET {a}1 1");
-        reach(&feed, &mut con).await;
-        assert_eq!(feed.touched().len(), 1);
-        feed.watch([Slot::of_key(b"{b}")].into_iter().collect());
-        assert!(feed.touched().is_empty() && feed.touched().bytes() == 0);
-        run(&mut con, "SET {a}1 1");
-        run(&mut con, "SADD {b}s y");
-        assert_eq!(drain(&feed, &mut con).await.iter().map(shown).collect::<Vec<_>>(), ["{b}s=set:y"]);
+    // What is no longer watched is forgotten.
+    run(&mut con, "SET {a}1 1");
+    reach(&feed, &mut con).await;
+    assert_eq!(feed.touched().len(), 1);
+    feed.watch([Slot::of_key(b"{b}")].into_iter().collect());
+    assert!(feed.touched().is_empty() && feed.touched().bytes() == 0);
+    run(&mut con, "SET {a}1 1");
+    run(&mut con, "SADD {b}s y");
+    assert_eq!(drain(&feed, &mut con).await.iter().map(shown).collect::<Vec<_>>(), ["{b}s=set:y"]);
 
-        // Several acknowledgements later the feed still does not count as a copy.
-        tokio::time::sleep(Duration::from_millis(2_500)).await;
-        run(&mut con, "SET {b}1 2");
-        assert_eq!(run(&mut con, "WAIT 2 1500"), Value::Int(1), "{engine}");
-        assert_eq!(info(&mut con, "replication", "connected_slaves").as_deref(), Some("2"));
-    }
+    // Several acknowledgements later the feed still does not count as a copy.
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    run(&mut con, "SET {b}1 2");
+    assert_eq!(run(&mut con, "WAIT 2 1500"), Value::Int(1), "{engine}");
+    assert_eq!(info(&mut con, "replication", "connected_slaves").as_deref(), Some("2"));
 }
 
 /// A dropped link goes on where it broke: nothing is lost that was written meanwhile.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_dropped_link_is_resumed() {
-    for engine in Engine::ALL {
-        let server = Server::builder(engine).arg("repl-backlog-size", "64mb").start().expect("a server");
-        let proxy = Proxy::start(&server.addr()).expect("a proxy");
-        let feed =
-            attach(&format!("redis://{}", proxy.addr()), SlotSet::full(), FeedOptions::default()).await;
-        let mut con = server.connection();
-        let mut taken = BTreeSet::new();
-        let rounds = 5;
-        for round in 0..rounds {
-            for n in 0..400 {
-                if n == 100 {
-                    // The link breaks in the middle of it.
-                    let _: () = con.set(format!("large:{round}"), vec![b'x'; 4 << 20]).expect("written");
-                    proxy.cut();
-                }
-                let value = "x".repeat(n * 5);
-                let _: () = con.set(format!("k:{round}:{n}"), value).expect("written");
-                if n == 300 {
-                    proxy.heal().expect("the port is free");
-                }
+async fn a_dropped_link_is_resumed(engine: Engine) {
+    let server = Server::builder(engine).arg("repl-backlog-size", "64mb").start().expect("a server");
+    let proxy = Proxy::start(&server.addr()).expect("a proxy");
+    let feed = attach(&format!("redis://{}", proxy.addr()), SlotSet::full(), FeedOptions::default()).await;
+    let mut con = server.connection();
+    let mut taken = BTreeSet::new();
+    let rounds = 5;
+    for round in 0..rounds {
+        for n in 0..400 {
+            if n == 100 {
+                // The link breaks in the middle of it.
+                let _: () = con.set(format!("large:{round}"), vec![b'x'; 4 << 20]).expect("written");
+                proxy.cut();
             }
-            taken.extend(drain(&feed, &mut con).await.iter().map(shown));
+            let value = "x".repeat(n * 5);
+            let _: () = con.set(format!("k:{round}:{n}"), value).expect("written");
+            if n == 300 {
+                proxy.heal().expect("the port is free");
+            }
         }
-        let expected: BTreeSet<String> = (0..rounds)
-            .flat_map(|round| (0..400).map(move |n| format!("k:{round}:{n}=w")))
-            .chain((0..rounds).map(|round| format!("large:{round}=w")))
-            .collect();
-        assert_eq!(taken, expected, "{engine}");
-        assert_eq!(feed.failure(), None);
-        assert!(feed.resumed() >= rounds);
-        assert_eq!(feed.offset(), offset(&mut con));
+        taken.extend(drain(&feed, &mut con).await.iter().map(shown));
     }
+    let expected: BTreeSet<String> = (0..rounds)
+        .flat_map(|round| (0..400).map(move |n| format!("k:{round}:{n}=w")))
+        .chain((0..rounds).map(|round| format!("large:{round}=w")))
+        .collect();
+    assert_eq!(taken, expected, "{engine}");
+    assert_eq!(feed.failure(), None);
+    assert!(feed.resumed() >= rounds);
+    assert_eq!(feed.offset(), offset(&mut con));
 }
 
 /// More was written than the backlog holds: the feed says so, and does not go on as if nothing were.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_gap_is_a_failure() {
-    for engine in Engine::ALL {
-        let server = Server::builder(engine).arg("repl-backlog-size", "16kb").start().expect("a server");
-        let proxy = Proxy::start(&server.addr()).expect("a proxy");
-        let feed =
-            attach(&format!("redis://{}", proxy.addr()), SlotSet::full(), FeedOptions::default()).await;
-        let mut con = server.connection();
-        run(&mut con, "SET before 1");
-        reach(&feed, &mut con).await;
-        let broke_at = feed.offset();
-        proxy.cut();
-        for n in 0..100 {
-            // The servers keep more than they are told to while a replica's output is not sent.
-            let _: () = con.set(format!("k:{n}"), vec![b'x'; 100_000]).expect("written");
-        }
-        proxy.heal().expect("the port is free");
-        let failure = tokio::time::timeout(Duration::from_secs(30), feed.failed()).await.expect("in time");
-        assert!(
-            matches!(failure, FeedFailure::Gap { offset } if offset >= broke_at),
-            "{engine}: {failure:?}"
-        );
-        let error = feed.reach(offset(&mut con), REACH_MS).await.expect_err("the feed has ended");
-        assert!(error.to_string().contains("missed"), "{error}");
+async fn a_gap_is_a_failure(engine: Engine) {
+    let server = Server::builder(engine).arg("repl-backlog-size", "16kb").start().expect("a server");
+    let proxy = Proxy::start(&server.addr()).expect("a proxy");
+    let feed = attach(&format!("redis://{}", proxy.addr()), SlotSet::full(), FeedOptions::default()).await;
+    let mut con = server.connection();
+    run(&mut con, "SET before 1");
+    reach(&feed, &mut con).await;
+    let broke_at = feed.offset();
+    proxy.cut();
+    for n in 0..100 {
+        // The servers keep more than they are told to while a replica's output is not sent.
+        let _: () = con.set(format!("k:{n}"), vec![b'x'; 100_000]).expect("written");
     }
+    proxy.heal().expect("the port is free");
+    let failure = tokio::time::timeout(Duration::from_secs(30), feed.failed()).await.expect("in time");
+    assert!(matches!(failure, FeedFailure::Gap { offset } if offset >= broke_at), "{engine}: {failure:?}");
+    let error = feed.reach(offset(&mut con), REACH_MS).await.expect_err("the feed has ended");
+    assert!(error.to_string().contains("missed"), "{error}");
 }
 
 /// A server that stays away is given up, within the time that was set.
@@ -621,139 +612,126 @@ async fn a_lost_server_is_a_failure() {
 }
 
 /// A server that comes back with another history has a gap; one that comes back as a replica is no source any more.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_restarted_or_demoted_server_is_a_failure() {
-    for engine in Engine::ALL {
-        let server = Server::builder(engine).start().expect("a server");
-        let feed = attach_all(&server).await;
-        server.kill9().expect("killed");
-        server.restart().expect("started again");
-        let failure = tokio::time::timeout(Duration::from_secs(30), feed.failed()).await.expect("in time");
-        assert!(matches!(failure, FeedFailure::Gap { .. }), "{engine}: {failure:?}");
+async fn a_restarted_or_demoted_server_is_a_failure(engine: Engine) {
+    let server = Server::builder(engine).start().expect("a server");
+    let feed = attach_all(&server).await;
+    server.kill9().expect("killed");
+    server.restart().expect("started again");
+    let failure = tokio::time::timeout(Duration::from_secs(30), feed.failed()).await.expect("in time");
+    assert!(matches!(failure, FeedFailure::Gap { .. }), "{engine}: {failure:?}");
 
-        let proxy = Proxy::start(&server.addr()).expect("a proxy");
-        let feed =
-            attach(&format!("redis://{}", proxy.addr()), SlotSet::full(), FeedOptions::default()).await;
-        let other = Server::builder(engine).start().expect("a server");
-        proxy.cut();
-        run(&mut server.connection(), &format!("REPLICAOF 127.0.0.1 {}", other.port()));
-        proxy.heal().expect("the port is free");
-        let failure = tokio::time::timeout(Duration::from_secs(30), feed.failed()).await.expect("in time");
-        assert_eq!(failure, FeedFailure::Demoted, "{engine}");
-    }
+    let proxy = Proxy::start(&server.addr()).expect("a proxy");
+    let feed = attach(&format!("redis://{}", proxy.addr()), SlotSet::full(), FeedOptions::default()).await;
+    let other = Server::builder(engine).start().expect("a server");
+    proxy.cut();
+    run(&mut server.connection(), &format!("REPLICAOF 127.0.0.1 {}", other.port()));
+    proxy.heal().expect("the port is free");
+    let failure = tokio::time::timeout(Duration::from_secs(30), feed.failed()).await.expect("in time");
+    assert_eq!(failure, FeedFailure::Demoted, "{engine}");
 }
 
 /// `CLIENT PAUSE` holds up writers and not the feed.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_pause_does_not_hold_up_the_feed() {
-    for engine in Engine::ALL {
-        let server = Server::builder(engine).start().expect("a server");
-        let mut con = server.connection();
-        for kind in [FeedKind::Partial, FeedKind::Filtered, FeedKind::Tracking] {
-            let feed = attach(&server.url(), SlotSet::full(), of_kind(kind)).await;
-            let mut writer = server.connection();
-            let writer = std::thread::spawn(move || {
-                let mut acknowledged = 0;
-                while redis::cmd("SET").arg(format!("w:{acknowledged}")).arg("v").exec(&mut writer).is_ok() {
-                    acknowledged += 1;
-                    if acknowledged == 3_000 {
-                        break;
-                    }
+async fn a_pause_does_not_hold_up_the_feed(engine: Engine) {
+    let server = Server::builder(engine).start().expect("a server");
+    let mut con = server.connection();
+    for kind in [FeedKind::Partial, FeedKind::Filtered, FeedKind::Tracking] {
+        let feed = attach(&server.url(), SlotSet::full(), of_kind(kind)).await;
+        let mut writer = server.connection();
+        let writer = std::thread::spawn(move || {
+            let mut acknowledged = 0;
+            while redis::cmd("SET").arg(format!("w:{acknowledged}")).arg("v").exec(&mut writer).is_ok() {
+                acknowledged += 1;
+                if acknowledged == 3_000 {
+                    break;
                 }
-                acknowledged
-            });
-            wait_until("the writer is at work", || feed.touched().len() > 300);
-            run(&mut con, "CLIENT PAUSE 60000 WRITE");
-            let paused_at = offset(&mut con);
-            let keys = run(&mut con, "DBSIZE");
-            assert!(feed.reach(paused_at, REACH_MS).await.expect("no failure"));
-            let taken = feed.touched().take(usize::MAX);
-            assert_eq!(Value::Int(i64::try_from(taken.len()).expect("few")), keys, "{engine} {kind}");
-            assert_eq!(offset(&mut con), paused_at);
-            run(&mut con, "CLIENT UNPAUSE");
-            assert_eq!(writer.join().expect("the writer ends"), 3_000);
-            run(&mut con, "FLUSHALL");
-        }
+            }
+            acknowledged
+        });
+        wait_until("the writer is at work", || feed.touched().len() > 300);
+        run(&mut con, "CLIENT PAUSE 60000 WRITE");
+        let paused_at = offset(&mut con);
+        let keys = run(&mut con, "DBSIZE");
+        assert!(feed.reach(paused_at, REACH_MS).await.expect("no failure"));
+        let taken = feed.touched().take(usize::MAX);
+        assert_eq!(Value::Int(i64::try_from(taken.len()).expect("few")), keys, "{engine} {kind}");
+        assert_eq!(offset(&mut con), paused_at);
+        run(&mut con, "CLIENT UNPAUSE");
+        assert_eq!(writer.join().expect("the writer ends"), 3_000);
+        run(&mut con, "FLUSHALL");
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn tracking_sees_plain_changes() {
-    for engine in Engine::ALL {
-        let server = Server::builder(engine).start().expect("a server");
-        let mut con = server.connection();
-        let feed = attach(&server.url(), SlotSet::full(), of_kind(FeedKind::Tracking)).await;
-        assert!(feed.misses_consumer_groups());
-        assert_eq!(info(&mut con, "replication", "connected_slaves").as_deref(), Some("0"));
-        let cases: &[(&str, &[&str])] = &[
-            ("MSET a 1 b 2", &["a", "b"]),
-            ("HSET h f 1", &["h"]),
-            ("EXPIRE h 100", &["h"]),
-            ("DEL a", &["a"]),
-            ("EVAL redis.call('set','q','2')_redis.call('del','b') 0", &["b", "q"]),
-            ("XADD x 1-1 f v", &["x"]),
-            // What it is known to miss.
-            ("XGROUP CREATE x grp 0", &[]),
-            ("XREADGROUP GROUP grp c STREAMS x >", &[]),
-            ("XACK x grp 1-1", &[]),
-        ];
-        for (command, keys) in cases {
-            run(&mut con, command);
-            let taken = drain(&feed, &mut con).await;
-            assert!(taken.iter().all(|touch| touch.what == What::Whole));
-            let seen: BTreeSet<_> = taken.iter().map(|touch| touch.key.to_vec()).collect();
-            assert_eq!(seen, keys.iter().map(|key| key.as_bytes().to_vec()).collect(), "{engine} {command}");
-        }
-        run(&mut con, "SET short 1 PX 20");
-        drain(&feed, &mut con).await;
-        wait_until("the key expires", || run(&mut con, "DBSIZE") == Value::Int(3));
-        assert_eq!(drain(&feed, &mut con).await.iter().map(shown).collect::<Vec<_>>(), ["short=w"]);
-        assert!(!feed.touched().flushed());
-        run(&mut con, "FLUSHALL");
-        drain(&feed, &mut con).await;
-        assert!(feed.touched().take_flushed());
-        // Many at once.
-        write_randomly(&mut con, &mut Random(7), 5_000);
-        let keys: BTreeSet<_> =
-            drain(&feed, &mut con).await.into_iter().map(|touch| touch.key.to_vec()).collect();
-        let present: Vec<Vec<u8>> = redis::cmd("KEYS").arg("*").query(&mut con).expect("KEYS");
-        assert!(present.len() > 500 && present.iter().all(|key| keys.contains(key)));
-        // It cannot be resumed.
-        assert_eq!(feed.failure(), None);
-        server.kill9().expect("killed");
-        let failure = tokio::time::timeout(Duration::from_secs(30), feed.failed()).await.expect("in time");
-        assert!(matches!(failure, FeedFailure::Lost { .. }), "{failure:?}");
-        assert!(feed.reach(0, REACH_MS).await.is_err());
+async fn tracking_sees_plain_changes(engine: Engine) {
+    let server = Server::builder(engine).start().expect("a server");
+    let mut con = server.connection();
+    let feed = attach(&server.url(), SlotSet::full(), of_kind(FeedKind::Tracking)).await;
+    assert!(feed.misses_consumer_groups());
+    assert_eq!(info(&mut con, "replication", "connected_slaves").as_deref(), Some("0"));
+    let cases: &[(&str, &[&str])] = &[
+        ("MSET a 1 b 2", &["a", "b"]),
+        ("HSET h f 1", &["h"]),
+        ("EXPIRE h 100", &["h"]),
+        ("DEL a", &["a"]),
+        ("EVAL redis.call('set','q','2')_redis.call('del','b') 0", &["b", "q"]),
+        ("XADD x 1-1 f v", &["x"]),
+        // What it is known to miss.
+        ("XGROUP CREATE x grp 0", &[]),
+        ("XREADGROUP GROUP grp c STREAMS x >", &[]),
+        ("XACK x grp 1-1", &[]),
+    ];
+    for (command, keys) in cases {
+        run(&mut con, command);
+        let taken = drain(&feed, &mut con).await;
+        assert!(taken.iter().all(|touch| touch.what == What::Whole));
+        let seen: BTreeSet<_> = taken.iter().map(|touch| touch.key.to_vec()).collect();
+        assert_eq!(seen, keys.iter().map(|key| key.as_bytes().to_vec()).collect(), "{engine} {command}");
     }
+    run(&mut con, "SET short 1 PX 20");
+    drain(&feed, &mut con).await;
+    wait_until("the key expires", || run(&mut con, "DBSIZE") == Value::Int(3));
+    assert_eq!(drain(&feed, &mut con).await.iter().map(shown).collect::<Vec<_>>(), ["short=w"]);
+    assert!(!feed.touched().flushed());
+    run(&mut con, "FLUSHALL");
+    drain(&feed, &mut con).await;
+    assert!(feed.touched().take_flushed());
+    // Many at once.
+    write_randomly(&mut con, &mut Random(7), 5_000);
+    let keys: BTreeSet<_> =
+        drain(&feed, &mut con).await.into_iter().map(|touch| touch.key.to_vec()).collect();
+    let present: Vec<Vec<u8>> = redis::cmd("KEYS").arg("*").query(&mut con).expect("KEYS");
+    assert!(present.len() > 500 && present.iter().all(|key| keys.contains(key)));
+    // It cannot be resumed.
+    assert_eq!(feed.failure(), None);
+    server.kill9().expect("killed");
+    let failure = tokio::time::timeout(Duration::from_secs(30), feed.failed()).await.expect("in time");
+    assert!(matches!(failure, FeedFailure::Lost { .. }), "{failure:?}");
+    assert!(feed.reach(0, REACH_MS).await.is_err());
 }
 
 /// A user without the permission for replication gets the feed that needs none.
-#[tokio::test(flavor = "multi_thread")]
-async fn without_permission_for_psync() {
-    for engine in Engine::ALL {
-        let server = Server::builder(engine)
-            .user_acl("nopsync on >pw ~* &* +@all -psync")
-            .user_acl("noreplconf on >pw ~* &* +@all -replconf")
-            .user_acl("noinfo on >pw ~* &* +@all -info -config -command -client|setname")
-            .user_acl("neither on >pw ~* &* +@all -psync -client|tracking")
-            .start()
-            .expect("a server");
-        let mut con = server.connection();
-        let url = |user: &str| format!("redis://{user}:pw@{}", server.addr());
-        for user in ["nopsync", "noreplconf"] {
-            let feed = attach(&url(user), SlotSet::full(), FeedOptions::default()).await;
-            assert_eq!(feed.kind(), FeedKind::Tracking, "{engine} {user}");
-            run(&mut con, "SET a 1");
-            assert_eq!(drain(&feed, &mut con).await.iter().map(shown).collect::<Vec<_>>(), ["a=w"]);
-        }
-        let deployment = deployment(&url("neither")).await;
-        let address = deployment.endpoint.address.clone();
-        let error = Feed::attach(&deployment, &address, SlotSet::full(), FeedOptions::default()).await;
-        let error = error.expect_err("nothing is permitted").to_string();
-        assert!(error.contains("CLIENT TRACKING") && error.contains("PSYNC"), "{error}");
-        let forced = Feed::attach(&deployment, &address, SlotSet::full(), of_kind(FeedKind::Partial)).await;
-        assert!(forced.is_err());
+async fn without_permission_for_psync(engine: Engine) {
+    let server = Server::builder(engine)
+        .user_acl("nopsync on >pw ~* &* +@all -psync")
+        .user_acl("noreplconf on >pw ~* &* +@all -replconf")
+        .user_acl("noinfo on >pw ~* &* +@all -info -config -command -client|setname")
+        .user_acl("neither on >pw ~* &* +@all -psync -client|tracking")
+        .start()
+        .expect("a server");
+    let mut con = server.connection();
+    let url = |user: &str| format!("redis://{user}:pw@{}", server.addr());
+    for user in ["nopsync", "noreplconf"] {
+        let feed = attach(&url(user), SlotSet::full(), FeedOptions::default()).await;
+        assert_eq!(feed.kind(), FeedKind::Tracking, "{engine} {user}");
+        run(&mut con, "SET a 1");
+        assert_eq!(drain(&feed, &mut con).await.iter().map(shown).collect::<Vec<_>>(), ["a=w"]);
     }
+    let deployment = deployment(&url("neither")).await;
+    let address = deployment.endpoint.address.clone();
+    let error = Feed::attach(&deployment, &address, SlotSet::full(), FeedOptions::default()).await;
+    let error = error.expect_err("nothing is permitted").to_string();
+    assert!(error.contains("CLIENT TRACKING") && error.contains("PSYNC"), "{error}");
+    let forced = Feed::attach(&deployment, &address, SlotSet::full(), of_kind(FeedKind::Partial)).await;
+    assert!(forced.is_err());
 }
 
 /// A bound on memory costs detail, and no touch.

@@ -19,6 +19,33 @@ use whimbrel_engine::nodes::{ClusterView, key_counts};
 use whimbrel_lab::{Cluster, ClusterBuilder, Engine, Tls};
 use whimbrel_wire::value::Value;
 
+whimbrel_lab::for_each_engine! {
+    async
+        slots_move_under_load_and_nobody_notices
+        a_node_that_gives_all_its_slots_away_stays_a_primary_with_its_replica
+        a_fence_does_not_hold_when_something_was_written
+        what_was_dropped_half_way_is_found_out_and_mended
+        replicas_that_lag_are_waited_for
+        keys_that_have_expired_are_removed_with_the_others
+        two_handovers_see_each_other_and_old_ones_are_cut_off
+}
+
+whimbrel_lab::for_each_engine! {
+    async on Redis70 Valkey91:
+        what_is_forbidden_is_found_before_anything_changes
+}
+
+whimbrel_lab::for_each_engine! {
+    async on Redis80 Valkey81:
+        after_a_failover_the_promoted_replica_is_found
+        passwords_and_certificates_are_no_hindrance
+}
+
+whimbrel_lab::for_each_engine! {
+    async on Valkey81 Valkey91:
+        a_bare_fence_hands_over_as_well
+}
+
 /// Long enough for any machine; nothing waits that long unless it fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -367,71 +394,56 @@ impl Clients {
     }
 }
 
-async fn each_engine(test: impl AsyncFn(Engine)) {
-    for engine in Engine::ALL {
-        println!("{engine}");
-        test(engine).await;
+async fn slots_move_under_load_and_nobody_notices(engine: Engine) {
+    let field = Field::new(engine).await;
+    let moving = slots("0-4095");
+    field.fill(0, &moving, 3).await;
+    let clients = Clients::start(&field, &moving, 10, 6, 3);
+    let mut handover = field.handover(0, 1).await;
+    handover.check_permissions().await.expect("permissions");
+    assert_eq!(handover.other_jobs().await.expect("a list"), Vec::<String>::new());
+    for batch in Field::batches(&handover, &moving) {
+        let fenced = field.hand_over(&mut handover, 0, 1, &batch).await;
+        assert!(fenced.seamless, "clients were sent back and forth");
     }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    clients.finish(&field).await;
+    field.all_well(&moving, 1).await;
+    let keys = field.keys_in(1, &moving).await;
+    assert!(keys > 3 * 4096, "{keys}");
+    field.keys_are_at(&moving, 1, 0, keys).await;
+    assert_eq!(field.own_slots(0).await.to_string(), "4096-5460");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn slots_move_under_load_and_nobody_notices() {
-    each_engine(async |engine| {
-        let field = Field::new(engine).await;
-        let moving = slots("0-4095");
-        field.fill(0, &moving, 3).await;
-        let clients = Clients::start(&field, &moving, 10, 6, 3);
-        let mut handover = field.handover(0, 1).await;
-        handover.check_permissions().await.expect("permissions");
-        assert_eq!(handover.other_jobs().await.expect("a list"), Vec::<String>::new());
-        for batch in Field::batches(&handover, &moving) {
-            let fenced = field.hand_over(&mut handover, 0, 1, &batch).await;
-            assert!(fenced.seamless, "clients were sent back and forth");
-        }
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        clients.finish(&field).await;
-        field.all_well(&moving, 1).await;
-        let keys = field.keys_in(1, &moving).await;
-        assert!(keys > 3 * 4096, "{keys}");
-        field.keys_are_at(&moving, 1, 0, keys).await;
-        assert_eq!(field.own_slots(0).await.to_string(), "4096-5460");
-    })
-    .await;
-}
+async fn a_node_that_gives_all_its_slots_away_stays_a_primary_with_its_replica(engine: Engine) {
+    let field = Field::new(engine).await;
+    let all = field.own_slots(0).await;
+    field.fill(0, &all, 2).await;
+    let clients = Clients::start(&field, &all, 8, 4, 2);
+    let mut handover = field.handover(0, 1).await;
+    // In one batch, whatever is recommended.
+    assert!(!handover.should_split(&all).await.expect("an answer"), "the target has slots");
+    field.hand_over(&mut handover, 0, 1, &all).await;
+    clients.finish(&field).await;
+    field.all_well(&all, 1).await;
+    assert!(field.own_slots(0).await.is_empty());
+    let keys = field.keys_in(1, &all).await;
+    field.keys_are_at(&all, 1, 0, keys).await;
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_gives_all_its_slots_away_stays_a_primary_with_its_replica() {
-    each_engine(async |engine| {
-        let field = Field::new(engine).await;
-        let all = field.own_slots(0).await;
-        field.fill(0, &all, 2).await;
-        let clients = Clients::start(&field, &all, 8, 4, 2);
-        let mut handover = field.handover(0, 1).await;
-        // In one batch, whatever is recommended.
-        assert!(!handover.should_split(&all).await.expect("an answer"), "the target has slots");
-        field.hand_over(&mut handover, 0, 1, &all).await;
-        clients.finish(&field).await;
-        field.all_well(&all, 1).await;
-        assert!(field.own_slots(0).await.is_empty());
-        let keys = field.keys_in(1, &all).await;
-        field.keys_are_at(&all, 1, 0, keys).await;
-
-        // And back to the node that is empty now, all that the other has.
-        let all = field.own_slots(1).await;
-        let mut handover = field.handover(1, 0).await;
-        let parts = match handover.should_split(&all).await.expect("an answer") {
-            true => vec![slots("0-10920"), slots("10921")],
-            false => vec![all.clone()],
-        };
-        assert_eq!(parts.len() > 1, !engine.is_valkey());
-        for part in &parts {
-            field.hand_over(&mut handover, 1, 0, part).await;
-        }
-        field.all_well(&all, 0).await;
-        assert!(field.own_slots(1).await.is_empty());
-        field.keys_are_at(&all, 0, 1, keys).await;
-    })
-    .await;
+    // And back to the node that is empty now, all that the other has.
+    let all = field.own_slots(1).await;
+    let mut handover = field.handover(1, 0).await;
+    let parts = match handover.should_split(&all).await.expect("an answer") {
+        true => vec![slots("0-10920"), slots("10921")],
+        false => vec![all.clone()],
+    };
+    assert_eq!(parts.len() > 1, !engine.is_valkey());
+    for part in &parts {
+        field.hand_over(&mut handover, 1, 0, part).await;
+    }
+    field.all_well(&all, 0).await;
+    assert!(field.own_slots(1).await.is_empty());
+    field.keys_are_at(&all, 0, 1, keys).await;
 }
 
 /// Every way to fence that an engine survives.
@@ -459,321 +471,289 @@ fn is_moved_to(field: &Field, answer: &Value, i: usize) -> bool {
     answer.as_error().is_some_and(|e| e.starts_with(b"MOVED ") && e.ends_with(port.as_bytes()))
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_fence_does_not_hold_when_something_was_written() {
-    each_engine(async |engine| {
-        let field = Field::new(engine).await;
-        let mut next = 0;
-        for options in ways(engine) {
-            let moving = slots(&format!("{next}-{}", next + 99));
-            next += 100;
-            let written = moving.iter().next().expect("a slot");
-            field.fill(0, &moving, 2).await;
-            let mut handover = field.handover_with(0, 1, options).await;
-            handover.mark_importing(&moving).await.expect("marks");
-            let paused = handover.pause(PAUSE_MS).await.expect("a pause");
-            // Somebody lifts it, and a client is quick.
-            field.link(0).await.call(&[b"CLIENT", b"UNPAUSE"]).await.expect("unpaused");
-            assert!(set(&field, 0, written).await.as_error().is_none());
-
-            let fenced = handover.fence_and_take_over(&moving, &paused).await.expect("an answer");
-            assert!(!fenced.held, "{fenced:?}");
-            assert!(fenced.offset > paused.offset, "{fenced:?} after {paused:?}");
-            // The source serves as before, and is not paused.
-            assert!(set(&field, 0, written).await.as_error().is_none());
-            let seen = handover.inspect(&moving).await.expect("seen");
-            assert_eq!((seen.source.claims, seen.target.claims), (moving.clone(), SlotSet::new()));
-            assert_eq!(seen.target.open, moving, "they are marked as before");
-            // A write before the offset that the fence is given does no harm.
-            field.hand_over(&mut handover, 0, 1, &moving).await;
-            assert!(is_moved_to(&field, &set(&field, 0, written).await, 1));
-            field.all_well(&moving, 1).await;
-            field.keys_are_at(&moving, 1, 0, 201).await;
-        }
-    })
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn what_was_dropped_half_way_is_found_out_and_mended() {
-    each_engine(async |engine| {
-        let field = Field::new(engine).await;
-        let claims = async |moving: &SlotSet| {
-            let (source, target) = (field.id(0), field.id(1));
-            let seen = Handover::observe(&field.deployment, &source, &target, moving).await.expect("seen");
-            let (Seen::Primary(from), Seen::Primary(to)) = (seen.source, seen.target) else {
-                panic!("both are there")
-            };
-            assert_eq!((&from.node, &to.node), (&source, &target));
-            (from.claims, to.claims, to.keys)
-        };
-        let none = SlotSet::new();
-        let mut next = 0;
-        for options in ways(engine) {
-            let moving = slots(&format!("{next}-{}", next + 99));
-            next += 100;
-            let some = moving.iter().nth(50).expect("a slot");
-            field.fill(0, &moving, 2).await;
-            let open = async || field.handover_with(0, 1, options.clone()).await;
-
-            // Staged, and paused.
-            let mut handover = open().await;
-            handover.mark_importing(&moving).await.expect("marks");
-            field.stage(0, 1, &moving).await;
-            handover.pause(PAUSE_MS).await.expect("a pause");
-            drop(handover);
-            assert_eq!(claims(&moving).await, (moving.clone(), none.clone(), 200));
-            let mut handover = open().await;
-            handover.release().await.expect("released");
-            assert_eq!(handover.wipe(&moving, None).await.expect("wiped"), 200);
-            handover.clear_marks(&moving).await.expect("cleared");
-            assert!(set(&field, 0, some).await.as_error().is_none());
-            field.all_well(&moving, 0).await;
-            field.keys_are_at(&moving, 0, 1, 201).await;
-
-            // Fenced: given back, twice.
-            handover.mark_importing(&moving).await.expect("marks");
-            field.stage(0, 1, &moving).await;
-            let paused = handover.pause(PAUSE_MS).await.expect("a pause");
-            let kind = handover.fence_kind();
-            assert!(handover.fence(&moving, &paused).await.expect("a fence").held);
-            drop(handover);
-            let fenced = if kind == FenceKind::Gossip { moving.clone() } else { none.clone() };
-            assert_eq!(claims(&moving).await, (fenced, none.clone(), 201));
-            let mut handover = open().await;
-            handover.give_back(&moving).await.expect("given back");
-            assert!(set(&field, 0, some).await.as_error().is_none());
-            handover.give_back(&moving).await.expect("given back again");
-            assert_eq!(claims(&moving).await, (moving.clone(), none.clone(), 201));
-            let mut handover = open().await;
-            handover.wipe(&moving, None).await.expect("wiped");
-            handover.clear_marks(&moving).await.expect("cleared");
-            field.all_well(&moving, 0).await;
-            field.keys_are_at(&moving, 0, 1, 201).await;
-
-            // In the middle of the take-over: only forward.
-            handover.mark_importing(&moving).await.expect("marks");
-            field.stage(0, 1, &moving).await;
-            let paused = handover.pause(PAUSE_MS).await.expect("a pause");
-            assert!(handover.fence(&moving, &paused).await.expect("a fence").held);
-            drop(handover);
-            let mut half = moving.clone();
-            for slot in moving.iter().skip(60) {
-                half.remove(slot);
-            }
-            let (first, last) = (half.ranges()[0].start().to_string(), half.ranges()[0].end().to_string());
-            let mut link = field.link(1).await;
-            for command in ["DELSLOTSRANGE", "ADDSLOTSRANGE"] {
-                let command = [b"CLUSTER", command.as_bytes(), first.as_bytes(), last.as_bytes()];
-                link.call(&command).await.expect("taken by hand");
-            }
-            assert_eq!(claims(&moving).await.1, half);
-            let mut handover = open().await;
-            handover.give_back(&moving).await.expect_err("not any more");
-            handover.take_over(&moving).await.expect("taken over");
-            handover.take_over(&moving).await.expect("taken over again");
-            drop(handover);
-            let (_, taken, keys) = claims(&moving).await;
-            assert_eq!((taken, keys), (moving.clone(), 201));
-            let mut handover = open().await;
-            let refused = handover.wipe(&moving, None).await.expect_err("these are no copies");
-            assert!(refused.to_string().contains("the target owns slots"), "{refused}");
-            handover.settle(&moving).await.expect("settled");
-            handover.settle(&moving).await.expect("settled again");
-            assert!(is_moved_to(&field, &set(&field, 0, some).await, 1));
-            handover.confirm(&moving, &moving).await.expect("confirmed");
-            handover.clean_up(&moving, Some(100_000)).await.expect("cleaned up");
-            handover.clean_up(&moving, None).await.expect("cleaned up again");
-            field.all_well(&moving, 1).await;
-            field.keys_are_at(&moving, 1, 0, 201).await;
-        }
-    })
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_bare_fence_hands_over_as_well() {
-    for engine in [Engine::Valkey81, Engine::Valkey91] {
-        let field = Field::new(engine).await;
-        let all = field.own_slots(0).await;
-        field.fill(0, &all, 1).await;
-        let options = HandoverOptions { fence: Some(FenceKind::Bare), ..HandoverOptions::default() };
+async fn a_fence_does_not_hold_when_something_was_written(engine: Engine) {
+    let field = Field::new(engine).await;
+    let mut next = 0;
+    for options in ways(engine) {
+        let moving = slots(&format!("{next}-{}", next + 99));
+        next += 100;
+        let written = moving.iter().next().expect("a slot");
+        field.fill(0, &moving, 2).await;
         let mut handover = field.handover_with(0, 1, options).await;
-        for batch in Field::batches(&handover, &all) {
-            field.hand_over(&mut handover, 0, 1, &batch).await;
-        }
-        field.all_well(&all, 1).await;
-        field.keys_are_at(&all, 1, 0, all.len() as u64).await;
+        handover.mark_importing(&moving).await.expect("marks");
+        let paused = handover.pause(PAUSE_MS).await.expect("a pause");
+        // Somebody lifts it, and a client is quick.
+        field.link(0).await.call(&[b"CLIENT", b"UNPAUSE"]).await.expect("unpaused");
+        assert!(set(&field, 0, written).await.as_error().is_none());
+
+        let fenced = handover.fence_and_take_over(&moving, &paused).await.expect("an answer");
+        assert!(!fenced.held, "{fenced:?}");
+        assert!(fenced.offset > paused.offset, "{fenced:?} after {paused:?}");
+        // The source serves as before, and is not paused.
+        assert!(set(&field, 0, written).await.as_error().is_none());
+        let seen = handover.inspect(&moving).await.expect("seen");
+        assert_eq!((seen.source.claims, seen.target.claims), (moving.clone(), SlotSet::new()));
+        assert_eq!(seen.target.open, moving, "they are marked as before");
+        // A write before the offset that the fence is given does no harm.
+        field.hand_over(&mut handover, 0, 1, &moving).await;
+        assert!(is_moved_to(&field, &set(&field, 0, written).await, 1));
+        field.all_well(&moving, 1).await;
+        field.keys_are_at(&moving, 1, 0, 201).await;
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn replicas_that_lag_are_waited_for() {
-    each_engine(async |engine| {
-        let field = Field::new(engine).await;
-        let moving = slots("0-9");
-        field.fill(0, &moving, 50).await;
-        let mut handover = field.handover(0, 1).await;
+async fn what_was_dropped_half_way_is_found_out_and_mended(engine: Engine) {
+    let field = Field::new(engine).await;
+    let claims = async |moving: &SlotSet| {
+        let (source, target) = (field.id(0), field.id(1));
+        let seen = Handover::observe(&field.deployment, &source, &target, moving).await.expect("seen");
+        let (Seen::Primary(from), Seen::Primary(to)) = (seen.source, seen.target) else {
+            panic!("both are there")
+        };
+        assert_eq!((&from.node, &to.node), (&source, &target));
+        (from.claims, to.claims, to.keys)
+    };
+    let none = SlotSet::new();
+    let mut next = 0;
+    for options in ways(engine) {
+        let moving = slots(&format!("{next}-{}", next + 99));
+        next += 100;
+        let some = moving.iter().nth(50).expect("a slot");
+        field.fill(0, &moving, 2).await;
+        let open = async || field.handover_with(0, 1, options.clone()).await;
+
+        // Staged, and paused.
+        let mut handover = open().await;
         handover.mark_importing(&moving).await.expect("marks");
-        assert!(handover.wait_replicas(10_000).await.expect("an answer"));
-        let replica = &field.cluster.nodes()[field.replica(1)];
-        replica.suspend().expect("suspended");
         field.stage(0, 1, &moving).await;
-        assert!(!handover.wait_replicas(50).await.expect("an answer"));
-        replica.resume().expect("resumed");
-        assert!(handover.wait_replicas(20_000).await.expect("an answer"));
-        assert_eq!(field.keys_in(field.replica(1), &moving).await, 500);
+        handover.pause(PAUSE_MS).await.expect("a pause");
+        drop(handover);
+        assert_eq!(claims(&moving).await, (moving.clone(), none.clone(), 200));
+        let mut handover = open().await;
+        handover.release().await.expect("released");
+        assert_eq!(handover.wipe(&moving, None).await.expect("wiped"), 200);
+        handover.clear_marks(&moving).await.expect("cleared");
+        assert!(set(&field, 0, some).await.as_error().is_none());
+        field.all_well(&moving, 0).await;
+        field.keys_are_at(&moving, 0, 1, 201).await;
+
+        // Fenced: given back, twice.
+        handover.mark_importing(&moving).await.expect("marks");
+        field.stage(0, 1, &moving).await;
+        let paused = handover.pause(PAUSE_MS).await.expect("a pause");
+        let kind = handover.fence_kind();
+        assert!(handover.fence(&moving, &paused).await.expect("a fence").held);
+        drop(handover);
+        let fenced = if kind == FenceKind::Gossip { moving.clone() } else { none.clone() };
+        assert_eq!(claims(&moving).await, (fenced, none.clone(), 201));
+        let mut handover = open().await;
+        handover.give_back(&moving).await.expect("given back");
+        assert!(set(&field, 0, some).await.as_error().is_none());
+        handover.give_back(&moving).await.expect("given back again");
+        assert_eq!(claims(&moving).await, (moving.clone(), none.clone(), 201));
+        let mut handover = open().await;
         handover.wipe(&moving, None).await.expect("wiped");
-        assert_eq!(field.keys_in(field.replica(1), &moving).await, 0);
         handover.clear_marks(&moving).await.expect("cleared");
         field.all_well(&moving, 0).await;
-    })
-    .await;
+        field.keys_are_at(&moving, 0, 1, 201).await;
+
+        // In the middle of the take-over: only forward.
+        handover.mark_importing(&moving).await.expect("marks");
+        field.stage(0, 1, &moving).await;
+        let paused = handover.pause(PAUSE_MS).await.expect("a pause");
+        assert!(handover.fence(&moving, &paused).await.expect("a fence").held);
+        drop(handover);
+        let mut half = moving.clone();
+        for slot in moving.iter().skip(60) {
+            half.remove(slot);
+        }
+        let (first, last) = (half.ranges()[0].start().to_string(), half.ranges()[0].end().to_string());
+        let mut link = field.link(1).await;
+        for command in ["DELSLOTSRANGE", "ADDSLOTSRANGE"] {
+            let command = [b"CLUSTER", command.as_bytes(), first.as_bytes(), last.as_bytes()];
+            link.call(&command).await.expect("taken by hand");
+        }
+        assert_eq!(claims(&moving).await.1, half);
+        let mut handover = open().await;
+        handover.give_back(&moving).await.expect_err("not any more");
+        handover.take_over(&moving).await.expect("taken over");
+        handover.take_over(&moving).await.expect("taken over again");
+        drop(handover);
+        let (_, taken, keys) = claims(&moving).await;
+        assert_eq!((taken, keys), (moving.clone(), 201));
+        let mut handover = open().await;
+        let refused = handover.wipe(&moving, None).await.expect_err("these are no copies");
+        assert!(refused.to_string().contains("the target owns slots"), "{refused}");
+        handover.settle(&moving).await.expect("settled");
+        handover.settle(&moving).await.expect("settled again");
+        assert!(is_moved_to(&field, &set(&field, 0, some).await, 1));
+        handover.confirm(&moving, &moving).await.expect("confirmed");
+        handover.clean_up(&moving, Some(100_000)).await.expect("cleaned up");
+        handover.clean_up(&moving, None).await.expect("cleaned up again");
+        field.all_well(&moving, 1).await;
+        field.keys_are_at(&moving, 1, 0, 201).await;
+    }
+}
+
+async fn a_bare_fence_hands_over_as_well(engine: Engine) {
+    let field = Field::new(engine).await;
+    let all = field.own_slots(0).await;
+    field.fill(0, &all, 1).await;
+    let options = HandoverOptions { fence: Some(FenceKind::Bare), ..HandoverOptions::default() };
+    let mut handover = field.handover_with(0, 1, options).await;
+    for batch in Field::batches(&handover, &all) {
+        field.hand_over(&mut handover, 0, 1, &batch).await;
+    }
+    field.all_well(&all, 1).await;
+    field.keys_are_at(&all, 1, 0, all.len() as u64).await;
+}
+
+async fn replicas_that_lag_are_waited_for(engine: Engine) {
+    let field = Field::new(engine).await;
+    let moving = slots("0-9");
+    field.fill(0, &moving, 50).await;
+    let mut handover = field.handover(0, 1).await;
+    handover.mark_importing(&moving).await.expect("marks");
+    assert!(handover.wait_replicas(10_000).await.expect("an answer"));
+    let replica = &field.cluster.nodes()[field.replica(1)];
+    replica.suspend().expect("suspended");
+    field.stage(0, 1, &moving).await;
+    assert!(!handover.wait_replicas(50).await.expect("an answer"));
+    replica.resume().expect("resumed");
+    assert!(handover.wait_replicas(20_000).await.expect("an answer"));
+    assert_eq!(field.keys_in(field.replica(1), &moving).await, 500);
+    handover.wipe(&moving, None).await.expect("wiped");
+    assert_eq!(field.keys_in(field.replica(1), &moving).await, 0);
+    handover.clear_marks(&moving).await.expect("cleared");
+    field.all_well(&moving, 0).await;
 }
 
 /// In an importing slot a server refuses several keys together where one of them has expired and is not gone yet.
-#[tokio::test(flavor = "multi_thread")]
-async fn keys_that_have_expired_are_removed_with_the_others() {
-    each_engine(async |engine| {
-        let field = Field::new(engine).await;
-        let moving = slots("0-9");
-        field.fill(0, &moving, 20).await;
-        let mut handover = field.handover(0, 1).await;
-        handover.mark_importing(&moving).await.expect("marks");
-        field.stage(0, 1, &moving).await;
-        let mut target = field.link(1).await;
-        target.call(&[b"DEBUG", b"SET-ACTIVE-EXPIRE", b"0"]).await.expect("nothing expires by itself");
-        for slot in &moving {
-            let key = format!("expired:{{{}}}", tag_for_slot(slot));
-            target.push(&[b"ASKING"]);
-            target.push(&[b"SET", key.as_bytes(), b"", b"PX", b"1"]);
-        }
-        target.flush().await.expect("sent");
-        for reply in target.replies(2 * moving.len()).await.expect("replies") {
-            assert!(reply.as_error().is_none(), "{reply:?}");
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-        assert_eq!(field.keys_in(1, &moving).await, 210);
-        assert_eq!(handover.wipe(&moving, None).await.expect("wiped"), 200);
-        assert_eq!(field.keys_in(1, &moving).await, 0);
-        target.call(&[b"DEBUG", b"SET-ACTIVE-EXPIRE", b"1"]).await.expect("as before");
-        handover.clear_marks(&moving).await.expect("cleared");
-        field.all_well(&moving, 0).await;
-    })
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn what_is_forbidden_is_found_before_anything_changes() {
-    for engine in [Engine::Redis70, Engine::Valkey91] {
-        for (denied, name) in [
-            ("-cluster|setslot", "CLUSTER SETSLOT"),
-            ("-client|pause", "CLIENT PAUSE"),
-            ("-client|unpause", "CLIENT UNPAUSE"),
-            ("-wait", "WAIT"),
-        ] {
-            let rule = format!("mover on >secret ~* &* +@all {denied}");
-            let cluster = Cluster::builder(engine).primaries(2).user_acl(&rule).start().expect("a cluster");
-            let mut endpoint = Endpoint::parse(Side::Source, &cluster.seed()).expect("an address");
-            endpoint.user = Some("mover".to_owned());
-            endpoint.password = Some(Secret::new("secret"));
-            let deployment = Deployment::probe(endpoint, LinkOptions::default()).await.expect("a deployment");
-            let id = |i: usize| cluster.node_id(i).parse().expect("a node id");
-            let mut handover = Handover::open(&deployment, id(0), id(1)).await.expect("a handover");
-            let refused = handover.check_permissions().await.expect_err("it is forbidden");
-            assert_eq!(refused.server().map(|e| &e.code), Some(&Code::NoPermission), "{refused}");
-            assert!(refused.to_string().contains(name), "{refused}");
-        }
+async fn keys_that_have_expired_are_removed_with_the_others(engine: Engine) {
+    let field = Field::new(engine).await;
+    let moving = slots("0-9");
+    field.fill(0, &moving, 20).await;
+    let mut handover = field.handover(0, 1).await;
+    handover.mark_importing(&moving).await.expect("marks");
+    field.stage(0, 1, &moving).await;
+    let mut target = field.link(1).await;
+    target.call(&[b"DEBUG", b"SET-ACTIVE-EXPIRE", b"0"]).await.expect("nothing expires by itself");
+    for slot in &moving {
+        let key = format!("expired:{{{}}}", tag_for_slot(slot));
+        target.push(&[b"ASKING"]);
+        target.push(&[b"SET", key.as_bytes(), b"", b"PX", b"1"]);
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn two_handovers_see_each_other_and_old_ones_are_cut_off() {
-    each_engine(async |engine| {
-        let field = Field::of(engine, &Cluster::builder(engine).primaries(2)).await;
-        let moving = slots("0-9");
-        let mut first = field.handover(0, 1).await;
-        assert!(first.other_jobs().await.expect("a list").is_empty(), "it is alone");
-        let options = HandoverOptions { label: "second".to_owned(), ..HandoverOptions::default() };
-        let mut second = field.handover_with(0, 1, options).await;
-        let seen = first.other_jobs().await.expect("a list");
-        assert_eq!(seen.len(), 2, "{seen:?}");
-        assert!(seen.iter().all(|job| job.starts_with("whimbrel:job:second from 127.0.0.1:")), "{seen:?}");
-        assert!(!second.other_jobs().await.expect("a list").is_empty());
-        drop(second);
-        assert!(first.other_jobs().await.expect("a list").is_empty(), "it has gone");
-
-        Handover::observe(&field.deployment, &field.id(0), &field.id(1), &moving).await.expect("seen");
-        let cut = first.mark_importing(&moving).await.expect_err("its connections are closed");
-        assert!(cut.is_link(), "{cut}");
-    })
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn after_a_failover_the_promoted_replica_is_found() {
-    for engine in [Engine::Redis80, Engine::Valkey81] {
-        let field = Field::new(engine).await;
-        let moving = slots("0-9");
-        let handover = field.handover(0, 1).await;
-        let members = handover.members().clone();
-        assert_eq!(members.source, [field.id(0), field.id(field.replica(0))]);
-        drop(handover);
-        field.cluster.kill9(0).expect("killed");
-        let promoted = field.cluster.wait_failover(0).expect("a failover");
-        for known in [true, false] {
-            let (source, target) = (field.id(0), field.id(1));
-            let seen = match known {
-                true => Handover::observe_members(&field.deployment, &members, &moving).await,
-                false => Handover::observe(&field.deployment, &source, &target, &moving).await,
-            };
-            let seen = seen.expect("seen");
-            let Seen::Primary(source) = seen.source else { panic!("it has been promoted: {seen:?}") };
-            assert_eq!((source.node, source.claims), (field.id(promoted), moving.clone()));
-        }
-        field.cluster.kill9(promoted).expect("killed");
-        until("nobody leads the shard", async || {
-            let seen = Handover::observe_members(&field.deployment, &members, &moving).await.expect("seen");
-            seen.source == Seen::Unreachable
-        })
-        .await;
+    target.flush().await.expect("sent");
+    for reply in target.replies(2 * moving.len()).await.expect("replies") {
+        assert!(reply.as_error().is_none(), "{reply:?}");
     }
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    assert_eq!(field.keys_in(1, &moving).await, 210);
+    assert_eq!(handover.wipe(&moving, None).await.expect("wiped"), 200);
+    assert_eq!(field.keys_in(1, &moving).await, 0);
+    target.call(&[b"DEBUG", b"SET-ACTIVE-EXPIRE", b"1"]).await.expect("as before");
+    handover.clear_marks(&moving).await.expect("cleared");
+    field.all_well(&moving, 0).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn passwords_and_certificates_are_no_hindrance() {
-    for engine in [Engine::Redis80, Engine::Valkey81] {
-        let tls = Tls::new().expect("certificates");
-        let cluster = Cluster::builder(engine)
-            .primaries(2)
-            .replicas(1)
-            .password("secret")
-            .tls(&tls)
-            .arg("slowlog-log-slower-than", "0")
-            .arg("slowlog-max-len", "10000")
-            .start()
-            .expect("a cluster");
-        let seed = &cluster.nodes()[0];
-        let mut endpoint = Endpoint::parse(Side::Source, &seed.tls_url().expect("TLS")).expect("an address");
-        endpoint.tls.as_mut().expect("TLS").ca_file = Some(tls.ca());
+async fn what_is_forbidden_is_found_before_anything_changes(engine: Engine) {
+    for (denied, name) in [
+        ("-cluster|setslot", "CLUSTER SETSLOT"),
+        ("-client|pause", "CLIENT PAUSE"),
+        ("-client|unpause", "CLIENT UNPAUSE"),
+        ("-wait", "WAIT"),
+    ] {
+        let rule = format!("mover on >secret ~* &* +@all {denied}");
+        let cluster = Cluster::builder(engine).primaries(2).user_acl(&rule).start().expect("a cluster");
+        let mut endpoint = Endpoint::parse(Side::Source, &cluster.seed()).expect("an address");
+        endpoint.user = Some("mover".to_owned());
+        endpoint.password = Some(Secret::new("secret"));
         let deployment = Deployment::probe(endpoint, LinkOptions::default()).await.expect("a deployment");
         let id = |i: usize| cluster.node_id(i).parse().expect("a node id");
         let mut handover = Handover::open(&deployment, id(0), id(1)).await.expect("a handover");
-        let moving = slots("0-99");
-        handover.check_permissions().await.expect("permissions");
-        handover.mark_importing(&moving).await.expect("marks");
-        handover.raise_epoch().await.expect("an epoch");
-        let paused = handover.pause(PAUSE_MS).await.expect("a pause");
-        let fenced = handover.fence_and_take_over(&moving, &paused).await.expect("a fence");
-        assert!(fenced.held && fenced.seamless, "{fenced:?}");
-        handover.settle(&moving).await.expect("settled");
-        handover.confirm(&moving, &moving).await.expect("confirmed");
-        for node in cluster.nodes() {
-            assert!(!node.log().contains("secret"), "a password in the log");
-            let slow = format!("{:?}", node.call(&["SLOWLOG", "GET", "-1"]));
-            assert!(slow.contains("CLUSTER"), "nothing is logged: {slow}");
-            assert!(!slow.contains("secret"), "a password in the slow log: {slow}");
-        }
-        assert_eq!(cluster.owner_of(99).expect("an owner"), 1);
+        let refused = handover.check_permissions().await.expect_err("it is forbidden");
+        assert_eq!(refused.server().map(|e| &e.code), Some(&Code::NoPermission), "{refused}");
+        assert!(refused.to_string().contains(name), "{refused}");
     }
+}
+
+async fn two_handovers_see_each_other_and_old_ones_are_cut_off(engine: Engine) {
+    let field = Field::of(engine, &Cluster::builder(engine).primaries(2)).await;
+    let moving = slots("0-9");
+    let mut first = field.handover(0, 1).await;
+    assert!(first.other_jobs().await.expect("a list").is_empty(), "it is alone");
+    let options = HandoverOptions { label: "second".to_owned(), ..HandoverOptions::default() };
+    let mut second = field.handover_with(0, 1, options).await;
+    let seen = first.other_jobs().await.expect("a list");
+    assert_eq!(seen.len(), 2, "{seen:?}");
+    assert!(seen.iter().all(|job| job.starts_with("whimbrel:job:second from 127.0.0.1:")), "{seen:?}");
+    assert!(!second.other_jobs().await.expect("a list").is_empty());
+    drop(second);
+    assert!(first.other_jobs().await.expect("a list").is_empty(), "it has gone");
+
+    Handover::observe(&field.deployment, &field.id(0), &field.id(1), &moving).await.expect("seen");
+    let cut = first.mark_importing(&moving).await.expect_err("its connections are closed");
+    assert!(cut.is_link(), "{cut}");
+}
+
+async fn after_a_failover_the_promoted_replica_is_found(engine: Engine) {
+    let field = Field::new(engine).await;
+    let moving = slots("0-9");
+    let handover = field.handover(0, 1).await;
+    let members = handover.members().clone();
+    assert_eq!(members.source, [field.id(0), field.id(field.replica(0))]);
+    drop(handover);
+    field.cluster.kill9(0).expect("killed");
+    let promoted = field.cluster.wait_failover(0).expect("a failover");
+    for known in [true, false] {
+        let (source, target) = (field.id(0), field.id(1));
+        let seen = match known {
+            true => Handover::observe_members(&field.deployment, &members, &moving).await,
+            false => Handover::observe(&field.deployment, &source, &target, &moving).await,
+        };
+        let seen = seen.expect("seen");
+        let Seen::Primary(source) = seen.source else { panic!("it has been promoted: {seen:?}") };
+        assert_eq!((source.node, source.claims), (field.id(promoted), moving.clone()));
+    }
+    field.cluster.kill9(promoted).expect("killed");
+    until("nobody leads the shard", async || {
+        let seen = Handover::observe_members(&field.deployment, &members, &moving).await.expect("seen");
+        seen.source == Seen::Unreachable
+    })
+    .await;
+}
+
+async fn passwords_and_certificates_are_no_hindrance(engine: Engine) {
+    let tls = Tls::new().expect("certificates");
+    let cluster = Cluster::builder(engine)
+        .primaries(2)
+        .replicas(1)
+        .password("secret")
+        .tls(&tls)
+        .arg("slowlog-log-slower-than", "0")
+        .arg("slowlog-max-len", "10000")
+        .start()
+        .expect("a cluster");
+    let seed = &cluster.nodes()[0];
+    let mut endpoint = Endpoint::parse(Side::Source, &seed.tls_url().expect("TLS")).expect("an address");
+    endpoint.tls.as_mut().expect("TLS").ca_file = Some(tls.ca());
+    let deployment = Deployment::probe(endpoint, LinkOptions::default()).await.expect("a deployment");
+    let id = |i: usize| cluster.node_id(i).parse().expect("a node id");
+    let mut handover = Handover::open(&deployment, id(0), id(1)).await.expect("a handover");
+    let moving = slots("0-99");
+    handover.check_permissions().await.expect("permissions");
+    handover.mark_importing(&moving).await.expect("marks");
+    handover.raise_epoch().await.expect("an epoch");
+    let paused = handover.pause(PAUSE_MS).await.expect("a pause");
+    let fenced = handover.fence_and_take_over(&moving, &paused).await.expect("a fence");
+    assert!(fenced.held && fenced.seamless, "{fenced:?}");
+    handover.settle(&moving).await.expect("settled");
+    handover.confirm(&moving, &moving).await.expect("confirmed");
+    for node in cluster.nodes() {
+        assert!(!node.log().contains("secret"), "a password in the log");
+        let slow = format!("{:?}", node.call(&["SLOWLOG", "GET", "-1"]));
+        assert!(slow.contains("CLUSTER"), "nothing is logged: {slow}");
+        assert!(!slow.contains("secret"), "a password in the slow log: {slow}");
+    }
+    assert_eq!(cluster.owner_of(99).expect("an owner"), 1);
 }

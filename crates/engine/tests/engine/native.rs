@@ -456,14 +456,20 @@ async fn what_does_not_end_is_given_up() {
     field.run(&slots("0-9")).await.expect("nothing is left of the first");
 }
 
+whimbrel_lab::for_each_engine! {
+    async on every:
+        servers_without_it_say_so
+}
+
+async fn servers_without_it_say_so(engine: Engine) {
+    let server = Server::builder(engine).cluster().start().expect("a server");
+    let found = NativeSupport::find(&mut link(&server.addr()).await).await.expect("an answer");
+    let expected = (engine == Engine::Valkey91).then_some(NativeKind::Valkey9);
+    assert_eq!(found.kind(), expected, "{found:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn servers_without_it_say_so() {
-    for engine in Engine::ALL {
-        let server = Server::builder(engine).cluster().start().expect("a server");
-        let found = NativeSupport::find(&mut link(&server.addr()).await).await.expect("an answer");
-        let expected = (engine == Engine::Valkey91).then_some(NativeKind::Valkey9);
-        assert_eq!(found.kind(), expected, "{engine}: {found:?}");
-    }
+async fn a_server_without_slots_says_so() {
     let alone = Server::builder(Engine::Valkey91).start().expect("a server");
     let found = NativeSupport::find(&mut link(&alone.addr()).await).await.expect("an answer");
     assert_eq!(found.kind(), None, "a server without slots");

@@ -7,6 +7,16 @@ use whimbrel_engine::link::LinkOptions;
 use whimbrel_engine::seal::{Fence, FenceKind};
 use whimbrel_lab::{Engine, Server};
 
+whimbrel_lab::for_each_engine! {
+    async
+        users_get_back_what_they_had_and_no_more
+}
+
+whimbrel_lab::for_each_engine! {
+    async on Redis70 Valkey91:
+        a_user_that_the_plan_does_not_know_is_not_overlooked
+}
+
 struct Fenced {
     server: Server,
     deployment: Deployment,
@@ -46,33 +56,27 @@ impl Fenced {
     }
 }
 
-#[tokio::test]
-async fn users_get_back_what_they_had_and_no_more() {
-    for engine in Engine::ALL {
-        let fenced = Fenced::start(engine).await;
-        let fence = fenced.plan().await;
-        let before = (fenced.rights("app").await, fenced.rights("reader").await);
-        fence.raise(&fenced.deployment).await.expect("the fence");
-        assert_eq!(fenced.rights("app").await.as_deref(), Some("+@all -@write"), "{engine}");
-        fenced.call("ACL DELUSER gone");
-        fence.lift(&fenced.deployment).await.expect("it is taken down");
-        assert_eq!((fenced.rights("app").await, fenced.rights("reader").await), before, "{engine}");
-        assert_eq!(fenced.rights("gone").await, None, "{engine}: a user that was deleted stays deleted");
-    }
+async fn users_get_back_what_they_had_and_no_more(engine: Engine) {
+    let fenced = Fenced::start(engine).await;
+    let fence = fenced.plan().await;
+    let before = (fenced.rights("app").await, fenced.rights("reader").await);
+    fence.raise(&fenced.deployment).await.expect("the fence");
+    assert_eq!(fenced.rights("app").await.as_deref(), Some("+@all -@write"), "{engine}");
+    fenced.call("ACL DELUSER gone");
+    fence.lift(&fenced.deployment).await.expect("it is taken down");
+    assert_eq!((fenced.rights("app").await, fenced.rights("reader").await), before, "{engine}");
+    assert_eq!(fenced.rights("gone").await, None, "{engine}: a user that was deleted stays deleted");
 }
 
-#[tokio::test]
-async fn a_user_that_the_plan_does_not_know_is_not_overlooked() {
-    for engine in [Engine::Redis70, Engine::Valkey91] {
-        let fenced = Fenced::start(engine).await;
-        let fence = fenced.plan().await;
-        fenced.call("ACL SETUSER harmless on >word ~*");
-        fence.raise(&fenced.deployment).await.expect("a user without rights does no harm");
-        fence.lift(&fenced.deployment).await.expect("it is taken down");
-        fenced.call("ACL SETUSER late on >word ~* +set");
-        let error = fence.raise(&fenced.deployment).await.expect_err("a user that may write").to_string();
-        assert!(error.contains("ACL user late"), "{engine}: {error}");
-        fence.lift(&fenced.deployment).await.expect("it is taken down");
-        assert_eq!(fenced.rights("app").await.as_deref(), Some("+@all"), "{engine}");
-    }
+async fn a_user_that_the_plan_does_not_know_is_not_overlooked(engine: Engine) {
+    let fenced = Fenced::start(engine).await;
+    let fence = fenced.plan().await;
+    fenced.call("ACL SETUSER harmless on >word ~*");
+    fence.raise(&fenced.deployment).await.expect("a user without rights does no harm");
+    fence.lift(&fenced.deployment).await.expect("it is taken down");
+    fenced.call("ACL SETUSER late on >word ~* +set");
+    let error = fence.raise(&fenced.deployment).await.expect_err("a user that may write").to_string();
+    assert!(error.contains("ACL user late"), "{engine}: {error}");
+    fence.lift(&fenced.deployment).await.expect("it is taken down");
+    assert_eq!(fenced.rights("app").await.as_deref(), Some("+@all"), "{engine}");
 }

@@ -12,6 +12,12 @@ use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::topology::{Replies, Reply};
 use whimbrel_wire::value::Value;
 
+whimbrel_lab::for_each_engine! {
+    async on Redis70 Valkey91:
+        large_tables_are_told_as_servers_tell_them
+        clusters_with_replicas_are_told_as_servers_tell_them
+}
+
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn link(address: &str) -> Link {
@@ -126,26 +132,23 @@ fn sorted_replicas(reply: Value) -> Vec<Vec<Value>> {
     reply.into_items().expect("a list").into_iter().map(sort).collect()
 }
 
-#[tokio::test]
-async fn large_tables_are_told_as_servers_tell_them() {
-    for engine in [Engine::Redis70, Engine::Valkey91] {
-        for (primaries, is_fragmented) in [(3, false), (3, true), (128, false), (128, true)] {
-            let conf = made_up_nodes(engine, primaries, |slot| {
-                let owner = if is_fragmented { slot % primaries } else { slot * primaries / 16_384 };
-                // Some are nobody's.
-                Some(owner).filter(|_| slot % 1_000 != 999)
-            });
-            // So that the nodes that are not there are not found to be missing.
-            let builder = Server::builder(engine).nodes_conf(&conf).arg("cluster-node-timeout", "3600000");
-            let server = builder.start().expect("a server");
-            let mut link = link(&server.addr()).await;
-            until(async || {
-                let told = link.call(&[b"CLUSTER", b"INFO"]).await.expect("info");
-                info(&told, "cluster_size") == primaries.to_string()
-            })
-            .await;
-            assert_alike(link).await;
-        }
+async fn large_tables_are_told_as_servers_tell_them(engine: Engine) {
+    for (primaries, is_fragmented) in [(3, false), (3, true), (128, false), (128, true)] {
+        let conf = made_up_nodes(engine, primaries, |slot| {
+            let owner = if is_fragmented { slot % primaries } else { slot * primaries / 16_384 };
+            // Some are nobody's.
+            Some(owner).filter(|_| slot % 1_000 != 999)
+        });
+        // So that the nodes that are not there are not found to be missing.
+        let builder = Server::builder(engine).nodes_conf(&conf).arg("cluster-node-timeout", "3600000");
+        let server = builder.start().expect("a server");
+        let mut link = link(&server.addr()).await;
+        until(async || {
+            let told = link.call(&[b"CLUSTER", b"INFO"]).await.expect("info");
+            info(&told, "cluster_size") == primaries.to_string()
+        })
+        .await;
+        assert_alike(link).await;
     }
 }
 
@@ -158,26 +161,23 @@ async fn until(mut done: impl AsyncFnMut() -> bool) {
     tokio::time::timeout(PATIENCE, waiting).await.expect("the server comes to know its cluster");
 }
 
-#[tokio::test]
-async fn clusters_with_replicas_are_told_as_servers_tell_them() {
-    for engine in [Engine::Redis70, Engine::Valkey91] {
-        let cluster = Cluster::builder(engine).replicas(2).start().expect("the cluster starts");
-        for node in [0, 3] {
-            let mut link = link(&cluster.nodes()[node].addr()).await;
-            // Nodes tell of replicas once they know that these have data, and of their shard once they have heard of it.
-            until(async || {
-                let slots = link.call(&[b"CLUSTER", b"SLOTS"]).await.expect("slots");
-                let shards = link.call(&[b"CLUSTER", b"SHARDS"]).await.expect("shards");
-                let nodes_in = |entry: &Value| entry.field("nodes")?.as_items().map(<[Value]>::len);
-                slots
-                    .as_items()
-                    .expect("a list")
-                    .iter()
-                    .all(|entry| entry.as_items().is_some_and(|e| e.len() == 5))
-                    && shards.as_items().expect("a list").iter().all(|entry| nodes_in(entry) == Some(3))
-            })
-            .await;
-            assert_alike(link).await;
-        }
+async fn clusters_with_replicas_are_told_as_servers_tell_them(engine: Engine) {
+    let cluster = Cluster::builder(engine).replicas(2).start().expect("the cluster starts");
+    for node in [0, 3] {
+        let mut link = link(&cluster.nodes()[node].addr()).await;
+        // Nodes tell of replicas once they know that these have data, and of their shard once they have heard of it.
+        until(async || {
+            let slots = link.call(&[b"CLUSTER", b"SLOTS"]).await.expect("slots");
+            let shards = link.call(&[b"CLUSTER", b"SHARDS"]).await.expect("shards");
+            let nodes_in = |entry: &Value| entry.field("nodes")?.as_items().map(<[Value]>::len);
+            slots
+                .as_items()
+                .expect("a list")
+                .iter()
+                .all(|entry| entry.as_items().is_some_and(|e| e.len() == 5))
+                && shards.as_items().expect("a list").iter().all(|entry| nodes_in(entry) == Some(3))
+        })
+        .await;
+        assert_alike(link).await;
     }
 }

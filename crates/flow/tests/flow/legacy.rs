@@ -17,6 +17,18 @@ use whimbrel_flow::retry::RetryPolicy;
 use whimbrel_lab::{Cluster, ClusterBuilder, Engine};
 use whimbrel_wire::value::Value;
 
+whimbrel_lab::for_each_engine! {
+    async on Redis70 Valkey91:
+        slots_move
+        a_half_moved_slot_is_finished
+        a_slot_that_cannot_leave_is_given_back
+}
+
+whimbrel_lab::for_each_engine! {
+    async on Redis80 Valkey81:
+        a_cancellation_finishes_the_slot
+}
+
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn slots(text: &str) -> SlotSet {
@@ -113,7 +125,7 @@ impl Field {
     }
 }
 
-async fn slots_move_on(engine: Engine) {
+async fn slots_move(engine: Engine) {
     let builder = Cluster::builder(engine).replicas(1).password("hunter2");
     let field = Field::of(&builder, ":hunter2@").await;
     field.fill(&slots("0-99")).await;
@@ -136,62 +148,46 @@ async fn slots_move_on(engine: Engine) {
     assert!(union == before);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn slots_move_on_redis_7_0() {
-    slots_move_on(Engine::Redis70).await;
+async fn a_cancellation_finishes_the_slot(engine: Engine) {
+    let field = Field::new(engine).await;
+    field.fill(&slots("0-9")).await;
+    let before = field.keyspace(0).await;
+    let cancel = CancellationToken::new();
+    let one_by_one = LegacyOptions { keys_per_migrate: 1, ..LegacyOptions::default() };
+    let progress = |p: LegacyProgress| {
+        // Half-way through the fourth slot.
+        if p.keys == 10 {
+            cancel.cancel();
+        }
+    };
+    let report = field.run_with(&slots("0-9"), one_by_one, progress, &cancel).await.expect("a report");
+    assert_eq!((report.moved, report.keys, report.cancelled), (slots("0-3"), 12, true), "{engine}");
+    field.check_clean().await;
+    assert_eq!((field.keyspace(0).await.len(), field.keyspace(1).await.len()), (18, 12));
+    assert_eq!(field.cluster.owner_of(3).expect("an owner"), 1);
+    assert_eq!(field.cluster.owner_of(4).expect("an owner"), 0);
+    // The same command goes on where it stopped.
+    let report = field.run(&slots("0-9"), LegacyOptions::default()).await.expect("the rest");
+    assert_eq!((report.moved, report.keys), (slots("0-9"), 18));
+    assert!(field.keyspace(1).await == before);
+    field.check_clean().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn slots_move_on_valkey_9_1() {
-    slots_move_on(Engine::Valkey91).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_cancellation_finishes_the_slot() {
-    for engine in [Engine::Redis80, Engine::Valkey81] {
-        let field = Field::new(engine).await;
-        field.fill(&slots("0-9")).await;
-        let before = field.keyspace(0).await;
-        let cancel = CancellationToken::new();
-        let one_by_one = LegacyOptions { keys_per_migrate: 1, ..LegacyOptions::default() };
-        let progress = |p: LegacyProgress| {
-            // Half-way through the fourth slot.
-            if p.keys == 10 {
-                cancel.cancel();
-            }
-        };
-        let report = field.run_with(&slots("0-9"), one_by_one, progress, &cancel).await.expect("a report");
-        assert_eq!((report.moved, report.keys, report.cancelled), (slots("0-3"), 12, true), "{engine}");
-        field.check_clean().await;
-        assert_eq!((field.keyspace(0).await.len(), field.keyspace(1).await.len()), (18, 12));
-        assert_eq!(field.cluster.owner_of(3).expect("an owner"), 1);
-        assert_eq!(field.cluster.owner_of(4).expect("an owner"), 0);
-        // The same command goes on where it stopped.
-        let report = field.run(&slots("0-9"), LegacyOptions::default()).await.expect("the rest");
-        assert_eq!((report.moved, report.keys), (slots("0-9"), 18));
-        assert!(field.keyspace(1).await == before);
-        field.check_clean().await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_half_moved_slot_is_finished() {
-    for engine in [Engine::Redis70, Engine::Valkey91] {
-        let field = Field::new(engine).await;
-        field.fill(&slots("7")).await;
-        let before = field.keyspace(0).await;
-        let nodes = field.cluster.nodes();
-        nodes[1].call(&["CLUSTER", "SETSLOT", "7", "IMPORTING", field.cluster.node_id(0)]);
-        nodes[0].call(&["CLUSTER", "SETSLOT", "7", "MIGRATING", field.cluster.node_id(1)]);
-        let (port, slot) = (nodes[1].port().to_string(), Slot::new(7).expect("a slot"));
-        // One key is over, another is on both: the reply of its MIGRATE was lost.
-        nodes[0].call(&["MIGRATE", "127.0.0.1", &port, &key(slot, 0), "0", "1000"]);
-        nodes[0].call(&["MIGRATE", "127.0.0.1", &port, &key(slot, 1), "0", "1000", "COPY"]);
-        let report = field.run(&slots("7"), LegacyOptions::default()).await.expect("a move");
-        assert_eq!(report.moved, slots("7"));
-        assert!(field.keyspace(1).await == before && field.keyspace(0).await.is_empty());
-        field.check_clean().await;
-    }
+async fn a_half_moved_slot_is_finished(engine: Engine) {
+    let field = Field::new(engine).await;
+    field.fill(&slots("7")).await;
+    let before = field.keyspace(0).await;
+    let nodes = field.cluster.nodes();
+    nodes[1].call(&["CLUSTER", "SETSLOT", "7", "IMPORTING", field.cluster.node_id(0)]);
+    nodes[0].call(&["CLUSTER", "SETSLOT", "7", "MIGRATING", field.cluster.node_id(1)]);
+    let (port, slot) = (nodes[1].port().to_string(), Slot::new(7).expect("a slot"));
+    // One key is over, another is on both: the reply of its MIGRATE was lost.
+    nodes[0].call(&["MIGRATE", "127.0.0.1", &port, &key(slot, 0), "0", "1000"]);
+    nodes[0].call(&["MIGRATE", "127.0.0.1", &port, &key(slot, 1), "0", "1000", "COPY"]);
+    let report = field.run(&slots("7"), LegacyOptions::default()).await.expect("a move");
+    assert_eq!(report.moved, slots("7"));
+    assert!(field.keyspace(1).await == before && field.keyspace(0).await.is_empty());
+    field.check_clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -221,19 +217,16 @@ async fn other_values_at_the_target_are_not_overwritten() {
     field.check_clean().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_cannot_leave_is_given_back() {
-    for engine in [Engine::Redis70, Engine::Valkey91] {
-        let field = Field::new(engine).await;
-        field.fill(&slots("0-3")).await;
-        field.cluster.nodes()[1].call(&["CONFIG", "SET", "maxmemory", "1"]);
-        let error = field.run(&slots("0-3"), LegacyOptions::default()).await.expect_err("the target is full");
-        let text = error.to_string();
-        assert!(error.side == Side::Target && text.contains("OOM") && text.contains("maxmemory"), "{text}");
-        assert!(text.contains("slot 0 (it was left at the source)"), "{text}");
-        field.check_clean().await;
-        assert_eq!((field.keyspace(0).await.len(), field.keyspace(1).await.len()), (12, 0));
-    }
+async fn a_slot_that_cannot_leave_is_given_back(engine: Engine) {
+    let field = Field::new(engine).await;
+    field.fill(&slots("0-3")).await;
+    field.cluster.nodes()[1].call(&["CONFIG", "SET", "maxmemory", "1"]);
+    let error = field.run(&slots("0-3"), LegacyOptions::default()).await.expect_err("the target is full");
+    let text = error.to_string();
+    assert!(error.side == Side::Target && text.contains("OOM") && text.contains("maxmemory"), "{text}");
+    assert!(text.contains("slot 0 (it was left at the source)"), "{text}");
+    field.check_clean().await;
+    assert_eq!((field.keyspace(0).await.len(), field.keyspace(1).await.len()), (12, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -18,7 +18,15 @@ use whimbrel_flow::budget::Rates;
 use whimbrel_flow::slots::{Level, Quiet, SlotMover, SlotOptions, SlotProgress, count_keys};
 use whimbrel_lab::{Cluster, Engine};
 
-const ENGINES: [Engine; 4] = [Engine::Redis70, Engine::Redis80, Engine::Valkey81, Engine::Valkey91];
+whimbrel_lab::for_each_engine! {
+    async
+        keys_of_slots_move_while_clients_write
+}
+
+whimbrel_lab::for_each_engine! {
+    async on Redis70 Valkey91:
+        keys_move_with_a_tracking_feed_as_well
+}
 
 /// From this size on a value moves in chunks here, so that a few thousand elements are enough.
 const BIG_KEY_BYTES: u64 = 64 << 10;
@@ -267,18 +275,12 @@ async fn moves_everything(engine: Engine, kind: Option<FeedKind>) {
     assert_eq!(found.differences, 1, "{:?}", found.told);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn keys_of_slots_move_while_clients_write() {
-    for engine in ENGINES {
-        moves_everything(engine, None).await;
-    }
+async fn keys_of_slots_move_while_clients_write(engine: Engine) {
+    moves_everything(engine, None).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn keys_move_with_a_tracking_feed_as_well() {
-    for engine in [Engine::Redis70, Engine::Valkey91] {
-        moves_everything(engine, Some(FeedKind::Tracking)).await;
-    }
+async fn keys_move_with_a_tracking_feed_as_well(engine: Engine) {
+    moves_everything(engine, Some(FeedKind::Tracking)).await;
 }
 
 /// A paused source keeps keys whose time has come, and the target does not: that is no difference, in large slots either.

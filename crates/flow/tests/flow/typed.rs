@@ -18,6 +18,23 @@ use whimbrel_flow::typed::{
 use whimbrel_lab::{Engine, Server};
 use whimbrel_wire::value::Value;
 
+whimbrel_lab::for_each_engine! {
+    async on every:
+        every_type_arrives_everywhere
+}
+
+whimbrel_lab::for_each_engine! {
+    async
+        changes_of_groups_are_noticed_without_watch
+        a_full_target_keeps_no_half_value
+}
+
+whimbrel_lab::for_each_engine! {
+    async on Redis70 Valkey91:
+        goes_on_where_watch_is_forbidden
+        staging_keys_stay_in_the_slot
+}
+
 const JOB: &str = "test";
 
 /// A far future, not a multiple of a second.
@@ -423,7 +440,7 @@ async fn populate_streams(link: &mut Link) {
     .await;
 }
 
-async fn all_types(from: Engine) {
+async fn every_type_arrives_everywhere(from: Engine) {
     let source = Server::builder(from).start().expect("a source");
     let mut keys = Vec::new();
     for to in Engine::ALL {
@@ -458,26 +475,6 @@ async fn all_types(from: Engine) {
         assert_eq!(int(&mut pair.target_side, &[b"DBSIZE"]).await, keys.len() as i64);
         target.stop().expect("stop");
     }
-}
-
-#[tokio::test]
-async fn every_type_from_redis_7_0() {
-    all_types(Engine::Redis70).await;
-}
-
-#[tokio::test]
-async fn every_type_from_redis_8_0() {
-    all_types(Engine::Redis80).await;
-}
-
-#[tokio::test]
-async fn every_type_from_valkey_8_1() {
-    all_types(Engine::Valkey81).await;
-}
-
-#[tokio::test]
-async fn every_type_from_valkey_9_1() {
-    all_types(Engine::Valkey91).await;
 }
 
 async fn two(from: Engine, to: Engine) -> (Server, Server, Pair) {
@@ -662,31 +659,28 @@ async fn a_key_that_changes_is_exact_or_given_up() {
     pair.assert_equal(b"l", "after the changes").await;
 }
 
-#[tokio::test]
-async fn changes_of_groups_are_noticed_without_watch() {
-    for engine in Engine::ALL {
-        let (source, _target, mut pair) = two(engine, Engine::Redis70).await;
-        pipeline(&mut pair.source_side, 1_000, |i| words(&format!("XADD x {}-1 a b", i + 1))).await;
-        run(&mut pair.source_side, &["XGROUP CREATE x g 0", "XREADGROUP GROUP g c STREAMS x >"]).await;
-        let done = Arc::new(AtomicBool::new(false));
-        let worker = tokio::spawn({
-            let (url, done) = (source.url(), done.clone());
-            async move {
-                let mut link = open(&url, Side::Source).await;
-                for i in (1..1_000).take_while(|_| !done.load(Ordering::Relaxed)) {
-                    run(&mut link, &[&format!("XACK x g {i}-1")]).await;
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                }
+async fn changes_of_groups_are_noticed_without_watch(engine: Engine) {
+    let (source, _target, mut pair) = two(engine, Engine::Redis70).await;
+    pipeline(&mut pair.source_side, 1_000, |i| words(&format!("XADD x {}-1 a b", i + 1))).await;
+    run(&mut pair.source_side, &["XGROUP CREATE x g 0", "XREADGROUP GROUP g c STREAMS x >"]).await;
+    let done = Arc::new(AtomicBool::new(false));
+    let worker = tokio::spawn({
+        let (url, done) = (source.url(), done.clone());
+        async move {
+            let mut link = open(&url, Side::Source).await;
+            for i in (1..1_000).take_while(|_| !done.load(Ordering::Relaxed)) {
+                run(&mut link, &[&format!("XACK x g {i}-1")]).await;
+                tokio::time::sleep(Duration::from_millis(5)).await;
             }
-        });
-        // Read in steps of one entry, it takes longer than two acknowledgements do.
-        let outcome = pair.replace(b"x", 1).await;
-        done.store(true, Ordering::Relaxed);
-        worker.await.expect("the worker");
-        assert_eq!(outcome, Outcome::Changing, "{engine}");
-        assert!(matches!(pair.replace(b"x", 1 << 20).await, Outcome::Written { .. }), "{engine}");
-        pair.assert_equal(b"x", "after the changes").await;
-    }
+        }
+    });
+    // Read in steps of one entry, it takes longer than two acknowledgements do.
+    let outcome = pair.replace(b"x", 1).await;
+    done.store(true, Ordering::Relaxed);
+    worker.await.expect("the worker");
+    assert_eq!(outcome, Outcome::Changing, "{engine}");
+    assert!(matches!(pair.replace(b"x", 1 << 20).await, Outcome::Written { .. }), "{engine}");
+    pair.assert_equal(b"x", "after the changes").await;
 }
 
 #[tokio::test]
@@ -823,43 +817,37 @@ async fn a_key_that_appears_on_the_way_is_respected() {
     }
 }
 
-#[tokio::test]
-async fn goes_on_where_watch_is_forbidden() {
-    for engine in [Engine::Redis70, Engine::Valkey91] {
-        let source = Server::builder(engine)
-            .user_acl("user reader on >secret ~* &* +@all -watch -unwatch -multi -exec")
-            .start()
-            .expect("a source");
-        let target = Server::builder(engine).start().expect("a target");
-        let url = source
-            .url()
-            .replace("redis://", "redis://reader:secret@")
-            .replace("valkey://", "valkey://reader:secret@");
-        let mut pair = Pair::of_urls(&url, &target.url()).await;
-        let keys = populate(&mut pair.source_side, pair.source_can.hash_field_ttl).await;
-        for key in &keys {
-            let outcome = pair.replace(key, 64 << 10).await;
-            assert!(matches!(outcome, Outcome::Written { .. }), "{}: {outcome:?}", key.escape_ascii());
-            pair.assert_equal(key, "without WATCH").await;
-        }
+async fn goes_on_where_watch_is_forbidden(engine: Engine) {
+    let source = Server::builder(engine)
+        .user_acl("user reader on >secret ~* &* +@all -watch -unwatch -multi -exec")
+        .start()
+        .expect("a source");
+    let target = Server::builder(engine).start().expect("a target");
+    let url = source
+        .url()
+        .replace("redis://", "redis://reader:secret@")
+        .replace("valkey://", "valkey://reader:secret@");
+    let mut pair = Pair::of_urls(&url, &target.url()).await;
+    let keys = populate(&mut pair.source_side, pair.source_can.hash_field_ttl).await;
+    for key in &keys {
+        let outcome = pair.replace(key, 64 << 10).await;
+        assert!(matches!(outcome, Outcome::Written { .. }), "{}: {outcome:?}", key.escape_ascii());
+        pair.assert_equal(key, "without WATCH").await;
     }
 }
 
-#[tokio::test]
-async fn a_full_target_keeps_no_half_value() {
-    for engine in Engine::ALL {
-        let (_source, _target, mut pair) = two(Engine::Redis70, engine).await;
-        let value = blob(0, 10_000);
-        pipeline(&mut pair.source_side, 1_500, |_| vec![b"RPUSH".into(), b"l".into(), value.clone()]).await;
-        run(&mut pair.target_side, &["SET l before", "CONFIG SET maxmemory 12mb"]).await;
-        let error = pair.transfer(b"l", Existing::Replace, 256 << 10).await.expect_err("a full target");
-        assert_eq!(error.server().map(|e| &e.code), Some(&Code::Oom), "{engine}: {error}");
-        assert_eq!(int(&mut pair.target_side, &[b"DBSIZE"]).await, 1, "{engine}: no staging key is left");
-        assert_eq!(call(&mut pair.target_side, &[b"GET", b"l"]).await.as_str(), Some("before"));
-        run(&mut pair.target_side, &["CONFIG SET maxmemory 0"]).await;
-        assert!(matches!(pair.replace(b"l", 256 << 10).await, Outcome::Written { .. }), "{engine}");
-        pair.assert_equal(b"l", "with room").await;
-    }
+async fn a_full_target_keeps_no_half_value(engine: Engine) {
+    let (_source, _target, mut pair) = two(Engine::Redis70, engine).await;
+    let value = blob(0, 10_000);
+    pipeline(&mut pair.source_side, 1_500, |_| vec![b"RPUSH".into(), b"l".into(), value.clone()]).await;
+    run(&mut pair.target_side, &["SET l before", "CONFIG SET maxmemory 12mb"]).await;
+    let error = pair.transfer(b"l", Existing::Replace, 256 << 10).await.expect_err("a full target");
+    assert_eq!(error.server().map(|e| &e.code), Some(&Code::Oom), "{engine}: {error}");
+    assert_eq!(int(&mut pair.target_side, &[b"DBSIZE"]).await, 1, "{engine}: no staging key is left");
+    assert_eq!(call(&mut pair.target_side, &[b"GET", b"l"]).await.as_str(), Some("before"));
+    run(&mut pair.target_side, &["CONFIG SET maxmemory 0"]).await;
+    assert!(matches!(pair.replace(b"l", 256 << 10).await, Outcome::Written { .. }), "{engine}");
+    pair.assert_equal(b"l", "with room").await;
 }
 
 #[tokio::test]
@@ -895,35 +883,32 @@ async fn lost_elements_are_noticed() {
     assert_eq!(call(&mut pair.target_side, &[b"GET", b"s"]).await.as_str(), Some("before"));
 }
 
-#[tokio::test]
-async fn staging_keys_stay_in_the_slot() {
-    for engine in [Engine::Redis70, Engine::Valkey91] {
-        let start = || Server::builder(engine).cluster().start().expect("a node");
-        let (source, target) = (start(), start());
-        let mut pair = Pair::new(&source, &target).await;
-        for side in [&mut pair.source_side, &mut pair.target_side] {
-            run(side, &["CLUSTER ADDSLOTSRANGE 0 16383"]).await;
-            for _ in 0..10_000 {
-                let info = call(side, &[b"CLUSTER", b"INFO"]).await;
-                if info.as_str().is_some_and(|info| info.contains("cluster_state:ok")) {
-                    break;
-                }
-                tokio::time::sleep(Duration::from_millis(1)).await;
+async fn staging_keys_stay_in_the_slot(engine: Engine) {
+    let start = || Server::builder(engine).cluster().start().expect("a node");
+    let (source, target) = (start(), start());
+    let mut pair = Pair::new(&source, &target).await;
+    for side in [&mut pair.source_side, &mut pair.target_side] {
+        run(side, &["CLUSTER ADDSLOTSRANGE 0 16383"]).await;
+        for _ in 0..10_000 {
+            let info = call(side, &[b"CLUSTER", b"INFO"]).await;
+            if info.as_str().is_some_and(|info| info.contains("cluster_state:ok")) {
+                break;
             }
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        for i in 0..50 {
-            let key = blob(i, 9);
-            call(&mut pair.source_side, &[b"RPUSH", &key, b"a", b"b", b"c"]).await;
-            assert!(matches!(pair.replace(&key, 1).await, Outcome::Written { .. }), "{engine}");
-            pair.assert_equal(&key, "in a cluster").await;
-        }
-        let key = blob(0, 9);
-        let slot = Slot::of_key(&key).to_string();
-        run(&mut pair.target_side, &["CONFIG SET cluster-require-full-coverage no"]).await;
-        run(&mut pair.target_side, &[&format!("CLUSTER DELSLOTS {slot}")]).await;
-        let error = pair.transfer(&key, Existing::Replace, 1).await.expect_err("nobody owns the slot");
-        assert_eq!(error.server().map(|e| &e.code), Some(&Code::ClusterDown), "{engine}: {error}");
     }
+    for i in 0..50 {
+        let key = blob(i, 9);
+        call(&mut pair.source_side, &[b"RPUSH", &key, b"a", b"b", b"c"]).await;
+        assert!(matches!(pair.replace(&key, 1).await, Outcome::Written { .. }), "{engine}");
+        pair.assert_equal(&key, "in a cluster").await;
+    }
+    let key = blob(0, 9);
+    let slot = Slot::of_key(&key).to_string();
+    run(&mut pair.target_side, &["CONFIG SET cluster-require-full-coverage no"]).await;
+    run(&mut pair.target_side, &[&format!("CLUSTER DELSLOTS {slot}")]).await;
+    let error = pair.transfer(&key, Existing::Replace, 1).await.expect_err("nobody owns the slot");
+    assert_eq!(error.server().map(|e| &e.code), Some(&Code::ClusterDown), "{engine}: {error}");
 }
 
 #[tokio::test]

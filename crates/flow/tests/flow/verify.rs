@@ -19,6 +19,11 @@ use whimbrel_flow::verify::{
 use whimbrel_lab::{Cluster, Engine, Proxy, Server};
 use whimbrel_wire::value::Value;
 
+whimbrel_lab::for_each_engine! {
+    async
+        a_cluster_equals_a_standalone_server_either_way_round
+}
+
 /// A far future, not a multiple of a second.
 const FAR_MS: u64 = 4_102_444_800_123;
 
@@ -573,49 +578,40 @@ async fn servers_without_absolute_expiry_times_are_compared_all_the_same() {
     }
 }
 
-#[tokio::test]
-async fn a_cluster_equals_a_standalone_server_either_way_round() {
-    for engine in Engine::ALL {
-        let cluster = Cluster::builder(engine).primaries(3).start().expect("a cluster");
-        let server = plain(engine);
-        let mut c = Party::new(&cluster.seed(), Side::Source).await;
-        let mut s = Party::new(&server.url(), Side::Target).await;
-        let data = data_set(has_field_ttl(engine));
-        c.run(&data).await;
-        s.run(&data).await;
-        let report = compare(&c, &s, quiet()).await;
-        assert!(report.is_equal(), "{engine:?}: {:?} {:?}", report.tally, report.differences);
-        assert_eq!(report.tally.compared, cluster.total_keys().expect("a count"));
-        let counts = compare(&c, &s, VerifyOptions { depth: Depth::Counts, ..quiet() }).await;
-        assert!(counts.is_equal(), "{:?}", counts.differences);
-        assert_eq!(counts.dbs[0].source_keys, Some(report.tally.compared));
+async fn a_cluster_equals_a_standalone_server_either_way_round(engine: Engine) {
+    let cluster = Cluster::builder(engine).primaries(3).start().expect("a cluster");
+    let server = plain(engine);
+    let mut c = Party::new(&cluster.seed(), Side::Source).await;
+    let mut s = Party::new(&server.url(), Side::Target).await;
+    let data = data_set(has_field_ttl(engine));
+    c.run(&data).await;
+    s.run(&data).await;
+    let report = compare(&c, &s, quiet()).await;
+    assert!(report.is_equal(), "{engine:?}: {:?} {:?}", report.tally, report.differences);
+    assert_eq!(report.tally.compared, cluster.total_keys().expect("a count"));
+    let counts = compare(&c, &s, VerifyOptions { depth: Depth::Counts, ..quiet() }).await;
+    assert!(counts.is_equal(), "{:?}", counts.differences);
+    assert_eq!(counts.dbs[0].source_keys, Some(report.tally.compared));
 
-        s.run(&[
-            words("SET many:1 x"),
-            words("DEL many:2"),
-            words("SET new v"),
-            words("HDEL big:hash field:1"),
-        ])
+    s.run(&[words("SET many:1 x"), words("DEL many:2"), words("SET new v"), words("HDEL big:hash field:1")])
         .await;
-        let there = kinds(&compare(&c, &s, quiet()).await);
-        let back = kinds(&compare(&s, &c, quiet()).await);
-        assert_eq!(there.keys().collect::<Vec<_>>(), ["big:hash", "many:1", "many:2", "new"]);
-        assert_eq!(back.keys().collect::<Vec<_>>(), ["big:hash", "many:1", "many:2", "new"]);
-        assert!(
-            there["many:2"].contains(&DifferenceKind::Missing)
-                && back["many:2"].contains(&DifferenceKind::Extra)
-        );
+    let there = kinds(&compare(&c, &s, quiet()).await);
+    let back = kinds(&compare(&s, &c, quiet()).await);
+    assert_eq!(there.keys().collect::<Vec<_>>(), ["big:hash", "many:1", "many:2", "new"]);
+    assert_eq!(back.keys().collect::<Vec<_>>(), ["big:hash", "many:1", "many:2", "new"]);
+    assert!(
+        there["many:2"].contains(&DifferenceKind::Missing) && back["many:2"].contains(&DifferenceKind::Extra)
+    );
 
-        let counts = compare(&c, &s, VerifyOptions { depth: Depth::Counts, ..quiet() }).await;
-        assert!(counts.is_equal(), "one key less and one more: counts cannot tell");
-        s.run(&[words("DEL many:3")]).await;
-        let counts = compare(&c, &s, VerifyOptions { depth: Depth::Counts, ..quiet() }).await;
-        assert_eq!(counts.tally.count_mismatches, 1);
-        assert_eq!(
-            (counts.differences[0].kind, counts.differences[0].key.clone()),
-            (DifferenceKind::Count, None)
-        );
-    }
+    let counts = compare(&c, &s, VerifyOptions { depth: Depth::Counts, ..quiet() }).await;
+    assert!(counts.is_equal(), "one key less and one more: counts cannot tell");
+    s.run(&[words("DEL many:3")]).await;
+    let counts = compare(&c, &s, VerifyOptions { depth: Depth::Counts, ..quiet() }).await;
+    assert_eq!(counts.tally.count_mismatches, 1);
+    assert_eq!(
+        (counts.differences[0].kind, counts.differences[0].key.clone()),
+        (DifferenceKind::Count, None)
+    );
 }
 
 #[tokio::test]

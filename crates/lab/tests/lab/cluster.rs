@@ -3,16 +3,10 @@
 use redis::Value;
 use whimbrel_lab::{Cluster, Engine, LabError, SLOTS, Tls};
 
-macro_rules! on_every_engine {
-    ($($check:ident),* $(,)?) => {
-        mod redis_7_0 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Redis70); })* }
-        mod redis_8_0 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Redis80); })* }
-        mod valkey_8_1 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Valkey81); })* }
-        mod valkey_9_1 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Valkey91); })* }
-    };
+whimbrel_lab::for_each_engine! {
+    survives_the_loss_of_a_primary
+    moves_slots_behind_a_password_and_tls
 }
-
-on_every_engine!(survives_the_loss_of_a_primary, moves_slots_behind_a_password_and_tls);
 
 /// A connection that follows the cluster's redirections.
 fn client(cluster: &Cluster) -> redis::cluster::ClusterConnection {

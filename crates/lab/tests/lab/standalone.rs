@@ -8,29 +8,24 @@ use std::time::{Duration, Instant};
 use redis::Value;
 use whimbrel_lab::{Cluster, Engine, LabError, Server, Tls};
 
-/// One test for each engine, so that they run side by side and fail by name.
-macro_rules! on_every_engine {
-    ($($check:ident),* $(,)?) => {
-        mod redis_7_0 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Redis70); })* }
-        mod redis_8_0 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Redis80); })* }
-        mod valkey_8_1 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Valkey81); })* }
-        mod valkey_9_1 { $(#[test] fn $check() { super::$check(whimbrel_lab::Engine::Valkey91); })* }
-    };
+whimbrel_lab::for_each_engine! {
+    on Redis60 Redis62 Valkey80:
+        the_other_engines_start_alone_and_as_a_cluster
 }
 
-on_every_engine!(
-    is_the_version_it_claims,
-    leaves_nothing_behind,
-    forgets_in_a_crash_unless_told_to_keep,
-    knows_its_users,
-    takes_passwords_with_odd_characters,
-    speaks_tls,
-    demands_a_client_certificate,
-    listens_on_a_unix_socket,
-    stands_still_while_suspended,
-    tells_why_it_did_not_start,
-    runs_its_client,
-);
+whimbrel_lab::for_each_engine! {
+    is_the_version_it_claims
+    leaves_nothing_behind
+    forgets_in_a_crash_unless_told_to_keep
+    knows_its_users
+    takes_passwords_with_odd_characters
+    speaks_tls
+    demands_a_client_certificate
+    listens_on_a_unix_socket
+    stands_still_while_suspended
+    tells_why_it_did_not_start
+    runs_its_client
+}
 
 fn text(value: Value) -> String {
     redis::from_redis_value(value).expect("a string")
@@ -243,15 +238,12 @@ fn a_server_dies_with_the_process_that_started_it() {
 }
 
 /// Those that few tests start.
-#[test]
-fn the_other_engines_start_alone_and_as_a_cluster() {
-    for engine in [Engine::Redis60, Engine::Redis62, Engine::Valkey80] {
-        let server = Server::builder(engine).start().unwrap();
-        let info = format!("{:?}", server.call(&["INFO", "server"]));
-        let (major, minor) = engine.version();
-        let field = if engine.is_valkey() { "valkey_version" } else { "redis_version" };
-        assert!(info.contains(&format!("{field}:{major}.{minor}.")), "{engine}: {info}");
-        let cluster = Cluster::builder(engine).primaries(3).replicas(1).start().unwrap();
-        assert_eq!(cluster.nodes().len(), 6);
-    }
+fn the_other_engines_start_alone_and_as_a_cluster(engine: Engine) {
+    let server = Server::builder(engine).start().unwrap();
+    let info = format!("{:?}", server.call(&["INFO", "server"]));
+    let (major, minor) = engine.version();
+    let field = if engine.is_valkey() { "valkey_version" } else { "redis_version" };
+    assert!(info.contains(&format!("{field}:{major}.{minor}.")), "{engine}: {info}");
+    let cluster = Cluster::builder(engine).primaries(3).replicas(1).start().unwrap();
+    assert_eq!(cluster.nodes().len(), 6);
 }
