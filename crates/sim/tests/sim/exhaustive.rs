@@ -36,7 +36,6 @@ fn a_bare_fence() {
 }
 
 #[test]
-#[ignore = "a minute and 2 GiB; `cargo test -p whimbrel-sim -- --ignored`"]
 fn one_fault_more() {
     for fence in [Fence::Redirecting, Fence::Gossip, Fence::Bare] {
         nothing_is_found(fence, DEEPER);

@@ -46,7 +46,6 @@ fn nothing_is_found_on_long_ways() {
 }
 
 #[test]
-#[ignore = "minutes; `cargo test -p whimbrel-sim -- --ignored`"]
 fn nothing_is_found_further_away() {
     for (faults, ticks) in [(1, 2), (0, 3), (2, 2)] {
         let report = explore(None, Limits { faults, ticks, states_max: 3_000_000, ..LIMITS });
