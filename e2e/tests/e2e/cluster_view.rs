@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redis::{Cmd, Connection, Value, cmd};
 use serde_json::Value as Json;
@@ -11,7 +11,7 @@ use whimbrel_e2e::compare::{Snapshot, diff, snapshot};
 use whimbrel_e2e::deployment::{Deployment, slot_of};
 use whimbrel_e2e::permissions::{documented, give};
 use whimbrel_e2e::shards::assert_sound;
-use whimbrel_lab::{Cluster, Engine};
+use whimbrel_lab::{Cluster, Engine, wait_until};
 
 whimbrel_lab::for_each_engine! {
     a_move_that_has_not_begun_is_undone
@@ -132,14 +132,6 @@ fn keys_in_slot(cluster: &Cluster, node: usize) -> u64 {
         .arg(SLOT)
         .query(&mut cluster.connection_to(node))
         .expect("it is a cluster")
-}
-
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !done() {
-        assert!(Instant::now() < deadline, "waited in vain for {what}");
-        thread::sleep(Duration::from_millis(50));
-    }
 }
 
 fn whimbrel(args: &[&str]) -> Output {

@@ -1,21 +1,10 @@
 //! `whimbrel front` moves keys that are too large to be moved at once, and is killed in the middle of that.
 
-use std::time::{Duration, Instant};
-
 use redis::Value;
-use whimbrel_e2e::fronts::{Front, PATIENCE};
-use whimbrel_lab::{Engine, Server};
+use whimbrel_e2e::fronts::Front;
+use whimbrel_lab::{Engine, Server, wait_until};
 
 const ELEMENTS: i64 = 400_000;
-
-#[track_caller]
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < deadline, "still not: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
 
 /// A few elements of all over the key, and their number.
 fn sample(server: &Server) -> Vec<Value> {

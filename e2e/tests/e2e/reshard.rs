@@ -277,7 +277,6 @@ fn several_targets_and_counts() {
     let args = ["--from", &id(0), "--count", "233", "--to", &id(1), "--yes"];
     Told::by(scene.command("reshard", &args).spawn()).assert_done();
     assert_eq!(counts(&scene), [16000, 333, 51]);
-    std::thread::sleep(Duration::from_millis(100));
     shards::assert_sound(&scene.cluster);
     scene.assert_unchanged(&before);
 }

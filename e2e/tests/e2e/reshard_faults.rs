@@ -12,7 +12,7 @@ use whimbrel_e2e::binary::{Invocation, Running};
 use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
 use whimbrel_e2e::resharding::{PATIENCE, Scene, Told, wait_for_phase};
 use whimbrel_e2e::shards;
-use whimbrel_lab::{Engine, Server};
+use whimbrel_lab::{Engine, Server, wait_until};
 
 /// Slots that move, and what tells them on the command line.
 const MOVING: std::ops::RangeInclusive<u16> = 0..=599;
@@ -219,11 +219,14 @@ fn jobs_are_cancelled(engine: Engine, cases: Cases) {
         let mut asked = None;
         if by_signal {
             running.terminate();
+            wait_until("the signal is noticed", || running.stderr().contains("stopping"));
         } else {
             let unfinished = scene.unfinished();
             asked = Some(scene.jobs(&["cancel", &unfinished[0]]).spawn());
+            wait_until("the job is asked to end", || is_cancel_asked(&scene));
+            // It looks for the question in its own time, which nobody sees.
+            thread::sleep(Duration::from_millis(300));
         }
-        thread::sleep(Duration::from_millis(300));
         std::fs::write(&go_on, "").expect("a file in our folder");
         let output = running.wait(PATIENCE).unwrap_or_else(|| panic!("{place}: it does not end"));
         let told = Told::of(output.expect_code(130));
@@ -245,18 +248,27 @@ fn jobs_are_cancelled(engine: Engine, cases: Cases) {
     }
 }
 
+/// Whether a job of the scene is asked to end.
+fn is_cancel_asked(scene: &Scene) -> bool {
+    let files = std::fs::read_dir(scene.file("jobs")).expect("the folder of the jobs");
+    files.flatten().any(|file| file.path().extension().is_some_and(|ending| ending == "cancel"))
+}
+
 /// Starts a move that waits at a failpoint. Returns it once it is there, and the file that lets it go on.
 fn paused_at(scene: &Scene, place: &str, phase: &str, target: usize) -> (Running, std::path::PathBuf) {
     let go_on = scene.file(&format!("go-on-{}", place.replace(':', "-")));
-    // Left over from an earlier case it would let this one pass at once.
-    let _ = std::fs::remove_file(&go_on);
+    let reached = go_on.with_extension("reached");
+    // Left over from an earlier case they would let this one pass at once.
+    for file in [&go_on, &reached] {
+        let _ = std::fs::remove_file(file);
+    }
     // A busy machine takes long over everything, and these are no tests of short pauses.
     let options = ["--method", "external", "--report", "1", "--max-pause", "1s"];
     let command = scene.reshard(MOVING_TEXT, target, &options);
     let mut running =
         command.env("WHIMBREL_FAILPOINT_PAUSE", place).env("WHIMBREL_FAILPOINT_FILE", &go_on).spawn();
     wait_for_phase(&mut running, phase);
-    thread::sleep(Duration::from_millis(200));
+    wait_until("it waits at the failpoint", || reached.exists());
     (running, go_on)
 }
 
@@ -384,22 +396,9 @@ fn replica_of(scene: &Scene, primary: usize) -> usize {
     scene.cluster.nodes().iter().position(is_replica).expect("each primary has a replica")
 }
 
-fn replication(node: &Server, field: &str) -> String {
-    let text: String = redis::from_redis_value(node.call(&["INFO", "replication"])).expect("INFO is text");
-    let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':').map(str::to_owned));
-    line.unwrap_or_default()
-}
-
 fn wait_until_replica_follows(scene: &Scene, primary: usize) {
-    let number = |text: String| text.parse::<u64>().expect("an offset is a number");
     let nodes = scene.cluster.nodes();
-    let offset = number(replication(&nodes[primary], "master_repl_offset"));
-    let replica = &nodes[replica_of(scene, primary)];
-    let deadline = Instant::now() + PATIENCE;
-    while number(replication(replica, "slave_repl_offset")) < offset {
-        assert!(Instant::now() < deadline, "the replica does not follow");
-        thread::sleep(Duration::from_millis(5));
-    }
+    shards::wait_until_follows(&nodes[primary], &nodes[replica_of(scene, primary)]);
 }
 
 fn wait_until_replica_knows_epoch(scene: &Scene, primary: usize) {
@@ -407,11 +406,7 @@ fn wait_until_replica_knows_epoch(scene: &Scene, primary: usize) {
     // A replica tells its primary's.
     let epoch = |node: &Server| own_line(node)[6].parse::<u64>().expect("an epoch is a number");
     let replica = &nodes[replica_of(scene, primary)];
-    let deadline = Instant::now() + PATIENCE;
-    while epoch(replica) < epoch(&nodes[primary]) {
-        assert!(Instant::now() < deadline, "the replica does not hear of the epoch");
-        thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("the replica hears of the epoch", || epoch(replica) >= epoch(&nodes[primary]));
 }
 
 fn wait_for_failover(scene: &Scene, case: &str) {

@@ -20,7 +20,7 @@ use whimbrel_e2e::syncing::{
     KEYS, PATIENCE, Sync, assert_equal, cluster, comparison, cut, delete, deployment, failures_of, fill,
     finish, report, seconds, stop, wait_until_following, writers,
 };
-use whimbrel_lab::{Cluster, Engine, Proxy, Server};
+use whimbrel_lab::{Cluster, Engine, Proxy, Server, wait_until};
 
 whimbrel_lab::for_each_engine! {
     documented_permissions_are_enough
@@ -35,8 +35,8 @@ fn a_server_becomes_a_cluster_across_kills_cuts_and_a_failover() {
     let writers = writers(&[source.addr()], "one");
     let job = Sync::new(&proxy.addr(), &target.seed(), &["--db", "0"]);
     let mut sync = job.start(&["--rate-keys", "20000"]);
-    thread::sleep(Duration::from_millis(700));
     // In the middle of the snapshot.
+    wait_until("keys arrive", || target.total_keys().is_ok_and(|keys| keys > 0));
     sync.kill9();
     let mut sync = job.start(&["--resume"]);
     wait_until_following(&mut sync);
@@ -83,7 +83,7 @@ fn a_cluster_becomes_a_cluster_while_slots_move_and_a_primary_fails_over() {
     {
         // What a server acknowledges before its replica has it may be lost with it: that is the server's promise.
         let _hold = writers.hold();
-        thread::sleep(Duration::from_millis(500));
+        shards::wait_until_follows(&source.nodes()[0], &source.replicas_of(0)[0]);
         source.kill9(0).expect("it can be killed");
     }
     source.wait_failover(0).expect("its replica takes over");
@@ -314,9 +314,12 @@ fn it_ends_when_nothing_is_left_and_goes_on_later() {
     assert!(watch().expect_code(2).stderr.contains("no sync runs"));
     let mut sync = job.start(&["--resume"]);
     wait_until_following(&mut sync);
-    thread::sleep(Duration::from_millis(1_500));
-    let page = watch().expect_code(0).stdout;
-    assert!(page.contains("following") && page.contains(&source.addr()), "{page}");
+    let mut page = String::new();
+    wait_until("it is shown that it follows", || {
+        page = watch().expect_code(0).stdout;
+        page.contains("following")
+    });
+    assert!(page.contains(&source.addr()), "{page}");
     stop(sync);
 }
 
@@ -974,7 +977,7 @@ fn a_stream_that_goes_on_is_for_the_database_that_it_was_for() {
     let mut sync = job.start(&[]);
     wait_until_following(&mut sync);
     set("before");
-    wait_until(|| holds(&target, 3, "before"));
+    wait_until("it is there", || holds(&target, 3, "before"));
     stop(sync);
     (0..5).for_each(|n| set(&format!("a:{n}")));
     let output = job.start(&["--once", "--resume"]).wait(PATIENCE).expect("it ends").expect_code(0);
@@ -987,7 +990,7 @@ fn a_stream_that_goes_on_is_for_the_database_that_it_was_for() {
     set("after");
     (1..5).for_each(|n| set(&format!("a:{n}")));
     redis::cmd("DEL").arg("a:0").exec(&mut third).expect("deleted");
-    wait_until(|| holds(&other, 3, "after") && !holds(&other, 3, "a:0"));
+    wait_until("it is there", || holds(&other, 3, "after") && !holds(&other, 3, "a:0"));
     let output = stop(sync);
     assert_eq!(report(&output)["report"]["counts"]["gone"], 1, "{}", output.stdout);
     assert!(holds(&other, 5, "a:0") && holds(&target, 5, "a:0"), "a key of another database is gone");
@@ -997,15 +1000,6 @@ fn holds(server: &Server, db: u32, key: &str) -> bool {
     let mut connection = server.connection();
     redis::cmd("SELECT").arg(db).exec(&mut connection).expect("it has the database");
     redis::cmd("EXISTS").arg(key).query(&mut connection).expect("it answers")
-}
-
-#[track_caller]
-fn wait_until(is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "it does not come to that");
-        thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// Whoever asks a sync that is stopped, or that has only just begun, is not left waiting.
@@ -1030,7 +1024,7 @@ fn a_sync_that_is_asked_answers_or_is_given_up() {
     std::fs::write(file("ask"), wish.to_string()).expect("it can be written");
     std::fs::set_permissions(file("ask"), Permissions::from_mode(0o600)).expect("it is ours");
     let mut sync = job.start(&["--resume"]);
-    wait_until(|| file("answer-early").exists());
+    wait_until("it is answered", || file("answer-early").exists());
     let answer = std::fs::read_to_string(file("answer-early")).expect("it can be read");
     assert!(answer.contains("ask again"), "{answer}");
     wait_until_following(&mut sync);

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redis::{Commands, Connection, RedisResult, Value};
 use whimbrel_core::slot::{Slot, SlotSet};
@@ -13,7 +13,7 @@ use whimbrel_engine::feed::{
     Collection, Feed, FeedFailure, FeedKind, FeedOptions, Touch, TouchedLimits, What,
 };
 use whimbrel_engine::link::LinkOptions;
-use whimbrel_lab::{Cluster, Engine, Proxy, Server};
+use whimbrel_lab::{Cluster, Engine, Proxy, Server, wait_until};
 
 whimbrel_lab::for_each_engine! {
     async on every:
@@ -392,14 +392,6 @@ async fn what_is_no_plain_command_is_seen_as_well(engine: Engine) {
         drain(&feed, &mut con).await;
         assert!(touched.flushed() && !touched.is_empty(), "{command}");
         assert!(touched.take_flushed());
-    }
-}
-
-fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while !condition() {
-        assert!(Instant::now() < deadline, "waited in vain until {what}");
-        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
