@@ -68,6 +68,25 @@ pub fn lay_out(cluster: &Cluster, slots: &[Ranges]) -> Result<()> {
     Ok(())
 }
 
+/// Waits until a replica has what its primary has sent by now.
+///
+/// Panics if that takes longer than half a minute.
+#[track_caller]
+pub fn wait_until_follows(primary: &Server, replica: &Server) {
+    let offset = |node: &Server, field: &str| -> u64 {
+        let text: String =
+            redis::from_redis_value(node.call(&["INFO", "replication"])).expect("INFO is text");
+        let mut found = text.lines().filter_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        found.next().map_or(0, |number| number.parse().expect("an offset is a number"))
+    };
+    let sent = offset(primary, "master_repl_offset");
+    let deadline = Instant::now() + SETTLE_TIMEOUT;
+    while offset(replica, "slave_repl_offset") < sent {
+        assert!(Instant::now() < deadline, "{} does not follow {}", replica.addr(), primary.addr());
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// Panics unless, within half a minute, every slot has one owner that all running nodes agree on, no slot is marked
 /// as importing or migrating, every key is where it belongs, and every replica holds what its primary holds. Meant
 /// for clusters that nobody writes to.

@@ -1,20 +1,23 @@
-//! Developer chores: fetching engines, tidy checks.
+//! Developer chores: fetching engines, tidy checks, the slowest tests.
 
 use std::process::ExitCode;
 
 mod engines;
+mod slowest;
 mod tidy;
 
 const USAGE: &str = "usage: cargo run -p xtask -- CHORE\n\
 \n\
 chores:\n\
 \x20 engines [NAME...]   bring the servers used by tests, demo and benchmarks into the cache folder\n\
+\x20 slowest PROFILE     name the tests that took longest in the last run with this profile of nextest\n\
 \x20 tidy                check the rules that compilers and linters do not know\n";
 
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
     let outcome = match args.next().as_deref() {
         Some("engines") => engines::run(&args.collect::<Vec<_>>()),
+        Some("slowest") => slowest::run(&args.collect::<Vec<_>>()),
         Some("tidy") => tidy::run(),
         Some("help" | "--help" | "-h") => {
             print!("{USAGE}");

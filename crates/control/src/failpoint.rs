@@ -3,7 +3,7 @@
 //! `WHIMBREL_FAILPOINT=NAME[:before|:after][@BATCH]` kills the process with `SIGKILL` right before or after (which is
 //! the default) the effect of that name, of the batch of that number where one is given, counted from 0.
 //! `WHIMBREL_FAILPOINT_PAUSE` has the same form; the process waits there until the file that `WHIMBREL_FAILPOINT_FILE`
-//! names exists, or a minute has passed. Neither variable does anything unless it is set.
+//! names exists, or a minute has passed. While it waits there is a file of that name with `.reached` after it. Neither variable does anything unless it is set.
 
 use std::time::Duration;
 
@@ -29,6 +29,10 @@ pub async fn reached(effect: &str, when: When, batch: usize) {
     }
     if is_here("WHIMBREL_FAILPOINT_PAUSE") {
         let file = std::env::var_os("WHIMBREL_FAILPOINT_FILE").unwrap_or_default();
+        let mut reached = file.clone();
+        reached.push(".reached");
+        // Whoever waits for it finds out by itself that it is not there.
+        let _ = std::fs::write(reached, "");
         let waited = tokio::time::Instant::now();
         while !std::path::Path::new(&file).exists() && waited.elapsed() < WAIT_MAX {
             tokio::time::sleep(Duration::from_millis(10)).await;

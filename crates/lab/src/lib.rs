@@ -5,7 +5,9 @@
 //! - [`Cluster`]: several of them, formed into a cluster, with failovers and slot moves;
 //! - [`Etcd`]: an etcd of one or several nodes;
 //! - [`Tls`]: certificates for them;
-//! - [`Proxy`]: a link in front of a server that can be cut.
+//! - [`Proxy`]: a link in front of a server that can be cut;
+//! - [`for_each_engine!`]: one test for each engine;
+//! - [`wait_until`]: a condition, instead of a sleep.
 //!
 //! Every process is a child of the one that started it and is killed by its own id on drop, together with its
 //! folder. If the starting process dies without dropping anything, the kernel kills the servers.
@@ -23,6 +25,7 @@
 //! ```
 
 mod cluster;
+mod each;
 mod engine;
 mod error;
 mod etcd;
@@ -32,6 +35,7 @@ mod process;
 mod proxy;
 mod server;
 mod tls;
+mod wait;
 
 pub use cluster::{Cluster, ClusterBuilder, SLOTS};
 pub use engine::{Binaries, Engine};
@@ -42,3 +46,4 @@ pub use ports::free_port;
 pub use proxy::Proxy;
 pub use server::{Server, ServerBuilder};
 pub use tls::Tls;
+pub use wait::wait_until;

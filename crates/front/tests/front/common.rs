@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::endpoint::Endpoint;
@@ -13,6 +13,7 @@ use whimbrel_engine::link::LinkOptions;
 use whimbrel_front::control::{Control, Status};
 use whimbrel_front::server::{Front, FrontOptions};
 use whimbrel_front::state::{Phase, Stand, StateFile};
+pub use whimbrel_lab::wait_until;
 use whimbrel_lab::{Cluster, Server};
 use whimbrel_wire::boundary::{Boundary, Passed};
 
@@ -384,16 +385,6 @@ pub struct Alone {
 pub fn alone() -> Alone {
     static MEASURED: Mutex<()> = Mutex::new(());
     Alone { _guard: MEASURED.lock().unwrap_or_else(PoisonError::into_inner) }
-}
-
-/// Waits until something holds.
-#[track_caller]
-pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < deadline, "still not: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// Numbers that are the same on every run.

@@ -8,6 +8,11 @@ use whimbrel_lab::{Engine, Server};
 
 use crate::common::{Between, Client, alone, command, wait_until};
 
+whimbrel_lab::for_each_engine! {
+    on Redis80 Valkey91:
+        streams_are_read_wherever_the_servers_tell_their_keys
+}
+
 /// The bytes of a status.
 fn status(between: &Between) -> Json {
     serde_json::to_value(between.status()).expect("JSON")
@@ -61,28 +66,25 @@ fn what_cannot_be_exact_is_refused_and_says_why() {
 }
 
 /// Some releases of Redis 8.0 and later say of these commands that their table does not tell all keys.
-#[test]
-fn streams_are_read_wherever_the_servers_tell_their_keys() {
+fn streams_are_read_wherever_the_servers_tell_their_keys(engine: Engine) {
     let _alone = alone();
-    for engine in [Engine::Redis80, Engine::Valkey91] {
-        let start = |engine| Server::builder(engine).start().expect("a server");
-        let (source, target) = (start(engine), start(engine));
-        source.call(&["XADD", "x", "1-1", "f", "v"]);
-        source.call(&["XADD", "STREAMS", "2-1", "f", "w"]);
-        source.call(&["XGROUP", "CREATE", "x", "g", "0"]);
-        source.call(&["GEOADD", "g", "13.4", "52.5", "Berlin"]);
-        let between = Between::of(&source, &target);
-        between.start_paused().expect("it begins");
-        let mut client = between.client();
-        let item =
-            |id: &str, value: &str| format!("*1\r\n*2\r\n$3\r\n{id}\r\n*2\r\n$1\r\nf\r\n$1\r\n{value}\r\n");
-        let of_x = format!("*2\r\n$1\r\nx\r\n{}", item("1-1", "v"));
-        let of_both = format!("*2\r\n*2\r\n$7\r\nSTREAMS\r\n{}{of_x}", item("2-1", "w"));
-        client.ask(&["XREAD", "COUNT", "1", "STREAMS", "STREAMS", "x", "0", "0"], &of_both);
-        client.ask(&["XREADGROUP", "GROUP", "g", "c", "STREAMS", "x", ">"], &format!("*1\r\n{of_x}"));
-        client.ask(&["GEORADIUS", "g", "13.4", "52.5", "1", "km", "STORE", "near"], ":1\r\n");
-        client.ask(&["EXISTS", "near", "x"], ":2\r\n");
-    }
+    let start = |engine| Server::builder(engine).start().expect("a server");
+    let (source, target) = (start(engine), start(engine));
+    source.call(&["XADD", "x", "1-1", "f", "v"]);
+    source.call(&["XADD", "STREAMS", "2-1", "f", "w"]);
+    source.call(&["XGROUP", "CREATE", "x", "g", "0"]);
+    source.call(&["GEOADD", "g", "13.4", "52.5", "Berlin"]);
+    let between = Between::of(&source, &target);
+    between.start_paused().expect("it begins");
+    let mut client = between.client();
+    let item =
+        |id: &str, value: &str| format!("*1\r\n*2\r\n$3\r\n{id}\r\n*2\r\n$1\r\nf\r\n$1\r\n{value}\r\n");
+    let of_x = format!("*2\r\n$1\r\nx\r\n{}", item("1-1", "v"));
+    let of_both = format!("*2\r\n*2\r\n$7\r\nSTREAMS\r\n{}{of_x}", item("2-1", "w"));
+    client.ask(&["XREAD", "COUNT", "1", "STREAMS", "STREAMS", "x", "0", "0"], &of_both);
+    client.ask(&["XREADGROUP", "GROUP", "g", "c", "STREAMS", "x", ">"], &format!("*1\r\n{of_x}"));
+    client.ask(&["GEORADIUS", "g", "13.4", "52.5", "1", "km", "STORE", "near"], ":1\r\n");
+    client.ask(&["EXISTS", "near", "x"], ":2\r\n");
 }
 
 #[test]

@@ -11,6 +11,11 @@ use whimbrel_wire::value::Value;
 
 use crate::common::alone;
 
+whimbrel_lab::for_each_engine! {
+    async on every:
+        keys_are_where_the_server_finds_them
+}
+
 /// Commands with keys, each in a form that all servers take.
 const WITH_KEYS: &str = "GET a|SET a v EX 10|MGET a b c|MSET a 1 b 2|DEL a b c|EXISTS a b|RENAME a b|COPY a b|LPUSH a x y\
     |LMOVE a b LEFT RIGHT|BLPOP a b 0|BRPOPLPUSH a b 0|SINTERSTORE d a b|SDIFF a b|ZADD z 1 m|BITOP AND d a b|PFMERGE d a b\
@@ -40,44 +45,41 @@ fn words(line: &str) -> Vec<&[u8]> {
     line.split(' ').map(str::as_bytes).collect()
 }
 
-#[tokio::test]
-async fn keys_are_where_the_server_finds_them() {
+async fn keys_are_where_the_server_finds_them(engine: Engine) {
     let _alone = alone();
-    for engine in Engine::ALL {
-        let server = Server::builder(engine).start().expect("a server");
-        let mut link = open(&server).await;
-        let table = CommandTable::ask(&mut link).await.expect("a table");
-        let keys = |line: &str| {
-            let words = words(line);
-            let facts = table.facts(&words).unwrap_or_else(|| panic!("{engine:?} knows no {line}"));
-            facts.keys(words.len())
-        };
-        for line in WITH_KEYS.split('|') {
-            let words = words(line);
-            let asked = [vec![&b"COMMAND"[..], b"GETKEYS"], words.clone()].concat();
-            let reply = link.call(&asked).await.expect("keys");
-            let expected: Vec<&[u8]> = reply
-                .as_items()
-                .expect("a list")
-                .iter()
-                .filter_map(Value::as_bytes)
-                .map(|key| &key[..])
-                .collect();
-            let Keys::At(found) = keys(line) else { panic!("{engine:?}, {line}: {:?}", keys(line)) };
-            let found: Vec<&[u8]> = found.iter().map(|at| words[*at]).collect();
-            assert_eq!(found, expected, "{engine:?}, {line}");
-        }
-        for (lines, expected) in [(ASKED, Keys::Asked), (UNKNOWN, Keys::Unknown), (WITHOUT, Keys::None)] {
-            for line in lines.split('|') {
-                assert_eq!(keys(line), expected, "{engine:?}, {line}");
-            }
-        }
-        let facts = |line: &str| table.facts(&words(line)).cloned().expect("it is known");
-        assert!(facts("get a").readonly && !facts("get a").blocking && !facts("SET a v").readonly);
-        assert!(facts("BLPOP a 0").blocking && facts("XREAD STREAMS x 0").blocking);
-        assert!(!facts("PFCOUNT a").readonly && facts("XRANGE x - +").readonly);
-        assert!(facts("Xgroup Create x g 0").keys(5) == Keys::At(vec![2]));
-        assert!(table.facts(&words("NOSUCH a")).is_none() && table.facts(&[]).is_none());
-        assert!(table.facts(&words("XGROUP NOSUCH a")).is_none());
+    let server = Server::builder(engine).start().expect("a server");
+    let mut link = open(&server).await;
+    let table = CommandTable::ask(&mut link).await.expect("a table");
+    let keys = |line: &str| {
+        let words = words(line);
+        let facts = table.facts(&words).unwrap_or_else(|| panic!("{engine:?} knows no {line}"));
+        facts.keys(words.len())
+    };
+    for line in WITH_KEYS.split('|') {
+        let words = words(line);
+        let asked = [vec![&b"COMMAND"[..], b"GETKEYS"], words.clone()].concat();
+        let reply = link.call(&asked).await.expect("keys");
+        let expected: Vec<&[u8]> = reply
+            .as_items()
+            .expect("a list")
+            .iter()
+            .filter_map(Value::as_bytes)
+            .map(|key| &key[..])
+            .collect();
+        let Keys::At(found) = keys(line) else { panic!("{engine:?}, {line}: {:?}", keys(line)) };
+        let found: Vec<&[u8]> = found.iter().map(|at| words[*at]).collect();
+        assert_eq!(found, expected, "{engine:?}, {line}");
     }
+    for (lines, expected) in [(ASKED, Keys::Asked), (UNKNOWN, Keys::Unknown), (WITHOUT, Keys::None)] {
+        for line in lines.split('|') {
+            assert_eq!(keys(line), expected, "{engine:?}, {line}");
+        }
+    }
+    let facts = |line: &str| table.facts(&words(line)).cloned().expect("it is known");
+    assert!(facts("get a").readonly && !facts("get a").blocking && !facts("SET a v").readonly);
+    assert!(facts("BLPOP a 0").blocking && facts("XREAD STREAMS x 0").blocking);
+    assert!(!facts("PFCOUNT a").readonly && facts("XRANGE x - +").readonly);
+    assert!(facts("Xgroup Create x g 0").keys(5) == Keys::At(vec![2]));
+    assert!(table.facts(&words("NOSUCH a")).is_none() && table.facts(&[]).is_none());
+    assert!(table.facts(&words("XGROUP NOSUCH a")).is_none());
 }

@@ -8,6 +8,16 @@ use whimbrel_lab::{Engine, Server, Tls};
 
 use crate::common::{Client, Random, Served, alone, command, wait_until};
 
+whimbrel_lab::for_each_engine! {
+    on every:
+        replies_are_those_of_the_server
+}
+
+whimbrel_lab::for_each_engine! {
+    on Redis70 Valkey91:
+        messages_pass_to_subscribers
+}
+
 fn server(engine: Engine) -> Server {
     Server::builder(engine).start().expect("a server")
 }
@@ -78,30 +88,27 @@ fn replies(to: SocketAddr, random: &mut Random, step_max: usize) -> String {
     shown
 }
 
-#[test]
-fn replies_are_those_of_the_server() {
+fn replies_are_those_of_the_server(engine: Engine) {
     let _alone = alone();
-    for engine in Engine::ALL {
-        let (direct, behind) = (server(engine), server(engine));
-        let (alone, sharing) = (Served::of(&behind.url()), Served::sharing(&behind.url(), 2));
-        let mut random = Random(1);
-        for (served, step_max) in
-            [(&alone, 1 << 20), (&alone, 5_000), (&alone, 700), (&sharing, 5_000), (&sharing, 700)]
-        {
-            let expected = replies(address(&direct), &mut random, step_max);
-            let found = replies(served.address, &mut random, step_max);
-            if found != expected {
-                let differs = expected.lines().zip(found.lines()).position(|(a, b)| a != b);
-                let show = |text: &str, at: usize| {
-                    let lines = text.lines().skip(at.saturating_sub(6)).take(10);
-                    lines.map(|line| format!("  {}\n", &line[..line.len().min(100)])).collect::<String>()
-                };
-                let at = differs.unwrap_or(0);
-                panic!("{engine:?}, line {at}: expected\n{}found\n{}", show(&expected, at), show(&found, at));
-            }
-            for server in [&direct, &behind] {
-                server.call(&["FLUSHALL"]);
-            }
+    let (direct, behind) = (server(engine), server(engine));
+    let (alone, sharing) = (Served::of(&behind.url()), Served::sharing(&behind.url(), 2));
+    let mut random = Random(1);
+    for (served, step_max) in
+        [(&alone, 1 << 20), (&alone, 5_000), (&alone, 700), (&sharing, 5_000), (&sharing, 700)]
+    {
+        let expected = replies(address(&direct), &mut random, step_max);
+        let found = replies(served.address, &mut random, step_max);
+        if found != expected {
+            let differs = expected.lines().zip(found.lines()).position(|(a, b)| a != b);
+            let show = |text: &str, at: usize| {
+                let lines = text.lines().skip(at.saturating_sub(6)).take(10);
+                lines.map(|line| format!("  {}\n", &line[..line.len().min(100)])).collect::<String>()
+            };
+            let at = differs.unwrap_or(0);
+            panic!("{engine:?}, line {at}: expected\n{}found\n{}", show(&expected, at), show(&found, at));
+        }
+        for server in [&direct, &behind] {
+            server.call(&["FLUSHALL"]);
         }
     }
 }
@@ -152,48 +159,44 @@ fn long_refused_requests_are_thrown_away() {
     client.expect(expected);
 }
 
-#[test]
-fn messages_pass_to_subscribers() {
+fn messages_pass_to_subscribers(engine: Engine) {
     let _alone = alone();
-    for engine in [Engine::Redis70, Engine::Valkey91] {
-        let source = server(engine);
-        let served = Served::of(&source.url());
-        for hello in ["2", "3"] {
-            let kind = if hello == "3" { '>' } else { '*' };
-            let mut listener = served.client();
-            listener.send(&command(&["HELLO", hello]));
-            listener.send(&command(&["ECHO", "greeted"]));
-            let mut greeting = Vec::new();
-            while !greeting.ends_with(b"$7\r\ngreeted\r\n") {
-                let mut byte = [0];
-                std::io::Read::read_exact(&mut listener.0, &mut byte).expect("a greeting");
-                greeting.push(byte[0]);
-            }
-            listener.send(&command(&["SUBSCRIBE", "a", "b"]));
-            let confirmed = |word: &str, channel: &str, n: u32| {
-                format!("{kind}3\r\n${}\r\n{word}\r\n${}\r\n{channel}\r\n:{n}\r\n", word.len(), channel.len())
-            };
-            listener.expect((confirmed("subscribe", "a", 1) + &confirmed("subscribe", "b", 2)).as_bytes());
-            let mut speaker = served.client();
-            for i in 0..1_000 {
-                speaker.ask(&["PUBLISH", "b", &format!("{i:04}")], ":1\r\n");
-                let message = format!("{kind}3\r\n$7\r\nmessage\r\n$1\r\nb\r\n$4\r\n{i:04}\r\n");
-                listener.expect(message.as_bytes());
-            }
-            // What has no reply of its own does not upset those of others.
-            listener.send(&command(&["MONITOR"]));
-            // The server says it, which alone knows when it is its turn.
-            listener.expect(b"-ERR unknown command 'whimbrel-refused', with args beginning with: '");
-            listener.expect(b"whimbrel front refuses MONITOR: its lines cannot be told from replies");
-            listener.expect(b": connect to the server itself'");
-            let mut end = [0; 3];
-            std::io::Read::read_exact(&mut listener.0, &mut end).expect("the end of the line");
-            assert_eq!(&end, b" \r\n");
-            listener.send(&command(&["UNSUBSCRIBE", "a", "b"]));
-            listener
-                .expect((confirmed("unsubscribe", "a", 1) + &confirmed("unsubscribe", "b", 0)).as_bytes());
-            listener.ask(&["ECHO", "back"], "$4\r\nback\r\n");
+    let source = server(engine);
+    let served = Served::of(&source.url());
+    for hello in ["2", "3"] {
+        let kind = if hello == "3" { '>' } else { '*' };
+        let mut listener = served.client();
+        listener.send(&command(&["HELLO", hello]));
+        listener.send(&command(&["ECHO", "greeted"]));
+        let mut greeting = Vec::new();
+        while !greeting.ends_with(b"$7\r\ngreeted\r\n") {
+            let mut byte = [0];
+            std::io::Read::read_exact(&mut listener.0, &mut byte).expect("a greeting");
+            greeting.push(byte[0]);
         }
+        listener.send(&command(&["SUBSCRIBE", "a", "b"]));
+        let confirmed = |word: &str, channel: &str, n: u32| {
+            format!("{kind}3\r\n${}\r\n{word}\r\n${}\r\n{channel}\r\n:{n}\r\n", word.len(), channel.len())
+        };
+        listener.expect((confirmed("subscribe", "a", 1) + &confirmed("subscribe", "b", 2)).as_bytes());
+        let mut speaker = served.client();
+        for i in 0..1_000 {
+            speaker.ask(&["PUBLISH", "b", &format!("{i:04}")], ":1\r\n");
+            let message = format!("{kind}3\r\n$7\r\nmessage\r\n$1\r\nb\r\n$4\r\n{i:04}\r\n");
+            listener.expect(message.as_bytes());
+        }
+        // What has no reply of its own does not upset those of others.
+        listener.send(&command(&["MONITOR"]));
+        // The server says it, which alone knows when it is its turn.
+        listener.expect(b"-ERR unknown command 'whimbrel-refused', with args beginning with: '");
+        listener.expect(b"whimbrel front refuses MONITOR: its lines cannot be told from replies");
+        listener.expect(b": connect to the server itself'");
+        let mut end = [0; 3];
+        std::io::Read::read_exact(&mut listener.0, &mut end).expect("the end of the line");
+        assert_eq!(&end, b" \r\n");
+        listener.send(&command(&["UNSUBSCRIBE", "a", "b"]));
+        listener.expect((confirmed("unsubscribe", "a", 1) + &confirmed("unsubscribe", "b", 0)).as_bytes());
+        listener.ask(&["ECHO", "back"], "$4\r\nback\r\n");
     }
 }
 

@@ -3,6 +3,17 @@
 use super::*;
 use crate::fleet::carrier::{Copying, Reader, sweep, verify};
 
+whimbrel_lab::for_each_engine! {
+    async
+        what_comes_of_an_earlier_attempt_does_nothing
+        a_later_attempt_ends_one_between_two_groups
+        an_attempt_may_be_repeated_and_voids_what_it_sent_before
+        what_a_failed_attempt_left_is_removed_and_what_somebody_has_is_not
+        a_full_server_can_be_left_and_is_not_filled
+        a_user_who_may_not_is_told_what_is_missing
+        a_slot_on_its_way_to_another_node_is_left_alone
+}
+
 /// A key as it is written.
 async fn item(side: &mut Backend, name: &str) -> (Bytes, i64, Bytes) {
     let dump = side.ask(&["DUMP", name]).await.into_bytes().expect("a payload");
@@ -22,88 +33,81 @@ async fn assert_powerless(side: &mut Backend, hold: &Hold, by: Token) {
     assert_eq!(side.fence().await, fence);
 }
 
-#[tokio::test]
-async fn what_comes_of_an_earlier_attempt_does_nothing() {
-    for (_, mut pair) in Pair::each(&Engine::ALL).await {
-        pair.a.fill(40).await;
-        // Taken, and then it stands still.
-        let early_a = pair.a.claim(token(1), Place::Origin).await.expect("taken").hold;
-        let early_b = pair.b.claim(token(1), Place::Destination).await.expect("taken").hold;
-        // In the middle of it.
-        let some = [item(&mut pair.a, "{a}1").await];
-        assert_eq!(early_b.restore(&mut pair.b.link, &some, true).await.expect("written"), None);
-        assert_eq!(pair.b.all().await.len(), 1);
-        // Another owner carries the slot, and clients write to it where it is now.
-        assert_eq!(pair.carry(token(2)).await.expect("carried").cleared, 1);
-        pair.b.ask(&["SET", "{a}1", "acknowledged"]).await;
-        assert_powerless(&mut pair.a, &early_a, token(2)).await;
-        assert_powerless(&mut pair.b, &early_b, token(2)).await;
-        assert_superseded(pair.carry(token(1)).await, token(2));
-        assert_superseded(pair.b.clear(token(1)).await, token(2));
-        assert_superseded(pair.a.clear(token(1)).await, token(2));
-        assert_eq!(pair.b.text(&["GET", "{a}1"]).await.as_deref(), Some("acknowledged"));
-        assert_eq!((pair.a.all().await.len(), pair.b.all().await.len()), (40, 40));
-        // The fence of the origin alone says it as well, and that of the destination alone.
-        pair.a.claim(token(3), Place::Origin).await.expect("taken");
-        assert_superseded(pair.carry(token(2)).await, token(3));
-        pair.b.claim(token(4), Place::Origin).await.expect("taken");
-        assert_superseded(pair.carry(token(3)).await, token(4));
-        assert_eq!(pair.b.text(&["GET", "{a}1"]).await.as_deref(), Some("acknowledged"));
-    }
+async fn what_comes_of_an_earlier_attempt_does_nothing(engine: Engine) {
+    let mut pair = Pair::of(engine, engine).await;
+    pair.a.fill(40).await;
+    // Taken, and then it stands still.
+    let early_a = pair.a.claim(token(1), Place::Origin).await.expect("taken").hold;
+    let early_b = pair.b.claim(token(1), Place::Destination).await.expect("taken").hold;
+    // In the middle of it.
+    let some = [item(&mut pair.a, "{a}1").await];
+    assert_eq!(early_b.restore(&mut pair.b.link, &some, true).await.expect("written"), None);
+    assert_eq!(pair.b.all().await.len(), 1);
+    // Another owner carries the slot, and clients write to it where it is now.
+    assert_eq!(pair.carry(token(2)).await.expect("carried").cleared, 1);
+    pair.b.ask(&["SET", "{a}1", "acknowledged"]).await;
+    assert_powerless(&mut pair.a, &early_a, token(2)).await;
+    assert_powerless(&mut pair.b, &early_b, token(2)).await;
+    assert_superseded(pair.carry(token(1)).await, token(2));
+    assert_superseded(pair.b.clear(token(1)).await, token(2));
+    assert_superseded(pair.a.clear(token(1)).await, token(2));
+    assert_eq!(pair.b.text(&["GET", "{a}1"]).await.as_deref(), Some("acknowledged"));
+    assert_eq!((pair.a.all().await.len(), pair.b.all().await.len()), (40, 40));
+    // The fence of the origin alone says it as well, and that of the destination alone.
+    pair.a.claim(token(3), Place::Origin).await.expect("taken");
+    assert_superseded(pair.carry(token(2)).await, token(3));
+    pair.b.claim(token(4), Place::Origin).await.expect("taken");
+    assert_superseded(pair.carry(token(3)).await, token(4));
+    assert_eq!(pair.b.text(&["GET", "{a}1"]).await.as_deref(), Some("acknowledged"));
 }
 
-#[tokio::test]
-async fn a_later_attempt_ends_one_between_two_groups() {
-    for (_, mut pair) in Pair::each(&Engine::ALL).await {
-        pair.a.fill(600).await;
-        let Pair { a, b } = &mut pair;
-        let (from_can, to_can) = (a.can, b.can);
-        let route = Route { from: &from_can, to: &to_can, dialects: (a.dialect, b.dialect) };
-        let origin = claim(&mut a.link, slot(), token(1), Place::Origin, &a.can).await.expect("taken");
-        let destination =
-            claim(&mut b.link, slot(), token(1), Place::Destination, &b.can).await.expect("taken");
-        let mut copy = Copying {
-            hold: &destination.hold,
-            route: &route,
-            lives: Default::default(),
-            carried: Carried::default(),
-        };
-        let mut reader = Reader::new(origin.names, origin.now_ms);
-        let first = reader.next(&mut a.link, &route).await.expect("read").expect("a group");
-        let first = copy.note(first);
-        copy.write(&mut b.link, &first).await.expect("written");
-        assert_eq!(b.all().await.len(), 256);
-        claim(&mut b.own, slot(), Token { version: 1, term: 2 }, Place::Origin, &b.can).await.expect("taken");
-        let late = Token { version: 1, term: 2 };
-        assert_superseded(copy.all(&mut a.link, &mut b.link, reader).await, late);
-        assert_eq!(b.all().await.len(), 256);
-        let holds = (&origin.hold, &destination.hold);
-        let outcome = verify(&mut a.link, &mut b.link, holds, &copy.lives, 0).await;
-        assert_superseded(outcome, late);
-        // In the middle of removing.
-        let seen = claim(&mut b.link, slot(), Token { version: 1, term: 3 }, Place::Origin, &b.can)
-            .await
-            .expect("taken");
-        claim(&mut b.own, slot(), token(2), Place::Origin, &b.can).await.expect("taken");
-        assert_superseded(sweep(&mut b.link, &seen).await, token(2));
-        assert_eq!(b.all().await.len(), 256);
-    }
+async fn a_later_attempt_ends_one_between_two_groups(engine: Engine) {
+    let mut pair = Pair::of(engine, engine).await;
+    pair.a.fill(600).await;
+    let Pair { a, b } = &mut pair;
+    let (from_can, to_can) = (a.can, b.can);
+    let route = Route { from: &from_can, to: &to_can, dialects: (a.dialect, b.dialect) };
+    let origin = claim(&mut a.link, slot(), token(1), Place::Origin, &a.can).await.expect("taken");
+    let destination = claim(&mut b.link, slot(), token(1), Place::Destination, &b.can).await.expect("taken");
+    let mut copy = Copying {
+        hold: &destination.hold,
+        route: &route,
+        lives: Default::default(),
+        carried: Carried::default(),
+    };
+    let mut reader = Reader::new(origin.names, origin.now_ms);
+    let first = reader.next(&mut a.link, &route).await.expect("read").expect("a group");
+    let first = copy.note(first);
+    copy.write(&mut b.link, &first).await.expect("written");
+    assert_eq!(b.all().await.len(), 256);
+    claim(&mut b.own, slot(), Token { version: 1, term: 2 }, Place::Origin, &b.can).await.expect("taken");
+    let late = Token { version: 1, term: 2 };
+    assert_superseded(copy.all(&mut a.link, &mut b.link, reader).await, late);
+    assert_eq!(b.all().await.len(), 256);
+    let holds = (&origin.hold, &destination.hold);
+    let outcome = verify(&mut a.link, &mut b.link, holds, &copy.lives, 0).await;
+    assert_superseded(outcome, late);
+    // In the middle of removing.
+    let seen = claim(&mut b.link, slot(), Token { version: 1, term: 3 }, Place::Origin, &b.can)
+        .await
+        .expect("taken");
+    claim(&mut b.own, slot(), token(2), Place::Origin, &b.can).await.expect("taken");
+    assert_superseded(sweep(&mut b.link, &seen).await, token(2));
+    assert_eq!(b.all().await.len(), 256);
 }
 
-#[tokio::test]
-async fn an_attempt_may_be_repeated_and_voids_what_it_sent_before() {
-    for (_, mut pair) in Pair::each(&Engine::ALL).await {
-        pair.a.fill(300).await;
-        let before = pair.b.claim(token(7), Place::Destination).await.expect("taken").hold;
-        for _ in 0..3 {
-            assert_eq!(pair.carry(token(7)).await.expect("carried").keys, 300);
-            pair.assert_equal().await;
-        }
-        // It lay in a connection that was given up.
-        assert_powerless(&mut pair.b, &before, token(7)).await;
-        assert_eq!(pair.a.clear(token(7)).await.expect("cleared"), 300);
-        assert_eq!(pair.a.clear(token(7)).await.expect("cleared"), 0);
+async fn an_attempt_may_be_repeated_and_voids_what_it_sent_before(engine: Engine) {
+    let mut pair = Pair::of(engine, engine).await;
+    pair.a.fill(300).await;
+    let before = pair.b.claim(token(7), Place::Destination).await.expect("taken").hold;
+    for _ in 0..3 {
+        assert_eq!(pair.carry(token(7)).await.expect("carried").keys, 300);
+        pair.assert_equal().await;
     }
+    // It lay in a connection that was given up.
+    assert_powerless(&mut pair.b, &before, token(7)).await;
+    assert_eq!(pair.a.clear(token(7)).await.expect("cleared"), 300);
+    assert_eq!(pair.a.clear(token(7)).await.expect("cleared"), 0);
 }
 
 #[tokio::test]
@@ -133,39 +137,34 @@ async fn tokens_of_any_size_are_told_apart() {
     }
 }
 
-#[tokio::test]
-async fn what_a_failed_attempt_left_is_removed_and_what_somebody_has_is_not() {
-    for (_, mut pair) in Pair::each(&Engine::ALL).await {
-        pair.a.fill(10).await;
-        pair.b.ask(&["SET", "{a}precious", "v"]).await;
-        for _ in 0..2 {
-            let outcome = pair.carry(token(1)).await;
-            assert!(matches!(outcome, Err(Refusal::Occupied { keys: 1 })), "{outcome:?}");
-            assert_eq!(pair.b.text(&["GET", "{a}precious"]).await.as_deref(), Some("v"));
-            assert_eq!(pair.b.fence().await, None);
-        }
-        pair.b.ask(&["DEL", "{a}precious"]).await;
-        pair.carry(token(1)).await.expect("carried");
-        // Of other types, of the same names, and more than one page.
-        pair.b.ask(&["DEL", "{a}1"]).await;
-        pair.b.ask(&["RPUSH", "{a}1", "old"]).await;
-        for i in 0..2_500 {
-            pair.b.own.push(&[b"SADD", format!("{TAG}garbage{i}").as_bytes(), b"x"]);
-        }
-        pair.b.own.flush().await.expect("sent");
-        pair.b.own.replies(2_500).await.expect("they answer");
-        pair.b.ask(&["SET", "other", "slot"]).await;
-        assert_eq!(pair.carry(token(2)).await.expect("carried").cleared, 2_510);
-        pair.assert_equal().await;
-        // A slot that has lost all its keys meanwhile.
-        pair.a.clear(token(2)).await.expect("cleared");
-        assert_eq!(
-            pair.carry(token(3)).await.expect("carried"),
-            Carried { cleared: 10, ..Carried::default() }
-        );
-        assert_eq!(pair.b.ask(&["DBSIZE"]).await, Value::Int(2));
-        assert_eq!(pair.b.text(&["GET", "other"]).await.as_deref(), Some("slot"));
+async fn what_a_failed_attempt_left_is_removed_and_what_somebody_has_is_not(engine: Engine) {
+    let mut pair = Pair::of(engine, engine).await;
+    pair.a.fill(10).await;
+    pair.b.ask(&["SET", "{a}precious", "v"]).await;
+    for _ in 0..2 {
+        let outcome = pair.carry(token(1)).await;
+        assert!(matches!(outcome, Err(Refusal::Occupied { keys: 1 })), "{outcome:?}");
+        assert_eq!(pair.b.text(&["GET", "{a}precious"]).await.as_deref(), Some("v"));
+        assert_eq!(pair.b.fence().await, None);
     }
+    pair.b.ask(&["DEL", "{a}precious"]).await;
+    pair.carry(token(1)).await.expect("carried");
+    // Of other types, of the same names, and more than one page.
+    pair.b.ask(&["DEL", "{a}1"]).await;
+    pair.b.ask(&["RPUSH", "{a}1", "old"]).await;
+    for i in 0..2_500 {
+        pair.b.own.push(&[b"SADD", format!("{TAG}garbage{i}").as_bytes(), b"x"]);
+    }
+    pair.b.own.flush().await.expect("sent");
+    pair.b.own.replies(2_500).await.expect("they answer");
+    pair.b.ask(&["SET", "other", "slot"]).await;
+    assert_eq!(pair.carry(token(2)).await.expect("carried").cleared, 2_510);
+    pair.assert_equal().await;
+    // A slot that has lost all its keys meanwhile.
+    pair.a.clear(token(2)).await.expect("cleared");
+    assert_eq!(pair.carry(token(3)).await.expect("carried"), Carried { cleared: 10, ..Carried::default() });
+    assert_eq!(pair.b.ask(&["DBSIZE"]).await, Value::Int(2));
+    assert_eq!(pair.b.text(&["GET", "other"]).await.as_deref(), Some("slot"));
 }
 
 #[tokio::test]
@@ -185,71 +184,61 @@ async fn a_fence_that_is_gone_or_strange_stops_everything() {
     assert_eq!(pair.b.all().await.len(), 3);
 }
 
-#[tokio::test]
-async fn a_full_server_can_be_left_and_is_not_filled() {
-    for (_, mut pair) in Pair::each(&Engine::ALL).await {
-        pair.a.fill(30).await;
-        pair.b.ask(&["CONFIG", "SET", "maxmemory", "1"]).await;
-        let before = pair.a.all().await;
+async fn a_full_server_can_be_left_and_is_not_filled(engine: Engine) {
+    let mut pair = Pair::of(engine, engine).await;
+    pair.a.fill(30).await;
+    pair.b.ask(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    let before = pair.a.all().await;
+    let text = failure(pair.carry(token(1)).await);
+    assert!(text.starts_with("target") && text.contains("OOM") && text.contains("maxmemory"), "{text}");
+    assert_eq!(pair.a.all().await, before);
+    assert_eq!(pair.b.all().await.len(), 0);
+    pair.again().await;
+    pair.b.ask(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    pair.a.ask(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    assert_eq!(pair.carry(token(2)).await.expect("carried").keys, 30);
+    assert_eq!(pair.a.clear(token(2)).await.expect("cleared"), 30);
+}
+
+async fn a_user_who_may_not_is_told_what_is_missing(engine: Engine) {
+    let mut pair = Pair::of(engine, engine).await;
+    pair.a.fill(3).await;
+    for denied in ["-eval", "-restore", "-set", "-cluster|getkeysinslot"] {
+        pair.b.ask(&["ACL", "SETUSER", "u", "reset", "on", ">p", "~*", "+@all", denied]).await;
+        assert!(pair.b.link.call(&[b"AUTH", b"u", b"p"]).await.is_ok());
         let text = failure(pair.carry(token(1)).await);
-        assert!(text.starts_with("target") && text.contains("OOM") && text.contains("maxmemory"), "{text}");
-        assert_eq!(pair.a.all().await, before);
-        assert_eq!(pair.b.all().await.len(), 0);
+        assert!(text.starts_with("target") && text.contains("allow this user EVAL"), "{denied}: {text}");
         pair.again().await;
-        pair.b.ask(&["CONFIG", "SET", "maxmemory", "0"]).await;
-        pair.a.ask(&["CONFIG", "SET", "maxmemory", "1"]).await;
-        assert_eq!(pair.carry(token(2)).await.expect("carried").keys, 30);
-        assert_eq!(pair.a.clear(token(2)).await.expect("cleared"), 30);
     }
+    pair.carry(token(1)).await.expect("carried");
 }
 
-#[tokio::test]
-async fn a_user_who_may_not_is_told_what_is_missing() {
-    for (_, mut pair) in Pair::each(&Engine::ALL).await {
-        pair.a.fill(3).await;
-        for denied in ["-eval", "-restore", "-set", "-cluster|getkeysinslot"] {
-            pair.b.ask(&["ACL", "SETUSER", "u", "reset", "on", ">p", "~*", "+@all", denied]).await;
-            assert!(pair.b.link.call(&[b"AUTH", b"u", b"p"]).await.is_ok());
-            let text = failure(pair.carry(token(1)).await);
-            assert!(text.starts_with("target") && text.contains("allow this user EVAL"), "{denied}: {text}");
-            pair.again().await;
-        }
-        pair.carry(token(1)).await.expect("carried");
+async fn a_slot_on_its_way_to_another_node_is_left_alone(engine: Engine) {
+    let cluster = Cluster::builder(engine).primaries(2).start().expect("a cluster");
+    let owner = cluster.owner_of(slot().number()).expect("an owner");
+    let number = slot().to_string();
+    let nodes = cluster.nodes();
+    let mut link = open(&nodes[owner].url(), Side::Source).await;
+    let can = Capabilities::probe(&mut link).await.expect("capabilities");
+    for key in ["{a}1", "{a}2"] {
+        nodes[owner].call(&["SET", key, "v"]);
     }
-}
-
-#[tokio::test]
-async fn a_slot_on_its_way_to_another_node_is_left_alone() {
-    for engine in Engine::ALL {
-        let cluster = Cluster::builder(engine).primaries(2).start().expect("a cluster");
-        let owner = cluster.owner_of(slot().number()).expect("an owner");
-        let number = slot().to_string();
-        let nodes = cluster.nodes();
-        let mut link = open(&nodes[owner].url(), Side::Source).await;
-        let can = Capabilities::probe(&mut link).await.expect("capabilities");
-        for key in ["{a}1", "{a}2"] {
-            nodes[owner].call(&["SET", key, "v"]);
-        }
-        clear_slot(&mut link, slot(), token(1), &can).await.expect("cleared");
-        nodes[owner].call(&["SET", "{a}1", "v"]);
-        nodes[1 - owner].call(&["CLUSTER", "SETSLOT", &number, "IMPORTING", cluster.node_id(owner)]);
-        nodes[owner].call(&["CLUSTER", "SETSLOT", &number, "MIGRATING", cluster.node_id(1 - owner)]);
-        // As it is asked for keys that it may have given away.
-        assert!(names(&mut link, slot(), 10).await.is_err());
-        let text = failure(clear_slot(&mut link, slot(), token(2), &can).await);
-        assert!(text.contains("TRYAGAIN") || text.contains("ASK"), "{text}");
-        assert_eq!(nodes[owner].call(&["EXISTS", "{a}1"]), redis::Value::Int(1));
-        // With all of it at the other node, its fence too.
-        nodes[owner].call(&["CLUSTER", "SETSLOT", &number, "STABLE"]);
-        nodes[1 - owner].call(&["CLUSTER", "SETSLOT", &number, "STABLE"]);
-        cluster.move_slot(slot().number(), owner, 1 - owner).expect("moved");
-        let text = failure(clear_slot(&mut link, slot(), token(2), &can).await);
-        assert!(text.contains("MOVED"), "{text}");
-        let mut other = open(&nodes[1 - owner].url(), Side::Source).await;
-        assert_superseded(
-            clear_slot(&mut other, slot(), Token { version: 0, term: 9 }, &can).await,
-            token(1),
-        );
-        assert_eq!(clear_slot(&mut other, slot(), token(2), &can).await.expect("cleared"), 1);
-    }
+    clear_slot(&mut link, slot(), token(1), &can).await.expect("cleared");
+    nodes[owner].call(&["SET", "{a}1", "v"]);
+    nodes[1 - owner].call(&["CLUSTER", "SETSLOT", &number, "IMPORTING", cluster.node_id(owner)]);
+    nodes[owner].call(&["CLUSTER", "SETSLOT", &number, "MIGRATING", cluster.node_id(1 - owner)]);
+    // As it is asked for keys that it may have given away.
+    assert!(names(&mut link, slot(), 10).await.is_err());
+    let text = failure(clear_slot(&mut link, slot(), token(2), &can).await);
+    assert!(text.contains("TRYAGAIN") || text.contains("ASK"), "{text}");
+    assert_eq!(nodes[owner].call(&["EXISTS", "{a}1"]), redis::Value::Int(1));
+    // With all of it at the other node, its fence too.
+    nodes[owner].call(&["CLUSTER", "SETSLOT", &number, "STABLE"]);
+    nodes[1 - owner].call(&["CLUSTER", "SETSLOT", &number, "STABLE"]);
+    cluster.move_slot(slot().number(), owner, 1 - owner).expect("moved");
+    let text = failure(clear_slot(&mut link, slot(), token(2), &can).await);
+    assert!(text.contains("MOVED"), "{text}");
+    let mut other = open(&nodes[1 - owner].url(), Side::Source).await;
+    assert_superseded(clear_slot(&mut other, slot(), Token { version: 0, term: 9 }, &can).await, token(1));
+    assert_eq!(clear_slot(&mut other, slot(), token(2), &can).await.expect("cleared"), 1);
 }

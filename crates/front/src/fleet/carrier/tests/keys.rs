@@ -7,6 +7,18 @@ use crate::fleet::carrier::names::look_again;
 use crate::fleet::carrier::payloads::{Life, Reader};
 use crate::fleet::carrier::{CARRY_KEYS_MAX, Copying, LOAD_KEY_BYTES_MAX, groups, measure, verify};
 
+whimbrel_lab::for_each_engine! {
+    async
+        a_slot_without_keys_costs_one_look_at_each_side
+        many_keys_and_long_ones_travel
+        what_expires_on_its_way_does_not_come_back
+}
+
+whimbrel_lab::for_each_engine! {
+    async on Redis80 Valkey91:
+        a_hash_whose_fields_expire_on_their_way_is_no_failure
+}
+
 const WRITES: &str = "SET s v|SET n 42|SET empty |RPUSH l a b c|SADD set a b|SADD ints 1 2|ZADD z 1.5 a 2 b|HSET h f v\
                       |XADD x 1-1 f v|XADD x 2-1 f w|XGROUP CREATE x g 0|XREADGROUP GROUP g c COUNT 1 STREAMS x >\
                       |PFADD p a|SETBIT bits 7 1|GEOADD geo 1 2 here";
@@ -85,91 +97,81 @@ async fn every_type_travels_between_all_servers() {
     }
 }
 
-#[tokio::test]
-async fn a_slot_without_keys_costs_one_look_at_each_side() {
-    for (_, mut pair) in Pair::each(&Engine::ALL).await {
-        pair.a.ask(&["CONFIG", "RESETSTAT"]).await;
-        pair.b.ask(&["CONFIG", "RESETSTAT"]).await;
-        for version in 1..=3 {
-            assert_eq!(pair.carry(token(version)).await.expect("carried"), Carried::default());
+async fn a_slot_without_keys_costs_one_look_at_each_side(engine: Engine) {
+    let mut pair = Pair::of(engine, engine).await;
+    pair.a.ask(&["CONFIG", "RESETSTAT"]).await;
+    pair.b.ask(&["CONFIG", "RESETSTAT"]).await;
+    for version in 1..=3 {
+        assert_eq!(pair.carry(token(version)).await.expect("carried"), Carried::default());
+    }
+    for side in [&mut pair.a, &mut pair.b] {
+        let stats = side.text(&["INFO", "commandstats"]).await.expect("text");
+        for command in ["eval", "cluster|getkeysinslot", "time"] {
+            assert!(stats.contains(&format!("cmdstat_{command}:calls=3,")), "{command}: {stats}");
         }
-        for side in [&mut pair.a, &mut pair.b] {
-            let stats = side.text(&["INFO", "commandstats"]).await.expect("text");
-            for command in ["eval", "cluster|getkeysinslot", "time"] {
-                assert!(stats.contains(&format!("cmdstat_{command}:calls=3,")), "{command}: {stats}");
-            }
-            for command in ["dump", "restore", "unlink"] {
-                assert!(!stats.contains(&format!("cmdstat_{command}:")), "{command}: {stats}");
-            }
-            assert!(side.fence().await.is_some());
+        for command in ["dump", "restore", "unlink"] {
+            assert!(!stats.contains(&format!("cmdstat_{command}:")), "{command}: {stats}");
         }
+        assert!(side.fence().await.is_some());
     }
 }
 
-#[tokio::test]
-async fn many_keys_and_long_ones_travel() {
-    for (_, mut pair) in Pair::each(&Engine::ALL).await {
-        pair.a.fill(5_000).await;
-        for i in 0..3 {
-            // Two groups at least, and longer than one.
-            let long = "x".repeat((1 + i) << 20);
-            pair.a.ask(&["CONFIG", "SET", "rdbcompression", "no"]).await;
-            pair.a.ask(&["SET", &format!("{TAG}long{i}"), &long]).await;
-        }
-        let carried = pair.carry(token(1)).await.expect("carried");
-        assert_eq!(carried.keys, 5_003);
-        assert!(carried.bytes > 6 << 20, "{carried:?}");
-        assert_eq!(pair.b.ask(&["DBSIZE"]).await, Value::Int(5_004));
-        pair.b.ask(&["CONFIG", "SET", "rdbcompression", "no"]).await;
-        pair.assert_equal().await;
-        assert_eq!(pair.a.clear(token(1)).await.expect("cleared"), 5_003);
-        assert_eq!(pair.a.ask(&["DBSIZE"]).await, Value::Int(1));
-        // And back, over what a later attempt finds there.
-        pair.b.fill(10).await;
-        let Pair { a, b } = &mut pair;
-        let route = Route { from: &b.can, to: &a.can, dialects: (b.dialect, a.dialect) };
-        let carried = carry_slot(&mut b.link, &mut a.link, slot(), token(2), &route).await.expect("carried");
-        assert_eq!((carried.keys, carried.cleared), (5_003, 0));
-        pair.assert_equal().await;
+async fn many_keys_and_long_ones_travel(engine: Engine) {
+    let mut pair = Pair::of(engine, engine).await;
+    pair.a.fill(5_000).await;
+    for i in 0..3 {
+        // Two groups at least, and longer than one.
+        let long = "x".repeat((1 + i) << 20);
+        pair.a.ask(&["CONFIG", "SET", "rdbcompression", "no"]).await;
+        pair.a.ask(&["SET", &format!("{TAG}long{i}"), &long]).await;
     }
+    let carried = pair.carry(token(1)).await.expect("carried");
+    assert_eq!(carried.keys, 5_003);
+    assert!(carried.bytes > 6 << 20, "{carried:?}");
+    assert_eq!(pair.b.ask(&["DBSIZE"]).await, Value::Int(5_004));
+    pair.b.ask(&["CONFIG", "SET", "rdbcompression", "no"]).await;
+    pair.assert_equal().await;
+    assert_eq!(pair.a.clear(token(1)).await.expect("cleared"), 5_003);
+    assert_eq!(pair.a.ask(&["DBSIZE"]).await, Value::Int(1));
+    // And back, over what a later attempt finds there.
+    pair.b.fill(10).await;
+    let Pair { a, b } = &mut pair;
+    let route = Route { from: &b.can, to: &a.can, dialects: (b.dialect, a.dialect) };
+    let carried = carry_slot(&mut b.link, &mut a.link, slot(), token(2), &route).await.expect("carried");
+    assert_eq!((carried.keys, carried.cleared), (5_003, 0));
+    pair.assert_equal().await;
 }
 
-#[tokio::test]
-async fn what_expires_on_its_way_does_not_come_back() {
-    for (_, mut pair) in Pair::each(&Engine::ALL).await {
-        let Pair { a, b } = &mut pair;
-        a.fill(3).await;
-        a.ask(&["SET", "{a}early", "v", "PX", "50"]).await;
-        a.ask(&["SET", "{a}late", "v", "PX", "400"]).await;
-        let (from_can, to_can) = (a.can, b.can);
-        let route = Route { from: &from_can, to: &to_can, dialects: (a.dialect, b.dialect) };
-        let origin = claim(&mut a.link, slot(), token(1), Place::Origin, &a.can).await.expect("taken");
-        let destination =
-            claim(&mut b.link, slot(), token(1), Place::Destination, &b.can).await.expect("taken");
-        assert_eq!((origin.count, origin.names.len()), (5, 5));
-        let mut copy = Copying {
-            hold: &destination.hold,
-            route: &route,
-            lives: Default::default(),
-            carried: Carried::default(),
-        };
-        // The one after it was listed, the other one after it was read.
-        wait_gone(&mut a.own, "{a}early").await;
-        let mut reader = Reader::new(origin.names, origin.now_ms);
-        let items = reader.next(&mut a.link, &route).await.expect("read").expect("a group");
-        let read_late =
-            items.iter().any(|item| item.name == "{a}late" && matches!(item.life, Life::Until(_)));
-        let keys = copy.note(items);
-        wait_gone(&mut a.own, "{a}late").await;
-        copy.write(&mut b.link, &keys).await.expect("written");
-        assert!(reader.next(&mut a.link, &route).await.expect("read").is_none());
-        verify(&mut a.link, &mut b.link, (&origin.hold, &destination.hold), &copy.lives, 0)
-            .await
-            .expect("right");
-        assert_eq!(copy.carried.expired, if read_late { 1 } else { 2 });
-        let left: Vec<Bytes> = b.all().await.into_iter().map(|(name, ..)| name).collect();
-        assert_eq!(left, ["{a}0", "{a}1", "{a}2"]);
-    }
+async fn what_expires_on_its_way_does_not_come_back(engine: Engine) {
+    let mut pair = Pair::of(engine, engine).await;
+    let Pair { a, b } = &mut pair;
+    a.fill(3).await;
+    a.ask(&["SET", "{a}early", "v", "PX", "50"]).await;
+    a.ask(&["SET", "{a}late", "v", "PX", "400"]).await;
+    let (from_can, to_can) = (a.can, b.can);
+    let route = Route { from: &from_can, to: &to_can, dialects: (a.dialect, b.dialect) };
+    let origin = claim(&mut a.link, slot(), token(1), Place::Origin, &a.can).await.expect("taken");
+    let destination = claim(&mut b.link, slot(), token(1), Place::Destination, &b.can).await.expect("taken");
+    assert_eq!((origin.count, origin.names.len()), (5, 5));
+    let mut copy = Copying {
+        hold: &destination.hold,
+        route: &route,
+        lives: Default::default(),
+        carried: Carried::default(),
+    };
+    // The one after it was listed, the other one after it was read.
+    wait_gone(&mut a.own, "{a}early").await;
+    let mut reader = Reader::new(origin.names, origin.now_ms);
+    let items = reader.next(&mut a.link, &route).await.expect("read").expect("a group");
+    let read_late = items.iter().any(|item| item.name == "{a}late" && matches!(item.life, Life::Until(_)));
+    let keys = copy.note(items);
+    wait_gone(&mut a.own, "{a}late").await;
+    copy.write(&mut b.link, &keys).await.expect("written");
+    assert!(reader.next(&mut a.link, &route).await.expect("read").is_none());
+    verify(&mut a.link, &mut b.link, (&origin.hold, &destination.hold), &copy.lives, 0).await.expect("right");
+    assert_eq!(copy.carried.expired, if read_late { 1 } else { 2 });
+    let left: Vec<Bytes> = b.all().await.into_iter().map(|(name, ..)| name).collect();
+    assert_eq!(left, ["{a}0", "{a}1", "{a}2"]);
 }
 
 async fn wait_gone(link: &mut Link, key: &str) {
@@ -180,39 +182,34 @@ async fn wait_gone(link: &mut Link, key: &str) {
     }
 }
 
-#[tokio::test]
-async fn a_hash_whose_fields_expire_on_their_way_is_no_failure() {
-    for (engine, mut pair) in Pair::each(&[Engine::Redis80, Engine::Valkey91]).await {
-        pair.a.ask(&["SET", "{a}s", "v"]).await;
-        pair.a.ask(&["HSET", "{a}far", "f", "v", "g", "w"]).await;
-        pair.a.ask(&["HPEXPIREAT", "{a}far", &FAR_MS.to_string(), "FIELDS", "1", "f"]).await;
-        pair.a.ask(&["HSET", "{a}near", "f", "v"]).await;
-        pair.a.ask(&["HPEXPIRE", "{a}near", "300", "FIELDS", "1", "f"]).await;
-        let Pair { a, b } = &mut pair;
-        let (from_can, to_can) = (a.can, b.can);
-        let route = Route { from: &from_can, to: &to_can, dialects: (a.dialect, b.dialect) };
-        let origin = claim(&mut a.link, slot(), token(1), Place::Origin, &a.can).await.expect("taken");
-        let destination =
-            claim(&mut b.link, slot(), token(1), Place::Destination, &b.can).await.expect("taken");
-        let mut copy = Copying {
-            hold: &destination.hold,
-            route: &route,
-            lives: Default::default(),
-            carried: Carried::default(),
-        };
-        let mut reader = Reader::new(origin.names, origin.now_ms);
-        let items = reader.next(&mut a.link, &route).await.expect("read").expect("a group");
-        let keys = copy.note(items);
-        wait_gone(&mut a.own, "{a}near").await;
-        copy.write(&mut b.link, &keys).await.expect("written");
-        wait_gone(&mut b.own, "{a}near").await;
-        verify(&mut a.link, &mut b.link, (&origin.hold, &destination.hold), &copy.lives, 0)
-            .await
-            .expect("right");
-        let at = b.ask(&["HPEXPIRETIME", "{a}far", "FIELDS", "1", "f"]).await;
-        assert_eq!(at, Value::Array(vec![Value::Int(FAR_MS)]), "{engine:?}");
-        pair.assert_equal().await;
-    }
+async fn a_hash_whose_fields_expire_on_their_way_is_no_failure(engine: Engine) {
+    let mut pair = Pair::of(engine, engine).await;
+    pair.a.ask(&["SET", "{a}s", "v"]).await;
+    pair.a.ask(&["HSET", "{a}far", "f", "v", "g", "w"]).await;
+    pair.a.ask(&["HPEXPIREAT", "{a}far", &FAR_MS.to_string(), "FIELDS", "1", "f"]).await;
+    pair.a.ask(&["HSET", "{a}near", "f", "v"]).await;
+    pair.a.ask(&["HPEXPIRE", "{a}near", "300", "FIELDS", "1", "f"]).await;
+    let Pair { a, b } = &mut pair;
+    let (from_can, to_can) = (a.can, b.can);
+    let route = Route { from: &from_can, to: &to_can, dialects: (a.dialect, b.dialect) };
+    let origin = claim(&mut a.link, slot(), token(1), Place::Origin, &a.can).await.expect("taken");
+    let destination = claim(&mut b.link, slot(), token(1), Place::Destination, &b.can).await.expect("taken");
+    let mut copy = Copying {
+        hold: &destination.hold,
+        route: &route,
+        lives: Default::default(),
+        carried: Carried::default(),
+    };
+    let mut reader = Reader::new(origin.names, origin.now_ms);
+    let items = reader.next(&mut a.link, &route).await.expect("read").expect("a group");
+    let keys = copy.note(items);
+    wait_gone(&mut a.own, "{a}near").await;
+    copy.write(&mut b.link, &keys).await.expect("written");
+    wait_gone(&mut b.own, "{a}near").await;
+    verify(&mut a.link, &mut b.link, (&origin.hold, &destination.hold), &copy.lives, 0).await.expect("right");
+    let at = b.ask(&["HPEXPIRETIME", "{a}far", "FIELDS", "1", "f"]).await;
+    assert_eq!(at, Value::Array(vec![Value::Int(FAR_MS)]), "{engine:?}");
+    pair.assert_equal().await;
 }
 
 #[tokio::test]

@@ -1,0 +1,5 @@
+//! The daemon's server, its queue, and a fleet's coordinator, over real sockets.
+
+mod daemon;
+mod fleet;
+mod queue;

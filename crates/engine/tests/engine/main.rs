@@ -1,0 +1,8 @@
+//! What the engine's parts find on real servers.
+
+mod feed;
+mod handover;
+mod native;
+mod nodes;
+mod seal;
+mod topology;

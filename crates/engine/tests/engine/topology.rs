@@ -1,0 +1,183 @@
+//! What clients are told of a cluster by the built replies, beside what its own servers tell.
+
+use std::time::Duration;
+
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::endpoint::Endpoint;
+use whimbrel_engine::error::Side;
+use whimbrel_engine::link::{Link, LinkOptions};
+use whimbrel_engine::nodes::ClusterView;
+use whimbrel_lab::{Cluster, Engine, Server, made_up_nodes};
+use whimbrel_wire::encode::Protocol;
+use whimbrel_wire::topology::{Replies, Reply};
+use whimbrel_wire::value::Value;
+
+whimbrel_lab::for_each_engine! {
+    async on Redis70 Valkey91:
+        large_tables_are_told_as_servers_tell_them
+        clusters_with_replicas_are_told_as_servers_tell_them
+}
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+async fn link(address: &str) -> Link {
+    let endpoint = Endpoint::parse(Side::Source, address).expect("an address");
+    let deployment = Deployment::probe(endpoint, LinkOptions::default()).await.expect("the cluster answers");
+    deployment.open(&deployment.endpoint.address, 0).await.expect("the node answers")
+}
+
+fn parsed(reply: &Reply) -> Value {
+    Value::parse(&reply.to_bytes()).expect("one whole value")
+}
+
+/// What is told of one node.
+type Fields = Vec<(Value, Value)>;
+
+/// The shards in the order of their first slot, without what only nodes know.
+fn shards(reply: Value) -> Vec<(Value, Vec<Fields>)> {
+    let own = |name: &Value| {
+        let known = ["id", "port", "tls-port", "ip", "endpoint", "hostname", "role"];
+        name.as_str().is_some_and(|name| known.contains(&name))
+    };
+    let node = |node: Value| {
+        let mut pairs = node.into_pairs().expect("pairs");
+        pairs.retain(|(name, _)| own(name));
+        pairs
+    };
+    let mut shards: Vec<_> = reply
+        .into_items()
+        .expect("a list")
+        .into_iter()
+        .map(|shard| {
+            let nodes = shard.field("nodes").cloned().and_then(Value::into_items).expect("nodes");
+            let mut nodes: Vec<_> = nodes.into_iter().map(node).collect();
+            nodes.sort_by_key(|pairs| format!("{pairs:?}"));
+            (shard.field("slots").cloned().expect("slots"), nodes)
+        })
+        .collect();
+    shards.sort_by_key(|(slots, _)| slots.as_items().and_then(|slots| slots.first()?.as_int()));
+    shards
+}
+
+/// The lines about nodes, without the times of pings, in the order of ids.
+fn lines(reply: &Value) -> Vec<String> {
+    let text = reply.as_str().expect("text");
+    let mut lines: Vec<String> = text
+        .lines()
+        .map(|line| {
+            let words: Vec<&str> = line.split(' ').collect();
+            [&words[..4], &words[6..]].concat().join(" ")
+        })
+        .collect();
+    lines.sort();
+    lines
+}
+
+fn info(reply: &Value, name: &str) -> String {
+    let text = reply.as_str().expect("text");
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("no {name}: {text}")).trim().to_owned()
+}
+
+/// Compares all replies with those of the server that the link leads to, in both protocols.
+async fn assert_alike(mut link: Link) {
+    // Before SHARDS: some servers repeat ranges in NODES after it.
+    assert_alike_but_for_shards(&mut link, Protocol::Resp2).await;
+    let replies = replies(&mut link).await;
+    link.call(&[b"HELLO", b"3"]).await.expect("the server speaks RESP3");
+    assert_alike_but_for_shards(&mut link, Protocol::Resp3).await;
+    let theirs = link.call(&[b"CLUSTER", b"SHARDS"]).await.expect("shards");
+    assert!(matches!(theirs.as_items().expect("a list")[0], Value::Map(_)), "{theirs:?}");
+    assert_eq!(shards(parsed(&replies.shards(Protocol::Resp3))), shards(theirs));
+    link.call(&[b"HELLO", b"2"]).await.expect("the server speaks RESP2");
+    let theirs = link.call(&[b"CLUSTER", b"SHARDS"]).await.expect("shards");
+    assert_eq!(shards(parsed(&replies.shards(Protocol::Resp2))), shards(theirs));
+}
+
+async fn replies(link: &mut Link) -> Replies {
+    let endpoint = link.endpoint().clone();
+    Replies::new(&ClusterView::ask(link).await.expect("a view").table(&endpoint))
+}
+
+async fn assert_alike_but_for_shards(link: &mut Link, protocol: Protocol) {
+    let replies = replies(link).await;
+    let nodes = link.call(&[b"CLUSTER", b"NODES"]).await.expect("nodes");
+    let slots = link.call(&[b"CLUSTER", b"SLOTS"]).await.expect("slots");
+    assert_eq!(sorted_replicas(parsed(&replies.slots(protocol))), sorted_replicas(slots));
+    assert_eq!(lines(&parsed(&replies.nodes(protocol))), lines(&nodes));
+    let theirs = link.call(&[b"CLUSTER", b"INFO"]).await.expect("info");
+    let ours = parsed(&replies.info(protocol));
+    for name in [
+        "cluster_slots_assigned",
+        "cluster_slots_ok",
+        "cluster_slots_pfail",
+        "cluster_slots_fail",
+        "cluster_known_nodes",
+        "cluster_size",
+        "cluster_my_epoch",
+    ] {
+        assert_eq!(info(&ours, name), info(&theirs, name), "{name}");
+    }
+    let id = link.call(&[b"CLUSTER", b"MYID"]).await.expect("an id");
+    assert_eq!(parsed(&replies.my_id()), id);
+}
+
+/// Servers name replicas in an order of their own.
+fn sorted_replicas(reply: Value) -> Vec<Vec<Value>> {
+    let sort = |entry: Value| {
+        let mut items = entry.into_items().expect("an entry");
+        items[3..].sort_by_key(|node| format!("{node:?}"));
+        items
+    };
+    reply.into_items().expect("a list").into_iter().map(sort).collect()
+}
+
+async fn large_tables_are_told_as_servers_tell_them(engine: Engine) {
+    for (primaries, is_fragmented) in [(3, false), (3, true), (128, false), (128, true)] {
+        let conf = made_up_nodes(engine, primaries, |slot| {
+            let owner = if is_fragmented { slot % primaries } else { slot * primaries / 16_384 };
+            // Some are nobody's.
+            Some(owner).filter(|_| slot % 1_000 != 999)
+        });
+        // So that the nodes that are not there are not found to be missing.
+        let builder = Server::builder(engine).nodes_conf(&conf).arg("cluster-node-timeout", "3600000");
+        let server = builder.start().expect("a server");
+        let mut link = link(&server.addr()).await;
+        until(async || {
+            let told = link.call(&[b"CLUSTER", b"INFO"]).await.expect("info");
+            info(&told, "cluster_size") == primaries.to_string()
+        })
+        .await;
+        assert_alike(link).await;
+    }
+}
+
+async fn until(mut done: impl AsyncFnMut() -> bool) {
+    let waiting = async {
+        while !done().await {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, waiting).await.expect("the server comes to know its cluster");
+}
+
+async fn clusters_with_replicas_are_told_as_servers_tell_them(engine: Engine) {
+    let cluster = Cluster::builder(engine).replicas(2).start().expect("the cluster starts");
+    for node in [0, 3] {
+        let mut link = link(&cluster.nodes()[node].addr()).await;
+        // Nodes tell of replicas once they know that these have data, and of their shard once they have heard of it.
+        until(async || {
+            let slots = link.call(&[b"CLUSTER", b"SLOTS"]).await.expect("slots");
+            let shards = link.call(&[b"CLUSTER", b"SHARDS"]).await.expect("shards");
+            let nodes_in = |entry: &Value| entry.field("nodes")?.as_items().map(<[Value]>::len);
+            slots
+                .as_items()
+                .expect("a list")
+                .iter()
+                .all(|entry| entry.as_items().is_some_and(|e| e.len() == 5))
+                && shards.as_items().expect("a list").iter().all(|entry| nodes_in(entry) == Some(3))
+        })
+        .await;
+        assert_alike(link).await;
+    }
+}

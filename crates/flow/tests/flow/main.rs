@@ -1,0 +1,6 @@
+//! Keys move between real servers.
+
+mod legacy;
+mod slots;
+mod typed;
+mod verify;

@@ -1,0 +1,331 @@
+//! Moves the keys of slots between two primaries of real clusters, while clients write, and compares both sides.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use redis::{Connection, Value, cmd};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::slot::{Slot, SlotRange, SlotSet, tag_for_slot};
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::endpoint::{Address, Endpoint};
+use whimbrel_engine::error::Side;
+use whimbrel_engine::feed::{Feed, FeedKind, FeedOptions};
+use whimbrel_engine::link::LinkOptions;
+use whimbrel_flow::budget::Rates;
+use whimbrel_flow::slots::{Level, Quiet, SlotMover, SlotOptions, SlotProgress, count_keys};
+use whimbrel_lab::{Cluster, Engine};
+
+whimbrel_lab::for_each_engine! {
+    async
+        keys_of_slots_move_while_clients_write
+}
+
+whimbrel_lab::for_each_engine! {
+    async on Redis70 Valkey91:
+        keys_move_with_a_tracking_feed_as_well
+}
+
+/// From this size on a value moves in chunks here, so that a few thousand elements are enough.
+const BIG_KEY_BYTES: u64 = 64 << 10;
+
+/// The slots that move: the first hundred of the first primary.
+fn moving() -> SlotSet {
+    let slot = |n| Slot::new(n).expect("a slot");
+    SlotSet::from_ranges([SlotRange::new(slot(0), slot(99)).expect("a range")])
+}
+
+fn key(slot: u16, name: &str) -> String {
+    format!("{name}:{{{}}}", tag_for_slot(Slot::new(slot).expect("a slot")))
+}
+
+struct Scene {
+    cluster: Cluster,
+    deployment: Arc<Deployment>,
+    source: Address,
+    target: Address,
+}
+
+impl Scene {
+    async fn new(engine: Engine) -> Scene {
+        let cluster = Cluster::builder(engine).primaries(3).start().expect("a cluster");
+        let endpoint = Endpoint::parse(Side::Source, &cluster.seed()).expect("an endpoint");
+        let deployment = Deployment::probe(endpoint, LinkOptions::default()).await.expect("probed");
+        let address = |i: usize| {
+            let addr = cluster.nodes()[i].addr();
+            Address::parse_tcp(&addr).expect("an address")
+        };
+        let (source, target) = (address(0), address(1));
+        let mut link = cluster.connection_to(1);
+        for slot in &moving() {
+            let mut import = cmd("CLUSTER");
+            import.arg("SETSLOT").arg(slot.number()).arg("IMPORTING").arg(cluster.node_id(0));
+            import.exec(&mut link).expect("marked");
+        }
+        Scene { cluster, deployment: Arc::new(deployment), source, target }
+    }
+
+    fn fill(&self) {
+        let mut link = self.cluster.connection_to(0);
+        for slot in 0..100_u16 {
+            let set = |i: u32| cmd("SET").arg(key(slot, &format!("s{i}"))).arg(format!("v{i}")).clone();
+            (0..5).for_each(|i| set(i).exec(&mut link).expect("set"));
+            let mut expiring = cmd("SET");
+            expiring
+                .arg(key(slot, "e"))
+                .arg("x")
+                .arg("PX")
+                .arg(60_000 + u64::from(slot))
+                .exec(&mut link)
+                .expect("set");
+            for (command, name, args) in [
+                ("HSET", "h", vec!["f1", "1", "f2", "2"]),
+                ("SADD", "m", vec!["a", "b"]),
+                ("ZADD", "z", vec!["1.5", "a", "2", "b"]),
+                ("RPUSH", "l", vec!["1", "2", "3"]),
+                ("XADD", "x", vec!["*", "f", "v"]),
+            ] {
+                cmd(command).arg(key(slot, name)).arg(args).exec(&mut link).expect("filled");
+            }
+            cmd("XGROUP")
+                .arg("CREATE")
+                .arg(key(slot, "x"))
+                .arg("g")
+                .arg("0")
+                .exec(&mut link)
+                .expect("a group");
+        }
+        // Large ones: they move in chunks.
+        for (command, width) in [("HSET", 2), ("SADD", 1), ("ZADD", 2), ("RPUSH", 1)] {
+            let mut pipe = redis::pipe();
+            for i in 0..20_000_u32 {
+                let element = format!("element-{i:08}");
+                let name = key(7, &format!("big-{command}"));
+                match (command, width) {
+                    ("HSET", _) => pipe.cmd(command).arg(name).arg(element).arg(i),
+                    ("ZADD", _) => pipe.cmd(command).arg(name).arg(i).arg(element),
+                    _ => pipe.cmd(command).arg(name).arg(element),
+                }
+                .ignore();
+            }
+            pipe.exec(&mut link).expect("a large key");
+        }
+    }
+
+    /// Clients that change keys of all kinds, the large ones included, until told to stop.
+    fn write(&self, stop: &Arc<AtomicBool>) -> Vec<JoinHandle<u64>> {
+        (0..4_u32)
+            .map(|n| {
+                let (mut link, stop) = (self.cluster.connection_to(0), stop.clone());
+                std::thread::spawn(move || {
+                    let mut writes = 0;
+                    while !stop.load(Ordering::Relaxed) {
+                        for command in changes(writes * 4 + u64::from(n)) {
+                            command.query::<Value>(&mut link).expect("a write");
+                        }
+                        writes += 1;
+                    }
+                    writes
+                })
+            })
+            .collect()
+    }
+
+    async fn mover(&self) -> SlotMover {
+        let options = SlotOptions {
+            lanes: 3,
+            big_key_bytes: BIG_KEY_BYTES,
+            chunk_bytes: 16 << 10,
+            memory_bytes: 8 << 20,
+            rates: Rates::default(),
+            job: "test".to_owned(),
+            drain_ms_max: 60_000,
+            quiet: Quiet::default(),
+        };
+        let progress = Arc::new(SlotProgress::default());
+        let (deployment, stop) = (self.deployment.clone(), CancellationToken::new());
+        SlotMover::open(deployment, &self.source, &self.target, options, progress, stop)
+            .await
+            .expect("a mover")
+    }
+}
+
+/// A few commands that differ with `n`.
+fn changes(n: u64) -> Vec<redis::Cmd> {
+    let slot = (n % 100) as u16;
+    let element = format!("element-{:08}", (n * 7_919) % 25_000);
+    let mut commands = Vec::new();
+    let mut add = |command: &str, args: Vec<String>| {
+        let mut built = cmd(command);
+        built.arg(args);
+        commands.push(built);
+    };
+    add("INCR", vec![key(slot, "counter")]);
+    add("SET", vec![key(slot, "s1"), n.to_string()]);
+    add("HSET", vec![key(slot, "h"), format!("f{}", n % 10), n.to_string()]);
+    add("LPUSH", vec![key(slot, "l"), n.to_string()]);
+    add("XADD", vec![key(slot, "x"), "*".to_owned(), "n".to_owned(), n.to_string()]);
+    match n % 5 {
+        0 => add("DEL", vec![key(slot, "s2")]),
+        1 => add("PEXPIRE", vec![key(slot, "s3"), "100000".to_owned()]),
+        2 => add(
+            "XREADGROUP",
+            ["GROUP", "g", "c", "COUNT", "1", "STREAMS", &key(slot, "x"), ">"].map(str::to_owned).to_vec(),
+        ),
+        3 => add("SET", vec![key(slot, &format!("new{n}")), "1".to_owned()]),
+        _ => add("PERSIST", vec![key(slot, "e")]),
+    }
+    add("HSET", vec![key(7, "big-HSET"), element.clone(), n.to_string()]);
+    add("HDEL", vec![key(7, "big-HSET"), format!("element-{:08}", (n * 31) % 20_000)]);
+    add("SADD", vec![key(7, "big-SADD"), format!("more-{n}")]);
+    add("SREM", vec![key(7, "big-SADD"), element.clone()]);
+    add("ZINCRBY", vec![key(7, "big-ZADD"), "1.25".to_owned(), element]);
+    if n % 400 == 13 {
+        add("PEXPIRE", vec![key(7, "big-HSET"), "900000".to_owned()]);
+    }
+    commands
+}
+
+fn digest(link: &mut Connection, key: &str, asking: bool) -> Value {
+    if asking {
+        cmd("ASKING").exec(link).expect("asked");
+    }
+    cmd("PEXPIRETIME").arg(key).query(link).expect("an expiry")
+}
+
+async fn moves_everything(engine: Engine, kind: Option<FeedKind>) {
+    let scene = Scene::new(engine).await;
+    scene.fill();
+    let slots = moving();
+    let options = FeedOptions { kind, ..FeedOptions::default() };
+    let feed = Feed::attach(&scene.deployment, &scene.source, slots.clone(), options).await.expect("a feed");
+    let touched = feed.touched();
+    let stop = Arc::new(AtomicBool::new(false));
+    let writers = scene.write(&stop);
+    let mut mover = scene.mover().await;
+    let mut link = scene.deployment.open(&scene.source, 0).await.expect("a link");
+    let counts = count_keys(&mut link, &slots).await.expect("counted");
+    mover.begin_batch(feed.misses_consumer_groups());
+    mover.snapshot(&counts).await.expect("a snapshot");
+    for _ in 0..20 {
+        mover.catch_up(&touched).await.expect("a round");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    stop.store(true, Ordering::Relaxed);
+    let writes: u64 = writers.into_iter().map(|w| w.join().expect("a writer")).sum();
+    assert!(writes > 100, "the writers hardly wrote: {writes}");
+    // The writers have stopped; what they did is what a pause would make final.
+    let info = link.call(&[b"INFO", b"replication"]).await.expect("info");
+    let info = whimbrel_engine::probe::Info::parse(info.as_bytes().expect("text"));
+    let offset = info.number("master_repl_offset").expect("an offset");
+    assert!(feed.reach(offset, 10_000).await.expect("a feed"), "the feed reaches the offset");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    assert!(mover.drain(&touched, deadline).await.expect("drained"), "drained in time");
+    let found = mover.compare(&slots, Level::Sample).await.expect("compared");
+    assert_eq!(found.differences, 0, "{engine:?}: {:?}", found.told);
+    assert!(found.counted == 100 && found.compared > 0, "{found:?}");
+    mover.compare_ahead(&slots).await.expect("compared");
+    let found = mover.compare(&slots, Level::Full).await.expect("compared");
+    assert_eq!(found.differences, 0, "{engine:?}: {:?}", found.told);
+    let (mut ours, mut theirs) = (scene.cluster.connection_to(0), scene.cluster.connection_to(1));
+    for name in ["big-HSET", "big-SADD", "big-ZADD", "big-RPUSH"] {
+        let name = key(7, name);
+        assert_eq!(digest(&mut ours, &name, false), digest(&mut theirs, &name, true), "expiry of {name}");
+        let sorted = |link: &mut Connection, asking: bool| {
+            let command = match name.split(':').next() {
+                Some("big-HSET") => "HGETALL",
+                Some("big-SADD") => "SMEMBERS",
+                Some("big-ZADD") => "ZRANGE",
+                _ => "LRANGE",
+            };
+            if asking {
+                cmd("ASKING").exec(link).expect("asked");
+            }
+            let mut read = cmd(command);
+            read.arg(&name);
+            if command == "ZRANGE" || command == "LRANGE" {
+                read.arg(0).arg(-1);
+            }
+            if command == "ZRANGE" {
+                read.arg("WITHSCORES");
+            }
+            let mut elements: Vec<String> = read.query(link).expect("elements");
+            match command {
+                "HGETALL" => {
+                    let mut pairs: Vec<Vec<String>> = elements.chunks(2).map(<[String]>::to_vec).collect();
+                    pairs.sort();
+                    elements = pairs.concat();
+                }
+                "SMEMBERS" => elements.sort(),
+                _ => {}
+            }
+            elements
+        };
+        assert_eq!(sorted(&mut ours, false), sorted(&mut theirs, true), "{engine:?}: elements of {name}");
+    }
+    // A difference is found, or the comparison above proves nothing.
+    cmd("SET").arg(key(3, "s0")).arg("planted").exec(&mut ours).expect("planted");
+    mover.compare_ahead(&slots).await.expect("compared");
+    let found = mover.compare(&slots, Level::Full).await.expect("compared");
+    assert_eq!(found.differences, 1, "{:?}", found.told);
+    cmd("SET").arg(key(4, "only here")).arg("1").exec(&mut ours).expect("planted");
+    let found = mover.compare(&slots, Level::Counts).await.expect("compared");
+    assert_eq!(found.differences, 1, "{:?}", found.told);
+}
+
+async fn keys_of_slots_move_while_clients_write(engine: Engine) {
+    moves_everything(engine, None).await;
+}
+
+async fn keys_move_with_a_tracking_feed_as_well(engine: Engine) {
+    moves_everything(engine, Some(FeedKind::Tracking)).await;
+}
+
+/// A paused source keeps keys whose time has come, and the target does not: that is no difference, in large slots either.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_slot_of_which_keys_expire_under_the_pause_is_equal() {
+    const KEYS: u32 = 120_000;
+    const EXPIRING: u32 = 50;
+    let scene = Scene::new(Engine::Valkey81).await;
+    let mut ours = scene.cluster.connection_to(0);
+    for first in (0..KEYS).step_by(10_000) {
+        let mut pipe = redis::pipe();
+        for i in first..first + 10_000 {
+            pipe.cmd("SET").arg(key(7, &format!("k{i}"))).arg(i).ignore();
+        }
+        pipe.exec(&mut ours).expect("filled");
+    }
+    let slot = Slot::new(7).expect("a slot");
+    let slots = SlotSet::from_ranges([SlotRange::new(slot, slot).expect("a range")]);
+    let mut mover = scene.mover().await;
+    let mut link = scene.deployment.open(&scene.source, 0).await.expect("a link");
+    for i in 0..EXPIRING {
+        cmd("PEXPIRE").arg(key(7, &format!("k{i}"))).arg(20_000).exec(&mut ours).expect("expires");
+    }
+    let counts = count_keys(&mut link, &slots).await.expect("counted");
+    mover.begin_batch(false);
+    mover.snapshot(&counts).await.expect("a snapshot");
+    let count = |link: &mut Connection| -> u32 {
+        cmd("CLUSTER").arg("COUNTKEYSINSLOT").arg(7).query(link).expect("counted")
+    };
+    let mut theirs = scene.cluster.connection_to(1);
+    assert_eq!((count(&mut ours), count(&mut theirs)), (KEYS, KEYS), "everything moved before it expired");
+    cmd("CLIENT").arg("PAUSE").arg(120_000).arg("WRITE").exec(&mut ours).expect("paused");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while count(&mut theirs) > KEYS - EXPIRING {
+        assert!(Instant::now() < deadline, "the target keeps what is due");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(count(&mut ours), KEYS, "a paused source keeps what is due");
+    let found = mover.compare(&slots, Level::Counts).await.expect("compared");
+    assert_eq!(found.differences, 0, "{:?}", found.told);
+    // A difference is found among them, or the comparison above proves nothing.
+    cmd("ASKING").exec(&mut theirs).expect("asked");
+    cmd("DEL").arg(key(7, "k100")).exec(&mut theirs).expect("planted");
+    let found = mover.compare(&slots, Level::Counts).await.expect("compared");
+    assert_eq!(found.differences, 1, "{:?}", found.told);
+    assert!(found.told[0].contains("k100"), "{:?}", found.told);
+    cmd("CLIENT").arg("UNPAUSE").exec(&mut ours).expect("let go");
+}

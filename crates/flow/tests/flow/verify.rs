@@ -1,0 +1,949 @@
+//! Verification between real servers.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::glob::Pattern;
+use whimbrel_core::select::Selection;
+use whimbrel_core::slot::Slot;
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::endpoint::{Address, Endpoint};
+use whimbrel_engine::error::{Code, Result, Side};
+use whimbrel_engine::link::{Link, LinkOptions};
+use whimbrel_flow::verify::{
+    Depth, DifferenceKind, Scope, Settle, VerifyOptions, VerifyProgress, VerifyReport, verify,
+};
+use whimbrel_lab::{Cluster, Engine, Proxy, Server};
+use whimbrel_wire::value::Value;
+
+whimbrel_lab::for_each_engine! {
+    async
+        a_cluster_equals_a_standalone_server_either_way_round
+}
+
+/// A far future, not a multiple of a second.
+const FAR_MS: u64 = 4_102_444_800_123;
+
+/// Part of values that must never be shown.
+const SECRET: &str = "s3cr3t";
+
+type Command = Vec<Vec<u8>>;
+
+/// A command of words without spaces.
+fn words(text: &str) -> Command {
+    text.split(' ').map(|w| w.as_bytes().to_vec()).collect()
+}
+
+fn bytes(args: &[&[u8]]) -> Command {
+    args.iter().map(|a| a.to_vec()).collect()
+}
+
+/// A deployment to look at, and connections to fill it.
+struct Party {
+    deployment: Arc<Deployment>,
+    links: HashMap<(Address, u32), Link>,
+}
+
+impl Party {
+    async fn new(url: &str, side: Side) -> Party {
+        Party::of(probe(url, side).await)
+    }
+
+    fn of(deployment: Deployment) -> Party {
+        Party { deployment: Arc::new(deployment), links: HashMap::new() }
+    }
+
+    /// Runs commands, each at the owner of its key; none may fail.
+    async fn run(&mut self, commands: &[Command]) {
+        self.run_in(0, commands).await;
+    }
+
+    async fn run_in(&mut self, db: u32, commands: &[Command]) {
+        for part in commands.chunks(1_000) {
+            let mut sent = Vec::new();
+            for command in part {
+                let at = if matches!(&command[0][..], b"XGROUP" | b"XINFO") { 2 } else { 1 };
+                let key: &[u8] = if command[0] == b"XREADGROUP" {
+                    // XREADGROUP GROUP g c COUNT n STREAMS key >
+                    &command[command.len() - 2]
+                } else {
+                    command.get(at).map_or(b"", |k| &k[..])
+                };
+                let topology = self.deployment.topology();
+                let shard = topology.shard_of(Slot::of_key(key)).expect("an owner");
+                let place = (shard.primary.clone(), db);
+                if !self.links.contains_key(&place) {
+                    let link = self.deployment.open(&place.0, db).await.expect("a connection");
+                    self.links.insert(place.clone(), link);
+                }
+                let args: Vec<&[u8]> = command.iter().map(|a| &a[..]).collect();
+                self.links.get_mut(&place).expect("just opened").push(&args);
+                sent.push((place, command));
+            }
+            for (place, command) in sent {
+                let link = self.links.get_mut(&place).expect("open");
+                link.flush().await.expect("sent");
+                let reply = link.reply().await.expect("a reply");
+                assert!(
+                    reply.as_error().is_none(),
+                    "{:?}: {reply:?}",
+                    String::from_utf8_lossy(&command.join(&b' '))
+                );
+            }
+        }
+    }
+}
+
+async fn probe(url: &str, side: Side) -> Deployment {
+    let endpoint = Endpoint::parse(side, url).expect("a valid address");
+    Deployment::probe(endpoint, LinkOptions::default()).await.expect("a deployment")
+}
+
+async fn two(source: &Server, target: &Server) -> (Party, Party) {
+    (Party::new(&source.url(), Side::Source).await, Party::new(&target.url(), Side::Target).await)
+}
+
+async fn try_compare(source: &Party, target: &Party, options: VerifyOptions) -> Result<VerifyReport> {
+    let progress = Arc::new(VerifyProgress::default());
+    let report = verify(
+        source.deployment.clone(),
+        target.deployment.clone(),
+        options,
+        progress.clone(),
+        CancellationToken::new(),
+    )
+    .await?;
+    assert_eq!(progress.rechecking.load(Ordering::Relaxed), 0);
+    assert_eq!(progress.compared.load(Ordering::Relaxed), report.tally.compared);
+    assert_eq!(progress.bytes.load(Ordering::Relaxed), report.bytes_compared);
+    Ok(report)
+}
+
+async fn compare(source: &Party, target: &Party, options: VerifyOptions) -> VerifyReport {
+    try_compare(source, target, options).await.expect("a report")
+}
+
+/// Nobody writes: short pauses will do.
+fn quiet() -> VerifyOptions {
+    let settle = Settle { pause_ms: 20, ..Settle::default() };
+    VerifyOptions { settle, chunk_bytes: 16 << 10, ..VerifyOptions::default() }
+}
+
+/// The kinds of difference of each key.
+fn kinds(report: &VerifyReport) -> BTreeMap<String, BTreeSet<DifferenceKind>> {
+    let mut kinds: BTreeMap<String, BTreeSet<DifferenceKind>> = BTreeMap::new();
+    for d in &report.differences {
+        assert!(!d.detail.contains(SECRET), "a value is shown: {}", d.detail);
+        kinds.entry(d.key.clone().unwrap_or_default()).or_default().insert(d.kind);
+    }
+    kinds
+}
+
+fn has_field_ttl(engine: Engine) -> bool {
+    matches!(engine, Engine::Redis80 | Engine::Valkey91)
+}
+
+/// A stream with entries, a group, two consumers and two pending entries.
+fn stream(key: &str) -> Vec<Command> {
+    [
+        format!("XADD {key} 1-1 f {SECRET}1"),
+        format!("XADD {key} 1-2 f {SECRET}2"),
+        format!("XADD {key} 1-3 f {SECRET}3"),
+        format!("XGROUP CREATE {key} g 0"),
+        format!("XREADGROUP GROUP g alice COUNT 2 STREAMS {key} >"),
+        format!("XGROUP CREATECONSUMER {key} g bob"),
+        format!("XGROUP CREATECONSUMER {key} g idle"),
+    ]
+    .iter()
+    .map(|c| words(c))
+    .collect()
+}
+
+/// Every type, small and large, with everything that is not plain.
+fn data_set(field_ttl: bool) -> Vec<Command> {
+    let mut all = vec![
+        words("SET text plain"),
+        words("SET number 12345"),
+        bytes(&[b"SET", b"empty value", b""]),
+        bytes(&[b"SET", b"", b"the key without a name"]),
+        bytes(&[b"SET", b"\xff\x00\r\nbinary", b"\x00\r\n\xfe"]),
+        bytes(&[b"SET", b"head", &[b'h'; 2048]]),
+        bytes(&[b"SET", b"head less one", &[b'h'; 2047]]),
+        bytes(&[b"SET", b"middle", &vec![b'm'; 10_000]]),
+        bytes(&[b"SET", b"long", &vec![b'l'; 1_000_001]]),
+        words(&format!("SET mortal v PXAT {FAR_MS}")),
+        words("RPUSH list a b c a"),
+        words("SADD set a b c"),
+        words("SADD intset 1 2 3"),
+        words("HSET hash a 1 b 2"),
+        bytes(&[b"HSET", b"hash", b"", b"empty field", b"\xff", b""]),
+        words("ZADD zset 1 a -inf b inf c 0.1 d 1e300 e -0.0 f 3.141592653589793 g"),
+        words("XGROUP CREATE no-entries g $ MKSTREAM"),
+        words(&format!("PEXPIREAT hash {FAR_MS}")),
+        words("PFADD counter a b c"),
+        words("SETBIT bits 100000 1"),
+    ];
+    all.extend(stream("stream"));
+    all.push(words("XDEL stream 1-2"));
+    for i in 0..3_000 {
+        all.push(words(&format!("RPUSH big:list element:{i}")));
+        all.push(words(&format!("SADD big:set member:{i}")));
+        all.push(words(&format!("HSET big:hash field:{i} value:{i}")));
+        all.push(words(&format!("ZADD big:zset {} member:{i}", f64::from(i) / 7.0)));
+        all.push(words(&format!("XADD big:stream 1-{} f v{i}", i + 1)));
+        all.push(words(&format!("SET many:{i} {i}")));
+    }
+    all.push(words("XGROUP CREATE big:stream g 0"));
+    all.push(words("XREADGROUP GROUP g c COUNT 2000 STREAMS big:stream >"));
+    if field_ttl {
+        all.push(words("HSET mortal:fields a 1 b 2 c 3"));
+        all.push(words(&format!("HPEXPIREAT mortal:fields {FAR_MS} FIELDS 2 a b")));
+        all.push(words(&format!("HPEXPIREAT big:hash {FAR_MS} FIELDS 2 field:7 field:2999")));
+    }
+    all
+}
+
+/// The same keys, with small encodings turned off.
+fn loosely_encoded(engine: Engine) -> Server {
+    let mut server = Server::builder(engine)
+        .arg("hash-max-listpack-entries", "0")
+        .arg("zset-max-listpack-entries", "0")
+        .arg("set-max-intset-entries", "0")
+        .arg("list-max-listpack-size", "1")
+        .arg("list-compress-depth", "1")
+        .arg("stream-node-max-entries", "2");
+    if engine != Engine::Redis70 {
+        server = server.arg("set-max-listpack-entries", "0");
+    }
+    server.start().expect("a server")
+}
+
+fn plain(engine: Engine) -> Server {
+    Server::builder(engine).start().expect("a server")
+}
+
+const SAME: [(Engine, Engine); 4] = [
+    (Engine::Redis70, Engine::Redis70),
+    (Engine::Redis80, Engine::Redis80),
+    (Engine::Valkey81, Engine::Valkey81),
+    (Engine::Valkey91, Engine::Valkey91),
+];
+
+const MIXED: [(Engine, Engine); 4] = [
+    (Engine::Redis70, Engine::Valkey91),
+    (Engine::Redis80, Engine::Valkey91),
+    (Engine::Valkey91, Engine::Redis80),
+    (Engine::Valkey81, Engine::Redis70),
+];
+
+#[tokio::test]
+async fn equal_values_in_other_encodings_and_orders_are_equal() {
+    for (source, target) in SAME.into_iter().chain(MIXED) {
+        let (source_server, target_server) = (plain(source), loosely_encoded(target));
+        let (mut s, mut t) = two(&source_server, &target_server).await;
+        let mut data = data_set(has_field_ttl(source) && has_field_ttl(target));
+        s.run(&data).await;
+        // Unordered collections are filled the other way round.
+        let unordered = |c: &Command| matches!(&c[0][..], b"SADD" | b"HSET" | b"ZADD" | b"SET");
+        data.sort_by_key(|c| !unordered(c));
+        let end = data.iter().take_while(|c| unordered(c)).count();
+        data[..end].reverse();
+        t.run(&data).await;
+        let report = compare(&s, &t, quiet()).await;
+        assert!(report.is_equal(), "{source:?} to {target:?}: {:?} {:?}", report.tally, report.differences);
+        let keys = first_number(&source_server, &["DBSIZE"]);
+        assert!(report.tally.compared >= keys && keys > 3_000, "{:?} of {keys}", report.tally);
+        assert_eq!(report.tally.equal, report.tally.compared);
+        assert!(report.bytes_compared > 1_100_000, "{}", report.bytes_compared);
+    }
+}
+
+/// The first number in a reply.
+fn first_number(server: &Server, command: &[&str]) -> u64 {
+    let reply = format!("{:?}", server.call(command));
+    let digits = reply.chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit);
+    digits.collect::<String>().parse().expect("a number")
+}
+
+/// Something planted on the target: at which key, by which commands, and what has to be found.
+struct Plant {
+    key: &'static str,
+    commands: Vec<Command>,
+    finds: DifferenceKind,
+}
+
+fn plant(key: &'static str, commands: &[&str], finds: DifferenceKind) -> Plant {
+    Plant { key, commands: commands.iter().map(|c| words(c)).collect(), finds }
+}
+
+/// For each planted difference the data that both sides have before.
+fn plants(field_ttl: bool) -> (Vec<Command>, Vec<Plant>) {
+    use DifferenceKind::*;
+    let mut base: Vec<Command> = [
+        "SET missing v",
+        "SET type v",
+        "SET value s3cr3t1",
+        "SET length s3cr3t1",
+        "SET made-empty v",
+        "SET ttl-off v PXAT 4102444800123",
+        "SET ttl-gone v PXAT 4102444800123",
+        "SET ttl-extra v",
+        "RPUSH list-element a s3cr3t c",
+        "RPUSH list-order a b c d",
+        "RPUSH list-length a b c",
+        "SADD set-member a b c",
+        "SADD set-extra a b c",
+        "SADD set-gone a b c",
+        "HSET hash-value f s3cr3t1 g v",
+        "HSET hash-length f s3cr3t1 g v",
+        "HSET field-gone f v g v",
+        "HSET field-extra f v",
+        "HSET field-renamed f v g v",
+        "ZADD zset-ulp 0.1 m 2 n",
+        "ZADD zset-member 1 m 2 n",
+        "ZADD zset-extra 1 m",
+        "ZADD zset-sign 1 m",
+        "SET many-ways s3cr3t PXAT 4102444800123",
+    ]
+    .iter()
+    .map(|c| words(c))
+    .collect();
+    base.push(bytes(&[b"SET", b"", b"v"]));
+    base.push(bytes(&[b"SET", b"\xff\x00binary", b"v"]));
+    base.push(bytes(&[b"SET", b"ten-megabytes", &vec![b'x'; 10 << 20]]));
+    base.push(bytes(&[b"SET", b"middle-sized", &[b'x'; 9_000]]));
+    base.push(bytes(&[b"SETRANGE", b"just-longer", b"2047", b"x"]));
+    for i in 0..2_000 {
+        base.push(words(&format!("RPUSH big-list element:{i}")));
+        base.push(words(&format!("RPUSH big-order element:{i}")));
+        base.push(words(&format!("SADD big-set member:{i}")));
+        base.push(words(&format!("HSET big-hash field:{i} s3cr3t:{i}")));
+        base.push(words(&format!("HSET big-hash-extra field:{i} s3cr3t:{i}")));
+        base.push(words(&format!("ZADD big-zset {i}.1 member:{i}")));
+        base.push(words(&format!("XADD big-stream 1-{} f s3cr3t{i}", i + 1)));
+    }
+    for key in [
+        "entry-gone",
+        "entry-extra",
+        "entry-fields",
+        "last-id",
+        "entries-added",
+        "max-deleted",
+        "group-gone",
+        "group-extra",
+        "group-last-id",
+        "entries-read",
+        "consumer-gone",
+        "consumer-extra",
+        "pending-owner",
+        "pending-count",
+        "pending-gone",
+    ] {
+        base.extend(stream(key));
+    }
+    let mut fields = stream("entry-fields");
+    fields[1] = words("XADD entry-fields 1-2 f s3cr3tX");
+    fields.insert(0, words("DEL entry-fields"));
+    let mut plants = vec![
+        plant("missing", &["DEL missing"], Missing),
+        plant("extra", &["SET extra v"], Extra),
+        plant("whimbrel:staging:{x}:1", &["SET whimbrel:staging:{x}:1 v"], Extra),
+        plant("type", &["DEL type", "RPUSH type v"], Type),
+        plant("value", &["SET value s3cr3t2"], Value),
+        plant("length", &["SET length s3cr3t12"], Length),
+        plant("just-longer", &["SETRANGE just-longer 2048 x"], Length),
+        plant("middle-sized", &["SETRANGE middle-sized 8999 y"], Value),
+        plant("ten-megabytes", &["SETRANGE ten-megabytes 10485759 y"], Value),
+        plant("ttl-off", &["PEXPIREAT ttl-off 4102444801123"], Ttl),
+        plant("ttl-gone", &["PERSIST ttl-gone"], Ttl),
+        plant("ttl-extra", &["PEXPIREAT ttl-extra 4102444800123"], Ttl),
+        plant("list-element", &["LSET list-element 1 s3cr3X"], Element),
+        plant("list-order", &["LSET list-order 1 c", "LSET list-order 2 b"], Order),
+        plant("list-length", &["RPUSH list-length d"], Length),
+        plant("set-member", &["SREM set-member a", "SADD set-member x"], Element),
+        plant("set-extra", &["SADD set-extra x"], Element),
+        plant("set-gone", &["SREM set-gone b"], Element),
+        plant("hash-value", &["HSET hash-value f s3cr3t2"], Value),
+        plant("hash-length", &["HSET hash-length f s3cr3t12"], Value),
+        plant("field-gone", &["HDEL field-gone f"], Element),
+        plant("field-extra", &["HSET field-extra x v"], Element),
+        plant("field-renamed", &["HDEL field-renamed f", "HSET field-renamed x v"], Element),
+        plant("zset-ulp", &["ZADD zset-ulp 0.10000000000000002 m"], Score),
+        plant("zset-sign", &["ZADD zset-sign -1 m"], Score),
+        plant("zset-member", &["ZREM zset-member m", "ZADD zset-member 1 x"], Element),
+        plant("zset-extra", &["ZADD zset-extra 1 x"], Element),
+        plant("big-list", &["LSET big-list 1999 other"], Element),
+        plant("big-order", &["LSET big-order 1 element:1500", "LSET big-order 1500 element:1"], Order),
+        plant("big-set", &["SREM big-set member:1234", "SADD big-set other"], Element),
+        plant("big-hash", &["HSET big-hash field:777 s3cr3t:77X"], Value),
+        plant("big-hash-extra", &["HSET big-hash-extra other v"], Element),
+        plant("big-zset", &["ZADD big-zset 1500.1000000000001 member:1500"], Score),
+        plant("big-stream", &["XDEL big-stream 1-1999"], StreamEntry),
+        plant("entry-gone", &["XDEL entry-gone 1-3"], StreamEntry),
+        plant("entry-extra", &["XADD entry-extra 1-4 f v"], StreamEntry),
+        Plant { key: "entry-fields", commands: fields, finds: StreamEntry },
+        plant("last-id", &["XSETID last-id 9-9 ENTRIESADDED 3 MAXDELETEDID 0-0"], StreamMeta),
+        plant("entries-added", &["XSETID entries-added 1-3 ENTRIESADDED 77 MAXDELETEDID 0-0"], StreamMeta),
+        plant("max-deleted", &["XSETID max-deleted 1-3 ENTRIESADDED 3 MAXDELETEDID 1-0"], StreamMeta),
+        plant("group-gone", &["XGROUP DESTROY group-gone g"], Group),
+        plant("group-extra", &["XGROUP CREATE group-extra h 0"], Group),
+        plant("group-last-id", &["XGROUP SETID group-last-id g 1-1 ENTRIESREAD 2"], Group),
+        plant("entries-read", &["XGROUP SETID entries-read g 1-2 ENTRIESREAD 1"], Group),
+        plant("consumer-gone", &["XGROUP DELCONSUMER consumer-gone g idle"], Consumer),
+        plant("consumer-extra", &["XGROUP CREATECONSUMER consumer-extra g x"], Consumer),
+        plant("pending-owner", &["XCLAIM pending-owner g bob 0 1-1 JUSTID"], Pending),
+        plant("pending-count", &["XCLAIM pending-count g alice 0 1-1 RETRYCOUNT 9"], Pending),
+        plant("pending-gone", &["XACK pending-gone g 1-2"], Pending),
+        plant("many-ways", &["SET many-ways s3cr3X"], Value),
+        Plant { key: "made-empty", commands: vec![bytes(&[b"SET", b"made-empty", b""])], finds: Length },
+        Plant { key: "", commands: vec![bytes(&[b"SET", b"", b"x"])], finds: Value },
+        Plant {
+            key: "\\xff\\x00binary",
+            commands: vec![bytes(&[b"SET", b"\xff\x00binary", b"x"])],
+            finds: Value,
+        },
+    ];
+    if field_ttl {
+        let base_ttl = format!("HPEXPIREAT {{}} {FAR_MS} FIELDS 1 f");
+        for key in ["field-ttl-off", "field-ttl-gone", "field-ttl-extra"] {
+            base.push(words(&format!("HSET {key} f v g v")));
+            if key != "field-ttl-extra" {
+                base.push(words(&base_ttl.replace("{}", key)));
+            }
+        }
+        plants.push(plant("field-ttl-off", &["HPEXPIREAT field-ttl-off 4102444801123 FIELDS 1 f"], FieldTtl));
+        plants.push(plant("field-ttl-gone", &["HPERSIST field-ttl-gone FIELDS 1 f"], FieldTtl));
+        plants.push(plant(
+            "field-ttl-extra",
+            &["HPEXPIREAT field-ttl-extra 4102444801123 FIELDS 1 f"],
+            FieldTtl,
+        ));
+    }
+    (base, plants)
+}
+
+#[tokio::test]
+async fn every_planted_difference_is_found_with_its_kind() {
+    for (source, target) in SAME.into_iter().chain([(Engine::Redis70, Engine::Valkey91)]) {
+        let (source_server, target_server) = (plain(source), plain(target));
+        let (mut s, mut t) = two(&source_server, &target_server).await;
+        let (base, plants) = plants(has_field_ttl(source) && has_field_ttl(target));
+        let others: Vec<Command> = (0..1_500).map(|i| words(&format!("SET other:{i} {i}"))).collect();
+        for side in [&mut s, &mut t] {
+            side.run(&base).await;
+            side.run(&others).await;
+        }
+        let before = compare(&s, &t, quiet()).await;
+        assert!(before.is_equal(), "{source:?} to {target:?}: {:?}", before.differences);
+
+        for plant in &plants {
+            t.run(&plant.commands).await;
+        }
+        let report = compare(&s, &t, quiet()).await;
+        let found = kinds(&report);
+        for plant in &plants {
+            let kinds = found.get(plant.key);
+            assert!(
+                kinds.is_some_and(|kinds| kinds.contains(&plant.finds)),
+                "{source:?} to {target:?}: {:?} should be found at {:?}, found: {kinds:?}",
+                plant.finds,
+                plant.key,
+            );
+        }
+        assert_eq!(found.len(), plants.len(), "{source:?} to {target:?}: {found:?}");
+        let many = &found["many-ways"];
+        assert!(many.contains(&DifferenceKind::Ttl), "both ways are told: {many:?}");
+        let tally = &report.tally;
+        assert_eq!(tally.missing, 1);
+        assert_eq!(tally.extra, 2);
+        assert_eq!(tally.differing, plants.len() as u64 - 3);
+        assert_eq!(tally.unstable, 0);
+        assert_eq!(tally.equal + tally.differing + tally.missing, tally.compared);
+        assert!(!report.is_equal() && !report.stopped_early);
+
+        let staging = report.differences.iter().find(|d| d.key.as_deref() == Some("whimbrel:staging:{x}:1"));
+        assert!(staging.is_some_and(|d| d.detail.contains("staging key")), "{staging:?}");
+        let big = report.differences.iter().find(|d| d.key.as_deref() == Some("ten-megabytes"));
+        assert!(big.is_some_and(|d| d.detail.contains("10485759")), "{big:?}");
+        let binary = report.differences.iter().find(|d| d.key_hex.is_some()).expect("the binary key");
+        assert_eq!(binary.key_hex.as_deref(), Some("ff0062696e617279"));
+
+        // Only so many are kept, but all are counted; and less depth finds less.
+        let few = compare(&s, &t, VerifyOptions { differences_max: 3, ..quiet() }).await;
+        assert_eq!((few.differences.len(), few.differences_cut), (3, true));
+        assert_eq!((few.tally.differing, few.kinds), (report.tally.differing, report.kinds.clone()));
+        let meta = compare(&s, &t, VerifyOptions { depth: Depth::Meta, ..quiet() }).await;
+        let at: BTreeSet<_> = kinds(&meta).into_keys().collect();
+        let expected = [
+            "extra",
+            "many-ways",
+            "missing",
+            "ttl-extra",
+            "ttl-gone",
+            "ttl-off",
+            "type",
+            "whimbrel:staging:{x}:1",
+        ];
+        assert_eq!(at, expected.into_iter().map(str::to_owned).collect());
+        let source_only = compare(&s, &t, VerifyOptions { check_extra: false, ..quiet() }).await;
+        assert_eq!((source_only.tally.extra, source_only.tally.extra_checked), (0, 0));
+    }
+}
+
+#[tokio::test]
+async fn vector_sets_are_compared_by_their_elements() {
+    let (source, target) = (plain(Engine::Redis80), plain(Engine::Redis80));
+    let (mut s, mut t) = two(&source, &target).await;
+    let keys = ["same", "vector", "attribute", "element", "more", "large"];
+    let mut commands = Vec::new();
+    for key in keys {
+        let count = if key == "large" { 5_000 } else { 100 };
+        commands.extend(
+            (0..count).map(|i| words(&format!("VADD {key} VALUES 3 0.{i} {i} 7 e{i} SETATTR {{\"n\":{i}}}"))),
+        );
+    }
+    s.run(&commands).await;
+    recopy(&mut s, &mut t, &keys.map(str::to_owned)).await;
+    let report = compare(&s, &t, quiet()).await;
+    assert!(report.is_equal(), "{:?}", report.differences);
+    assert_eq!((report.tally.equal, report.tally.opaque), (6, 1), "of the large one, a part was compared");
+
+    t.run(&[
+        words("VADD vector VALUES 3 9 9 9 e7"),
+        words("VSETATTR attribute e7 {}"),
+        words("VREM element e7"),
+        words("VADD element VALUES 3 9 9 9 other"),
+        words("VADD more VALUES 3 9 9 9 other"),
+        words("VREM large e7"),
+    ])
+    .await;
+    let found = kinds(&compare(&s, &t, quiet()).await);
+    assert!(found["vector"].contains(&DifferenceKind::Value), "{found:?}");
+    assert!(found["attribute"].contains(&DifferenceKind::Value), "{found:?}");
+    assert!(found["element"].contains(&DifferenceKind::Element), "{found:?}");
+    assert!(found["more"].contains(&DifferenceKind::Length), "{found:?}");
+    assert!(found["large"].contains(&DifferenceKind::Length), "{found:?}");
+    assert_eq!(found.len(), 5);
+}
+
+#[tokio::test]
+async fn a_tolerance_for_expiry_times() {
+    let (source, target) = (plain(Engine::Redis70), plain(Engine::Valkey81));
+    let (mut s, mut t) = two(&source, &target).await;
+    for i in 0..10 {
+        s.run(&[words(&format!("SET k{i} v PXAT {FAR_MS}"))]).await;
+        t.run(&[words(&format!("SET k{i} v PXAT {}", FAR_MS + i))]).await;
+    }
+    let differing = async |ttl_tolerance_ms| {
+        compare(&s, &t, VerifyOptions { ttl_tolerance_ms, ..quiet() }).await.tally.differing
+    };
+    assert_eq!(differing(0).await, 9);
+    assert_eq!(differing(1).await, 8);
+    assert_eq!(differing(9).await, 0);
+
+    // What one side has dropped already and the other is about to drop is no difference, either way round.
+    let soon = first_number(&source, &["TIME"]) * 1_000 + 60_000;
+    s.run(&[words(&format!("SET leaving v PXAT {soon}"))]).await;
+    t.run(&[words(&format!("SET staying v PXAT {soon}"))]).await;
+    let strict = compare(&s, &t, VerifyOptions { ttl_tolerance_ms: 9, ..quiet() }).await;
+    assert_eq!((strict.tally.missing, strict.tally.extra), (1, 1));
+    let lenient = compare(&s, &t, VerifyOptions { ttl_tolerance_ms: 120_000, ..quiet() }).await;
+    assert!(lenient.is_equal(), "{:?}", lenient.differences);
+}
+
+#[tokio::test]
+async fn servers_without_absolute_expiry_times_are_compared_all_the_same() {
+    let (source, target) = (plain(Engine::Redis70), plain(Engine::Redis70));
+    let mut old = probe(&source.url(), Side::Source).await;
+    old.capabilities.pexpiretime = false;
+    old.capabilities.memory_usage = false;
+    let (mut s, mut t) = (Party::of(old), Party::new(&target.url(), Side::Target).await);
+    let (base, plants) = plants(false);
+    s.run(&base).await;
+    t.run(&base).await;
+    // The time left is told in whole milliseconds.
+    let options = || VerifyOptions { ttl_tolerance_ms: 20, ..quiet() };
+    let before = compare(&s, &t, options()).await;
+    assert!(before.is_equal(), "{:?}", before.differences);
+    for plant in &plants {
+        t.run(&plant.commands).await;
+    }
+    let found = kinds(&compare(&s, &t, options()).await);
+    assert_eq!(found.len(), plants.len(), "{found:?}");
+    for plant in plants {
+        assert!(found[plant.key].contains(&plant.finds), "{}: {:?}", plant.key, found[plant.key]);
+    }
+}
+
+async fn a_cluster_equals_a_standalone_server_either_way_round(engine: Engine) {
+    let cluster = Cluster::builder(engine).primaries(3).start().expect("a cluster");
+    let server = plain(engine);
+    let mut c = Party::new(&cluster.seed(), Side::Source).await;
+    let mut s = Party::new(&server.url(), Side::Target).await;
+    let data = data_set(has_field_ttl(engine));
+    c.run(&data).await;
+    s.run(&data).await;
+    let report = compare(&c, &s, quiet()).await;
+    assert!(report.is_equal(), "{engine:?}: {:?} {:?}", report.tally, report.differences);
+    assert_eq!(report.tally.compared, cluster.total_keys().expect("a count"));
+    let counts = compare(&c, &s, VerifyOptions { depth: Depth::Counts, ..quiet() }).await;
+    assert!(counts.is_equal(), "{:?}", counts.differences);
+    assert_eq!(counts.dbs[0].source_keys, Some(report.tally.compared));
+
+    s.run(&[words("SET many:1 x"), words("DEL many:2"), words("SET new v"), words("HDEL big:hash field:1")])
+        .await;
+    let there = kinds(&compare(&c, &s, quiet()).await);
+    let back = kinds(&compare(&s, &c, quiet()).await);
+    assert_eq!(there.keys().collect::<Vec<_>>(), ["big:hash", "many:1", "many:2", "new"]);
+    assert_eq!(back.keys().collect::<Vec<_>>(), ["big:hash", "many:1", "many:2", "new"]);
+    assert!(
+        there["many:2"].contains(&DifferenceKind::Missing) && back["many:2"].contains(&DifferenceKind::Extra)
+    );
+
+    let counts = compare(&c, &s, VerifyOptions { depth: Depth::Counts, ..quiet() }).await;
+    assert!(counts.is_equal(), "one key less and one more: counts cannot tell");
+    s.run(&[words("DEL many:3")]).await;
+    let counts = compare(&c, &s, VerifyOptions { depth: Depth::Counts, ..quiet() }).await;
+    assert_eq!(counts.tally.count_mismatches, 1);
+    assert_eq!(
+        (counts.differences[0].kind, counts.differences[0].key.clone()),
+        (DifferenceKind::Count, None)
+    );
+}
+
+#[tokio::test]
+async fn slots_that_moved_or_are_on_the_move_are_followed() {
+    let cluster = Cluster::builder(Engine::Valkey81).primaries(3).start().expect("a cluster");
+    let server = plain(Engine::Redis80);
+    let mut c = Party::new(&cluster.seed(), Side::Target).await;
+    let mut s = Party::new(&server.url(), Side::Source).await;
+    let tag: Vec<Command> = (0..50).map(|i| words(&format!("SET {{tag}}:{i} v{i}"))).collect();
+    for side in [&mut c, &mut s] {
+        side.run(&tag).await;
+        side.run(&(0..200).map(|i| words(&format!("SET key:{i} {i}"))).collect::<Vec<_>>()).await;
+    }
+    let slot = Slot::of_key(b"tag").number();
+    let from = cluster.owner_of(slot).expect("an owner");
+    let to = (from + 1) % 3;
+    let (from_node, to_node) = (&cluster.nodes()[from], &cluster.nodes()[to]);
+    let slot_text = slot.to_string();
+    to_node.call(&["CLUSTER", "SETSLOT", &slot_text, "IMPORTING", cluster.node_id(from)]);
+    from_node.call(&["CLUSTER", "SETSLOT", &slot_text, "MIGRATING", cluster.node_id(to)]);
+    let port = to_node.port().to_string();
+    for i in 0..25 {
+        from_node.call(&["MIGRATE", "127.0.0.1", &port, &format!("{{tag}}:{i}"), "0", "5000"]);
+    }
+    let report = compare(&s, &c, quiet()).await;
+    assert!(report.is_equal(), "{:?}", report.differences);
+    assert_eq!(report.tally.compared, 250);
+    let back = compare(&c, &s, quiet()).await;
+    assert!(back.is_equal(), "{:?}", back.differences);
+
+    for i in 25..50 {
+        from_node.call(&["MIGRATE", "127.0.0.1", &port, &format!("{{tag}}:{i}"), "0", "5000"]);
+    }
+    for node in [to_node, from_node] {
+        node.call(&["CLUSTER", "SETSLOT", &slot_text, "NODE", cluster.node_id(to)]);
+    }
+    // The topology that was read at the beginning is out of date now.
+    let report = compare(&s, &c, quiet()).await;
+    assert!(report.is_equal(), "{:?}", report.differences);
+    assert!(report.notes.iter().any(|n| n.contains("1 slots of the target")), "{:?}", report.notes);
+}
+
+#[tokio::test]
+async fn a_cluster_is_read_from_its_replicas() {
+    let cluster = Cluster::builder(Engine::Redis70).primaries(2).replicas(1).start().expect("a cluster");
+    let server = plain(Engine::Redis70);
+    let mut c = Party::new(&cluster.seed(), Side::Source).await;
+    let mut s = Party::new(&server.url(), Side::Target).await;
+    let data: Vec<Command> = (0..500).map(|i| words(&format!("SET key:{i} {i}"))).collect();
+    c.run(&data).await;
+    s.run(&data).await;
+    // A node tells of a replica once it has heard of its offset.
+    for _ in 0..200 {
+        if c.deployment.refresh().await.expect("a topology").shards.iter().all(|s| !s.replicas.is_empty()) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let gets = |i: usize| {
+        format!("{:?}", cluster.nodes()[i].call(&["INFO", "commandstats"])).contains("cmdstat_getrange")
+    };
+    let replicas: Vec<&Server> = (0..2).flat_map(|i| cluster.replicas_of(i)).collect();
+    let report = compare(&c, &s, VerifyOptions { from_replica: true, ..quiet() }).await;
+    assert!(report.is_equal(), "{:?}", report.differences);
+    assert_eq!(report.tally.compared, 500);
+    for (i, node) in cluster.nodes().iter().enumerate() {
+        let is_replica = replicas.iter().any(|r| r.port() == node.port());
+        assert_eq!(gets(i), is_replica, "node {i} was read from");
+    }
+}
+
+#[tokio::test]
+async fn a_live_source_settles_and_real_differences_stand() {
+    let (source, target) = (plain(Engine::Redis80), plain(Engine::Redis80));
+    let (mut s, mut t) = two(&source, &target).await;
+    let still: Vec<Command> = (0..2_000).map(|i| words(&format!("SET still:{i} {i}"))).collect();
+    s.run(&still).await;
+    t.run(&still).await;
+    t.run(&[words("SET still:17 other"), words("DEL still:18"), words("SET still:new v")]).await;
+
+    let done = Arc::new(AtomicBool::new(false));
+    let mut writer = Party::of(probe(&source.url(), Side::Source).await);
+    let (mut reader, mut keeper) = (
+        Party::of(probe(&source.url(), Side::Source).await),
+        Party::of(probe(&target.url(), Side::Target).await),
+    );
+    let stop = done.clone();
+    let writing = tokio::spawn(async move {
+        let mut n = 0u32;
+        while !stop.load(Ordering::Relaxed) {
+            let i = n % 100;
+            writer
+                .run(&[
+                    words(&format!("SET hot:text:{i} {n}")),
+                    words(&format!("HSET hot:hash:{i} f{n} {n}")),
+                    words(&format!("RPUSH hot:list:{i} {n}")),
+                    words(&format!(
+                        "DEL hot:{}:{}",
+                        ["text", "hash", "list"][(n % 3) as usize],
+                        (i + 50) % 100
+                    )),
+                ])
+                .await;
+            n += 1;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    });
+    let stop = done.clone();
+    let keeping = tokio::spawn(async move {
+        // One more time after the writer has stopped.
+        loop {
+            let last = stop.load(Ordering::Relaxed);
+            for kind in ["text", "hash", "list"] {
+                let keys: Vec<String> = (0..100).map(|i| format!("hot:{kind}:{i}")).collect();
+                recopy(&mut reader, &mut keeper, &keys).await;
+            }
+            if last {
+                break;
+            }
+        }
+    });
+    let settle = Settle { pause_ms: 300, ..Settle::default() };
+    let options = VerifyOptions { settle, concurrency: 2, ..VerifyOptions::default() };
+    let expected = ["still:17", "still:18", "still:new"];
+    for _ in 0..2 {
+        let report = compare(&s, &t, options.clone()).await;
+        let found = kinds(&report);
+        assert_eq!(found.keys().collect::<Vec<_>>(), expected, "{:?} {:?}", report.tally, report.differences);
+        assert!(report.unstable_keys.iter().all(|k| k.starts_with("hot:")), "{:?}", report.unstable_keys);
+        assert_eq!(report.unstable_keys.len() as u64, report.tally.unstable);
+    }
+    done.store(true, Ordering::Relaxed);
+    writing.await.expect("the writer");
+    keeping.await.expect("the keeper");
+    let report = compare(&s, &t, options).await;
+    let found = kinds(&report);
+    assert_eq!(found.keys().collect::<Vec<_>>(), expected, "{:?}", report.differences);
+    assert_eq!(report.tally.unstable, 0);
+}
+
+/// Copies keys as they are, deletions included.
+async fn recopy(from: &mut Party, to: &mut Party, keys: &[String]) {
+    if from.links.is_empty() {
+        from.run(&[words("EXISTS x")]).await;
+    }
+    let link = from.links.values_mut().next().expect("open");
+    for key in keys {
+        link.push(&[b"DUMP", key.as_bytes()]);
+    }
+    link.flush().await.expect("sent");
+    let mut commands = Vec::new();
+    for (key, payload) in keys.iter().zip(link.replies(keys.len()).await.expect("payloads")) {
+        commands.push(match payload {
+            Value::Bulk(payload) => bytes(&[b"RESTORE", key.as_bytes(), b"0", &payload, b"REPLACE"]),
+            _ => bytes(&[b"DEL", key.as_bytes()]),
+        });
+    }
+    to.run(&commands).await;
+}
+
+#[tokio::test]
+async fn a_key_that_never_holds_still_is_unstable() {
+    let (source, target) = (plain(Engine::Valkey81), plain(Engine::Valkey81));
+    let (mut s, mut t) = two(&source, &target).await;
+    s.run(&[words("SET steady v"), words("SET counter 0")]).await;
+    t.run(&[words("SET steady v"), words("SET counter -1")]).await;
+    let done = Arc::new(AtomicBool::new(false));
+    let stop = done.clone();
+    let mut writer = Party::of(probe(&source.url(), Side::Source).await);
+    let writing = tokio::spawn(async move {
+        while !stop.load(Ordering::Relaxed) {
+            writer.run(&[words("INCR counter")]).await;
+        }
+    });
+    let settle = Settle { rounds: 3, pause_ms: 100, unchanged: 1 };
+    let report = compare(&s, &t, VerifyOptions { settle, ..quiet() }).await;
+    done.store(true, Ordering::Relaxed);
+    writing.await.expect("the writer");
+    assert_eq!(report.unstable_keys, ["counter"]);
+    assert_eq!((report.tally.unstable, report.tally.differing, report.tally.equal), (1, 0, 1));
+    assert!(!report.is_equal());
+}
+
+#[tokio::test]
+async fn selections_types_databases_and_samples() {
+    let (source, target) = (plain(Engine::Redis70), plain(Engine::Valkey91));
+    let (mut s, mut t) = two(&source, &target).await;
+    let keys: Vec<Command> = (0..2_000)
+        .flat_map(|i| [words(&format!("SET user:{i} {i}")), words(&format!("SADD group:{i} {i}"))])
+        .collect();
+    s.run(&keys).await;
+    t.run(&keys).await;
+    s.run_in(3, &[words("SET three 3"), words("SET four 4")]).await;
+    t.run_in(5, &[words("SET three 3"), words("SET four 5")]).await;
+    t.run(&[
+        words("SET user:5 x"),
+        words("SADD group:5 x"),
+        words("SET user:new x"),
+        words("SADD group:new x"),
+    ])
+    .await;
+    let patterns = |texts: &[&str]| texts.iter().map(|p| Pattern::new(p.as_bytes())).collect::<Vec<_>>();
+    let found = async |options: VerifyOptions| {
+        let report = compare(&s, &t, options).await;
+        (kinds(&report).into_keys().collect::<Vec<_>>(), report)
+    };
+
+    let selection = Selection { include: patterns(&["user:*"]), ..Selection::default() };
+    let (keys, report) = found(VerifyOptions { selection, ..quiet() }).await;
+    assert_eq!(keys, ["user:5", "user:new"]);
+    assert_eq!(report.tally.compared, 2_000);
+    let selection = Selection { exclude: patterns(&["user:*", "*:5"]), ..Selection::default() };
+    let (keys, _) = found(VerifyOptions { selection: selection.clone(), ..quiet() }).await;
+    assert_eq!(keys, ["group:new"]);
+    let counts = compare(&s, &t, VerifyOptions { selection, depth: Depth::Counts, ..quiet() }).await;
+    assert_eq!((counts.dbs[0].source_keys, counts.dbs[0].target_keys), (Some(1_999), Some(2_000)));
+
+    for types in [vec!["set".to_owned()], vec!["set".to_owned(), "hash".to_owned()]] {
+        let (keys, report) = found(VerifyOptions { types: types.clone(), ..quiet() }).await;
+        assert_eq!(keys, ["group:5", "group:new"], "{types:?}");
+        assert_eq!(report.tally.equal, 1_999);
+        let counts = compare(&s, &t, VerifyOptions { types, depth: Depth::Counts, ..quiet() }).await;
+        assert_eq!((counts.dbs[0].source_keys, counts.dbs[0].target_keys), (Some(2_000), Some(2_001)));
+    }
+
+    let (keys, report) = found(VerifyOptions { dbs: vec![(3, 5), (0, 0)], ..quiet() }).await;
+    assert_eq!(keys, ["four", "group:5", "group:new", "user:5", "user:new"]);
+    assert_eq!(report.differences.iter().find(|d| d.key.as_deref() == Some("four")).map(|d| d.db), Some(3));
+    assert_eq!((report.dbs[0].tally.differing, report.dbs[1].tally.differing), (1, 2));
+    let text = serde_json::to_string(&report).expect("a report is JSON");
+    assert!(text.contains("\"kind\":\"element\"") && text.contains("\"source_db\":3"), "{text}");
+
+    // The same half on every run, and on both sides: nothing looks missing or extra that is not.
+    let half = VerifyOptions { scope: Scope::SamplePercent(50.0), ..quiet() };
+    let (first, report) = found(half.clone()).await;
+    let (second, again) = found(half).await;
+    assert_eq!((&first, report.tally.compared), (&second, again.tally.compared));
+    assert!(
+        first.iter().all(|k| ["group:5", "group:new", "user:5", "user:new"].contains(&k.as_str())),
+        "{first:?}"
+    );
+    assert!((1_700..2_300).contains(&report.tally.compared), "{:?}", report.tally);
+    let (_, report) =
+        found(VerifyOptions { scope: Scope::SampleKeys(300), check_extra: false, ..quiet() }).await;
+    assert!((200..=300).contains(&report.tally.compared), "{:?}", report.tally);
+    let selection = Selection { include: patterns(&["user:*"]), ..Selection::default() };
+    let sample = VerifyOptions { scope: Scope::SampleKeys(300), selection, check_extra: false, ..quiet() };
+    assert_eq!(found(sample).await.1.tally.compared, 300);
+}
+
+#[tokio::test]
+async fn a_broken_link_is_mended() {
+    let (source, target) = (plain(Engine::Valkey91), plain(Engine::Redis80));
+    let proxies =
+        [Proxy::start(&source.addr()).expect("a proxy"), Proxy::start(&target.addr()).expect("a proxy")];
+    let (mut s, mut t) = (
+        Party::new(&proxies[0].addr(), Side::Source).await,
+        Party::new(&proxies[1].addr(), Side::Target).await,
+    );
+    let data: Vec<Command> = (0..4_000).map(|i| words(&format!("SET key:{i} {i}"))).collect();
+    s.run(&data).await;
+    t.run(&data).await;
+    t.run(&[words("SET key:7 x")]).await;
+    let progress = Arc::new(VerifyProgress::default());
+    let options = VerifyOptions { read_rate_keys: Some(4_000), batch_keys: 64, ..quiet() };
+    let run = tokio::spawn(verify(
+        s.deployment.clone(),
+        t.deployment.clone(),
+        options,
+        progress.clone(),
+        CancellationToken::new(),
+    ));
+    for (proxy, after) in proxies.iter().zip([500, 1_500]) {
+        while progress.compared.load(Ordering::Relaxed) < after {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        proxy.cut();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        proxy.heal().expect("healed");
+    }
+    let report = run.await.expect("a task").expect("a report");
+    assert_eq!(kinds(&report).into_keys().collect::<Vec<_>>(), ["key:7"]);
+    assert!(report.tally.compared >= 4_000 && report.tally.extra_checked >= 4_000, "{:?}", report.tally);
+}
+
+#[tokio::test]
+async fn a_run_that_is_stopped_reports_what_it_knows() {
+    let (source, target) = (plain(Engine::Redis70), plain(Engine::Redis70));
+    let (mut s, t) = two(&source, &target).await;
+    s.run(&(0..5_000).map(|i| words(&format!("SET key:{i} {i}"))).collect::<Vec<_>>()).await;
+    let progress = Arc::new(VerifyProgress::default());
+    let stop = CancellationToken::new();
+    let options = VerifyOptions { read_rate_keys: Some(1_000), batch_keys: 50, ..quiet() };
+    let run = tokio::spawn(verify(
+        s.deployment.clone(),
+        t.deployment.clone(),
+        options,
+        progress.clone(),
+        stop.clone(),
+    ));
+    while progress.compared.load(Ordering::Relaxed) < 200 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    stop.cancel();
+    let report = run.await.expect("a task").expect("a report");
+    assert!(report.stopped_early && !report.is_equal());
+    assert!(report.tally.compared >= 200 && report.tally.compared < 5_000, "{:?}", report.tally);
+    assert_eq!(progress.total_estimate.load(Ordering::Relaxed), 5_000);
+}
+
+#[tokio::test]
+async fn what_cannot_be_helped_is_an_error_that_names_the_side() {
+    let source = plain(Engine::Redis70);
+    let target = Server::builder(Engine::Redis70)
+        .user_acl("user blind on >pass ~* +@all -getrange")
+        .start()
+        .expect("a server");
+    let mut s = Party::new(&source.url(), Side::Source).await;
+    let url = format!("redis://blind:pass@{}", target.addr());
+    let mut t = Party::new(&url, Side::Target).await;
+    s.run(&[words("SET k v")]).await;
+    t.run(&[words("SET k v")]).await;
+    let error = try_compare(&s, &t, quiet()).await.expect_err("not permitted");
+    assert_eq!(error.side, Side::Target);
+    assert_eq!(error.server().map(|e| e.code.clone()), Some(Code::NoPermission));
+    assert!(error.to_string().contains("GETRANGE") && error.remedy.is_some(), "{error}");
+
+    let none = VerifyOptions { dbs: Vec::new(), ..quiet() };
+    assert!(try_compare(&s, &t, none).await.is_err());
+    let beyond = VerifyOptions { dbs: vec![(0, 99)], ..quiet() };
+    let error = try_compare(&s, &t, beyond).await.expect_err("no such database");
+    assert!(error.to_string().contains("99"), "{error}");
+    let nothing = VerifyOptions { scope: Scope::SamplePercent(0.0), ..quiet() };
+    assert!(try_compare(&s, &t, nothing).await.is_err());
+}

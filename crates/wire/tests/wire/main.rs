@@ -1,0 +1,5 @@
+//! What is encoded and parsed, against independent implementations.
+
+mod outbox;
+mod resp;
+mod topology;

@@ -1,0 +1,1022 @@
+//! Fronts that share the slots of one server: who is asked, who answers, and what is left when processes are killed meanwhile.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use redis::{Connection, Value};
+
+use whimbrel_e2e::binary::{Invocation, whimbrel};
+use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
+use whimbrel_e2e::deployment::{Deployment, slot_of};
+use whimbrel_e2e::fleets::{Fleet, PATIENCE, connect, until};
+use whimbrel_lab::for_each_engine;
+use whimbrel_lab::{Cluster, Engine, Proxy, Server, free_port};
+
+fn server(engine: Engine) -> Server {
+    Server::builder(engine).start().expect("a server")
+}
+
+fn ask(connection: &mut Connection, line: &str) -> Result<Value, String> {
+    let mut words = line.split(' ');
+    let mut command = redis::cmd(words.next().expect("a name"));
+    words.for_each(|word| {
+        command.arg(word);
+    });
+    command.query(connection).map_err(|e| e.to_string())
+}
+
+#[track_caller]
+fn text(connection: &mut Connection, line: &str) -> String {
+    match ask(connection, line) {
+        Ok(Value::BulkString(bytes)) => String::from_utf8(bytes).expect("text"),
+        Ok(Value::SimpleString(text)) => text,
+        Ok(Value::Okay) => "OK".to_owned(),
+        Ok(Value::Int(n)) => n.to_string(),
+        Ok(Value::Nil) => "nil".to_owned(),
+        Ok(other) => format!("{other:?}"),
+        Err(error) => error,
+    }
+}
+
+/// Who has which slot, as the members tell clients: all of them the same.
+#[track_caller]
+fn owners(fleet: &Fleet) -> Vec<usize> {
+    let addresses = fleet.addresses();
+    until("all members tell the same owners", || {
+        let told = fleet.members.iter().map(|member| told_by(&mut member.connect(), &addresses));
+        let told: Option<Vec<Vec<usize>>> = told.collect();
+        let told = told?;
+        told.windows(2).all(|two| two[0] == two[1]).then(|| told[0].clone())
+    })
+}
+
+fn told_by(connection: &mut Connection, addresses: &[String]) -> Option<Vec<usize>> {
+    let Ok(Value::Array(ranges)) = ask(connection, "CLUSTER SLOTS") else { return None };
+    let mut owners = vec![usize::MAX; 16_384];
+    for range in ranges {
+        let Value::Array(range) = range else { return None };
+        let [Value::Int(first), Value::Int(last), Value::Array(primary), ..] = &range[..] else {
+            return None;
+        };
+        let [Value::BulkString(host), Value::Int(port), ..] = &primary[..] else { return None };
+        let address = format!("{}:{port}", String::from_utf8_lossy(host));
+        let owner = addresses.iter().position(|other| *other == address)?;
+        owners[usize::try_from(*first).ok()?..=usize::try_from(*last).ok()?].fill(owner);
+    }
+    owners.iter().all(|owner| *owner != usize::MAX).then_some(owners)
+}
+
+/// All keys, each once.
+#[track_caller]
+fn scanned(connection: &mut Connection) -> Vec<String> {
+    let (mut cursor, mut found) = ("0".to_owned(), Vec::new());
+    loop {
+        let reply = redis::cmd("SCAN").arg(&cursor).arg("COUNT").arg(50).query(connection);
+        let (next, keys): (String, Vec<String>) = reply.expect("a reply");
+        found.extend(keys);
+        if next == "0" {
+            found.sort();
+            found.dedup();
+            return found;
+        }
+        cursor = next;
+    }
+}
+
+fn ranges(owners: &[usize]) -> usize {
+    1 + owners.windows(2).filter(|two| two[0] != two[1]).count()
+}
+
+// ---- What clients are told ----
+
+fn clients_of_both_kinds_are_served(engine: Engine) {
+    let backend = server(engine);
+    let fleet = Fleet::start(&backend.addr(), 3, &[]);
+    let owners = owners(&fleet);
+    assert!(ranges(&owners) < 20, "so many ranges make the answers long: {}", ranges(&owners));
+    for member in 0..3 {
+        let share = owners.iter().filter(|owner| **owner == member).count();
+        assert!((5_460..=5_463).contains(&share), "{member} has {share}");
+    }
+    let owner = owners[usize::from(slot_of(b"k"))];
+    let addresses = fleet.addresses();
+    for (number, member) in fleet.members.iter().enumerate() {
+        let mut cluster = member.connect();
+        let said = text(&mut cluster, "SET k v");
+        if number == owner {
+            assert_eq!(said, "OK");
+        } else {
+            let moved = format!("{} {}", slot_of(b"k"), addresses[owner]);
+            assert!(said.contains("Moved") && said.contains(&moved) || said.contains(&moved), "{said}");
+        }
+        // Whoever knows no clusters may ask anyone.
+        let mut other = member.connect_forwarding();
+        assert_eq!(text(&mut other, "APPEND log x"), (number + 1).to_string());
+        assert_eq!(text(&mut other, "MULTI"), "OK");
+        assert_eq!(text(&mut other, "SET {t}a 1"), "QUEUED");
+        assert_eq!(text(&mut other, "INCR {t}a"), "QUEUED");
+        assert!(text(&mut other, "EXEC").contains("int(2)"));
+        assert!(text(&mut other, "CLUSTER SLOTS").contains("cluster support disabled"));
+        let mut ids = Vec::new();
+        for _ in 0..2 {
+            ids.push(text(&mut cluster, "CLUSTER MYID"));
+        }
+        assert_eq!(ids[0], ids[1]);
+        assert!(text(&mut cluster, "CLUSTER NODES").lines().count() == 3);
+        assert!(text(&mut cluster, "CLUSTER INFO").contains("cluster_state:ok"));
+    }
+    assert_eq!(backend.call(&["GET", "log"]), Value::BulkString(b"xxx".to_vec()));
+}
+
+fn a_transaction_is_its_slots_owners(engine: Engine) {
+    let backend = server(engine);
+    let fleet = Fleet::start(&backend.addr(), 2, &[]);
+    let owners = owners(&fleet);
+    let owner = owners[usize::from(slot_of(b"{t}"))];
+    let (mut ours, mut others) = (fleet.members[owner].connect(), fleet.members[1 - owner].connect());
+    // Another slot of the same member.
+    let is_near = |key: &String| {
+        let slot = slot_of(key.as_bytes());
+        slot != slot_of(b"{t}") && owners[usize::from(slot)] == owner
+    };
+    let near = (0..).map(|n| format!("near{n}")).find(is_near).expect("a key");
+    // One slot, and what is queued for others makes it fail.
+    assert_eq!(text(&mut ours, "MULTI"), "OK");
+    assert_eq!(text(&mut ours, "SET {t}a 1"), "QUEUED");
+    assert!(text(&mut ours, &format!("SET {near} 1")).contains("hash to the same slot"));
+    assert!(text(&mut ours, "EXEC").to_uppercase().contains("EXECABORT"));
+    assert_eq!(text(&mut others, "MULTI"), "OK");
+    assert!(text(&mut others, "SET {t}a 1").contains(&fleet.members[owner].address()));
+    assert!(text(&mut others, "EXEC").to_uppercase().contains("EXECABORT"));
+    assert!(text(&mut others, "WATCH {t}a").contains(&fleet.members[owner].address()));
+    assert_eq!(backend.call(&["EXISTS", "{t}a"]), Value::Int(0));
+    // What changes meanwhile is noticed, whoever changed it.
+    assert_eq!(text(&mut ours, "WATCH {t}a"), "OK");
+    assert_eq!(text(&mut fleet.members[1 - owner].connect_forwarding(), "SET {t}a 2"), "OK");
+    assert_eq!(text(&mut ours, "MULTI"), "OK");
+    assert_eq!(text(&mut ours, "SET {t}a 3"), "QUEUED");
+    assert_eq!(text(&mut ours, "EXEC"), "nil");
+    // Queued while the slot was here, and carried out by nobody when it has gone.
+    assert_eq!(text(&mut ours, "MULTI"), "OK");
+    assert_eq!(text(&mut ours, "SET {t}a 4"), "QUEUED");
+    let name = format!("front-{owner}");
+    fleet.tell(&["drain", &name]).expect_code(0);
+    until("the slot has gone", || {
+        let told = text(&mut fleet.members[owner].connect(), "GET {t}a");
+        told.contains(&fleet.members[1 - owner].address()).then_some(())
+    });
+    let refused = text(&mut ours, "EXEC");
+    assert!(refused.contains(&fleet.members[1 - owner].address()), "{refused}");
+    assert_eq!(text(&mut ours, "PING"), "PONG");
+    assert_eq!(backend.call(&["GET", "{t}a"]), Value::BulkString(b"2".to_vec()));
+    // And it is not open any more.
+    assert!(text(&mut ours, "EXEC").contains("without MULTI"));
+}
+
+fn all_keys_together_are_those_of_the_members(engine: Engine) {
+    let backend = server(engine);
+    let fleet = Fleet::start(&backend.addr(), 3, &[]);
+    owners(&fleet);
+    let mut filler = fleet.members[0].connect_forwarding();
+    for n in 0..300 {
+        assert_eq!(text(&mut filler, &format!("SET k{n} v")), "OK");
+    }
+    let wanted: Vec<String> = {
+        let mut all: Vec<String> = (0..300).map(|n| format!("k{n}")).collect();
+        all.sort();
+        all
+    };
+    let (mut scan_sum, mut keys_sum, mut count) = (Vec::new(), Vec::new(), 0);
+    for member in &fleet.members {
+        let mut connection = member.connect();
+        let own = scanned(&mut connection);
+        assert!(own.len() > 50 && own.len() < 150, "{}", own.len());
+        scan_sum.extend(own);
+        let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut connection).expect("keys");
+        keys_sum.extend(keys);
+        count += redis::cmd("DBSIZE").query::<i64>(&mut connection).expect("a number");
+        assert!(text(&mut connection, "FLUSHALL").contains("refuses"));
+        // Through any of them, all.
+        let mut other = member.connect_forwarding();
+        assert_eq!(scanned(&mut other), wanted);
+        assert_eq!(text(&mut other, "DBSIZE"), "300");
+        assert!(text(&mut other, "FLUSHDB").contains("refuses"));
+    }
+    scan_sum.sort();
+    keys_sum.sort();
+    assert_eq!((&scan_sum, &keys_sum, count), (&wanted, &wanted, 300));
+    assert_eq!(backend.call(&["DBSIZE"]), Value::Int(300));
+}
+
+for_each_engine! {
+    clients_of_both_kinds_are_served
+    a_transaction_is_its_slots_owners
+    all_keys_together_are_those_of_the_members
+}
+
+#[test]
+fn a_cluster_may_have_the_data() {
+    let backend = Cluster::builder(Engine::Valkey81).primaries(3).start().expect("a cluster");
+    let fleet = Fleet::start(&backend.seed(), 2, &[]);
+    owners(&fleet);
+    let mut other = fleet.members[1].connect_forwarding();
+    for n in 0..200 {
+        assert_eq!(text(&mut other, &format!("SET k{n} v")), "OK");
+    }
+    let count: i64 = backend
+        .nodes()
+        .iter()
+        .map(|node| match node.call(&["DBSIZE"]) {
+            Value::Int(n) => n,
+            other => panic!("{other:?}"),
+        })
+        .sum();
+    assert_eq!((count, text(&mut other, "DBSIZE")), (200, "200".to_owned()));
+    let all: Vec<String> = fleet
+        .members
+        .iter()
+        .flat_map(|member| {
+            redis::cmd("KEYS").arg("*").query::<Vec<String>>(&mut member.connect()).expect("keys")
+        })
+        .collect();
+    assert_eq!(all.len(), 200);
+    assert_eq!(scanned(&mut other).len(), 200);
+}
+
+#[test]
+fn whoever_has_nobody_to_read_its_log_still_ends_when_told_to() {
+    let backend = server(Engine::Redis70);
+    let folder = tempfile::tempdir().expect("a folder");
+    let coordinator = format!("127.0.0.1:{}", free_port().expect("a port"));
+    let backend = format!("main={}", backend.addr());
+    let serve = ["serve", "--fleet", "--listen", &coordinator, "--backend", &backend, "--state-dir"];
+    let state = folder.path().to_str().expect("a name");
+    let listen = format!("127.0.0.1:{}", free_port().expect("a port"));
+    let join = ["front", "--join", &coordinator, "--listen", &listen, "--leave-timeout", "100ms"];
+    let spawn = |words: &[&str]| {
+        let command = std::process::Command::new(whimbrel())
+            .args(words)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn();
+        let mut child = command.expect("it starts");
+        let mut lines = BufReader::new(child.stderr.take().expect("its log")).lines();
+        assert!(lines.any(|line| line.expect("a line").starts_with("serving")), "it does not serve");
+        child
+    };
+    // What has been read of the logs is all: nobody has the other ends of these pipes any more.
+    let mut serve = spawn(&serve.into_iter().chain([state]).collect::<Vec<_>>());
+    let mut front = spawn(&join);
+    for child in [&mut front, &mut serve] {
+        let pid = Pid::from_raw(i32::try_from(child.id()).expect("a process id"));
+        kill(pid, Signal::SIGTERM).expect("it is there");
+        let ended = until("it ends", || child.try_wait().expect("a process of ours"));
+        assert!(ended.success(), "{ended}");
+    }
+}
+
+#[test]
+fn who_waits_for_something_does_not_keep_a_slot_from_moving() {
+    let backend = server(Engine::Redis70);
+    let fleet = Fleet::start(&backend.addr(), 2, &[]);
+    let owner = owners(&fleet)[usize::from(slot_of(b"queue"))];
+    let mut waiter = fleet.members[owner].connect();
+    let mut through = fleet.members[1 - owner].connect_forwarding();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| text(&mut waiter, "BLPOP queue 60"));
+        let waits_too = scope.spawn(|| text(&mut through, "BLPOP queue 60"));
+        until("both wait", || {
+            let Value::BulkString(info) = backend.call(&["INFO", "clients"]) else { panic!("no text") };
+            String::from_utf8(info).expect("text").contains("blocked_clients:2").then_some(())
+        });
+        fleet.tell(&["drain", &format!("front-{owner}")]).expect_code(0);
+        assert_eq!(owners(&fleet)[usize::from(slot_of(b"queue"))], 1 - owner);
+        let mut pusher = fleet.members[owner].connect_forwarding();
+        assert_eq!(text(&mut pusher, "RPUSH queue a b"), "2");
+        let mut got = vec![waits.join().expect("an answer"), waits_too.join().expect("an answer")];
+        got.sort();
+        assert!(got[0].contains("\"a\"") && got[1].contains("\"b\""), "{got:?}");
+    });
+}
+
+/// Sends a request and does not wait for its answer.
+fn send(connection: &mut Connection, line: &str) {
+    let mut words = line.split(' ');
+    let mut command = redis::cmd(words.next().expect("a name"));
+    words.for_each(|word| {
+        command.arg(word);
+    });
+    connection.send_packed_command(&command.get_packed_command()).expect("sent");
+}
+
+#[test]
+fn a_slot_moves_when_what_is_under_way_has_been_answered() {
+    let backend = server(Engine::Valkey91);
+    let fleet = Fleet::start(&backend.addr(), 2, &[]);
+    let owner = owners(&fleet)[usize::from(slot_of(b"k"))];
+    let mut client = fleet.members[owner].connect();
+    let mut next = fleet.members[1 - owner].connect();
+    assert_eq!(text(&mut client, "PING"), "PONG");
+    assert_eq!(text(&mut next, "PING"), "PONG");
+    backend.suspend().expect("suspended");
+    send(&mut client, "INCR k");
+    let member = |status: &serde_json::Value| {
+        let members = status["fleet"]["members"].as_array().expect("members").clone();
+        members.into_iter().find(|member| member["name"] == format!("front-{owner}")).expect("the member")
+    };
+    until("it is under way", || (member(&fleet.status()?)["held"] == 1).then_some(()));
+    fleet.tell(&["drain", &format!("front-{owner}"), "--no-wait"]).expect_code(0);
+    until("all others have moved", || (member(&fleet.status()?)["owned"] == 1).then_some(()));
+    // Neither of the two serves it now: the other one waits with it.
+    assert!(text(&mut next, "GET k").contains(&fleet.members[owner].address()));
+    backend.resume().expect("resumed");
+    assert_eq!(client.recv_response().expect("an answer"), Value::Int(1));
+    until("it has moved", || (member(&fleet.status()?)["owned"] == 0).then_some(()));
+    assert_eq!(text(&mut next, "INCR k"), "2");
+}
+
+#[test]
+fn what_is_under_way_when_the_lease_ends_is_cut_off() {
+    let backend = server(Engine::Redis80);
+    let fleet = Fleet::start(&backend.addr(), 1, &["--lease", "2s"]);
+    owners(&fleet);
+    let (mut client, mut idle) = (fleet.members[0].connect(), fleet.members[0].connect());
+    until("it serves", || (text(&mut client, "SET k v") == "OK").then_some(()));
+    assert_eq!(text(&mut idle, "PING"), "PONG");
+    backend.suspend().expect("suspended");
+    send(&mut client, "GET k");
+    fleet.coordinators[0].suspend();
+    client.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    let cut = client.recv_response().expect_err("nobody answers");
+    assert!(!cut.is_timeout(), "it was left waiting: {cut}");
+    backend.resume().expect("resumed");
+    // Whoever had nothing under way stays, and is not served what is not this member's.
+    assert_eq!(text(&mut idle, "PING"), "PONG");
+    assert!(text(&mut idle, "GET k").contains("nobody serves the slot"));
+    fleet.coordinators[0].resume();
+    until("it serves again", || (text(&mut idle, "GET k") == "v").then_some(()));
+}
+
+#[test]
+fn nobody_is_sent_back_to_a_member_that_has_to_join_again() {
+    let backend = server(Engine::Redis80);
+    let fleet = Fleet::start(&backend.addr(), 1, &["--lease", "500ms"]);
+    owners(&fleet);
+    let mut client = fleet.members[0].connect();
+    client.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    for _ in 0..3 {
+        fleet.members[0].suspend();
+        until("it is lost", || fleet.status()?["fleet"]["members"].as_array()?.is_empty().then_some(()));
+        fleet.members[0].resume();
+        // What it knows of the table is of before, until it has joined again.
+        until("it serves again", || {
+            let answer = text(&mut client, "GET k");
+            assert!(!answer.contains("MOVED") && !answer.contains("Moved"), "{answer}");
+            (answer == "nil").then_some(())
+        });
+    }
+}
+
+#[test]
+fn nobody_waits_for_a_member_that_stands_still() {
+    let backend = server(Engine::Redis70);
+    let fleet = Fleet::start(&backend.addr(), 2, &["--lease", "1s"]);
+    let owner = owners(&fleet)[usize::from(slot_of(b"k"))];
+    let mut through = fleet.members[1 - owner].connect_forwarding();
+    assert_eq!(text(&mut through, "SET k v"), "OK");
+    fleet.members[owner].suspend();
+    through.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    // It was sent there, so it is not known whether it was carried out.
+    let cut = redis::cmd("GET").arg("k").query::<String>(&mut through).expect_err("nobody answers");
+    assert!(!cut.is_timeout(), "it was left waiting: {cut}");
+    let mut again = fleet.members[1 - owner].connect_forwarding();
+    again.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    assert_eq!(text(&mut again, "GET k"), "v");
+    fleet.members[owner].resume();
+    fleet.settled(2);
+    assert_eq!(text(&mut again, "GET k"), "v");
+}
+
+// ---- Errors ----
+
+#[test]
+fn what_cannot_be_joined_is_said() {
+    let backend = server(Engine::Redis70);
+    let nobody = format!("127.0.0.1:{}", free_port().expect("a port"));
+    let listen = format!("127.0.0.1:{}", free_port().expect("a port"));
+    let join = |at: &str, more: &[&str]| {
+        let words = ["front", "--join", at, "--listen", &listen];
+        Invocation::new(&words.into_iter().chain(more.iter().copied()).collect::<Vec<_>>()).run()
+    };
+    let refused = join(&nobody, &["--source", &backend.addr()]).expect_code(3);
+    assert!(refused.stderr.contains(&format!("coordinator {nobody}")), "{}", refused.stderr);
+    assert_eq!(join(&nobody, &[]).code(), Some(3));
+
+    let port = free_port().expect("a port");
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = format!("127.0.0.1:{port}");
+    let serve = ["serve", "--fleet", "--listen", &at, "--state-dir", folder.path().to_str().expect("a name")];
+    let mut serve = Invocation::new(&serve).env("WHIMBREL_SERVE_PASSWORD", "hunter2").spawn();
+    assert!(serve.wait_for_text("serving", PATIENCE), "{}", serve.stderr());
+    let refused = join(&at, &["--source", &backend.addr()]);
+    assert!(refused.stderr.contains("password"), "{}", refused.stderr);
+    assert_eq!(refused.code(), Some(3));
+    let with_password = format!("redis://:hunter2@{at}");
+    let refused = join(&with_password, &[]).expect_code(4);
+    assert!(refused.stderr.contains("--source") && !refused.stderr.contains("hunter2"), "{}", refused.stderr);
+    let everywhere =
+        ["front", "--join", &with_password, "--listen", "0.0.0.0:0", "--source", &backend.addr()];
+    let refused = Invocation::new(&everywhere).run().expect_code(2);
+    assert!(refused.stderr.contains("--announce"), "{}", refused.stderr);
+    serve.terminate();
+}
+
+// ---- While processes come and go ----
+
+/// Clients that know no clusters append to lists through any member, and read them. Of each list an order of all that was appended is known in
+/// the end, so each answer can be checked against it.
+struct Appenders {
+    stop: Arc<AtomicBool>,
+    done: Arc<AtomicU64>,
+    /// Errors and lost connections.
+    troubles: Arc<AtomicU64>,
+    threads: Vec<std::thread::JoinHandle<Vec<Event>>>,
+    began: Instant,
+}
+
+/// What a client has seen of a list.
+#[derive(Debug, Clone)]
+struct Event {
+    list: usize,
+    /// What was appended; none for a read.
+    token: Option<String>,
+    /// How long the list was afterwards, or is; none where no answer came.
+    length: Option<usize>,
+    /// The last element that a read has shown.
+    last: Option<String>,
+    sent: Duration,
+    answered: Duration,
+}
+
+const LISTS: usize = 40;
+
+impl Appenders {
+    /// `through` are addresses, of which each client uses one after another.
+    fn start(through: Vec<String>, clients: usize) -> Appenders {
+        let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let troubles = Arc::new(AtomicU64::new(0));
+        let began = Instant::now();
+        let threads = (0..clients).map(|client| {
+            let (stop, done, through) = (stop.clone(), done.clone(), through.clone());
+            let troubles = troubles.clone();
+            std::thread::spawn(move || append(client, &through, began, &stop, &done, &troubles))
+        });
+        Appenders { threads: threads.collect(), stop, done, troubles, began }
+    }
+
+    /// Waits for so many more answers; says how long that took.
+    #[track_caller]
+    fn wait_for(&self, more: u64) -> Duration {
+        let (began, goal) = (Instant::now(), self.done.load(Ordering::Relaxed) + more);
+        until("clients are answered", || (self.done.load(Ordering::Relaxed) >= goal).then_some(()));
+        began.elapsed()
+    }
+
+    /// Ends them, and checks all that they have seen against what the server has.
+    #[track_caller]
+    fn check(self, through: &mut Connection) -> usize {
+        self.stop.store(true, Ordering::Relaxed);
+        let events: Vec<Event> =
+            self.threads.into_iter().flat_map(|thread| thread.join().expect("a client")).collect();
+        let acknowledged =
+            events.iter().filter(|event| event.token.is_some() && event.length.is_some()).count();
+        for list in 0..LISTS {
+            let held: Vec<String> =
+                redis::cmd("LRANGE").arg(name(list)).arg(0).arg(-1).query(through).expect("a list");
+            let of_list: Vec<&Event> = events.iter().filter(|event| event.list == list).collect();
+            if let Err(why) = check_list(&held, &of_list) {
+                panic!("{}: {why} ({:?} since the start)", name(list), self.began.elapsed());
+            }
+        }
+        acknowledged
+    }
+}
+
+fn name(list: usize) -> String {
+    format!("list:{list}")
+}
+
+fn append(
+    client: usize,
+    through: &[String],
+    began: Instant,
+    stop: &AtomicBool,
+    done: &AtomicU64,
+    troubles: &AtomicU64,
+) -> Vec<Event> {
+    let mut events = Vec::new();
+    let (mut at, mut connection) = (client, None);
+    for number in 0_usize.. {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let Some(open) = &mut connection else {
+            at += 1;
+            connection = connect(&through[at % through.len()]).ok();
+            if let Some(open) = &connection {
+                // A process that stands still lets clients connect, and never answers.
+                open.set_read_timeout(Some(Duration::from_secs(1))).expect("a socket");
+            } else {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            continue;
+        };
+        let list = (client * 7 + number) % LISTS;
+        let reads = number % 4 == 3;
+        let token = (!reads).then(|| format!("{client}-{number}"));
+        let sent = began.elapsed();
+        let answer: redis::RedisResult<(usize, Option<String>)> = match &token {
+            Some(token) => {
+                redis::cmd("RPUSH").arg(name(list)).arg(token).query(open).map(|length| (length, None))
+            }
+            None => {
+                // At one moment, or length and element would not belong together.
+                let mut pipe = redis::pipe();
+                pipe.atomic().cmd("LLEN").arg(name(list)).cmd("LINDEX").arg(name(list)).arg(-1);
+                pipe.query(open)
+            }
+        };
+        let answered = began.elapsed();
+        let (length, last) = match answer {
+            Ok((length, last)) => (Some(length), last),
+            // Certainly not done.
+            Err(error) if error.code().is_some() => {
+                troubles.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+            Err(_) => {
+                troubles.fetch_add(1, Ordering::Relaxed);
+                connection = None;
+                (None, None)
+            }
+        };
+        if length.is_some() {
+            done.fetch_add(1, Ordering::Relaxed);
+        }
+        if length.is_some() || token.is_some() {
+            events.push(Event { list, token, length, last, sent, answered });
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    events
+}
+
+/// Whether all that was seen of a list fits one order in which each request was carried out at one moment between its beginning and its
+/// end. Appending tells the place, so there is one such order at most: that of the list.
+fn check_list(held: &[String], events: &[&Event]) -> Result<(), String> {
+    let mut places: HashMap<&str, usize> = HashMap::new();
+    for (at, token) in held.iter().enumerate() {
+        if places.insert(token, at + 1).is_some() {
+            return Err(format!("{token} is there twice"));
+        }
+    }
+    let mut moments: Vec<(Duration, Duration, usize, bool)> = Vec::new();
+    for event in events {
+        let Some(length) = event.length else { continue };
+        match &event.token {
+            Some(token) => match places.get(token.as_str()) {
+                None => return Err(format!("{token} was acknowledged and is not there")),
+                Some(place) if *place != length => {
+                    return Err(format!("{token} was number {length} and is number {place}"));
+                }
+                Some(_) => {}
+            },
+            None if length > held.len() || length > 0 && event.last.as_ref() != held.get(length - 1) => {
+                return Err(format!("of {length} the last was {:?}", event.last));
+            }
+            None => {}
+        }
+        moments.push((event.sent, event.answered, length, event.token.is_none()));
+    }
+    // Who began after another had ended has seen at least as much, and an append more.
+    moments.sort_by_key(|moment| moment.0);
+    let mut ended: Vec<(Duration, usize)> = moments.iter().map(|moment| (moment.1, moment.2)).collect();
+    ended.sort();
+    let (mut next, mut least) = (0, 0);
+    for (sent, _, length, is_read) in moments {
+        while next < ended.len() && ended[next].0 < sent {
+            least = least.max(ended[next].1);
+            next += 1;
+        }
+        if length < least || length == least && !is_read && least > 0 {
+            return Err(format!(
+                "a request that began at {sent:?} was number {length} after {least} was known"
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_check_of_lists_finds_what_is_wrong() {
+    let event = |token: Option<&str>, length: usize, last: Option<&str>, sent: u64, answered: u64| Event {
+        list: 0,
+        token: token.map(str::to_owned),
+        length: Some(length),
+        last: last.map(str::to_owned),
+        sent: Duration::from_millis(sent),
+        answered: Duration::from_millis(answered),
+    };
+    let held: Vec<String> = ["a", "b", "c"].map(str::to_owned).to_vec();
+    let check = |events: &[Event]| check_list(&held, &events.iter().collect::<Vec<_>>());
+    let right =
+        [event(Some("a"), 1, None, 0, 5), event(Some("b"), 2, None, 1, 2), event(None, 2, Some("b"), 3, 9)];
+    assert_eq!(check(&right), Ok(()));
+    for wrong in [
+        event(Some("x"), 3, None, 10, 11),
+        event(Some("c"), 2, None, 10, 11),
+        event(None, 3, Some("b"), 10, 11),
+        event(None, 4, Some("d"), 10, 11),
+        event(None, 1, Some("a"), 10, 11),
+    ] {
+        let mut all = right.to_vec();
+        all.push(wrong.clone());
+        assert!(check(&all).is_err(), "{wrong:?}");
+    }
+    let doubled: Vec<String> = ["a", "b", "a"].map(str::to_owned).to_vec();
+    assert!(check_list(&doubled, &[]).is_err());
+}
+
+/// Two clients that add to a number by looking first, as only transactions after `WATCH` can.
+struct Counter {
+    key: String,
+    stop: Arc<AtomicBool>,
+    threads: Vec<std::thread::JoinHandle<u64>>,
+}
+
+impl Counter {
+    fn start(key: String, through: &str) -> Counter {
+        let stop = Arc::new(AtomicBool::new(false));
+        let add = |_| {
+            let (key, stop, mut connection) =
+                (key.clone(), stop.clone(), connect(through).expect("a connection"));
+            std::thread::spawn(move || {
+                let mut added = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    let () = redis::cmd("WATCH").arg(&key).query(&mut connection).expect("watched");
+                    let before: Option<u64> =
+                        redis::cmd("GET").arg(&key).query(&mut connection).expect("a number");
+                    let mut pipe = redis::pipe();
+                    pipe.atomic().cmd("SET").arg(&key).arg(before.unwrap_or_default() + 1);
+                    let done: Option<(String,)> = pipe.query(&mut connection).expect("carried out, or not");
+                    added += u64::from(done.is_some());
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                added
+            })
+        };
+        let threads = (0..2).map(add).collect();
+        Counter { key, stop, threads }
+    }
+
+    fn stop(self) -> (String, u64) {
+        self.stop.store(true, Ordering::Relaxed);
+        (self.key, self.threads.into_iter().map(|thread| thread.join().expect("no error")).sum())
+    }
+}
+
+#[test]
+fn a_fourth_front_joins_under_load_and_leaves_again() {
+    let backend = server(Engine::Redis70);
+    let mut fleet = Fleet::start(&backend.addr(), 3, &[]);
+    owners(&fleet);
+    let writers = ClusterWriters::start(&fleet.addresses(), &Load::on(tags_in(0..16_384, 200)));
+    let appenders = Appenders::start(fleet.members.iter().map(|member| member.forwarding()).collect(), 6);
+    let counters: Vec<Counter> =
+        (0..6).map(|n| Counter::start(format!("sum:{n}"), &fleet.members[n % 3].forwarding())).collect();
+    assert!(writers.wait_for(500, PATIENCE), "nobody is answered");
+    fleet.join("fourth", &[]);
+    fleet.settled(4);
+    let shares = owners(&fleet);
+    assert_eq!(shares.iter().filter(|owner| **owner == 3).count(), 4_096);
+    assert!(writers.wait_for(1_000, PATIENCE), "nobody is answered");
+    appenders.wait_for(500);
+    // It is stopped as people stop it: everything goes to others first.
+    let mut fourth = fleet.members.pop().expect("a member");
+    fourth.running.terminate();
+    let ended = fourth.running.wait(PATIENCE).expect("it ends").expect_code(0);
+    assert!(ended.stdout.contains("\"empty\":true"), "{}", ended.stdout);
+    fleet.settled(3);
+    assert!(writers.wait_for(1_000, PATIENCE), "nobody is answered");
+    let record = writers.stop();
+    record.observed.assert_only_moved();
+    record.assert_kept(&Deployment::at(backend.addr()).expect("the server"));
+    for counter in counters {
+        let (key, added) = counter.stop();
+        assert!(added > 10, "{added}");
+        assert_eq!(backend.call(&["GET", &key]), Value::BulkString(added.to_string().into_bytes()));
+    }
+    assert_eq!(appenders.troubles.load(Ordering::Relaxed), 0, "clients that know no clusters had errors");
+    let acknowledged = appenders.check(&mut backend.connection());
+    assert!(acknowledged > 500, "{acknowledged}");
+}
+
+/// What is done to a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    KillMember,
+    /// Longer than its lease: its slots are others' when it goes on.
+    StopMember,
+    /// From all coordinators, for as long.
+    CutMember,
+    /// The same, and nobody is told: nothing passes any more.
+    StallMember,
+    KillCoordinator,
+    StopCoordinator,
+    /// Its slots go to others, and come back.
+    Drain,
+    KillEtcd,
+    StopEtcd,
+    /// A coordinator from all servers of etcd, longer than its reign.
+    CutCoordinator,
+    StallCoordinator,
+}
+
+const FAULTS: [Fault; 7] = [
+    Fault::KillMember,
+    Fault::StopMember,
+    Fault::KillCoordinator,
+    Fault::CutMember,
+    Fault::StopCoordinator,
+    Fault::StallMember,
+    Fault::Drain,
+];
+const FAULTS_OF_ETCD: [Fault; 4] =
+    [Fault::KillEtcd, Fault::StopEtcd, Fault::CutCoordinator, Fault::StallCoordinator];
+
+/// Longer than any lease, and any reign, of these tests.
+const LONG: Duration = Duration::from_secs(5);
+
+/// Shorter than any lease.
+const SHORT: Duration = Duration::from_secs(1);
+
+/// What people wish meanwhile, one after another, where there are two backends.
+const WISHES: [&[&str]; 5] = [
+    &["join", "--backend", "second"],
+    &["drain", "--backend", "main"],
+    &["join", "--backend", "main"],
+    &["join", "--backend", "second", "--weight", "3"],
+    &["drain", "--backend", "second"],
+];
+
+/// How long a probe waits for an answer.
+const PROBE_PATIENCE: Duration = Duration::from_millis(250);
+
+/// The time from now until somebody among these has answered for each list.
+#[track_caller]
+fn all_answered(through: &[String]) -> Duration {
+    let began = Instant::now();
+    let mut connections: Vec<Option<Connection>> = through.iter().map(|_| None).collect();
+    for list in 0..LISTS {
+        let mut at = list;
+        until("a list is answered", || {
+            at += 1;
+            let connection = &mut connections[at % through.len()];
+            if connection.is_none() {
+                *connection = connect(&through[at % through.len()]).ok();
+                if let Some(open) = connection {
+                    open.set_read_timeout(Some(PROBE_PATIENCE)).expect("a socket");
+                }
+            }
+            let answer: redis::RedisResult<u64> =
+                redis::cmd("LLEN").arg(name(list)).query(connection.as_mut()?);
+            if answer.is_err() {
+                *connection = None;
+            }
+            answer.ok()
+        });
+    }
+    began.elapsed()
+}
+
+/// The longest time that somebody had to wait for an answer for each list, while it is asked again and again for at least so long.
+#[track_caller]
+fn longest_wait(through: &[String], lasts: Duration) -> Duration {
+    let (began, mut longest) = (Instant::now(), Duration::ZERO);
+    while began.elapsed() < lasts || longest.is_zero() {
+        longest = longest.max(all_answered(through));
+    }
+    longest
+}
+
+/// Does all faults in turn, to victims by chance, for as long as `lasts`. Tells the longest time after each in which there was no answer for each list.
+/// With two backends data moves between them meanwhile.
+fn disturb(fleet: &mut Fleet, appenders: &Appenders, lasts: Duration, moves: bool) -> Vec<(Fault, Duration)> {
+    let seed = u64::from(std::process::id());
+    println!("seed {seed}");
+    let mut random = seed;
+    let mut chance = |most: usize| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) as usize % most
+    };
+    let faults: Vec<Fault> =
+        FAULTS.into_iter().chain(FAULTS_OF_ETCD.into_iter().filter(|_| fleet.etcd.is_some())).collect();
+    let (began, mut waits) = (Instant::now(), Vec::new());
+    for (number, fault) in faults.iter().copied().cycle().enumerate() {
+        if began.elapsed() > lasts && waits.len() >= faults.len() {
+            break;
+        }
+        if moves {
+            // Where nobody leads at the moment it is wished the next time.
+            fleet.tell(&[WISHES[number % WISHES.len()], &["--no-wait"]].concat());
+        }
+        let (member, coordinator, node) = (chance(3), chance(fleet.coordinators.len()), chance(3));
+        // Not through the victim.
+        let is_members = !matches!(
+            fault,
+            Fault::KillCoordinator
+                | Fault::StopCoordinator
+                | Fault::CutCoordinator
+                | Fault::StallCoordinator
+                | Fault::KillEtcd
+                | Fault::StopEtcd
+                | Fault::Drain
+        );
+        let others = fleet.members.iter().enumerate().filter(|(at, _)| !is_members || *at != member);
+        let others: Vec<String> = others.map(|(_, member)| member.forwarding()).collect();
+        let took =
+            fault_and_back(fleet, fault, (member, coordinator, node), &|lasts| longest_wait(&others, lasts));
+        waits.push((fault, took));
+        appenders.wait_for(300);
+    }
+    waits
+}
+
+/// Does something to a victim, has `answered` look for a while, and undoes it.
+fn fault_and_back(
+    fleet: &mut Fleet,
+    fault: Fault,
+    (member, coordinator, node): (usize, usize, usize),
+    answered: &dyn Fn(Duration) -> Duration,
+) -> Duration {
+    // Of several coordinators another one leads when it goes on. Where it is the only one, what was moving waits for it, and all others for as long as leases
+    // last: it is looked afterwards.
+    let is_only = fleet.etcd.is_none();
+    let meanwhile = || match is_only {
+        true => {
+            std::thread::sleep(SHORT);
+            Duration::ZERO
+        }
+        false => answered(LONG),
+    };
+    let afterwards = |took: Duration| if is_only { answered(SHORT) } else { took };
+    match fault {
+        Fault::KillMember => {
+            fleet.members[member].kill9();
+            let took = answered(SHORT);
+            fleet.members[member].run_again();
+            took
+        }
+        Fault::StopMember => {
+            fleet.members[member].suspend();
+            let took = answered(LONG);
+            fleet.members[member].resume();
+            took
+        }
+        Fault::CutMember | Fault::CutCoordinator => {
+            let links = links_of(fleet, fault == Fault::CutMember, member, coordinator);
+            links.iter().for_each(Proxy::cut);
+            let took = answered(LONG);
+            links.iter().for_each(|link| link.heal().expect("it listens again"));
+            took
+        }
+        Fault::StallMember | Fault::StallCoordinator => {
+            let links = links_of(fleet, fault == Fault::StallMember, member, coordinator);
+            links.iter().for_each(Proxy::stall);
+            let took = answered(LONG);
+            links.iter().for_each(Proxy::go_on);
+            took
+        }
+        Fault::KillCoordinator => {
+            fleet.coordinators[coordinator].kill9();
+            let took = meanwhile();
+            fleet.coordinators[coordinator].run_again();
+            afterwards(took)
+        }
+        Fault::StopCoordinator => {
+            fleet.coordinators[coordinator].suspend();
+            let took = meanwhile();
+            fleet.coordinators[coordinator].resume();
+            afterwards(took)
+        }
+        Fault::Drain => {
+            let name = format!("front-{member}");
+            fleet.tell(&["drain", &name, "--no-wait"]);
+            let took = answered(SHORT);
+            fleet.tell(&["join", &name, "--no-wait"]);
+            took
+        }
+        Fault::KillEtcd => {
+            let node = &fleet.etcd.as_ref().expect("an etcd").nodes()[node];
+            node.kill9().expect("killed");
+            let took = answered(SHORT);
+            node.restart().expect("it runs again");
+            took
+        }
+        Fault::StopEtcd => {
+            let node = &fleet.etcd.as_ref().expect("an etcd").nodes()[node];
+            node.suspend().expect("suspended");
+            let took = answered(LONG);
+            node.resume().expect("resumed");
+            took
+        }
+    }
+}
+
+/// By which a member reaches coordinators, or a coordinator etcd.
+fn links_of(fleet: &Fleet, of_member: bool, member: usize, coordinator: usize) -> &[Proxy] {
+    if of_member { fleet.members[member].links() } else { fleet.coordinators[coordinator].links() }
+}
+
+fn nothing_is_lost(mut fleet: Fleet, lasts: Duration, moves: bool) {
+    owners(&fleet);
+    let through: Vec<String> = fleet.members.iter().map(|member| member.forwarding()).collect();
+    let writers = ClusterWriters::start(&fleet.addresses(), &Load::on(tags_in(0..16_384, 200)));
+    let appenders = Appenders::start(through, 16);
+    let waits = disturb(&mut fleet, &appenders, lasts, moves);
+    for member in 0..3 {
+        until("it takes its part again", || {
+            let told = fleet.tell(&["join", &format!("front-{member}"), "--no-wait"]);
+            (told.code() == Some(0)).then_some(())
+        });
+    }
+    let status = fleet.settled(3);
+    owners(&fleet);
+    fleet.assert_kept(&writers.stop());
+    let acknowledged = appenders.check(&mut fleet.members[0].connect_forwarding());
+    for fault in FAULTS.into_iter().chain(FAULTS_OF_ETCD) {
+        let mut of_one: Vec<Duration> =
+            waits.iter().filter(|(of, _)| *of == fault).map(|(_, took)| *took).collect();
+        of_one.sort();
+        if let Some(longest) = of_one.last() {
+            let median = of_one[of_one.len() / 2];
+            println!(
+                "{fault:?}: {} times, a list had no answer for {median:?}, {longest:?} at most",
+                of_one.len()
+            );
+        }
+    }
+    let moved = &status["fleet"]["moved"];
+    println!(
+        "{} faults, {acknowledged} appended, {moved} moves since the last coordinator began",
+        waits.len()
+    );
+    assert!(acknowledged > 1_000, "{acknowledged}");
+}
+
+#[test]
+fn nothing_is_lost_when_processes_die_stand_still_and_come_back() {
+    let backend = server(Engine::Redis70);
+    let fleet = Fleet::start(&backend.addr(), 3, &[]);
+    nothing_is_lost(fleet, Duration::from_secs(15), false);
+}
+
+/// Another coordinator leads within the lease of members, so clients notice nothing of that.
+const ON_ETCD: [&str; 4] = ["--reign", "2s", "--lease", "4s"];
+
+#[test]
+fn nothing_is_lost_when_one_of_three_coordinators_or_of_three_servers_of_etcd_dies() {
+    let backend = server(Engine::Valkey91);
+    let fleet = Fleet::start_on_etcd(&backend.addr(), 3, &ON_ETCD);
+    nothing_is_lost(fleet, Duration::from_secs(15), false);
+}
+
+/// A fleet on etcd with two backends, each of which is a cluster of one node.
+fn of_two_backends(engine: Engine, partitions: &str) -> (Cluster, Cluster, Fleet) {
+    let backend = || Cluster::builder(engine).primaries(1).start().expect("a cluster");
+    let (first, second) = (backend(), backend());
+    let at = format!("second={}", second.seed());
+    let more = [&ON_ETCD[..], &["--backend", &at, "--partitions", partitions]].concat();
+    let fleet = Fleet::start_on_etcd(&first.seed(), 3, &more);
+    (first, second, fleet)
+}
+
+#[test]
+fn nothing_is_lost_while_data_moves_and_everything_fails() {
+    let (_first, _second, fleet) = of_two_backends(Engine::Redis80, "1999");
+    nothing_is_lost(fleet, Duration::from_secs(15), true);
+}
+
+#[test]
+#[ignore = "ten minutes"]
+fn soak_nothing_is_lost_in_ten_minutes() {
+    let (_first, _second, fleet) = of_two_backends(Engine::Redis70, "16384");
+    nothing_is_lost(fleet, Duration::from_secs(600), true);
+}

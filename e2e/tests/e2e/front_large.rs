@@ -1,0 +1,69 @@
+//! `whimbrel front` moves keys that are too large to be moved at once, and is killed in the middle of that.
+
+use redis::Value;
+use whimbrel_e2e::fronts::Front;
+use whimbrel_lab::{Engine, Server, wait_until};
+
+const ELEMENTS: i64 = 400_000;
+
+/// A few elements of all over the key, and their number.
+fn sample(server: &Server) -> Vec<Value> {
+    let mut sample = vec![server.call(&["HLEN", "large"])];
+    for i in (1..=ELEMENTS).step_by(997) {
+        sample.push(server.call(&["HGET", "large", &format!("field {i}")]));
+    }
+    sample
+}
+
+#[test]
+fn killed_in_the_middle_of_a_large_key_it_goes_on() {
+    let start = |engine| Server::builder(engine).start().expect("a server");
+    let (source, target) = (start(Engine::Redis70), start(Engine::Valkey91));
+    let write =
+        format!("for i = 1, {ELEMENTS} do redis.call('HSET', KEYS[1], 'field ' .. i, 'value ' .. i) end");
+    source.call(&["EVAL", &write, "1", "large"]);
+    for i in 0..500 {
+        source.call(&["SET", &format!("small {i}"), "v"]);
+    }
+    let before = sample(&source);
+    let mut front = Front::between(&source.url(), &target.url(), &[]);
+    front.tell("start").expect_code(0);
+    let staged = || match target.call(&["KEYS", "whimbrel:staging:*"]) {
+        Value::Array(keys) => keys.len(),
+        other => panic!("{other:?}"),
+    };
+    for _ in 0..3 {
+        wait_until("some of it is there", || staged() == 1);
+        // It takes no more, so this is the middle.
+        target.call(&["CLIENT", "PAUSE", "60000", "WRITE"]);
+        assert_eq!(
+            source.call(&["HLEN", "large"]),
+            Value::Int(ELEMENTS),
+            "it moved too quickly for this test"
+        );
+        front.running.kill9();
+        target.call(&["CLIENT", "UNPAUSE"]);
+        let is_staged = staged() == 1;
+        if !is_staged {
+            // Its last step had been sent, and waited for the end of the pause.
+            let whole = target.call(&["HLEN", "large"]);
+            assert_eq!(whole, Value::Int(ELEMENTS), "nothing is left of it, as in a crash");
+        }
+        front.run_again();
+        if !is_staged {
+            break;
+        }
+    }
+    // Written to while it moves, or right after: once.
+    let mut client = front.connect();
+    let added: i64 =
+        redis::cmd("HINCRBY").arg("large").arg("new").arg(5).query(&mut client).expect("written");
+    assert_eq!(added, 5);
+    wait_until("all keys have moved", || front.status()["phase"] == "done");
+    let mut after = sample(&target);
+    assert_eq!(after[0], Value::Int(ELEMENTS + 1));
+    after[0] = before[0].clone();
+    assert!(after == before, "it is another");
+    assert_eq!(target.call(&["DBSIZE"]), Value::Int(501));
+    assert_eq!(source.call(&["DBSIZE"]), Value::Int(0));
+}

@@ -1,0 +1,290 @@
+//! Slots move while clients read and write: they see nothing but MOVED, and everything is there afterwards.
+//!
+//! `WHIMBREL_RUNS=20` moves the slots so many times to and fro in the first test of each engine.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use whimbrel_e2e::cluster_writers::{Load, tags_in};
+use whimbrel_e2e::dataset::{Dataset, FUNCTION_LIBRARY, Scale};
+use whimbrel_e2e::resharding::{PATIENCE, Scene, Told, runs};
+use whimbrel_e2e::shards;
+use whimbrel_lab::Engine;
+
+/// Slots that move, and what tells them on the command line.
+const MOVING: std::ops::RangeInclusive<u16> = 0..=2047;
+const MOVING_TEXT: &str = "0-2047";
+
+/// Commands that clients have done before slots move, and after.
+const WARM: u64 = 3_000;
+
+fn slots_move_under_writers(engine: Engine) {
+    let scene = Scene::of(engine, 1, &[vec![0..=8191], vec![8192..=16383]]).start();
+    let written = Dataset::generate(21, Scale::Tiny).with_functions().write_to(&scene.deployment()).unwrap();
+    assert!(written.total() > 400, "{written:?}");
+    let before = scene.unwritten();
+    let writers = scene.writers(MOVING);
+    assert!(writers.wait_for(WARM, PATIENCE), "the writers do not come to work");
+    for run in 0..runs("WHIMBREL_RUNS", 2) {
+        let target = (run + 1) % 2;
+        let told = Told::by(scene.reshard(MOVING_TEXT, target, &["--method", "external"]).spawn());
+        told.assert_done();
+        assert_eq!(told.report["slots"], 2048, "{:#}", told.report);
+        assert!(told.report["pauses"]["count"].as_u64() >= Some(1), "{:#}", told.report);
+        assert!(writers.wait_for(WARM / 3, PATIENCE), "the writers stopped after {:#}", told.report);
+        let owned = shards::slots_of(&scene.cluster, target).unwrap();
+        assert!(MOVING.clone().all(|slot| owned.contains(&slot)), "run {run}");
+    }
+    let record = writers.stop();
+    eprintln!("{engine}: {}", record.observed);
+    record.observed.assert_only_moved();
+    assert!(record.observed.moved > 0, "nobody noticed that slots moved: {}", record.observed);
+    scene.assert_kept(&record);
+    scene.assert_unchanged(&before);
+}
+
+/// An empty shard gets its share, with the functions, and gives it back.
+fn shards_come_and_go(engine: Engine) {
+    // A primary without slots must stay one, also where the servers would make it a replica.
+    let scene = Scene::of(engine, 1, &[vec![0..=8191], vec![8192..=16383], vec![]])
+        .cluster(|cluster| cluster.arg("cluster-allow-replica-migration", "yes"))
+        .start();
+    for primary in &scene.cluster.primaries()[..2] {
+        primary.call(&["FUNCTION", "LOAD", FUNCTION_LIBRARY]);
+    }
+    let before = scene.unwritten();
+    let writers = scene.write(&Load { clients: 8, ..Load::on(tags_in(0..16384, 60)) });
+    assert!(writers.wait_for(WARM, PATIENCE), "the writers do not come to work");
+
+    Told::by(scene.command("rebalance", &["--use-empty", "--yes", "--method", "external"]).spawn())
+        .assert_done();
+    for node in 0..3 {
+        let count = shards::slots_of(&scene.cluster, node).unwrap().len();
+        assert!((5461..=5462).contains(&count), "node {node} owns {count} slots");
+    }
+    let functions = scene.cluster.primaries()[2].call(&["FUNCTION", "LIST"]);
+    assert!(format!("{functions:?}").contains("whimbrel_e2e"), "{functions:?}");
+    assert!(writers.wait_for(WARM / 3, PATIENCE));
+
+    let drained = scene.cluster.node_id(2).to_owned();
+    Told::by(scene.command("drain", &[&drained, "--yes", "--method", "external"]).spawn()).assert_done();
+    assert_eq!(shards::slots_of(&scene.cluster, 2).unwrap(), BTreeSet::new());
+    assert!(writers.wait_for(WARM / 3, PATIENCE));
+    let record = writers.stop();
+    eprintln!("{engine}: {}", record.observed);
+    record.observed.assert_only_moved();
+    scene.assert_kept(&record);
+    scene.assert_unchanged(&before);
+    // It is still a primary, with its replica and with its setting.
+    assert_eq!(scene.cluster.current_primaries().unwrap(), [0, 1, 2]);
+    for node in scene.cluster.nodes() {
+        let setting = node.call(&["CONFIG", "GET", "cluster-allow-replica-migration"]);
+        assert!(format!("{setting:?}").contains("yes"), "{}: {setting:?}", node.addr());
+    }
+    scene.cluster.wait_ok().unwrap();
+}
+
+/// Where PSYNC is forbidden the keys that change are found in another way, consumer groups included.
+fn moving_without_psync_loses_nothing(engine: Engine) {
+    let scene = Scene::of(engine, 0, &[vec![0..=8191], vec![8192..=16383]])
+        .cluster(|cluster| cluster.user_acl("user mover on >secret ~* &* +@all -psync -sync -replconf"))
+        .start();
+    Dataset::generate(22, Scale::Tiny).write_to(&scene.deployment()).unwrap();
+    let before = scene.unwritten();
+    let writers = scene.writers(MOVING);
+    assert!(writers.wait_for(WARM, PATIENCE), "the writers do not come to work");
+    let args = ["--user", "mover", "--method", "external"];
+    let command = scene.reshard(MOVING_TEXT, 1, &args).env("WHIMBREL_PASSWORD", "secret");
+    Told::by(command.spawn()).assert_done();
+    assert!(writers.wait_for(WARM / 3, PATIENCE));
+    let record = writers.stop();
+    eprintln!("{engine}: {}", record.observed);
+    // Without an offset nobody can wait at the target for the fence: clients may be sent back and forth for a moment.
+    record.observed.assert_only_redirected();
+    scene.assert_kept(&record);
+    scene.assert_unchanged(&before);
+}
+
+/// The permissions that the documentation names are enough.
+fn documented_permissions_are_enough(engine: Engine) {
+    let page = include_str!("../../../docs/permissions.md");
+    let (_, section) = page.split_once("A user that moves slots").expect("the page has this section");
+    let line = section.lines().find_map(|line| line.strip_prefix("ACL SETUSER whimbrel on >PASSWORD "));
+    let rules = line.expect("the section has the command");
+    let scene = Scene::of(engine, 1, &[vec![0..=8191], vec![8192..=16383]])
+        .cluster(|cluster| cluster.user_acl(&format!("user mover on >secret {rules}")))
+        .start();
+    Dataset::generate(27, Scale::Tiny).with_functions().write_to(&scene.deployment()).unwrap();
+    let before = scene.unwritten();
+    let writers = scene.writers(MOVING);
+    assert!(writers.wait_for(WARM, PATIENCE), "the writers do not come to work");
+    let args = ["--user", "mover", "--method", "external"];
+    let told = Told::by(scene.reshard(MOVING_TEXT, 1, &args).env("WHIMBREL_PASSWORD", "secret").spawn());
+    told.assert_done();
+    assert!(writers.wait_for(WARM / 3, PATIENCE));
+    let record = writers.stop();
+    eprintln!("{engine}: {}", record.observed);
+    record.observed.assert_only_moved();
+    scene.assert_kept(&record);
+    scene.assert_unchanged(&before);
+}
+
+/// Nothing is changed without being told to.
+fn plans_are_only_shown(engine: Engine) {
+    let scene = Scene::of(engine, 0, &[vec![0..=8191], vec![8192..=16383]]).start();
+    Dataset::generate(23, Scale::Tiny).write_to(&scene.deployment()).unwrap();
+    let before = scene.unwritten();
+    let to = scene.cluster.node_id(1)[..12].to_owned();
+    let shown = scene.command("reshard", &["--slots", "0-9,100", "--to", &to, "--dry-run"]).run();
+    let shown = shown.expect_code(0);
+    let plan: serde_json::Value = shown
+        .stdout
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .find(|line: &serde_json::Value| line["event"] == "plan")
+        .unwrap_or_else(|| panic!("no plan in {}", shown.stdout));
+    assert_eq!(plan["slots"], 11, "{plan:#}");
+    // Without a terminal nobody can be asked.
+    scene.command("reshard", &["--slots", "0-9", "--to", &to]).run().expect_code(4);
+    // Already there, or nowhere to go.
+    scene.command("reshard", &["--slots", "9000", "--to", &to, "--yes"]).run().expect_code(0);
+    scene.command("reshard", &["--slots", "0-9", "--to", "ffffffffffff", "--yes"]).run().expect_code(2);
+    assert!(scene.unfinished().is_empty());
+    shards::assert_sound(&scene.cluster);
+    scene.assert_unchanged(&before);
+}
+
+/// The built-in migration, driven by us.
+#[test]
+fn the_native_method_moves_slots_under_writers() {
+    let scene = Scene::of(Engine::Valkey91, 1, &[vec![0..=8191], vec![8192..=16383]]).start();
+    Dataset::generate(24, Scale::Tiny).with_functions().write_to(&scene.deployment()).unwrap();
+    let before = scene.unwritten();
+    let writers = scene.writers(MOVING);
+    assert!(writers.wait_for(WARM, PATIENCE), "the writers do not come to work");
+    for target in [1, 0] {
+        let told = Told::by(scene.reshard(MOVING_TEXT, target, &["--method", "native"]).spawn());
+        assert_eq!(told.report["jobs"][0]["method"], "native", "{:#}", told.report);
+        assert_eq!(told.report["jobs"][0]["ending"], "done", "{:#}", told.report);
+        assert!(writers.wait_for(WARM / 3, PATIENCE));
+    }
+    let record = writers.stop();
+    eprintln!("native: {}", record.observed);
+    scene.assert_kept(&record);
+    scene.assert_unchanged(&before);
+}
+
+/// Redis 8.4 and later hide keys of slots that a node does not own: only the servers' own migration leaves nothing behind.
+#[test]
+fn servers_that_hide_keys_are_moved_by_their_own_method_alone() {
+    let scene = Scene::of(Engine::Redis86, 1, &[vec![0..=8191], vec![8192..=16383]]).start();
+    Dataset::generate(27, Scale::Tiny).write_to(&scene.deployment()).unwrap();
+    let before = scene.unwritten();
+    let (all, visible) = (|node| count(&scene, node, "DBSIZE"), |node| count(&scene, node, "KEYS *"));
+    // From outside: refused before anything is marked, also by a dry run.
+    let to = scene.cluster.node_id(1);
+    let from_outside = ["--method external --yes", "--verify full --yes", "--verify full --dry-run"];
+    for options in from_outside {
+        let args: Vec<&str> =
+            ["--slots", MOVING_TEXT, "--to", to].into_iter().chain(options.split(' ')).collect();
+        let refused = scene.command("reshard", &args).run().expect_code(4);
+        assert!(refused.stdout.contains("hides the keys of slots"), "{}", refused.stdout);
+        assert!(refused.stdout.contains("--method native"), "{}", refused.stdout);
+    }
+    shards::assert_sound(&scene.cluster);
+    let writers = scene.writers(MOVING);
+    assert!(writers.wait_for(WARM, PATIENCE), "the writers do not come to work");
+    for target in [1, 0] {
+        let told = Told::by(scene.reshard(MOVING_TEXT, target, &[]).spawn());
+        assert_eq!(told.report["jobs"][0]["method"], "native", "{:#}", told.report);
+        assert_eq!(told.report["jobs"][0]["ending"], "done", "{:#}", told.report);
+        assert!(writers.wait_for(WARM / 3, PATIENCE));
+    }
+    let record = writers.stop();
+    eprintln!("native: {}", record.observed);
+    scene.assert_kept(&record);
+    scene.assert_unchanged(&before);
+    assert!(record.observed.moved > 0, "nobody noticed that slots moved: {}", record.observed);
+    // DBSIZE counts hidden keys too, which the server removes in the background.
+    let deadline = Instant::now() + PATIENCE;
+    for node in [0, 1] {
+        while all(node) != visible(node) {
+            assert!(
+                Instant::now() < deadline,
+                "node {node} has {} keys, {} visible",
+                all(node),
+                visible(node)
+            );
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+fn call(scene: &Scene, node: usize, command: &str) -> redis::Value {
+    scene.cluster.nodes()[node].call(&command.split(' ').collect::<Vec<_>>())
+}
+
+/// The number that a node answers, or of what it lists.
+fn count(scene: &Scene, node: usize, command: &str) -> usize {
+    match call(scene, node, command) {
+        redis::Value::Int(number) => usize::try_from(number).unwrap(),
+        redis::Value::Array(items) => items.len(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The classic way is there to be compared with: it loses nothing that nobody writes.
+#[test]
+fn the_legacy_method_moves_slots() {
+    let scene = Scene::of(Engine::Redis70, 1, &[vec![0..=8191], vec![8192..=16383]]).start();
+    Dataset::generate(25, Scale::Tiny).write_to(&scene.deployment()).unwrap();
+    let before = scene.unwritten();
+    let told = Told::by(scene.reshard("0-511", 1, &["--method", "legacy"]).spawn());
+    assert_eq!(told.report["jobs"][0]["ending"], "done", "{:#}", told.report);
+    assert_eq!(shards::slots_of(&scene.cluster, 0).unwrap().len(), 8192 - 512);
+    shards::assert_sound(&scene.cluster);
+    scene.assert_unchanged(&before);
+}
+
+/// What has no slots is no part of the balance unless it is asked for: that must not pass for *all is well*.
+#[test]
+fn a_primary_without_slots_is_named() {
+    let scene = Scene::of(Engine::Redis70, 0, &[vec![0..=8191], vec![8192..=16383], vec![]]).start();
+    let seed = scene.cluster.seed();
+    let rebalance = |more: &[&str]| {
+        let args = [&["rebalance", &seed, "--dry-run"][..], more].concat();
+        whimbrel_e2e::binary::run(&args).expect_code(0)
+    };
+    let told = rebalance(&[]).stderr;
+    assert!(told.contains(&scene.cluster.nodes()[2].addr()) && told.contains("--use-empty"), "{told}");
+    assert!(!told.contains("everything is where it should be"), "{told}");
+    assert!(rebalance(&["--json"]).stdout.contains("\"empty_primaries\":[\""));
+    assert!(rebalance(&["--json", "--use-empty"]).stdout.contains("\"empty_primaries\":[]"));
+}
+
+/// Several targets in one call, and slots by number.
+#[test]
+fn several_targets_and_counts() {
+    let scene = Scene::of(Engine::Redis80, 0, &[vec![0..=16383], vec![], vec![]]).start();
+    Dataset::generate(26, Scale::Tiny).write_to(&scene.deployment()).unwrap();
+    let before = scene.unwritten();
+    let id = |node: usize| scene.cluster.node_id(node).to_owned();
+    let address = scene.cluster.nodes()[2].addr();
+    let args = ["--slots", "0-99", "--to", &id(1), "--slots", "100-149,500", "--to", &address, "--yes"];
+    Told::by(scene.command("reshard", &args).spawn()).assert_done();
+    let counts = |scene: &Scene| [0, 1, 2].map(|node| shards::slots_of(&scene.cluster, node).unwrap().len());
+    assert_eq!(counts(&scene), [16384 - 151, 100, 51]);
+    let args = ["--from", &id(0), "--count", "233", "--to", &id(1), "--yes"];
+    Told::by(scene.command("reshard", &args).spawn()).assert_done();
+    assert_eq!(counts(&scene), [16000, 333, 51]);
+    shards::assert_sound(&scene.cluster);
+    scene.assert_unchanged(&before);
+}
+
+whimbrel_lab::for_each_engine! {
+    slots_move_under_writers
+    shards_come_and_go
+    moving_without_psync_loses_nothing
+    documented_permissions_are_enough
+    plans_are_only_shown
+}

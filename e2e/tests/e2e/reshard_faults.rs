@@ -1,0 +1,702 @@
+//! Whimbrel is killed, nodes are killed, jobs are cancelled, in every phase of a move, while clients read and write.
+//! Afterwards every slot has one owner that all agree on, nothing acknowledged is lost, no key is left where it does
+//! not belong, and replicas hold what their primaries hold.
+//!
+//! In `share` each engine meets a part of the cases, such that all engines together meet all; in `matrix` it meets the
+//! rest of them.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use whimbrel_e2e::binary::{Invocation, Running};
+use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
+use whimbrel_e2e::resharding::{PATIENCE, Scene, Told, wait_for_phase};
+use whimbrel_e2e::shards;
+use whimbrel_lab::{Engine, Server, wait_until};
+
+/// Slots that move, and what tells them on the command line.
+const MOVING: std::ops::RangeInclusive<u16> = 0..=599;
+const MOVING_TEXT: &str = "0-599";
+
+/// Keys in the moving slots besides those of the writers, so that there is something to copy.
+const KEYS: usize = 4_000;
+
+/// The effects of a move that goes well, and the phase that a job is in during each.
+const EFFECTS: [(&str, &str); 13] = [
+    ("check", "preparing"),
+    ("mark-importing", "preparing"),
+    ("attach", "attaching"),
+    ("snapshot", "snapshotting"),
+    ("catch-up", "streaming"),
+    ("pause", "pausing"),
+    ("drain", "draining"),
+    ("compare", "comparing"),
+    ("fence", "fencing"),
+    ("take-over", "taking-over"),
+    ("release", "releasing"),
+    ("confirm", "confirming"),
+    ("clean-up", "cleaning-up"),
+];
+
+/// Those of them before the fence.
+const BEFORE_FENCE: usize = 8;
+
+/// Which cases of a fault matrix a test goes through.
+#[derive(Debug, Clone, Copy)]
+enum Cases {
+    /// The engine's share of them: all engines together go through all.
+    Share,
+    /// All that are not in the engine's share.
+    Rest,
+}
+
+impl Cases {
+    /// Those of `all` cases that a test of `engine` goes through, where every `parts`-th one is in its share.
+    fn of<T>(self, engine: Engine, all: Vec<T>, parts: usize) -> Vec<T> {
+        let own = Engine::ALL.iter().position(|&other| other == engine).expect("it is one of all") % parts;
+        let wanted = |place: usize| (place % parts == own) == matches!(self, Self::Share);
+        all.into_iter().enumerate().filter(|(place, _)| wanted(*place)).map(|(_, case)| case).collect()
+    }
+}
+
+/// Tests of these checks for all engines, each with these cases.
+macro_rules! fault_matrix {
+    ($module:ident, $cases:ident: $($check:ident)+) => {
+        mod $module {
+            use whimbrel_lab::Engine;
+
+            use super::Cases;
+
+            $(
+                fn $check(engine: Engine) {
+                    super::$check(engine, Cases::$cases);
+                }
+            )+
+
+            whimbrel_lab::for_each_engine! { on every: $($check)+ }
+        }
+    };
+}
+
+/// Two shards that pass the moving slots to and fro; each has a replica.
+fn scene(engine: Engine) -> Scene {
+    filled(Scene::of(engine, 1, &[vec![0..=8191], vec![8192..=16383]]).start())
+}
+
+fn filled(scene: Scene) -> Scene {
+    filled_in(scene, MOVING)
+}
+
+fn filled_in(scene: Scene, slots: std::ops::RangeInclusive<u16>) -> Scene {
+    let tags = tags_in(slots, 200);
+    let mut connection = scene.cluster.connection_to(0);
+    for chunk in (0..KEYS).collect::<Vec<_>>().chunks(500) {
+        let mut pipeline = redis::pipe();
+        for number in chunk {
+            let key = format!("plain:{{{}}}:{number}", tags[number % tags.len()]);
+            pipeline.cmd("SET").arg(key).arg(format!("value of {number}")).ignore();
+        }
+        pipeline.exec(&mut connection).expect("the source takes the data");
+    }
+    scene
+}
+
+/// A third shard has a vote when one of the others has lost its primary.
+fn scene_with_failovers(engine: Engine) -> Scene {
+    let layout = [vec![0..=8191], vec![8192..=16000], vec![16001..=16383]];
+    let scene = Scene::of(engine, 1, &layout).cluster(|cluster| {
+        // As servers are by default: a primary that comes back and has lost its slots becomes a replica.
+        cluster.node_timeout_ms(4000).arg("cluster-allow-replica-migration", "yes")
+    });
+    filled(scene.start())
+}
+
+/// Indexes of the nodes of the third shard.
+const BYSTANDERS: [usize; 2] = [2, 5];
+
+/// Writers with a name of their own: several follow one another on one cluster.
+fn writers(scene: &Scene, name: &str) -> ClusterWriters {
+    let mut tags = tags_in(MOVING, 24);
+    tags.extend(tags_in(0..16384, 4));
+    let load = Load { clients: 8, subjects: 27, prefix: name.to_owned(), ..Load::on(tags) };
+    let writers = scene.write(&load);
+    assert!(writers.wait_for(400, PATIENCE), "{name}: the writers do not come to work");
+    writers
+}
+
+/// The owners of some of the moving slots.
+fn owners_of_moving(scene: &Scene) -> [usize; 3] {
+    [0, 300, 599].map(|slot| scene.cluster.owner_of(slot).expect("every slot has an owner"))
+}
+
+/// The owner of the moving slots, and the other primary, by index as created. All slots must have one owner.
+#[track_caller]
+fn owner(scene: &Scene, case: &str) -> (usize, usize) {
+    let owners = owners_of_moving(scene);
+    assert!(owners.windows(2).all(|pair| pair[0] == pair[1]), "{case}: the slots are split: {owners:?}");
+    let primaries = scene.cluster.current_primaries().expect("the nodes answer");
+    let is_other = |node: &usize| {
+        *node != owners[0] && (scene.cluster.primaries().len() == 2 || !BYSTANDERS.contains(node))
+    };
+    let other = primaries.into_iter().find(is_other).expect("there is another primary");
+    (owners[0], other)
+}
+
+fn whimbrel_is_killed(engine: Engine, cases: Cases) {
+    let scene = scene(engine);
+    let before = scene.unwritten();
+    let all = EFFECTS.iter().flat_map(|(effect, _)| [format!("{effect}:before"), format!("{effect}:after")]);
+    for (number, place) in cases.of(engine, all.collect(), 2).iter().enumerate() {
+        let writers = writers(&scene, &format!("killed{number}"));
+        let (source, target) = owner(&scene, place);
+        // In several batches, so that some are handed over and some are not.
+        let command = scene.reshard(MOVING_TEXT, target, &["--method", "external", "--batch-keys", "2500"]);
+        let batch = number % 2;
+        let output = command.env("WHIMBREL_FAILPOINT", format!("{place}@{batch}")).run();
+        assert_eq!(output.code(), None, "{place}: it was not killed: {output:#?}");
+        assert_eq!(scene.unfinished().len(), 1, "{place}");
+        writers.wait_for(50, Duration::from_secs(1));
+        scene.resume();
+        assert!(writers.wait_for(100, PATIENCE), "{place}: the writers have stopped");
+        let record = writers.stop();
+        eprintln!("{engine}, killed at {place}@{batch}: {}", record.observed);
+        scene.assert_kept(&record);
+        assert_eq!(owner(&scene, place), (target, source), "{place}: resumed, but not done");
+        scene.assert_unchanged(&before);
+    }
+}
+
+/// Whimbrel is killed while it undoes what it began.
+fn whimbrel_is_killed_while_it_rolls_back(engine: Engine, cases: Cases) {
+    let scene = scene(engine);
+    let before = scene.unwritten();
+    let all = vec![
+        ("snapshot:after", "wipe:before"),
+        ("drain:after", "wipe:after"),
+        ("compare:after", "lift-pause:after"),
+        ("catch-up:after", "clear-marks:before"),
+        ("pause:after", "clear-marks:after"),
+        ("fence:after", "observe:after"),
+        ("fence:after", "give-back:before"),
+        ("fence:after", "give-back:after"),
+        ("take-over:before", "observe:before"),
+        ("take-over:after", "release:before"),
+    ];
+    for (number, (first, second)) in cases.of(engine, all, 2).into_iter().enumerate() {
+        let place = format!("{first}, then {second}");
+        let writers = writers(&scene, &format!("twice{number}"));
+        let (source, target) = owner(&scene, &place);
+        let command = scene.reshard(MOVING_TEXT, target, &["--method", "external"]);
+        let output = command.env("WHIMBREL_FAILPOINT", first).run();
+        assert_eq!(output.code(), None, "{place}: it was not killed: {output:#?}");
+        // Where the fence does not outlive the pause nothing has to be given back: then it just ends.
+        let seed = scene.cluster.seed();
+        let again = scene.jobs(&["resume", "--cluster", &seed]).env("WHIMBREL_FAILPOINT", second).run();
+        assert!(matches!(again.code(), None | Some(0)), "{place}: {again:#?}");
+        scene.resume();
+        assert!(writers.wait_for(100, PATIENCE), "{place}: the writers have stopped");
+        let record = writers.stop();
+        eprintln!("{engine}, killed at {place}: {}", record.observed);
+        scene.assert_kept(&record);
+        assert_eq!(owner(&scene, &place), (target, source), "{place}: resumed, but not done");
+        scene.assert_unchanged(&before);
+    }
+}
+
+/// Before the fence a cancelled job leaves nothing behind, and clients have seen nothing of it.
+fn jobs_are_cancelled(engine: Engine, cases: Cases) {
+    let scene = scene(engine);
+    let before = scene.unwritten();
+    let all = EFFECTS[..BEFORE_FENCE]
+        .iter()
+        .flat_map(|&(effect, phase)| [(effect, "before", phase), (effect, "after", phase)]);
+    for (number, (effect, side, phase)) in cases.of(engine, all.collect(), 4).into_iter().enumerate() {
+        let place = format!("{effect}:{side}");
+        let writers = writers(&scene, &format!("cancelled{number}"));
+        let owners = owner(&scene, &place);
+        let (mut running, go_on) = paused_at(&scene, &place, phase, owners.1);
+        let by_signal = number % 2 == 1;
+        let mut asked = None;
+        if by_signal {
+            running.terminate();
+            wait_until("the signal is noticed", || running.stderr().contains("stopping"));
+        } else {
+            let unfinished = scene.unfinished();
+            asked = Some(scene.jobs(&["cancel", &unfinished[0]]).spawn());
+            wait_until("the job is asked to end", || is_cancel_asked(&scene));
+            // It looks for the question in its own time, which nobody sees.
+            thread::sleep(Duration::from_millis(300));
+        }
+        std::fs::write(&go_on, "").expect("a file in our folder");
+        let output = running.wait(PATIENCE).unwrap_or_else(|| panic!("{place}: it does not end"));
+        let told = Told::of(output.expect_code(130));
+        assert_eq!(told.report["jobs"][0]["ending"], "cancelled", "{place}: {:#}", told.report);
+        if let Some(mut asked) = asked {
+            asked
+                .wait(PATIENCE)
+                .unwrap_or_else(|| panic!("{place}: jobs cancel does not end"))
+                .expect_code(0);
+        }
+        assert!(writers.wait_for(100, PATIENCE), "{place}: the writers have stopped");
+        let record = writers.stop();
+        eprintln!("{engine}, cancelled at {place}: {}", record.observed);
+        record.observed.assert_only_moved();
+        assert_eq!(owner(&scene, &place), owners, "{place}: cancelled, but moved");
+        assert!(scene.unfinished().is_empty(), "{place}");
+        scene.assert_kept(&record);
+        scene.assert_unchanged(&before);
+    }
+}
+
+/// Whether a job of the scene is asked to end.
+fn is_cancel_asked(scene: &Scene) -> bool {
+    let files = std::fs::read_dir(scene.file("jobs")).expect("the folder of the jobs");
+    files.flatten().any(|file| file.path().extension().is_some_and(|ending| ending == "cancel"))
+}
+
+/// Starts a move that waits at a failpoint. Returns it once it is there, and the file that lets it go on.
+fn paused_at(scene: &Scene, place: &str, phase: &str, target: usize) -> (Running, std::path::PathBuf) {
+    let go_on = scene.file(&format!("go-on-{}", place.replace(':', "-")));
+    let reached = go_on.with_extension("reached");
+    // Left over from an earlier case they would let this one pass at once.
+    for file in [&go_on, &reached] {
+        let _ = std::fs::remove_file(file);
+    }
+    // A busy machine takes long over everything, and these are no tests of short pauses.
+    let options = ["--method", "external", "--report", "1", "--max-pause", "1s"];
+    let command = scene.reshard(MOVING_TEXT, target, &options);
+    let mut running =
+        command.env("WHIMBREL_FAILPOINT_PAUSE", place).env("WHIMBREL_FAILPOINT_FILE", &go_on).spawn();
+    wait_for_phase(&mut running, phase);
+    wait_until("it waits at the failpoint", || reached.exists());
+    (running, go_on)
+}
+
+/// A node that is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Victim {
+    Source,
+    Target,
+    ReplicaOfSource,
+    ReplicaOfTarget,
+}
+
+fn nodes_are_killed(engine: Engine, cases: Cases) {
+    let places = [
+        ("snapshot:before", "snapshotting"),
+        ("catch-up:after", "streaming"),
+        ("drain:after", "draining"),
+        ("fence:after", "fencing"),
+        ("take-over:after", "taking-over"),
+        ("clean-up:before", "cleaning-up"),
+    ];
+    let victims = [Victim::Source, Victim::Target, Victim::ReplicaOfSource, Victim::ReplicaOfTarget];
+    // In this order each engine meets every phase with some victim, and every victim in some phase.
+    let all: Vec<_> = (0..places.len() * victims.len())
+        .map(|number| {
+            (places[number / victims.len()], victims[(number + number / victims.len()) % victims.len()])
+        })
+        .collect();
+    let scene = scene_with_failovers(engine);
+    let before = scene.unwritten();
+    for (number, ((place, phase), victim)) in cases.of(engine, all, 4).into_iter().enumerate() {
+        let case = format!("{victim:?} killed at {place}");
+        let writers = writers(&scene, &format!("node{number}"));
+        let (source, target) = owner(&scene, &case);
+        let (mut running, go_on) = paused_at(&scene, place, phase, target);
+        let index = match victim {
+            Victim::Source => source,
+            Victim::Target => target,
+            Victim::ReplicaOfSource => replica_of(&scene, source),
+            Victim::ReplicaOfTarget => replica_of(&scene, target),
+        };
+        let node = &scene.cluster.nodes()[index];
+        {
+            // What a server acknowledges before its replica has it may be lost with it: that is the server's promise. And
+            // a replica that has not heard of its primary's epoch is not elected: that is what `repair` is for, with a
+            // test of its own.
+            let _hold = writers.hold();
+            if matches!(victim, Victim::Source | Victim::Target) {
+                wait_until_replica_follows(&scene, index);
+                wait_until_replica_knows_epoch(&scene, index);
+            }
+            node.kill9().expect("it can be killed");
+        }
+        std::fs::write(&go_on, "").expect("a file in our folder");
+        let output = match running.wait(PATIENCE) {
+            Some(output) => output,
+            None => panic!("{case}: it does not end: {:#?}", running.kill9()),
+        };
+        eprintln!("{engine}, {case}: ended with {:?}, {}", output.code(), Told::of(output.clone()).reason());
+        assert!(matches!(output.code(), Some(0 | 7)), "{case}: {output:#?}");
+        if matches!(victim, Victim::Source | Victim::Target) {
+            wait_for_failover(&scene, &case);
+        }
+        scene.resume();
+        // Without another crash than that.
+        let mut others = scene.cluster.nodes().iter().filter(|other| !std::ptr::eq(*other, node));
+        if let Some(other) = others.find(|other| !other.is_running()) {
+            panic!("{case}: {} has crashed:\n{}", other.addr(), other.log());
+        }
+        node.restart().expect("it restarts");
+        scene.cluster.wait_ok().unwrap_or_else(|error| panic!("{case}: {error}"));
+        rejoin_its_shard(&scene, index);
+        if output.code() != Some(0) {
+            // What the node had marked when it died it has still marked, and nobody could clear that meanwhile.
+            whimbrel_e2e::binary::run(&["repair", &scene.cluster.seed(), "--yes"]).expect_code(0);
+        }
+        assert!(writers.wait_for(200, PATIENCE), "{case}: the writers have stopped");
+        let record = writers.stop();
+        eprintln!("{engine}, {case}: {}", record.observed);
+        scene.assert_kept(&record);
+        owner(&scene, &case);
+        scene.assert_unchanged(&before);
+    }
+}
+
+/// A primary that comes back and finds its slots with several others becomes a replica of the last one to say so. For
+/// the next case it has to be one of its own shard again.
+fn rejoin_its_shard(scene: &Scene, index: usize) {
+    let shards = scene.cluster.primaries().len();
+    let mate = (index + shards) % scene.cluster.nodes().len();
+    let ids = [index, mate].map(|node| scene.cluster.node_id(node));
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match [index, mate].map(|node| follows(&scene.cluster.nodes()[node])) {
+            [Some(primary), None] if primary == ids[1] => break,
+            [None, Some(primary)] if primary == ids[0] => break,
+            // Refused until it has heard that its mate is a primary.
+            [Some(_), None] => drop(scene.cluster.nodes()[index].try_call(&["CLUSTER", "REPLICATE", ids[1]])),
+            // It has not heard yet that its slots are another's.
+            _ => {}
+        }
+        assert!(Instant::now() < deadline, "the node that was killed does not come back to its shard");
+        thread::sleep(Duration::from_millis(100));
+    }
+    scene.cluster.wait_ok().expect("the replica follows");
+}
+
+/// What a node says of itself in `CLUSTER NODES`.
+fn own_line(node: &Server) -> Vec<String> {
+    let text: String =
+        redis::from_redis_value(node.call(&["CLUSTER", "NODES"])).expect("CLUSTER NODES is text");
+    let mut lines = text.lines().map(|line| line.split(' ').map(str::to_owned).collect::<Vec<_>>());
+    lines.find(|words| words[2].contains("myself")).expect("a node lists itself")
+}
+
+/// The primary that a node follows, by its own word.
+fn follows(node: &Server) -> Option<String> {
+    Some(own_line(node).swap_remove(3)).filter(|primary| primary != "-")
+}
+
+/// The replica of a primary now, by index.
+fn replica_of(scene: &Scene, primary: usize) -> usize {
+    let id = scene.cluster.node_id(primary);
+    let is_replica = |node: &Server| follows(node).as_deref() == Some(id);
+    scene.cluster.nodes().iter().position(is_replica).expect("each primary has a replica")
+}
+
+fn wait_until_replica_follows(scene: &Scene, primary: usize) {
+    let nodes = scene.cluster.nodes();
+    shards::wait_until_follows(&nodes[primary], &nodes[replica_of(scene, primary)]);
+}
+
+fn wait_until_replica_knows_epoch(scene: &Scene, primary: usize) {
+    let nodes = scene.cluster.nodes();
+    // A replica tells its primary's.
+    let epoch = |node: &Server| own_line(node)[6].parse::<u64>().expect("an epoch is a number");
+    let replica = &nodes[replica_of(scene, primary)];
+    wait_until("the replica hears of the epoch", || epoch(replica) >= epoch(&nodes[primary]));
+}
+
+fn wait_for_failover(scene: &Scene, case: &str) {
+    let deadline = Instant::now() + PATIENCE;
+    while scene.cluster.current_primaries().map_or(0, |primaries| primaries.len()) < 3 {
+        assert!(Instant::now() < deadline, "{case}: no failover");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// While a node's last slots move, it and its replicas are kept from following them. That is put back, whoever does it.
+fn settings_are_put_back_by_who_goes_on(engine: Engine) {
+    let scene = Scene::of(engine, 1, &[vec![0..=399], vec![400..=16383]])
+        .cluster(|cluster| cluster.arg("cluster-allow-replica-migration", "yes"))
+        .start();
+    // In one batch, whatever the server.
+    let scene = filled_in(scene, 0..=399);
+    let before = scene.unwritten();
+    for (place, goes_on) in [("snapshot:after", false), ("release:after", true)] {
+        let command = scene.reshard("0-399", 1, &["--method", "external"]);
+        let output = command.env("WHIMBREL_FAILPOINT", place).run();
+        assert_eq!(output.code(), None, "{place}: it was not killed: {output:#?}");
+        assert!(!migration_is_allowed(&scene.cluster.nodes()[0]), "{place}: nothing has to be put back");
+        if goes_on {
+            scene.resume();
+        } else {
+            let (job, seed) = (scene.unfinished().remove(0), scene.cluster.seed());
+            scene.jobs(&["cancel", &job, "--cluster", &seed]).run().expect_code(0);
+        }
+        for node in scene.cluster.nodes() {
+            assert!(migration_is_allowed(node), "{place}: it stays off at {}", node.addr());
+        }
+        assert_eq!(scene.cluster.current_primaries().expect("the nodes answer"), [0, 1], "{place}");
+        scene.assert_unchanged(&before);
+    }
+    scene.assert_all_run();
+    shards::assert_sound(&scene.cluster);
+    assert_eq!(shards::slots_of(&scene.cluster, 0).expect("it answers").len(), 0);
+}
+
+/// A job that was killed late knows little of what came after it. Slots that have been moved on since stay where they are.
+fn slots_that_somebody_moved_on_stay_there(engine: Engine, cases: Cases) {
+    let all = vec![
+        ("clean-up:before", "resume"),
+        ("release:before", "cancel"),
+        ("take-over:after", "resume"),
+        ("clean-up:before", "cancel"),
+    ];
+    for (place, verb) in cases.of(engine, all, 4) {
+        let case = format!("{verb} after {place}");
+        let layout = [vec![0..=8191], vec![8192..=16000], vec![16001..=16383]];
+        let scene = filled(Scene::of(engine, 1, &layout).start());
+        let output =
+            scene.reshard(MOVING_TEXT, 1, &["--method", "external"]).env("WHIMBREL_FAILPOINT", place).run();
+        assert_eq!(output.code(), None, "{case}: it was not killed: {output:#?}");
+        let old = scene.unfinished().remove(0);
+        if scene.cluster.owner_of(0).map_or(true, |owner| owner == 0) {
+            // Taken over, and told to nobody yet.
+            let seed = scene.cluster.seed();
+            whimbrel_e2e::binary::run(&["repair", &seed, "--yes"]).expect_code(0);
+        }
+        let (seed, state) = (scene.cluster.seed(), scene.file("of-another"));
+        let to = scene.cluster.node_id(2);
+        let state = state.to_str().expect("a plain path");
+        let args = ["reshard", &seed, "--slots", MOVING_TEXT, "--to", to, "--yes", "--state-dir", state];
+        let args: Vec<&str> = args.into_iter().chain(["--method", "external"]).collect();
+        whimbrel_e2e::binary::run(&args).expect_code(0);
+        // What clients write from here on only the third has.
+        let mut connection = scene.cluster.connection_to(2);
+        for tag in tags_in(MOVING, 50) {
+            redis::cmd("SET")
+                .arg(format!("late:{{{tag}}}"))
+                .arg("1")
+                .exec(&mut connection)
+                .expect("acknowledged");
+        }
+        let before = {
+            whimbrel_e2e::binary::run(&["repair", &seed, "--yes"]).expect_code(0);
+            scene.unwritten()
+        };
+        let output = scene.jobs(&[verb, &old, "--cluster", &seed]).run().expect_code(7);
+        assert!(Told::of(output.clone()).reason().contains("another node"), "{case}: {output:#?}");
+        assert_eq!(owners_of_moving(&scene), [2, 2, 2], "{case}");
+        shards::assert_sound(&scene.cluster);
+        scene.assert_unchanged(&before);
+        assert!(scene.unfinished().is_empty(), "{case}");
+    }
+}
+
+/// Somebody takes a slot away while a node's last slots move: the job fails, and puts its settings back.
+fn settings_are_put_back_where_a_job_fails(engine: Engine) {
+    let scene = Scene::of(engine, 1, &[vec![0..=399], vec![400..=8191], vec![8192..=16383]])
+        .cluster(|cluster| cluster.arg("cluster-allow-replica-migration", "yes"))
+        .start();
+    let go_on = scene.file("go-on");
+    let command = scene.reshard("0-399", 1, &["--method", "external", "--report", "1"]);
+    let mut running = command
+        .env("WHIMBREL_FAILPOINT_PAUSE", "snapshot:after")
+        .env("WHIMBREL_FAILPOINT_FILE", &go_on)
+        .spawn();
+    wait_for_phase(&mut running, "snapshotting");
+    let deadline = Instant::now() + PATIENCE;
+    while migration_is_allowed(&scene.cluster.nodes()[0]) {
+        assert!(Instant::now() < deadline, "nothing has to be put back");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let third = scene.cluster.node_id(2);
+    for node in [2, 0] {
+        scene.cluster.nodes()[node].call(&["CLUSTER", "SETSLOT", "5", "NODE", third]);
+        if node == 2 {
+            // Otherwise an older claim of the source may win, and undo it.
+            scene.cluster.nodes()[node].call(&["CLUSTER", "BUMPEPOCH"]);
+        }
+    }
+    std::fs::write(&go_on, "").expect("a file in our folder");
+    let output = running.wait(PATIENCE).expect("it ends").expect_code(7);
+    eprintln!("{engine}: {}", Told::of(output).reason());
+    for node in scene.cluster.nodes() {
+        assert!(migration_is_allowed(node), "it stays off at {}", node.addr());
+    }
+    whimbrel_e2e::binary::run(&["repair", &scene.cluster.seed(), "--yes"]).expect_code(0);
+    assert_eq!([5, 6].map(|slot| scene.cluster.owner_of(slot).ok()), [Some(2), Some(0)]);
+    shards::assert_sound(&scene.cluster);
+}
+
+/// Whether a replica of this node may go to another primary, and the node become a replica when it has no slots left.
+fn migration_is_allowed(node: &Server) -> bool {
+    let setting = node.call(&["CONFIG", "GET", "cluster-allow-replica-migration"]);
+    format!("{setting:?}").contains("yes")
+}
+
+/// A job goes on also where the node that it was started with is gone.
+fn jobs_go_on_without_their_first_node(engine: Engine) {
+    let scene = scene_with_failovers(engine);
+    let before = scene.unwritten();
+    let first = scene.cluster.nodes()[BYSTANDERS[0]].addr();
+    let state = scene.file("elsewhere");
+    let state = state.to_str().expect("a plain path");
+    let to = scene.cluster.node_id(1);
+    let args = ["reshard", &first, "--slots", MOVING_TEXT, "--to", to, "--yes", "--state-dir", state];
+    let args: Vec<&str> = args.into_iter().chain(["--method", "external"]).collect();
+    let output = Invocation::new(&args).env("WHIMBREL_FAILPOINT", "snapshot:after").run();
+    assert_eq!(output.code(), None, "it was not killed: {output:#?}");
+    scene.cluster.nodes()[BYSTANDERS[0]].kill9().expect("it can be killed");
+    wait_for_failover(&scene, "without the first node");
+    whimbrel_e2e::binary::run(&["jobs", "resume", "--state-dir", state]).expect_code(0);
+    scene.cluster.nodes()[BYSTANDERS[0]].restart().expect("it restarts");
+    scene.cluster.wait_ok().expect("it comes back");
+    rejoin_its_shard(&scene, BYSTANDERS[0]);
+    assert_eq!(owner(&scene, "at last"), (1, 0));
+    shards::assert_sound(&scene.cluster);
+    scene.assert_unchanged(&before);
+}
+
+/// Keys vanish from one side while they move: the source's are gone for good, the target's are copied again.
+fn keys_are_flushed(engine: Engine, cases: Cases) {
+    let all = vec![
+        ("catch-up:after", "streaming", false),
+        ("catch-up:after", "streaming", true),
+        ("drain:after", "draining", true),
+        ("snapshot:before", "snapshotting", false),
+    ];
+    for (place, phase, of_target) in cases.of(engine, all, 4) {
+        let scene = scene(engine);
+        let before = scene.unwritten();
+        let (source, target) = owner(&scene, place);
+        let (mut running, go_on) = paused_at(&scene, place, phase, target);
+        let node = if of_target { target } else { source };
+        scene.cluster.nodes()[node].call(&["FLUSHALL"]);
+        std::fs::write(&go_on, "").expect("a file in our folder");
+        let output = running.wait(PATIENCE).unwrap_or_else(|| panic!("{place}: it does not end"));
+        scene.assert_all_run();
+        shards::assert_sound(&scene.cluster);
+        if of_target {
+            // Copied again, or found missing before the fence and rolled back: nothing is gone.
+            assert!(matches!(output.code(), Some(0 | 7)), "{place}: {output:#?}");
+            scene.assert_unchanged(&before);
+            assert!(scene.unfinished().is_empty(), "{place}");
+        } else {
+            Told::of(output.expect_code(0)).assert_done();
+            assert_eq!(owner(&scene, place), (target, source));
+            assert_eq!(scene.cluster.total_keys().expect("the nodes answer"), 0, "{place}");
+        }
+    }
+}
+
+/// A target without memory, marks of somebody else, a second whimbrel: refused or rolled back, with the reason.
+fn what_cannot_go_well_is_refused(engine: Engine) {
+    let scene = scene(engine);
+    let before = scene.unwritten();
+    let owners = owner(&scene, "at first");
+    let (source, target) = owners;
+    let untouched = |case: &str| {
+        assert_eq!(owner(&scene, case), owners, "{case}");
+        shards::assert_sound(&scene.cluster);
+        scene.assert_unchanged(&before);
+    };
+
+    let full = &scene.cluster.nodes()[target];
+    full.call(&["CONFIG", "SET", "maxmemory", "1mb"]);
+    let output = scene.reshard(MOVING_TEXT, target, &["--method", "external"]).run().expect_code(7);
+    let reason = Told::of(output).reason();
+    assert!(reason.to_lowercase().contains("memory"), "{reason}");
+    full.call(&["CONFIG", "SET", "maxmemory", "0"]);
+    untouched("without memory");
+
+    let id = scene.cluster.node_id(source).to_owned();
+    full.call(&["CLUSTER", "SETSLOT", "5", "IMPORTING", &id]);
+    let output = scene.reshard(MOVING_TEXT, target, &["--method", "external"]).run().expect_code(4);
+    assert!(output.stdout.contains("importing"), "{}", output.stdout);
+    full.call(&["CLUSTER", "SETSLOT", "5", "STABLE"]);
+    untouched("with a stranger's mark");
+
+    let (running, go_on) = paused_at(&scene, "snapshot:after", "snapshotting", target);
+    let other_state = tempfile::tempdir().expect("a folder");
+    let args =
+        ["reshard", &scene.cluster.seed(), "--slots", "700-710", "--to", scene.cluster.node_id(target)];
+    let rest = ["--yes", "--json", "--state-dir", other_state.path().to_str().expect("a plain path")];
+    let args: Vec<&str> = args.into_iter().chain(rest).collect();
+    whimbrel_e2e::binary::run(&args).expect_code(4);
+    std::fs::write(&go_on, "").expect("a file in our folder");
+    Told::by(running).assert_done();
+    shards::assert_sound(&scene.cluster);
+    scene.assert_unchanged(&before);
+    assert_eq!(owner(&scene, "at last"), (target, source));
+}
+
+/// A server takes in no new owner of a slot that it imports, so the marks of a move must not outlive the source's primary:
+/// the target's whole shard would answer CLUSTERDOWN. Nobody repairs anything here, and the node stays dead.
+fn a_failover_of_the_source_takes_no_shard_down(engine: Engine) {
+    let scene = scene_with_failovers(engine);
+    let before = scene.unwritten();
+    let writers = writers(&scene, "failover");
+    let (source, target) = owner(&scene, "at first");
+    let (mut running, go_on) = paused_at(&scene, "snapshot:before", "snapshotting", target);
+    {
+        let _hold = writers.hold();
+        wait_until_replica_follows(&scene, source);
+        wait_until_replica_knows_epoch(&scene, source);
+        scene.cluster.nodes()[source].kill9().expect("it can be killed");
+    }
+    std::fs::write(&go_on, "").expect("a file in our folder");
+    wait_for_failover(&scene, "source killed");
+    // Each shard serves again, also that of the target, while the job still goes on.
+    let deadline = Instant::now() + Duration::from_secs(40);
+    for node in scene.cluster.nodes().iter().filter(|node| node.is_running()) {
+        let state = || format!("{:?}", node.call(&["CLUSTER", "INFO"]));
+        while !state().contains("cluster_state:ok") {
+            assert!(Instant::now() < deadline, "{}: {}", node.addr(), state());
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+    // It begins the batch again, with the primary that the replica has become.
+    Told::of(running.wait(PATIENCE).expect("it ends")).assert_done();
+    assert!(writers.wait_for(400, PATIENCE), "the writers have stopped");
+    // Only to compare replicas as well.
+    scene.cluster.nodes()[source].restart().expect("it restarts");
+    scene.cluster.wait_ok().expect("the cluster is well");
+    rejoin_its_shard(&scene, source);
+    scene.assert_kept(&writers.stop());
+    scene.assert_unchanged(&before);
+}
+
+whimbrel_lab::for_each_engine! {
+    on Redis70 Valkey81:
+        a_failover_of_the_source_takes_no_shard_down
+}
+
+whimbrel_lab::for_each_engine! {
+    settings_are_put_back_by_who_goes_on
+    settings_are_put_back_where_a_job_fails
+    jobs_go_on_without_their_first_node
+    what_cannot_go_well_is_refused
+}
+
+fault_matrix! { share, Share:
+    whimbrel_is_killed
+    whimbrel_is_killed_while_it_rolls_back
+    jobs_are_cancelled
+    nodes_are_killed
+    slots_that_somebody_moved_on_stay_there
+    keys_are_flushed
+}
+
+// For `./dev test all`.
+fault_matrix! { matrix, Rest:
+    whimbrel_is_killed
+    whimbrel_is_killed_while_it_rolls_back
+    jobs_are_cancelled
+    nodes_are_killed
+    slots_that_somebody_moved_on_stay_there
+    keys_are_flushed
+}
