@@ -11,7 +11,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::endpoint::Endpoint;
-use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::link::LinkOptions;
 use whimbrel_engine::tls::Acceptor;
 use whimbrel_front::server::{Front, FrontOptions, connections_each};
@@ -28,6 +28,13 @@ const OWN_FILES: u64 = 64;
 pub async fn run(args: &FrontArgs, stop: CancellationToken) -> Exit {
     if let Some(command) = &args.command {
         return asking::run(command, &stop).await;
+    }
+    if let (Some(_), None) = (&args.state_dir, &args.target) {
+        let what =
+            "--state-dir is where a front with a --target keeps how far the keys have moved; here none move";
+        let error = Error::unfit(Side::Own, "", "reading the options", what)
+            .with_remedy("name a --target, or leave --state-dir out");
+        return crate::end_of(&error, args.show.json);
     }
     let outcome = match args.coordinators() {
         Ok(coordinators) if !coordinators.is_empty() => return joining::run(args, coordinators, stop).await,

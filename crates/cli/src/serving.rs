@@ -17,6 +17,7 @@ use whimbrel_control::daemon::{Daemon, DaemonOptions, Jobs, Services};
 use whimbrel_control::fleet::{Fleet, FleetStatus, Role};
 use whimbrel_control::http::{Exposed, HttpServer, Metric, MetricKind};
 use whimbrel_control::store::Store;
+use whimbrel_core::units::format_count_of;
 use whimbrel_engine::error::{Error, Result, Side};
 
 use self::fleet::Coordinator;
@@ -133,7 +134,10 @@ impl Mover {
         log.say(
             &match self.interrupted.len() {
                 0 => "resuming no job: none was interrupted".to_owned(),
-                n => format!("resuming {n} interrupted jobs: {}", names(&self.interrupted)),
+                n => {
+                    let jobs = format_count_of(n as u64, "interrupted job");
+                    format!("resuming {jobs}: {}", names(&self.interrupted))
+                }
             },
             &json!({"event": "resuming", "jobs": self.interrupted}),
         );
@@ -145,7 +149,8 @@ impl Mover {
             &match left.len() {
                 0 => "stopped".to_owned(),
                 n => format!(
-                    "stopped  with {n} jobs interrupted: {}; they go on when it serves again, or with whimbrel jobs resume",
+                    "stopped  with {} interrupted: {}; what is left goes on when it serves again, or with whimbrel jobs resume",
+                    format_count_of(n as u64, "job"),
                     names(&left)
                 ),
             },

@@ -89,6 +89,8 @@ pub(crate) struct Known {
     pub members: Option<Members>,
     /// Nodes on which `cluster-allow-replica-migration` has to be switched on again.
     pub sheltered: Vec<NodeId>,
+    /// Whether the job has changed anything.
+    pub begun: bool,
 }
 
 /// Carries out effects for one job.
@@ -114,6 +116,7 @@ pub(crate) struct Executor {
     members: Option<Members>,
     /// Nodes whose replicas are kept from following the slots, as the last handover knew.
     sheltered: Vec<NodeId>,
+    begun: bool,
     functions_shared: bool,
     compared_ahead: bool,
     keys_per_s: f64,
@@ -130,7 +133,7 @@ impl Executor {
         stop: CancellationToken,
         known: Known,
     ) -> Executor {
-        let Known { members, sheltered } = known;
+        let Known { members, sheltered, begun } = known;
         Executor {
             deployment,
             options,
@@ -148,6 +151,7 @@ impl Executor {
             taken: None,
             members,
             sheltered,
+            begun,
             functions_shared: false,
             compared_ahead: false,
             keys_per_s: KEYS_PER_S_FIRST,
@@ -306,6 +310,7 @@ impl Executor {
         HandoverOptions {
             label: self.job.clone(),
             process: process_name().to_owned(),
+            begun: self.begun,
             sheltered: self.sheltered.clone(),
             ..HandoverOptions::default()
         }
@@ -355,7 +360,7 @@ impl Executor {
         handover.check_permissions().await?;
         let others = handover.other_jobs().await?;
         if !others.is_empty() {
-            let message = format!("another migration is running on these nodes: {}", others.join(", "));
+            let message = format!("another whimbrel is moving slots of these nodes: {}", others.join(", "));
             return Err(because(Why::Busy, message));
         }
         let seen = handover.inspect(slots).await?;
@@ -395,6 +400,10 @@ impl Executor {
         }
         // Written down with the outcome of this, before anything is switched off.
         self.handover().await?.find_shelter(slots).await?;
+        if !self.begun {
+            self.handover().await?.begin().await?;
+            self.begun = true;
+        }
         let (source, target) = (seen.source.process, seen.target.process);
         self.members = Some(self.handover().await?.members().clone());
         Ok(Detail::Checked { source, target })
@@ -729,7 +738,7 @@ fn quiet_of(target: &Address) -> Quiet {
 }
 
 /// What the servers' lists of clients call this process.
-fn process_name() -> &'static str {
+pub(crate) fn process_name() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();
     NAME.get_or_init(|| {
         // A process id alone may be that of an earlier process, or of one in another container.

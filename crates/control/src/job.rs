@@ -8,7 +8,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
-use whimbrel_core::migration::{Action, BatchState, End, Event, Job, Outcome, Phase, Reached, Summary, step};
+use whimbrel_core::migration::{
+    Action, BatchState, End, Event, Job, Outcome, Phase, Preparation, Reached, Summary, step,
+};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::deployment::Deployment;
@@ -172,7 +174,17 @@ async fn publish(journal: &Journal, latest: &Mutex<Option<Status>>) -> std::conv
 fn known(record: &Record) -> Known {
     let (source, target) = record.members.clone();
     let members = (!source.is_empty() && !target.is_empty()).then_some(Members { source, target });
-    Known { members, sheltered: record.sheltered.clone() }
+    Known { members, sheltered: record.sheltered.clone(), begun: has_begun(&record.job) }
+}
+
+/// Whether anything was changed for the job: not before the check of its first batch is done.
+fn has_begun(job: &Job) -> bool {
+    let only_looks = match job.phase() {
+        Phase::Queued | Phase::Preparing { step: Preparation::Check } => true,
+        Phase::Observing { reached, .. } | Phase::Suspended { reached, .. } => *reached == Reached::Nothing,
+        _ => false,
+    };
+    !only_looks || !job.slots_handed_over().is_empty()
 }
 
 async fn drive(

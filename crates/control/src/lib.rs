@@ -5,6 +5,7 @@
 //! - [`daemon`]: a server that takes jobs, in Valkey's own commands;
 //! - [`fleet`]: the coordinator of members that share the partitions of one table;
 //! - [`store`]: where jobs are written down;
+//! - [`strangers`]: what others do with the nodes of a cluster;
 //! - [`witness`]: a client of our own that notes what the users' clients meet;
 //! - [`report`]: what a job came to;
 //! - [`options`]: how keys move.
@@ -22,6 +23,7 @@ pub mod options;
 pub mod report;
 pub mod service;
 pub mod store;
+pub mod strangers;
 pub mod witness;
 
 pub use executor::JobProgress;

@@ -15,10 +15,11 @@ use whimbrel_core::plan::{BatchLimits, Move, batches};
 use whimbrel_core::slot::{Slot, SlotRange, SlotSet};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
-use whimbrel_engine::handover::{FenceKind, Handover};
+use whimbrel_engine::handover::{FenceKind, Handover, HandoverOptions};
 use whimbrel_engine::native::{self, NativeKind, NativeOptions, NativePhase, NativeState, Peer};
 use whimbrel_flow::legacy::{self, LegacyOptions, LegacyProgress};
 
+use crate::executor::process_name;
 use crate::job::{self, Record, View, now_s};
 use crate::options::TransferOptions;
 use crate::report::{Ending, JobReport};
@@ -104,7 +105,9 @@ pub async fn cut(
     batch_keys: Option<u64>,
     keys_of: impl Fn(Slot) -> u64,
 ) -> Result<(FenceKind, Vec<SlotSet>)> {
-    let mut handover = Handover::open(deployment, planned.source.clone(), planned.target.clone()).await?;
+    let options = HandoverOptions { process: process_name().to_owned(), begun: false, ..Default::default() };
+    let (source, target) = (planned.source.clone(), planned.target.clone());
+    let mut handover = Handover::open_with(deployment, source, target, options).await?;
     let fence = handover.fence_kind();
     let keys_max = batch_keys.unwrap_or(fence.batch_keys_max()).max(1);
     let limits = BatchLimits { keys_max, slots_max: handover.batch_slots_max() };

@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use bytes::Bytes;
 use redb::{Database, ReadableDatabase, TableDefinition};
@@ -25,6 +26,9 @@ const DOCUMENTS: TableDefinition<'_, &str, &str> = TableDefinition::new("documen
 
 /// Format of the documents. A file of another format is refused with a clear message.
 const FORMAT: u32 = 2;
+
+/// Journals above this number are not listed.
+const UNFINISHED_MAX: usize = 10_000;
 
 /// How far one unit is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -140,6 +144,61 @@ pub fn exists(folder: &Path, name: &str) -> bool {
 pub fn is_open(folder: &Path, name: &str) -> bool {
     let path = folder.join(format!("{name}.journal"));
     path.exists() && matches!(Database::open(path), Err(redb::DatabaseError::DatabaseAlreadyOpen))
+}
+
+/// A copy or a sync that has not ended: its journal is in the folder.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Unfinished {
+    /// The name of the journal.
+    pub name: String,
+    /// A process has it open.
+    pub running: bool,
+    /// When it was last written, in seconds since the epoch; 0 where the system does not tell.
+    pub written_s: u64,
+    /// What describes the job, as it was given to [`Journal::open`]; `Null` where it cannot be read.
+    pub described: serde_json::Value,
+}
+
+/// Copies and syncs that have not ended, by name: at most 10,000.
+///
+/// # Errors
+/// Where the folder cannot be read. One that is not there holds none.
+pub fn unfinished(folder: &Path) -> std::io::Result<Vec<Unfinished>> {
+    let files = match std::fs::read_dir(folder) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        files => files?,
+    };
+    let mut found: Vec<Unfinished> = files
+        .filter_map(|file| {
+            let name = file.ok()?.file_name().to_str()?.strip_suffix(".journal")?.to_owned();
+            ["copy-", "sync-"].iter().any(|kind| name.starts_with(kind)).then_some(name)
+        })
+        .take(UNFINISHED_MAX)
+        .filter_map(|name| look(folder, name))
+        .collect();
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(found)
+}
+
+fn look(folder: &Path, name: String) -> Option<Unfinished> {
+    let path = folder.join(format!("{name}.journal"));
+    refuse_link(&path).ok()?;
+    // Before it is opened: that writes to it where a process was killed.
+    let written = path.metadata().and_then(|about| about.modified()).ok();
+    let written_s =
+        written.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map_or(0, |since| since.as_secs());
+    let unread = Unfinished { name, running: false, written_s, described: serde_json::Value::Null };
+    let described = match Database::open(&path) {
+        Ok(db) => description(&db).ok().flatten(),
+        Err(redb::DatabaseError::DatabaseAlreadyOpen) => return Some(Unfinished { running: true, ..unread }),
+        Err(_) => None,
+    };
+    let described = described.and_then(|text| serde_json::from_str(&text).ok());
+    Some(Unfinished { described: described.unwrap_or_default(), ..unread })
+}
+
+fn description(db: &Database) -> Result<Option<String>, redb::Error> {
+    Ok(db.begin_read()?.open_table(DOCUMENTS)?.get("job")?.map(|v| v.value().to_owned()))
 }
 
 mod slots_as_text {

@@ -23,7 +23,10 @@ const BEGUN: [&str; 3] = ["sending-establish-command", "reading-establish-respon
 
 /// Two shards; slots 0-199 have keys.
 fn scene(engine: Engine) -> Scene {
-    let scene = Scene::of(engine, 0, &[vec![0..=8191], vec![8192..=16383]]).start();
+    filled(Scene::of(engine, 0, &[vec![0..=8191], vec![8192..=16383]]).start())
+}
+
+fn filled(scene: Scene) -> Scene {
     let tags = tags_in(0..=199, 200);
     let mut pipeline = redis::pipe();
     for number in 0..KEYS {
@@ -334,6 +337,50 @@ fn jobs_wait_and_are_cancelled(engine: Engine) {
     assert_eq!(scene.cluster.owner_of(9).expect("an owner"), 1);
 }
 
+/// Told to stop while a job runs and another one waits, it says which are interrupted; `watch` shows both before, `repair` the
+/// one that has marked slots.
+fn what_a_stop_interrupts_is_named(engine: Engine) {
+    let scene = scene(engine);
+    let daemon = Served::by(held(
+        invocation(&scene, "127.0.0.1:0", &[&EXTERNAL[..], &["--http", "127.0.0.1:0"]].concat()),
+        &scene,
+    ));
+    let [source, target] = [0, 1].map(|node| scene.cluster.node_id(node).to_owned());
+    assert_eq!(daemon.cluster(&format!("MIGRATESLOTS SLOTSRANGE 0 99 NODE {target}")), "OK");
+    let job = daemon.wait_for("0-99", &["snapshotting"])["name"].as_str().expect("a name").to_owned();
+    assert_eq!(daemon.cluster(&format!("MIGRATESLOTS SLOTSRANGE 100 149 NODE {target}")), "OK");
+    let second = daemon.wait_for("100-149", &["connecting"])["name"].as_str().expect("a name").to_owned();
+    let http = lines(&daemon.running.stdout(), "http")[0]["address"].as_str().expect("an address").to_owned();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let page = whimbrel_e2e::binary::run(&["watch", "--at", &http, "--once"]).expect_code(0).stdout;
+        let shows =
+            |name: &str| page.lines().any(|line| line.starts_with(name) && line.contains(&source[..8]));
+        if shows(&job) && shows(&second) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{page}");
+        thread::sleep(Duration::from_millis(100));
+    }
+    let output = daemon.end();
+    let stopped = lines(&output.stdout, "stopped");
+    assert_eq!(stopped[0]["jobs"], serde_json::json!([job, second]), "{}", output.stdout);
+
+    let (seed, state) = (scene.cluster.seed(), scene.file("").to_string_lossy().into_owned());
+    let plan = whimbrel_e2e::binary::run(&["repair", &seed, "--dry-run", "--state-dir", &state]).stdout;
+    assert!(plan.contains(&format!("whimbrel jobs resume {job}")), "{plan}");
+    assert!(plan.contains(&format!("whimbrel jobs cancel {job}")), "{plan}");
+    let elsewhere = tempfile::tempdir().expect("a folder");
+    let elsewhere = elsewhere.path().to_str().expect("a plain path");
+    let plan = whimbrel_e2e::binary::run(&["repair", &seed, "--dry-run", "--state-dir", elsewhere]).stdout;
+    assert!(plan.contains("whimbrel jobs list"), "{plan}");
+    release(&scene);
+    scene.resume();
+    assert!([0, 99, 149].iter().all(|slot| scene.cluster.owner_of(*slot).expect("an owner") == 1));
+    let listed = whimbrel_e2e::binary::run(&["jobs", "list", "--state-dir", &state]).expect_code(0).stdout;
+    assert!(listed.contains("STARTED") && listed.matches(":").count() > 8, "{listed}");
+}
+
 /// The daemon is killed at a place of a job, while clients write; another one, on the same folder, finishes it.
 fn jobs_survive_the_daemon(engine: Engine) {
     let scene = scene(engine);
@@ -393,6 +440,50 @@ fn a_job_that_fails_half_way_says_what_has_moved(engine: Engine) {
     let log = output.stdout + &output.stderr;
     assert!(log.contains("have moved, the others have not") && !log.contains("rolled back"), "{log}");
     shards::assert_sound(&scene.cluster);
+}
+
+/// Another daemon, which knows nothing of the first one's jobs, keeps away from their nodes, and the job goes on to its end.
+fn a_second_daemon_keeps_away(engine: Engine) {
+    let layout = [vec![0..=4999], vec![5000..=9999], vec![10000..=16383]];
+    let scene = filled(Scene::of(engine, 0, &layout).start());
+    let before = scene.unwritten();
+    let slow = [&EXTERNAL[..], &["--batch-keys", "100", "--rate-keys", "400"]].concat();
+    let first = serve(&scene, &slow);
+    let folder = tempfile::tempdir().expect("a folder");
+    let (seed, state) = (scene.cluster.seed(), folder.path().to_str().expect("a plain path"));
+    let args = ["serve", "--cluster", &seed, "--listen", "127.0.0.1:0", "--state-dir", state, "--json"];
+    let second = Served::by(Invocation::new(&[&args[..], &EXTERNAL].concat()).timeout(PATIENCE));
+    let [target, third] = [1, 2].map(|node| scene.cluster.node_id(node).to_owned());
+    assert_eq!(first.cluster(&format!("MIGRATESLOTS SLOTSRANGE 0 199 NODE {target}")), "OK");
+    let deadline = Instant::now() + PATIENCE;
+    while scene.cluster.owner_of(0).expect("an owner") == 0 {
+        assert!(Instant::now() < deadline, "no batch is handed over: {:#?}", first.jobs());
+        thread::sleep(Duration::from_millis(20));
+    }
+    let job = first.jobs()[0]["name"].as_str().expect("a name").to_owned();
+    let mut refused = 0;
+    // Asked again and again, so also in the moments between two batches, in which no slot is marked.
+    loop {
+        let reply = second.cluster(&format!("MIGRATESLOTS SLOTSRANGE 300 300 NODE {third}"));
+        if reply == "OK" {
+            break;
+        }
+        assert!(reply.contains(&format!("another whimbrel is moving slots there: job {job}")), "{reply}");
+        assert!(reply.contains("whimbrel jobs list") && reply.contains("whimbrel repair"), "{reply}");
+        refused += 1;
+        if refused == 1 {
+            let args =
+                ["reshard", &seed, "--slots", "301", "--to", &third, "--dry-run", "--state-dir", state];
+            let output = Invocation::new(&args).run().expect_code(4);
+            assert!(output.stderr.contains(&job), "{}", output.stderr);
+        }
+        assert!(Instant::now() < deadline, "it does not end: {:#?}", first.jobs());
+    }
+    assert!(refused > 3, "it was asked {refused} times while the job ran");
+    first.wait_for("0-199", &["success"]);
+    second.wait_for("300-300", &["success"]);
+    shards::assert_sound(&scene.cluster);
+    scene.assert_unchanged(&before);
 }
 
 fn moves_are_handed_to_it(engine: Engine) {
@@ -539,6 +630,8 @@ whimbrel_lab::for_each_engine! {
         moves_are_handed_to_it
         moves_that_were_handed_to_it_are_cancelled
         a_job_that_fails_half_way_says_what_has_moved
+        what_a_stop_interrupts_is_named
+        a_second_daemon_keeps_away
         moves_that_were_handed_to_it_survive_it
         clients_find_the_cluster_by_it
         a_password_keeps_others_out

@@ -55,6 +55,13 @@ fn connected_clients(server: &Server) -> Option<u32> {
     text.lines().find_map(|line| line.strip_prefix("connected_clients:"))?.trim().parse().ok()
 }
 
+#[test]
+fn a_state_folder_without_a_target_is_explained() {
+    let args = ["front", "--listen", "127.0.0.1:0", "--source", "127.0.0.1:1", "--state-dir", "/nowhere"];
+    let output = Invocation::new(&args).run().expect_code(2);
+    assert!(output.stderr.contains("name a --target, or leave --state-dir out"), "{}", output.stderr);
+}
+
 fn a_client_library_sees_no_difference(engine: Engine) {
     let source = Server::builder(engine).start().expect("a server");
     let front = Front::before(&source.url(), &[]);

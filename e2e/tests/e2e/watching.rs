@@ -233,3 +233,42 @@ fn wait_until_ready(at: &str) {
         thread::sleep(Duration::from_millis(50));
     }
 }
+
+/// What a killed sync and a killed copy have left is listed, with a command that goes on with it.
+#[test]
+fn what_was_killed_is_listed_with_what_goes_on_with_it() {
+    let source = Server::builder(Engine::Redis70).start().expect("the source starts");
+    fill(&deployment(source.addr()));
+    let folder = tempfile::tempdir().expect("a folder");
+    let state = folder.path().to_str().expect("a plain path");
+    let jobs = |more: &[&str]| {
+        let args = [&["jobs", "list", "--state-dir", state][..], more].concat();
+        Invocation::new(&args).run().expect_code(0).stdout
+    };
+    let more = ["--match", "*", "--state-dir", state, "--rate-keys", "500", "--json", "--report", "1"];
+    for kind in ["copy", "sync"] {
+        let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
+        let (from, to) = (source.addr(), target.addr());
+        let args = [&[kind, &from, &to][..], &more].concat();
+        let mut running = Invocation::new(&args).timeout(PATIENCE).spawn();
+        assert!(running.wait_for_text("\"progress\"", PATIENCE), "{}", running.stderr());
+        assert!(jobs(&[]).contains("running"), "{}", jobs(&[]));
+        running.kill9();
+        let text = jobs(&[]);
+        assert!(
+            text.contains(kind) && text.contains("interrupted") && text.contains(&target.addr()),
+            "{text}"
+        );
+        let line: Value = serde_json::from_str(jobs(&["--json"]).trim()).expect("one line");
+        assert_eq!((&line["kind"], &line["running"]), (&kind.into(), &false.into()), "{line}");
+        let again = line["again"].as_str().expect("a command");
+        assert!(text.contains(again), "{text}");
+        // As a shell takes it, with nothing in it that a shell would have to be asked for.
+        let words: Vec<&str> = again.split(' ').skip(1).map(|word| word.trim_matches('\'')).collect();
+        let once: &[&str] = if kind == "sync" { &["--once"] } else { &[] };
+        Invocation::new(&[&words[..], once].concat()).timeout(PATIENCE).run().expect_code(0);
+        if kind == "copy" {
+            assert!(jobs(&[]).contains("no jobs"), "{}", jobs(&[]));
+        }
+    }
+}

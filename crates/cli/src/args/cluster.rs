@@ -1,5 +1,7 @@
 //! Commands that look at one cluster, and what every command about one cluster needs.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 
 use super::{ClusterAccess, parse_ms};
@@ -93,6 +95,11 @@ pub struct RepairArgs {
     /// Show what is amiss and what would be done, and do nothing
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
+
+    /// Where jobs are written down: one that was interrupted in this cluster is named [default: $XDG_STATE_HOME/whimbrel or
+    /// ~/.local/state/whimbrel]
+    #[arg(long, value_name = "FOLDER")]
+    pub state_dir: Option<PathBuf>,
 
     /// Do not ask
     #[arg(long, short)]

@@ -82,7 +82,7 @@ pub struct FrontArgs {
     pub target_access: TargetAccess,
 
     /// Where it is kept how far the keys have moved [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
-    #[arg(long, value_name = "FOLDER", requires = "target", help_heading = "What else")]
+    #[arg(long, value_name = "FOLDER", help_heading = "What else")]
     pub state_dir: Option<PathBuf>,
 
     /// Clients connect with TLS, and are shown the certificate in this PEM file

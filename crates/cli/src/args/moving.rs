@@ -303,7 +303,7 @@ pub struct DrainArgs {
 /// What to do with jobs.
 #[derive(Debug, Subcommand)]
 pub enum JobsCommand {
-    /// List all jobs that are written down here
+    /// List all jobs that are written down here, and copies and syncs that have not ended, with the command that goes on with each
     List,
     /// Show one job
     Show {

@@ -10,8 +10,10 @@ use whimbrel_control::store::{Entry, Status, Store};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::link::LinkOptions;
+use whimbrel_flow::journal;
 
 use crate::args::{JobAccess, JobsArgs, JobsCommand, Show};
+use crate::display::format_time;
 use crate::exit::Exit;
 
 /// How long a job that another process runs may take to notice that it is to be cancelled, and to roll back.
@@ -26,10 +28,17 @@ pub async fn run(args: &JobsArgs, stop: CancellationToken) -> Exit {
 }
 
 async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
-    let store = Store::new(&crate::copying::state_dir(args.state_dir.as_deref())?);
+    let folder = crate::copying::state_dir(args.state_dir.as_deref())?;
+    let store = Store::new(&folder);
     match &args.command {
         JobsCommand::List => {
-            list(&store.list()?, args.json);
+            let unfinished = journal::unfinished(&folder)
+                .map_err(|e| Error::own(format!("read {}", folder.display()), e))?;
+            let entries = store.list()?;
+            if !entries.is_empty() || unfinished.is_empty() || args.json {
+                list(&entries, args.json);
+            }
+            super::unfinished::show(&unfinished, args.state_dir.as_deref(), args.json);
             Ok(Exit::Success)
         }
         JobsCommand::Show { job } => {
@@ -103,14 +112,24 @@ fn list(entries: &[Entry], as_json: bool) {
         say!("no jobs are written down here");
         return;
     }
-    say!("{:<20} {:<9} {:<26} {:<21} MOVES", "JOB", "METHOD", "STATE", "CLUSTER");
+    say!(
+        "{:<20} {:<9} {:<26} {:<20} {:<20} {:<21} MOVES",
+        "JOB",
+        "METHOD",
+        "STATE",
+        "STARTED",
+        "ENDED",
+        "CLUSTER"
+    );
     for entry in entries {
         let status = &entry.status;
         say!(
-            "{:<20} {:<9} {:<26} {:<21} {} of {} slots, {} -> {}",
+            "{:<20} {:<9} {:<26} {:<20} {:<20} {:<21} {} of {} slots, {} -> {}",
             status.id,
             status.method,
             state(entry),
+            format_time(status.created_s),
+            ended(status).unwrap_or_default(),
             status.cluster,
             slots_in(&status.moved),
             slots_in(&status.slots),
@@ -118,6 +137,11 @@ fn list(entries: &[Entry], as_json: bool) {
             short(&status.target),
         );
     }
+}
+
+/// When a job has ended.
+fn ended(status: &Status) -> Option<String> {
+    status.ended.then(|| format_time(status.updated_s))
 }
 
 fn slots_in(ranges: &str) -> usize {
@@ -138,6 +162,10 @@ fn show(entry: &Entry, as_json: bool) {
     say!("state    {}", state(entry));
     if !status.message.is_empty() {
         say!("         {}", status.message);
+    }
+    say!("started  {}", format_time(status.created_s));
+    if let Some(ended) = ended(status) {
+        say!("ended    {ended}");
     }
     say!("method   {}", status.method);
     say!("cluster  {}", status.cluster);

@@ -4,6 +4,7 @@ pub mod jobs;
 mod plan;
 mod progress;
 mod submit;
+mod unfinished;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

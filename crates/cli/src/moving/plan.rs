@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 use whimbrel_control::service::{self, Method, Native};
+use whimbrel_control::strangers::{self, Own};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::plan::{Move, Shard, SlotCosts};
 use whimbrel_core::slot::{Slot, SlotSet};
@@ -141,26 +142,8 @@ impl Situation {
     pub fn refuse_trouble(&self, involved: &[NodeId]) -> Result<()> {
         for node in &self.survey.nodes {
             let is_involved = involved.contains(&node.id);
-            let trouble = match &node.answer {
-                Err(why) if is_involved => Some(format!("it does not answer: {why}")),
-                Err(_) => None,
-                Ok(state) if !state.native.is_empty() => {
-                    Some(format!("a migration is running there: {}", state.native.join(", ")))
-                }
-                Ok(state) if !state.jobs.is_empty() && is_involved => {
-                    Some("another whimbrel is moving slots there".to_owned())
-                }
-                Ok(state) if !(state.importing.is_empty() && state.migrating.is_empty()) => Some(format!(
-                    "it has {} slots marked as importing and {} as migrating: a migration is running, or one was left half-done",
-                    state.importing.len(),
-                    state.migrating.len()
-                )),
-                Ok(_) => None,
-            };
-            if let Some(what) = trouble {
-                let at = node.name().to_string();
-                return Err(Error::unfit(Side::Source, at, "look at the cluster", what)
-                    .with_remedy("see `whimbrel status`, `whimbrel jobs list` and `whimbrel repair`"));
+            if let Some(what) = strangers::trouble_at(node, is_involved, &Own::default()) {
+                return Err(strangers::refusal(node, what));
             }
         }
         Ok(())

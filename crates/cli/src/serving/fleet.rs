@@ -157,6 +157,8 @@ pub fn news(before: &FleetStatus, now: &FleetStatus) -> Vec<(String, Value)> {
     };
     for (number, member) in &new {
         match old.get(number) {
+            // It was a member before this coordinator began, which does not know its name until it connects again.
+            None if !member.connected => {}
             None => say("joined", member, "has joined"),
             Some(was) if member.leaving && !was.leaving => say("leaving", member, "leaves"),
             Some(was) if member.connected && !was.connected => say("connected", member, "is connected again"),
@@ -168,7 +170,12 @@ pub fn news(before: &FleetStatus, now: &FleetStatus) -> Vec<(String, Value)> {
         }
     }
     for (_, member) in old.iter().filter(|(number, _)| !new.contains_key(number)) {
-        let words = if member.leaving { "has left" } else { "is lost; its partitions go to others" };
+        let words = match member {
+            member if member.leaving => "has left",
+            // One that was drained leaves between two looks.
+            member if member.owned == 0 => "is gone; it had no partitions",
+            _ => "is lost; its partitions go to others",
+        };
         say("gone", member, words);
     }
     if now.is_settled() && !before.is_settled() && !now.members.is_empty() {
@@ -265,5 +272,19 @@ mod tests {
         let lost = with(vec![member(1), MemberStatus { connected: false, equal: None, ..member(2) }]);
         assert_eq!(events(&both, &lost), ["lost"]);
         assert_eq!(events(&lost, &both), ["connected", "settled"]);
+        // A coordinator that begins knows its members, and what they are called once they are there.
+        assert_eq!(events(&with(vec![]), &lost), ["joined"]);
+    }
+
+    #[test]
+    fn only_a_member_with_partitions_is_lost() {
+        let ended = |member: MemberStatus| {
+            let before = FleetStatus { members: vec![member], ..FleetStatus::default() };
+            news(&before, &FleetStatus::default())[0].0.clone()
+        };
+        assert!(ended(MemberStatus { owned: 3, ..member(1) }).contains("is lost"));
+        assert!(ended(MemberStatus { owned: 3, leaving: true, ..member(1) }).contains("has left"));
+        let drained = ended(MemberStatus { weight: 0, ..member(1) });
+        assert!(drained.contains("is gone") && !drained.contains("lost"), "{drained}");
     }
 }

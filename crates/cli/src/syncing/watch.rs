@@ -7,7 +7,8 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::fleet::FleetStatus;
 use whimbrel_control::http;
-use whimbrel_core::units::{format_bytes, format_count};
+use whimbrel_core::slot::SlotSet;
+use whimbrel_core::units::{format_bytes, format_count, format_count_of};
 use whimbrel_engine::error::Result;
 
 use super::desk::Desk;
@@ -101,10 +102,45 @@ fn show(args: &WatchArgs, card: &Value, last: Option<&Value>) -> std::io::Result
 }
 
 fn page(card: &Value, last: Option<&Value>) -> String {
-    match serde_json::from_value::<FleetStatus>(card["fleet"].clone()) {
-        Ok(fleet) => crate::fleeting::page(&fleet),
-        Err(_) => page_of_sync(card, last),
+    let fleet = serde_json::from_value::<FleetStatus>(card["fleet"].clone()).ok();
+    let fleet = fleet.map(|fleet| crate::fleeting::page(&fleet));
+    match (fleet, card["jobs"].as_array()) {
+        // A coordinator alone lists no jobs.
+        (Some(fleet), None) => fleet,
+        (Some(fleet), Some(jobs)) if jobs.is_empty() => fleet,
+        (Some(fleet), Some(jobs)) => format!("{fleet}\n{}", page_of_jobs(jobs)),
+        (None, Some(jobs)) => page_of_jobs(jobs),
+        (None, None) => page_of_sync(card, last),
     }
+}
+
+/// What a daemon says of its jobs.
+fn page_of_jobs(jobs: &[Value]) -> String {
+    let text = |job: &Value, name: &str| job[name].as_str().unwrap_or_default().to_owned();
+    let is_open = |job: &&Value| !matches!(job["state"].as_str(), Some("success" | "failed" | "cancelled"));
+    let open = jobs.iter().filter(is_open).count();
+    let listed = format_count_of(jobs.len() as u64, "job");
+    let mut page = format!("jobs     {listed}, of which {open} have not ended\n");
+    if !jobs.is_empty() {
+        page.push_str(&format!("\n{:<22} {:<26} {:>6}  FROM -> TO\n", "JOB", "STATE", "SLOTS"));
+    }
+    for job in jobs {
+        let slots = text(job, "slots").parse::<SlotSet>().map_or(0, |slots| slots.len());
+        let [source, target] = ["source", "target"].map(|name| text(job, name));
+        let short = |id: &str| id.get(..8).unwrap_or(id).to_owned();
+        page.push_str(&format!(
+            "{:<22} {:<26} {slots:>6}  {} -> {}\n",
+            text(job, "name"),
+            text(job, "state"),
+            short(&source),
+            short(&target),
+        ));
+        let message = text(job, "message");
+        if !message.is_empty() {
+            page.push_str(&format!("         {message}\n"));
+        }
+    }
+    page
 }
 
 fn page_of_sync(card: &Value, last: Option<&Value>) -> String {
@@ -186,6 +222,21 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn the_page_of_a_daemon_tells_of_its_jobs() {
+        let id = |digit: &str| digit.repeat(40);
+        let card = json!({"jobs": [
+            {"name": "m1", "slots": "0-99", "source": id("a"), "target": id("b"), "state": "snapshotting", "message": ""},
+            {"name": "m0", "slots": "5", "source": id("a"), "target": id("b"), "state": "failed", "message": "why"},
+        ]});
+        let page = page(&card, None);
+        assert!(page.contains("2 jobs, of which 1 have not ended") && !page.contains("sync "), "{page}");
+        let line = page.lines().find(|line| line.starts_with("m1 ")).expect("a line for it");
+        assert!(line.contains("snapshotting") && line.ends_with(" 100  aaaaaaaa -> bbbbbbbb"), "{page}");
+        assert!(page.contains("why"), "{page}");
+        assert!(super::page(&json!({"jobs": []}), None).contains("0 jobs"));
+    }
 
     #[test]
     fn the_page_tells_of_each_primary() {

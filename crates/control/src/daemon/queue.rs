@@ -24,6 +24,7 @@ use whimbrel_wire::value::Value;
 use crate::job::{View, now_s};
 use crate::service::{self, PARALLEL_MAX, Ready, Settings, Task};
 use crate::store::{Entry, Status, Store};
+use crate::strangers::{self, Own};
 
 use super::Jobs;
 use super::migrations::{JobState, JobView};
@@ -156,6 +157,16 @@ impl Queue {
         }
     }
 
+    /// What belongs to the jobs of the folder that have not ended.
+    async fn own(&self) -> Result<Own> {
+        let mut own = Own::default();
+        for job in self.list().await?.into_iter().filter(|job| !job.state.is_final()) {
+            own.slots = own.slots.union(&job.slots);
+            own.nodes.extend([&job.source, &job.target].into_iter().filter_map(|id| id.parse().ok()));
+        }
+        Ok(own)
+    }
+
     async fn entries(&self) -> Result<Vec<Entry>> {
         let store = self.store.clone();
         let listing = tokio::task::spawn_blocking(move || store.list()).await;
@@ -182,9 +193,25 @@ impl Queue {
             self.lock().running.retain(|_, running| !running.task.is_finished());
             self.begin(&mut tasks);
         }
+        let ours: BTreeSet<String> = self.lock().running.keys().cloned().collect();
         let _ = tokio::time::timeout(LEAVE_TIMEOUT, self.leave()).await;
         tasks.shutdown().await;
-        self.lock().running.clear();
+        {
+            let mut state = self.lock();
+            state.running.clear();
+            // Their journals are open as well.
+            state.waiting.clear();
+        }
+        let _ = tokio::time::timeout(LEAVE_TIMEOUT, self.closed(&ours)).await;
+    }
+
+    /// Waits until nobody has the journals of these jobs open any more: what works on a job ends after the task that began it,
+    /// and until then the job looks as if it ran.
+    async fn closed(&self, jobs: &BTreeSet<String>) {
+        let is_open = |entry: &Entry| entry.running && jobs.contains(&entry.status.id);
+        while self.entries().await.is_ok_and(|entries| entries.iter().any(is_open)) {
+            tokio::time::sleep(LEAVE_POLL).await;
+        }
     }
 
     /// Begins every waiting job that has no node in common with one that runs, or that came before it and waits still.
@@ -318,11 +345,12 @@ impl Jobs for Queue {
         if self.lock().waiting.len() + moves.len() > WAITING_MAX {
             return Err(Error::own("take in jobs", format!("more than {WAITING_MAX} would wait")));
         }
-        let active = self.list().await?.into_iter().filter(|job| !job.state.is_final());
-        let taken = active.fold(SlotSet::new(), |all, job| all.union(&job.slots));
-        if let Some(slot) = moves.iter().find_map(|m| m.slots.intersection(&taken).iter().next()) {
+        let own = self.own().await?;
+        if let Some(slot) = moves.iter().find_map(|m| m.slots.intersection(&own.slots).iter().next()) {
             return Err(Error::own("take in jobs", format!("slot {slot} is part of another one")));
         }
+        let involved = moves.iter().flat_map(|m| [m.source.clone(), m.target.clone()]).collect();
+        strangers::refuse(&self.deployment, &involved, &own).await?;
         let counts = self.count(&moves, &self.view().await?).await?;
         let keys_of = |node: &NodeId, slot| counts.get(node).map_or(0, |c| u64::from(c.of(slot)));
         let ready = service::prepare(&self.store, &self.deployment, &moves, &self.settings, keys_of).await?;

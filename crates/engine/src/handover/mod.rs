@@ -71,7 +71,7 @@ use self::party::{Door, Mark, Party};
 use crate::deployment::Deployment;
 use crate::endpoint::{Address, Endpoint};
 use crate::error::{Code, Error, Result, Side};
-use crate::nodes::{ClusterView, JOB_CLIENT_NAME, Node, key_counts};
+use crate::nodes::{CANDIDATE_CLIENT_NAME, ClusterView, JOB_CLIENT_NAME, Node, key_counts};
 use crate::probe::{Info, PROBE_KEY};
 
 /// How the source is kept from accepting writes to slots that it is about to lose. See the [module](self).
@@ -114,6 +114,9 @@ pub struct HandoverOptions {
     /// What all jobs of this process have in common: they see to it themselves that two of them do not get into each
     /// other's way, and are not told of as [other jobs](Handover::other_jobs). Nothing where it is empty.
     pub process: String,
+    /// Whether the job has begun. Until it has, its connections say so, and jobs that have begun do not mind it; one with
+    /// a label begins with [`Handover::begin`].
+    pub begun: bool,
     /// Another fence than the server's own choice. Only one that the server survives: see the [module](self).
     pub fence: Option<FenceKind>,
     /// Use `ADDSLOTSRANGE` and `DELSLOTSRANGE` where the server has them.
@@ -137,6 +140,7 @@ impl Default for HandoverOptions {
         HandoverOptions {
             label: String::new(),
             process: String::new(),
+            begun: true,
             fence: None,
             ranges: true,
             scripts: true,
@@ -151,14 +155,16 @@ impl Default for HandoverOptions {
 impl HandoverOptions {
     /// What connections of the job are called.
     fn client_name(&self) -> Arc<str> {
-        let parts = [JOB_CLIENT_NAME, &self.process, &self.label];
+        let kind = if self.begun { JOB_CLIENT_NAME } else { CANDIDATE_CLIENT_NAME };
+        let parts = [kind, &self.process, &self.label];
         parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(":").into()
     }
 
     /// Whether a connection of that name is of this process.
     fn is_of_process(&self, name: &str) -> bool {
-        let rest = name.strip_prefix(JOB_CLIENT_NAME).and_then(|rest| rest.strip_prefix(':'));
-        !self.process.is_empty() && rest.and_then(|rest| rest.split(':').next()) == Some(&self.process)
+        let process = |kind| name.strip_prefix(kind)?.strip_prefix(':')?.split(':').next();
+        let process = process(JOB_CLIENT_NAME).or_else(|| process(CANDIDATE_CLIENT_NAME));
+        !self.process.is_empty() && process == Some(&self.process)
     }
 
     /// Whether a connection of that name is of this job, in whatever process.
@@ -394,8 +400,23 @@ impl Handover {
         Ok(())
     }
 
+    /// From now on others see that the job has begun. What they may have seen before is that it looks whether it may.
+    ///
+    /// # Errors
+    /// As [`Link::call`](crate::link::Link::call).
+    pub async fn begin(&mut self) -> Result<()> {
+        self.options.begun = true;
+        let name = self.options.client_name();
+        self.source.rename(name.clone()).await?;
+        self.target.rename(name).await
+    }
+
     /// Connections of other jobs of whimbrel's on the two nodes: their names, and where they come from. Two handovers of one
     /// node would lift each other's pauses.
+    ///
+    /// A job that has begun sees others that have; it does not give way to one that looks whether it may begin. That one
+    /// sees the former, and those that came to a node before it and look as well: of two that look at one time, one
+    /// at most finds nobody.
     ///
     /// A connection that is just being closed counts for up to a second.
     ///
@@ -404,8 +425,12 @@ impl Handover {
     pub async fn other_jobs(&mut self) -> Result<Vec<String>> {
         let deadline = Instant::now() + CLOSING_MAX;
         loop {
-            let mut others = self.source.other_jobs().await?;
-            others.extend(self.target.other_jobs().await?);
+            let mut others = Vec::new();
+            for party in [&mut self.source, &mut self.target] {
+                let own = if self.options.begun { i64::MIN } else { party.number() };
+                let found = party.other_jobs().await?.into_iter();
+                others.extend(found.filter(|other| !other.is_candidate() || other.number < own));
+            }
             others.retain(|other| !self.options.is_of_process(&other.name));
             if others.is_empty() || Instant::now() >= deadline {
                 return Ok(others.into_iter().map(|other| other.to_string()).collect());

@@ -14,7 +14,7 @@ use whimbrel_wire::value::Value;
 use crate::endpoint::{Address, Endpoint};
 use crate::error::{Error, ErrorKind, Result, ServerError, Side};
 use crate::link::{Link, LinkOptions};
-use crate::nodes::{ClusterView, JOB_CLIENT_NAME};
+use crate::nodes::{CANDIDATE_CLIENT_NAME, ClusterView, JOB_CLIENT_NAME};
 use crate::probe::{Info, first_two};
 
 use super::{FenceKind, HandoverOptions};
@@ -338,13 +338,27 @@ impl Party {
         self.run(async |link| Info::ask(link, "replication").await).await
     }
 
-    /// The connections on this server that belong to a job of whimbrel's and are not our own, as their number and
-    /// their name with the place that they come from.
+    /// From now on connections to this server show this name.
+    pub(super) async fn rename(&mut self, name: Arc<str>) -> Result<()> {
+        self.door.name = name.clone();
+        // A courtesy, as in [`Door::open`].
+        self.run(async |link| link.ask(&[b"CLIENT", b"SETNAME", name.as_bytes()]).await).await.map(drop)
+    }
+
+    /// The number of the latest of our own connections on this server: of two candidates the later one gives way. Who does
+    /// not know his number gives way to all.
+    pub(super) fn number(&self) -> i64 {
+        self.own.last().copied().unwrap_or(i64::MAX)
+    }
+
+    /// The connections on this server that belong to a job of whimbrel's, or to one that is about to begin, and are not our
+    /// own.
     pub(super) async fn other_jobs(&mut self) -> Result<Vec<OtherJob>> {
         let at = self.address.clone();
         let found = self.clients(|line| {
-            let name =
-                client_field(line, "name").filter(|name| name.starts_with(JOB_CLIENT_NAME))?.to_owned();
+            let is_of_job =
+                |name: &&str| name.starts_with(JOB_CLIENT_NAME) || name.starts_with(CANDIDATE_CLIENT_NAME);
+            let name = client_field(line, "name").filter(is_of_job)?.to_owned();
             let number = client_field(line, "id")?.parse().ok()?;
             let from = client_field(line, "addr").unwrap_or_default().to_owned();
             Some(OtherJob { number, name, from, at: at.clone() })
@@ -382,6 +396,13 @@ pub(super) struct OtherJob {
     pub(super) name: String,
     from: String,
     at: Address,
+}
+
+impl OtherJob {
+    /// Whether it has not begun.
+    pub(super) fn is_candidate(&self) -> bool {
+        self.name.starts_with(CANDIDATE_CLIENT_NAME)
+    }
 }
 
 impl fmt::Display for OtherJob {

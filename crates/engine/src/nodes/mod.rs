@@ -20,6 +20,7 @@ mod view;
 pub use counts::{KeyCounts, key_counts};
 pub use findings::{Finding, Opinion, shortened};
 pub use survey::{
-    Counted, JOB_CLIENT_NAME, NodeFacts, NodeName, NodeState, Owners, Survey, SurveyOptions, Surveyed,
+    CANDIDATE_CLIENT_NAME, Counted, JOB_CLIENT_NAME, NodeFacts, NodeName, NodeState, Owners, Survey,
+    SurveyOptions, Surveyed,
 };
 pub use view::{ClusterView, Node, NodeFlags, Role};

@@ -32,6 +32,9 @@ const CLIENT_LIST_BYTES_MAX: u64 = 64 << 20;
 /// How the connections begin their names that belong to a running job of ours.
 pub const JOB_CLIENT_NAME: &str = "whimbrel:job";
 
+/// How the connections begin their names that belong to a job of ours which has not begun: it only looks whether it may.
+pub const CANDIDATE_CLIENT_NAME: &str = "whimbrel:candidate";
+
 /// Which slots' keys a survey counts: one command a slot and node, about a microsecond each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counted {
@@ -170,6 +173,11 @@ impl NodeState {
     /// Slots that it takes in.
     pub fn importing_slots(&self) -> SlotSet {
         self.importing.iter().map(|(slot, _)| *slot).collect()
+    }
+
+    /// Slots that it gives away.
+    pub fn migrating_slots(&self) -> SlotSet {
+        self.migrating.iter().map(|(slot, _)| *slot).collect()
     }
 
     /// Slots that it takes in or gives away.

@@ -688,7 +688,23 @@ async fn two_handovers_see_each_other_and_old_ones_are_cut_off(engine: Engine) {
     assert_eq!(seen.len(), 2, "{seen:?}");
     assert!(seen.iter().all(|job| job.starts_with("whimbrel:job:second from 127.0.0.1:")), "{seen:?}");
     assert!(!second.other_jobs().await.expect("a list").is_empty());
+
+    // One that only looks whether it may begin is in nobody's way, and gives way to those that were there before.
+    let looking = |name: &str| HandoverOptions { label: name.to_owned(), begun: false, ..Default::default() };
     drop(second);
+    let mut third = field.handover_with(0, 1, looking("third")).await;
+    assert!(first.other_jobs().await.expect("a list").is_empty(), "it has not begun");
+    assert_eq!(third.other_jobs().await.expect("a list").len(), 2);
+    drop(first);
+    let mut fourth = field.handover_with(0, 1, looking("fourth")).await;
+    assert!(third.other_jobs().await.expect("a list").is_empty(), "it was there before");
+    assert_eq!(fourth.other_jobs().await.expect("a list").len(), 2);
+    third.begin().await.expect("it begins");
+    let seen = fourth.other_jobs().await.expect("a list");
+    assert!(seen.iter().all(|job| job.starts_with("whimbrel:job:third from ")), "{seen:?}");
+    drop((third, fourth));
+
+    let mut first = field.handover(0, 1).await;
     assert!(first.other_jobs().await.expect("a list").is_empty(), "it has gone");
 
     Handover::observe(&field.deployment, &field.id(0), &field.id(1), &moving).await.expect("seen");

@@ -101,6 +101,13 @@ pub struct Action {
     pub evidence: Option<Evidence>,
 }
 
+impl Action {
+    /// Whether it may undo what a job has left that was interrupted: marks of slots that a node takes in, and copies in them.
+    pub fn may_be_of_job(&self) -> bool {
+        matches!(self.change, Change::ClearMarks { .. } | Change::Empty { copied: true, .. })
+    }
+}
+
 /// What to do, and what cannot be done.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {

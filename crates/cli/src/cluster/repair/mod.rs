@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
+use whimbrel_control::store::{Entry, Store};
+use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::format_count;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
@@ -21,6 +23,7 @@ use super::json as describe;
 use super::table::Screen;
 use crate::args::{RepairArgs, Strays};
 use crate::confirm::{Question, confirm};
+use crate::copying::state_dir;
 use crate::exit::Exit;
 
 /// How often the cluster is looked at again and what follows is done: a repair may bring up more, for example replicas
@@ -49,7 +52,8 @@ async fn run_inner(args: &RepairArgs, stop: &CancellationToken, begun: &mut bool
     let survey = settled_survey(&deployment, LOOKS_BEFORE).await?;
     let plan = plan(&deployment, &survey, args, stop).await?;
     let findings = survey.findings();
-    show_plan(args, &survey, &findings, &plan);
+    let interrupted = interrupted(args, &survey, &plan);
+    show_plan(args, &survey, (&findings, &interrupted), &plan);
     if Survey::is_healthy(&findings) && plan.actions.is_empty() {
         return Ok(Exit::Success);
     }
@@ -138,6 +142,26 @@ async fn plan(
     Ok(plan)
 }
 
+/// Jobs of this machine that were interrupted in this cluster, with slots that the plan is about.
+///
+/// A folder that cannot be read keeps nobody from repairing: none is named then.
+fn interrupted(args: &RepairArgs, survey: &Survey, plan: &Plan) -> Vec<String> {
+    let entries = state_dir(args.state_dir.as_deref()).and_then(|folder| Store::new(&folder).list());
+    let about = plan.actions.iter().fold(SlotSet::new(), |all, action| all.union(&action.slots));
+    let is_meant = |entry: &Entry| {
+        let status = &entry.status;
+        let is_here = |id: &String| id.parse().is_ok_and(|id| survey.node(&id).is_some());
+        let slots = status.slots.parse::<SlotSet>().unwrap_or_default();
+        !status.ended
+            && !entry.running
+            && is_here(&status.source)
+            && is_here(&status.target)
+            && !slots.intersection(&about).is_empty()
+    };
+    let entries = entries.unwrap_or_default().into_iter();
+    entries.filter(is_meant).map(|entry| entry.status.id).collect()
+}
+
 fn refuse_if_busy(deployment: &Deployment, survey: &Survey, own_name: &str) -> Result<()> {
     match decide::refusal(survey, own_name) {
         None => Ok(()),
@@ -204,7 +228,13 @@ fn action_json(survey: &Survey, action: &Action) -> Value {
     value
 }
 
-fn show_plan(args: &RepairArgs, survey: &Survey, findings: &[Finding], plan: &Plan) {
+/// Shows what is amiss, which jobs that were interrupted can be gone on with instead, and what would be done.
+fn show_plan(
+    args: &RepairArgs,
+    survey: &Survey,
+    (findings, interrupted): (&[Finding], &[String]),
+    plan: &Plan,
+) {
     if args.json {
         say!(
             "{}",
@@ -212,7 +242,7 @@ fn show_plan(args: &RepairArgs, survey: &Survey, findings: &[Finding], plan: &Pl
                 "event": "repair_plan", "healthy": Survey::is_healthy(findings),
                 "findings": findings.iter().map(describe::finding).collect::<Vec<_>>(),
                 "actions": plan.actions.iter().map(|a| action_json(survey, a)).collect::<Vec<_>>(),
-                "left": plan.left,
+                "left": plan.left, "interrupted": interrupted,
             })
         );
         return;
@@ -220,6 +250,20 @@ fn show_plan(args: &RepairArgs, survey: &Survey, findings: &[Finding], plan: &Pl
     let screen = Screen::of_stdout();
     for finding in findings.iter().filter(|f| f.is_problem()) {
         say!("{}    {}", screen.bad("amiss"), screen.wrapped(&finding.to_string(), 9));
+    }
+    let instead = |text: String| say!("instead  {}", screen.wrapped(&text, 9));
+    for job in interrupted {
+        instead(format!(
+            "job {job} was interrupted here: `whimbrel jobs resume {job}` goes on with it, `whimbrel jobs cancel {job}` \
+             undoes it. Repair only what neither can"
+        ));
+    }
+    if interrupted.is_empty() && plan.actions.iter().any(Action::may_be_of_job) {
+        instead(
+            "this may be what an interrupted job has left: where it was started, `whimbrel jobs list` names it, and \
+             `whimbrel jobs resume` or `cancel` loses nothing of it"
+                .to_owned(),
+        );
     }
     for action in &plan.actions {
         let text = Told { action, survey }.to_string();
