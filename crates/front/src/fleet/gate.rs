@@ -18,8 +18,8 @@ use whimbrel_engine::error::Error;
 use whimbrel_engine::link::Link;
 use whimbrel_fleet::{Guard, Standing, View};
 
-use crate::cluster::Cluster;
 use crate::face::Face;
+use crate::upstream::cluster::Cluster;
 
 /// A fleet has at most so many partitions if fronts are to join it: no slot is in two of them.
 pub(crate) const PARTITIONS_MAX: u32 = Slot::COUNT as u32;

@@ -30,10 +30,10 @@ use whimbrel_fleet::{Membership, MembershipOptions};
 pub(crate) use self::carrier::is_fence;
 pub(crate) use self::gate::{Gate, Loose, Verdict};
 use self::porter::Porter;
-use crate::cluster::Cluster;
 use crate::face::Face;
-use crate::place::Place;
 use crate::server::{Front, FrontOptions, listen};
+use crate::upstream::Place;
+use crate::upstream::cluster::Cluster;
 
 /// How long a member that has left goes on removing what it has carried away.
 const CLEAR_PATIENCE: Duration = Duration::from_secs(10);

@@ -20,7 +20,7 @@ use whimbrel_fleet::{Data, Failure};
 
 use super::carrier::{self, LOAD_BYTES_MAX, LOAD_KEY_BYTES_MAX, LOAD_KEYS_MAX, Load, Refusal, Route, Token};
 use super::gate::Gate;
-use crate::cluster::Cluster;
+use crate::upstream::cluster::Cluster;
 
 /// How long requests that wait for something to happen may take to end, of those that began before there was a second backend.
 const LOOSE_PATIENCE: Duration = Duration::from_secs(5);

@@ -6,9 +6,10 @@
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{Session, as_array};
-use crate::session::Home;
-use crate::whole::{Half, resume};
+use super::Session;
+use crate::migrate::direction::Home;
+use crate::migrate::keyspace::{Half, resume};
+use crate::pipe::frame::as_array;
 
 /// Why an iteration cannot go on where replies cannot be changed, and cursors go out without their bit.
 pub(super) const NOT_BOUND: &str =

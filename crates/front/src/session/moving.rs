@@ -20,33 +20,24 @@ use whimbrel_engine::error::Error;
 use whimbrel_wire::request::Request;
 
 use super::call::Call;
-use super::elements;
-use super::identity::{Identity, SAYING_BYTES_MAX};
 use super::{
-    Change, Connecting, Due, INBOX_BYTES_MAX, Link, REFUSED_COMMAND, Server, Session, Special,
-    WHOLE_BYTES_MAX, as_array,
+    Change, Connecting, Due, INBOX_BYTES_MAX, Link, Server, Session, Special, WHOLE_BYTES_MAX, elements,
 };
-use crate::commands::{Handling, Note, Trait, handling, refusal};
+use crate::command::plan::{Plan, While, Whole, by_name, select};
+use crate::command::{Handling, Note, Trait, handling};
 use crate::face::Question;
-use crate::flush::flush;
-use crate::hub::{Hub, Ready};
-use crate::room::Room;
-use crate::route::{Plan, While, Whole, by_name, select};
-use crate::stages::Ticket;
-use crate::whole::{Half, ask_both, one_line, resume};
-
-/// The longest request whose keys are not all at its beginning.
-pub(crate) const REQUEST_BYTES_MAX: usize = 64 << 20;
+use crate::migrate::direction::Home;
+use crate::migrate::flush::flush;
+use crate::migrate::keyspace::{Half, ask_both, resume};
+use crate::migrate::stages::Ticket;
+use crate::migrate::state::{Hub, Ready};
+use crate::pipe::frame::{REFUSED_COMMAND, as_array, one_line, refusal};
+use crate::pipe::memory::REQUEST_BYTES_MAX;
+use crate::pipe::memory::Room;
+use crate::upstream::identity::{Identity, SAYING_BYTES_MAX};
 
 /// A client that has not taken in a reply of the source for so long is disconnected if a key in it is to be moved.
 const STALLED: Duration = Duration::from_secs(10);
-
-/// Which of the servers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Home {
-    Source,
-    Target,
-}
 
 pub(super) struct Moving {
     hub: Arc<Hub>,

@@ -4,9 +4,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use whimbrel_wire::request::{RequestLimits, RequestScanner};
 
 use super::call::Call;
-use super::identity::SAYING_BYTES_MAX;
-use super::{Due, Home, Link, Moving, Note, Session, Special, Stage};
-use crate::stages::{Entrance, Ticket};
+use super::{Due, Link, Session, Special, Stage};
+use crate::command::Note;
+use crate::migrate::direction::Home;
+use crate::migrate::stages::{Entrance, Ticket};
+use crate::session::moving::Moving;
+use crate::upstream::identity::SAYING_BYTES_MAX;
 
 /// What becomes of a session at the source once the server has agreed. It counts from the arrival of the reply, as a server may
 /// refuse anything: until then something is due, and a session to which something is due is not at rest.

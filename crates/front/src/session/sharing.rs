@@ -1,4 +1,4 @@
-//! A client whose reads and writes go over a connection that others use as well, see [`crate::trunk`].
+//! A client whose reads and writes go over a connection that others use as well, see [`crate::upstream::shared`].
 //!
 //! It begins on its own connection, and keeps that. Once the server has answered it there with anything but an error, it has been let in, and what
 //! needs nothing of the connection goes over a trunk. It changes over only while nothing is due to it, so its requests are carried out in
@@ -10,8 +10,9 @@ use std::task::Context;
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{Due, Ended, Link, Server, Session, Special, WHOLE_BYTES_MAX, Way, connect_again};
-use crate::trunk::{Line, Trunks};
+use super::{Due, Link, Server, Session, Special, WHOLE_BYTES_MAX, Way, connect_again};
+use crate::pipe::io::Ended;
+use crate::upstream::shared::{Line, Trunks};
 
 /// Whoever gets so much at once has his own connection from then on: others would wait for it.
 const AT_ONCE_BYTES_MAX: usize = 256 << 10;

@@ -11,8 +11,8 @@ use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Side};
 use whimbrel_engine::link::LinkOptions;
 use whimbrel_front::control::{Control, Status};
+use whimbrel_front::migrate::phase::{Phase, Stand, StateFile};
 use whimbrel_front::server::{Front, FrontOptions};
-use whimbrel_front::state::{Phase, Stand, StateFile};
 use whimbrel_lab::{Cluster, Server};
 use whimbrel_wire::boundary::{Boundary, Passed};
 

@@ -8,7 +8,7 @@ use whimbrel_engine::probe::Capabilities;
 use whimbrel_flow::typed::memory_bytes_of;
 
 use super::names::{count, names};
-use crate::carry::LARGE_BYTES;
+use crate::migrate::carry::LARGE_BYTES;
 
 /// A slot with more keys is not moved: nobody is served while it is.
 pub const LOAD_KEYS_MAX: u64 = 50_000;

@@ -10,7 +10,7 @@ use whimbrel_wire::payload;
 use whimbrel_wire::value::Value;
 
 use super::{Refusal, Route};
-use crate::carry::fit;
+use crate::migrate::carry::fit;
 
 /// Keys that are read, or written, at a time.
 pub(super) const GROUP_KEYS: usize = 256;
