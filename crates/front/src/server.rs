@@ -18,9 +18,9 @@ use whimbrel_engine::tls::Acceptor;
 
 use crate::face::Face;
 use crate::migrate::stages::Stages;
-use crate::session::Session;
 pub use crate::session::context::Counts;
 use crate::session::context::SessionContext;
+use crate::session::state::Session;
 use crate::upstream::Place;
 use crate::upstream::shared::Trunks;
 
