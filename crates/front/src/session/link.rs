@@ -15,6 +15,9 @@ use crate::session::context::SessionContext;
 use crate::upstream::identity::Identity;
 use crate::upstream::shared::Line;
 
+/// A client that has sent so much which has not been passed on yet is not read from. A header and a line fit in.
+pub(super) const INBOX_BYTES_MAX: usize = 128 << 10;
+
 /// The connection to the server, and what is on its way there and back.
 #[derive(Debug)]
 pub(super) struct Server {

@@ -11,8 +11,7 @@ use whimbrel_engine::error::Error;
 
 use super::call::Call;
 use super::due::Change;
-use super::link::{Connecting, Link, Server};
-use super::state::INBOX_BYTES_MAX;
+use super::link::{Connecting, INBOX_BYTES_MAX, Link, Server};
 use crate::migrate::direction::Home;
 use crate::migrate::stages::Ticket;
 use crate::migrate::state::{Hub, Ready};

@@ -20,9 +20,6 @@ use crate::pipe::io::OUT_BYTES_MAX;
 use crate::session::context::SessionContext;
 use crate::upstream::identity::Identity;
 
-/// A client that has sent so much which has not been passed on yet is not read from. A header and a line fit in.
-pub(super) const INBOX_BYTES_MAX: usize = 128 << 10;
-
 /// A client with so many requests under way is not read from.
 pub(super) const DUE_MAX: usize = 8 << 10;
 

@@ -1,25 +1,32 @@
 //! Connections of a front that is a member of a fleet: which requests it may carry out, and what it does when that is another's matter.
 
-use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::watch;
-use tokio::time::{Instant, Sleep, sleep};
-use tokio_util::sync::WaitForCancellationFutureOwned;
+use tokio::time::{Instant, sleep};
 use whimbrel_core::slot::Slot;
 use whimbrel_fleet::Guard;
 use whimbrel_wire::value::Value;
 
-use super::take::{First, Step};
-use super::{At, Conn, Multi, PAUSE, State, What};
-use crate::fleet::{Gate, Verdict, is_fence};
+use crate::fleet::{Verdict, is_fence};
 use crate::pipe::frame::{as_array, refusal};
 use crate::pipe::io::Ended;
+use crate::upstream::cluster::connection::due::At;
+use crate::upstream::cluster::connection::due::What;
+use crate::upstream::cluster::connection::news::Heed;
+use crate::upstream::cluster::connection::news::next;
+use crate::upstream::cluster::connection::node::State;
+use crate::upstream::cluster::connection::request::Admission;
+use crate::upstream::cluster::connection::request::CROSS_SLOT;
+use crate::upstream::cluster::connection::request::First;
+use crate::upstream::cluster::connection::request::Multi;
+use crate::upstream::cluster::connection::request::Step;
+use crate::upstream::cluster::connection::request::Waiting;
+use crate::upstream::cluster::connection::state::Conn;
+use crate::upstream::cluster::connection::state::PAUSE;
+use crate::upstream::cluster::nodes::Role;
 use crate::upstream::cluster::route::Named;
-use crate::upstream::cluster::{Cluster, Role};
 
 /// A request of a slot that nobody serves waits so long. That is longer than it takes to give away what a lost member had.
 const NOBODY_WAIT: Duration = Duration::from_secs(5);
@@ -28,65 +35,7 @@ const NOBODY: &[u8] = b"-CLUSTERDOWN whimbrel front: nobody serves the slot\r\n"
 const EMPTYING: &str =
     "it would empty what all members of the fleet serve: send it to the servers that have the data";
 
-/// Whether a request may be carried out here.
-pub(super) enum Admission {
-    /// Yes; where there is a guard, it has to be kept until the reply has come.
-    Open(Option<Guard>),
-    /// No, and this is what the client gets.
-    Answer(Vec<u8>),
-    /// That is not known yet.
-    Waits,
-}
-
-/// A request waits until somebody serves its slot.
-pub(super) struct Waiting {
-    until: Instant,
-    pause: Pin<Box<Sleep>>,
-}
-
-type News = Pin<Box<dyn Future<Output = watch::Receiver<u64>> + Send>>;
-
-/// What a connection has to hear of while nothing else happens on it.
-pub(super) enum Heed {
-    Nothing,
-    /// The end of the lease.
-    Lapse(Pin<Box<WaitForCancellationFutureOwned>>),
-    /// Members that have come or gone.
-    News(News),
-}
-
-impl Heed {
-    pub(super) fn of(cluster: &Cluster) -> Heed {
-        match &cluster.role {
-            Role::None => Heed::Nothing,
-            Role::Backend(gate) => Heed::Lapse(Box::pin(gate.lapse())),
-            Role::Members(gate) => Heed::News(next(gate.news())),
-        }
-    }
-}
-
-fn next(mut news: watch::Receiver<u64>) -> News {
-    Box::pin(async move {
-        if news.changed().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-        news
-    })
-}
-
 impl Conn {
-    pub(super) fn gate(&self) -> Option<&Arc<Gate>> {
-        match &self.cluster.role {
-            Role::Backend(gate) => Some(gate),
-            Role::None | Role::Members(_) => None,
-        }
-    }
-
-    /// Whether this front serves slots of a fleet, and no others.
-    pub(super) fn is_gated(&self) -> bool {
-        self.gate().is_some()
-    }
-
     /// Whether a request of this slot may be carried out.
     pub(super) fn admit(&mut self, cx: &mut Context<'_>, slot: Slot) -> Admission {
         loop {
@@ -142,7 +91,7 @@ impl Conn {
             return Admission::Open(None);
         }
         if self.bound_slot.is_some_and(|bound| bound != slot) {
-            return Admission::Answer(super::take::CROSS_SLOT.to_vec());
+            return Admission::Answer(CROSS_SLOT.to_vec());
         }
         let admission = self.admit(cx, slot);
         if matches!(admission, Admission::Open(_)) {
@@ -242,13 +191,6 @@ impl Conn {
         text.extend_from_slice(b"\r\n");
         text.extend_from_slice(&own);
         text
-    }
-
-    /// Members tell who has which slot without being asked.
-    pub(super) fn follow_members(&mut self) {
-        if self.holds_back() {
-            self.map = self.cluster.map();
-        }
     }
 
     /// Hears of the end of the lease, and of members that have come or gone; true where there was something.

@@ -9,23 +9,27 @@ use std::task::Context;
 use bytes::{Bytes, BytesMut};
 use whimbrel_core::slot::Slot;
 
-use super::admission::Admission;
-use super::take::{First, QUEUED_BYTES_MAX, Step};
-use super::{At, Conn, Due, Held, Multi, What};
 use crate::pipe::frame::as_array;
 use crate::pipe::io::Ended;
-use crate::upstream::cluster::Role;
-use crate::upstream::cluster::route::{Aim, Named};
+use crate::upstream::cluster::connection::due::At;
+use crate::upstream::cluster::connection::due::Due;
+use crate::upstream::cluster::connection::due::Held;
+use crate::upstream::cluster::connection::due::What;
+use crate::upstream::cluster::connection::request::Admission;
+use crate::upstream::cluster::connection::request::CROSS_SLOT;
+use crate::upstream::cluster::connection::request::EXEC_ABORT;
+use crate::upstream::cluster::connection::request::First;
+use crate::upstream::cluster::connection::request::Multi;
+use crate::upstream::cluster::connection::request::QUEUED_BYTES_MAX;
+use crate::upstream::cluster::connection::request::Step;
+use crate::upstream::cluster::connection::state::Conn;
+use crate::upstream::cluster::route::Aim;
+use crate::upstream::cluster::route::Named;
 
 const TOO_LONG: &[u8] =
     b"-ERR whimbrel front: in front of a fleet, a transaction after WATCH may not be so long\r\n";
 
 impl Conn {
-    /// Whether transactions are held back.
-    pub(super) fn holds_back(&self) -> bool {
-        matches!(self.cluster.role, Role::Members(_))
-    }
-
     /// What becomes of a request in a transaction that is held back. `None`: what becomes of it in any.
     pub(super) fn hold_back(
         &mut self,
@@ -57,7 +61,7 @@ impl Conn {
             Aim::Slot(_) => {
                 *failed = true;
                 self.advance(first.len, first.whole, None);
-                self.say(super::take::CROSS_SLOT.to_vec());
+                self.say(CROSS_SLOT.to_vec());
                 Ok(Some(Step::Taken))
             }
             Aim::Named(Named::Exec) if first.words.len() == 1 => self.send_held(cx, first).map(Some),
@@ -82,7 +86,7 @@ impl Conn {
     fn send_held(&mut self, cx: &mut Context<'_>, first: &First) -> Result<Step, Ended> {
         let Multi::Open { failed, .. } = &self.multi else { return Err(Ended) };
         let answer = match (*failed, self.watch_lost) {
-            (true, _) => Some(super::take::EXEC_ABORT),
+            (true, _) => Some(EXEC_ABORT),
             (false, true) => Some(self.aborted()),
             (false, false) => None,
         };

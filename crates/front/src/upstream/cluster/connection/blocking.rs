@@ -4,43 +4,19 @@
 //! Where data moves between backends, nobody may wait at the one that a slot leaves, or take something out of it late. So there
 //! they keep their slot as all requests do, and are ended when it is to move: the server is told to let them go, and the client is sent here again.
 
-use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use tokio::sync::watch;
-use tokio::time::{Sleep, sleep};
+use tokio::time::sleep;
 use whimbrel_fleet::Guard;
 
-use super::{At, Conn, PAUSE, State};
-use crate::fleet::Loose;
 use crate::pipe::io::Ended;
-
-/// How a request waits.
-#[derive(Debug)]
-pub(super) enum Wait {
-    /// It keeps its slot. `true` once the server was told to let it go.
-    Kept(bool),
-    /// It keeps nothing; all are counted.
-    Loose(Loose),
-}
-
-type Told = Pin<Box<dyn Future<Output = watch::Receiver<u64>> + Send>>;
-
-/// Tells when something may have to be let go.
-pub(super) struct Stirs {
-    told: Told,
-    /// Until it is said again: the request may have arrived at the server after that.
-    again: Option<Pin<Box<Sleep>>>,
-}
-
-fn next(mut stirs: watch::Receiver<u64>) -> Told {
-    Box::pin(async move {
-        if stirs.changed().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-        stirs
-    })
-}
+use crate::upstream::cluster::connection::due::At;
+use crate::upstream::cluster::connection::due::Wait;
+use crate::upstream::cluster::connection::news::Stirs;
+use crate::upstream::cluster::connection::news::next;
+use crate::upstream::cluster::connection::node::State;
+use crate::upstream::cluster::connection::state::Conn;
+use crate::upstream::cluster::connection::state::PAUSE;
 
 impl Conn {
     /// What was sent last may wait for something to happen.

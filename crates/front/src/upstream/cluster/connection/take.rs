@@ -1,70 +1,38 @@
 //! Requests on their way to nodes.
 
-use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes};
 use whimbrel_core::slot::Slot;
-use whimbrel_fleet::Guard;
 use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::request::Request;
 
-use super::admission::Admission;
-use super::{At, Conn, DUE_MAX, Due, KEPT_BYTES_MAX, WHOLE_BYTES_MAX, What};
 use crate::command::Trait;
 use crate::face::NO_CLUSTER;
 use crate::pipe::frame::{REFUSED_COMMAND, as_array, refusal};
 use crate::pipe::io::{Ended, OUT_BYTES_MAX};
-use crate::pipe::memory::REQUEST_BYTES_MAX;
-use crate::upstream::cluster::route::{Aim, Named, aim, of_keys};
+use crate::upstream::cluster::connection::due::At;
+use crate::upstream::cluster::connection::due::What;
+use crate::upstream::cluster::connection::request::Admission;
+use crate::upstream::cluster::connection::request::Asking;
+use crate::upstream::cluster::connection::request::CROSS_SLOT;
+use crate::upstream::cluster::connection::request::EXEC_ABORT;
+use crate::upstream::cluster::connection::request::First;
+use crate::upstream::cluster::connection::request::Multi;
+use crate::upstream::cluster::connection::request::QUEUED_BYTES_MAX;
+use crate::upstream::cluster::connection::request::Step;
+use crate::upstream::cluster::connection::state::Conn;
+use crate::upstream::cluster::connection::state::DUE_MAX;
+use crate::upstream::cluster::connection::state::KEPT_BYTES_MAX;
+use crate::upstream::cluster::route::Aim;
+use crate::upstream::cluster::route::Named;
+use crate::upstream::cluster::route::aim;
+use crate::upstream::cluster::route::of_keys;
 use crate::upstream::identity::SAYING_BYTES_MAX;
 
-/// What is queued of a transaction before it is known to which node it goes.
-pub(super) const QUEUED_BYTES_MAX: usize = 1 << 20;
-
-pub(super) const CROSS_SLOT: &[u8] = b"-CROSSSLOT Keys in request don't hash to the same slot\r\n";
-pub(super) const EXEC_ABORT: &[u8] = b"-EXECABORT Transaction discarded because of previous errors.\r\n";
 const ONE_NODE: &str = "a cluster has many nodes: connect to the one that it is meant for";
 const IN_TRANSACTION: &str = "in a transaction it cannot be sent to several nodes of a cluster";
 const ONE_EAR: &str = "one connection can listen to one node of a cluster: use another one for this";
-
-/// A transaction.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Multi {
-    No,
-    /// No command with keys has come yet, so it is not known to which node it goes.
-    Open {
-        queued: Vec<Bytes>,
-        bytes: usize,
-        /// Something was refused: `EXEC` must fail.
-        failed: bool,
-    },
-    At(u16),
-}
-
-/// A node is asked, or has told, which words of the first request are keys.
-pub(super) enum Asking {
-    Under(Pin<Box<dyn Future<Output = Result<Vec<Bytes>, String>> + Send>>),
-    Told(Result<Vec<Bytes>, String>),
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
-    Taken,
-    /// Something has to come first.
-    Waits,
-}
-
-/// The first request in the inbox.
-pub(super) struct First {
-    pub(super) len: usize,
-    pub(super) whole: bool,
-    pub(super) words: Vec<Bytes>,
-    /// It may wait for something to happen, for as long as it takes.
-    blocks: bool,
-    /// Its key is a channel, and channels are where the first backend has the slot, whoever has its data.
-    is_channel: bool,
-}
 
 impl Conn {
     /// Takes requests for as long as there is room for what comes of them.
@@ -131,21 +99,6 @@ impl Conn {
             }
             None => self.decide(cx, len, whole),
         }
-    }
-
-    /// Takes what is there of the first request out of the inbox. Its rest, if there is any, goes to a node or nowhere.
-    pub(super) fn advance(&mut self, len: usize, whole: bool, rest_to: Option<u16>) -> Bytes {
-        if whole {
-            self.passing = None;
-            self.requests.next();
-        } else {
-            self.passing = Some(rest_to);
-            self.requests.forget(len);
-        }
-        self.inbox_bytes_max = WHOLE_BYTES_MAX;
-        self.room.clear();
-        self.asking = None;
-        self.inbox.split_to(len).freeze()
     }
 
     fn decide(&mut self, cx: &mut Context<'_>, len: usize, whole: bool) -> Result<Step, Ended> {
@@ -541,100 +494,10 @@ impl Conn {
         Ok(Step::Taken)
     }
 
-    /// Keeps a guard until the reply to what was sent last has come.
-    fn hold(&mut self, guard: Option<Guard>) {
-        if let Some(due) = self.due.back_mut() {
-            due.guard = guard;
-        }
-    }
-
     /// To a node, and to no other one.
     fn pass_bound(&mut self, cx: &mut Context<'_>, first: First, node: u16) -> Result<Step, Ended> {
         let request = self.advance(first.len, first.whole, Some(node));
         self.send(cx, node, &request, What::Reply, None)?;
         Ok(Step::Taken)
-    }
-
-    /// Sends a request to a node, which is not sent again.
-    pub(super) fn send(
-        &mut self,
-        cx: &mut Context<'_>,
-        number: u16,
-        request: &[u8],
-        what: What,
-        slot: Option<Slot>,
-    ) -> Result<(), Ended> {
-        let node = self.node(cx, number)?;
-        node.to.extend_from_slice(request);
-        node.due += 1;
-        self.due.push_back(Due { slot, ..Due::new(At::Node(number), what) });
-        Ok(())
-    }
-
-    /// Where commands without keys go: one node for all of them, as long as it is a primary.
-    pub(super) fn main(&mut self) -> Result<u16, Ended> {
-        let is_primary = |number: &u16| self.map.first_primaries().contains(number);
-        if let Some(main) = self.main.filter(is_primary) {
-            return Ok(main);
-        }
-        let open = (0..).zip(&self.nodes).filter(|(_, node)| node.is_some()).map(|(number, _)| number);
-        let main = open.chain(self.map.first_primaries().iter().copied()).find(is_primary).ok_or(Ended)?;
-        self.main = Some(main);
-        Ok(main)
-    }
-
-    pub(super) fn say(&mut self, reply: Vec<u8>) {
-        self.due.push_back(Due::new(At::Here, What::Own(reply)));
-    }
-
-    /// A whole request is answered here.
-    fn answer(&mut self, first: First, reply: Vec<u8>) -> Result<Step, Ended> {
-        self.advance(first.len, first.whole, None);
-        self.say(reply);
-        Ok(Step::Taken)
-    }
-
-    /// Answers with an error what is perhaps not whole.
-    pub(super) fn refuse(
-        &mut self,
-        cx: &mut Context<'_>,
-        len: usize,
-        whole: bool,
-        error: Vec<u8>,
-    ) -> Result<Step, Ended> {
-        if let (true, Some(ear)) = (self.alone, self.ear) {
-            self.advance(len, whole, None);
-            let why = error.strip_prefix(b"-").unwrap_or(&error).trim_ascii_end().to_vec();
-            self.node(cx, ear)?.to.extend_from_slice(&as_array(&[REFUSED_COMMAND.to_vec(), why]));
-            return Ok(Step::Taken);
-        }
-        if let Multi::At(node) = self.multi {
-            self.advance(len, whole, None);
-            let refused = as_array(&[REFUSED_COMMAND.to_vec()]);
-            self.send(cx, node, &refused, What::Replaced(error), None)?;
-            return Ok(Step::Taken);
-        }
-        if let Multi::Open { failed, .. } = &mut self.multi {
-            *failed = true;
-        }
-        self.answer(First { len, whole, words: Vec::new(), blocks: false, is_channel: false }, error)
-    }
-
-    /// More of a request has to arrive before it is known where it goes, as far as there is room.
-    fn await_more(&mut self, cx: &mut Context<'_>, len: usize) -> Result<Step, Ended> {
-        if self.inbox.len() < self.inbox_bytes_max {
-            return Ok(Step::Waits);
-        }
-        let room = (self.inbox_bytes_max < REQUEST_BYTES_MAX)
-            .then(|| self.cluster.reserve.take(self.inbox_bytes_max as u64))
-            .flatten();
-        if let Some(room) = room {
-            self.room.push(room);
-            self.inbox_bytes_max *= 2;
-            // It is read from again.
-            return Ok(Step::Taken);
-        }
-        let error = b"-ERR whimbrel front: in front of a cluster, a command so long has to have its keys at its beginning\r\n";
-        self.refuse(cx, len, false, error.to_vec())
     }
 }
