@@ -9,7 +9,7 @@ use whimbrel_flow::typed::memory_bytes_of;
 use whimbrel_wire::payload;
 use whimbrel_wire::value::Value;
 
-use super::{Refusal, Route};
+use super::attempt::{Refusal, Route};
 use crate::migrate::carry::fit;
 
 /// Keys that are read, or written, at a time.

@@ -9,10 +9,10 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 use tokio::sync::{Mutex, mpsc};
 use tokio::time::sleep;
-use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::error::Result;
 use whimbrel_flow::typed::Outcome;
 
-use super::Worker;
+use super::worker::{Worker, route};
 use crate::migrate::carry::copy;
 use crate::migrate::locks::Moved;
 use crate::migrate::state::RETRY_PAUSE;
@@ -73,7 +73,7 @@ impl Worker {
     async fn copy(&mut self, key: &[u8], is_tried_again: bool) -> Result<Option<Outcome>> {
         let hub = self.hub.clone();
         let (source, target) = self.links().await?;
-        let route = super::route(&hub, is_tried_again);
+        let route = route(&hub, is_tried_again);
         let outcome = copy(source, target, key, &route).await?;
         hub.set_trouble(None);
         Ok((outcome != Outcome::Skipped || route.may_be_there).then_some(outcome))
@@ -94,12 +94,5 @@ impl Worker {
         }
         hub.set_trouble(None);
         hub.tally.moved.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// The move of a key begins again, because of this.
-    pub(super) fn note(&self, error: &Error) {
-        tracing::warn!(%error, "the move of a key begins again");
-        self.hub.tally.retries.fetch_add(1, Ordering::Relaxed);
-        self.hub.set_trouble(Some(error.to_string()));
     }
 }

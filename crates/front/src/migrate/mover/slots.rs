@@ -11,7 +11,7 @@ use whimbrel_engine::error::Result;
 use whimbrel_engine::link::Link;
 use whimbrel_wire::value::Value;
 
-use super::{Pass, number};
+use super::pass::{Pass, number};
 use crate::migrate::arrived::{Slots, group, groups};
 use crate::upstream::were_at_rest;
 
