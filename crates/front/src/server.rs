@@ -96,7 +96,7 @@ impl Front {
         };
         let trunks = match options.share_connections {
             0 => None,
-            _ if source.cluster().is_some() => {
+            _ if source.is_cluster() => {
                 return Err(source.not_shared());
             }
             each => Some(Trunks::new(source.clone(), each).await?),

@@ -404,7 +404,7 @@ async fn survey(
         target: CommandTable::ask(&mut to).await?,
         scripts_declare_keys,
     };
-    let is_one = from_found.place.cluster().is_none();
+    let is_one = !from_found.place.is_cluster();
     let servers = Servers {
         link: options,
         source_can: from_found.can,

@@ -49,7 +49,7 @@ pub(crate) async fn flush(hub: Arc<Hub>, identity: Identity, words: Vec<Bytes>) 
     }
     let limit = Duration::from_millis(hub.servers.link.reply_timeout_ms);
     let places = [&hub.servers.source, &hub.servers.target];
-    if places.iter().any(|place| place.cluster().is_some()) {
+    if places.iter().any(|place| place.is_cluster()) {
         return Some(refusal(&words[0], CLUSTERED));
     }
     for place in places {

@@ -136,7 +136,7 @@ impl Hub {
         let (ready, moves) = mpsc::unbounded_channel();
         let hub = Hub {
             locks: Locks::new(ready),
-            arrived: Arrived::new(servers.keys, servers.source.cluster().is_some()),
+            arrived: Arrived::new(servers.keys, servers.source.is_cluster()),
             tally: Tally::default(),
             ready: watch::Sender::new(Ready::NotYet),
             paused: watch::Sender::new(false),

@@ -1,5 +1,6 @@
 //! A source or a target: a server, or a cluster that looks like one.
 
+pub(crate) mod admission;
 pub(crate) mod cluster;
 pub(crate) mod identity;
 pub(crate) mod shared;
@@ -19,7 +20,7 @@ use whimbrel_engine::error::{Error, ErrorKind, Result};
 use whimbrel_engine::link::{Io, Link, LinkOptions};
 use whimbrel_engine::probe::{Capabilities, ServerFacts};
 
-use crate::upstream::cluster::{Cluster, Ids};
+use crate::upstream::cluster::{Cluster, Connector, Ids};
 use crate::upstream::identity::Identity;
 
 /// Where keys are.
@@ -27,7 +28,7 @@ use crate::upstream::identity::Identity;
 pub(crate) struct Place {
     endpoint: Arc<Endpoint>,
     link: LinkOptions,
-    cluster: Option<Arc<Cluster>>,
+    cluster: Option<Arc<dyn Connector>>,
 }
 
 /// What is there, as it was found.
@@ -56,12 +57,16 @@ impl Place {
         let deployment = Deployment::probe(endpoint.clone(), link).await?;
         let (facts, can) = (deployment.facts.clone(), deployment.capabilities);
         let endpoint = deployment.endpoint.clone();
-        let cluster = if deployment.is_cluster() { Some(Cluster::of(deployment).await?) } else { None };
+        let cluster = if deployment.is_cluster() {
+            Some(Cluster::of(deployment).await? as Arc<dyn Connector>)
+        } else {
+            None
+        };
         Ok(Found { place: Place { endpoint, link, cluster }, facts, can })
     }
 
     /// What looks like a cluster.
-    pub(crate) fn of(endpoint: Arc<Endpoint>, link: LinkOptions, cluster: Arc<Cluster>) -> Place {
+    pub(crate) fn of(endpoint: Arc<Endpoint>, link: LinkOptions, cluster: Arc<dyn Connector>) -> Place {
         Place { endpoint, link, cluster: Some(cluster) }
     }
 
@@ -74,15 +79,15 @@ impl Place {
         &self.endpoint
     }
 
-    pub(crate) fn cluster(&self) -> Option<&Arc<Cluster>> {
-        self.cluster.as_ref()
+    pub(crate) fn is_cluster(&self) -> bool {
+        self.cluster.is_some()
     }
 
     /// Whether both are one cluster, or parts of one.
     pub(crate) fn shares_nodes(&self, other: &Place) -> bool {
         let ids = |place: &Place| -> Vec<String> {
             let Some(cluster) = &place.cluster else { return Vec::new() };
-            cluster.deployment.topology().shards.iter().map(|shard| shard.id.clone()).collect()
+            cluster.deployment().topology().shards.iter().map(|shard| shard.id.clone()).collect()
         };
         let own = ids(self);
         ids(other).iter().any(|id| own.contains(id))
@@ -108,7 +113,7 @@ impl Place {
     /// As [`Io::open`].
     pub(crate) async fn io(&self) -> Result<Io> {
         match &self.cluster {
-            Some(cluster) => Ok(cluster.open_for_client()),
+            Some(cluster) => Ok(cluster.clone().open_for_client()),
             None => timeout(self.limit(), Io::open(&self.endpoint, &self.endpoint.address))
                 .await
                 .unwrap_or_else(|_| Err(self.in_vain())),
@@ -133,7 +138,7 @@ impl Place {
     /// As [`Link::open`].
     pub(crate) async fn link(&self) -> Result<Link> {
         match &self.cluster {
-            Some(cluster) => self.greet(cluster.open(None).0).await,
+            Some(cluster) => self.greet(cluster.clone().open(None).0).await,
             None => Link::open(&self.endpoint, &self.endpoint.address, self.link).await,
         }
     }
@@ -151,7 +156,7 @@ impl Place {
         let ids = Ids::default();
         let (link, task) = match &self.cluster {
             Some(cluster) => {
-                let (io, task) = cluster.open(Some(ids.clone()));
+                let (io, task) = cluster.clone().open(Some(ids.clone()));
                 (self.greet(io).await?, Some(task))
             }
             None => {
@@ -191,7 +196,7 @@ impl Place {
     pub(crate) async fn each_with_slots(&self) -> Result<Vec<(Link, BTreeSet<Slot>)>> {
         let Some(cluster) = &self.cluster else { return Ok(Vec::new()) };
         let mut nodes = Vec::new();
-        for shard in &cluster.deployment.topology().shards {
+        for shard in &cluster.deployment().topology().shards {
             let link = Link::open(&self.endpoint, &shard.primary, self.link).await?;
             nodes.push((link, shard.slots.iter().collect()));
         }
@@ -209,7 +214,7 @@ impl Place {
     fn primaries(&self) -> Vec<Address> {
         match &self.cluster {
             Some(cluster) => {
-                let topology = cluster.deployment.topology();
+                let topology = cluster.deployment().topology();
                 topology.shards.iter().map(|shard| shard.primary.clone()).collect()
             }
             None => vec![self.endpoint.address.clone()],
@@ -222,7 +227,7 @@ impl Place {
     /// As [`Deployment::claims`].
     pub(crate) async fn claims(&self) -> Result<Option<Claims>> {
         match &self.cluster {
-            Some(cluster) => cluster.deployment.claims().await.map(Some),
+            Some(cluster) => cluster.deployment().claims().await.map(Some),
             None => Ok(None),
         }
     }
@@ -270,7 +275,7 @@ impl Leash {
 
     async fn is_demoted(&self, address: &Address) -> Result<bool> {
         let Some(cluster) = &self.place.cluster else { return Ok(false) };
-        let topology = cluster.deployment.refresh().await?;
+        let topology = cluster.deployment().refresh().await?;
         Ok(topology.unowned() == 0 && topology.shards.iter().all(|shard| shard.primary != *address))
     }
 }

@@ -19,6 +19,7 @@ mod open;
 mod route;
 
 pub(crate) use self::nodes::{Cluster, Ids, ask_keys};
+pub(crate) use self::open::Connector;
 
 /// What is done with which command in front of a cluster, for the documentation.
 pub(crate) fn rows() -> String {

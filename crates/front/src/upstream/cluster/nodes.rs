@@ -17,8 +17,8 @@ use whimbrel_wire::value::Value;
 
 use super::map::{FIRST, Map, NODES_MAX};
 use crate::command::keys::CommandTable;
-use crate::fleet::Gate;
 use crate::pipe::memory::Reserve;
+use crate::upstream::admission::{Admission, NoFleet};
 
 /// Requests whose keys are not all at their beginning are held whole: all connections together so much of them.
 const LONG_BYTES_MAX: u64 = 256 << 20;
@@ -28,7 +28,7 @@ pub(crate) type Ids = Arc<Mutex<Vec<(Address, i64)>>>;
 
 /// A cluster, and what is known of it.
 #[derive(Debug)]
-pub(crate) struct Cluster {
+pub(crate) struct Cluster<A> {
     pub(crate) deployment: Arc<Deployment>,
     /// Further backends of a fleet, by their numbers.
     further: RwLock<Vec<(u32, Arc<Deployment>)>>,
@@ -40,18 +40,18 @@ pub(crate) struct Cluster {
     asking: tokio::sync::Mutex<Option<Link>>,
     pub(super) reserve: Arc<Reserve>,
     pub(super) open: Arc<Open>,
-    pub(super) role: Role,
+    pub(super) role: Role<A>,
 }
 
 /// What it has to do with a fleet.
 #[derive(Debug)]
-pub(crate) enum Role {
+pub(crate) enum Role<A> {
     /// Nothing: it is asked for its topology.
     None,
     /// It is what the members have in common, and this front serves some of its slots. It may be a single server.
-    Backend(Arc<Gate>),
+    Backend(Arc<A>),
     /// Its primaries are the members, and the gate tells of them.
-    Members(Arc<Gate>),
+    Members(Arc<A>),
 }
 
 /// Connections of clients that are being served.
@@ -72,6 +72,15 @@ impl Counted {
     }
 }
 
+impl Open {
+    /// Waits until there is none any more.
+    pub(super) async fn none(&self) {
+        while self.count.load(Ordering::Acquire) > 0 {
+            self.left.notified().await;
+        }
+    }
+}
+
 impl Drop for Counted {
     fn drop(&mut self) {
         self.0.count.fetch_sub(1, Ordering::AcqRel);
@@ -80,12 +89,12 @@ impl Drop for Counted {
     }
 }
 
-impl Cluster {
+impl Cluster<NoFleet> {
     /// Asks one node for the commands that it has.
     ///
     /// # Errors
     /// As [`CommandTable::ask`]; `Unfit` where it has too many primaries.
-    pub(crate) async fn of(deployment: Deployment) -> Result<Arc<Cluster>> {
+    pub(crate) async fn of(deployment: Deployment) -> Result<Arc<Cluster<NoFleet>>> {
         let topology = deployment.topology();
         if topology.shards.len() > NODES_MAX {
             let what = format!("it has {} primaries", topology.shards.len());
@@ -95,12 +104,14 @@ impl Cluster {
         }
         Cluster::with(deployment, Role::None).await
     }
+}
 
+impl<A: Admission> Cluster<A> {
     /// A server or cluster whose slots this front serves as a member of a fleet.
     ///
     /// # Errors
     /// As [`Cluster::of`].
-    pub(crate) async fn gated(deployment: Deployment, gate: Arc<Gate>) -> Result<Arc<Cluster>> {
+    pub(crate) async fn gated(deployment: Deployment, gate: Arc<A>) -> Result<Arc<Cluster<A>>> {
         Cluster::with(deployment, Role::Backend(gate)).await
     }
 
@@ -111,19 +122,19 @@ impl Cluster {
     pub(crate) async fn of_members(
         backend: &Deployment,
         endpoint: Arc<Endpoint>,
-        gate: Arc<Gate>,
-    ) -> Result<Arc<Cluster>> {
+        gate: Arc<A>,
+    ) -> Result<Arc<Cluster<A>>> {
         let table = ask_table(backend).await?;
         let told = Deployment::told(endpoint, backend.options, backend, gate.topology());
         Ok(Arc::new(Cluster::known(told, table, Role::Members(gate))))
     }
 
-    async fn with(deployment: Deployment, role: Role) -> Result<Arc<Cluster>> {
+    async fn with(deployment: Deployment, role: Role<A>) -> Result<Arc<Cluster<A>>> {
         let table = ask_table(&deployment).await?;
         Ok(Arc::new(Cluster::known(deployment, table, role)))
     }
 
-    fn known(deployment: Deployment, table: CommandTable, role: Role) -> Cluster {
+    fn known(deployment: Deployment, table: CommandTable, role: Role<A>) -> Cluster<A> {
         Cluster {
             table,
             map: RwLock::new(Arc::new(Map::of(&deployment.topology()))),
@@ -179,13 +190,6 @@ impl Cluster {
 
     pub(crate) fn table(&self) -> &CommandTable {
         &self.table
-    }
-
-    /// Waits until no connection of a client is served any more. Those that were dropped end at once.
-    pub(crate) async fn none_open(&self) {
-        while self.open.count.load(Ordering::Acquire) > 0 {
-            self.open.left.notified().await;
-        }
     }
 
     pub(super) fn map(&self) -> Arc<Map> {
@@ -247,7 +251,7 @@ impl Cluster {
     /// # Errors
     /// What to tell the client, as an error reply has it after its sign.
     pub(super) async fn keys_of(
-        self: Arc<Cluster>,
+        self: Arc<Cluster<A>>,
         words: Vec<Bytes>,
     ) -> std::result::Result<Vec<Bytes>, String> {
         let open = async {

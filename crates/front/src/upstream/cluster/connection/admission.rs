@@ -9,15 +9,16 @@ use whimbrel_core::slot::Slot;
 use whimbrel_fleet::Guard;
 use whimbrel_wire::value::Value;
 
-use crate::fleet::{Verdict, is_fence};
 use crate::pipe::frame::{as_array, refusal};
 use crate::pipe::io::Ended;
+use crate::upstream::admission::Admission;
+use crate::upstream::admission::Verdict;
 use crate::upstream::cluster::connection::due::At;
 use crate::upstream::cluster::connection::due::What;
 use crate::upstream::cluster::connection::news::Heed;
 use crate::upstream::cluster::connection::news::next;
 use crate::upstream::cluster::connection::node::State;
-use crate::upstream::cluster::connection::request::Admission;
+use crate::upstream::cluster::connection::request::Admitted;
 use crate::upstream::cluster::connection::request::CROSS_SLOT;
 use crate::upstream::cluster::connection::request::First;
 use crate::upstream::cluster::connection::request::Multi;
@@ -35,14 +36,14 @@ const NOBODY: &[u8] = b"-CLUSTERDOWN whimbrel front: nobody serves the slot\r\n"
 const EMPTYING: &str =
     "it would empty what all members of the fleet serve: send it to the servers that have the data";
 
-impl Conn {
+impl<A: Admission> Conn<A> {
     /// Whether a request of this slot may be carried out.
-    pub(super) fn admit(&mut self, cx: &mut Context<'_>, slot: Slot) -> Admission {
+    pub(super) fn admit(&mut self, cx: &mut Context<'_>, slot: Slot) -> Admitted {
         loop {
             self.follow_members();
             let admission = match &self.cluster.role {
-                Role::None => return Admission::Open(None),
-                Role::Members(_) if self.map.owner(slot).is_some() => Some(Admission::Open(None)),
+                Role::None => return Admitted::Open(None),
+                Role::Members(_) if self.map.owner(slot).is_some() => Some(Admitted::Open(None)),
                 Role::Members(_) => None,
                 Role::Backend(gate) => match gate.verdict(slot) {
                     Verdict::Ours(guard) => {
@@ -50,11 +51,9 @@ impl Conn {
                             self.map = self.cluster.map();
                         }
                         // Nobody can say how long it takes until it is reached for the first time.
-                        self.map.has(guard.backend()).then_some(Admission::Open(Some(guard)))
+                        self.map.has(guard.backend()).then_some(Admitted::Open(Some(guard)))
                     }
-                    Verdict::At(to) => {
-                        Some(Admission::Answer(format!("-MOVED {slot} {to}\r\n").into_bytes()))
-                    }
+                    Verdict::At(to) => Some(Admitted::Answer(format!("-MOVED {slot} {to}\r\n").into_bytes())),
                     Verdict::Nobody => None,
                 },
             };
@@ -67,11 +66,11 @@ impl Conn {
                 pause: Box::pin(sleep(PAUSE)),
             });
             if waiting.pause.as_mut().poll(cx).is_pending() {
-                return Admission::Waits;
+                return Admitted::Waits;
             }
             if Instant::now() >= waiting.until {
                 self.waiting = None;
-                return Admission::Answer(NOBODY.to_vec());
+                return Admitted::Answer(NOBODY.to_vec());
             }
             waiting.pause = Box::pin(sleep(PAUSE));
         }
@@ -86,15 +85,15 @@ impl Conn {
     }
 
     /// Whether a command with keys in this slot may be part of the transaction, or of what is watched before it.
-    pub(super) fn admit_together(&mut self, cx: &mut Context<'_>, slot: Slot) -> Admission {
+    pub(super) fn admit_together(&mut self, cx: &mut Context<'_>, slot: Slot) -> Admitted {
         if !self.is_gated() && !self.holds_back() {
-            return Admission::Open(None);
+            return Admitted::Open(None);
         }
         if self.bound_slot.is_some_and(|bound| bound != slot) {
-            return Admission::Answer(CROSS_SLOT.to_vec());
+            return Admitted::Answer(CROSS_SLOT.to_vec());
         }
         let admission = self.admit(cx, slot);
-        if matches!(admission, Admission::Open(_)) {
+        if matches!(admission, Admitted::Open(_)) {
             self.bound_slot = Some(slot);
         }
         admission
@@ -111,15 +110,15 @@ impl Conn {
         let Some(slot) = self.bound_slot.filter(|_| first.words.len() == 1) else { return Ok(Ok(None)) };
         let admission = match self.admit(cx, slot) {
             // The data has gone to another backend: the client begins again, and is led there.
-            Admission::Open(Some(guard)) if self.place_of(Some(&guard), slot) != Some(node) => {
-                Admission::Answer(self.moved_here(slot))
+            Admitted::Open(Some(guard)) if self.place_of(Some(&guard), slot) != Some(node) => {
+                Admitted::Answer(self.moved_here(slot))
             }
             admission => admission,
         };
         match admission {
-            Admission::Open(guard) => Ok(Ok(guard)),
-            Admission::Waits => Ok(Err(Step::Waits)),
-            Admission::Answer(answer) => {
+            Admitted::Open(guard) => Ok(Ok(guard)),
+            Admitted::Waits => Ok(Err(Step::Waits)),
+            Admitted::Answer(answer) => {
                 (self.multi, self.watching, self.bound_slot) = (Multi::No, None, None);
                 self.advance(first.len, first.whole, None);
                 let discard = Bytes::from(as_array(&[b"DISCARD".to_vec()]));
@@ -147,10 +146,10 @@ impl Conn {
         }
         // All members see all keys: so that the sum is right, one of them tells.
         match self.admit(cx, Slot::all().next()?) {
-            Admission::Open(_) => None,
-            Admission::Answer(answer) if answer.starts_with(b"-MOVED") => Some(Ok(b":0\r\n".to_vec())),
-            Admission::Answer(answer) => Some(Ok(answer)),
-            Admission::Waits => Some(Err(Step::Waits)),
+            Admitted::Open(_) => None,
+            Admitted::Answer(answer) if answer.starts_with(b"-MOVED") => Some(Ok(b":0\r\n".to_vec())),
+            Admitted::Answer(answer) => Some(Ok(answer)),
+            Admitted::Waits => Some(Err(Step::Waits)),
         }
     }
 
@@ -181,7 +180,7 @@ impl Conn {
         };
         let is_own = |key: &&Bytes| {
             let slot = Slot::of_key(key);
-            gate.owns(slot) && is_there(slot) && !is_fence(key)
+            gate.owns(slot) && is_there(slot) && !gate.is_hidden(key)
         };
         let own = keys.iter().filter_map(Value::as_bytes).filter(is_own);
         let own = as_array(&own.map(|key| key.to_vec()).collect::<Vec<_>>());

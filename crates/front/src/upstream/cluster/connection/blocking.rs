@@ -10,6 +10,7 @@ use tokio::time::sleep;
 use whimbrel_fleet::Guard;
 
 use crate::pipe::io::Ended;
+use crate::upstream::admission::Admission;
 use crate::upstream::cluster::connection::due::At;
 use crate::upstream::cluster::connection::due::Wait;
 use crate::upstream::cluster::connection::news::Stirs;
@@ -18,19 +19,19 @@ use crate::upstream::cluster::connection::node::State;
 use crate::upstream::cluster::connection::state::Conn;
 use crate::upstream::cluster::connection::state::PAUSE;
 
-impl Conn {
+impl<A: Admission> Conn<A> {
     /// What was sent last may wait for something to happen.
     pub(super) fn hold_waiting(&mut self, guard: Option<Guard>) {
         let Some(gate) = self.gate().cloned() else { return };
         let Some(due) = self.due.back_mut() else { return };
-        match gate.loose() {
-            Some(loose) => due.wait = Some(Wait::Loose(loose)),
-            None => (due.guard, due.wait) = (guard, Some(Wait::Kept(false))),
+        match gate.waits().unpinned() {
+            Some(wait) => due.wait = Some(Wait::Unpinned(wait)),
+            None => (due.guard, due.wait) = (guard, Some(Wait::Pinned(false))),
         }
         if self.stirs.is_none() {
             // What has happened before is looked at once.
             let again = Some(Box::pin(sleep(PAUSE)));
-            self.stirs = Some(Stirs { told: next(gate.stirs()), again });
+            self.stirs = Some(Stirs { told: next(gate.seals()), again });
         }
     }
 
@@ -69,8 +70,10 @@ impl Conn {
         for due in &self.due {
             match &due.wait {
                 // It may be anywhere by now, and nobody can say whether it has been carried out.
-                Some(Wait::Loose(loose)) if loose.has_to_end() => return Err(Ended),
-                Some(Wait::Kept(_)) if due.guard.as_ref().is_some_and(Guard::is_sealed) => nodes.push(due.at),
+                Some(Wait::Unpinned(wait)) if wait.has_to_end() => return Err(Ended),
+                Some(Wait::Pinned(_)) if due.guard.as_ref().is_some_and(Guard::is_sealed) => {
+                    nodes.push(due.at)
+                }
                 _ => {}
             }
         }
@@ -86,7 +89,7 @@ impl Conn {
         }
         // Whichever of them the server lets go, it is sent here again.
         for due in self.due.iter_mut().filter(|due| nodes.contains(&due.at)) {
-            if let Some(Wait::Kept(is_told)) = &mut due.wait {
+            if let Some(Wait::Pinned(is_told)) = &mut due.wait {
                 *is_told = true;
             }
         }
@@ -97,7 +100,7 @@ impl Conn {
     /// doing.
     pub(super) fn sent_on(&self, line: &[u8]) -> Option<Vec<u8>> {
         let head = self.due.front()?;
-        let is_ours = matches!(head.wait, Some(Wait::Kept(true))) && line.starts_with(b"-UNBLOCKED");
+        let is_ours = matches!(head.wait, Some(Wait::Pinned(true))) && line.starts_with(b"-UNBLOCKED");
         Some(self.moved_here(head.slot.filter(|_| is_ours)?))
     }
 }

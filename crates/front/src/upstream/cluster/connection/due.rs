@@ -5,7 +5,7 @@ use whimbrel_core::slot::Slot;
 use whimbrel_fleet::Guard;
 
 use crate::command::Trait;
-use crate::fleet::Loose;
+use crate::upstream::admission::UnpinnedWait;
 
 /// Where the reply comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,7 +86,7 @@ impl What {
 #[derive(Debug)]
 pub(super) enum Wait {
     /// It keeps its slot. `true` once the server was told to let it go.
-    Kept(bool),
+    Pinned(bool),
     /// It keeps nothing; all are counted.
-    Loose(Loose),
+    Unpinned(UnpinnedWait),
 }

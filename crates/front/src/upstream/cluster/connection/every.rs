@@ -7,6 +7,7 @@ use bytes::{Bytes, BytesMut};
 use crate::pipe::frame::as_array;
 use crate::pipe::frame::change_cursor;
 use crate::pipe::io::Ended;
+use crate::upstream::admission::Admission;
 use crate::upstream::cluster::connection::due::At;
 use crate::upstream::cluster::connection::due::Due;
 use crate::upstream::cluster::connection::due::What;
@@ -39,7 +40,7 @@ pub(super) fn with_cursor(map: &Map, shift: u32, node: u16, reply: &[u8]) -> Vec
     })
 }
 
-impl Conn {
+impl<A: Admission> Conn<A> {
     /// Where the node is in a cursor.
     pub(super) fn cursor_shift(&self) -> u32 {
         if self.holds_back() { MEMBER_SHIFT } else { NODE_SHIFT }

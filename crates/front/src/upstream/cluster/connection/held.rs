@@ -11,11 +11,12 @@ use whimbrel_core::slot::Slot;
 
 use crate::pipe::frame::as_array;
 use crate::pipe::io::Ended;
+use crate::upstream::admission::Admission;
 use crate::upstream::cluster::connection::due::At;
 use crate::upstream::cluster::connection::due::Due;
 use crate::upstream::cluster::connection::due::Held;
 use crate::upstream::cluster::connection::due::What;
-use crate::upstream::cluster::connection::request::Admission;
+use crate::upstream::cluster::connection::request::Admitted;
 use crate::upstream::cluster::connection::request::CROSS_SLOT;
 use crate::upstream::cluster::connection::request::EXEC_ABORT;
 use crate::upstream::cluster::connection::request::First;
@@ -29,7 +30,7 @@ use crate::upstream::cluster::route::Named;
 const TOO_LONG: &[u8] =
     b"-ERR whimbrel front: in front of a fleet, a transaction after WATCH may not be so long\r\n";
 
-impl Conn {
+impl<A: Admission> Conn<A> {
     /// What becomes of a request in a transaction that is held back. `None`: what becomes of it in any.
     pub(super) fn hold_back(
         &mut self,
@@ -105,7 +106,7 @@ impl Conn {
             (None, None) => self.main()?,
             (None, Some(slot)) => match self.owner_for(cx, slot) {
                 Ok(node) => node,
-                Err(Admission::Answer(answer)) => {
+                Err(Admitted::Answer(answer)) => {
                     self.advance(first.len, first.whole, None);
                     self.end_transaction(cx)?;
                     self.say(answer);
@@ -134,9 +135,9 @@ impl Conn {
         Ok(Step::Taken)
     }
 
-    fn owner_for(&mut self, cx: &mut Context<'_>, slot: Slot) -> Result<u16, Admission> {
+    fn owner_for(&mut self, cx: &mut Context<'_>, slot: Slot) -> Result<u16, Admitted> {
         match self.admit(cx, slot) {
-            Admission::Open(_) => self.map.owner(slot).ok_or(Admission::Waits),
+            Admitted::Open(_) => self.map.owner(slot).ok_or(Admitted::Waits),
             other => Err(other),
         }
     }

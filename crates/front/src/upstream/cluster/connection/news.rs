@@ -6,6 +6,7 @@ use tokio::sync::watch;
 use tokio::time::Sleep;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
+use crate::upstream::admission::Admission;
 use crate::upstream::cluster::nodes::{Cluster, Role};
 
 pub(super) type Told = Pin<Box<dyn Future<Output = watch::Receiver<u64>> + Send>>;
@@ -20,7 +21,7 @@ pub(super) enum Heed {
 }
 
 impl Heed {
-    pub(super) fn of(cluster: &Cluster) -> Heed {
+    pub(super) fn of<A: Admission>(cluster: &Cluster<A>) -> Heed {
         match &cluster.role {
             Role::None => Heed::Nothing,
             Role::Backend(gate) => Heed::Lapse(Box::pin(gate.lapse())),

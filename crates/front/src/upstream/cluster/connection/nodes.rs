@@ -19,6 +19,7 @@ use crate::pipe::frame::as_array;
 use crate::pipe::io::Ended;
 use crate::pipe::io::read;
 use crate::pipe::io::write;
+use crate::upstream::admission::Admission;
 use crate::upstream::cluster::connection::due::At;
 use crate::upstream::cluster::connection::node::Connecting;
 use crate::upstream::cluster::connection::node::Node;
@@ -30,13 +31,13 @@ use crate::upstream::identity::Replies;
 /// Connections that have to be ended for certain: so many for one to the cluster. It is replaced then.
 const IDS_MAX: usize = 1 << 10;
 
-impl Conn {
+impl<A: Admission> Conn<A> {
     /// A connection to a node, as a future, that knows all of the client.
     pub(super) fn connect(&self, address: &Address) -> Connecting {
         let (cluster, identity, ids) = (self.cluster.clone(), self.identity.clone(), self.ids.clone());
         let address = address.clone();
         // Before there is a second backend nothing has to be let go of, and users who may not ask for it need not.
-        let asks_id = self.gate().is_some_and(|gate| gate.has_several());
+        let asks_id = self.gate().is_some_and(|gate| gate.waits().are_pinned());
         Box::pin(async move {
             let endpoint = &cluster.deployment_at(&address).endpoint;
             let opened = timeout(cluster.limit(), async {

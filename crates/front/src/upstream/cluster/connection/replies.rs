@@ -10,6 +10,7 @@ use whimbrel_wire::boundary::Passed;
 
 use crate::pipe::frame::{as_array, one_line};
 use crate::pipe::io::{Ended, OUT_BYTES_MAX, READ_BYTES, read};
+use crate::upstream::admission::Admission;
 use crate::upstream::cluster::connection::due::At;
 use crate::upstream::cluster::connection::due::Due;
 use crate::upstream::cluster::connection::due::What;
@@ -29,7 +30,7 @@ pub(super) const TRIES_MAX: u32 = 250;
 pub(super) const MOVING: &[u8] =
     b"-TRYAGAIN whimbrel front: the slot is moving between nodes of the cluster\r\n";
 
-impl Conn {
+impl<A: Admission> Conn<A> {
     // ---- Nodes ----
 
     // ---- Replies ----

@@ -58,7 +58,7 @@ pub(super) struct Waiting {
 }
 
 /// Whether a request may be carried out here.
-pub(super) enum Admission {
+pub(super) enum Admitted {
     /// Yes; where there is a guard, it has to be kept until the reply has come.
     Open(Option<Guard>),
     /// No, and this is what the client gets.

@@ -6,6 +6,7 @@ use crate::pipe::frame::REFUSED_COMMAND;
 use crate::pipe::frame::as_array;
 use crate::pipe::io::Ended;
 use crate::pipe::memory::REQUEST_BYTES_MAX;
+use crate::upstream::admission::Admission;
 use crate::upstream::cluster::connection::due::At;
 use crate::upstream::cluster::connection::due::Due;
 use crate::upstream::cluster::connection::due::What;
@@ -18,7 +19,7 @@ use bytes::Bytes;
 use whimbrel_core::slot::Slot;
 use whimbrel_fleet::Guard;
 
-impl Conn {
+impl<A: Admission> Conn<A> {
     /// Takes what is there of the first request out of the inbox. Its rest, if there is any, goes to a node or nowhere.
     pub(super) fn advance(&mut self, len: usize, whole: bool, rest_to: Option<u16>) -> Bytes {
         if whole {

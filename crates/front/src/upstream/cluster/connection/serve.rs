@@ -12,6 +12,7 @@ use whimbrel_wire::request::{RequestLimits, RequestScanner};
 use crate::pipe::io::Ended;
 use crate::pipe::io::read;
 use crate::pipe::io::write;
+use crate::upstream::admission::Admission;
 use crate::upstream::cluster::connection::news::Heed;
 use crate::upstream::cluster::connection::parts::Parts;
 use crate::upstream::cluster::connection::request::Multi;
@@ -20,13 +21,13 @@ use crate::upstream::cluster::connection::state::WHOLE_BYTES_MAX;
 use crate::upstream::cluster::nodes::{Cluster, Ids};
 use crate::upstream::identity::Identity;
 
-impl Conn {
+impl<A: Admission> Conn<A> {
     pub(in crate::upstream::cluster) fn new(
-        cluster: Arc<Cluster>,
+        cluster: Arc<Cluster<A>>,
         client: DuplexStream,
         gone: CancellationToken,
         ids: Option<Ids>,
-    ) -> Conn {
+    ) -> Conn<A> {
         Conn {
             map: cluster.map(),
             heeds: Heed::of(&cluster),

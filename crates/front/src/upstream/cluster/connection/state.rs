@@ -13,8 +13,8 @@ use whimbrel_core::slot::Slot;
 use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::request::RequestScanner;
 
-use crate::fleet::Gate;
 use crate::pipe::memory::Room;
+use crate::upstream::admission::Admission;
 use crate::upstream::cluster::connection::due::Due;
 use crate::upstream::cluster::connection::news::Heed;
 use crate::upstream::cluster::connection::news::Stirs;
@@ -39,8 +39,8 @@ pub(super) const DUE_MAX: usize = 4 << 10;
 /// Between two tries of a request that a node cannot carry out now.
 pub(super) const PAUSE: Duration = Duration::from_millis(20);
 
-pub(in crate::upstream::cluster) struct Conn {
-    pub(super) cluster: Arc<Cluster>,
+pub(in crate::upstream::cluster) struct Conn<A> {
+    pub(super) cluster: Arc<Cluster<A>>,
     pub(super) map: Arc<Map>,
     pub(super) client: DuplexStream,
     /// The other end was dropped.
@@ -87,7 +87,7 @@ pub(in crate::upstream::cluster) struct Conn {
     pub(super) client_closed: bool,
 }
 
-impl Conn {
+impl<A: Admission> Conn<A> {
     pub(super) fn refresh(&mut self) {
         if self.refreshing.is_none() {
             let (cluster, seen) = (self.cluster.clone(), self.map.generation);
@@ -104,7 +104,7 @@ impl Conn {
         }
     }
 
-    pub(super) fn gate(&self) -> Option<&Arc<Gate>> {
+    pub(super) fn gate(&self) -> Option<&Arc<A>> {
         match &self.cluster.role {
             Role::Backend(gate) => Some(gate),
             Role::None | Role::Members(_) => None,

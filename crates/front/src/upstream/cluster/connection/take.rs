@@ -11,9 +11,10 @@ use crate::command::Trait;
 use crate::face::NO_CLUSTER;
 use crate::pipe::frame::{REFUSED_COMMAND, as_array, refusal};
 use crate::pipe::io::{Ended, OUT_BYTES_MAX};
+use crate::upstream::admission::Admission;
 use crate::upstream::cluster::connection::due::At;
 use crate::upstream::cluster::connection::due::What;
-use crate::upstream::cluster::connection::request::Admission;
+use crate::upstream::cluster::connection::request::Admitted;
 use crate::upstream::cluster::connection::request::Asking;
 use crate::upstream::cluster::connection::request::CROSS_SLOT;
 use crate::upstream::cluster::connection::request::EXEC_ABORT;
@@ -34,7 +35,7 @@ const ONE_NODE: &str = "a cluster has many nodes: connect to the one that it is 
 const IN_TRANSACTION: &str = "in a transaction it cannot be sent to several nodes of a cluster";
 const ONE_EAR: &str = "one connection can listen to one node of a cluster: use another one for this";
 
-impl Conn {
+impl<A: Admission> Conn<A> {
     /// Takes requests for as long as there is room for what comes of them.
     pub(super) fn take(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let mut taken = false;
@@ -146,9 +147,9 @@ impl Conn {
         match aim {
             Aim::Slot(slot) => {
                 let guard = match self.admit(cx, slot) {
-                    Admission::Open(guard) => guard,
-                    Admission::Waits => return Ok(Step::Waits),
-                    Admission::Answer(answer) => return self.refuse(cx, first.len, first.whole, answer),
+                    Admitted::Open(guard) => guard,
+                    Admitted::Waits => return Ok(Step::Waits),
+                    Admitted::Answer(answer) => return self.refuse(cx, first.len, first.whole, answer),
                 };
                 let owner = match first.is_channel {
                     true => self.map.owner(slot),
@@ -200,9 +201,9 @@ impl Conn {
             },
             Named::Watch if !is_alone => match of_keys(&first.words[1..]) {
                 Aim::Slot(slot) => match self.admit_together(cx, slot) {
-                    Admission::Waits => Ok(Step::Waits),
-                    Admission::Answer(answer) => self.answer(first, answer),
-                    Admission::Open(guard) => {
+                    Admitted::Waits => Ok(Step::Waits),
+                    Admitted::Answer(answer) => self.answer(first, answer),
+                    Admitted::Open(guard) => {
                         let owner = self.place_of(guard.as_ref(), slot);
                         let Some(owner) =
                             owner.filter(|owner| self.watching.is_none_or(|node| node == *owner))
@@ -330,7 +331,7 @@ impl Conn {
     fn pass_alone(&mut self, cx: &mut Context<'_>, first: First, aim: Aim) -> Result<Step, Ended> {
         let Some(ear) = self.ear else { return Err(Ended) };
         // Nobody knows here when the reply has come, so the slot could not be kept until then: where data moves between backends it has to be.
-        let may_move = self.gate().is_some_and(|gate| gate.has_several());
+        let may_move = self.gate().is_some_and(|gate| gate.waits().are_pinned());
         let is_its_own = match &aim {
             Aim::Slot(slot) => self.map.owner(*slot) == Some(ear) && (!may_move || first.is_channel),
             Aim::Named(Named::ListenAtSlot) => match of_keys(&first.words[1..]) {
@@ -361,9 +362,9 @@ impl Conn {
         if let Aim::Slot(slot) = aim {
             match self.admit_together(cx, slot) {
                 // What is queued is carried out by `EXEC`.
-                Admission::Open(guard) => place = self.place_of(guard.as_ref(), slot),
-                Admission::Waits => return Ok(Step::Waits),
-                Admission::Answer(answer) => return self.refuse(cx, first.len, first.whole, answer),
+                Admitted::Open(guard) => place = self.place_of(guard.as_ref(), slot),
+                Admitted::Waits => return Ok(Step::Waits),
+                Admitted::Answer(answer) => return self.refuse(cx, first.len, first.whole, answer),
             }
         }
         let Multi::Open { queued, bytes, failed } = &mut self.multi else { return Err(Ended) };
@@ -455,12 +456,12 @@ impl Conn {
             }
             Aim::Slot(slot) => match self.admit_together(cx, slot) {
                 // Where its data has moved meanwhile, `EXEC` finds that out.
-                Admission::Open(guard) if guard.is_some() || self.map.owner(slot) == Some(node) => {
+                Admitted::Open(guard) if guard.is_some() || self.map.owner(slot) == Some(node) => {
                     return self.pass_bound(cx, first, node);
                 }
-                Admission::Open(_) => CROSS_SLOT.to_vec(),
-                Admission::Waits => return Ok(Step::Waits),
-                Admission::Answer(answer) => answer,
+                Admitted::Open(_) => CROSS_SLOT.to_vec(),
+                Admitted::Waits => return Ok(Step::Waits),
+                Admitted::Answer(answer) => answer,
             },
             Aim::CrossSlot => CROSS_SLOT.to_vec(),
             Aim::Named(_) => refusal(&first.words[0], IN_TRANSACTION),
