@@ -1,153 +1,11 @@
 //! What is done with which command while keys move.
 //!
 //! A command is known by its name, or by the keys that the servers' own tables tell. What neither tells is refused: it could use
-//! any key. The table here is that of the documentation as well.
+//! any key.
 
-use std::collections::HashMap;
-use std::sync::LazyLock;
-
-use crate::command::keys::{CommandTable, Facts, Keys};
-use crate::command::{Note, Trait};
-
-/// What is done with a command that is known by its name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum While {
-    /// The target answers it. It has nothing to do with keys, or its keys are told by the servers' table and are moved first.
-    Target,
-    /// As above, and the front remembers something of it.
-    Noted(Note),
-    /// As above, and from then on the target alone serves the client.
-    Subscribe,
-    /// Only this database is served.
-    Select,
-    /// Goes through the source first, and then through the target.
-    Scan,
-    /// A read with a cursor that only one of the servers understands.
-    Elements,
-    /// Both servers are asked while nothing moves.
-    Both(Whole),
-    /// Both servers are emptied, to clients at one moment.
-    Flush,
-    /// Its words are searched for what reaches further than its keys.
-    Sort,
-    /// As above.
-    Copy,
-    /// Runs with the keys that it declares, where that is all of them; else refused.
-    Script,
-    /// About scripts and functions themselves: taken where they are run.
-    Library,
-    /// Refused.
-    Refused(&'static str),
-}
-
-/// A question about the whole keyspace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Whole {
-    /// `DBSIZE`.
-    Count,
-    /// `KEYS`.
-    Names,
-    /// `RANDOMKEY`.
-    Any,
-}
-
-const SCRIPTS: &str = "a script may use keys that it does not declare: wait until all keys have moved; where all scripts declare all of \
-                       their keys, run the front with --scripts-declare-keys";
-const DATABASES: &str = "only database 0 is served while keys move";
-const OTHER_SERVER: &str = "keys are on two servers: connect to the server that it is meant for";
-const PATTERNS: &str = "BY and GET reach keys that are not declared: wait until all keys have moved";
-const UNTOLD: &str =
-    "its keys cannot be told, so it might use one that has not moved: wait until all keys have moved";
-const UNKNOWN: &str = "the server that keys move to has no such command";
-
-/// In the order of the documentation. A name may be followed by a second word; `*` stands for any other.
-const TABLE: &[(&str, While)] = &[
-    ("MULTI", While::Noted(Note::Multi)),
-    ("EXEC", While::Noted(Note::Exec)),
-    ("DISCARD", While::Noted(Note::Exec)),
-    ("WATCH", While::Noted(Note::Watch)),
-    ("UNWATCH", While::Noted(Note::Unwatch)),
-    ("AUTH", While::Noted(Note::Trait(Trait::Login))),
-    ("HELLO", While::Noted(Note::Trait(Trait::Hello))),
-    ("CLIENT SETNAME", While::Noted(Note::Trait(Trait::Name))),
-    ("RESET", While::Noted(Note::Reset)),
-    ("SELECT", While::Select),
-    ("SCAN", While::Scan),
-    ("HSCAN", While::Elements),
-    ("SSCAN", While::Elements),
-    ("ZSCAN", While::Elements),
-    ("DBSIZE", While::Both(Whole::Count)),
-    ("KEYS", While::Both(Whole::Names)),
-    ("RANDOMKEY", While::Both(Whole::Any)),
-    ("SUBSCRIBE", While::Subscribe),
-    ("PSUBSCRIBE", While::Subscribe),
-    ("SSUBSCRIBE", While::Subscribe),
-    ("UNSUBSCRIBE", While::Subscribe),
-    ("PUNSUBSCRIBE", While::Subscribe),
-    ("SUNSUBSCRIBE", While::Subscribe),
-    ("PUBLISH", While::Target),
-    ("SPUBLISH", While::Target),
-    ("PUBSUB *", While::Target),
-    ("SORT", While::Sort),
-    ("SORT_RO", While::Sort),
-    ("COPY", While::Copy),
-    ("PING", While::Target),
-    ("ECHO", While::Target),
-    ("TIME", While::Target),
-    ("LASTSAVE", While::Target),
-    ("LOLWUT", While::Target),
-    ("QUIT", While::Target),
-    ("WAIT", While::Target),
-    ("WAITAOF", While::Target),
-    ("INFO", While::Target),
-    ("ROLE", While::Target),
-    ("READONLY", While::Target),
-    ("READWRITE", While::Target),
-    ("COMMAND", While::Target),
-    ("COMMAND *", While::Target),
-    ("OBJECT HELP", While::Target),
-    ("MEMORY DOCTOR", While::Target),
-    ("MEMORY STATS", While::Target),
-    ("LATENCY *", While::Target),
-    ("SLOWLOG *", While::Target),
-    ("MODULE LIST", While::Target),
-    ("CONFIG GET", While::Target),
-    ("ACL WHOAMI", While::Target),
-    ("ACL CAT", While::Target),
-    ("ACL GENPASS", While::Target),
-    ("ACL DRYRUN", While::Target),
-    ("CLIENT ID", While::Target),
-    ("CLIENT INFO", While::Target),
-    ("CLIENT LIST", While::Target),
-    ("CLIENT GETNAME", While::Target),
-    ("CLIENT SETINFO", While::Target),
-    ("CLIENT NO-EVICT", While::Target),
-    ("CLIENT NO-TOUCH", While::Target),
-    ("CLIENT UNBLOCK", While::Target),
-    ("CLIENT TRACKINGINFO", While::Target),
-    ("CLIENT GETREDIR", While::Target),
-    ("FLUSHDB", While::Flush),
-    ("FLUSHALL", While::Flush),
-    ("MOVE", While::Refused(DATABASES)),
-    ("SWAPDB", While::Refused(DATABASES)),
-    ("EVAL", While::Script),
-    ("EVALSHA", While::Script),
-    ("EVAL_RO", While::Script),
-    ("EVALSHA_RO", While::Script),
-    ("FCALL", While::Script),
-    ("FCALL_RO", While::Script),
-    ("SCRIPT DEBUG", While::Refused(OTHER_SERVER)),
-    ("SCRIPT *", While::Library),
-    ("FUNCTION *", While::Library),
-    ("MIGRATE", While::Refused(OTHER_SERVER)),
-    ("CONFIG *", While::Refused(OTHER_SERVER)),
-    ("ACL *", While::Refused(OTHER_SERVER)),
-    ("CLIENT *", While::Refused(OTHER_SERVER)),
-    ("DEBUG *", While::Refused(OTHER_SERVER)),
-];
-
-static BY_NAME: LazyLock<HashMap<&'static [u8], While>> =
-    LazyLock::new(|| TABLE.iter().map(|(name, what)| (name.as_bytes(), *what)).collect());
+use super::keys::{CommandTable, Facts, Keys};
+use super::rule::{DATABASES, Note, PATTERNS, Rule, SCRIPTS, UNKNOWN, UNTOLD};
+use super::table::find_by_words;
 
 /// Where the keys of a command are, and what may be done with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -161,7 +19,7 @@ pub enum Plan {
     /// The target has to be asked which of its words are keys.
     Asked,
     /// By name.
-    Named(While),
+    Named(Rule),
     /// Refused, for this reason.
     Refused(&'static str),
 }
@@ -181,23 +39,22 @@ impl Tables {
     /// What is to be done with a command of `count` words, of which `words` are known so far: all of them, or the first two at
     /// least.
     pub fn plan(&self, words: &[&[u8]], count: usize) -> Plan {
-        let named = by_name(words);
-        match named {
-            Some(While::Refused(why)) => return Plan::Refused(why),
-            Some(While::Script | While::Library) if !self.scripts_declare_keys => {
+        match find_by_words(words).migrating {
+            Some(Rule::Refused(why)) => return Plan::Refused(why),
+            Some(Rule::Script | Rule::Library) if !self.scripts_declare_keys => {
                 return Plan::Refused(SCRIPTS);
             }
-            Some(While::Script) => return script(words, count),
-            Some(While::Library) => return Plan::Target,
+            Some(Rule::Script) => return script(words, count),
+            Some(Rule::Library) => return Plan::Target,
             // Their last words may tell of another key, or of what is refused.
-            Some(named @ (While::Sort | While::Copy)) if words.len() < count => return Plan::Named(named),
-            Some(While::Sort) => return sort(words),
-            Some(While::Copy) if words.iter().skip(3).any(|word| word.eq_ignore_ascii_case(b"DB")) => {
+            Some(named @ (Rule::Sort | Rule::Copy)) if words.len() < count => return Plan::Named(named),
+            Some(Rule::Sort) => return sort(words),
+            Some(Rule::Copy) if words.iter().skip(3).any(|word| word.eq_ignore_ascii_case(b"DB")) => {
                 return Plan::Refused(DATABASES);
             }
-            Some(While::Noted(Note::Watch) | While::Copy | While::Elements) | None => {}
+            Some(Rule::Noted(Note::Watch) | Rule::Copy | Rule::Elements) | None => {}
             // Whatever keys the servers' table tells of these are channels, or nothing that moves.
-            Some(While::Target) => return Plan::Target,
+            Some(Rule::Target) => return Plan::Target,
             Some(named) => return Plan::Named(named),
         }
         let Some(facts) = self.target.facts(words) else { return Plan::Refused(UNKNOWN) };
@@ -221,19 +78,6 @@ impl Tables {
     }
 }
 
-/// What the table says, by the first word and the second.
-pub(crate) fn by_name(words: &[&[u8]]) -> Option<While> {
-    let first = words.first()?.to_ascii_uppercase();
-    if let Some(second) = words.get(1).filter(|second| second.len() < 32) {
-        let both = [&first, &b" "[..], &second.to_ascii_uppercase()].concat();
-        if let Some(what) = BY_NAME.get(&both[..]) {
-            return Some(*what);
-        }
-    }
-    let other = [&first, &b" *"[..]].concat();
-    BY_NAME.get(&first[..]).or_else(|| BY_NAME.get(&other[..])).copied()
-}
-
 /// `SORT key [LIMIT a b] [ASC|DESC] [ALPHA] [STORE key]`, anything but `BY` and `GET`.
 fn sort(words: &[&[u8]]) -> Plan {
     if words.len() < 2 {
@@ -254,7 +98,7 @@ fn sort(words: &[&[u8]]) -> Plan {
 /// `EVAL script numkeys key … arg …`, and all others of this form.
 fn script(words: &[&[u8]], count: usize) -> Plan {
     let number = match words.get(2) {
-        None if words.len() < count => return Plan::Named(While::Script),
+        None if words.len() < count => return Plan::Named(Rule::Script),
         None => return Plan::Target,
         Some(number) => std::str::from_utf8(number).ok().and_then(|number| number.parse::<usize>().ok()),
     };
@@ -275,76 +119,12 @@ pub(crate) fn select(database: Option<&[u8]>) -> std::result::Result<(), &'stati
     }
 }
 
-/// The rows of the documentation.
-pub(crate) fn rows() -> String {
-    let mut text = String::from("| command | while keys move |\n|---|---|\n");
-    for (name, what) in TABLE {
-        let what = match what {
-            While::Target => "the target answers".to_owned(),
-            While::Noted(note) => note.described().to_owned(),
-            While::Subscribe => {
-                "the target; from here on it alone serves the client, and reads move their keys first too"
-                    .to_owned()
-            }
-            While::Select => format!("database 0: the target answers; any other is refused: {DATABASES}"),
-            While::Scan => {
-                "through the source first, then through the target; a key may be given twice".to_owned()
-            }
-            While::Elements => "as any read; an iteration whose key has moved since begins anew at the target, so elements may be given twice. In a \
-                                transaction, and after a subscription, only one that begins, or that goes on at the target"
-                .to_owned(),
-            While::Both(Whole::Count) => "the sum of both, while nothing moves".to_owned(),
-            While::Both(Whole::Names) => "of both, while nothing moves".to_owned(),
-            While::Both(Whole::Any) => {
-                "one of both, by their numbers of keys, while nothing moves".to_owned()
-            }
-            While::Flush => "both are emptied while nothing moves, to clients at one moment; not in a transaction, nor after a subscription"
-                .to_owned(),
-            While::Sort => {
-                format!("keys move first, then the target; with `BY` or `GET` refused: {PATTERNS}")
-            }
-            While::Copy => format!("keys move first, then the target; with `DB` refused: {DATABASES}"),
-            While::Script => {
-                format!("with `--scripts-declare-keys` the declared keys move first, then the target; else refused: {SCRIPTS}")
-            }
-            While::Library => format!("with `--scripts-declare-keys` the target answers; else refused: {SCRIPTS}"),
-            While::Refused(why) => format!("refused: {why}"),
-        };
-        let first = name.strip_suffix(" *").unwrap_or(name);
-        let has_others =
-            TABLE.iter().any(|(other, _)| other != name && other.starts_with(&format!("{first} ")));
-        let name =
-            if first != *name && has_others { format!("{first}, anything else") } else { first.to_owned() };
-        text.push_str(&format!("| `{name}` | {what} |\n"));
-    }
-    text.push_str(
-        "| any other that both servers call a read, with keys | the source, where none of them has moved; else keys that have not \
-         moved do so first, then the target |\n\
-         | any other with keys | keys that have not moved do so first, then the target |\n",
-    );
-    text.push_str(&format!(
-        "| any other without keys, or whose keys the servers do not tell | refused: {UNTOLD} |\n"
-    ));
-    text.push_str(&format!("| what the target does not have | refused: {UNKNOWN} |\n"));
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn words(line: &str) -> Vec<&[u8]> {
         line.split(' ').map(str::as_bytes).collect()
-    }
-
-    #[test]
-    fn names_are_found_in_any_case_and_with_their_second_word() {
-        assert_eq!(by_name(&words("flushdb")), Some(While::Flush));
-        assert_eq!(by_name(&words("Config Get x")), Some(While::Target));
-        assert_eq!(by_name(&words("config set x y")), Some(While::Refused(OTHER_SERVER)));
-        assert_eq!(by_name(&words("GET config")), None);
-        assert_eq!(by_name(&words("PING CLIENT")), Some(While::Target));
-        assert_eq!(by_name(&words("object encoding k")), None);
     }
 
     #[test]
@@ -369,7 +149,7 @@ mod tests {
         {
             assert_eq!(plan(wrong), Plan::Target, "{wrong}");
         }
-        assert_eq!(script(&words("EVAL s"), 5), Plan::Named(While::Script));
+        assert_eq!(script(&words("EVAL s"), 5), Plan::Named(Rule::Script));
         assert_eq!(script(&words("EVAL s 2"), 5), Plan::Write(vec![3, 4]));
         for (promised, expected) in [(true, Plan::Target), (false, Plan::Refused(SCRIPTS))] {
             let tables = Tables {
@@ -382,10 +162,5 @@ mod tests {
                 assert_eq!(tables.plan(&words, words.len()), expected, "{line}");
             }
         }
-    }
-
-    #[test]
-    fn no_command_stands_twice() {
-        assert_eq!(BY_NAME.len(), TABLE.len());
     }
 }

@@ -10,7 +10,7 @@ use whimbrel_engine::error::{Error, ErrorKind, Result};
 use whimbrel_wire::encode::Outbox;
 use whimbrel_wire::value::Value;
 
-use crate::command::plan::Whole;
+use crate::command::rule::KeyspaceQuery;
 use crate::migrate::direction::{Home, TURN_BITS};
 use crate::migrate::staging::is_hidden;
 use crate::migrate::state::Hub;
@@ -72,11 +72,16 @@ pub(crate) fn with_cursor(half: Half, reply: &[u8]) -> Vec<u8> {
 }
 
 /// The reply to a question about all keys, asked of both servers on connections of the client's own kind, while nothing moves.
-pub(crate) async fn ask_both(hub: Arc<Hub>, identity: Identity, whole: Whole, words: Vec<Bytes>) -> Vec<u8> {
+pub(crate) async fn ask_both(
+    hub: Arc<Hub>,
+    identity: Identity,
+    whole: KeyspaceQuery,
+    words: Vec<Bytes>,
+) -> Vec<u8> {
     let Ok(_gate) = timeout(GATE_WAIT, hub.gate.write()).await else {
         return b"-TRYAGAIN whimbrel front: keys are moving, and cannot be looked at as a whole right now\r\n".to_vec();
     };
-    if whole == Whole::Count && hub.is_rebuilding() {
+    if whole == KeyspaceQuery::Count && hub.is_rebuilding() {
         return b"-TRYAGAIN whimbrel front: after a restart, keys are counted when the filter has been rebuilt\r\n"
             .to_vec();
     }
@@ -85,7 +90,7 @@ pub(crate) async fn ask_both(hub: Arc<Hub>, identity: Identity, whole: Whole, wo
             ask(&hub.servers.source, &identity, &words),
             ask(&hub.servers.target, &identity, &words)
         )?;
-        if let (Whole::Count, Value::Int(keys)) = (whole, &mut replies.1)
+        if let (KeyspaceQuery::Count, Value::Int(keys)) = (whole, &mut replies.1)
             && !hub.on_their_way.is_empty()
         {
             // The client may ask; the number is without what is not whole yet.
@@ -153,13 +158,13 @@ async fn ask(place: &Place, identity: &Identity, words: &[Bytes]) -> Result<Valu
     Replies::default().next(&mut io).await.map_err(fail)
 }
 
-fn merged(hub: &Hub, whole: Whole, replies: (Value, Value), null: &[u8]) -> Vec<u8> {
+fn merged(hub: &Hub, whole: KeyspaceQuery, replies: (Value, Value), null: &[u8]) -> Vec<u8> {
     match (whole, replies) {
         (_, (Value::Error(text), _) | (_, Value::Error(text))) => [b"-", &text[..], b"\r\n"].concat(),
-        (Whole::Count, (Value::Int(source), Value::Int(target))) => {
+        (KeyspaceQuery::Count, (Value::Int(source), Value::Int(target))) => {
             format!(":{}\r\n", source + target).into_bytes()
         }
-        (Whole::Names, (Value::Array(mut keys), Value::Array(more))) => {
+        (KeyspaceQuery::Names, (Value::Array(mut keys), Value::Array(more))) => {
             let at_source: std::collections::HashSet<Bytes> =
                 keys.iter().filter_map(Value::as_bytes).cloned().collect();
             // After a crash, a few may be on both sides.
@@ -175,10 +180,10 @@ fn merged(hub: &Hub, whole: Whole, replies: (Value, Value), null: &[u8]) -> Vec<
             text
         }
         // The key that is being assembled is at the source, unless it has just expired.
-        (Whole::Any, (Value::Null, Value::Bulk(name))) if is_hidden(&name) => {
+        (KeyspaceQuery::Any, (Value::Null, Value::Bulk(name))) if is_hidden(&name) => {
             b"-TRYAGAIN whimbrel front: a large key is moving\r\n".to_vec()
         }
-        (Whole::Any, (source, target)) => {
+        (KeyspaceQuery::Any, (source, target)) => {
             let target = target.as_bytes().is_none_or(|name| !is_hidden(name)).then_some(target);
             let target = target.unwrap_or(Value::Null);
             let key = match (source.is_null(), target.is_null()) {

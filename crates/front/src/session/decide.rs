@@ -17,8 +17,11 @@ use tokio::time::{Instant, sleep};
 use whimbrel_wire::request::Request;
 
 use super::elements;
-use crate::command::plan::{Plan, While, Whole, by_name, select};
-use crate::command::{Handling, Note, Trait, handling};
+use crate::command::plan::{Plan, select};
+use crate::command::rule::{Handling, Note, Trait};
+use crate::command::rule::{KeyspaceQuery, Rule};
+use crate::command::table::find;
+use crate::command::table::find_by_words;
 use crate::face::Question;
 use crate::migrate::direction::Home;
 use crate::migrate::flush::flush;
@@ -194,7 +197,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             return self.await_more(moving, cx);
         }
         self.asking = self.shared.face.as_ref().filter(|_| extent.whole).and_then(|_| Question::of(&words));
-        if let Handling::Refused(why) = handling(name, second) {
+        if let Handling::Refused(why) = find(name, second).handling() {
             let error = refusal(name, why);
             return self.refuse(moving, cx, extent, error);
         }
@@ -266,13 +269,13 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         moving: &mut Moving,
         cx: &mut Context<'_>,
         extent: Extent,
-        what: While,
+        what: Rule,
         words: Vec<Bytes>,
     ) -> Step {
         let name = words.first().cloned().unwrap_or_default();
         let is_bound = moving.multi || moving.alone;
         match what {
-            While::Noted(note) => {
+            Rule::Noted(note) => {
                 if let Some(step) = self.be_at(moving, cx, Home::Target) {
                     return step;
                 }
@@ -312,7 +315,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                 }
                 self.send(moving, extent, due)
             }
-            While::Subscribe => {
+            Rule::Subscribe => {
                 if let Some(step) = self.be_at(moving, cx, Home::Target) {
                     return step;
                 }
@@ -320,36 +323,36 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                 self.counted = false;
                 self.send(moving, extent, Due::Reply)
             }
-            While::Select if moving.hub.is_done() => self.select_any(moving, cx, extent, &words),
-            While::Select => match select(words.get(1).map(|word| &word[..])) {
+            Rule::Select if moving.hub.is_done() => self.select_any(moving, cx, extent, &words),
+            Rule::Select => match select(words.get(1).map(|word| &word[..])) {
                 Ok(()) => self.pass(moving, cx, extent, Due::Reply),
                 Err(why) => self.refuse(moving, cx, extent, refusal(&name, why)),
             },
             // Once the direction has been turned, a cursor without a mark could be that of either server.
-            While::Scan if is_bound && moving.hub.is_done() && moving.hub.turns == 0 => {
+            Rule::Scan if is_bound && moving.hub.is_done() && moving.hub.turns == 0 => {
                 self.pass(moving, cx, extent, Due::Reply)
             }
-            While::Scan | While::Both(_) | While::Flush if is_bound => {
+            Rule::Scan | Rule::Both(_) | Rule::Flush if is_bound => {
                 let why = "not in a transaction, nor after a subscription, while keys move";
                 self.refuse(moving, cx, extent, refusal(&name, why))
             }
-            While::Scan => self.scan_half(moving, cx, extent, words),
+            Rule::Scan => self.scan_half(moving, cx, extent, words),
             // What the client did before has to be counted.
-            While::Both(_) | While::Flush if !self.due.is_empty() => Step::HeldUp,
-            While::Both(whole) => self.ask_both(moving, whole, words),
-            While::Flush => {
+            Rule::Both(_) | Rule::Flush if !self.due.is_empty() => Step::HeldUp,
+            Rule::Both(whole) => self.ask_both(moving, whole, words),
+            Rule::Flush => {
                 let (hub, identity) = (moving.hub.clone(), self.identity.clone());
                 moving.wait(
                     async move { flush(hub, identity, words).await.map_or(Settled::Send, Settled::Say) },
                 )
             }
-            While::Target
-            | While::Elements
-            | While::Script
-            | While::Library
-            | While::Sort
-            | While::Copy
-            | While::Refused(_) => self.pass(moving, cx, extent, Due::Reply),
+            Rule::Target
+            | Rule::Elements
+            | Rule::Script
+            | Rule::Library
+            | Rule::Sort
+            | Rule::Copy
+            | Rule::Refused(_) => self.pass(moving, cx, extent, Due::Reply),
         }
     }
 
@@ -432,7 +435,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         self.go_on(moving, extent, false)
     }
 
-    fn ask_both(&mut self, moving: &mut Moving, whole: Whole, words: Vec<Bytes>) -> Step {
+    fn ask_both(&mut self, moving: &mut Moving, whole: KeyspaceQuery, words: Vec<Bytes>) -> Step {
         let (hub, identity) = (moving.hub.clone(), self.identity.clone());
         moving.wait(async move { Settled::Say(ask_both(hub, identity, whole, words).await) })
     }
@@ -555,10 +558,10 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
 /// When all keys have moved, hardly anything is special any more. What a session is at the target has to be known, though: it goes over to other
 /// connections where the direction is turned.
 fn after_all(words: &[&[u8]]) -> Plan {
-    match by_name(words) {
+    match find_by_words(words).migrating {
         // All that matters of it has been noted.
-        Some(While::Noted(Note::Watch)) => Plan::Target,
-        Some(what @ (While::Scan | While::Subscribe | While::Select | While::Noted(_))) => Plan::Named(what),
+        Some(Rule::Noted(Note::Watch)) => Plan::Target,
+        Some(what @ (Rule::Scan | Rule::Subscribe | Rule::Select | Rule::Noted(_))) => Plan::Named(what),
         _ => Plan::Target,
     }
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use bytes::BytesMut;
 
-use crate::command::Trait;
+use crate::command::rule::Trait;
 use crate::face::Question;
 use crate::migrate::keyspace::Half;
 use crate::migrate::locks;

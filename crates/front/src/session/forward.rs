@@ -7,7 +7,8 @@ use whimbrel_wire::request::Request;
 use super::link::Link;
 use super::sharing::Wish;
 use super::state::{Session, WHOLE_BYTES_MAX};
-use crate::command::{Handling, handling, is_container};
+use crate::command::rule::Handling;
+use crate::command::table::{find, is_container};
 use crate::face::Question;
 use crate::pipe::frame::{as_array, refusal};
 
@@ -67,13 +68,15 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                     let args = self.requests.args();
                     let word = |i: usize| args.get(i).and_then(|range| rest.get(range.clone()));
                     let name = word(0).unwrap_or_default();
-                    if self.shared.face.is_some() {
+                    let row = find(name, word(1));
+                    self.asking = None;
+                    if row.face.is_some() && self.shared.face.is_some() {
                         let words: Vec<&[u8]> =
                             args.iter().map_while(|range| rest.get(range.clone())).collect();
                         self.asking =
                             Question::of(&words).filter(|_| whole && self.requests.args_left() == 0);
                     }
-                    match handling(name, word(1)) {
+                    match row.handling() {
                         Handling::Refused(why) => {
                             let error = refusal(name, why);
                             self.pass_on(plain_from, taken);
@@ -91,7 +94,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                             self.note(note, request, is_first);
                             true
                         }
-                        Handling::Passed | Handling::Container(_) | Handling::Noted(_) => {
+                        Handling::Passed | Handling::Noted(_) => {
                             self.owe_reply();
                             true
                         }
@@ -135,13 +138,13 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         }
         let second = words.get(1).map(Vec::as_slice);
         let request = as_array(words);
-        match handling(name, second) {
+        match find(name, second).handling() {
             Handling::Refused(why) => return self.say_or_have_said(refusal(name, why)),
             Handling::Subscribe => self.counted = false,
             Handling::Noted(note) if self.plain.is_some() || self.shared.face.is_some() => {
                 self.note(note, Some(request.as_slice().into()), second == Some(b"0"));
             }
-            Handling::Passed | Handling::Container(_) | Handling::Noted(_) => self.owe_reply(),
+            Handling::Passed | Handling::Noted(_) => self.owe_reply(),
         }
         if let Link::Up(server) = &mut self.link {
             server.to.extend_from_slice(&request);

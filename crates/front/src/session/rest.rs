@@ -3,7 +3,7 @@
 use tokio::io::{AsyncRead, AsyncWrite};
 use whimbrel_wire::request::{RequestLimits, RequestScanner};
 
-use crate::command::Note;
+use crate::command::rule::Note;
 use crate::migrate::direction::Home;
 use crate::migrate::stages::Entrance;
 use crate::session::due::Change;

@@ -15,7 +15,7 @@ use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::scan::{Progress, Scanner};
 use whimbrel_wire::value::Value;
 
-use crate::command::Trait;
+use crate::command::rule::Trait;
 use crate::pipe::frame::as_array;
 
 /// The longest request that is kept.

@@ -1,7 +1,7 @@
 //! A cluster that looks like one server to whoever has a connection to it.
 //!
 //! - `map`: which node has which slot, and the numbers of nodes;
-//! - `route`: to which nodes a command goes;
+//! - `destination`: to which nodes a command goes;
 //! - `nodes`: what is known of the cluster;
 //! - `connection`: one such connection, and behind it one to each node that it needs;
 //! - `open`: opens one.
@@ -13,15 +13,10 @@
 //! `nodes::LONG_BYTES_MAX`.
 
 mod connection;
+mod destination;
 mod map;
 mod nodes;
 mod open;
-mod route;
 
 pub(crate) use self::nodes::{Cluster, Ids, ask_keys};
 pub(crate) use self::open::Connector;
-
-/// What is done with which command in front of a cluster, for the documentation.
-pub(crate) fn rows() -> String {
-    route::rows()
-}

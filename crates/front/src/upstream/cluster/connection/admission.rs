@@ -9,6 +9,7 @@ use whimbrel_core::slot::Slot;
 use whimbrel_fleet::Guard;
 use whimbrel_wire::value::Value;
 
+use crate::command::rule::ClusterRule;
 use crate::pipe::frame::{as_array, refusal};
 use crate::pipe::io::Ended;
 use crate::upstream::admission::Admission;
@@ -27,7 +28,6 @@ use crate::upstream::cluster::connection::request::Waiting;
 use crate::upstream::cluster::connection::state::Conn;
 use crate::upstream::cluster::connection::state::PAUSE;
 use crate::upstream::cluster::nodes::Role;
-use crate::upstream::cluster::route::Named;
 
 /// A request of a slot that nobody serves waits so long. That is longer than it takes to give away what a lost member had.
 const NOBODY_WAIT: Duration = Duration::from_secs(5);
@@ -133,10 +133,10 @@ impl<A: Admission> Conn<A> {
         &mut self,
         cx: &mut Context<'_>,
         first: &First,
-        named: Named,
+        rule: ClusterRule,
     ) -> Option<Result<Vec<u8>, Step>> {
         self.gate()?;
-        let Named::Every(_) = named else { return None };
+        let ClusterRule::Every(_) = rule else { return None };
         let name = first.words.first()?;
         if name.eq_ignore_ascii_case(b"FLUSHALL") || name.eq_ignore_ascii_case(b"FLUSHDB") {
             return Some(Ok(refusal(name, EMPTYING)));

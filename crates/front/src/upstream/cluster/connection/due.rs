@@ -4,7 +4,7 @@ use bytes::Bytes;
 use whimbrel_core::slot::Slot;
 use whimbrel_fleet::Guard;
 
-use crate::command::Trait;
+use crate::command::rule::Trait;
 use crate::upstream::admission::UnpinnedWait;
 
 /// Where the reply comes from.

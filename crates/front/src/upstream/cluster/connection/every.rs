@@ -4,6 +4,7 @@ use std::task::Context;
 
 use bytes::{Bytes, BytesMut};
 
+use crate::command::rule::Merge;
 use crate::pipe::frame::as_array;
 use crate::pipe::frame::change_cursor;
 use crate::pipe::io::Ended;
@@ -15,7 +16,6 @@ use crate::upstream::cluster::connection::parts::Parts;
 use crate::upstream::cluster::connection::state::Conn;
 use crate::upstream::cluster::map::Map;
 use crate::upstream::cluster::map::NODES_MAX;
-use crate::upstream::cluster::route::Merge;
 
 /// In a cursor: the node, above what the node itself gave.
 const NODE_SHIFT: u32 = 39;

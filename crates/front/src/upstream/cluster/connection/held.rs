@@ -9,6 +9,7 @@ use std::task::Context;
 use bytes::{Bytes, BytesMut};
 use whimbrel_core::slot::Slot;
 
+use crate::command::rule::ClusterRule;
 use crate::pipe::frame::as_array;
 use crate::pipe::io::Ended;
 use crate::upstream::admission::Admission;
@@ -24,8 +25,7 @@ use crate::upstream::cluster::connection::request::Multi;
 use crate::upstream::cluster::connection::request::QUEUED_BYTES_MAX;
 use crate::upstream::cluster::connection::request::Step;
 use crate::upstream::cluster::connection::state::Conn;
-use crate::upstream::cluster::route::Aim;
-use crate::upstream::cluster::route::Named;
+use crate::upstream::cluster::destination::Destination;
 
 const TOO_LONG: &[u8] =
     b"-ERR whimbrel front: in front of a fleet, a transaction after WATCH may not be so long\r\n";
@@ -36,14 +36,14 @@ impl<A: Admission> Conn<A> {
         &mut self,
         cx: &mut Context<'_>,
         first: &First,
-        aim: &Aim,
+        destination: &Destination,
     ) -> Result<Option<Step>, Ended> {
         if !self.holds_back() {
             return Ok(None);
         }
         let Multi::Open { queued, bytes, failed } = &mut self.multi else { return Ok(None) };
-        match aim {
-            Aim::Slot(slot) if self.bound_slot.is_none_or(|bound| bound == *slot) => {
+        match destination {
+            Destination::Slot(slot) if self.bound_slot.is_none_or(|bound| bound == *slot) => {
                 // What is too long to be held goes to its node, with all that came before it, and is not sent again.
                 if !first.whole || *bytes + first.len > QUEUED_BYTES_MAX {
                     // Nobody could tell there whether what was watched has changed.
@@ -59,23 +59,25 @@ impl<A: Admission> Conn<A> {
                 self.say(b"+QUEUED\r\n".to_vec());
                 Ok(Some(Step::Taken))
             }
-            Aim::Slot(_) => {
+            Destination::Slot(_) => {
                 *failed = true;
                 self.advance(first.len, first.whole, None);
                 self.say(CROSS_SLOT.to_vec());
                 Ok(Some(Step::Taken))
             }
-            Aim::Named(Named::Exec) if first.words.len() == 1 => self.send_held(cx, first).map(Some),
-            Aim::Named(Named::Discard) if first.words.len() == 1 => {
+            Destination::Rule(ClusterRule::Exec) if first.words.len() == 1 => {
+                self.send_held(cx, first).map(Some)
+            }
+            Destination::Rule(ClusterRule::Discard) if first.words.len() == 1 => {
                 self.advance(first.len, first.whole, None);
                 self.end_transaction(cx)?;
                 self.say(b"+OK\r\n".to_vec());
                 Ok(Some(Step::Taken))
             }
-            Aim::Named(named @ (Named::Exec | Named::Discard)) => {
+            Destination::Rule(rule @ (ClusterRule::Exec | ClusterRule::Discard)) => {
                 *failed = true;
                 self.advance(first.len, first.whole, None);
-                let name = if *named == Named::Exec { "exec" } else { "discard" };
+                let name = if *rule == ClusterRule::Exec { "exec" } else { "discard" };
                 self.say(format!("-ERR wrong number of arguments for '{name}' command\r\n").into_bytes());
                 Ok(Some(Step::Taken))
             }

@@ -6,8 +6,8 @@ use std::hash::BuildHasher;
 use bytes::Bytes;
 use whimbrel_wire::value::Value;
 
+use crate::command::rule::Merge;
 use crate::pipe::frame::as_array;
-use crate::upstream::cluster::route::Merge;
 
 /// Replies that are looked at are held whole, those of all nodes to one request together.
 pub(super) const COLLECTED_BYTES_MAX: usize = 64 << 20;

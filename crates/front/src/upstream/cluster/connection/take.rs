@@ -7,7 +7,8 @@ use whimbrel_core::slot::Slot;
 use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::request::Request;
 
-use crate::command::Trait;
+use crate::command::rule::ClusterRule;
+use crate::command::rule::Trait;
 use crate::face::NO_CLUSTER;
 use crate::pipe::frame::{REFUSED_COMMAND, as_array, refusal};
 use crate::pipe::io::{Ended, OUT_BYTES_MAX};
@@ -25,10 +26,9 @@ use crate::upstream::cluster::connection::request::Step;
 use crate::upstream::cluster::connection::state::Conn;
 use crate::upstream::cluster::connection::state::DUE_MAX;
 use crate::upstream::cluster::connection::state::KEPT_BYTES_MAX;
-use crate::upstream::cluster::route::Aim;
-use crate::upstream::cluster::route::Named;
-use crate::upstream::cluster::route::aim;
-use crate::upstream::cluster::route::of_keys;
+use crate::upstream::cluster::destination::Destination;
+use crate::upstream::cluster::destination::destination;
+use crate::upstream::cluster::destination::of_keys;
 use crate::upstream::identity::SAYING_BYTES_MAX;
 
 const ONE_NODE: &str = "a cluster has many nodes: connect to the one that it is meant for";
@@ -106,46 +106,54 @@ impl<A: Admission> Conn<A> {
         let args = self.requests.args();
         let count = args.len() + usize::try_from(self.requests.args_left()).unwrap_or(usize::MAX / 2);
         let words: Vec<&[u8]> = args.iter().map_while(|range| self.inbox.get(range.clone())).collect();
-        let aim = match &self.asking {
+        let destination = match &self.asking {
             Some(Asking::Told(Ok(keys))) => of_keys(keys),
             Some(Asking::Told(Err(why))) => {
                 let error = format!("-{}\r\n", crate::pipe::frame::one_line(why)).into_bytes();
                 return self.refuse(cx, len, whole, error);
             }
-            _ => aim(self.cluster.table(), &words, count),
+            _ => destination(self.cluster.table(), &words, count),
         };
-        if aim == Aim::More || !whole && !matches!(aim, Aim::Slot(_) | Aim::Anyone | Aim::CrossSlot) {
+        if destination == Destination::More
+            || !whole
+                && !matches!(destination, Destination::Slot(_) | Destination::Anyone | Destination::CrossSlot)
+        {
             return self.await_more(cx, len);
         }
         let blocks =
             self.is_gated() && self.cluster.table().facts(&words).is_some_and(|facts| facts.blocking);
         let is_channel = words.first().is_some_and(|name| name.eq_ignore_ascii_case(b"SPUBLISH"));
-        let needs_words = matches!(aim, Aim::Named(_) | Aim::Asked);
+        let needs_words = matches!(destination, Destination::Rule(_) | Destination::Asked);
         let words = if needs_words {
             words.iter().map(|word| Bytes::copy_from_slice(word)).collect()
         } else {
             Vec::new()
         };
         let first = First { len, whole, words, blocks, is_channel };
-        if aim == Aim::Asked {
+        if destination == Destination::Asked {
             let cluster = self.cluster.clone();
             self.asking = Some(Asking::Under(Box::pin(cluster.keys_of(first.words))));
             return Ok(Step::Taken);
         }
         if self.alone {
-            return self.pass_alone(cx, first, aim);
+            return self.pass_alone(cx, first, destination);
         }
         match self.multi {
-            Multi::No => self.dispatch(cx, first, aim),
-            Multi::Open { .. } => self.in_open_transaction(cx, first, aim),
-            Multi::At(node) => self.in_transaction(cx, first, aim, node),
+            Multi::No => self.dispatch(cx, first, destination),
+            Multi::Open { .. } => self.in_open_transaction(cx, first, destination),
+            Multi::At(node) => self.in_transaction(cx, first, destination, node),
         }
     }
 
     /// Outside of a transaction.
-    fn dispatch(&mut self, cx: &mut Context<'_>, first: First, aim: Aim) -> Result<Step, Ended> {
-        match aim {
-            Aim::Slot(slot) => {
+    fn dispatch(
+        &mut self,
+        cx: &mut Context<'_>,
+        first: First,
+        destination: Destination,
+    ) -> Result<Step, Ended> {
+        match destination {
+            Destination::Slot(slot) => {
                 let guard = match self.admit(cx, slot) {
                     Admitted::Open(guard) => guard,
                     Admitted::Waits => return Ok(Step::Waits),
@@ -169,27 +177,32 @@ impl<A: Admission> Conn<A> {
                 }
                 Ok(Step::Taken)
             }
-            Aim::Anyone => {
+            Destination::Anyone => {
                 let main = self.main()?;
                 self.pass(cx, first, main, None)
             }
-            Aim::CrossSlot => self.refuse(cx, first.len, first.whole, CROSS_SLOT.to_vec()),
-            Aim::Named(named) => self.dispatch_named(cx, first, named),
-            Aim::Asked | Aim::More => Ok(Step::Waits),
+            Destination::CrossSlot => self.refuse(cx, first.len, first.whole, CROSS_SLOT.to_vec()),
+            Destination::Rule(rule) => self.dispatch_by_rule(cx, first, rule),
+            Destination::Asked | Destination::More => Ok(Step::Waits),
         }
     }
 
-    fn dispatch_named(&mut self, cx: &mut Context<'_>, first: First, named: Named) -> Result<Step, Ended> {
+    fn dispatch_by_rule(
+        &mut self,
+        cx: &mut Context<'_>,
+        first: First,
+        rule: ClusterRule,
+    ) -> Result<Step, Ended> {
         let name = first.words[0].clone();
         let is_alone = first.words.len() == 1;
         self.follow_members();
-        match self.as_member(cx, &first, named) {
+        match self.as_member(cx, &first, rule) {
             None => {}
             Some(Ok(answer)) => return self.answer(first, answer),
             Some(Err(step)) => return Ok(step),
         }
-        match named {
-            Named::Multi if is_alone => match self.watching {
+        match rule {
+            ClusterRule::Multi if is_alone => match self.watching {
                 Some(node) if !self.holds_back() => {
                     self.multi = Multi::At(node);
                     self.pass_bound(cx, first, node)
@@ -199,8 +212,8 @@ impl<A: Admission> Conn<A> {
                     self.answer(first, b"+OK\r\n".to_vec())
                 }
             },
-            Named::Watch if !is_alone => match of_keys(&first.words[1..]) {
-                Aim::Slot(slot) => match self.admit_together(cx, slot) {
+            ClusterRule::Watch if !is_alone => match of_keys(&first.words[1..]) {
+                Destination::Slot(slot) => match self.admit_together(cx, slot) {
                     Admitted::Waits => Ok(Step::Waits),
                     Admitted::Answer(answer) => self.answer(first, answer),
                     Admitted::Open(guard) => {
@@ -223,41 +236,41 @@ impl<A: Admission> Conn<A> {
                 },
                 _ => self.answer(first, CROSS_SLOT.to_vec()),
             },
-            Named::Unwatch => {
+            ClusterRule::Unwatch => {
                 (self.bound_slot, self.watch_lost) = (None, false);
                 let node = self.watching.take().map_or_else(|| self.main(), Ok)?;
                 self.pass_bound(cx, first, node)
             }
-            Named::Multi | Named::Exec | Named::Discard | Named::Watch => {
+            ClusterRule::Multi | ClusterRule::Exec | ClusterRule::Discard | ClusterRule::Watch => {
                 let main = self.main()?;
                 self.pass(cx, first, main, None)
             }
-            Named::Select if first.words.len() == 2 && first.words[1] != b"0"[..] => {
+            ClusterRule::Select if first.words.len() == 2 && first.words[1] != b"0"[..] => {
                 self.answer(first, b"-ERR SELECT is not allowed in cluster mode\r\n".to_vec())
             }
-            Named::Select | Named::PublishAtSlot => {
+            ClusterRule::Select | ClusterRule::PublishAtSlot => {
                 let main = self.main()?;
                 self.pass(cx, first, main, None)
             }
-            Named::Quit => {
+            ClusterRule::Quit => {
                 let step = self.answer(first, b"+OK\r\n".to_vec());
                 // Nothing that follows is heard.
                 self.client_closed = true;
                 self.inbox.clear();
                 step
             }
-            Named::NoCluster => self.answer(first, [NO_CLUSTER, b"\r\n"].concat()),
-            Named::Refused => self.answer(first, refusal(&name, ONE_NODE)),
+            ClusterRule::NoCluster => self.answer(first, [NO_CLUSTER, b"\r\n"].concat()),
+            ClusterRule::Refused => self.answer(first, refusal(&name, ONE_NODE)),
             // From here on nothing else may be under way.
             _ if !self.due.is_empty() => {
                 self.settling = true;
                 Ok(Step::Waits)
             }
-            Named::Noted(_) if first.len > SAYING_BYTES_MAX => {
+            ClusterRule::Noted(_) if first.len > SAYING_BYTES_MAX => {
                 self.answer(first, refusal(&name, "it is too long"))
             }
-            Named::Noted(what) => self.tell(cx, first, what),
-            Named::Reset => {
+            ClusterRule::Noted(what) => self.tell(cx, first, what),
+            ClusterRule::Reset => {
                 (self.multi, self.watching, self.ear, self.bound_slot) = (Multi::No, None, None, None);
                 self.watch_lost = false;
                 let main = self.main()?;
@@ -266,17 +279,17 @@ impl<A: Admission> Conn<A> {
                 self.send(cx, main, &request, What::Reset, None)?;
                 Ok(Step::Taken)
             }
-            Named::Scan => {
+            ClusterRule::Scan => {
                 self.advance(first.len, first.whole, None);
                 self.scan(cx, &first.words)?;
                 Ok(Step::Taken)
             }
-            Named::Every(merge) => {
+            ClusterRule::Every(merge) => {
                 let request = self.advance(first.len, first.whole, None);
                 self.send_to_every(cx, merge, &request)?;
                 Ok(Step::Taken)
             }
-            Named::Listen | Named::ListenAtSlot => self.listen_to(cx, first, named),
+            ClusterRule::Listen | ClusterRule::ListenAtSlot => self.listen_to(cx, first, rule),
         }
     }
 
@@ -296,10 +309,10 @@ impl<A: Admission> Conn<A> {
     }
 
     /// Begins to listen, or to listen no longer.
-    fn listen_to(&mut self, cx: &mut Context<'_>, first: First, named: Named) -> Result<Step, Ended> {
+    fn listen_to(&mut self, cx: &mut Context<'_>, first: First, rule: ClusterRule) -> Result<Step, Ended> {
         let at_slot = match of_keys(&first.words[1..]) {
-            Aim::Slot(slot) if named == Named::ListenAtSlot => self.map.owner(slot),
-            Aim::CrossSlot if named == Named::ListenAtSlot => {
+            Destination::Slot(slot) if rule == ClusterRule::ListenAtSlot => self.map.owner(slot),
+            Destination::CrossSlot if rule == ClusterRule::ListenAtSlot => {
                 return self.answer(first, CROSS_SLOT.to_vec());
             }
             _ => None,
@@ -328,17 +341,25 @@ impl<A: Admission> Conn<A> {
     }
 
     /// For a client of the older protocol that listens: only the node knows what comes when.
-    fn pass_alone(&mut self, cx: &mut Context<'_>, first: First, aim: Aim) -> Result<Step, Ended> {
+    fn pass_alone(
+        &mut self,
+        cx: &mut Context<'_>,
+        first: First,
+        destination: Destination,
+    ) -> Result<Step, Ended> {
         let Some(ear) = self.ear else { return Err(Ended) };
         // Nobody knows here when the reply has come, so the slot could not be kept until then: where data moves between backends it has to be.
         let may_move = self.gate().is_some_and(|gate| gate.waits().are_pinned());
-        let is_its_own = match &aim {
-            Aim::Slot(slot) => self.map.owner(*slot) == Some(ear) && (!may_move || first.is_channel),
-            Aim::Named(Named::ListenAtSlot) => match of_keys(&first.words[1..]) {
-                Aim::Slot(slot) => self.map.owner(slot) == Some(ear),
-                aim => aim == Aim::Anyone,
+        let is_its_own = match &destination {
+            Destination::Slot(slot) => self.map.owner(*slot) == Some(ear) && (!may_move || first.is_channel),
+            Destination::Rule(ClusterRule::ListenAtSlot) => match of_keys(&first.words[1..]) {
+                Destination::Slot(slot) => self.map.owner(slot) == Some(ear),
+                destination => destination == Destination::Anyone,
             },
-            Aim::Anyone | Aim::Named(Named::Listen | Named::Reset | Named::Quit | Named::Noted(_)) => true,
+            Destination::Anyone
+            | Destination::Rule(
+                ClusterRule::Listen | ClusterRule::Reset | ClusterRule::Quit | ClusterRule::Noted(_),
+            ) => true,
             _ => false,
         };
         let rest_to = is_its_own.then_some(ear);
@@ -354,12 +375,17 @@ impl<A: Admission> Conn<A> {
 
     // ---- Transactions ----
 
-    fn in_open_transaction(&mut self, cx: &mut Context<'_>, first: First, aim: Aim) -> Result<Step, Ended> {
-        if let Some(step) = self.hold_back(cx, &first, &aim)? {
+    fn in_open_transaction(
+        &mut self,
+        cx: &mut Context<'_>,
+        first: First,
+        destination: Destination,
+    ) -> Result<Step, Ended> {
+        if let Some(step) = self.hold_back(cx, &first, &destination)? {
             return Ok(step);
         }
         let mut place = None;
-        if let Aim::Slot(slot) = aim {
+        if let Destination::Slot(slot) = destination {
             match self.admit_together(cx, slot) {
                 // What is queued is carried out by `EXEC`.
                 Admitted::Open(guard) => place = self.place_of(guard.as_ref(), slot),
@@ -368,49 +394,51 @@ impl<A: Admission> Conn<A> {
             }
         }
         let Multi::Open { queued, bytes, failed } = &mut self.multi else { return Err(Ended) };
-        match aim {
-            Aim::Slot(_) => {
-                let Some(owner) = place else { return self.dispatch(cx, first, aim) };
+        match destination {
+            Destination::Slot(_) => {
+                let Some(owner) = place else { return self.dispatch(cx, first, destination) };
                 self.begin_at(cx, owner)?;
                 self.pass_bound(cx, first, owner)
             }
-            Aim::Anyone if !first.whole => self.await_more(cx, first.len),
-            Aim::Anyone if *bytes + first.len <= QUEUED_BYTES_MAX => {
+            Destination::Anyone if !first.whole => self.await_more(cx, first.len),
+            Destination::Anyone if *bytes + first.len <= QUEUED_BYTES_MAX => {
                 *bytes += first.len;
                 let request = self.inbox[..first.len].to_vec().into();
                 queued.push(request);
                 self.answer(first, b"+QUEUED\r\n".to_vec())
             }
-            Aim::Named(Named::Exec) if *failed => {
+            Destination::Rule(ClusterRule::Exec) if *failed => {
                 (self.multi, self.bound_slot) = (Multi::No, None);
                 self.answer(first, EXEC_ABORT.to_vec())
             }
-            Aim::Named(Named::Exec) => {
+            Destination::Rule(ClusterRule::Exec) => {
                 let main = self.main()?;
                 self.begin_at(cx, main)?;
-                self.in_transaction(cx, first, aim, main)
+                self.in_transaction(cx, first, destination, main)
             }
-            Aim::Named(Named::Discard) => {
+            Destination::Rule(ClusterRule::Discard) => {
                 (self.multi, self.bound_slot) = (Multi::No, None);
                 self.answer(first, b"+OK\r\n".to_vec())
             }
-            Aim::Named(Named::Reset | Named::Quit) => self.dispatch(cx, first, aim),
-            Aim::Named(Named::Multi) => {
+            Destination::Rule(ClusterRule::Reset | ClusterRule::Quit) => {
+                self.dispatch(cx, first, destination)
+            }
+            Destination::Rule(ClusterRule::Multi) => {
                 self.answer(first, b"-ERR MULTI calls can not be nested\r\n".to_vec())
             }
-            Aim::Named(Named::Watch) => {
+            Destination::Rule(ClusterRule::Watch) => {
                 self.answer(first, b"-ERR WATCH inside MULTI is not allowed\r\n".to_vec())
             }
-            Aim::CrossSlot => {
+            Destination::CrossSlot => {
                 *failed = true;
                 self.refuse(cx, first.len, first.whole, CROSS_SLOT.to_vec())
             }
-            Aim::Named(_) | Aim::Anyone => {
+            Destination::Rule(_) | Destination::Anyone => {
                 *failed = true;
                 let error = refusal(first.words.first().map_or(b"", |word| word), IN_TRANSACTION);
                 self.answer(first, error)
             }
-            Aim::Asked | Aim::More => Ok(Step::Waits),
+            Destination::Asked | Destination::More => Ok(Step::Waits),
         }
     }
 
@@ -430,31 +458,34 @@ impl<A: Admission> Conn<A> {
         &mut self,
         cx: &mut Context<'_>,
         first: First,
-        aim: Aim,
+        destination: Destination,
         node: u16,
     ) -> Result<Step, Ended> {
-        let error = match aim {
-            Aim::Named(Named::Exec | Named::Discard) => {
+        let error = match destination {
+            Destination::Rule(ClusterRule::Exec | ClusterRule::Discard) => {
                 // With more words the node refuses it, and nothing ends; but any EXEC ends a transaction.
-                let guard = match aim {
-                    Aim::Named(Named::Exec) => match self.admit_exec(cx, &first, node)? {
+                let guard = match destination {
+                    Destination::Rule(ClusterRule::Exec) => match self.admit_exec(cx, &first, node)? {
                         Ok(guard) => guard,
                         Err(step) => return Ok(step),
                     },
                     _ => None,
                 };
-                if aim == Aim::Named(Named::Exec) || first.words.len() == 1 {
+                if destination == Destination::Rule(ClusterRule::Exec) || first.words.len() == 1 {
                     (self.multi, self.watching, self.bound_slot) = (Multi::No, None, None);
                 }
                 self.pass_bound(cx, first, node)?;
                 self.hold(guard);
                 return Ok(Step::Taken);
             }
-            Aim::Named(Named::Reset | Named::Quit) => return self.dispatch(cx, first, aim),
-            Aim::Anyone | Aim::Named(Named::Multi | Named::Watch | Named::Unwatch) => {
+            Destination::Rule(ClusterRule::Reset | ClusterRule::Quit) => {
+                return self.dispatch(cx, first, destination);
+            }
+            Destination::Anyone
+            | Destination::Rule(ClusterRule::Multi | ClusterRule::Watch | ClusterRule::Unwatch) => {
                 return self.pass_bound(cx, first, node);
             }
-            Aim::Slot(slot) => match self.admit_together(cx, slot) {
+            Destination::Slot(slot) => match self.admit_together(cx, slot) {
                 // Where its data has moved meanwhile, `EXEC` finds that out.
                 Admitted::Open(guard) if guard.is_some() || self.map.owner(slot) == Some(node) => {
                     return self.pass_bound(cx, first, node);
@@ -463,9 +494,9 @@ impl<A: Admission> Conn<A> {
                 Admitted::Waits => return Ok(Step::Waits),
                 Admitted::Answer(answer) => answer,
             },
-            Aim::CrossSlot => CROSS_SLOT.to_vec(),
-            Aim::Named(_) => refusal(&first.words[0], IN_TRANSACTION),
-            Aim::Asked | Aim::More => return Ok(Step::Waits),
+            Destination::CrossSlot => CROSS_SLOT.to_vec(),
+            Destination::Rule(_) => refusal(&first.words[0], IN_TRANSACTION),
+            Destination::Asked | Destination::More => return Ok(Step::Waits),
         };
         self.advance(first.len, first.whole, None);
         // It makes the transaction fail.
