@@ -2,12 +2,17 @@
 //!
 //! Checks all files that git tracks or would track, and the crates of the workspace. Changes nothing.
 
+mod circles;
+mod source;
+
 use std::fmt;
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
+
+use self::source::{Views, blank, expand_imports, line_of, without_test_modules, words};
 
 /// Checks the repository in the current folder, which must be its root, and prints `path:line: rule: message` for
 /// each finding. Fails if there are any, or if the repository cannot be read.
@@ -18,6 +23,7 @@ pub fn run() -> anyhow::Result<()> {
         let root = &metadata.workspace_root;
         findings.extend(check_dependencies(package, root));
         findings.extend(check_package_files(package, root)?);
+        findings.extend(check_circles(package, root));
     }
     let files = list_files()?;
     for path in &files {
@@ -206,6 +212,30 @@ fn check_package_files(package: &Package, root: &str) -> anyhow::Result<Vec<Find
         }
     }
     Ok(findings)
+}
+
+/// Crates whose modules still import each other in circles. What is untied is taken off; nothing is added.
+const TANGLED: &[&str] = &[CORE, ENGINE, FLOW, LAB, CONTROL, FLEET, "whimbrel", "xtask"];
+
+/// Rule `circle`: no circle of imports among the modules of a crate.
+fn check_circles(package: &Package, root: &str) -> Vec<Finding> {
+    let is_tangled = TANGLED.contains(&package.name.as_str());
+    let is_source = |target: &&Target| target.kind.iter().any(|kind| kind.ends_with("lib") || kind == "bin");
+    let mut findings = Vec::new();
+    for target in package.targets.iter().filter(is_source) {
+        let path = from_root(&target.src_path, root);
+        let circles = circles::of_crate(&target.src_path, &|path| std::fs::read_to_string(path).ok());
+        findings.extend(circles.into_iter().map(|circle| Finding::new(path, 1, "circle", circle)));
+    }
+    match (is_tangled, findings.is_empty()) {
+        (true, false) => Vec::new(),
+        (true, true) => {
+            let message =
+                format!("{} has no circle any more: take it off the list of tangled crates", package.name);
+            vec![Finding::new(from_root(&package.manifest_path, root), 1, "circle", message)]
+        }
+        (false, _) => findings,
+    }
 }
 
 fn check_lints(path: &str, manifest: &str) -> Option<Finding> {
@@ -407,168 +437,6 @@ fn check_pure(path: &str, code: &str) -> Vec<Finding> {
     findings
 }
 
-/// The full paths that a `use` brings in: `a::{b, c::d as e}` gives `a::b` and `a::c::d`.
-fn expand_imports(tree: &str) -> Vec<String> {
-    let tree = tree.trim();
-    let Some((prefix, group)) = tree.split_once('{') else {
-        let path = tree.split(" as ").next().unwrap_or(tree);
-        return if path.is_empty() { Vec::new() } else { vec![path.split_whitespace().collect()] };
-    };
-    let group = group.trim_end().strip_suffix('}').unwrap_or(group);
-    let mut depth = 0;
-    let branches = group.split(|c| {
-        match c {
-            '{' => depth += 1,
-            '}' => depth -= 1,
-            _ => {}
-        }
-        c == ',' && depth == 0
-    });
-    branches.flat_map(expand_imports).map(|path| format!("{}{path}", prefix.trim())).collect()
-}
-
-/// Where `word` is in `text` and not a part of a longer name.
-fn words(text: &str, word: &str) -> Vec<usize> {
-    let in_name = |c: char| c.is_alphanumeric() || c == '_';
-    text.match_indices(word)
-        .map(|(at, _)| at)
-        .filter(|at| !text[..*at].ends_with(in_name) && !text[at + word.len()..].starts_with(in_name))
-        .collect()
-}
-
-/// The number of the line that the byte at `at` is in.
-fn line_of(text: &str, at: usize) -> usize {
-    text[..at].matches('\n').count() + 1
-}
-
-/// Spaces in place of all but the newlines, so that every other byte keeps its place.
-fn blank(text: &str) -> String {
-    text.bytes().map(|byte| if byte == b'\n' { '\n' } else { ' ' }).collect()
-}
-
-/// Blanks what follows `#[cfg(test)]`, up to the end of its block. `code` has no strings and comments.
-fn without_test_modules(code: &str) -> String {
-    const ATTRIBUTE: &str = "#[cfg(test)]";
-    let mut result = code.to_owned();
-    for (start, _) in code.match_indices(ATTRIBUTE) {
-        let after = start + ATTRIBUTE.len();
-        let mut depth = 0;
-        let end = code[after..].find(|c| {
-            match c {
-                '{' => depth += 1,
-                '}' => depth -= 1,
-                _ => {}
-            }
-            (c == '}' || c == ';') && depth == 0
-        });
-        let end = end.map_or(code.len(), |length| after + length + 1);
-        result.replace_range(start..end, &blank(&code[start..end]));
-    }
-    result
-}
-
-/// Rust source with some of it blanked; every byte keeps its place.
-struct Views {
-    /// Without comments and the contents of literals.
-    code: String,
-    /// Without comments.
-    code_and_strings: String,
-}
-
-impl Views {
-    fn of(source: &str) -> Views {
-        let mut views = Views { code: String::new(), code_and_strings: String::new() };
-        let mut rest = source;
-        while !rest.is_empty() {
-            let (piece, after) = rest.split_at(piece_length(rest, views.code.chars().next_back()));
-            let is_comment = piece.starts_with("//") || piece.starts_with("/*");
-            let is_literal = !is_comment && piece.len() > 1 && piece.ends_with(['"', '\'', '#']);
-            views.code.push_str(&if is_comment || is_literal { blank(piece) } else { piece.to_owned() });
-            views.code_and_strings.push_str(&if is_comment { blank(piece) } else { piece.to_owned() });
-            rest = after;
-        }
-        views
-    }
-}
-
-/// The length of the comment or literal that `rest` starts with, or of its first character if there is none.
-/// `before` is the character in front of it.
-fn piece_length(rest: &str, before: Option<char>) -> usize {
-    let first_length = rest.chars().next().map_or(0, char::len_utf8);
-    if rest.starts_with("//") {
-        return rest.find('\n').unwrap_or(rest.len());
-    }
-    if rest.starts_with("/*") {
-        return block_comment_length(rest);
-    }
-    if let Some(length) = raw_string_length(rest, before) {
-        return length;
-    }
-    match rest.as_bytes()[0] {
-        b'"' => 1 + quoted_length(&rest[1..], '"'),
-        b'\'' => {
-            // A character literal has its second quote after one character or an escape; else it is a lifetime.
-            let mut inside = rest[1..].chars();
-            match (inside.next(), inside.next()) {
-                (Some('\\'), _) | (Some(_), Some('\'')) => 1 + quoted_length(&rest[1..], '\''),
-                _ => 1,
-            }
-        }
-        _ => first_length,
-    }
-}
-
-/// The length up to and including the quote that ends a literal; `inside` starts after the first quote.
-fn quoted_length(inside: &str, quote: char) -> usize {
-    let mut escaped = false;
-    for (at, c) in inside.char_indices() {
-        if escaped {
-            escaped = false;
-        } else if c == '\\' {
-            escaped = true;
-        } else if c == quote {
-            return at + 1;
-        }
-    }
-    inside.len()
-}
-
-/// The length of the raw string that `rest` starts with, if it does.
-fn raw_string_length(rest: &str, before: Option<char>) -> Option<usize> {
-    let after_r = rest.strip_prefix('r')?;
-    // `br"…"` and `cr"…"` are raw strings as well; any other name that ends with r is a name.
-    if before.is_some_and(|c| (c.is_alphanumeric() || c == '_') && c != 'b' && c != 'c') {
-        return None;
-    }
-    let after_hashes = after_r.trim_start_matches('#');
-    let hashes = &after_r[..after_r.len() - after_hashes.len()];
-    let inside = after_hashes.strip_prefix('"')?;
-    let end = inside.find(&format!("\"{hashes}")).map_or(inside.len(), |at| at + 1 + hashes.len());
-    Some(1 + hashes.len() + 1 + end)
-}
-
-/// The length of a block comment; they nest.
-fn block_comment_length(rest: &str) -> usize {
-    let mut depth = 0;
-    let mut at = 0;
-    while at < rest.len() {
-        let here = &rest[at..];
-        if here.starts_with("/*") {
-            depth += 1;
-            at += 2;
-        } else if here.starts_with("*/") {
-            depth -= 1;
-            at += 2;
-            if depth == 0 {
-                return at;
-            }
-        } else {
-            at += here.chars().next().map_or(1, char::len_utf8);
-        }
-    }
-    rest.len()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -750,36 +618,5 @@ mod tests {
         assert_eq!(in_core("#[cfg(test)]\nmod tests {\n    fn a() {}\n}\nuse std::fs;\n"), ["5 pure"]);
         assert!(found("crates/core/src/tests.rs", "use std::fs;\n").is_empty());
         assert!(found("crates/wire/tests/a.rs", "use std::fs;\n").is_empty());
-    }
-
-    #[test]
-    fn imports_are_expanded() {
-        assert_eq!(expand_imports(" a::b "), ["a::b"]);
-        assert_eq!(
-            expand_imports("a::{b, c::{d as e, f}, self,}"),
-            ["a::b", "a::c::d", "a::c::f", "a::self"]
-        );
-        assert_eq!(expand_imports("a::*"), ["a::*"]);
-    }
-
-    #[test]
-    fn comments_and_literals_are_told_from_code() {
-        let cases = [
-            ("a // b\nc", "a     \nc", "a     \nc"),
-            ("a /* b /* c */ d */ e", "a                   e", "a                   e"),
-            ("a(\"b // c\") d", "a(        ) d", "a(\"b // c\") d"),
-            (r#"a("b\"c") d"#, "a(      ) d", r#"a("b\"c") d"#),
-            ("r#\"a\"b\"# c", "         c", "r#\"a\"b\"# c"),
-            ("br\"a\\\" c", "b      c", "br\"a\\\" c"),
-            ("'\"' a '\\'' b", "    a      b", "'\"' a '\\'' b"),
-            ("fn a<'b>(c: &'b str)", "fn a<'b>(c: &'b str)", "fn a<'b>(c: &'b str)"),
-            ("r#type car\"x\"", "r#type car   ", "r#type car\"x\""),
-            ("\"é\" 'é' x", "          x", "\"é\" 'é' x"),
-        ];
-        for (source, code, code_and_strings) in cases {
-            let views = Views::of(source);
-            assert_eq!(views.code, code, "{source}");
-            assert_eq!(views.code_and_strings, code_and_strings, "{source}");
-        }
     }
 }

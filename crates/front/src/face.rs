@@ -13,6 +13,9 @@ use whimbrel_core::topology::{Group, Health, Member, Table};
 use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::topology::Replies;
 
+use crate::command::rule::FaceRule;
+use crate::command::table::find_by_words;
+
 /// How the answer of a server begins that is no cluster: all of Redis since 3.0 and Valkey.
 pub(crate) const NO_CLUSTER: &[u8] = b"-ERR This instance has cluster support disabled";
 
@@ -44,24 +47,19 @@ pub(crate) enum Question {
 }
 
 impl Question {
-    /// What a command asks, if it is one of these.
+    /// What a command asks by these words, if it is one of these.
     pub(crate) fn of(words: &[&[u8]]) -> Option<Question> {
-        let is = |word: &[u8], name: &str| word.eq_ignore_ascii_case(name.as_bytes());
-        match words {
-            [name] if ["READONLY", "READWRITE", "ASKING"].iter().any(|known| is(name, known)) => {
-                Some(Question::Agreed)
-            }
-            [name, second, rest @ ..] if is(name, "CLUSTER") => match rest {
-                [] if is(second, "SLOTS") => Some(Question::Slots),
-                [] if is(second, "SHARDS") => Some(Question::Shards),
-                [] if is(second, "NODES") => Some(Question::Nodes),
-                [] if is(second, "INFO") => Some(Question::Info),
-                [] if is(second, "MYID") => Some(Question::MyId),
-                [key] if is(second, "KEYSLOT") => Some(Question::KeySlot(Slot::of_key(key))),
-                _ => None,
-            },
-            _ => None,
-        }
+        let question = match (find_by_words(words).face?, words) {
+            (FaceRule::Agreed, [_]) => Question::Agreed,
+            (FaceRule::Slots, [_, _]) => Question::Slots,
+            (FaceRule::Shards, [_, _]) => Question::Shards,
+            (FaceRule::Nodes, [_, _]) => Question::Nodes,
+            (FaceRule::Info, [_, _]) => Question::Info,
+            (FaceRule::MyId, [_, _]) => Question::MyId,
+            (FaceRule::KeySlot, [_, _, key]) => Question::KeySlot(Slot::of_key(key)),
+            _ => return None,
+        };
+        Some(question)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
@@ -17,10 +17,12 @@ use whimbrel_engine::probe::ServerFacts;
 use whimbrel_engine::tls::Acceptor;
 
 use crate::face::Face;
-use crate::place::Place;
-use crate::session::Session;
-use crate::stages::Stages;
-use crate::trunk::Trunks;
+use crate::migrate::stages::Stages;
+pub use crate::session::context::Counts;
+use crate::session::context::SessionContext;
+use crate::session::state::Session;
+use crate::upstream::Place;
+use crate::upstream::shared::Trunks;
 
 /// How long to wait after a connection could not be accepted: out of file descriptors, for example.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -54,41 +56,12 @@ pub async fn connections_each(endpoint: &Endpoint, link: LinkOptions) -> u64 {
     Place::find(endpoint, link).await.map_or(1, |found| found.place.connections_each())
 }
 
-/// What sessions share.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) source: Place,
-    pub(crate) connect_timeout_ms: u64,
-    /// Where there is a target that keys can move to.
-    pub(crate) stages: Option<Arc<Stages>>,
-    /// Where connections to the source are shared.
-    pub(crate) trunks: Option<Arc<Trunks>>,
-    /// Where it presents itself as a cluster.
-    pub(crate) face: Option<Arc<Face>>,
-    pub(crate) counts: Counts,
-}
-
-/// What has been counted since the start.
-#[derive(Debug, Default)]
-pub struct Counts {
-    /// Clients that are connected.
-    pub clients: AtomicU64,
-    /// Clients that were let in.
-    pub accepted: AtomicU64,
-    /// Clients that were turned away, as there were too many.
-    pub turned_away: AtomicU64,
-    /// Clients that did not come to terms about TLS.
-    pub no_tls: AtomicU64,
-    /// Clients for whom the server could not be reached.
-    pub unreachable: AtomicU64,
-}
-
 /// A front that listens.
 #[derive(Debug)]
 pub struct Front {
     listener: TcpListener,
     options: FrontOptions,
-    shared: Arc<Shared>,
+    shared: Arc<SessionContext>,
     facts: ServerFacts,
 }
 
@@ -123,7 +96,7 @@ impl Front {
         };
         let trunks = match options.share_connections {
             0 => None,
-            _ if source.cluster().is_some() => {
+            _ if source.is_cluster() => {
                 return Err(source.not_shared());
             }
             each => Some(Trunks::new(source.clone(), each).await?),
@@ -147,11 +120,11 @@ impl Front {
     ) -> Front {
         let connect_timeout_ms = options.link.connect_timeout_ms;
         let (stages, trunks, counts) = (None, None, Counts::default());
-        let shared = Arc::new(Shared { source, connect_timeout_ms, stages, trunks, face, counts });
+        let shared = Arc::new(SessionContext { source, connect_timeout_ms, stages, trunks, face, counts });
         Front { listener, options, shared, facts }
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<SessionContext> {
         &self.shared
     }
 
@@ -222,7 +195,7 @@ pub(crate) async fn listen(at: SocketAddr) -> Result<TcpListener> {
 }
 
 /// Serves one client. Who does not come to terms about TLS in the time that a connection may take is let go.
-async fn meet(shared: Arc<Shared>, stream: TcpStream, tls: Option<Acceptor>) {
+async fn meet(shared: Arc<SessionContext>, stream: TcpStream, tls: Option<Acceptor>) {
     let Some(tls) = tls else { return Session::new(shared, stream).run().await };
     let limit = Duration::from_millis(shared.connect_timeout_ms);
     match tokio::time::timeout(limit, tls.accept(stream)).await {

@@ -1,7 +1,7 @@
 //! How other processes talk to a front: by a socket in the state folder.
 //!
 //! - `front-NAME.lock`: held by whoever runs the front;
-//! - `front-NAME.state`: how far it is, see `whimbrel_front::state`;
+//! - `front-NAME.state`: how far it is, see `whimbrel_front::migrate::phase`;
 //! - `front-NAME.socket`: takes one question on a connection, a line, and answers with a line of JSON.
 //!
 //! `NAME` is what it was given with `--listen`. Only the user who runs the front can use them.

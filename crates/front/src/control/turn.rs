@@ -12,9 +12,9 @@ use whimbrel_engine::error::Result;
 use whimbrel_flow::functions;
 
 use super::{Control, Tasks, close_others, first_database_alone, keyspace, must_be_empty, refuse, survey};
-use crate::direction::{Direction, TURNS_MAX};
-use crate::hub::{Hub, Ready};
-use crate::state::{Phase, Stand};
+use crate::migrate::direction::{Direction, TURNS_MAX};
+use crate::migrate::phase::{Phase, Stand};
+use crate::migrate::state::{Hub, Ready};
 
 /// How long moves may take to come to their end, where commands would wait longer for them.
 const ENDED_WITHIN: Duration = Duration::from_secs(20);

@@ -1,7 +1,7 @@
 //! What a front knows of the fleet that it is a member of, and what follows for a request.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,10 +16,12 @@ use whimbrel_engine::deployment::{Shard, Topology};
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::Error;
 use whimbrel_engine::link::Link;
-use whimbrel_fleet::{Guard, Standing, View};
+use whimbrel_fleet::{Standing, View};
 
-use crate::cluster::Cluster;
+use super::carrier::is_fence;
 use crate::face::Face;
+use crate::upstream::admission::{Admission, Verdict, Waits};
+use crate::upstream::cluster::Cluster;
 
 /// A fleet has at most so many partitions if fronts are to join it: no slot is in two of them.
 pub(crate) const PARTITIONS_MAX: u32 = Slot::COUNT as u32;
@@ -43,17 +45,6 @@ const STIR_PAUSE: Duration = Duration::from_millis(20);
 /// The first digits of the names of members, "whimbrel"; the last ones are the member's number.
 const NAME: &str = "7768696d6272656c0000000000000000";
 
-/// Who serves a slot.
-#[derive(Debug)]
-pub(crate) enum Verdict {
-    /// This front, for as long as the guard lives and its lease lasts.
-    Ours(Guard),
-    /// Another one, which clients reach there.
-    At(Arc<str>),
-    /// Nobody right now.
-    Nobody,
-}
-
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Gate {
@@ -68,32 +59,13 @@ pub(crate) struct Gate {
     lapse: Mutex<CancellationToken>,
     /// Counts how often others have come or gone.
     news: watch::Sender<u64>,
-    /// Data may move between backends: set once, and never again otherwise.
-    has_several: AtomicBool,
-    /// Requests that wait for something to happen and keep no slot.
-    loose: AtomicUsize,
+    /// Requests that wait for something to happen.
+    waits: Arc<Waits>,
     /// Counts how often something may have to be let go.
     stirs: watch::Sender<u64>,
     /// Connections of which something that waits is to be let go, by the ids that their servers gave them.
     let_go: mpsc::Sender<(Address, i64)>,
     letting_go: Mutex<Option<mpsc::Receiver<(Address, i64)>>>,
-}
-
-/// A request that waits for something to happen and keeps no slot.
-#[derive(Debug)]
-pub(crate) struct Loose(Arc<Gate>);
-
-impl Loose {
-    /// Whether data may move between backends by now.
-    pub(crate) fn has_to_end(&self) -> bool {
-        self.0.has_several()
-    }
-}
-
-impl Drop for Loose {
-    fn drop(&mut self) {
-        self.0.loose.fetch_sub(1, Ordering::SeqCst);
-    }
 }
 
 impl Gate {
@@ -106,27 +78,16 @@ impl Gate {
             told: AtomicU64::new(0),
             lapse: Mutex::default(),
             news: watch::Sender::new(0),
-            has_several: AtomicBool::new(false),
-            loose: AtomicUsize::new(0),
+            waits: Arc::default(),
             stirs: watch::Sender::new(0),
             let_go,
             letting_go: Mutex::new(Some(letting_go)),
         })
     }
 
-    /// Where clients reach this front.
-    pub(crate) fn own(&self) -> &Address {
-        &self.own
-    }
-
     /// What is known of the fleet.
     pub(crate) fn view(&self) -> &View {
         &self.view
-    }
-
-    /// The number of the backend that has the data of a slot, as far as is known.
-    pub(crate) fn backend_of(&self, slot: Slot) -> u32 {
-        self.view.backend(self.partition_of(slot))
     }
 
     /// The version of the row of a slot's partition, and the number of its backend.
@@ -140,50 +101,27 @@ impl Gate {
         Slot::all().filter(|slot| partition_of(*slot, partitions) == partition).collect()
     }
 
-    /// Whether data may move between backends.
-    pub(crate) fn has_several(&self) -> bool {
-        self.has_several.load(Ordering::SeqCst)
-    }
-
-    /// From now on requests that wait for something to happen keep their slots. Those of before are to be ended.
-    pub(crate) fn set_several(&self) {
-        if !self.has_several.swap(true, Ordering::SeqCst) {
-            self.stir();
-        }
-    }
-
-    /// A request waits, and keeps no slot; `None` where it has to keep it.
-    pub(crate) fn loose(self: &Arc<Self>) -> Option<Loose> {
-        // First counted, then looked: whoever sets the other sees this, or is seen.
-        self.loose.fetch_add(1, Ordering::SeqCst);
-        let loose = Loose(self.clone());
-        (!self.has_several()).then_some(loose)
-    }
-
     /// Waits until no request waits any more that keeps no slot.
     pub(crate) async fn none_loose(&self) {
-        while self.loose.load(Ordering::SeqCst) > 0 {
+        while self.waits.count_unpinned() > 0 {
             self.stir();
             sleep(FOLLOW_PAUSE).await;
         }
     }
 
-    /// Tells when something may have to be let go.
-    pub(crate) fn stirs(&self) -> watch::Receiver<u64> {
-        self.stirs.subscribe()
+    /// From now on requests that wait for something to happen keep their slots. Those of before are to be ended.
+    pub(crate) fn pin_waits(&self) {
+        if self.waits.pin() {
+            self.stir();
+        }
     }
 
     fn stir(&self) {
         self.stirs.send_modify(|count| *count += 1);
     }
 
-    /// What waits on a connection is to be let go of. Where too many are, this one is when it is asked for again.
-    pub(crate) fn let_go(&self, address: Address, id: i64) {
-        let _ = self.let_go.try_send((address, id));
-    }
-
     /// Lets go of what is asked for, and passes on that partitions are sealed, for ever.
-    pub(crate) async fn let_go_of_all(&self, cluster: &Cluster) {
+    pub(crate) async fn let_go_of_all(&self, cluster: &Cluster<Gate>) {
         let taken = self.letting_go.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut seals = self.view.seals();
         let passes_on = async {
@@ -215,67 +153,12 @@ impl Gate {
         tokio::join!(passes_on, lets_go);
     }
 
-    /// Who serves a slot. To be asked right before a request is sent, and the guard kept until it has been answered.
-    pub(crate) fn verdict(&self, slot: Slot) -> Verdict {
-        match self.view.standing(self.partition_of(slot)) {
-            Standing::Ours(guard) => Verdict::Ours(guard),
-            // It was this front's, whose lease has ended, and which is another member by now: clients would go round in circles.
-            Standing::Other { address, .. } if self.is_own(&address) => Verdict::Nobody,
-            Standing::Other { address, .. } => {
-                self.told.fetch_add(1, Ordering::Relaxed);
-                Verdict::At(address)
-            }
-            Standing::Nobody => Verdict::Nobody,
-        }
-    }
-
     fn is_own(&self, told: &str) -> bool {
         Address::parse_tcp(told).as_ref() == Some(&self.own)
     }
 
-    /// Whether this front owns the slot, as far as it knows.
-    pub(crate) fn owns(&self, slot: Slot) -> bool {
-        let owner = self.view.owner(self.partition_of(slot));
-        owner.is_some() && owner == self.view.member()
-    }
-
     fn partition_of(&self, slot: Slot) -> Partition {
         partition_of(slot, self.view.partitions())
-    }
-
-    /// Ends when the lease that runs now, or is about to, has ended.
-    pub(crate) fn lapse(&self) -> WaitForCancellationFutureOwned {
-        self.lapse.lock().unwrap_or_else(PoisonError::into_inner).clone().cancelled_owned()
-    }
-
-    /// Tells when members have come or gone. Not of each change of the table: each connection of a client listens.
-    pub(crate) fn news(&self) -> watch::Receiver<u64> {
-        self.news.subscribe()
-    }
-
-    /// Whether a member is reached there.
-    pub(crate) fn knows(&self, address: &Address) -> bool {
-        let is_it = |told: &str| Address::parse_tcp(told).as_ref() == Some(address);
-        self.view.addresses().iter().any(|(_, told)| is_it(told))
-    }
-
-    /// The fleet as a cluster whose primaries are the members.
-    pub(crate) fn topology(&self) -> Topology {
-        let mut slots: HashMap<MemberId, SlotSet> = HashMap::new();
-        let mut members = self.view.addresses();
-        members.retain(|(_, address)| !address.is_empty());
-        let owners = self.view.owners();
-        for slot in Slot::all() {
-            if let Some(owner) = owner_of(&owners, slot) {
-                slots.entry(owner).or_default().insert(slot);
-            }
-        }
-        let shards = members.into_iter().filter_map(|(member, address)| {
-            let slots = slots.remove(&member)?;
-            let primary = Address::parse_tcp(&address)?;
-            Some(Shard { id: name_of(member), primary, replicas: Vec::new(), slots })
-        });
-        Topology::of_shards(shards.collect())
     }
 
     /// What clients are told.
@@ -295,7 +178,7 @@ impl Gate {
     }
 
     /// Takes in what becomes known of the table and of addresses, for ever. `members` are the same, as a cluster.
-    pub(crate) async fn follow(&self, members: Option<&Cluster>) {
+    pub(crate) async fn follow(&self, members: Option<&Cluster<Gate>>) {
         let mut seen = self.view.watch();
         let mut present = Vec::new();
         loop {
@@ -307,7 +190,7 @@ impl Gate {
                 members.learn(&self.topology());
             }
             if self.view.backends().len() > 1 {
-                self.set_several();
+                self.pin_waits();
             }
             let now = self.view.addresses();
             if now != present {
@@ -351,6 +234,81 @@ impl Gate {
                 std::mem::take(&mut *lapse).cancel();
             }
         }
+    }
+}
+
+impl Admission for Gate {
+    fn verdict(&self, slot: Slot) -> Verdict {
+        match self.view.standing(self.partition_of(slot)) {
+            Standing::Ours(guard) => Verdict::Ours(guard),
+            // It was this front's, whose lease has ended, and which is another member by now: clients would go round in circles.
+            Standing::Other { address, .. } if self.is_own(&address) => Verdict::Nobody,
+            Standing::Other { address, .. } => {
+                self.told.fetch_add(1, Ordering::Relaxed);
+                Verdict::At(address)
+            }
+            Standing::Nobody => Verdict::Nobody,
+        }
+    }
+
+    fn owns(&self, slot: Slot) -> bool {
+        let owner = self.view.owner(self.partition_of(slot));
+        owner.is_some() && owner == self.view.member()
+    }
+
+    fn backend_of(&self, slot: Slot) -> u32 {
+        self.view.backend(self.partition_of(slot))
+    }
+
+    fn own(&self) -> &Address {
+        &self.own
+    }
+
+    fn knows(&self, address: &Address) -> bool {
+        let is_it = |told: &str| Address::parse_tcp(told).as_ref() == Some(address);
+        self.view.addresses().iter().any(|(_, told)| is_it(told))
+    }
+
+    fn topology(&self) -> Topology {
+        let mut slots: HashMap<MemberId, SlotSet> = HashMap::new();
+        let mut members = self.view.addresses();
+        members.retain(|(_, address)| !address.is_empty());
+        let owners = self.view.owners();
+        for slot in Slot::all() {
+            if let Some(owner) = owner_of(&owners, slot) {
+                slots.entry(owner).or_default().insert(slot);
+            }
+        }
+        let shards = members.into_iter().filter_map(|(member, address)| {
+            let slots = slots.remove(&member)?;
+            let primary = Address::parse_tcp(&address)?;
+            Some(Shard { id: name_of(member), primary, replicas: Vec::new(), slots })
+        });
+        Topology::of_shards(shards.collect())
+    }
+
+    fn is_hidden(&self, name: &[u8]) -> bool {
+        is_fence(name)
+    }
+
+    fn lapse(&self) -> WaitForCancellationFutureOwned {
+        self.lapse.lock().unwrap_or_else(PoisonError::into_inner).clone().cancelled_owned()
+    }
+
+    fn news(&self) -> watch::Receiver<u64> {
+        self.news.subscribe()
+    }
+
+    fn seals(&self) -> watch::Receiver<u64> {
+        self.stirs.subscribe()
+    }
+
+    fn waits(&self) -> &Arc<Waits> {
+        &self.waits
+    }
+
+    fn let_go(&self, address: Address, id: i64) {
+        let _ = self.let_go.try_send((address, id));
     }
 }
 

@@ -27,13 +27,12 @@ use whimbrel_engine::link::{Link, LinkOptions};
 use whimbrel_engine::probe::ServerFacts;
 use whimbrel_fleet::{Membership, MembershipOptions};
 
-pub(crate) use self::carrier::is_fence;
-pub(crate) use self::gate::{Gate, Loose, Verdict};
+use self::gate::Gate;
 use self::porter::Porter;
-use crate::cluster::Cluster;
 use crate::face::Face;
-use crate::place::Place;
 use crate::server::{Front, FrontOptions, listen};
+use crate::upstream::Place;
+use crate::upstream::cluster::Cluster;
 
 /// How long a member that has left goes on removing what it has carried away.
 const CLEAR_PATIENCE: Duration = Duration::from_secs(10);
@@ -71,12 +70,14 @@ pub struct JoinOptions {
 pub struct Joined {
     front: Front,
     forwarding: Option<Front>,
+    /// What that is in front of.
+    members: Option<Arc<Cluster<Gate>>>,
     gate: Arc<Gate>,
     membership: Membership,
     announced: Address,
     member: MemberId,
     leave_patience: Duration,
-    cluster: Arc<Cluster>,
+    cluster: Arc<Cluster<Gate>>,
     endpoint_of: EndpointOf,
     porter: Porter,
 }
@@ -144,9 +145,12 @@ impl Joined {
         let member = joined(&membership, &join.coordinators).await?;
         let face = Arc::new(Face::untold(options.tls.is_some()));
         let gate = Gate::new(membership.view().clone(), own.clone(), face.clone());
-        let forwarding = match join.forward_listen {
-            None => None,
-            Some(at) => Some(forwarding(&options, at, &deployment, &own, &gate, &facts).await?),
+        let (forwarding, members) = match join.forward_listen {
+            None => (None, None),
+            Some(at) => {
+                let (front, members) = forwarding(&options, at, &deployment, &own, &gate, &facts).await?;
+                (Some(front), Some(members))
+            }
         };
         let endpoint = deployment.endpoint.clone();
         let cluster = Cluster::gated(deployment, gate.clone()).await?;
@@ -160,6 +164,7 @@ impl Joined {
         Ok(Joined {
             front,
             forwarding,
+            members,
             gate,
             membership,
             announced: own,
@@ -203,6 +208,7 @@ impl Joined {
         let Joined {
             front,
             forwarding,
+            members,
             gate,
             mut membership,
             leave_patience,
@@ -211,8 +217,6 @@ impl Joined {
             porter,
             ..
         } = self;
-        let members =
-            forwarding.as_ref().and_then(|forwarding| forwarding.shared().source.cluster().cloned());
         let end = CancellationToken::new();
         let others = async {
             match forwarding {
@@ -247,7 +251,7 @@ impl Joined {
 }
 
 /// Reaches backends of which the coordinator tells, for ever.
-async fn follow_backends(gate: &Gate, cluster: &Cluster, endpoint_of: &EndpointOf) {
+async fn follow_backends(gate: &Gate, cluster: &Cluster<Gate>, endpoint_of: &EndpointOf) {
     let mut seen = gate.view().watch();
     loop {
         seen.mark_unchanged();
@@ -268,7 +272,7 @@ async fn probe(endpoint: Endpoint, link: LinkOptions) -> Result<Deployment> {
 }
 
 /// Looks at those backends that are not known yet; false where one is not reached.
-async fn reach_backends(gate: &Gate, cluster: &Cluster, endpoint_of: &EndpointOf) -> bool {
+async fn reach_backends(gate: &Gate, cluster: &Cluster<Gate>, endpoint_of: &EndpointOf) -> bool {
     let link = cluster.deployment.options;
     let known: Vec<u32> = cluster.backends().iter().map(|(number, _)| *number).collect();
     let mut all = true;
@@ -343,14 +347,14 @@ async fn forwarding(
     own: &Address,
     gate: &Arc<Gate>,
     facts: &ServerFacts,
-) -> Result<Front> {
+) -> Result<(Front, Arc<Cluster<Gate>>)> {
     let listener = listen(at).await?;
     // Members are logged in to as the backend is: they pass it on.
     let endpoint =
         Endpoint { address: own.clone(), tls: None, address_map: Vec::new(), ..(*backend.endpoint).clone() };
     let endpoint = Arc::new(endpoint);
     let cluster = Cluster::of_members(backend, endpoint.clone(), gate.clone()).await?;
-    let place = Place::of(endpoint, options.link, cluster);
+    let place = Place::of(endpoint, options.link, cluster.clone());
     let options = FrontOptions { listen: at, tls: None, ..options.clone() };
-    Ok(Front::of(listener, options, place, facts.clone(), None))
+    Ok((Front::of(listener, options, place, facts.clone(), None), cluster))
 }

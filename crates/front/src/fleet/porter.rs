@@ -21,7 +21,8 @@ use whimbrel_fleet::{Data, Failure};
 
 use super::carrier::{self, LOAD_BYTES_MAX, LOAD_KEY_BYTES_MAX, LOAD_KEYS_MAX, Load, Refusal, Route, Token};
 use super::gate::Gate;
-use crate::cluster::Cluster;
+use crate::upstream::admission::Admission;
+use crate::upstream::cluster::Cluster;
 
 /// How long requests that wait for something to happen may take to end, of those that began before there was a second backend.
 const LOOSE_PATIENCE: Duration = Duration::from_secs(5);
@@ -50,7 +51,7 @@ pub(super) struct Porter(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    known: OnceLock<(Arc<Gate>, Arc<Cluster>)>,
+    known: OnceLock<(Arc<Gate>, Arc<Cluster<Gate>>)>,
     links: Mutex<HashMap<Address, Vec<(Link, Instant)>>>,
     clears: Semaphore,
 }
@@ -71,7 +72,7 @@ struct Site {
 
 impl Porter {
     /// What it carries, and where. Before this is said it carries nothing.
-    pub(super) fn begin(&self, gate: &Arc<Gate>, cluster: &Arc<Cluster>) {
+    pub(super) fn begin(&self, gate: &Arc<Gate>, cluster: &Arc<Cluster<Gate>>) {
         // It is said once.
         let _ = self.0.known.set((gate.clone(), cluster.clone()));
     }
@@ -93,7 +94,7 @@ impl Porter {
             sleep(SWEEP_EVERY).await;
             let Ok((gate, _)) = self.0.known() else { continue };
             let now = Some(gate.view().watch().borrow().stamp);
-            let is_due = gate.has_several() && now == last && now != done;
+            let is_due = gate.waits().are_pinned() && now == last && now != done;
             last = now;
             if is_due {
                 match self.0.sweep_all().await {
@@ -106,7 +107,7 @@ impl Porter {
 
     async fn look(&self, moving: &Move, to: u32) -> Result<(), Failure> {
         let (gate, _) = self.0.known()?;
-        gate.set_several();
+        gate.pin_waits();
         timeout(LOOSE_PATIENCE, gate.none_loose())
             .await
             .map_err(|_| Failure("requests wait that began before there was another backend".to_owned()))?;
@@ -218,7 +219,7 @@ fn token_of(moving: &Move) -> Token {
 }
 
 impl Inner {
-    fn known(&self) -> Result<&(Arc<Gate>, Arc<Cluster>), Failure> {
+    fn known(&self) -> Result<&(Arc<Gate>, Arc<Cluster<Gate>>), Failure> {
         self.known.get().ok_or_else(|| Failure("this front has only just begun".to_owned()))
     }
 

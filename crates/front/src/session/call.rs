@@ -5,7 +5,7 @@ use std::task::Context;
 
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use crate::stages::Ticket;
+use crate::migrate::stages::Ticket;
 
 pub(super) struct Call {
     begin: Pin<Box<WaitForCancellationFutureOwned>>,

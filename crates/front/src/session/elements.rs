@@ -4,11 +4,9 @@
 //! nowhere, and elements are missed. Those of the target carry a bit and the number of the turn, as with `SCAN`. One without it came from the
 //! source, or from another turn, so an iteration that comes to the target with it begins there anew: elements may be given twice, none is missed.
 
-use tokio::io::{AsyncRead, AsyncWrite};
-
-use super::{Session, as_array};
-use crate::session::Home;
-use crate::whole::{Half, resume};
+use crate::migrate::direction::Home;
+use crate::migrate::keyspace::{Half, resume};
+use crate::pipe::frame::as_array;
 
 /// Why an iteration cannot go on where replies cannot be changed, and cursors go out without their bit.
 pub(super) const NOT_BOUND: &str =
@@ -47,7 +45,7 @@ pub(super) fn is_unmarked(words: &[&[u8]], turns: u32) -> bool {
 }
 
 /// A request as the target has to get it; `None` where that is as it is.
-fn at_target(words: &[&[u8]], turns: u32, keeps_unmarked: bool) -> Option<Vec<u8>> {
+pub(super) fn at_target(words: &[&[u8]], turns: u32, keeps_unmarked: bool) -> Option<Vec<u8>> {
     let [name, _, cursor, ..] = words else { return None };
     if !iterates(name) {
         return None;
@@ -60,19 +58,6 @@ fn at_target(words: &[&[u8]], turns: u32, keeps_unmarked: bool) -> Option<Vec<u8
     let mut words: Vec<Vec<u8>> = words.iter().map(|word| word.to_vec()).collect();
     words[2] = cursor.to_string().into_bytes();
     Some(as_array(&words))
-}
-
-impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
-    /// The first request in the inbox as the target has to get it, where it is such an iteration and whole.
-    pub(super) fn iteration_at_target(&self, turns: u32, keeps_unmarked: bool) -> Option<Vec<u8>> {
-        let args = self.requests.args();
-        let name = args.first().and_then(|range| self.inbox.get(range.clone()))?;
-        if !iterates(name) {
-            return None;
-        }
-        let words: Vec<&[u8]> = args.iter().map_while(|range| self.inbox.get(range.clone())).collect();
-        at_target(&words, turns, keeps_unmarked)
-    }
 }
 
 #[cfg(test)]

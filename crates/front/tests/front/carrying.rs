@@ -6,7 +6,7 @@ use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::Side;
 use whimbrel_engine::link::{Link, LinkOptions};
 use whimbrel_engine::probe::{Capabilities, ServerFacts};
-use whimbrel_front::carry::{Carried, Route, carry};
+use whimbrel_front::migrate::carry::{Carried, Route, carry};
 use whimbrel_lab::{Engine, Server};
 use whimbrel_wire::payload::Dialect;
 use whimbrel_wire::value::Value;

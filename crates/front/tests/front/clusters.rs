@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use whimbrel_core::slot::Slot;
-use whimbrel_front::state::Phase;
+use whimbrel_front::migrate::phase::Phase;
 use whimbrel_lab::{Cluster, Engine, Server};
 
 use crate::common::{Between, Client, Served, alone, command, wait_until};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use whimbrel_front::state::Phase;
+use whimbrel_front::migrate::phase::Phase;
 use whimbrel_lab::{Engine, Server};
 
 use crate::common::{Between, Client, alone, command, wait_until};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redis::Value;
-use whimbrel_front::state::Phase;
+use whimbrel_front::migrate::phase::Phase;
 use whimbrel_lab::{Engine, Server};
 
 use crate::common::{Between, alone, command, wait_until};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::Value;
 use whimbrel_flow::typed::staging_key;
-use whimbrel_front::state::Phase;
+use whimbrel_front::migrate::phase::Phase;
 use whimbrel_lab::{Engine, Server};
 
 use crate::common::{Between, Client, alone, command, wait_until};

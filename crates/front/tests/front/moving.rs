@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::Value as Json;
-use whimbrel_front::state::Phase;
+use whimbrel_front::migrate::phase::Phase;
 use whimbrel_lab::{Engine, Server};
 
 use crate::common::{Between, Client, alone, command, wait_until};

@@ -1,7 +1,7 @@
 //! Scripts and functions while keys move, with the promise that they declare their keys.
 
 use redis::Value;
-use whimbrel_front::state::Phase;
+use whimbrel_front::migrate::phase::Phase;
 use whimbrel_lab::{Engine, Server};
 
 use crate::common::{Between, alone, command, wait_until};

@@ -316,7 +316,9 @@ fn keys_begin_to_move_when_nothing_is_under_way() {
             let counting = scope.spawn(|| count(|| between.client(), 8, &stop));
             thread::sleep(Duration::from_millis(100));
             between.start().expect("it begins");
-            wait_until("all keys have moved", || between.stand().phase == whimbrel_front::state::Phase::Done);
+            wait_until("all keys have moved", || {
+                between.stand().phase == whimbrel_front::migrate::phase::Phase::Done
+            });
             stop.store(true, Ordering::Relaxed);
             counting.join().expect("counted")
         });

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::Side;
 use whimbrel_engine::link::{Link, LinkOptions};
-use whimbrel_front::table::{CommandTable, Keys};
+use whimbrel_front::command::keys::{CommandTable, Keys};
 use whimbrel_lab::{Engine, Server};
 use whimbrel_wire::value::Value;
 

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis::Value;
 use serde_json::Value as Json;
-use whimbrel_front::direction::TURNS_MAX;
-use whimbrel_front::state::{Phase, Stand};
+use whimbrel_front::migrate::direction::TURNS_MAX;
+use whimbrel_front::migrate::phase::{Phase, Stand};
 use whimbrel_lab::{Engine, Server};
 
 use crate::common::{Between, Client, alone, command, wait_until};

@@ -1,7 +1,5 @@
 //! The fence of a slot at a backend: a key that says which attempt may change the slot there.
 
-use std::fmt;
-
 use bytes::Bytes;
 use whimbrel_core::slot::{Slot, tag_for_slot};
 use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError};
@@ -10,7 +8,8 @@ use whimbrel_engine::probe::Capabilities;
 use whimbrel_flow::typed::{staging_job, staging_key};
 use whimbrel_wire::value::Value;
 
-use super::Refusal;
+use super::attempt::Refusal;
+use crate::fleet::carrier::attempt::Token;
 
 /// The job that fences belong to. They have the names of staging keys, so the other tools leave them out as they do these: a comparison
 /// does not count them, and what brings a target into line with a source does not remove them. They are in their slot, so whatever moves
@@ -26,16 +25,6 @@ const UNLINK: &str = include_str!("unlink.lua");
 
 /// A full server has to give its keys away, and the fence is what that begins with. Servers that have functions know this line.
 const WITHOUT_ROOM: &str = "#!lua flags=allow-oom\n";
-
-/// Says which attempt of which owner this is. Later attempts have a greater one: by the version of the partition's row first, then by the
-/// coordinator's term.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Token {
-    /// The version of the row that the attempt starts from. Each attempt raises it, whether it succeeds or fails.
-    pub version: u64,
-    /// The term of the coordinator that ordered it.
-    pub term: u64,
-}
 
 /// Digits of the largest `u64`.
 const DIGITS: usize = 20;
@@ -56,12 +45,6 @@ impl Token {
         let number =
             |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?;
         Some(Token { version: number(version)?, term: number(term)? })
-    }
-}
-
-impl fmt::Display for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "version {} in term {}", self.version, self.term)
     }
 }
 

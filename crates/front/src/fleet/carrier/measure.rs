@@ -8,10 +8,8 @@ use whimbrel_engine::probe::Capabilities;
 use whimbrel_flow::typed::memory_bytes_of;
 
 use super::names::{count, names};
-use crate::carry::LARGE_BYTES;
-
-/// A slot with more keys is not moved: nobody is served while it is.
-pub const LOAD_KEYS_MAX: u64 = 50_000;
+use crate::fleet::carrier::attempt::LOAD_KEYS_MAX;
+use crate::migrate::carry::LARGE_BYTES;
 
 /// A slot that takes more memory is not moved.
 pub const LOAD_BYTES_MAX: u64 = 256 << 20;

@@ -10,6 +10,7 @@
 //!
 //! After a [`Refusal`] both links have to be closed: replies may be on their way.
 
+mod attempt;
 mod fence;
 mod measure;
 mod names;
@@ -18,38 +19,23 @@ mod payloads;
 mod tests;
 
 use std::collections::{HashMap, HashSet};
-use std::fmt;
 
 use bytes::Bytes;
 use whimbrel_core::slot::Slot;
 use whimbrel_engine::error::{Code, Error, Result};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Capabilities;
-use whimbrel_wire::payload::Dialect;
 
+pub use self::attempt::{CARRY_KEYS_MAX, LOAD_KEYS_MAX, Refusal, Route, Token};
+pub use self::fence::is_fence;
 use self::fence::{Hold, Place};
-pub use self::fence::{Token, is_fence};
-pub use self::measure::{LOAD_BYTES_MAX, LOAD_KEY_BYTES_MAX, LOAD_KEYS_MAX, Load, measure};
+pub use self::measure::{LOAD_BYTES_MAX, LOAD_KEY_BYTES_MAX, Load, measure};
 use self::names::{FIRST_NAMES, Seen, claim, look_again, names};
 use self::payloads::{GROUP_BYTES, GROUP_KEYS, Item, Life, Reader};
-
-/// A slot with more keys is not carried. It is more than [`LOAD_KEYS_MAX`], since clients may write between the look and the move.
-pub const CARRY_KEYS_MAX: u64 = 2 * LOAD_KEYS_MAX;
 
 /// Names that are asked for at a time when keys are removed. Servers look for the first keys of a slot past all that have gone, so a few thousand
 /// at a time cost less than a few.
 const SWEEP_NAMES: u64 = 5_000;
-
-/// What both sides are and can do.
-#[derive(Debug, Clone, Copy)]
-pub struct Route<'a> {
-    /// What the server can do that has the keys.
-    pub from: &'a Capabilities,
-    /// What the server can do that gets them, the payloads that it accepts among it.
-    pub to: &'a Capabilities,
-    /// The families of both.
-    pub dialects: (Dialect, Dialect),
-}
 
 /// What was carried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -63,62 +49,6 @@ pub struct Carried {
     /// Keys that were there of an earlier attempt, and were removed first.
     pub cleared: u64,
 }
-
-/// Why keys were not carried, or not removed.
-#[derive(Debug)]
-pub enum Refusal {
-    /// The fence was taken by a later attempt, or by a later call of the same one.
-    Superseded {
-        /// Whose it is now.
-        by: Token,
-    },
-    /// Where the keys would go to there are others in this slot that no attempt has left: it was never fenced. They may be somebody's.
-    Occupied {
-        /// How many.
-        keys: u64,
-    },
-    /// The slot has more keys than [`CARRY_KEYS_MAX`].
-    TooMany {
-        /// How many.
-        keys: u64,
-    },
-    /// The other side cannot take this key.
-    Unholdable {
-        /// Its name.
-        key: Bytes,
-        /// Why not.
-        why: String,
-    },
-    /// Something went wrong that may go right the next time.
-    Failed(Error),
-}
-
-impl From<Error> for Refusal {
-    fn from(error: Error) -> Refusal {
-        Refusal::Failed(error)
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Refusal::Superseded { by } => write!(f, "the slot is carried by another attempt ({by})"),
-            Refusal::Occupied { keys } => write!(
-                f,
-                "the backend has {keys} keys in this slot that no move has left; remove them, or name a backend without keys"
-            ),
-            Refusal::TooMany { keys } => {
-                write!(f, "the slot has {keys} keys, and at most {CARRY_KEYS_MAX} are carried at once")
-            }
-            Refusal::Unholdable { key, why } => {
-                write!(f, "the key {:?} cannot be carried: {why}", String::from_utf8_lossy(key))
-            }
-            Refusal::Failed(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for Refusal {}
 
 /// Copies all keys of a slot, and removes what was there. The links lead to the nodes that own it at either side, and nobody is served in it. May be
 /// called again with the same token.

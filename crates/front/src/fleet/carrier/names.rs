@@ -8,8 +8,9 @@ use whimbrel_engine::probe::Capabilities;
 use whimbrel_engine::slot_keys;
 use whimbrel_wire::value::Value;
 
-use super::Refusal;
-use super::fence::{Hold, Place, Token, absent_key, fence_key, is_fence, push_claim, script_error};
+use super::attempt::Refusal;
+use super::fence::{Hold, Place, absent_key, fence_key, is_fence, push_claim, script_error};
+use crate::fleet::carrier::attempt::Token;
 
 /// Names that are asked for before it is known how many there are. Most slots have fewer.
 pub(super) const FIRST_NAMES: u64 = 1_000;

@@ -9,8 +9,8 @@ use whimbrel_flow::typed::memory_bytes_of;
 use whimbrel_wire::payload;
 use whimbrel_wire::value::Value;
 
-use super::{Refusal, Route};
-use crate::carry::fit;
+use super::attempt::{Refusal, Route};
+use crate::migrate::carry::fit;
 
 /// Keys that are read, or written, at a time.
 pub(super) const GROUP_KEYS: usize = 256;

@@ -1,0 +1,538 @@
+//! Begins to move keys, goes on with it after a crash, and tells how it stands.
+
+mod turn;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::sync::{Mutex, mpsc};
+use tokio::task::JoinSet;
+use whimbrel_engine::endpoint::Endpoint;
+use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
+use whimbrel_engine::link::{Link, LinkOptions};
+use whimbrel_engine::probe::{Info, PROBE_KEY, ServerFacts};
+use whimbrel_flow::functions;
+use whimbrel_wire::value::Value;
+
+use crate::command::keys::CommandTable;
+use crate::command::plan::Tables;
+use crate::migrate::arrived::{SlotCounts, Slots};
+use crate::migrate::direction::Direction;
+use crate::migrate::phase::{Phase, Stand, StateFile};
+use crate::migrate::stages::Stages;
+use crate::migrate::state::{Hub, Ready, Servers};
+use crate::migrate::{flush, mover};
+use crate::server::{Front, FrontOptions};
+use crate::session::context::SessionContext;
+use crate::upstream::{Found, Place};
+
+/// A front between two servers, for whoever tells it what to do.
+#[derive(Debug)]
+pub struct Control {
+    source: Arc<Endpoint>,
+    target: Arc<Endpoint>,
+    link: LinkOptions,
+    wait: Duration,
+    scripts_declare_keys: bool,
+    state: StateFile,
+    stages: Arc<Stages>,
+    shared: Arc<SessionContext>,
+    tasks: Mutex<Tasks>,
+}
+
+/// What moves keys. It ends with this.
+#[derive(Debug, Default)]
+struct Tasks {
+    /// Move what is wanted.
+    workers: JoinSet<()>,
+    /// Wants everything.
+    sweeper: JoinSet<()>,
+    /// Nothing begins any more.
+    is_finished: bool,
+}
+
+/// How it stands.
+#[derive(Debug, Clone, Serialize)]
+pub struct Status {
+    /// How far it is.
+    pub phase: Phase,
+    /// Which way keys move or have moved.
+    pub direction: Direction,
+    /// How often that has been turned round.
+    pub turns: u32,
+    /// The source, without credentials.
+    pub source: String,
+    /// The target, likewise.
+    pub target: String,
+    /// Clients that are connected.
+    pub clients: u64,
+    /// Since keys began to move, or to move this way, as far as this process has seen it.
+    pub moving: Option<MovingStatus>,
+}
+
+/// How it stands with keys that move.
+#[derive(Debug, Clone, Serialize)]
+pub struct MovingStatus {
+    /// The background does not move keys; commands do.
+    pub paused: bool,
+    /// The filter is being made anew after a restart or a turn. Until then every command moves its keys first.
+    pub rebuilding: bool,
+    /// Keys that this process has moved.
+    pub moved: u64,
+    /// Keys at the server that they move from; `None` where it does not tell.
+    pub left: Option<u64>,
+    /// Keys that could not be moved in the last pass over that server.
+    pub staying: u64,
+    /// How far the slots are, where keys move from a cluster.
+    pub slots: Option<SlotCounts>,
+    /// Memory of the filter.
+    pub filter_bytes: u64,
+    /// Keys in it.
+    pub filter_keys: u64,
+    /// Its memory for each of them; `None` where it has none.
+    pub filter_bits_per_key: Option<f64>,
+    /// Of the look-ups of commands for keys that had not arrived, the share in which the filter took them for arrived; `None` before
+    /// any.
+    pub filter_false_positives: Option<f64>,
+    /// Commands that were sent to the server that keys move from.
+    pub forwarded: u64,
+    /// Commands that waited for their keys to be moved, or for the other server to say that it has them.
+    pub pulled: u64,
+    /// Commands that were sent to the server that keys move to at once.
+    pub direct: u64,
+    /// Commands that wait now.
+    pub waiting: u64,
+    /// Commands that got an error since their keys could not be moved in time.
+    pub given_up: u64,
+    /// Moves that had to be begun again.
+    pub retries: u64,
+    /// What went wrong last, if that is not over.
+    pub trouble: Option<String>,
+}
+
+impl Front {
+    /// As [`Front::bind`], with a target that keys can be moved to. `state` is the file that tells how far it is; a front that died while keys
+    /// moved goes on. A command waits for its keys as long as `wait`.
+    ///
+    /// # Errors
+    /// As [`Front::bind`], for both servers; as [`StateFile::load`]; `Unfit` where clients have been sent to the target.
+    pub async fn between(
+        options: FrontOptions,
+        source: Endpoint,
+        target: Endpoint,
+        state: &Path,
+        wait: Duration,
+    ) -> Result<(Front, Arc<Control>)> {
+        let (link, scripts_declare_keys) = (options.link, options.scripts_declare_keys);
+        let state = StateFile::new(state, &source, &target);
+        let Stand { phase, turns } = state.load()?;
+        let (source, target) = (Arc::new(source), Arc::new(target));
+        let (from, to) = Direction::after(turns).ordered(source.clone(), target.clone());
+        let mut tasks = Tasks::default();
+        let (first, facts, stages) = match phase {
+            Phase::Forwarding => {
+                let found = Place::find(&from, link).await?;
+                (found.place, found.facts, Stages::forwarding())
+            }
+            // What keys moved from is needed no more, and may be gone.
+            Phase::Done => {
+                let found = Place::find(&to, link).await?;
+                let (place, facts) = (found.place.clone(), found.facts.clone());
+                (place, facts, Stages::moving(when_done(&from, found, link, wait, turns).await?))
+            }
+            Phase::Finished => return Err(finished(&to, &state)),
+            Phase::Moving => {
+                let (servers, facts) = survey(&from, &to, link, scripts_declare_keys).await?;
+                let (hub, moves) = Hub::new(servers, turns, wait, true);
+                // Whatever the process before this one has sent and was not carried out yet never will be.
+                close_others(&hub).await?;
+                flush::recover(&hub, &flush_file(&state)).await?;
+                hub.ready.send_replace(Ready::Yes);
+                tasks = Tasks::of(&hub, moves, &state);
+                (hub.servers.source.clone(), facts, Stages::moving(hub))
+            }
+        };
+        let front = Front::open(options, first, facts, Some(stages.clone())).await?;
+        let shared = front.shared().clone();
+        let control = Control {
+            source,
+            target,
+            link,
+            wait,
+            scripts_declare_keys,
+            state,
+            stages,
+            shared,
+            tasks: Mutex::new(tasks),
+        };
+        Ok((front, Arc::new(control)))
+    }
+}
+
+impl Control {
+    /// Begins to move keys. When it returns the phase is on disk, and clients are served from both servers.
+    ///
+    /// # Errors
+    /// `Unfit` where keys move already, or these servers cannot be served from like this; `Own` where the state cannot be written. Then
+    /// everything is as before, but clients may have been disconnected.
+    pub async fn start(&self) -> Result<()> {
+        self.begin(false).await
+    }
+
+    /// As [`Control::start`], and [`Control::pause`] at once: only keys that commands need move.
+    ///
+    /// # Errors
+    /// As [`Control::start`].
+    pub async fn start_paused(&self) -> Result<()> {
+        self.begin(true).await
+    }
+
+    async fn begin(&self, paused: bool) -> Result<()> {
+        // One at a time.
+        let mut tasks = self.tasks.lock().await;
+        match self.stages.hub() {
+            None => {}
+            Some(hub) if hub.is_done() => {
+                return Err(refuse(
+                    "start",
+                    "all keys have moved already",
+                    "end it with whimbrel front finish, or have them move back with whimbrel front reverse",
+                ));
+            }
+            Some(_) => return Err(refuse("start", "keys are moving already", "see whimbrel front status")),
+        }
+        let (servers, _) = survey(&self.source, &self.target, self.link, self.scripts_declare_keys).await?;
+        first_database_alone(&self.source, servers.other_database)?;
+        must_be_empty(&servers.target).await?;
+        // Whether it can be written is better known before clients are stopped.
+        self.state.save(Phase::Forwarding.into())?;
+        let (hub, moves) = Hub::new(servers, 0, self.wait, false);
+        hub.paused.send_replace(paused);
+        self.stages.begin(hub.clone()).await;
+        self.shared.source.none_open().await;
+        if let Some(trunks) = &self.shared.trunks {
+            trunks.close().await;
+        }
+        let begun = async {
+            close_others(&hub).await?;
+            must_be_empty(&hub.servers.target).await?;
+            // Clients wrote until now, and may have loaded libraries.
+            first_database_alone(&self.source, keyspace(&hub.servers.source).await?.1)?;
+            share_libraries(&hub).await?;
+            self.state.save(Phase::Moving.into())
+        };
+        if let Err(error) = begun.await {
+            hub.ready.send_replace(Ready::Never);
+            self.stages.undo(None);
+            return Err(error);
+        }
+        hub.ready.send_replace(Ready::Yes);
+        *tasks = Tasks::of(&hub, moves, &self.state);
+        Ok(())
+    }
+
+    /// Has the background move no more keys, or again. Commands move their keys in any case.
+    ///
+    /// # Errors
+    /// `Unfit` where no keys move.
+    pub fn pause(&self, paused: bool) -> Result<()> {
+        let hub = self.stages.hub().filter(|hub| !hub.is_done());
+        let tried = if paused { "pause" } else { "resume" };
+        let hub = hub.ok_or_else(|| refuse(tried, "no keys are moving", "see whimbrel front status"))?;
+        hub.paused.send_replace(paused);
+        Ok(())
+    }
+
+    /// Writes down that the front is needed no more, if all keys have moved. Clients can go to where they are themselves from then on, and
+    /// the front can end. Whoever runs it again is told so, and not served from the empty server.
+    ///
+    /// # Errors
+    /// `Unfit` where not all have; `Own` where the state cannot be written.
+    pub fn finish(&self) -> Result<()> {
+        let Ok(mut tasks) = self.tasks.try_lock() else {
+            return Err(refuse("finish", "keys are about to move", "see whimbrel front status"));
+        };
+        let hub = self.stages.hub();
+        let turns = match hub.as_ref().map(|hub| (hub.is_done(), hub.turns, hub.direction())) {
+            Some((true, turns, _)) => turns,
+            Some((false, _, direction)) => {
+                let what = format!("keys are still at the {}", direction.from());
+                return Err(refuse("finish", &what, "see whimbrel front status"));
+            }
+            None => return Err(refuse("finish", "no key has moved", "see whimbrel front status")),
+        };
+        self.state.save(Stand { phase: Phase::Finished, turns })?;
+        tasks.is_finished = true;
+        Ok(())
+    }
+
+    fn phase(&self) -> Phase {
+        match self.stages.hub() {
+            None => Phase::Forwarding,
+            Some(hub) if hub.is_done() => Phase::Done,
+            Some(_) => Phase::Moving,
+        }
+    }
+
+    /// How it stands.
+    pub async fn status(&self) -> Status {
+        let hub = self.stages.hub();
+        let moving = match &hub {
+            Some(hub) => Some(moving_status(hub).await),
+            None => None,
+        };
+        let turns = hub.as_ref().map_or(0, |hub| hub.turns);
+        Status {
+            phase: self.phase(),
+            direction: Direction::after(turns),
+            turns,
+            source: self.source.address.to_string(),
+            target: self.target.address.to_string(),
+            clients: self.shared.counts.clients.load(Ordering::Relaxed),
+            moving,
+        }
+    }
+}
+
+async fn moving_status(hub: &Hub) -> MovingStatus {
+    let left = async {
+        let mut link = hub.open_source().await?;
+        let reply = link.call(&[b"DBSIZE"]).await?;
+        Ok::<_, Error>(reply.as_int().and_then(|left| u64::try_from(left).ok()))
+    };
+    let left = if hub.is_done() { Some(0) } else { left.await.ok().flatten() };
+    let tally = &hub.tally;
+    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let ratio = |part: u64, whole: u64| (whole > 0).then(|| part as f64 / whole as f64);
+    let (wrong, right) = (count(&tally.filter_wrong), count(&tally.filter_no));
+    let (filter_keys, filter_bytes) = hub.arrived.filtered();
+    MovingStatus {
+        paused: *hub.paused.borrow(),
+        rebuilding: hub.is_rebuilding(),
+        moved: count(&tally.moved),
+        left,
+        staying: count(&tally.staying),
+        slots: hub.arrived.slots().map(Slots::counts),
+        filter_bytes,
+        filter_keys,
+        filter_bits_per_key: ratio(filter_bytes * 8, filter_keys),
+        filter_false_positives: ratio(wrong, wrong + right),
+        forwarded: count(&tally.forwarded),
+        pulled: count(&tally.pulled),
+        direct: count(&tally.direct),
+        waiting: count(&tally.waiting),
+        given_up: count(&tally.given_up),
+        retries: count(&tally.retries),
+        trouble: hub.trouble(),
+    }
+}
+
+impl Tasks {
+    fn of(hub: &Arc<Hub>, moves: mpsc::UnboundedReceiver<bytes::Bytes>, state: &StateFile) -> Tasks {
+        let mut tasks = Tasks::default();
+        hub.flush_file.get_or_init(|| flush_file(state));
+        tasks.workers.spawn(mover::work(hub.clone(), moves));
+        tasks.sweep(hub, state);
+        tasks
+    }
+
+    /// Has everything moved, from the beginning.
+    fn sweep(&mut self, hub: &Arc<Hub>, state: &StateFile) {
+        let (hub, state) = (hub.clone(), state.clone());
+        self.sweeper.spawn(async move {
+            if hub.is_rebuilding() {
+                mover::rebuild(&hub).await;
+            }
+            mover::sweep(&hub).await;
+            // Not while both are being emptied: the next process would not go on with that.
+            let _gate = hub.gate.read().await;
+            // Everything is as well without it: the next process goes through an empty source.
+            if let Err(error) = state.save(Stand { phase: Phase::Done, turns: hub.turns }) {
+                tracing::warn!(%error, "that all keys have moved could not be written down");
+            }
+            hub.set_done();
+        });
+    }
+}
+
+/// Where it is noted that both servers are being emptied.
+fn flush_file(state: &StateFile) -> PathBuf {
+    state.path().with_extension("flushing")
+}
+
+/// Looks at both servers, and refuses what cannot be served exactly. Changes nothing.
+async fn survey(
+    source: &Arc<Endpoint>,
+    target: &Arc<Endpoint>,
+    options: LinkOptions,
+    scripts_declare_keys: bool,
+) -> Result<(Servers, ServerFacts)> {
+    let from_found = Place::find(source, options).await?;
+    let mut to_found = Place::find(target, options).await?;
+    for found in [&from_found, &to_found] {
+        // Any node of a cluster tells where its primaries are.
+        if found.facts.replica && !found.facts.cluster {
+            return Err(unfit(found.place.endpoint(), "it is a replica", "name its primary"));
+        }
+    }
+    if from_found.facts.run_id == to_found.facts.run_id || from_found.place.shares_nodes(&to_found.place) {
+        return Err(unfit(target, "it is the source as well", "name another server"));
+    }
+    let (mut from, mut to) = (from_found.place.link().await?, to_found.place.link().await?);
+    // After a turn it is the deployment that is called the source, of which that is not known yet.
+    to_found.can.probe_payload_version(&mut to, PROBE_KEY, false).await?;
+    if !from_found.can.pexpiretime {
+        return Err(unfit(
+            source,
+            "it does not tell when keys expire",
+            "PEXPIRETIME is in Redis 7.0 and later",
+        ));
+    }
+    let (keys, other_database) = keyspace(&from_found.place).await?;
+    let keys = keys + keyspace(&to_found.place).await?.0;
+    for command in [&[&b"DUMP"[..], PROBE_KEY][..], &[b"UNLINK", PROBE_KEY], NOBODY] {
+        must_run(&mut from, command).await?;
+    }
+    for command in [&[&b"EXISTS"[..], PROBE_KEY][..], NOBODY] {
+        must_run(&mut to, command).await?;
+    }
+    let tables = Tables {
+        source: CommandTable::ask(&mut from).await?,
+        target: CommandTable::ask(&mut to).await?,
+        scripts_declare_keys,
+    };
+    let is_one = !from_found.place.is_cluster();
+    let servers = Servers {
+        link: options,
+        source_can: from_found.can,
+        target_can: to_found.can,
+        dialects: (from_found.facts.dialect, to_found.facts.dialect),
+        tables,
+        keys,
+        other_database,
+        source_run_id: is_one.then(|| from_found.facts.run_id.clone()),
+        source: from_found.place,
+        target: to_found.place,
+    };
+    Ok((servers, from_found.facts))
+}
+
+/// How many keys there are in database 0, and another database that has some.
+async fn keyspace(place: &Place) -> Result<(u64, Option<u32>)> {
+    let (mut keys, mut other) = (0, None);
+    for mut node in place.each().await? {
+        for (db, counts) in Info::ask(&mut node, "keyspace").await?.keyspace() {
+            match db {
+                0 => keys += counts.keys,
+                _ => other = other.or(Some(db)),
+            }
+        }
+    }
+    Ok((keys, other))
+}
+
+/// For a front that is run again when all keys have moved. Sessions take it for what it is after a move that they have seen the end of: cursors of
+/// `SCAN` that the source gave go on at the start of the target. The source is not asked for anything, ever.
+async fn when_done(
+    source: &Arc<Endpoint>,
+    target: Found,
+    options: LinkOptions,
+    wait: Duration,
+    turns: u32,
+) -> Result<Arc<Hub>> {
+    let table = CommandTable::ask(&mut target.place.link().await?).await?;
+    let servers = Servers {
+        source: Place::server(source, options),
+        target: target.place,
+        link: options,
+        source_can: target.can,
+        target_can: target.can,
+        dialects: (target.facts.dialect, target.facts.dialect),
+        tables: Tables { source: table.clone(), target: table, scripts_declare_keys: true },
+        keys: 0,
+        other_database: None,
+        source_run_id: None,
+    };
+    let (hub, _) = Hub::new(servers, turns, wait, false);
+    hub.set_done();
+    hub.ready.send_replace(Ready::Yes);
+    Ok(hub)
+}
+
+/// Loads the function libraries of the source into the target. Nobody else is connected to either.
+async fn share_libraries(hub: &Hub) -> Result<()> {
+    let (mut source, mut target) = (hub.open_source().await?, hub.open_target().await?);
+    let different = functions::share(&mut source, &mut target).await?;
+    if different.is_empty() {
+        return Ok(());
+    }
+    Err(unfit(
+        hub.servers.target.endpoint(),
+        &format!("it has other function libraries of the same names as the source: {}", different.join(", ")),
+        "delete those at the target with FUNCTION DELETE, or load there what is right into both",
+    ))
+}
+
+/// Closes the connections of nobody.
+const NOBODY: &[&[u8]] = &[b"CLIENT", b"KILL", b"ADDR", b"0.0.0.0:0"];
+
+async fn must_run(link: &mut Link, command: &[&[u8]]) -> Result<()> {
+    match link.may_run(command).await? {
+        None => Ok(()),
+        Some(refused) => Err(link.server_error(refused, command[0])),
+    }
+}
+
+fn first_database_alone(source: &Endpoint, other: Option<u32>) -> Result<()> {
+    other.map_or(Ok(()), |db| {
+        Err(unfit(
+            source,
+            &format!("database {db} has keys"),
+            "only those of database 0 can be served while they move: move the others first",
+        ))
+    })
+}
+
+async fn must_be_empty(target: &Place) -> Result<()> {
+    match keyspace(target).await? {
+        (0, None) => Ok(()),
+        _ => Err(unfit(target.endpoint(), "it has keys", "a front moves keys to an empty server or cluster")),
+    }
+}
+
+/// Closes all connections of clients on both servers but our own: what was sent there before, by whomever, is carried out by now or never.
+async fn close_others(hub: &Hub) -> Result<()> {
+    let (source, target) = (hub.servers.source.each().await?, hub.servers.target.each().await?);
+    for mut link in source.into_iter().chain(target) {
+        for kind in [&b"normal"[..], b"pubsub"] {
+            let reply = link.call(&[b"CLIENT", b"KILL", b"TYPE", kind]).await?;
+            if !matches!(reply, Value::Int(_)) {
+                return Err(link.unexpected("CLIENT KILL", &reply));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn finished(target: &Endpoint, state: &StateFile) -> Error {
+    unfit(
+        target,
+        "the front was finished, and clients have been sent here",
+        &format!(
+            "connect to it without a front; to begin anew with these servers, remove {}",
+            state.path().display()
+        ),
+    )
+}
+
+fn unfit(at: &Endpoint, what: &str, remedy: &str) -> Error {
+    let kind = ErrorKind::Unfit(what.to_owned());
+    Error::new(at.side, at.address.to_string(), "serve while keys move", kind).with_remedy(remedy.to_owned())
+}
+
+fn refuse(tried: &str, what: &str, remedy: &str) -> Error {
+    Error::unfit(Side::Own, "", tried, what).with_remedy(remedy.to_owned())
+}

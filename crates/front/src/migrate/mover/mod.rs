@@ -1,0 +1,44 @@
+//! Moves keys: those that commands wait for, and all others in the background.
+//!
+//! A move belongs to no client, so a client that leaves does not end it half-way. A few workers, each with a connection to either server, take
+//! the keys whose move may begin, in the order they were wanted, and leave large ones to [workers of their own](large); the background wants no more than a few at a time, so clients wait
+//! for few keys of others.
+//!
+//! - `worker`: moves keys one after the other; `large`: what is different for large ones;
+//! - `pass`: an iteration over the source; `slots`: what is different where that is a cluster;
+//! - `sweep`: passes until the source is empty, and the filter made anew after a crash.
+
+mod large;
+mod pass;
+mod slots;
+mod sweep;
+mod worker;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::{Mutex, mpsc};
+use tokio::task::JoinSet;
+
+use self::large::LARGE_WORKERS;
+pub(crate) use self::sweep::{rebuild, sweep};
+use self::worker::Worker;
+use crate::migrate::state::Hub;
+
+/// Keys that are moved at the same time.
+pub const WORKERS: usize = 8;
+
+/// Runs the workers until all of them are dropped with the future.
+pub(crate) async fn work(hub: Arc<Hub>, moves: mpsc::UnboundedReceiver<Bytes>) {
+    let moves = Arc::new(Mutex::new(moves));
+    let (large, large_moves) = mpsc::unbounded_channel();
+    let large_moves = Arc::new(Mutex::new(large_moves));
+    let mut workers = JoinSet::new();
+    for _ in 0..WORKERS {
+        workers.spawn(Worker::new(&hub, &large).run(moves.clone()));
+    }
+    for _ in 0..LARGE_WORKERS {
+        workers.spawn(Worker::new(&hub, &large).run_large(large_moves.clone()));
+    }
+    while workers.join_next().await.is_some() {}
+}

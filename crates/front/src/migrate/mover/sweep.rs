@@ -1,0 +1,130 @@
+//! Passes over the source until it is empty, and the filter made anew after a crash.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_engine::probe::Info;
+
+use super::pass::{Pass, number, scan, sum_of};
+use crate::migrate::staging::is_hidden;
+use crate::migrate::state::Hub;
+use crate::upstream::{Place, were_at_rest};
+
+/// Between two passes over a source in which something is left that does not move.
+const PASS_PAUSE: Duration = Duration::from_secs(1);
+
+/// Puts all keys of the target into the filter, and removes what a crash has left of them at the source. Until then every
+/// command moves its keys first.
+pub(crate) async fn rebuild(hub: &Hub) {
+    while let Err(error) = try_rebuild(hub).await {
+        tracing::warn!(%error, "the filter is begun again");
+        hub.set_trouble(Some(error.to_string()));
+        sleep(PASS_PAUSE).await;
+    }
+    hub.set_trouble(None);
+    hub.rebuilt();
+}
+
+async fn try_rebuild(hub: &Hub) -> Result<()> {
+    let mut source = hub.open_source().await?;
+    let mut anywhere = hub.open_target().await?;
+    let target = &hub.servers.target;
+    let before = target.claims().await?;
+    for mut node in target.each().await? {
+        let mut cursor = Bytes::from_static(b"0");
+        loop {
+            let (next, keys) = scan(&mut node, &cursor).await?;
+            let (staged, keys): (Vec<Bytes>, Vec<Bytes>) = keys.into_iter().partition(|key| is_hidden(key));
+            // Begun by the one that died. Where it has just been begun again, that is noticed, and it begins once more.
+            let left: Vec<Bytes> =
+                staged.into_iter().filter(|name| !hub.on_their_way.has_staged(&hub.job, name)).collect();
+            sum_of(&mut anywhere, b"UNLINK", &left).await?;
+            sum_of(&mut source, b"UNLINK", &keys).await?;
+            for key in &keys {
+                hub.note_arrival(key);
+            }
+            if &next[..] == b"0" {
+                break;
+            }
+            cursor = next;
+        }
+    }
+    // A key that went from one node of a cluster to another meanwhile may have been missed on both.
+    if were_at_rest(&before, &target.claims().await?) {
+        return Ok(());
+    }
+    let (at, what) = (target.endpoint().address.to_string(), "slots moved between its nodes meanwhile");
+    Err(Error::unfit(Side::Target, at, "find all keys", what))
+}
+
+/// Goes over the source until it is empty, and nothing of it is under way. Returns then.
+pub(crate) async fn sweep(hub: &Arc<Hub>) {
+    loop {
+        match pass(hub).await {
+            Ok(0) => return none_under_way(hub).await,
+            Ok(_) => sleep(PASS_PAUSE).await,
+            Err(error) => {
+                tracing::warn!(%error, "the keys of the source are gone through again");
+                hub.set_trouble(Some(error.to_string()));
+                sleep(PASS_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Waits for the moves that were wanted when the source had been found empty. One of them may hold what was still there, of a key that has expired
+/// since. Those that are wanted later find nothing, and write nothing.
+async fn none_under_way(hub: &Hub) {
+    let mut wanted = Vec::new();
+    hub.locks.for_each_wanted(|key| wanted.push(Bytes::copy_from_slice(key)));
+    for key in wanted {
+        // Where it has ended, this is one more that finds nothing.
+        let _ = hub.locks.want(&key).await;
+    }
+}
+
+/// Moves what one iteration over the source gives, and returns how many keys are left after it, in all databases.
+async fn pass(hub: &Arc<Hub>) -> Result<u64> {
+    let source = hub.open_source().await?;
+    let (hub, wanted) = (hub.clone(), JoinSet::new());
+    let (home, stuck) = (Vec::new(), HashSet::new());
+    let mut pass =
+        Pass { hub: hub.clone(), source, wanted, staying: 0, home, returned: 0, stuck, is_scanned: false };
+    match hub.arrived.slots() {
+        None => pass.scan().await?,
+        Some(slots) => pass.by_slot(slots).await?,
+    }
+    hub.tally.staying.store(pass.staying, Ordering::Relaxed);
+    let (left, other_database) = count(&hub.servers.source).await?;
+    let mut alarms = hub.alarms();
+    alarms.returned = pass.returned;
+    alarms.other_database = other_database;
+    Ok(left)
+}
+
+/// How many keys there are, in all databases, and a database other than 0 that has some. Where there seem to be none although one could be on
+/// its way from one node of a cluster to another, it is one.
+async fn count(place: &Place) -> Result<(u64, Option<u32>)> {
+    let before = place.claims().await?;
+    let (mut left, mut other) = (0, None);
+    for mut node in place.each().await? {
+        let reply = node.call(&[b"DBSIZE"]).await?;
+        left += number(&node, "DBSIZE", &reply)?;
+        for (db, counts) in Info::ask(&mut node, "keyspace").await?.keyspace() {
+            if db != 0 {
+                left += counts.keys;
+                other = other.or(Some(db));
+            }
+        }
+    }
+    if left == 0 && !were_at_rest(&before, &place.claims().await?) {
+        left = 1;
+    }
+    Ok((left, other))
+}

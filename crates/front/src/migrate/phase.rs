@@ -1,0 +1,206 @@
+//! How far a front is, on disk, for the process that comes after one that died.
+//!
+//! One file, replaced as a whole. It is on disk before the first key moves. No password and no key is in it.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use whimbrel_engine::endpoint::Endpoint;
+use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_flow::journal::make_anew;
+
+use crate::migrate::direction::TURNS_MAX;
+
+/// The form of the file. Another one is refused, but for [`FORMAT_WITHOUT_TURNS`].
+const FORMAT: u32 = 2;
+
+/// A front that wrote this knew no way back.
+const FORMAT_WITHOUT_TURNS: u32 = 1;
+
+/// How far a front is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Everything goes to the source; no key has moved.
+    Forwarding,
+    /// Keys move, or have moved.
+    Moving,
+    /// All keys have moved.
+    Done,
+    /// Clients have been sent to where the keys are. No front serves from then on.
+    Finished,
+}
+
+/// Where a front stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stand {
+    /// How far it is.
+    pub phase: Phase,
+    /// How often the direction has been turned round.
+    pub turns: u32,
+}
+
+impl From<Phase> for Stand {
+    /// Where the direction was never turned round.
+    fn from(phase: Phase) -> Stand {
+        Stand { phase, turns: 0 }
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Content {
+    format: u32,
+    phase: Phase,
+    #[serde(default)]
+    turns: u32,
+    source: String,
+    target: String,
+}
+
+/// The file of one front.
+#[derive(Debug, Clone)]
+pub struct StateFile {
+    path: PathBuf,
+    source: String,
+    target: String,
+}
+
+impl StateFile {
+    /// That of a front between these servers.
+    pub fn new(path: &Path, source: &Endpoint, target: &Endpoint) -> StateFile {
+        let (source, target) = (source.address.to_string(), target.address.to_string());
+        StateFile { path: path.to_owned(), source, target }
+    }
+
+    /// Where the front stood; at `Forwarding` where there is no file.
+    ///
+    /// # Errors
+    /// `Own` where it cannot be read or understood; `Unfit` where it is about other servers.
+    pub fn load(&self) -> Result<Stand> {
+        let text = match std::fs::read_to_string(&self.path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Phase::Forwarding.into()),
+            Err(e) => return Err(self.fail("read", e)),
+        };
+        let content: Content = serde_json::from_str(&text).map_err(|e| {
+            self.fail("read", format!("it is damaged: {e}")).with_remedy(
+                "restore it; without it nobody knows whether keys have moved. Where none has, remove it",
+            )
+        })?;
+        if content.format != FORMAT && content.format != FORMAT_WITHOUT_TURNS {
+            return Err(self.fail("read", "it was written by another version of whimbrel"));
+        }
+        if content.turns > TURNS_MAX {
+            return Err(self.fail("read", "it says that the direction was turned more often than can be"));
+        }
+        if (&content.source, &content.target) != (&self.source, &self.target) {
+            let what = format!(
+                "{} is about keys that move from {} to {}, not from {} to {}",
+                self.path.display(),
+                content.source,
+                content.target,
+                self.source,
+                self.target
+            );
+            return Err(Error::unfit(Side::Own, "", "go on", what).with_remedy(
+                "write both addresses as before, or name another folder with --state-dir for another front",
+            ));
+        }
+        Ok(Stand { phase: content.phase, turns: content.turns })
+    }
+
+    /// Writes down where the front stands. It is on disk when this returns.
+    ///
+    /// # Errors
+    /// `Own` where it cannot be written.
+    pub fn save(&self, stand: Stand) -> Result<()> {
+        let content = Content {
+            format: FORMAT,
+            phase: stand.phase,
+            turns: stand.turns,
+            source: self.source.clone(),
+            target: self.target.clone(),
+        };
+        let write = || -> std::io::Result<()> {
+            let folder = self.path.parent().unwrap_or(Path::new("."));
+            std::fs::create_dir_all(folder)?;
+            let draft = self.path.with_extension("draft");
+            let mut file = make_anew(&draft)?;
+            file.write_all(serde_json::to_string(&content)?.as_bytes())?;
+            file.sync_all()?;
+            std::fs::rename(&draft, &self.path)?;
+            // The name is part of the folder.
+            File::open(folder)?.sync_all()
+        };
+        write().map_err(|e| self.fail("write", e))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn fail(&self, what: &str, e: impl std::fmt::Display) -> Error {
+        Error::own(format!("{what} {}", self.path.display()), e)
+            .with_remedy("see that the disk has room, or name another folder with --state-dir")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(folder: &Path, source: &str) -> StateFile {
+        let endpoint = |side, text| Endpoint::parse(side, text).expect("an address");
+        StateFile::new(
+            &folder.join("a").join("front.json"),
+            &endpoint(Side::Source, source),
+            &endpoint(Side::Target, "redis://:secret@new:6379"),
+        )
+    }
+
+    #[test]
+    fn it_is_found_again_and_holds_no_password() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let state = file(folder.path(), "old:6379");
+        assert_eq!(state.load().expect("nothing yet"), Phase::Forwarding.into());
+        for (phase, turns) in [(Phase::Moving, 0), (Phase::Done, 1), (Phase::Finished, TURNS_MAX)] {
+            let stand = Stand { phase, turns };
+            state.save(stand).expect("written");
+            assert_eq!(state.load().expect("read"), stand);
+        }
+        let text = std::fs::read_to_string(folder.path().join("a/front.json")).expect("text");
+        assert!(!text.contains("secret"), "{text}");
+    }
+
+    #[test]
+    fn what_is_damaged_or_about_others_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let state = file(folder.path(), "old:6379");
+        state.save(Phase::Moving.into()).expect("written");
+        let error = file(folder.path(), "other:6379").load().expect_err("another source").to_string();
+        assert!(error.contains("from old:6379 to new:6379, not from other:6379"), "{error}");
+        let path = folder.path().join("a/front.json");
+        let text = std::fs::read_to_string(&path).expect("text");
+        std::fs::write(&path, &text[..text.len() / 2]).expect("written");
+        let error = state.load().expect_err("it is damaged").to_string();
+        assert!(error.contains("it is damaged"), "{error}");
+        std::fs::write(&path, text.replace("\"format\":2", "\"format\":3")).expect("written");
+        assert!(state.load().expect_err("another form").to_string().contains("another version"));
+        let often = format!("\"turns\":{}", TURNS_MAX + 1);
+        std::fs::write(&path, text.replace("\"turns\":0", &often)).expect("written");
+        assert!(state.load().expect_err("too often").to_string().contains("more often than can be"));
+    }
+
+    #[test]
+    fn what_knew_no_way_back_is_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a/front.json");
+        std::fs::create_dir_all(folder.path().join("a")).expect("a folder");
+        let text = r#"{"format":1,"phase":"done","source":"old:6379","target":"new:6379"}"#;
+        std::fs::write(path, text).expect("written");
+        assert_eq!(file(folder.path(), "old:6379").load().expect("read"), Phase::Done.into());
+    }
+}

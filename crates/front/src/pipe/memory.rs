@@ -1,0 +1,40 @@
+//! Room for what has to be held whole, bounded over all who hold something.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The longest request whose keys are not all at its beginning.
+pub(crate) const REQUEST_BYTES_MAX: usize = 64 << 20;
+
+/// A bound on bytes that many may hold together.
+#[derive(Debug)]
+pub(crate) struct Reserve {
+    held: AtomicU64,
+    bytes_max: u64,
+}
+
+/// A part of it, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Room {
+    reserve: Arc<Reserve>,
+    bytes: u64,
+}
+
+impl Reserve {
+    pub(crate) fn new(bytes_max: u64) -> Arc<Reserve> {
+        Arc::new(Reserve { held: AtomicU64::new(0), bytes_max })
+    }
+
+    /// `None` where all together hold too much already.
+    pub(crate) fn take(self: &Arc<Reserve>, bytes: u64) -> Option<Room> {
+        let held = self.held.fetch_add(bytes, Ordering::Relaxed);
+        let room = Room { reserve: self.clone(), bytes };
+        (held + bytes <= self.bytes_max).then_some(room)
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.reserve.held.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}

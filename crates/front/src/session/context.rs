@@ -1,0 +1,38 @@
+//! What all sessions of a front have in common.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use crate::face::Face;
+use crate::migrate::stages::Stages;
+use crate::upstream::Place;
+use crate::upstream::shared::Trunks;
+
+/// What sessions share.
+#[derive(Debug)]
+pub(crate) struct SessionContext {
+    pub(crate) source: Place,
+    pub(crate) connect_timeout_ms: u64,
+    /// Where there is a target that keys can move to.
+    pub(crate) stages: Option<Arc<Stages>>,
+    /// Where connections to the source are shared.
+    pub(crate) trunks: Option<Arc<Trunks>>,
+    /// Where it presents itself as a cluster.
+    pub(crate) face: Option<Arc<Face>>,
+    pub(crate) counts: Counts,
+}
+
+/// What has been counted since the start.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Clients that are connected.
+    pub clients: AtomicU64,
+    /// Clients that were let in.
+    pub accepted: AtomicU64,
+    /// Clients that were turned away, as there were too many.
+    pub turned_away: AtomicU64,
+    /// Clients that did not come to terms about TLS.
+    pub no_tls: AtomicU64,
+    /// Clients for whom the server could not be reached.
+    pub unreachable: AtomicU64,
+}

@@ -1,0 +1,571 @@
+//! A session between two servers, while keys move from one to the other.
+//!
+//! A client is always at one of the two: `Session::link` is the connection to that one, and the other is parked. It changes over when
+//! all replies of the one have arrived, so its commands are carried out in their order.
+//!
+//! Requests are looked at as a whole, one after the other: each goes to one of the servers, or waits until its keys have moved, and those after
+//! it with it. A long one whose keys are all at its beginning is passed on while it arrives, as ever; another long one is held until it is
+//! there, up to [`REQUEST_BYTES_MAX`] and within what all clients together may hold.
+
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{Instant, sleep};
+use whimbrel_wire::request::Request;
+
+use super::elements;
+use crate::command::plan::{Plan, select};
+use crate::command::rule::{Handling, Note, Trait};
+use crate::command::rule::{KeyspaceQuery, Rule};
+use crate::command::table::find;
+use crate::command::table::find_by_words;
+use crate::face::Question;
+use crate::migrate::direction::Home;
+use crate::migrate::flush::flush;
+use crate::migrate::keyspace::{Half, ask_both, resume};
+use crate::pipe::frame::{REFUSED_COMMAND, as_array, one_line, refusal};
+use crate::pipe::memory::REQUEST_BYTES_MAX;
+use crate::session::due::Change;
+use crate::session::due::Due;
+use crate::session::due::Special;
+use crate::session::link::INBOX_BYTES_MAX;
+use crate::session::link::Link;
+use crate::session::moving::Extent;
+use crate::session::moving::Moving;
+use crate::session::moving::Settled;
+use crate::session::moving::Step;
+use crate::session::moving::settled;
+use crate::session::state::Session;
+use crate::session::state::WHOLE_BYTES_MAX;
+use crate::upstream::identity::SAYING_BYTES_MAX;
+
+/// A client that has not taken in a reply of the source for so long is disconnected if a key in it is to be moved.
+const STALLED: Duration = Duration::from_secs(10);
+
+impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
+    /// Takes requests for as long as they can go on. True where anything was taken.
+    pub(super) fn take_while_moving(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(mut moving) = self.moving.take() else { return false };
+        let mut moved = false;
+        let step = loop {
+            match self.take_one(&mut moving, cx) {
+                Step::Moved => moved = true,
+                step => break step,
+            }
+        };
+        moving.held_up = step == Step::HeldUp;
+        self.moving = Some(moving);
+        moved
+    }
+
+    /// A whole request is in the inbox, and waits for something.
+    pub(super) fn is_held_up(&self) -> bool {
+        self.moving.as_ref().is_some_and(|moving| moving.held_up)
+    }
+
+    pub(super) fn inbox_bytes_max(&self) -> usize {
+        self.moving.as_ref().map_or(INBOX_BYTES_MAX, |moving| moving.inbox_bytes_max)
+    }
+
+    /// The source has closed the connection. If the client waits for nothing there it need not notice; true if so.
+    pub(super) fn turn_to_target(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(moving) = &mut self.moving else { return false };
+        if moving.at == Home::Target || !self.due.is_empty() || self.passing.is_some() {
+            return false;
+        }
+        self.link = moving.link(cx, Home::Target, &self.identity);
+        moving.at = Home::Target;
+        true
+    }
+
+    /// The client has taken something in.
+    pub(super) fn is_reading(&mut self) {
+        if let Some(stall) = self.moving.as_mut().and_then(|moving| moving.stall.as_mut()) {
+            stall.as_mut().reset(Instant::now() + STALLED);
+        }
+    }
+
+    /// Whether a key waits for this client to take in a reply, and has for too long.
+    pub(super) fn is_stalled(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(moving) = &mut self.moving else { return false };
+        while let Some(stall) = &mut moving.stall {
+            if stall.as_mut().poll(cx).is_pending() {
+                return false;
+            }
+            let held = || {
+                self.due.iter().filter_map(|due| match due {
+                    Due::Special(special) => match &**special {
+                        Special::Held(held) => Some(held),
+                        _ => None,
+                    },
+                    Due::Reply => None,
+                })
+            };
+            if held().flat_map(|held| held.iter()).any(|held| held.is_wanted()) {
+                tracing::warn!("a client that takes in nothing keeps a key from moving: it is disconnected");
+                return true;
+            }
+            moving.stall = held().next().map(|_| Box::pin(sleep(STALLED)));
+        }
+        false
+    }
+
+    fn take_one(&mut self, moving: &mut Moving, cx: &mut Context<'_>) -> Step {
+        if let Some(waiting) = &mut moving.waiting {
+            let Poll::Ready(settled) = waiting.future.as_mut().poll(cx) else { return Step::HeldUp };
+            moving.waiting = None;
+            moving.settled = Some(settled);
+        }
+        if self.inbox.is_empty() {
+            return Step::Nothing;
+        }
+        if !self.wants_requests() || self.passing.is_none() && moving.is_resting() {
+            return Step::HeldUp;
+        }
+        let extent = match self.requests.scan(&self.inbox) {
+            Ok(Request::Array(len)) => Extent { len, whole: true },
+            Ok(Request::Inline(len, words)) if !words.is_empty() => {
+                // As an array, so that there is one form from here on.
+                let rest = self.inbox.split_off(len);
+                self.inbox = BytesMut::from(&as_array(&words)[..]);
+                self.inbox.extend_from_slice(&rest);
+                self.requests.next();
+                return Step::Moved;
+            }
+            Ok(Request::Nothing(len) | Request::Inline(len, _)) => {
+                self.inbox.advance(len);
+                self.requests.next();
+                return Step::Moved;
+            }
+            Ok(Request::Incomplete(_)) => {
+                let len = self.requests.forgettable(&self.inbox);
+                if len == 0 || self.passing.is_none() && self.inbox.len() <= WHOLE_BYTES_MAX {
+                    return Step::Nothing;
+                }
+                Extent { len, whole: false }
+            }
+            Err(bad) => {
+                if let Some(answer) = bad.answer() {
+                    self.say(answer.into_bytes());
+                }
+                self.leave();
+                self.inbox.clear();
+                return Step::Moved;
+            }
+        };
+        match (self.passing, moving.settled.take()) {
+            (Some(thrown_away), _) => self.go_on(moving, extent, !thrown_away),
+            (None, Some(settled)) => self.settle(moving, cx, extent, settled),
+            (None, None) => self.decide(moving, cx, extent),
+        }
+    }
+
+    fn settle(
+        &mut self,
+        moving: &mut Moving,
+        cx: &mut Context<'_>,
+        extent: Extent,
+        settled: Settled,
+    ) -> Step {
+        match settled {
+            Settled::Send => match self.be_at(moving, cx, Home::Target) {
+                None => self.send(moving, extent, Due::Reply),
+                Some(step) => {
+                    moving.settled = Some(Settled::Send);
+                    step
+                }
+            },
+            Settled::Say(reply) => {
+                self.say(reply);
+                self.go_on(moving, extent, false)
+            }
+            Settled::Refuse(error) => self.refuse(moving, cx, extent, error),
+        }
+    }
+
+    /// Looks at a request, of which the first two words are known at least.
+    fn decide(&mut self, moving: &mut Moving, cx: &mut Context<'_>, extent: Extent) -> Step {
+        let hub = moving.hub.clone();
+        let args = self.requests.args();
+        let count = args.len() + usize::try_from(self.requests.args_left()).unwrap_or(usize::MAX / 2);
+        let words: Vec<&[u8]> = args.iter().map_while(|range| self.inbox.get(range.clone())).collect();
+        let (name, second) = (words.first().copied().unwrap_or_default(), words.get(1).copied());
+        if words.len() < count.min(2) {
+            return self.await_more(moving, cx);
+        }
+        self.asking = self.shared.face.as_ref().filter(|_| extent.whole).and_then(|_| Question::of(&words));
+        if let Handling::Refused(why) = find(name, second).handling() {
+            let error = refusal(name, why);
+            return self.refuse(moving, cx, extent, error);
+        }
+        if elements::iterates(name) {
+            if !extent.whole {
+                return self.await_more(moving, cx);
+            }
+            let may_be_of_another = !hub.is_done() || hub.turns > 0;
+            if (moving.multi || moving.alone) && may_be_of_another && elements::is_unmarked(&words, hub.turns)
+            {
+                let error = refusal(name, elements::NOT_BOUND);
+                return self.refuse(moving, cx, extent, error);
+            }
+        }
+        moving.watch |= name.eq_ignore_ascii_case(b"WATCH");
+        let plan = match hub.is_done() {
+            // No key is in it.
+            _ if self.asking.is_some() => Plan::Target,
+            true => after_all(&words),
+            false => hub.servers.tables.plan(&words, count),
+        };
+        if let Plan::Refused(why) = plan {
+            let error = refusal(name, why);
+            return self.refuse(moving, cx, extent, error);
+        }
+        // After a turn that is the target's alone: cursors of the source have no mark that tells of which turn they are.
+        let is_iteration = hub.turns > 0 && elements::iterates(name);
+        let bytes = |at: &usize| words.get(*at).map(|word| Bytes::copy_from_slice(word));
+        match plan {
+            Plan::Read(at) | Plan::Write(at) if !extent.whole => match at.iter().map(bytes).collect() {
+                Some(keys) => moving.pull(keys),
+                None => self.await_more(moving, cx),
+            },
+            Plan::Target if hub.is_done() => self.pass(moving, cx, extent, Due::Reply),
+            _ if !extent.whole => self.await_more(moving, cx),
+            Plan::Target => self.pass(moving, cx, extent, Due::Reply),
+            Plan::Read(at) | Plan::Write(at) if hub.all_known(&keys(&words, &at)) => {
+                self.pass(moving, cx, extent, Due::Reply)
+            }
+            Plan::Read(at) if !(moving.multi || moving.alone || is_iteration) => {
+                let keys = keys(&words, &at);
+                self.read_at_source(moving, cx, extent, keys)
+            }
+            Plan::Read(at) | Plan::Write(at) => {
+                let keys = keys(&words, &at);
+                moving.pull(keys)
+            }
+            Plan::Asked => {
+                let words: Vec<Bytes> = words.iter().map(|word| Bytes::copy_from_slice(word)).collect();
+                hub.tally.pulled.fetch_add(1, Ordering::Relaxed);
+                moving.wait(async move {
+                    match hub.keys_of(&words).await {
+                        Ok(keys) => settled(hub.pull(keys).await),
+                        Err(why) => Settled::Refuse(format!("-{}\r\n", one_line(&why)).into_bytes()),
+                    }
+                })
+            }
+            Plan::Named(what) => {
+                let words: Vec<Bytes> = words.iter().map(|word| Bytes::copy_from_slice(word)).collect();
+                self.by_name(moving, cx, extent, what, words)
+            }
+            Plan::Refused(_) => Step::Nothing,
+        }
+    }
+
+    /// What is known by its name, and whole.
+    fn by_name(
+        &mut self,
+        moving: &mut Moving,
+        cx: &mut Context<'_>,
+        extent: Extent,
+        what: Rule,
+        words: Vec<Bytes>,
+    ) -> Step {
+        let name = words.first().cloned().unwrap_or_default();
+        let is_bound = moving.multi || moving.alone;
+        match what {
+            Rule::Noted(note) => {
+                if let Some(step) = self.be_at(moving, cx, Home::Target) {
+                    return step;
+                }
+                let due = match note {
+                    Note::Trait(what) if !is_bound && extent.len <= SAYING_BYTES_MAX => {
+                        Due::Special(Box::new(Special::Noted(what, self.inbox[..extent.len].into())))
+                    }
+                    // Its protocol has to be known where it is told of a cluster.
+                    Note::Trait(what)
+                        if moving.hub.is_done() && (what != Trait::Hello || self.shared.face.is_none()) =>
+                    {
+                        moving.is_unknown = true;
+                        Due::Reply
+                    }
+                    Note::Trait(_) if !moving.alone => {
+                        let error =
+                            refusal(&name, "not in a transaction while keys move, nor of such a length");
+                        return self.refuse(moving, cx, extent, error);
+                    }
+                    Note::Reset => Due::Special(Box::new(Special::Reset)),
+                    // To a client that the target alone serves, the source will not be told anything any more.
+                    _ => Due::Reply,
+                };
+                // With more words the server refuses it, and nothing ends; but any EXEC ends a transaction.
+                let is_alone = words.len() == 1;
+                let is_exec = name.eq_ignore_ascii_case(b"EXEC");
+                match note {
+                    Note::Multi => moving.multi = true,
+                    Note::Exec if is_alone || is_exec => {
+                        // Without a transaction the watches stay.
+                        moving.watch &= !moving.multi;
+                        moving.multi = false;
+                    }
+                    Note::Reset if is_alone => (moving.multi, moving.watch) = (false, false),
+                    Note::Unwatch if is_alone => moving.watch &= moving.multi,
+                    _ => {}
+                }
+                self.send(moving, extent, due)
+            }
+            Rule::Subscribe => {
+                if let Some(step) = self.be_at(moving, cx, Home::Target) {
+                    return step;
+                }
+                moving.alone = true;
+                self.counted = false;
+                self.send(moving, extent, Due::Reply)
+            }
+            Rule::Select if moving.hub.is_done() => self.select_any(moving, cx, extent, &words),
+            Rule::Select => match select(words.get(1).map(|word| &word[..])) {
+                Ok(()) => self.pass(moving, cx, extent, Due::Reply),
+                Err(why) => self.refuse(moving, cx, extent, refusal(&name, why)),
+            },
+            // Once the direction has been turned, a cursor without a mark could be that of either server.
+            Rule::Scan if is_bound && moving.hub.is_done() && moving.hub.turns == 0 => {
+                self.pass(moving, cx, extent, Due::Reply)
+            }
+            Rule::Scan | Rule::Both(_) | Rule::Flush if is_bound => {
+                let why = "not in a transaction, nor after a subscription, while keys move";
+                self.refuse(moving, cx, extent, refusal(&name, why))
+            }
+            Rule::Scan => self.scan_half(moving, cx, extent, words),
+            // What the client did before has to be counted.
+            Rule::Both(_) | Rule::Flush if !self.due.is_empty() => Step::HeldUp,
+            Rule::Both(whole) => self.ask_both(moving, whole, words),
+            Rule::Flush => {
+                let (hub, identity) = (moving.hub.clone(), self.identity.clone());
+                moving.wait(
+                    async move { flush(hub, identity, words).await.map_or(Settled::Send, Settled::Say) },
+                )
+            }
+            Rule::Target
+            | Rule::Elements
+            | Rule::Script
+            | Rule::Library
+            | Rule::Sort
+            | Rule::Copy
+            | Rule::Refused(_) => self.pass(moving, cx, extent, Due::Reply),
+        }
+    }
+
+    /// All keys have moved, so any database is served. A client that is in another one than the first cannot go over when keys move again.
+    fn select_any(
+        &mut self,
+        moving: &mut Moving,
+        cx: &mut Context<'_>,
+        extent: Extent,
+        words: &[Bytes],
+    ) -> Step {
+        if let Some(step) = self.be_at(moving, cx, Home::Target) {
+            return step;
+        }
+        let is_first = words.get(1).is_some_and(|database| &database[..] == b"0");
+        // In a transaction the reply says that it is queued, and nothing of whether it is carried out.
+        moving.is_unknown |= moving.multi;
+        let due = match moving.multi {
+            true => Due::Reply,
+            false => Due::Special(Box::new(Special::Changed(Change::Select(is_first)))),
+        };
+        self.send(moving, extent, due)
+    }
+
+    /// Sends a read to the source, holding its keys until the reply has arrived, or has them moved first.
+    fn read_at_source(
+        &mut self,
+        moving: &mut Moving,
+        cx: &mut Context<'_>,
+        extent: Extent,
+        keys: Vec<Bytes>,
+    ) -> Step {
+        let hub = moving.hub.clone();
+        if !hub.may_forward(&keys) || !hub.servers.source.takes_together(&keys) {
+            return moving.pull(keys);
+        }
+        // Nothing is held while the other server still answers.
+        if let Some(step) = self.be_at(moving, cx, Home::Source) {
+            return step;
+        }
+        let Some(held) = hub.hold(&keys) else { return moving.pull(keys) };
+        hub.tally.forwarded.fetch_add(1, Ordering::Relaxed);
+        hub.tally.filter_no.fetch_add(held.len() as u64, Ordering::Relaxed);
+        if moving.stall.is_none() {
+            moving.stall = Some(Box::pin(sleep(STALLED)));
+        }
+        self.send(moving, extent, Due::Special(Box::new(Special::Held(held))))
+    }
+
+    fn scan_half(
+        &mut self,
+        moving: &mut Moving,
+        cx: &mut Context<'_>,
+        extent: Extent,
+        words: Vec<Bytes>,
+    ) -> Step {
+        let (turns, is_done) = (moving.hub.turns, moving.hub.is_done());
+        let Some((half, cursor)) = words.get(1).and_then(|cursor| resume(cursor, turns, is_done)) else {
+            return self.pass(moving, cx, extent, Due::Reply);
+        };
+        if let Some(step) = self.be_at(moving, cx, half.home) {
+            return step;
+        }
+        let visit = match half.home {
+            Home::Target => None,
+            Home::Source => match moving.hub.locks.visit() {
+                Some(visit) => Some(visit),
+                None => {
+                    let error = b"-TRYAGAIN whimbrel front: all keys are being removed\r\n".to_vec();
+                    return self.refuse(moving, cx, extent, error);
+                }
+            },
+        };
+        let mut words: Vec<Vec<u8>> = words.iter().map(|word| word.to_vec()).collect();
+        words[1] = cursor.to_string().into_bytes();
+        if let Link::Up(server) = &mut self.link {
+            server.to.extend_from_slice(&as_array(&words));
+        }
+        self.owe(Due::Special(Box::new(Special::Scanned(BytesMut::new(), half, visit))));
+        self.go_on(moving, extent, false)
+    }
+
+    fn ask_both(&mut self, moving: &mut Moving, whole: KeyspaceQuery, words: Vec<Bytes>) -> Step {
+        let (hub, identity) = (moving.hub.clone(), self.identity.clone());
+        moving.wait(async move { Settled::Say(ask_both(hub, identity, whole, words).await) })
+    }
+
+    /// Sends a request to the target as it is.
+    fn pass(&mut self, moving: &mut Moving, cx: &mut Context<'_>, extent: Extent, due: Due) -> Step {
+        if let Some(step) = self.be_at(moving, cx, Home::Target) {
+            return step;
+        }
+        moving.hub.tally.direct.fetch_add(1, Ordering::Relaxed);
+        self.send(moving, extent, due)
+    }
+
+    /// Sends a request to where the session is.
+    fn send(&mut self, moving: &mut Moving, extent: Extent, due: Due) -> Step {
+        let is_bound = moving.multi || moving.alone;
+        if moving.at == Home::Target
+            && extent.whole
+            && let Some(request) = self.iteration_at_target(moving.hub.turns, is_bound)
+        {
+            if let Link::Up(server) = &mut self.link {
+                server.to.extend_from_slice(&request);
+            }
+            // In a transaction the reply is another one.
+            let half = Half { home: Home::Target, turns: moving.hub.turns };
+            let scanned = || Due::Special(Box::new(Special::Iterated(BytesMut::new(), half)));
+            self.owe(if is_bound { due } else { scanned() });
+            return self.go_on(moving, extent, false);
+        }
+        self.owe(due);
+        self.go_on(moving, extent, true)
+    }
+
+    /// The first request in the inbox as the target has to get it, where it is such an iteration and whole.
+    fn iteration_at_target(&self, turns: u32, keeps_unmarked: bool) -> Option<Vec<u8>> {
+        let args = self.requests.args();
+        let name = args.first().and_then(|range| self.inbox.get(range.clone()))?;
+        if !elements::iterates(name) {
+            return None;
+        }
+        let words: Vec<&[u8]> = args.iter().map_while(|range| self.inbox.get(range.clone())).collect();
+        elements::at_target(&words, turns, keeps_unmarked)
+    }
+
+    /// Takes what is there of a request out of the inbox; it is passed on to where the session is, or thrown away.
+    fn go_on(&mut self, moving: &mut Moving, extent: Extent, is_passed: bool) -> Step {
+        if let (true, Link::Up(server)) = (is_passed, &mut self.link) {
+            server.to.extend_from_slice(&self.inbox[..extent.len]);
+        }
+        self.inbox.advance(extent.len);
+        if extent.whole {
+            self.passing = None;
+            self.requests.next();
+        } else {
+            self.passing = Some(!is_passed);
+            self.requests.forget(extent.len);
+        }
+        moving.inbox_bytes_max = INBOX_BYTES_MAX;
+        moving.room.clear();
+        Step::Moved
+    }
+
+    /// Answers a request with an error, and has a transaction fail that it belongs to.
+    fn refuse(&mut self, moving: &mut Moving, cx: &mut Context<'_>, extent: Extent, error: Vec<u8>) -> Step {
+        if moving.alone {
+            self.say_or_have_said(error);
+        } else if moving.multi {
+            if let Some(step) = self.be_at(moving, cx, Home::Target) {
+                moving.settled = Some(Settled::Refuse(error));
+                return step;
+            }
+            // It makes the transaction fail.
+            if let Link::Up(server) = &mut self.link {
+                server.to.extend_from_slice(&as_array(&[REFUSED_COMMAND.to_vec()]));
+            }
+            self.owe(Due::Special(Box::new(Special::Replaced(BytesMut::new(), error))));
+        } else {
+            self.say(error);
+        }
+        self.go_on(moving, extent, false)
+    }
+
+    /// More of a long request has to arrive before anything can be done with it, as far as there is room.
+    fn await_more(&mut self, moving: &mut Moving, cx: &mut Context<'_>) -> Step {
+        let max = moving.inbox_bytes_max;
+        if self.inbox.len() < max {
+            return Step::Nothing;
+        }
+        let room = (max < REQUEST_BYTES_MAX).then(|| moving.hub.long.take(max as u64)).flatten();
+        if let Some(room) = room {
+            moving.room.push(room);
+            moving.inbox_bytes_max = max * 2;
+            // It is read from again.
+            return Step::Moved;
+        }
+        let extent = Extent { len: self.requests.forgettable(&self.inbox), whole: false };
+        let error = b"-ERR whimbrel front: while keys move, a command so long has to have its keys at its beginning\r\n";
+        self.refuse(moving, cx, extent, error.to_vec())
+    }
+
+    /// Goes to a server. `None` where the session is there; else what comes first.
+    fn be_at(&mut self, moving: &mut Moving, cx: &mut Context<'_>, home: Home) -> Option<Step> {
+        if moving.at == home {
+            return None;
+        }
+        let is_idle =
+            matches!(&self.link, Link::Up(server) if server.to.is_empty() && server.from.is_empty());
+        if !self.due.is_empty() || !is_idle {
+            return Some(Step::HeldUp);
+        }
+        let next = moving.link(cx, home, &self.identity);
+        if let Link::Up(server) = std::mem::replace(&mut self.link, next) {
+            moving.parked = Some(server);
+        }
+        moving.at = home;
+        Some(Step::Moved)
+    }
+}
+
+/// When all keys have moved, hardly anything is special any more. What a session is at the target has to be known, though: it goes over to other
+/// connections where the direction is turned.
+fn after_all(words: &[&[u8]]) -> Plan {
+    match find_by_words(words).migrating {
+        // All that matters of it has been noted.
+        Some(Rule::Noted(Note::Watch)) => Plan::Target,
+        Some(what @ (Rule::Scan | Rule::Subscribe | Rule::Select | Rule::Noted(_))) => Plan::Named(what),
+        _ => Plan::Target,
+    }
+}
+
+fn keys(words: &[&[u8]], at: &[usize]) -> Vec<Bytes> {
+    at.iter().filter_map(|at| words.get(*at)).map(|word| Bytes::copy_from_slice(word)).collect()
+}

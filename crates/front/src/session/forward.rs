@@ -1,0 +1,153 @@
+//! Requests on their way to the server, where there is one alone.
+
+use bytes::Buf;
+use tokio::io::{AsyncRead, AsyncWrite};
+use whimbrel_wire::request::Request;
+
+use super::link::Link;
+use super::sharing::Wish;
+use super::state::{Session, WHOLE_BYTES_MAX};
+use crate::command::rule::Handling;
+use crate::command::table::{find, is_container};
+use crate::face::Question;
+use crate::pipe::frame::{as_array, refusal};
+
+impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
+    /// Takes requests out of the inbox for as long as there is room for what comes of them.
+    pub(super) fn take_requests(&mut self) -> bool {
+        let mut taken = 0;
+        // Where the requests begin that are to be passed on as they are.
+        let mut plain_from = 0;
+        while self.wants_requests() && taken < self.inbox.len() {
+            let rest = &self.inbox[taken..];
+            let (len, whole) = match self.requests.scan(rest) {
+                Ok(Request::Array(len)) => (len, true),
+                Ok(Request::Inline(len, words)) if !words.is_empty() => {
+                    if !self.is_where_it_goes(Wish::Own) {
+                        break;
+                    }
+                    // It goes on as an array, so that there is one form from here on.
+                    self.pass_on(plain_from, taken);
+                    taken += len;
+                    plain_from = taken;
+                    self.requests.next();
+                    self.take_words(&words);
+                    continue;
+                }
+                Ok(Request::Nothing(len) | Request::Inline(len, _)) => {
+                    self.pass_on(plain_from, taken);
+                    taken += len;
+                    plain_from = taken;
+                    self.requests.next();
+                    continue;
+                }
+                Ok(Request::Incomplete(_)) => match self.passable(rest) {
+                    Some(len) => (len, false),
+                    None => break,
+                },
+                Err(bad) => {
+                    self.pass_on(plain_from, taken);
+                    if let Some(answer) = bad.answer() {
+                        self.say(answer.into_bytes());
+                    }
+                    self.leave();
+                    self.inbox.clear();
+                    return true;
+                }
+            };
+            if self.sharing.is_some() && self.passing.is_none() {
+                let wish = self.wish(taken, whole.then_some(len));
+                if !self.is_where_it_goes(wish) {
+                    break;
+                }
+            }
+            let rest = &self.inbox[taken..];
+            let is_passed = match self.passing {
+                Some(thrown_away) => !thrown_away,
+                None => {
+                    let args = self.requests.args();
+                    let word = |i: usize| args.get(i).and_then(|range| rest.get(range.clone()));
+                    let name = word(0).unwrap_or_default();
+                    let row = find(name, word(1));
+                    self.asking = None;
+                    if row.face.is_some() && self.shared.face.is_some() {
+                        let words: Vec<&[u8]> =
+                            args.iter().map_while(|range| rest.get(range.clone())).collect();
+                        self.asking =
+                            Question::of(&words).filter(|_| whole && self.requests.args_left() == 0);
+                    }
+                    match row.handling() {
+                        Handling::Refused(why) => {
+                            let error = refusal(name, why);
+                            self.pass_on(plain_from, taken);
+                            plain_from = taken;
+                            self.say_or_have_said(error);
+                            false
+                        }
+                        Handling::Subscribe => {
+                            self.counted = false;
+                            true
+                        }
+                        Handling::Noted(note) if self.plain.is_some() || self.shared.face.is_some() => {
+                            let request = whole.then(|| rest[..len].into());
+                            let is_first = word(1).is_some_and(|database| database == b"0");
+                            self.note(note, request, is_first);
+                            true
+                        }
+                        Handling::Passed | Handling::Noted(_) => {
+                            self.owe_reply();
+                            true
+                        }
+                    }
+                }
+            };
+            if !is_passed {
+                self.pass_on(plain_from, taken);
+                plain_from = taken + len;
+            }
+            taken += len;
+            if whole {
+                self.passing = None;
+                self.requests.next();
+            } else {
+                self.passing = Some(!is_passed);
+                self.requests.forget(len);
+            }
+        }
+        self.pass_on(plain_from, taken);
+        self.inbox.advance(taken);
+        taken > 0
+    }
+
+    /// How much of an unfinished request can be passed on already: where it is long, and what to do with it is known.
+    pub(super) fn passable(&self, rest: &[u8]) -> Option<usize> {
+        let bytes = self.requests.forgettable(rest);
+        if self.passing.is_some() {
+            return (bytes > 0).then_some(bytes);
+        }
+        let args = self.requests.args();
+        let name = args.first().and_then(|range| rest.get(range.clone()))?;
+        let is_known = !is_container(name) || args.get(1).is_some_and(|range| range.end <= rest.len());
+        (rest.len() > WHOLE_BYTES_MAX && is_known).then_some(bytes)
+    }
+
+    pub(super) fn take_words(&mut self, words: &[Vec<u8>]) {
+        let name = words.first().map(Vec::as_slice).unwrap_or_default();
+        if self.shared.face.is_some() {
+            self.asking = Question::of(&words.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        }
+        let second = words.get(1).map(Vec::as_slice);
+        let request = as_array(words);
+        match find(name, second).handling() {
+            Handling::Refused(why) => return self.say_or_have_said(refusal(name, why)),
+            Handling::Subscribe => self.counted = false,
+            Handling::Noted(note) if self.plain.is_some() || self.shared.face.is_some() => {
+                self.note(note, Some(request.as_slice().into()), second == Some(b"0"));
+            }
+            Handling::Passed | Handling::Noted(_) => self.owe_reply(),
+        }
+        if let Link::Up(server) = &mut self.link {
+            server.to.extend_from_slice(&request);
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! What a connection before a fleet hears of while nothing else happens on it.
+
+use std::pin::Pin;
+
+use tokio::sync::watch;
+use tokio::time::Sleep;
+use tokio_util::sync::WaitForCancellationFutureOwned;
+
+use crate::upstream::admission::Admission;
+use crate::upstream::cluster::nodes::{Cluster, Role};
+
+pub(super) type Told = Pin<Box<dyn Future<Output = watch::Receiver<u64>> + Send>>;
+
+/// What a connection has to hear of while nothing else happens on it.
+pub(super) enum Heed {
+    Nothing,
+    /// The end of the lease.
+    Lapse(Pin<Box<WaitForCancellationFutureOwned>>),
+    /// Members that have come or gone.
+    News(Told),
+}
+
+impl Heed {
+    pub(super) fn of<A: Admission>(cluster: &Cluster<A>) -> Heed {
+        match &cluster.role {
+            Role::None => Heed::Nothing,
+            Role::Backend(gate) => Heed::Lapse(Box::pin(gate.lapse())),
+            Role::Members(gate) => Heed::News(next(gate.news())),
+        }
+    }
+}
+
+/// Tells when something may have to be let go.
+pub(super) struct Stirs {
+    pub(super) told: Told,
+    /// Until it is said again: the request may have arrived at the server after that.
+    pub(super) again: Option<Pin<Box<Sleep>>>,
+}
+
+/// The next time that a number changes.
+pub(super) fn next(mut news: watch::Receiver<u64>) -> Told {
+    Box::pin(async move {
+        if news.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        news
+    })
+}

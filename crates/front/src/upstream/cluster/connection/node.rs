@@ -1,0 +1,32 @@
+//! A node, and what is on its way there and back.
+
+use std::pin::Pin;
+
+use bytes::BytesMut;
+use whimbrel_engine::endpoint::Address;
+use whimbrel_engine::error::Result;
+use whimbrel_engine::link::Io;
+use whimbrel_wire::boundary::Boundary;
+
+/// A connection, and the id that the server gave it where that was asked for and told.
+pub(super) type Connecting = Pin<Box<dyn Future<Output = Result<(Io, Option<i64>)>> + Send>>;
+
+/// A node, and what is on its way there and back.
+pub(super) struct Node {
+    pub(super) address: Address,
+    pub(super) state: State,
+    pub(super) to: BytesMut,
+    pub(super) from: BytesMut,
+    pub(super) boundary: Boundary,
+    /// Replies that are to come from it.
+    pub(super) due: usize,
+    /// By which a request that waits for something to happen is ended, where this front serves slots of a fleet.
+    pub(super) id: Option<i64>,
+}
+
+pub(super) enum State {
+    Connecting(Connecting),
+    Up(Box<Io>),
+    /// It could not be reached, and nothing was sent to it.
+    Failed(String),
+}

@@ -1,0 +1,175 @@
+//! Connections to nodes.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::PoisonError;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use tokio::io::{AsyncWrite, AsyncWriteExt};
+use tokio::time::timeout;
+use whimbrel_engine::endpoint::Address;
+use whimbrel_engine::error::{Error, ErrorKind, Result};
+use whimbrel_engine::link::Io;
+use whimbrel_wire::boundary::Boundary;
+use whimbrel_wire::value::Value;
+
+use crate::pipe::frame::as_array;
+use crate::pipe::io::Ended;
+use crate::pipe::io::read;
+use crate::pipe::io::write;
+use crate::upstream::admission::Admission;
+use crate::upstream::cluster::connection::due::At;
+use crate::upstream::cluster::connection::node::Connecting;
+use crate::upstream::cluster::connection::node::Node;
+use crate::upstream::cluster::connection::node::State;
+use crate::upstream::cluster::connection::request::Multi;
+use crate::upstream::cluster::connection::state::Conn;
+use crate::upstream::identity::Replies;
+
+/// Connections that have to be ended for certain: so many for one to the cluster. It is replaced then.
+const IDS_MAX: usize = 1 << 10;
+
+impl<A: Admission> Conn<A> {
+    /// A connection to a node, as a future, that knows all of the client.
+    pub(super) fn connect(&self, address: &Address) -> Connecting {
+        let (cluster, identity, ids) = (self.cluster.clone(), self.identity.clone(), self.ids.clone());
+        let address = address.clone();
+        // Before there is a second backend nothing has to be let go of, and users who may not ask for it need not.
+        let asks_id = self.gate().is_some_and(|gate| gate.waits().are_pinned());
+        Box::pin(async move {
+            let endpoint = &cluster.deployment_at(&address).endpoint;
+            let opened = timeout(cluster.limit(), async {
+                let io = Io::open(endpoint, &address).await?;
+                identity.say_all(io, endpoint, &address).await
+            });
+            let in_vain = || ErrorKind::Connect(io::ErrorKind::TimedOut.into());
+            let mut io = opened.await.unwrap_or_else(|_| {
+                Err(Error::new(endpoint.side, address.to_string(), "connect", in_vain()))
+            })?;
+            if let Some(ids) = ids {
+                if ids.lock().unwrap_or_else(PoisonError::into_inner).len() >= IDS_MAX {
+                    return Err(Error::own(
+                        "connect to a node",
+                        "the connections of before have to be ended first",
+                    ));
+                }
+                let id = client_id(&mut io).await.map_err(|e| {
+                    Error::new(endpoint.side, address.to_string(), "CLIENT ID", ErrorKind::Broken(e))
+                })?;
+                ids.lock().unwrap_or_else(PoisonError::into_inner).push((address, id));
+                return Ok((io, Some(id)));
+            }
+            let id = if asks_id { told_id(&mut io, cluster.limit()).await? } else { None };
+            Ok((io, id))
+        })
+    }
+
+    pub(super) fn new_node(&self, address: Address) -> Box<Node> {
+        Box::new(Node {
+            state: State::Connecting(self.connect(&address)),
+            address,
+            to: BytesMut::new(),
+            from: BytesMut::new(),
+            boundary: Boundary::default(),
+            due: 0,
+            id: None,
+        })
+    }
+
+    pub(super) fn is_bound_to(&self, number: u16) -> bool {
+        self.watching == Some(number) || self.ear == Some(number) || self.multi == Multi::At(number)
+    }
+
+    /// The node of a number, with a connection that is alive as far as can be seen.
+    pub(super) fn node(&mut self, cx: &mut Context<'_>, number: u16) -> Result<&mut Node, Ended> {
+        let at = usize::from(number);
+        if self.nodes.len() <= at {
+            self.nodes.resize_with(at + 1, || None);
+        }
+        let address = self.map.address(number);
+        let is_usable = match &mut self.nodes[at] {
+            None => false,
+            Some(node) if node.due > 0 => true,
+            // Its number has been given to another one.
+            Some(node) if node.address != *address => false,
+            Some(node) => match &mut node.state {
+                State::Up(io) => read(io, cx, &mut node.from).is_pending() || !node.from.is_empty(),
+                State::Connecting(_) => true,
+                State::Failed(_) => false,
+            },
+        };
+        if !is_usable {
+            if self.nodes[at].is_some() && self.is_bound_to(number) {
+                return Err(Ended);
+            }
+            self.nodes[at] = Some(self.new_node(self.map.address(number).clone()));
+        }
+        self.nodes[at].as_deref_mut().ok_or(Ended)
+    }
+
+    pub(super) fn node_at(&mut self, at: At) -> Option<&mut Node> {
+        match at {
+            At::Here => None,
+            At::Node(number) => self.nodes.get_mut(usize::from(number))?.as_deref_mut(),
+            At::Detour => self.detour.as_deref_mut(),
+        }
+    }
+
+    /// Connects, and sends what can be sent.
+    pub(super) fn drive_nodes(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+        let mut moved = false;
+        let closes = self.client_closed && self.inbox.is_empty();
+        for node in self.nodes.iter_mut().flatten().chain(&mut self.detour) {
+            if let State::Connecting(connecting) = &mut node.state
+                && let Poll::Ready(connected) = connecting.as_mut().poll(cx)
+            {
+                moved = true;
+                node.state = match connected {
+                    Ok((io, id)) => {
+                        node.id = id;
+                        State::Up(Box::new(io))
+                    }
+                    Err(error) => {
+                        node.to.clear();
+                        State::Failed(error.to_string())
+                    }
+                };
+            }
+            if let State::Up(io) = &mut node.state {
+                moved |= write(&mut **io, cx, &mut node.to)?;
+                if closes && node.to.is_empty() && node.due > 0 {
+                    // As a server would learn it: whoever waits for something to happen is let go of.
+                    let _ = Pin::new(&mut **io).poll_shutdown(cx);
+                }
+            }
+        }
+        Ok(moved)
+    }
+}
+
+/// The same, where its user may ask for it.
+///
+/// # Errors
+/// Where the connection is lost.
+async fn told_id(io: &mut Io, limit: Duration) -> Result<Option<i64>> {
+    let lost = |e: io::Error| Error::own("ask for the id of a connection", e);
+    let asked = async {
+        io.write_all(&as_array(&[b"CLIENT".to_vec(), b"ID".to_vec()])).await.map_err(lost)?;
+        io.flush().await.map_err(lost)?;
+        Replies::default().next(io).await.map_err(lost)
+    };
+    let told = timeout(limit, asked).await.map_err(|_| lost(io::ErrorKind::TimedOut.into()))?;
+    Ok(told?.as_int())
+}
+
+/// The id that a server has given a connection.
+async fn client_id(io: &mut Io) -> io::Result<i64> {
+    io.write_all(&as_array(&[b"CLIENT".to_vec(), b"ID".to_vec()])).await?;
+    io.flush().await?;
+    match Replies::default().next(io).await? {
+        Value::Int(id) => Ok(id),
+        _ => Err(io::Error::other("the server does not tell the id of a connection")),
+    }
+}

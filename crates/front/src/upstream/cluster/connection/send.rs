@@ -1,0 +1,127 @@
+//! A request goes to a node, or is answered here.
+
+use std::task::Context;
+
+use crate::pipe::frame::REFUSED_COMMAND;
+use crate::pipe::frame::as_array;
+use crate::pipe::io::Ended;
+use crate::pipe::memory::REQUEST_BYTES_MAX;
+use crate::upstream::admission::Admission;
+use crate::upstream::cluster::connection::due::At;
+use crate::upstream::cluster::connection::due::Due;
+use crate::upstream::cluster::connection::due::What;
+use crate::upstream::cluster::connection::request::First;
+use crate::upstream::cluster::connection::request::Multi;
+use crate::upstream::cluster::connection::request::Step;
+use crate::upstream::cluster::connection::state::Conn;
+use crate::upstream::cluster::connection::state::WHOLE_BYTES_MAX;
+use bytes::Bytes;
+use whimbrel_core::slot::Slot;
+use whimbrel_fleet::Guard;
+
+impl<A: Admission> Conn<A> {
+    /// Takes what is there of the first request out of the inbox. Its rest, if there is any, goes to a node or nowhere.
+    pub(super) fn advance(&mut self, len: usize, whole: bool, rest_to: Option<u16>) -> Bytes {
+        if whole {
+            self.passing = None;
+            self.requests.next();
+        } else {
+            self.passing = Some(rest_to);
+            self.requests.forget(len);
+        }
+        self.inbox_bytes_max = WHOLE_BYTES_MAX;
+        self.room.clear();
+        self.asking = None;
+        self.inbox.split_to(len).freeze()
+    }
+
+    /// Keeps a guard until the reply to what was sent last has come.
+    pub(super) fn hold(&mut self, guard: Option<Guard>) {
+        if let Some(due) = self.due.back_mut() {
+            due.guard = guard;
+        }
+    }
+
+    /// Sends a request to a node, which is not sent again.
+    pub(super) fn send(
+        &mut self,
+        cx: &mut Context<'_>,
+        number: u16,
+        request: &[u8],
+        what: What,
+        slot: Option<Slot>,
+    ) -> Result<(), Ended> {
+        let node = self.node(cx, number)?;
+        node.to.extend_from_slice(request);
+        node.due += 1;
+        self.due.push_back(Due { slot, ..Due::new(At::Node(number), what) });
+        Ok(())
+    }
+
+    /// Where commands without keys go: one node for all of them, as long as it is a primary.
+    pub(super) fn main(&mut self) -> Result<u16, Ended> {
+        let is_primary = |number: &u16| self.map.first_primaries().contains(number);
+        if let Some(main) = self.main.filter(is_primary) {
+            return Ok(main);
+        }
+        let open = (0..).zip(&self.nodes).filter(|(_, node)| node.is_some()).map(|(number, _)| number);
+        let main = open.chain(self.map.first_primaries().iter().copied()).find(is_primary).ok_or(Ended)?;
+        self.main = Some(main);
+        Ok(main)
+    }
+
+    pub(super) fn say(&mut self, reply: Vec<u8>) {
+        self.due.push_back(Due::new(At::Here, What::Own(reply)));
+    }
+
+    /// A whole request is answered here.
+    pub(super) fn answer(&mut self, first: First, reply: Vec<u8>) -> Result<Step, Ended> {
+        self.advance(first.len, first.whole, None);
+        self.say(reply);
+        Ok(Step::Taken)
+    }
+
+    /// Answers with an error what is perhaps not whole.
+    pub(super) fn refuse(
+        &mut self,
+        cx: &mut Context<'_>,
+        len: usize,
+        whole: bool,
+        error: Vec<u8>,
+    ) -> Result<Step, Ended> {
+        if let (true, Some(ear)) = (self.alone, self.ear) {
+            self.advance(len, whole, None);
+            let why = error.strip_prefix(b"-").unwrap_or(&error).trim_ascii_end().to_vec();
+            self.node(cx, ear)?.to.extend_from_slice(&as_array(&[REFUSED_COMMAND.to_vec(), why]));
+            return Ok(Step::Taken);
+        }
+        if let Multi::At(node) = self.multi {
+            self.advance(len, whole, None);
+            let refused = as_array(&[REFUSED_COMMAND.to_vec()]);
+            self.send(cx, node, &refused, What::Replaced(error), None)?;
+            return Ok(Step::Taken);
+        }
+        if let Multi::Open { failed, .. } = &mut self.multi {
+            *failed = true;
+        }
+        self.answer(First { len, whole, words: Vec::new(), blocks: false, is_channel: false }, error)
+    }
+
+    /// More of a request has to arrive before it is known where it goes, as far as there is room.
+    pub(super) fn await_more(&mut self, cx: &mut Context<'_>, len: usize) -> Result<Step, Ended> {
+        if self.inbox.len() < self.inbox_bytes_max {
+            return Ok(Step::Waits);
+        }
+        let room = (self.inbox_bytes_max < REQUEST_BYTES_MAX)
+            .then(|| self.cluster.reserve.take(self.inbox_bytes_max as u64))
+            .flatten();
+        if let Some(room) = room {
+            self.room.push(room);
+            self.inbox_bytes_max *= 2;
+            // It is read from again.
+            return Ok(Step::Taken);
+        }
+        let error = b"-ERR whimbrel front: in front of a cluster, a command so long has to have its keys at its beginning\r\n";
+        self.refuse(cx, len, false, error.to_vec())
+    }
+}

@@ -1,0 +1,130 @@
+//! What a connection to a cluster is.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use tokio::io::DuplexStream;
+use tokio::time::Sleep;
+use tokio_util::sync::WaitForCancellationFutureOwned;
+use whimbrel_core::slot::Slot;
+use whimbrel_wire::encode::Protocol;
+use whimbrel_wire::request::RequestScanner;
+
+use crate::pipe::memory::Room;
+use crate::upstream::admission::Admission;
+use crate::upstream::cluster::connection::due::Due;
+use crate::upstream::cluster::connection::news::Heed;
+use crate::upstream::cluster::connection::news::Stirs;
+use crate::upstream::cluster::connection::node::Node;
+use crate::upstream::cluster::connection::parts::Parts;
+use crate::upstream::cluster::connection::request::Asking;
+use crate::upstream::cluster::connection::request::Multi;
+use crate::upstream::cluster::connection::request::Waiting;
+use crate::upstream::cluster::map::Map;
+use crate::upstream::cluster::nodes::{Cluster, Ids, Role};
+use crate::upstream::identity::Identity;
+
+/// A longer request is passed on while it arrives, and cannot be sent again.
+pub(super) const WHOLE_BYTES_MAX: usize = 256 << 10;
+
+/// While so much is kept to be sent again, no more requests are taken.
+pub(super) const KEPT_BYTES_MAX: usize = 1 << 20;
+
+/// So many requests may be under way.
+pub(super) const DUE_MAX: usize = 4 << 10;
+
+/// Between two tries of a request that a node cannot carry out now.
+pub(super) const PAUSE: Duration = Duration::from_millis(20);
+
+pub(in crate::upstream::cluster) struct Conn<A> {
+    pub(super) cluster: Arc<Cluster<A>>,
+    pub(super) map: Arc<Map>,
+    pub(super) client: DuplexStream,
+    /// The other end was dropped.
+    pub(super) gone: Pin<Box<WaitForCancellationFutureOwned>>,
+    pub(super) ids: Option<Ids>,
+    pub(super) requests: RequestScanner,
+    pub(super) inbox: BytesMut,
+    pub(super) inbox_bytes_max: usize,
+    pub(super) room: Vec<Room>,
+    pub(super) to_client: BytesMut,
+    /// By their numbers.
+    pub(super) nodes: Vec<Option<Box<Node>>>,
+    pub(super) detour: Option<Box<Node>>,
+    /// Where commands without keys go.
+    pub(super) main: Option<u16>,
+    pub(super) due: VecDeque<Due>,
+    pub(super) kept_bytes: usize,
+    /// Of the first that is due.
+    pub(super) collected: BytesMut,
+    pub(super) parts: Parts,
+    pub(super) identity: Identity,
+    pub(super) multi: Multi,
+    pub(super) watching: Option<u16>,
+    /// Something that should be watched is not: the transaction that follows must not be carried out.
+    pub(super) watch_lost: bool,
+    /// That of the keys of the transaction, or of what is watched, where this front serves slots of a fleet.
+    pub(super) bound_slot: Option<Slot>,
+    /// The first request waits for somebody who serves its slot.
+    pub(super) waiting: Option<Waiting>,
+    pub(super) heeds: Heed,
+    /// While requests are under way that may wait for something to happen.
+    pub(super) stirs: Option<Stirs>,
+    /// The node that tells of messages.
+    pub(super) ear: Option<u16>,
+    /// With the older protocol, once it has begun to listen: replies are not counted, and everything goes to that node.
+    pub(super) alone: bool,
+    /// No more requests are taken until nothing is due.
+    pub(super) settling: bool,
+    pub(super) refreshing: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    pub(super) pause: Option<Pin<Box<Sleep>>>,
+    pub(super) asking: Option<Asking>,
+    /// Where the rest of a long request goes; `None` inside: nowhere.
+    pub(super) passing: Option<Option<u16>>,
+    pub(super) client_closed: bool,
+}
+
+impl<A: Admission> Conn<A> {
+    pub(super) fn refresh(&mut self) {
+        if self.refreshing.is_none() {
+            let (cluster, seen) = (self.cluster.clone(), self.map.generation);
+            self.refreshing = Some(Box::pin(async move { cluster.refresh(seen).await }));
+        }
+        self.settling = true;
+    }
+
+    /// The reply to a transaction that is not carried out since something that was watched has changed.
+    pub(super) fn aborted(&self) -> &'static [u8] {
+        match self.identity.protocol() {
+            Protocol::Resp2 => b"*-1\r\n",
+            Protocol::Resp3 => b"_\r\n",
+        }
+    }
+
+    pub(super) fn gate(&self) -> Option<&Arc<A>> {
+        match &self.cluster.role {
+            Role::Backend(gate) => Some(gate),
+            Role::None | Role::Members(_) => None,
+        }
+    }
+
+    /// Whether this front serves slots of a fleet, and no others.
+    pub(super) fn is_gated(&self) -> bool {
+        self.gate().is_some()
+    }
+
+    /// Members tell who has which slot without being asked.
+    pub(super) fn follow_members(&mut self) {
+        if self.holds_back() {
+            self.map = self.cluster.map();
+        }
+    }
+
+    /// Whether transactions are held back.
+    pub(super) fn holds_back(&self) -> bool {
+        matches!(self.cluster.role, Role::Members(_))
+    }
+}

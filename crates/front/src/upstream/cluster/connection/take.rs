@@ -1,0 +1,535 @@
+//! Requests on their way to nodes.
+
+use std::task::{Context, Poll};
+
+use bytes::{Buf, Bytes};
+use whimbrel_core::slot::Slot;
+use whimbrel_wire::encode::Protocol;
+use whimbrel_wire::request::Request;
+
+use crate::command::rule::ClusterRule;
+use crate::command::rule::Trait;
+use crate::face::NO_CLUSTER;
+use crate::pipe::frame::{REFUSED_COMMAND, as_array, refusal};
+use crate::pipe::io::{Ended, OUT_BYTES_MAX};
+use crate::upstream::admission::Admission;
+use crate::upstream::cluster::connection::due::At;
+use crate::upstream::cluster::connection::due::What;
+use crate::upstream::cluster::connection::request::Admitted;
+use crate::upstream::cluster::connection::request::Asking;
+use crate::upstream::cluster::connection::request::CROSS_SLOT;
+use crate::upstream::cluster::connection::request::EXEC_ABORT;
+use crate::upstream::cluster::connection::request::First;
+use crate::upstream::cluster::connection::request::Multi;
+use crate::upstream::cluster::connection::request::QUEUED_BYTES_MAX;
+use crate::upstream::cluster::connection::request::Step;
+use crate::upstream::cluster::connection::state::Conn;
+use crate::upstream::cluster::connection::state::DUE_MAX;
+use crate::upstream::cluster::connection::state::KEPT_BYTES_MAX;
+use crate::upstream::cluster::destination::Destination;
+use crate::upstream::cluster::destination::destination;
+use crate::upstream::cluster::destination::of_keys;
+use crate::upstream::identity::SAYING_BYTES_MAX;
+
+const ONE_NODE: &str = "a cluster has many nodes: connect to the one that it is meant for";
+const IN_TRANSACTION: &str = "in a transaction it cannot be sent to several nodes of a cluster";
+const ONE_EAR: &str = "one connection can listen to one node of a cluster: use another one for this";
+
+impl<A: Admission> Conn<A> {
+    /// Takes requests for as long as there is room for what comes of them.
+    pub(super) fn take(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+        let mut taken = false;
+        if self.nodes.iter().flatten().any(|node| node.to.len() >= OUT_BYTES_MAX) {
+            return Ok(false);
+        }
+        let mut bytes = 0;
+        while bytes < OUT_BYTES_MAX {
+            let before = self.inbox.len();
+            if self.take_one(cx)? == Step::Waits {
+                break;
+            }
+            bytes += before.saturating_sub(self.inbox.len());
+            taken = true;
+        }
+        Ok(taken)
+    }
+
+    fn may_take(&mut self) -> bool {
+        if self.due.is_empty() && self.refreshing.is_none() && self.pause.is_none() {
+            self.settling = false;
+        }
+        !self.settling
+            && self.due.len() < DUE_MAX
+            && self.kept_bytes < KEPT_BYTES_MAX
+            && self.to_client.len() < OUT_BYTES_MAX
+    }
+
+    fn take_one(&mut self, cx: &mut Context<'_>) -> Result<Step, Ended> {
+        if self.inbox.is_empty() || self.passing.is_none() && !self.may_take() {
+            return Ok(Step::Waits);
+        }
+        if let Some(Asking::Under(asking)) = &mut self.asking {
+            let Poll::Ready(told) = asking.as_mut().poll(cx) else { return Ok(Step::Waits) };
+            self.asking = Some(Asking::Told(told));
+        }
+        let (len, whole) = match self.requests.scan(&self.inbox) {
+            Ok(Request::Array(len)) => (len, true),
+            Ok(Request::Nothing(len) | Request::Inline(len, _)) => {
+                // Whoever has a connection to a cluster sends arrays.
+                self.inbox.advance(len);
+                self.requests.next();
+                return Ok(Step::Taken);
+            }
+            Ok(Request::Incomplete(_)) => match self.requests.forgettable(&self.inbox) {
+                0 => return Ok(Step::Waits),
+                len if self.passing.is_some() || self.inbox.len() >= self.inbox_bytes_max => (len, false),
+                _ => return Ok(Step::Waits),
+            },
+            Err(bad) => {
+                tracing::debug!(%bad, "what came for a cluster is no RESP");
+                return Err(Ended);
+            }
+        };
+        match self.passing {
+            Some(to) => {
+                let part = self.advance(len, whole, to);
+                if let Some(node) = to.and_then(|to| self.node_at(At::Node(to))) {
+                    node.to.extend_from_slice(&part);
+                }
+                Ok(Step::Taken)
+            }
+            None => self.decide(cx, len, whole),
+        }
+    }
+
+    fn decide(&mut self, cx: &mut Context<'_>, len: usize, whole: bool) -> Result<Step, Ended> {
+        let args = self.requests.args();
+        let count = args.len() + usize::try_from(self.requests.args_left()).unwrap_or(usize::MAX / 2);
+        let words: Vec<&[u8]> = args.iter().map_while(|range| self.inbox.get(range.clone())).collect();
+        let destination = match &self.asking {
+            Some(Asking::Told(Ok(keys))) => of_keys(keys),
+            Some(Asking::Told(Err(why))) => {
+                let error = format!("-{}\r\n", crate::pipe::frame::one_line(why)).into_bytes();
+                return self.refuse(cx, len, whole, error);
+            }
+            _ => destination(self.cluster.table(), &words, count),
+        };
+        if destination == Destination::More
+            || !whole
+                && !matches!(destination, Destination::Slot(_) | Destination::Anyone | Destination::CrossSlot)
+        {
+            return self.await_more(cx, len);
+        }
+        let blocks =
+            self.is_gated() && self.cluster.table().facts(&words).is_some_and(|facts| facts.blocking);
+        let is_channel = words.first().is_some_and(|name| name.eq_ignore_ascii_case(b"SPUBLISH"));
+        let needs_words = matches!(destination, Destination::Rule(_) | Destination::Asked);
+        let words = if needs_words {
+            words.iter().map(|word| Bytes::copy_from_slice(word)).collect()
+        } else {
+            Vec::new()
+        };
+        let first = First { len, whole, words, blocks, is_channel };
+        if destination == Destination::Asked {
+            let cluster = self.cluster.clone();
+            self.asking = Some(Asking::Under(Box::pin(cluster.keys_of(first.words))));
+            return Ok(Step::Taken);
+        }
+        if self.alone {
+            return self.pass_alone(cx, first, destination);
+        }
+        match self.multi {
+            Multi::No => self.dispatch(cx, first, destination),
+            Multi::Open { .. } => self.in_open_transaction(cx, first, destination),
+            Multi::At(node) => self.in_transaction(cx, first, destination, node),
+        }
+    }
+
+    /// Outside of a transaction.
+    fn dispatch(
+        &mut self,
+        cx: &mut Context<'_>,
+        first: First,
+        destination: Destination,
+    ) -> Result<Step, Ended> {
+        match destination {
+            Destination::Slot(slot) => {
+                let guard = match self.admit(cx, slot) {
+                    Admitted::Open(guard) => guard,
+                    Admitted::Waits => return Ok(Step::Waits),
+                    Admitted::Answer(answer) => return self.refuse(cx, first.len, first.whole, answer),
+                };
+                let owner = match first.is_channel {
+                    true => self.map.owner(slot),
+                    false => self.place_of(guard.as_ref(), slot),
+                };
+                let Some(owner) = owner else {
+                    self.refresh();
+                    let error = b"-CLUSTERDOWN Hash slot not served\r\n".to_vec();
+                    return self.refuse(cx, first.len, first.whole, error);
+                };
+                let blocks = first.blocks;
+                self.pass(cx, first, owner, Some(slot))?;
+                if blocks {
+                    self.hold_waiting(guard)
+                } else {
+                    self.hold(guard)
+                }
+                Ok(Step::Taken)
+            }
+            Destination::Anyone => {
+                let main = self.main()?;
+                self.pass(cx, first, main, None)
+            }
+            Destination::CrossSlot => self.refuse(cx, first.len, first.whole, CROSS_SLOT.to_vec()),
+            Destination::Rule(rule) => self.dispatch_by_rule(cx, first, rule),
+            Destination::Asked | Destination::More => Ok(Step::Waits),
+        }
+    }
+
+    fn dispatch_by_rule(
+        &mut self,
+        cx: &mut Context<'_>,
+        first: First,
+        rule: ClusterRule,
+    ) -> Result<Step, Ended> {
+        let name = first.words[0].clone();
+        let is_alone = first.words.len() == 1;
+        self.follow_members();
+        match self.as_member(cx, &first, rule) {
+            None => {}
+            Some(Ok(answer)) => return self.answer(first, answer),
+            Some(Err(step)) => return Ok(step),
+        }
+        match rule {
+            ClusterRule::Multi if is_alone => match self.watching {
+                Some(node) if !self.holds_back() => {
+                    self.multi = Multi::At(node);
+                    self.pass_bound(cx, first, node)
+                }
+                _ => {
+                    self.multi = Multi::Open { queued: Vec::new(), bytes: 0, failed: false };
+                    self.answer(first, b"+OK\r\n".to_vec())
+                }
+            },
+            ClusterRule::Watch if !is_alone => match of_keys(&first.words[1..]) {
+                Destination::Slot(slot) => match self.admit_together(cx, slot) {
+                    Admitted::Waits => Ok(Step::Waits),
+                    Admitted::Answer(answer) => self.answer(first, answer),
+                    Admitted::Open(guard) => {
+                        let owner = self.place_of(guard.as_ref(), slot);
+                        let Some(owner) =
+                            owner.filter(|owner| self.watching.is_none_or(|node| node == *owner))
+                        else {
+                            return self.answer(first, CROSS_SLOT.to_vec());
+                        };
+                        self.watching = Some(owner);
+                        self.pass_bound(cx, first, owner)?;
+                        if self.holds_back()
+                            && let Some(due) = self.due.back_mut()
+                        {
+                            due.what = What::Watched;
+                        }
+                        self.hold(guard);
+                        Ok(Step::Taken)
+                    }
+                },
+                _ => self.answer(first, CROSS_SLOT.to_vec()),
+            },
+            ClusterRule::Unwatch => {
+                (self.bound_slot, self.watch_lost) = (None, false);
+                let node = self.watching.take().map_or_else(|| self.main(), Ok)?;
+                self.pass_bound(cx, first, node)
+            }
+            ClusterRule::Multi | ClusterRule::Exec | ClusterRule::Discard | ClusterRule::Watch => {
+                let main = self.main()?;
+                self.pass(cx, first, main, None)
+            }
+            ClusterRule::Select if first.words.len() == 2 && first.words[1] != b"0"[..] => {
+                self.answer(first, b"-ERR SELECT is not allowed in cluster mode\r\n".to_vec())
+            }
+            ClusterRule::Select | ClusterRule::PublishAtSlot => {
+                let main = self.main()?;
+                self.pass(cx, first, main, None)
+            }
+            ClusterRule::Quit => {
+                let step = self.answer(first, b"+OK\r\n".to_vec());
+                // Nothing that follows is heard.
+                self.client_closed = true;
+                self.inbox.clear();
+                step
+            }
+            ClusterRule::NoCluster => self.answer(first, [NO_CLUSTER, b"\r\n"].concat()),
+            ClusterRule::Refused => self.answer(first, refusal(&name, ONE_NODE)),
+            // From here on nothing else may be under way.
+            _ if !self.due.is_empty() => {
+                self.settling = true;
+                Ok(Step::Waits)
+            }
+            ClusterRule::Noted(_) if first.len > SAYING_BYTES_MAX => {
+                self.answer(first, refusal(&name, "it is too long"))
+            }
+            ClusterRule::Noted(what) => self.tell(cx, first, what),
+            ClusterRule::Reset => {
+                (self.multi, self.watching, self.ear, self.bound_slot) = (Multi::No, None, None, None);
+                self.watch_lost = false;
+                let main = self.main()?;
+                let request = self.advance(first.len, first.whole, None);
+                self.settling = true;
+                self.send(cx, main, &request, What::Reset, None)?;
+                Ok(Step::Taken)
+            }
+            ClusterRule::Scan => {
+                self.advance(first.len, first.whole, None);
+                self.scan(cx, &first.words)?;
+                Ok(Step::Taken)
+            }
+            ClusterRule::Every(merge) => {
+                let request = self.advance(first.len, first.whole, None);
+                self.send_to_every(cx, merge, &request)?;
+                Ok(Step::Taken)
+            }
+            ClusterRule::Listen | ClusterRule::ListenAtSlot => self.listen_to(cx, first, rule),
+        }
+    }
+
+    /// What a client says of itself: to one node, and to those where something of it is open. The others learn it when they are needed.
+    fn tell(&mut self, cx: &mut Context<'_>, first: First, what: Trait) -> Result<Step, Ended> {
+        let request = self.advance(first.len, first.whole, None);
+        let main = self.main()?;
+        self.send(cx, main, &request, What::Noted(what, request.clone()), None)?;
+        for node in [self.watching, self.ear.filter(|ear| self.watching != Some(*ear))].into_iter().flatten()
+        {
+            if node != main {
+                self.send(cx, node, &request, What::Swallowed, None)?;
+            }
+        }
+        self.settling = true;
+        Ok(Step::Taken)
+    }
+
+    /// Begins to listen, or to listen no longer.
+    fn listen_to(&mut self, cx: &mut Context<'_>, first: First, rule: ClusterRule) -> Result<Step, Ended> {
+        let at_slot = match of_keys(&first.words[1..]) {
+            Destination::Slot(slot) if rule == ClusterRule::ListenAtSlot => self.map.owner(slot),
+            Destination::CrossSlot if rule == ClusterRule::ListenAtSlot => {
+                return self.answer(first, CROSS_SLOT.to_vec());
+            }
+            _ => None,
+        };
+        let node = match (self.ear, at_slot) {
+            (Some(ear), Some(owner)) if ear != owner => {
+                let error = refusal(&first.words[0], ONE_EAR);
+                return self.answer(first, error);
+            }
+            (Some(ear), _) => ear,
+            (None, Some(owner)) => owner,
+            (None, None) => self.main()?,
+        };
+        self.ear = Some(node);
+        let request = self.advance(first.len, first.whole, None);
+        self.node(cx, node)?.to.extend_from_slice(&request);
+        if self.identity.protocol() == Protocol::Resp2 {
+            self.alone = true;
+            return Ok(Step::Taken);
+        }
+        // What it answers is told apart from replies by its kind, but for errors: the reply to this tells that none will come any more.
+        let fence = Bytes::from(as_array(&[b"PING".to_vec()]));
+        self.send(cx, node, &fence, What::Fence, None)?;
+        self.settling = true;
+        Ok(Step::Taken)
+    }
+
+    /// For a client of the older protocol that listens: only the node knows what comes when.
+    fn pass_alone(
+        &mut self,
+        cx: &mut Context<'_>,
+        first: First,
+        destination: Destination,
+    ) -> Result<Step, Ended> {
+        let Some(ear) = self.ear else { return Err(Ended) };
+        // Nobody knows here when the reply has come, so the slot could not be kept until then: where data moves between backends it has to be.
+        let may_move = self.gate().is_some_and(|gate| gate.waits().are_pinned());
+        let is_its_own = match &destination {
+            Destination::Slot(slot) => self.map.owner(*slot) == Some(ear) && (!may_move || first.is_channel),
+            Destination::Rule(ClusterRule::ListenAtSlot) => match of_keys(&first.words[1..]) {
+                Destination::Slot(slot) => self.map.owner(slot) == Some(ear),
+                destination => destination == Destination::Anyone,
+            },
+            Destination::Anyone
+            | Destination::Rule(
+                ClusterRule::Listen | ClusterRule::Reset | ClusterRule::Quit | ClusterRule::Noted(_),
+            ) => true,
+            _ => false,
+        };
+        let rest_to = is_its_own.then_some(ear);
+        let mut request = self.advance(first.len, first.whole, rest_to);
+        if !is_its_own {
+            // It comes back as an error, when it is its turn.
+            let why = b"whimbrel front: after a subscription this needs another connection".to_vec();
+            request = as_array(&[REFUSED_COMMAND.to_vec(), why]).into();
+        }
+        self.node(cx, ear)?.to.extend_from_slice(&request);
+        Ok(Step::Taken)
+    }
+
+    // ---- Transactions ----
+
+    fn in_open_transaction(
+        &mut self,
+        cx: &mut Context<'_>,
+        first: First,
+        destination: Destination,
+    ) -> Result<Step, Ended> {
+        if let Some(step) = self.hold_back(cx, &first, &destination)? {
+            return Ok(step);
+        }
+        let mut place = None;
+        if let Destination::Slot(slot) = destination {
+            match self.admit_together(cx, slot) {
+                // What is queued is carried out by `EXEC`.
+                Admitted::Open(guard) => place = self.place_of(guard.as_ref(), slot),
+                Admitted::Waits => return Ok(Step::Waits),
+                Admitted::Answer(answer) => return self.refuse(cx, first.len, first.whole, answer),
+            }
+        }
+        let Multi::Open { queued, bytes, failed } = &mut self.multi else { return Err(Ended) };
+        match destination {
+            Destination::Slot(_) => {
+                let Some(owner) = place else { return self.dispatch(cx, first, destination) };
+                self.begin_at(cx, owner)?;
+                self.pass_bound(cx, first, owner)
+            }
+            Destination::Anyone if !first.whole => self.await_more(cx, first.len),
+            Destination::Anyone if *bytes + first.len <= QUEUED_BYTES_MAX => {
+                *bytes += first.len;
+                let request = self.inbox[..first.len].to_vec().into();
+                queued.push(request);
+                self.answer(first, b"+QUEUED\r\n".to_vec())
+            }
+            Destination::Rule(ClusterRule::Exec) if *failed => {
+                (self.multi, self.bound_slot) = (Multi::No, None);
+                self.answer(first, EXEC_ABORT.to_vec())
+            }
+            Destination::Rule(ClusterRule::Exec) => {
+                let main = self.main()?;
+                self.begin_at(cx, main)?;
+                self.in_transaction(cx, first, destination, main)
+            }
+            Destination::Rule(ClusterRule::Discard) => {
+                (self.multi, self.bound_slot) = (Multi::No, None);
+                self.answer(first, b"+OK\r\n".to_vec())
+            }
+            Destination::Rule(ClusterRule::Reset | ClusterRule::Quit) => {
+                self.dispatch(cx, first, destination)
+            }
+            Destination::Rule(ClusterRule::Multi) => {
+                self.answer(first, b"-ERR MULTI calls can not be nested\r\n".to_vec())
+            }
+            Destination::Rule(ClusterRule::Watch) => {
+                self.answer(first, b"-ERR WATCH inside MULTI is not allowed\r\n".to_vec())
+            }
+            Destination::CrossSlot => {
+                *failed = true;
+                self.refuse(cx, first.len, first.whole, CROSS_SLOT.to_vec())
+            }
+            Destination::Rule(_) | Destination::Anyone => {
+                *failed = true;
+                let error = refusal(first.words.first().map_or(b"", |word| word), IN_TRANSACTION);
+                self.answer(first, error)
+            }
+            Destination::Asked | Destination::More => Ok(Step::Waits),
+        }
+    }
+
+    /// A transaction goes to this node.
+    fn begin_at(&mut self, cx: &mut Context<'_>, node: u16) -> Result<(), Ended> {
+        let before = std::mem::replace(&mut self.multi, Multi::At(node));
+        let Multi::Open { queued, failed, .. } = before else { return Ok(()) };
+        let multi = Bytes::from(as_array(&[b"MULTI".to_vec()]));
+        let refused = failed.then(|| Bytes::from(as_array(&[REFUSED_COMMAND.to_vec()])));
+        for request in [multi].into_iter().chain(queued).chain(refused) {
+            self.send(cx, node, &request, What::Swallowed, None)?;
+        }
+        Ok(())
+    }
+
+    fn in_transaction(
+        &mut self,
+        cx: &mut Context<'_>,
+        first: First,
+        destination: Destination,
+        node: u16,
+    ) -> Result<Step, Ended> {
+        let error = match destination {
+            Destination::Rule(ClusterRule::Exec | ClusterRule::Discard) => {
+                // With more words the node refuses it, and nothing ends; but any EXEC ends a transaction.
+                let guard = match destination {
+                    Destination::Rule(ClusterRule::Exec) => match self.admit_exec(cx, &first, node)? {
+                        Ok(guard) => guard,
+                        Err(step) => return Ok(step),
+                    },
+                    _ => None,
+                };
+                if destination == Destination::Rule(ClusterRule::Exec) || first.words.len() == 1 {
+                    (self.multi, self.watching, self.bound_slot) = (Multi::No, None, None);
+                }
+                self.pass_bound(cx, first, node)?;
+                self.hold(guard);
+                return Ok(Step::Taken);
+            }
+            Destination::Rule(ClusterRule::Reset | ClusterRule::Quit) => {
+                return self.dispatch(cx, first, destination);
+            }
+            Destination::Anyone
+            | Destination::Rule(ClusterRule::Multi | ClusterRule::Watch | ClusterRule::Unwatch) => {
+                return self.pass_bound(cx, first, node);
+            }
+            Destination::Slot(slot) => match self.admit_together(cx, slot) {
+                // Where its data has moved meanwhile, `EXEC` finds that out.
+                Admitted::Open(guard) if guard.is_some() || self.map.owner(slot) == Some(node) => {
+                    return self.pass_bound(cx, first, node);
+                }
+                Admitted::Open(_) => CROSS_SLOT.to_vec(),
+                Admitted::Waits => return Ok(Step::Waits),
+                Admitted::Answer(answer) => answer,
+            },
+            Destination::CrossSlot => CROSS_SLOT.to_vec(),
+            Destination::Rule(_) => refusal(&first.words[0], IN_TRANSACTION),
+            Destination::Asked | Destination::More => return Ok(Step::Waits),
+        };
+        self.advance(first.len, first.whole, None);
+        // It makes the transaction fail.
+        let refused = Bytes::from(as_array(&[REFUSED_COMMAND.to_vec()]));
+        self.send(cx, node, &refused, What::Replaced(error), None)?;
+        Ok(Step::Taken)
+    }
+
+    // ---- What comes of a request ----
+
+    /// To a node; it may be sent again to another.
+    fn pass(
+        &mut self,
+        cx: &mut Context<'_>,
+        first: First,
+        node: u16,
+        slot: Option<Slot>,
+    ) -> Result<Step, Ended> {
+        let request = self.advance(first.len, first.whole, Some(node));
+        self.send(cx, node, &request, What::Reply, slot)?;
+        if first.whole
+            && let Some(due) = self.due.back_mut()
+        {
+            self.kept_bytes += request.len();
+            due.request = Some(request);
+        }
+        Ok(Step::Taken)
+    }
+
+    /// To a node, and to no other one.
+    fn pass_bound(&mut self, cx: &mut Context<'_>, first: First, node: u16) -> Result<Step, Ended> {
+        let request = self.advance(first.len, first.whole, Some(node));
+        self.send(cx, node, &request, What::Reply, None)?;
+        Ok(Step::Taken)
+    }
+}

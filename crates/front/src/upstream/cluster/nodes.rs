@@ -1,0 +1,318 @@
+//! What is known of a cluster: its nodes, which of them has which slot, and the commands that they have.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use whimbrel_core::slot::Slot;
+use whimbrel_engine::deployment::{Deployment, Topology};
+use whimbrel_engine::endpoint::{Address, Endpoint};
+use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::link::Link;
+use whimbrel_wire::value::Value;
+
+use super::map::{FIRST, Map, NODES_MAX};
+use crate::command::keys::CommandTable;
+use crate::pipe::memory::Reserve;
+use crate::upstream::admission::{Admission, NoFleet};
+
+/// Requests whose keys are not all at their beginning are held whole: all connections together so much of them.
+const LONG_BYTES_MAX: u64 = 256 << 20;
+
+/// Connections to nodes, by the address and the id that the node gave: those of one connection to the cluster.
+pub(crate) type Ids = Arc<Mutex<Vec<(Address, i64)>>>;
+
+/// A cluster, and what is known of it.
+#[derive(Debug)]
+pub(crate) struct Cluster<A> {
+    pub(crate) deployment: Arc<Deployment>,
+    /// Further backends of a fleet, by their numbers.
+    further: RwLock<Vec<(u32, Arc<Deployment>)>>,
+    table: CommandTable,
+    map: RwLock<Arc<Map>>,
+    /// One asks at a time.
+    refreshing: tokio::sync::Mutex<()>,
+    /// For questions about the words of a command.
+    asking: tokio::sync::Mutex<Option<Link>>,
+    pub(super) reserve: Arc<Reserve>,
+    pub(super) open: Arc<Open>,
+    pub(super) role: Role<A>,
+}
+
+/// What it has to do with a fleet.
+#[derive(Debug)]
+pub(crate) enum Role<A> {
+    /// Nothing: it is asked for its topology.
+    None,
+    /// It is what the members have in common, and this front serves some of its slots. It may be a single server.
+    Backend(Arc<A>),
+    /// Its primaries are the members, and the gate tells of them.
+    Members(Arc<A>),
+}
+
+/// Connections of clients that are being served.
+#[derive(Debug, Default)]
+pub(super) struct Open {
+    count: AtomicUsize,
+    /// One has ended.
+    left: Notify,
+}
+
+/// One of them.
+pub(super) struct Counted(Arc<Open>);
+
+impl Counted {
+    pub(super) fn new(open: &Arc<Open>) -> Counted {
+        open.count.fetch_add(1, Ordering::AcqRel);
+        Counted(open.clone())
+    }
+}
+
+impl Open {
+    /// Waits until there is none any more.
+    pub(super) async fn none(&self) {
+        while self.count.load(Ordering::Acquire) > 0 {
+            self.left.notified().await;
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.count.fetch_sub(1, Ordering::AcqRel);
+        // Kept for whoever looks later.
+        self.0.left.notify_one();
+    }
+}
+
+impl Cluster<NoFleet> {
+    /// Asks one node for the commands that it has.
+    ///
+    /// # Errors
+    /// As [`CommandTable::ask`]; `Unfit` where it has too many primaries.
+    pub(crate) async fn of(deployment: Deployment) -> Result<Arc<Cluster<NoFleet>>> {
+        let topology = deployment.topology();
+        if topology.shards.len() > NODES_MAX {
+            let what = format!("it has {} primaries", topology.shards.len());
+            let at = deployment.endpoint.address.to_string();
+            return Err(Error::unfit(deployment.side(), at, "serve in front of it", what)
+                .with_remedy(format!("a front serves clusters of {NODES_MAX} primaries at most")));
+        }
+        Cluster::with(deployment, Role::None).await
+    }
+}
+
+impl<A: Admission> Cluster<A> {
+    /// A server or cluster whose slots this front serves as a member of a fleet.
+    ///
+    /// # Errors
+    /// As [`Cluster::of`].
+    pub(crate) async fn gated(deployment: Deployment, gate: Arc<A>) -> Result<Arc<Cluster<A>>> {
+        Cluster::with(deployment, Role::Backend(gate)).await
+    }
+
+    /// The members of a fleet, which all have the same `backend`.
+    ///
+    /// # Errors
+    /// As [`CommandTable::ask`], of the backend.
+    pub(crate) async fn of_members(
+        backend: &Deployment,
+        endpoint: Arc<Endpoint>,
+        gate: Arc<A>,
+    ) -> Result<Arc<Cluster<A>>> {
+        let table = ask_table(backend).await?;
+        let told = Deployment::told(endpoint, backend.options, backend, gate.topology());
+        Ok(Arc::new(Cluster::known(told, table, Role::Members(gate))))
+    }
+
+    async fn with(deployment: Deployment, role: Role<A>) -> Result<Arc<Cluster<A>>> {
+        let table = ask_table(&deployment).await?;
+        Ok(Arc::new(Cluster::known(deployment, table, role)))
+    }
+
+    fn known(deployment: Deployment, table: CommandTable, role: Role<A>) -> Cluster<A> {
+        Cluster {
+            table,
+            map: RwLock::new(Arc::new(Map::of(&deployment.topology()))),
+            refreshing: tokio::sync::Mutex::new(()),
+            asking: tokio::sync::Mutex::new(None),
+            reserve: Reserve::new(LONG_BYTES_MAX),
+            open: Arc::default(),
+            deployment: Arc::new(deployment),
+            further: RwLock::default(),
+            role,
+        }
+    }
+
+    /// All backends, by their numbers.
+    pub(crate) fn backends(&self) -> Vec<(u32, Arc<Deployment>)> {
+        let further = self.further.read().unwrap_or_else(PoisonError::into_inner);
+        std::iter::once((FIRST, self.deployment.clone())).chain(further.iter().cloned()).collect()
+    }
+
+    /// A further backend, which has been looked at.
+    pub(crate) fn add_backend(&self, number: u32, deployment: Deployment) {
+        let mut further = self.further.write().unwrap_or_else(PoisonError::into_inner);
+        if number != FIRST && !further.iter().any(|(other, _)| *other == number) {
+            further.push((number, Arc::new(deployment)));
+        }
+        drop(further);
+        self.learn_backends();
+    }
+
+    /// The backend of this number, and which of its nodes has a slot.
+    pub(crate) fn place_of(&self, backend: u32, slot: Slot) -> Option<(Arc<Deployment>, Address)> {
+        let (_, deployment) = self.backends().into_iter().find(|(number, _)| *number == backend)?;
+        let map = self.map();
+        let address = map.address(map.owner_at(backend, slot)?).clone();
+        Some((deployment, address))
+    }
+
+    /// A connection of our own to a node.
+    ///
+    /// # Errors
+    /// As [`Deployment::open`].
+    pub(crate) async fn open_at(&self, address: &Address) -> Result<Link> {
+        self.deployment_at(address).open(address, 0).await
+    }
+
+    /// The backend that has a node at this address; the first where none is known to.
+    pub(super) fn deployment_at(&self, address: &Address) -> Arc<Deployment> {
+        let further = self.further.read().unwrap_or_else(PoisonError::into_inner);
+        let has_it = |deployment: &Deployment| deployment.topology().nodes().any(|node| node == address);
+        let found = further.iter().find(|(_, deployment)| has_it(deployment));
+        found.map_or_else(|| self.deployment.clone(), |(_, deployment)| deployment.clone())
+    }
+
+    pub(crate) fn table(&self) -> &CommandTable {
+        &self.table
+    }
+
+    pub(super) fn map(&self) -> Arc<Map> {
+        self.map.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn limit(&self) -> Duration {
+        Duration::from_millis(self.deployment.options.connect_timeout_ms)
+    }
+
+    /// Asks who has which slot, unless somebody else has done so since `seen`.
+    pub(super) async fn refresh(&self, seen: u64) {
+        let _one = self.refreshing.lock().await;
+        if self.map().generation != seen {
+            return;
+        }
+        if let Role::Members(gate) = &self.role {
+            return self.learn(&gate.topology());
+        }
+        let mut asked = JoinSet::new();
+        for (_, deployment) in self.backends() {
+            let limit = self.limit();
+            asked.spawn(async move {
+                match timeout(limit, deployment.refresh()).await {
+                    Ok(Ok(_)) => return true,
+                    Ok(Err(error)) => {
+                        tracing::warn!(%error, "the topology of the cluster cannot be asked for");
+                    }
+                    Err(_) => tracing::warn!("no node tells the topology of the cluster in time"),
+                }
+                false
+            });
+        }
+        while let Some(told) = asked.join_next().await {
+            if matches!(told, Ok(true)) {
+                self.learn_backends();
+            }
+        }
+    }
+
+    /// Takes in who has which slot now, where there is one backend, or these are the members.
+    pub(crate) fn learn(&self, topology: &Topology) {
+        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        *map = Arc::new(map.next(&[(FIRST, topology)]));
+    }
+
+    /// Takes in what all backends have last told.
+    fn learn_backends(&self) {
+        let told: Vec<(u32, Arc<Topology>)> =
+            self.backends().iter().map(|(number, deployment)| (*number, deployment.topology())).collect();
+        let told: Vec<(u32, &Topology)> =
+            told.iter().map(|(number, topology)| (*number, &**topology)).collect();
+        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        *map = Arc::new(map.next(&told));
+    }
+
+    /// The keys among the words of a command, by a node's own understanding.
+    ///
+    /// # Errors
+    /// What to tell the client, as an error reply has it after its sign.
+    pub(super) async fn keys_of(
+        self: Arc<Cluster<A>>,
+        words: Vec<Bytes>,
+    ) -> std::result::Result<Vec<Bytes>, String> {
+        let open = async {
+            let map = self.map();
+            let first = map.primaries().first().map(|number| map.address(*number).clone());
+            let first = first.unwrap_or_else(|| self.deployment.endpoint.address.clone());
+            self.deployment.open(&first, 0).await
+        };
+        ask_keys(&self.asking, open, &words, self.limit()).await
+    }
+}
+
+/// The commands that a node has.
+async fn ask_table(deployment: &Deployment) -> Result<CommandTable> {
+    let topology = deployment.topology();
+    let first = topology.shards.first().map_or(&deployment.endpoint.address, |shard| &shard.primary);
+    CommandTable::ask(&mut deployment.open(first, 0).await?).await
+}
+
+/// Asks a server, whose connection is kept for the next question, which of the words are keys.
+///
+/// # Errors
+/// What to tell the client, as an error reply has it after its sign.
+pub(crate) async fn ask_keys(
+    kept: &tokio::sync::Mutex<Option<Link>>,
+    open: impl Future<Output = Result<Link>>,
+    words: &[Bytes],
+    limit: Duration,
+) -> std::result::Result<Vec<Bytes>, String> {
+    let asking = async {
+        let mut place = kept.lock().await;
+        // One that was kept may have been closed for want of use.
+        if let Some(link) = place.take()
+            && let Ok((link, reply)) = ask(link, words).await
+        {
+            *place = Some(link);
+            return Ok(reply);
+        }
+        let (link, reply) = ask(open.await?, words).await?;
+        *place = Some(link);
+        Ok::<_, Error>(reply)
+    };
+    match timeout(limit, asking).await {
+        Ok(Ok(Value::Array(keys))) => Ok(keys.into_iter().filter_map(Value::into_bytes).collect()),
+        Ok(Ok(Value::Error(text))) => Err(String::from_utf8_lossy(&text).into_owned()),
+        Ok(Ok(_)) => Err("ERR whimbrel front: the server does not tell the keys".to_owned()),
+        Ok(Err(error)) => Err(format!("ERR whimbrel front: {error}")),
+        Err(_) => Err("ERR whimbrel front: the server does not tell the keys in time".to_owned()),
+    }
+}
+
+/// The link comes back where it is in step.
+async fn ask(mut link: Link, words: &[Bytes]) -> Result<(Link, Value)> {
+    let out = link.outbox();
+    out.command(words.len() + 2);
+    out.arg(b"COMMAND");
+    out.arg(b"GETKEYS");
+    for word in words {
+        out.arg_bytes(word);
+    }
+    link.flush().await?;
+    let reply = link.reply().await?;
+    Ok((link, reply))
+}

@@ -1,0 +1,194 @@
+//! What a client has said about itself, to say it again on another connection.
+//!
+//! While keys move a client has connections to two servers, which have to know the same of it: its user, its protocol, its name.
+//! Requests that a server has agreed to are kept as they came, in their order. They hold passwords: nothing shows them.
+
+use std::fmt;
+use std::io;
+
+use bytes::{Bytes, BytesMut};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use whimbrel_engine::endpoint::{Address, Endpoint};
+use whimbrel_engine::error::{Error, ErrorKind, Result, ServerError};
+use whimbrel_engine::link::Io;
+use whimbrel_wire::encode::Protocol;
+use whimbrel_wire::scan::{Progress, Scanner};
+use whimbrel_wire::value::Value;
+
+use crate::command::rule::Trait;
+use crate::pipe::frame::as_array;
+
+/// The longest request that is kept.
+pub(crate) const SAYING_BYTES_MAX: usize = 16 << 10;
+
+/// What a client has said about itself.
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Identity {
+    /// `AUTH` and its words.
+    login: Option<Vec<Vec<u8>>>,
+    /// The number behind `HELLO`.
+    protocol: Option<Vec<u8>>,
+    name: Option<Vec<u8>>,
+}
+
+/// Passwords are in it.
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Identity({})", self.sayings().len())
+    }
+}
+
+impl Identity {
+    /// A server has agreed to this request. It takes the place of what the client said of the same before, and of nothing else:
+    /// a `HELLO` may name a user, a name and a protocol, or none of them.
+    pub(crate) fn say(&mut self, what: Trait, request: Box<[u8]>) {
+        let Ok(Value::Array(words)) = Value::parse(&Bytes::from(request)) else { return };
+        let words: Vec<Vec<u8>> =
+            words.iter().map(|word| word.as_bytes().map(|word| word.to_vec()).unwrap_or_default()).collect();
+        match what {
+            Trait::Login => self.login = Some(words),
+            // CLIENT SETNAME and the name.
+            Trait::Name => self.name = words.into_iter().nth(2),
+            Trait::Hello => self.greet(&words),
+        }
+    }
+
+    /// `HELLO [version [AUTH user password] [SETNAME name]]`.
+    fn greet(&mut self, words: &[Vec<u8>]) {
+        let [_, version, rest @ ..] = words else { return };
+        self.protocol = Some(version.clone());
+        let mut rest = rest.iter();
+        while let Some(option) = rest.next() {
+            if option.eq_ignore_ascii_case(b"AUTH") {
+                let user_and_password = rest.by_ref().take(2).cloned();
+                self.login = Some([b"AUTH".to_vec()].into_iter().chain(user_and_password).collect());
+            } else if option.eq_ignore_ascii_case(b"SETNAME") {
+                self.name = rest.next().cloned();
+            }
+        }
+    }
+
+    /// The client has said `RESET`.
+    pub(crate) fn forget(&mut self) {
+        *self = Identity::default();
+    }
+
+    /// The same for a connection that others use as well.
+    pub(crate) fn unnamed(&self) -> Identity {
+        Identity { name: None, ..self.clone() }
+    }
+
+    /// Whether a server treats both alike.
+    pub(crate) fn is_same_user(&self, other: &Identity) -> bool {
+        self.login == other.login && self.protocol == other.protocol
+    }
+
+    /// What to say to another server: first who it is, without which the rest may be refused.
+    fn sayings(&self) -> Vec<Vec<u8>> {
+        let hello = self.protocol.as_ref().map(|version| as_array(&[b"HELLO".to_vec(), version.clone()]));
+        let name = self.name.as_ref();
+        let name = name.map(|name| as_array(&[b"CLIENT".to_vec(), b"SETNAME".to_vec(), name.clone()]));
+        self.login.iter().map(|login| as_array(login)).chain(hello).chain(name).collect()
+    }
+
+    /// The protocol that the client has asked for.
+    pub(crate) fn protocol(&self) -> Protocol {
+        if self.protocol.as_deref() == Some(b"3") { Protocol::Resp3 } else { Protocol::Resp2 }
+    }
+
+    /// How the client's protocol says that there is nothing.
+    pub(crate) fn null(&self) -> &'static [u8] {
+        match self.protocol() {
+            Protocol::Resp3 => b"_\r\n",
+            Protocol::Resp2 => b"$-1\r\n",
+        }
+    }
+
+    /// Says all of it on a new connection.
+    ///
+    /// # Errors
+    /// `Broken`, or `Server` where the server does not agree to what another one has agreed to.
+    pub(crate) async fn say_all(&self, mut io: Io, endpoint: &Endpoint, address: &Address) -> Result<Io> {
+        let fail = |kind| Error::new(endpoint.side, address.to_string(), "connect", kind);
+        let sayings = self.sayings();
+        if sayings.is_empty() {
+            return Ok(io);
+        }
+        io.write_all_buf(&mut sayings.concat().as_slice()).await.map_err(|e| fail(ErrorKind::Broken(e)))?;
+        io.flush().await.map_err(|e| fail(ErrorKind::Broken(e)))?;
+        let mut replies = Replies::default();
+        for _ in sayings {
+            let reply = replies.next(&mut io).await.map_err(|e| fail(ErrorKind::Broken(e)))?;
+            if let Some(refused) = ServerError::of(&reply) {
+                return Err(fail(ErrorKind::Server(refused))
+                    .with_remedy("all servers behind a front have to know the same users and passwords"));
+            }
+        }
+        Ok(io)
+    }
+}
+
+/// The replies that arrive on a connection.
+#[derive(Default)]
+pub(crate) struct Replies {
+    buffer: BytesMut,
+    scanner: Scanner,
+}
+
+impl Replies {
+    /// The next one.
+    ///
+    /// # Errors
+    /// What the connection reports; `InvalidData` for what is no RESP.
+    pub(crate) async fn next(&mut self, io: &mut Io) -> io::Result<Value> {
+        let invalid = |e| io::Error::new(io::ErrorKind::InvalidData, e);
+        loop {
+            if let Progress::Complete(len) = self.scanner.scan(&self.buffer).map_err(invalid)? {
+                let frame = self.buffer.split_to(len).freeze();
+                return Value::parse(&frame).map_err(invalid);
+            }
+            if io.read_buf(&mut self.buffer).await? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What another server would be told, without lengths.
+    fn told(identity: &Identity) -> Vec<String> {
+        let words = |saying: &Vec<u8>| {
+            let text = String::from_utf8_lossy(saying).into_owned();
+            text.split("\r\n").skip(2).step_by(2).collect::<Vec<_>>().join(" ")
+        };
+        identity.sayings().iter().map(words).collect()
+    }
+
+    fn say(identity: &mut Identity, what: Trait, text: &str) {
+        let words: Vec<Vec<u8>> = text.split(' ').map(|word| word.as_bytes().to_vec()).collect();
+        identity.say(what, as_array(&words).into());
+    }
+
+    #[test]
+    fn what_is_said_again_takes_the_place_of_the_first_and_of_nothing_else() {
+        let mut identity = Identity::default();
+        say(&mut identity, Trait::Login, "AUTH adm one");
+        say(&mut identity, Trait::Name, "CLIENT SETNAME n");
+        say(&mut identity, Trait::Hello, "HELLO 3 AUTH bob two");
+        assert_eq!(told(&identity), ["AUTH bob two", "HELLO 3", "CLIENT SETNAME n"]);
+        // Neither names a user, and the last does not even name a protocol.
+        say(&mut identity, Trait::Hello, "HELLO 2 SETNAME x");
+        assert_eq!(told(&identity), ["AUTH bob two", "HELLO 2", "CLIENT SETNAME x"]);
+        say(&mut identity, Trait::Hello, "hello 3");
+        say(&mut identity, Trait::Hello, "HELLO");
+        assert_eq!((told(&identity).len(), identity.null()), (3, b"_\r\n".as_slice()));
+        say(&mut identity, Trait::Login, "AUTH word");
+        assert_eq!(told(&identity)[0], "AUTH word");
+        assert!(!format!("{identity:?}").contains("word"));
+        identity.forget();
+        assert_eq!((told(&identity).len(), identity.null()), (0, b"$-1\r\n".as_slice()));
+    }
+}

@@ -1,0 +1,287 @@
+//! A source or a target: a server, or a cluster that looks like one.
+
+pub(crate) mod admission;
+pub(crate) mod cluster;
+pub(crate) mod identity;
+pub(crate) mod shared;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use whimbrel_core::slot::Slot;
+use whimbrel_engine::deployment::{Claims, Deployment};
+use whimbrel_engine::endpoint::{Address, Endpoint};
+use whimbrel_engine::error::{Error, ErrorKind, Result};
+use whimbrel_engine::link::{Io, Link, LinkOptions};
+use whimbrel_engine::probe::{Capabilities, ServerFacts};
+
+use crate::upstream::cluster::{Cluster, Connector, Ids};
+use crate::upstream::identity::Identity;
+
+/// Where keys are.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    endpoint: Arc<Endpoint>,
+    link: LinkOptions,
+    cluster: Option<Arc<dyn Connector>>,
+}
+
+/// What is there, as it was found.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) place: Place,
+    pub(crate) facts: ServerFacts,
+    pub(crate) can: Capabilities,
+}
+
+/// By which connections to servers are ended for certain that are not answered any more.
+#[derive(Debug)]
+pub(crate) struct Leash {
+    place: Place,
+    ids: Ids,
+    /// What serves a connection to a cluster.
+    task: Option<JoinHandle<()>>,
+}
+
+impl Place {
+    /// Looks at what is there. Writes nothing.
+    ///
+    /// # Errors
+    /// As [`Deployment::probe`].
+    pub(crate) async fn find(endpoint: &Endpoint, link: LinkOptions) -> Result<Found> {
+        let deployment = Deployment::probe(endpoint.clone(), link).await?;
+        let (facts, can) = (deployment.facts.clone(), deployment.capabilities);
+        let endpoint = deployment.endpoint.clone();
+        let cluster = if deployment.is_cluster() {
+            Some(Cluster::of(deployment).await? as Arc<dyn Connector>)
+        } else {
+            None
+        };
+        Ok(Found { place: Place { endpoint, link, cluster }, facts, can })
+    }
+
+    /// What looks like a cluster.
+    pub(crate) fn of(endpoint: Arc<Endpoint>, link: LinkOptions, cluster: Arc<dyn Connector>) -> Place {
+        Place { endpoint, link, cluster: Some(cluster) }
+    }
+
+    /// A server of which nothing has to be known.
+    pub(crate) fn server(endpoint: &Arc<Endpoint>, link: LinkOptions) -> Place {
+        Place { endpoint: endpoint.clone(), link, cluster: None }
+    }
+
+    pub(crate) fn endpoint(&self) -> &Arc<Endpoint> {
+        &self.endpoint
+    }
+
+    pub(crate) fn is_cluster(&self) -> bool {
+        self.cluster.is_some()
+    }
+
+    /// Whether both are one cluster, or parts of one.
+    pub(crate) fn shares_nodes(&self, other: &Place) -> bool {
+        let ids = |place: &Place| -> Vec<String> {
+            let Some(cluster) = &place.cluster else { return Vec::new() };
+            cluster.deployment().topology().shards.iter().map(|shard| shard.id.clone()).collect()
+        };
+        let own = ids(self);
+        ids(other).iter().any(|id| own.contains(id))
+    }
+
+    /// Whether one command may have these keys there.
+    pub(crate) fn takes_together(&self, keys: &[Bytes]) -> bool {
+        self.cluster.is_none() || keys.windows(2).all(|two| Slot::of_key(&two[0]) == Slot::of_key(&two[1]))
+    }
+
+    fn limit(&self) -> Duration {
+        Duration::from_millis(self.link.connect_timeout_ms)
+    }
+
+    fn in_vain(&self) -> Error {
+        let kind = ErrorKind::Connect(io::ErrorKind::TimedOut.into());
+        Error::new(self.endpoint.side, self.endpoint.address.to_string(), "connect", kind)
+    }
+
+    /// A connection for a client, who will log in himself.
+    ///
+    /// # Errors
+    /// As [`Io::open`].
+    pub(crate) async fn io(&self) -> Result<Io> {
+        match &self.cluster {
+            Some(cluster) => Ok(cluster.clone().open_for_client()),
+            None => timeout(self.limit(), Io::open(&self.endpoint, &self.endpoint.address))
+                .await
+                .unwrap_or_else(|_| Err(self.in_vain())),
+        }
+    }
+
+    /// A connection for a client who has said so much of himself before.
+    ///
+    /// # Errors
+    /// As [`Identity::say_all`].
+    pub(crate) async fn introduce(&self, identity: &Identity) -> Result<Io> {
+        let said = async {
+            let io = self.io().await?;
+            identity.say_all(io, &self.endpoint, &self.endpoint.address).await
+        };
+        timeout(self.limit(), said).await.unwrap_or_else(|_| Err(self.in_vain()))
+    }
+
+    /// A connection of our own.
+    ///
+    /// # Errors
+    /// As [`Link::open`].
+    pub(crate) async fn link(&self) -> Result<Link> {
+        match &self.cluster {
+            Some(cluster) => self.greet(cluster.clone().open(None).0).await,
+            None => Link::open(&self.endpoint, &self.endpoint.address, self.link).await,
+        }
+    }
+
+    async fn greet(&self, io: Io) -> Result<Link> {
+        let greeted = Link::greeted(io, &self.endpoint, &self.endpoint.address, self.link);
+        timeout(self.limit(), greeted).await.unwrap_or_else(|_| Err(self.in_vain()))
+    }
+
+    /// As [`Place::link`], with what ends it for certain.
+    ///
+    /// # Errors
+    /// As [`Place::link`], and what `CLIENT ID` is answered with.
+    pub(crate) async fn leashed(&self) -> Result<(Link, Leash)> {
+        let ids = Ids::default();
+        let (link, task) = match &self.cluster {
+            Some(cluster) => {
+                let (io, task) = cluster.clone().open(Some(ids.clone()));
+                (self.greet(io).await?, Some(task))
+            }
+            None => {
+                let mut link = self.link().await?;
+                let reply = link.call(&[b"CLIENT", b"ID"]).await?;
+                let id = reply.as_int().ok_or_else(|| link.unexpected("CLIENT ID", &reply))?;
+                ids.lock().unwrap_or_else(PoisonError::into_inner).push((self.endpoint.address.clone(), id));
+                (link, None)
+            }
+        };
+        Ok((link, Leash { place: self.clone(), ids, task }))
+    }
+
+    /// A connection of our own to each server that has keys: a cluster's primaries.
+    ///
+    /// # Errors
+    /// As [`Link::open`], for any of them.
+    pub(crate) async fn each(&self) -> Result<Vec<Link>> {
+        let mut links = Vec::new();
+        for address in self.primaries() {
+            links.push(Link::open(&self.endpoint, &address, self.link).await?);
+        }
+        Ok(links)
+    }
+
+    /// Why connections to it are not shared: to a cluster, clients have none of their own.
+    pub(crate) fn not_shared(&self) -> Error {
+        let kind = ErrorKind::Unfit("it is a cluster".to_owned());
+        Error::new(self.endpoint.side, self.endpoint.address.to_string(), "share connections", kind)
+            .with_remedy("leave --share-connections out: they are shared with a single server only")
+    }
+
+    /// A connection of our own to each primary of a cluster, and the slots that it has as far as is known; none for a server.
+    ///
+    /// # Errors
+    /// As [`Link::open`], for any of them.
+    pub(crate) async fn each_with_slots(&self) -> Result<Vec<(Link, BTreeSet<Slot>)>> {
+        let Some(cluster) = &self.cluster else { return Ok(Vec::new()) };
+        let mut nodes = Vec::new();
+        for shard in &cluster.deployment().topology().shards {
+            let link = Link::open(&self.endpoint, &shard.primary, self.link).await?;
+            nodes.push((link, shard.slots.iter().collect()));
+        }
+        Ok(nodes)
+    }
+
+    /// How many connections to servers one connection to this may need.
+    pub(crate) fn connections_each(&self) -> u64 {
+        match &self.cluster {
+            Some(_) => self.primaries().len() as u64 + 1,
+            None => 1,
+        }
+    }
+
+    fn primaries(&self) -> Vec<Address> {
+        match &self.cluster {
+            Some(cluster) => {
+                let topology = cluster.deployment().topology();
+                topology.shards.iter().map(|shard| shard.primary.clone()).collect()
+            }
+            None => vec![self.endpoint.address.clone()],
+        }
+    }
+
+    /// What the servers say of their slots; `None` for one that has none.
+    ///
+    /// # Errors
+    /// As [`Deployment::claims`].
+    pub(crate) async fn claims(&self) -> Result<Option<Claims>> {
+        match &self.cluster {
+            Some(cluster) => cluster.deployment().claims().await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Waits until nothing is sent any more for connections of clients that were dropped.
+    pub(crate) async fn none_open(&self) {
+        if let Some(cluster) = &self.cluster {
+            cluster.none_open().await;
+        }
+    }
+}
+
+/// Whether no key went from one node to another between the two.
+pub(crate) fn were_at_rest(before: &Option<Claims>, after: &Option<Claims>) -> bool {
+    before == after && before.as_ref().is_none_or(Claims::are_at_rest)
+}
+
+impl Leash {
+    /// Ends the connections, which nobody may use any more. When it returns nothing that was sent on them will be carried out later.
+    ///
+    /// # Errors
+    /// Where a server does not answer. It has to be called again then.
+    pub(crate) async fn cut(&mut self) -> Result<()> {
+        if let Some(task) = self.task.take() {
+            task.abort();
+            // It is over then, however it ended.
+            let _ = task.await;
+        }
+        loop {
+            let last = self.ids().last().cloned();
+            let Some((address, id)) = last else { return Ok(()) };
+            match kill(&self.place, &address, id).await {
+                Ok(()) => {}
+                // Whoever is no primary any more carries nothing out for a client.
+                Err(_) if self.is_demoted(&address).await? => {}
+                Err(error) => return Err(error),
+            }
+            self.ids().pop();
+        }
+    }
+
+    fn ids(&self) -> MutexGuard<'_, Vec<(Address, i64)>> {
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn is_demoted(&self, address: &Address) -> Result<bool> {
+        let Some(cluster) = &self.place.cluster else { return Ok(false) };
+        let topology = cluster.deployment().refresh().await?;
+        Ok(topology.unowned() == 0 && topology.shards.iter().all(|shard| shard.primary != *address))
+    }
+}
+
+async fn kill(place: &Place, address: &Address, id: i64) -> Result<()> {
+    let mut link = Link::open(&place.endpoint, address, place.link).await?;
+    link.call(&[b"CLIENT", b"KILL", b"ID", id.to_string().as_bytes()]).await?;
+    Ok(())
+}
