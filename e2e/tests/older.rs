@@ -217,12 +217,24 @@ fn every_type_from_and_to_redis_6_0() {
     }
 }
 
+/// Bytes that no server packs into fewer.
+fn incompressible(count: usize) -> Vec<u8> {
+    let next = |state: &u64| {
+        Some(state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407))
+    };
+    std::iter::successors(Some(count as u64), next)
+        .skip(1)
+        .take(count)
+        .map(|state| (state >> 56) as u8)
+        .collect()
+}
+
 #[test]
 fn a_target_that_takes_short_commands_only() {
     let source = start(Engine::Redis70);
     let mut ours = connect(&source.addr());
     let mut set = |command: &str, key: &str, bytes: usize| {
-        redis::cmd(command).arg(key).arg(vec![b'x'; bytes]).exec(&mut ours).expect("the source takes it");
+        redis::cmd(command).arg(key).arg(incompressible(bytes)).exec(&mut ours).expect("the source takes it");
     };
     for n in 0..40 {
         set("SET", &format!("small:{n}"), 60_000);
