@@ -9,6 +9,7 @@
 //! - [`native`]: the atomic slot migration that some servers have built in;
 //! - [`handover`]: handing slots over between two primaries from outside;
 //! - [`seal`]: holding all writers of a deployment, and keeping them out;
+//! - [`expiry`]: when keys expire;
 //! - [`error`]: whose fault it was, what was tried, what the user can do.
 //!
 //! **Architecture invariant:** no other crate compares server versions. They ask for a capability.
@@ -16,6 +17,7 @@
 pub mod deployment;
 pub mod endpoint;
 pub mod error;
+pub mod expiry;
 pub mod feed;
 pub mod handover;
 pub mod link;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use whimbrel_wire::payload::{self, Dialect};
+use whimbrel_wire::value::Value;
 
 use crate::error::{Code, Result, ServerError};
 use crate::link::Link;
@@ -161,6 +162,11 @@ pub struct Capabilities {
     pub dump: bool,
     /// `RESTORE`.
     pub restore: bool,
+    /// `SET` with `PXAT`, and `XGROUP CREATECONSUMER` (Redis 6.2 and later).
+    pub set_pxat: bool,
+    /// The longest command that it takes, in bytes (`client-query-buffer-limit`); `None` where it does not tell. It closes
+    /// the connection on a longer one.
+    pub query_bytes_max: Option<u64>,
     /// The highest version of a `DUMP` payload that it accepts; `None` until asked with
     /// [`Capabilities::probe_payload_version`], or where it does not let us restore.
     pub payload_version_max: Option<u16>,
@@ -170,7 +176,12 @@ pub struct Capabilities {
 pub const PROBE_KEY: &[u8] = b"whimbrel:probe";
 
 /// The commands whose presence [`Capabilities::probe`] asks for.
-const PROBED: [&str; 6] = ["pexpiretime", "hpexpiretime", "function", "memory", "dump", "restore"];
+const PROBED: [&str; 7] =
+    // `SET` is as it should be where there is `GETEX`: both came at once.
+    ["pexpiretime", "hpexpiretime", "function", "memory", "dump", "restore", "getex"];
+
+/// The setting that [`Capabilities::query_bytes_max`] is read from.
+pub const QUERY_LIMIT_OPTION: &str = "client-query-buffer-limit";
 
 impl Capabilities {
     /// Asks which commands the server has. Where `COMMAND` itself is forbidden, everything a server of the
@@ -194,6 +205,8 @@ impl Capabilities {
             memory_usage: has(3, true),
             dump: has(4, true),
             restore: has(5, true),
+            set_pxat: has(6, true),
+            query_bytes_max: query_bytes_max(link).await?,
             payload_version_max: None,
         };
         capabilities.drop_forbidden(link).await?;
@@ -248,6 +261,12 @@ impl Capabilities {
         }
         Ok(())
     }
+}
+
+/// The server's limit for a command, where it tells.
+async fn query_bytes_max(link: &mut Link) -> Result<Option<u64>> {
+    let reply = link.ask(&[b"CONFIG", b"GET", QUERY_LIMIT_OPTION.as_bytes()]).await?;
+    Ok(reply.field(QUERY_LIMIT_OPTION).and_then(Value::as_str).and_then(|text| text.parse().ok()))
 }
 
 /// RDB versions that servers since Redis 6.2 write: 9 to 13 by Redis, 9 to 11 and from 80 on by Valkey.

@@ -7,11 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use whimbrel_engine::error::{Code, Result, ServerError};
+use whimbrel_engine::expiry::{self, Expiry};
 use whimbrel_engine::feed::Collection;
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Capabilities;
 use whimbrel_wire::value::Value;
 
+use crate::state::UNSTABLE_ROUNDS_MAX;
 use crate::typed::KeyType;
 
 /// Elements read or written by one command.
@@ -115,26 +117,39 @@ pub(crate) async fn transfer(
     }
     if change.expiry {
         let mut commands = Commands::default();
-        let command: &[u8] = if ttls.pexpiretime { b"PEXPIRETIME" } else { b"PTTL" };
-        source.push(&[b"TIME"]);
-        source.push(&[command, change.key]);
-        source.flush().await?;
-        let (time, reply) = (source.reply().await?, source.reply().await?);
-        match crate::state::expiry(&reply, ttls.pexpiretime, &time) {
-            crate::state::Expiry::At(ms) => {
+        match clear_expiry(source, change.key, ttls.pexpiretime).await? {
+            Expiry::At(ms) => {
                 commands.add("PEXPIREAT", change.key, [Bytes::from(ms.max(1).to_string())]);
             }
-            crate::state::Expiry::Never => {
+            Expiry::Never => {
                 commands.0.push(vec![Bytes::from_static(b"PERSIST"), change.key.clone()]);
             }
-            crate::state::Expiry::Gone => return Ok(Followed { bytes, is_exact: false }),
-            crate::state::Expiry::Unknown => return Err(source.unexpected("PEXPIRETIME", &reply)),
+            // Where it is unclear, the key is read as a whole.
+            Expiry::Gone | Expiry::Unclear => return Ok(Followed { bytes, is_exact: false }),
+            Expiry::Unknown => {
+                return Err(source.unexpected("PEXPIRETIME or PTTL", &Value::Null));
+            }
         }
         if !send(target, change.key, &commands, asking).await? {
             return Ok(Followed { bytes, is_exact: false });
         }
     }
     Ok(Followed { bytes, is_exact: true })
+}
+
+/// When the key expires, asked until it is clear, within bounds.
+async fn clear_expiry(source: &mut Link, key: &[u8], absolute: bool) -> Result<Expiry> {
+    let mut found = Expiry::Unclear;
+    for _ in 0..UNSTABLE_ROUNDS_MAX {
+        expiry::ask(source.outbox(), absolute, key);
+        source.flush().await?;
+        let mut replies = source.replies(expiry::commands(absolute)).await?.into_iter();
+        found = expiry::read(&mut replies, absolute).unwrap_or(Expiry::Unknown);
+        if found != Expiry::Unclear {
+            break;
+        }
+    }
+    Ok(found)
 }
 
 /// Reads the state of some elements, as the commands that bring it about. `None` where the key is of another type now.

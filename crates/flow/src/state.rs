@@ -63,47 +63,8 @@ pub(crate) const SAMPLED_BYTES_MAX: u64 = 4 << 10;
 pub(crate) const CAREFUL_VALUE_BYTES: u64 = 64 << 10;
 pub(crate) const CAREFUL_AVERAGE_BYTES: u64 = 2 << 10;
 
-/// An expiry as a server tells it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Expiry {
-    Gone,
-    Never,
-    At(i64),
-    Unknown,
-}
-
-impl Expiry {
-    /// Whether nothing happened to the expiry in between. Remaining times shrink as they are asked for; what a
-    /// pipeline takes is allowed for.
-    pub(crate) fn same_as(self, other: Expiry, absolute: bool) -> bool {
-        const DRIFT_MS_MAX: i64 = 500;
-        match (self, other) {
-            (Expiry::At(a), Expiry::At(b)) if !absolute => (a - b).abs() <= DRIFT_MS_MAX,
-            _ => self == other,
-        }
-    }
-}
-
-pub(crate) fn expiry_command(absolute: bool) -> &'static [u8] {
-    if absolute { b"PEXPIRETIME" } else { b"PTTL" }
-}
-
-/// Reads a reply of `PEXPIRETIME`, or of `PTTL` with the server's `TIME`.
-pub(crate) fn expiry(reply: &Value, absolute: bool, time: &Value) -> Expiry {
-    match reply {
-        Value::Int(-2) => Expiry::Gone,
-        Value::Int(-1) => Expiry::Never,
-        Value::Int(ms) if absolute => Expiry::At(*ms),
-        Value::Int(left_ms) => match time.as_items() {
-            Some([seconds, micros]) => {
-                let now_ms = seconds.as_int().unwrap_or(0) * 1000 + micros.as_int().unwrap_or(0) / 1000;
-                Expiry::At(now_ms + left_ms)
-            }
-            _ => Expiry::Unknown,
-        },
-        _ => Expiry::Unknown,
-    }
-}
+/// How often a key is read again whose expiry changes, or is unclear, while it is read.
+pub(crate) const UNSTABLE_ROUNDS_MAX: usize = 8;
 
 /// True for an answer of `MEMORY USAGE` that may leave out large elements.
 pub(crate) fn was_sampled(reply: &Value, big_key_bytes: u64) -> bool {

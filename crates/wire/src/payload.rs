@@ -283,6 +283,25 @@ pub fn empty_probe(rdb_version: u16) -> [u8; PROBE_LEN] {
     probe
 }
 
+/// A payload of a string, for servers on which no other command sets a value and its expiry at once.
+pub fn of_string(value: &[u8], rdb_version: u16) -> Vec<u8> {
+    let mut payload = Vec::with_capacity(value.len() + 10 + Footer::LEN);
+    // The type of strings.
+    payload.push(0);
+    match value.len() as u64 {
+        short @ ..0x40 => payload.push(short as u8),
+        middle @ ..0x4000 => payload.extend((middle as u16 | 0x4000).to_be_bytes()),
+        long => {
+            payload.push(0x81);
+            payload.extend(long.to_be_bytes());
+        }
+    }
+    payload.extend_from_slice(value);
+    let footer = Footer::for_object(&payload, rdb_version);
+    payload.extend_from_slice(&footer.to_bytes());
+    payload
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -13,6 +13,7 @@ mod front_flush;
 mod front_large;
 mod front_moving;
 mod known_losses;
+mod older;
 mod options;
 mod pairs;
 mod private;

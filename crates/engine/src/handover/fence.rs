@@ -65,7 +65,7 @@ impl Handover {
         let mut bumped = false;
         loop {
             let (source, target) = tokio::try_join!(epochs(&mut self.source), epochs(&mut self.target))?;
-            if self.target.traits.setslot_waits {
+            if self.target.traits.bump_announces {
                 // The target takes an epoch above all that it knows of in the turn in which it claims the slots, and
                 // tells all others; but it does so only if some node's is above its own. So that is the source.
                 if target.highest > target.own && target.highest >= source.own {

@@ -44,6 +44,9 @@ pub(super) struct Traits {
     pub(super) fence: FenceKind,
     /// `CLUSTER SETSLOT` waits for the node's replicas, and crashes the server inside a transaction: Valkey 8.0 and later.
     pub(super) setslot_waits: bool,
+    /// `CLUSTER BUMPEPOCH` tells all other nodes of the new epoch: Valkey 8.1 and later. Before, they hear of it by chance, up to
+    /// some seconds later.
+    pub(super) bump_announces: bool,
     /// A node that imports a slot takes it over by itself as soon as the node that it imports from claims it no longer:
     /// Valkey 8.0 and later.
     pub(super) takes_by_itself: bool,
@@ -70,6 +73,7 @@ impl Traits {
         Traits {
             fence,
             setslot_waits: later_valkey,
+            bump_announces: valkey.is_some_and(|v| v >= (8, 1)),
             takes_by_itself: later_valkey,
             logs_ranges: valkey.is_some_and(|v| v >= (9, 0)),
             ranges,
@@ -502,6 +506,8 @@ mod tests {
                 (fence, waits, waits),
                 "{info}"
             );
+            // What Valkey 8.0 alone lacks of the later ones.
+            assert_eq!(traits.bump_announces, fence == FenceKind::Gossip, "{info}");
         }
     }
 }

@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use whimbrel_core::slot::Slot;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError};
+use whimbrel_engine::expiry::{self, Expiry};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Info;
 use whimbrel_wire::encode::Outbox;
@@ -29,8 +30,8 @@ use crate::progress::CopyProgress;
 use crate::retry::Backoff;
 use crate::scan::Unit;
 use crate::state::{
-    Body, CAREFUL_AVERAGE_BYTES, CAREFUL_VALUE_BYTES, Expiry, GROUP_BYTES, GROUP_KEYS_MAX, SAMPLES_FIRST,
-    expiry, expiry_command, pack, was_sampled,
+    Body, CAREFUL_AVERAGE_BYTES, CAREFUL_VALUE_BYTES, GROUP_BYTES, GROUP_KEYS_MAX, SAMPLES_FIRST,
+    UNSTABLE_ROUNDS_MAX, pack, was_sampled,
 };
 
 /// Keys on their way to a reader.
@@ -73,9 +74,6 @@ pub(super) struct StateBatch {
 /// since nothing else tells it how much is too much.
 const UNMEASURED_BYTES_MAX: u64 = 4 * GROUP_BYTES;
 
-/// How often a key whose expiry changes while it is read is read again.
-const UNSTABLE_ROUNDS_MAX: usize = 8;
-
 /// How many redirections of one key are followed.
 const HOPS_MAX: usize = 6;
 
@@ -84,7 +82,7 @@ enum Fetched {
     Gone,
     Value(Bytes, Option<i64>),
     NotAString,
-    /// Its expiry changed while it was read.
+    /// Its expiry changed while it was read, or is unclear.
     Unstable,
     Redirected,
     /// Found elsewhere, and read there.
@@ -283,12 +281,6 @@ impl Reader {
 
     /// Reads strings in one go, where their replies are no longer than `bytes_max`.
     async fn strings(&mut self, keys: &[Bytes], bytes_max: Option<u64>) -> Result<Found> {
-        if self.transactions {
-            if let Some(found) = self.strings_in_transaction(keys, bytes_max).await? {
-                return Ok(found);
-            }
-            self.transactions = false;
-        }
         let mut found = Found::default();
         let fetched = self.fetch(keys.to_vec(), Fetch::Get, bytes_max).await?;
         self.sort_out(fetched, &mut found);
@@ -334,7 +326,7 @@ impl Reader {
         &mut self,
         keys: &[Bytes],
         bytes_max: Option<u64>,
-    ) -> Result<Option<Found>> {
+    ) -> Result<Option<Vec<(Bytes, Fetched)>>> {
         let absolute = self.shared.source.capabilities.pexpiretime;
         loop {
             let with_expiries = self.expires_seen;
@@ -350,12 +342,10 @@ impl Reader {
                     if !with_expiries {
                         out.push(&[b"INFO", b"keyspace"]);
                     } else {
-                        out.push(&[b"TIME"]);
-                        let command = expiry_command(absolute);
                         for key in keys {
-                            out.push(&[command, key]);
+                            expiry::ask(out, absolute, key);
                         }
-                        queued += keys.len();
+                        queued = 1 + keys.len() * expiry::commands(absolute);
                     }
                     out.push(&[b"EXEC"]);
                     queued + 2
@@ -372,42 +362,41 @@ impl Reader {
                 tracing::info!(error = %e.text, "a transaction was refused: reading without");
                 return Ok(None);
             }
-            let Some([values, second, expiries @ ..]) = exec.as_items() else {
+            let Some([values, expiries @ ..]) = exec.as_items() else {
                 return Err(self.unexpected("EXEC", &exec));
             };
             let Some(values) = values.as_items().filter(|v| v.len() == keys.len()) else {
                 return Err(self.unexpected("MGET", values));
             };
             if !with_expiries {
-                let info = second.as_bytes().map(|text| Info::parse(text)).unwrap_or_default();
-                if info.keyspace().get(&self.unit.db).is_some_and(|c| c.expires > 0) {
+                let info = expiries.first().and_then(Value::as_bytes).map(|text| Info::parse(text));
+                if info.unwrap_or_default().keyspace().get(&self.unit.db).is_some_and(|c| c.expires > 0) {
                     self.expires_seen = true;
                     continue;
                 }
             }
-            let mut found = Found::default();
-            for (i, (key, value)) in keys.iter().zip(values).enumerate() {
-                let Some(value) = value.as_bytes() else {
-                    found.others.push(key.clone());
-                    continue;
+            let mut expiries = expiries.iter();
+            let mut fetched = Vec::with_capacity(keys.len());
+            for (key, value) in keys.iter().zip(values) {
+                let expiry = match with_expiries {
+                    true => expiry::read(&mut expiries, absolute),
+                    false => Some(Expiry::Never),
                 };
-                let expires_at_ms = match expiries.get(i) {
-                    Some(reply) => match expiry(reply, absolute, second) {
-                        Expiry::At(ms) => Some(ms),
-                        Expiry::Never => None,
+                fetched.push((
+                    key.clone(),
+                    match (value.as_bytes(), expiry) {
+                        (None, _) => Fetched::NotAString,
+                        (Some(value), Some(Expiry::At(ms))) => Fetched::Value(value.clone(), Some(ms)),
+                        (Some(value), Some(Expiry::Never)) => Fetched::Value(value.clone(), None),
+                        (Some(_), Some(Expiry::Unclear)) => Fetched::Unstable,
                         // Inside one transaction a key whose value was read cannot be gone.
-                        Expiry::Gone | Expiry::Unknown => return Err(self.unexpected("PEXPIRETIME", reply)),
+                        (Some(_), Some(Expiry::Gone | Expiry::Unknown) | None) => {
+                            return Err(self.unexpected("PEXPIRETIME or PTTL", &exec));
+                        }
                     },
-                    None => None,
-                };
-                found.states.push(State {
-                    key: key.clone(),
-                    body: Body::String(value.clone()),
-                    expires_at_ms,
-                    ask: None,
-                });
+                ));
             }
-            return Ok(Some(found));
+            return Ok(Some(fetched));
         }
     }
 
@@ -541,6 +530,12 @@ impl Reader {
         fetch: Fetch,
         bytes_max: Option<u64>,
     ) -> Result<Vec<(Bytes, Fetched)>> {
+        if fetch == Fetch::Get && self.transactions {
+            if let Some(fetched) = self.strings_in_transaction(&keys, bytes_max).await? {
+                return Ok(fetched);
+            }
+            self.transactions = false;
+        }
         let absolute = self.shared.source.capabilities.pexpiretime;
         let with_expiries = self.expires_seen || fetch == Fetch::Dump;
         let replies = self
@@ -554,13 +549,12 @@ impl Reader {
                     out.push(&[b"INFO", b"keyspace"]);
                     return keys.len() + 2;
                 }
-                out.push(&[b"TIME"]);
                 for key in &keys {
-                    out.push(&[expiry_command(absolute), key]);
+                    expiry::ask(out, absolute, key);
                     out.push(&[fetch.name(), key]);
-                    out.push(&[expiry_command(absolute), key]);
+                    expiry::ask(out, absolute, key);
                 }
-                1 + 3 * keys.len()
+                keys.len() * (1 + 2 * expiry::commands(absolute))
             })
             .await?;
         if !with_expiries {
@@ -577,15 +571,15 @@ impl Reader {
             return Ok(keys.into_iter().zip(values.map(|v| outcome(v, Expiry::Never, fetch))).collect());
         }
         let mut replies = replies.into_iter();
-        let time = replies.next().unwrap_or(Value::Null);
         let mut results = Vec::with_capacity(keys.len());
         for key in keys {
-            let (Some(before), Some(value), Some(after)) = (replies.next(), replies.next(), replies.next())
-            else {
+            let before = expiry::read(&mut replies, absolute);
+            let value = replies.next();
+            let after = expiry::read(&mut replies, absolute);
+            let (Some(before), Some(value), Some(after)) = (before, value, after) else {
                 return Err(Error::own("read a pipeline", "a reply is missing"));
             };
-            let (before, after) = (expiry(&before, absolute, &time), expiry(&after, absolute, &time));
-            let fetched = match (ServerError::of(&value), before.same_as(after, absolute)) {
+            let fetched = match (ServerError::of(&value), before == after) {
                 (None, false) => Fetched::Unstable,
                 _ => outcome(value, before, fetch),
             };
@@ -598,8 +592,7 @@ impl Reader {
     async fn follow(&mut self, key: &Bytes) -> Result<Fetched> {
         let absolute = self.shared.source.capabilities.pexpiretime;
         for _ in 0..UNSTABLE_ROUNDS_MAX {
-            let time = self.follow_call(key, &[b"TIME"]).await?;
-            let before = self.follow_call(key, &[expiry_command(absolute), key]).await?;
+            let before = self.follow_expiry(key, absolute).await?;
             let mut fetch = Fetch::Get;
             let mut value = self.follow_call(key, &[b"GET", key]).await?;
             if ServerError::of(&value).is_some_and(|e| e.code == Code::WrongType) {
@@ -617,9 +610,8 @@ impl Reader {
                 fetch = Fetch::Dump;
                 value = self.follow_call(key, &[b"DUMP", key]).await?;
             }
-            let after = self.follow_call(key, &[expiry_command(absolute), key]).await?;
-            let (before, after) = (expiry(&before, absolute, &time), expiry(&after, absolute, &time));
-            if !before.same_as(after, absolute) {
+            let after = self.follow_expiry(key, absolute).await?;
+            if before != after || before == Expiry::Unclear {
                 continue;
             }
             return Ok(match outcome(value, before, fetch) {
@@ -633,7 +625,20 @@ impl Reader {
         Ok(Fetched::Unstable)
     }
 
+    async fn follow_expiry(&mut self, key: &Bytes, absolute: bool) -> Result<Expiry> {
+        let mut commands: Vec<Vec<&[u8]>> = Vec::new();
+        expiry::question(absolute, key, &mut |command| commands.push(command.to_vec()));
+        let replies = self.follow_calls(key, &commands).await?;
+        Ok(expiry::read(&mut replies.into_iter(), absolute).unwrap_or(Expiry::Unknown))
+    }
+
     async fn follow_call(&mut self, key: &Bytes, args: &[&[u8]]) -> Result<Value> {
+        let replies = self.follow_calls(key, &[args.to_vec()]).await?;
+        Ok(replies.into_iter().next_back().unwrap_or(Value::Null))
+    }
+
+    /// Has one node answer all commands, whichever has the key.
+    async fn follow_calls(&mut self, key: &Bytes, commands: &[Vec<&[u8]>]) -> Result<Vec<Value>> {
         let slot = Slot::of_key(key);
         let mut backoff = Backoff::new(self.shared.options.retry);
         let mut next: Option<(Address, bool)> = None;
@@ -650,8 +655,8 @@ impl Reader {
                     }
                 },
             };
-            let reply = match self.side_call(&address, asking, args).await {
-                Ok(reply) => reply,
+            let replies = match self.side_calls(&address, asking, commands).await {
+                Ok(replies) => replies,
                 Err(e) => {
                     self.redirects.remove(&address);
                     self.shared.pause(&mut backoff, e).await?;
@@ -659,7 +664,7 @@ impl Reader {
                     continue;
                 }
             };
-            let Some(e) = ServerError::of(&reply) else { return Ok(reply) };
+            let Some(e) = replies.iter().find_map(ServerError::of) else { return Ok(replies) };
             match &e.code {
                 Code::Moved(_, to) | Code::Ask(_, to) if hops < HOPS_MAX => {
                     hops += 1;
@@ -669,19 +674,25 @@ impl Reader {
                 }
                 // Two nodes that each say it is the other's, for example, have yet to hear the news.
                 code if code.is_transient() => {
-                    let tried = String::from_utf8_lossy(args[0]).into_owned();
+                    let tried = commands.last().and_then(|args| args.first()).copied().unwrap_or_default();
+                    let tried = String::from_utf8_lossy(tried).into_owned();
                     let kind = ErrorKind::Server(e);
                     let error = Error::new(self.shared.source.side(), address.to_string(), tried, kind);
                     self.shared.pause(&mut backoff, error).await?;
                     self.shared.refresh_source().await;
                     hops = 0;
                 }
-                _ => return Ok(reply),
+                _ => return Ok(replies),
             }
         }
     }
 
-    async fn side_call(&mut self, address: &Address, asking: bool, args: &[&[u8]]) -> Result<Value> {
+    async fn side_calls(
+        &mut self,
+        address: &Address,
+        asking: bool,
+        commands: &[Vec<&[u8]>],
+    ) -> Result<Vec<Value>> {
         if !self.redirects.contains_key(address) {
             let link = self.shared.source.open(address, self.unit.db).await?;
             self.redirects.insert(address.clone(), link);
@@ -689,15 +700,21 @@ impl Reader {
         let Some(link) = self.redirects.get_mut(address) else {
             return Err(Error::own("follow a redirection", "no connection"));
         };
-        if asking {
-            link.push(&[b"ASKING"]);
+        for args in commands {
+            if asking {
+                link.push(&[b"ASKING"]);
+            }
+            link.push(args);
         }
-        link.push(args);
         link.flush().await?;
-        if asking {
-            link.reply().await?;
+        let mut replies = Vec::with_capacity(commands.len());
+        for _ in commands {
+            if asking {
+                link.reply().await?;
+            }
+            replies.push(link.reply().await?);
         }
-        link.reply().await
+        Ok(replies)
     }
 
     async fn of_wanted_types(&mut self, keys: Vec<Bytes>) -> Result<Vec<Bytes>> {
@@ -816,8 +833,8 @@ fn outcome(reply: Value, expiry: Expiry, fetch: Fetch) -> Fetched {
             (None, _) => Fetched::Gone,
             (Some(value), Expiry::Never) => Fetched::Value(value, None),
             (Some(value), Expiry::At(ms)) => Fetched::Value(value, Some(ms)),
-            // Created and deleted again around the read.
-            (Some(_), Expiry::Gone) => Fetched::Unstable,
+            // Created and deleted again around the read, or to be asked again.
+            (Some(_), Expiry::Gone | Expiry::Unclear) => Fetched::Unstable,
             // Without its expiry a key would live for ever on the other side.
             (Some(_), Expiry::Unknown) => {
                 Fetched::Refused(ServerError::classify(b"NOPERM the expiry cannot be read"))

@@ -13,6 +13,7 @@ use whimbrel_core::slot::Slot;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Code, Error, Result, ServerError};
 use whimbrel_engine::link::Link;
+use whimbrel_wire::payload;
 use whimbrel_wire::value::Value;
 
 use super::read::{State, StateBatch};
@@ -120,9 +121,27 @@ impl Writer {
     /// Makes a payload fit for the target, or decides that it cannot travel as one.
     fn fit(&self, mut state: State) -> State {
         let Shared { source, target, .. } = &*self.shared;
+        let version_max = target.capabilities.payload_version_max;
         let dialects = (source.facts.dialect, target.facts.dialect);
-        state.body = state.body.fit(dialects, target.capabilities.payload_version_max);
+        state.body = match state.body {
+            // A value is never there without its expiry.
+            Body::String(value) if state.expires_at_ms.is_some() && !target.capabilities.set_pxat => {
+                match version_max {
+                    Some(version) => Body::Dump(payload::of_string(&value, version).into()),
+                    None => Body::Typed,
+                }
+            }
+            body => body.fit(dialects, version_max),
+        };
+        if self.is_too_long(state.bytes()) {
+            state.body = Body::Typed;
+        }
         state
+    }
+
+    /// Whether the target closes the connection on a command of so many bytes.
+    fn is_too_long(&self, bytes: u64) -> bool {
+        self.shared.target.capabilities.query_bytes_max.is_some_and(|max| bytes > max / 2)
     }
 
     /// One try for all pending states. What is dealt with leaves `pending`; what has to go in chunks instead goes to
@@ -245,6 +264,11 @@ impl Writer {
             }
             match &state.body {
                 Body::String(_) if self.several && state.expires_at_ms.is_none() && !asking => {
+                    if !several.is_empty() && self.is_too_long(several_bytes + state.bytes()) {
+                        push_mset(&mut link, pending, &several);
+                        sent.push(Sent { states: std::mem::take(&mut several), asking: false });
+                        several_bytes = 0;
+                    }
                     several_bytes += state.bytes();
                     several.push(i);
                     if several_bytes > MSET_BYTES_MAX {
@@ -420,7 +444,7 @@ impl Writer {
         Ok(())
     }
 
-    /// `None` where the slot of the key is in doubt, and gone through again.
+    /// `None` where the slot of the key is in doubt, and gone through again, or where a server refuses what this key needs.
     async fn transfer(&mut self, key: &Bytes) -> Result<Option<typed::Outcome>> {
         let slot = Slot::of_key(key);
         let mut backoff = Backoff::new(self.shared.options.retry);
@@ -440,6 +464,10 @@ impl Writer {
             if matches!(e.server().map(|e| &e.code), Some(Code::Ask(..))) {
                 // The target's slot is on the move: its other node would want ASKING before each command.
                 self.shared.doubt_target(slot);
+                return Ok(None);
+            }
+            if let Some(why) = refused_for_good(&e) {
+                self.shared.failed(self.unit.db, key, why);
                 return Ok(None);
             }
             self.shared.pause(&mut backoff, e).await?;
@@ -463,6 +491,12 @@ impl Writer {
         };
         let mut target = self.shared.open_target_owner(slot, self.target_db).await?;
         let options = &self.shared.options;
+        let part_bytes_max = self
+            .shared
+            .target
+            .capabilities
+            .query_bytes_max
+            .map_or(usize::MAX, |max| usize::try_from(max / 4).unwrap_or(usize::MAX));
         let outcome = typed::transfer(
             &mut source,
             &mut target,
@@ -470,7 +504,7 @@ impl Writer {
                 key,
                 existing: options.existing,
                 place: self.place(),
-                chunk_bytes: options.chunk_bytes,
+                chunk_bytes: options.chunk_bytes.min(part_bytes_max),
                 tries_max: if options.mirror { typed::TRIES_FOLLOWED_MAX } else { typed::TRIES_MAX },
                 job: &options.job,
                 source: &self.shared.source.capabilities,
@@ -481,6 +515,18 @@ impl Writer {
         .await?;
         self.source = Some(source);
         Ok(outcome)
+    }
+}
+
+/// Why a key cannot be transferred by the commands of its type, where a server refuses one of them for good: that key is left
+/// out, and the others go on.
+fn refused_for_good(e: &Error) -> Option<String> {
+    let refusal = e.server()?;
+    match refusal.code {
+        Code::UnknownCommand | Code::WrongType | Code::Other => {
+            Some(format!("{}: {}: {}", e.side, e.tried, refusal.text))
+        }
+        _ => None,
     }
 }
 

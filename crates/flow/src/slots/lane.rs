@@ -12,6 +12,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use whimbrel_core::slot::Slot;
 use whimbrel_engine::error::{Code, Error, Result, ServerError, Side};
+use whimbrel_engine::expiry::{self, Expiry};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Info;
 use whimbrel_engine::slot_keys;
@@ -20,7 +21,7 @@ use whimbrel_wire::value::Value;
 
 use super::Shared;
 use crate::elements;
-use crate::state::{Body, Expiry, SAMPLES_FIRST, expiry, expiry_command, pack, was_sampled};
+use crate::state::{Body, SAMPLES_FIRST, UNSTABLE_ROUNDS_MAX, pack, was_sampled};
 use crate::typed::{self, KeyType, Outcome, Place, Transfer};
 
 /// Keys that are listed at once, and slots that are asked for at once.
@@ -423,6 +424,7 @@ enum Fetched {
     NotAString,
 }
 
+/// Fetches values with their expiries.
 async fn fetch(
     source: &mut Link,
     shared: &Shared,
@@ -430,35 +432,58 @@ async fn fetch(
     command: &'static [u8],
     expires: bool,
 ) -> Result<Vec<(Bytes, Fetched)>> {
-    let absolute = shared.source.capabilities.pexpiretime;
-    let mut expected = keys.len();
-    if expires && !absolute {
-        source.push(&[b"TIME"]);
-        expected += 1;
+    let mut found = Vec::with_capacity(keys.len());
+    let mut open = keys.to_vec();
+    for _ in 0..UNSTABLE_ROUNDS_MAX {
+        let fetched = fetch_once(source, shared, &open, command, expires).await?;
+        open = Vec::new();
+        for (key, fetched) in fetched {
+            match fetched {
+                Some(fetched) => found.push((key, fetched)),
+                None => open.push(key),
+            }
+        }
+        if open.is_empty() {
+            return Ok(found);
+        }
     }
+    let what =
+        "the server's clock goes on by a millisecond or more each time that it is asked when a key expires";
+    Err(Error::unfit(shared.deployment.side(), source.address().to_string(), "read a key", what))
+}
+
+/// `None` for a key where it is unclear when it expires.
+async fn fetch_once(
+    source: &mut Link,
+    shared: &Shared,
+    keys: &[Bytes],
+    command: &'static [u8],
+    expires: bool,
+) -> Result<Vec<(Bytes, Option<Fetched>)>> {
+    let absolute = shared.source.capabilities.pexpiretime;
     for key in keys {
         source.push(&[command, key]);
         if expires {
-            source.push(&[expiry_command(absolute), key]);
+            expiry::ask(source.outbox(), absolute, key);
         }
     }
-    if expires {
-        expected += keys.len();
-    }
     source.flush().await?;
-    let mut replies = source.replies(expected).await?.into_iter();
-    let time = if expires && !absolute { replies.next().unwrap_or(Value::Null) } else { Value::Null };
+    let each = 1 + if expires { expiry::commands(absolute) } else { 0 };
+    let mut replies = source.replies(each * keys.len()).await?.into_iter();
     let mut found = Vec::with_capacity(keys.len());
     for key in keys {
         let value = replies.next().unwrap_or(Value::Null);
-        let expiry =
-            if expires { replies.next().map(|r| expiry(&r, absolute, &time)) } else { Some(Expiry::Never) };
+        let expiry = if expires { expiry::read(&mut replies, absolute) } else { Some(Expiry::Never) };
         let fetched = match (ServerError::of(&value), value.into_bytes(), expiry) {
             (Some(e), _, _) if e.code == Code::WrongType => Fetched::NotAString,
             (Some(e), _, _) => return Err(source.server_error(e, command)),
             (None, None, _) | (None, _, Some(Expiry::Gone)) => Fetched::Gone,
             (None, Some(value), Some(Expiry::Never)) => Fetched::Value(value, None),
             (None, Some(value), Some(Expiry::At(ms))) => Fetched::Value(value, Some(ms)),
+            (None, Some(_), Some(Expiry::Unclear)) => {
+                found.push((key.clone(), None));
+                continue;
+            }
             (None, Some(_), Some(Expiry::Unknown) | None) => {
                 let what = "the expiry of a key cannot be read; without it the key would live for ever";
                 return Err(Error::unfit(
@@ -469,7 +494,7 @@ async fn fetch(
                 ));
             }
         };
-        found.push((key.clone(), fetched));
+        found.push((key.clone(), Some(fetched)));
     }
     Ok(found)
 }

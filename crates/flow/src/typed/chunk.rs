@@ -168,12 +168,6 @@ pub(super) fn strings(reply: Value) -> Option<Vec<Bytes>> {
     reply.into_items()?.into_iter().map(Value::into_bytes).collect()
 }
 
-/// The reply of `TIME` in milliseconds since the epoch.
-pub(super) fn time_ms(reply: &Value) -> Option<i64> {
-    let [seconds, micros] = reply.as_items()? else { return None };
-    Some(seconds.as_int()? * 1_000 + micros.as_int()? / 1_000)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -36,8 +36,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError, Side};
+use whimbrel_engine::expiry::{self, Expiry};
 use whimbrel_engine::link::Link;
-use whimbrel_engine::probe::Capabilities;
+use whimbrel_engine::probe::{Capabilities, QUERY_LIMIT_OPTION};
 use whimbrel_wire::payload::Footer;
 use whimbrel_wire::value::Value;
 
@@ -60,6 +61,12 @@ const PAUSE_FIRST_MS: u64 = 20;
 
 /// How long a staging key outlives its last chunk.
 const STAGING_TTL_MS: &[u8] = b"3600000";
+
+/// How often it is asked when a key expires where the answer may be unclear.
+const EXPIRY_LOOKS: usize = 8;
+
+/// What a server holds of a connection besides one long argument.
+const QUERY_SLACK_BYTES: u64 = 64 << 10;
 
 /// Collections of more elements than this are not compared with one that exists.
 const COMPARED_ELEMENTS_MAX: i64 = 512;
@@ -395,6 +402,7 @@ impl Mover<'_> {
         let mut current = reader.next(source).await?;
         while let Some(chunk) = current {
             self.check_stop()?;
+            self.check_lengths(&chunk)?;
             let (next, written) = tokio::join!(reader.next(source), self.write(target, chunk, &mut sent));
             written.map_err(|e| match e.server() {
                 // Entries came in after the stream's last id was read: what `WATCH` would have said at the end.
@@ -419,6 +427,18 @@ impl Mover<'_> {
             return Ok(Outcome::Gone);
         }
         self.publish(source, target, cardinality_command, &closing, &sent).await.map_err(Halt::from)
+    }
+
+    /// A server closes the connection on a command that is too long: every try would end that way.
+    fn check_lengths(&self, chunk: &Chunk) -> Result<(), Halt> {
+        let Some(max) = self.t.target.query_bytes_max else { return Ok(()) };
+        let bytes = |command: &chunk::Command| command.args.iter().map(|arg| arg.len() as u64).sum::<u64>();
+        match chunk.commands.iter().map(bytes).find(|bytes| bytes + QUERY_SLACK_BYTES > max) {
+            Some(bytes) => Err(Halt::Unholdable(format!(
+                "one of its elements needs a command of {bytes} bytes, and the server's {QUERY_LIMIT_OPTION} is {max}"
+            ))),
+            None => Ok(()),
+        }
     }
 
     /// Writes one chunk to the staging key. Takes in all replies, so that the link stays in step.
@@ -495,12 +515,12 @@ impl Mover<'_> {
         watched: bool,
     ) -> Result<Closing, Halt> {
         let key = self.t.key;
-        let mut commands: Vec<Vec<&[u8]>> = Vec::with_capacity(rest.len() + 3);
-        if self.t.source.pexpiretime {
-            commands.push(vec![b"PEXPIRETIME", key]);
-        } else {
-            commands.push(vec![b"TIME"]);
-            commands.push(vec![b"PTTL", key]);
+        let absolute = self.t.source.pexpiretime;
+        // Whether one is clear is a matter of chance, and the whole key would have to be read again.
+        let looks = if absolute { 1 } else { EXPIRY_LOOKS };
+        let mut commands: Vec<Vec<&[u8]>> = Vec::new();
+        for _ in 0..looks {
+            expiry::question(absolute, key, &mut |command| commands.push(command.to_vec()));
         }
         commands.push(vec![cardinality_command, key]);
         commands.extend(rest.iter().map(|args| args.iter().map(|arg| &arg[..]).collect()));
@@ -524,20 +544,19 @@ impl Mover<'_> {
             let reply = replies.next().unwrap_or(Value::Null);
             checked(source, reply, name)
         };
-        let first = following(source)?;
-        let ttl = |reply: &Value| match reply.as_int() {
-            // The key has expired since the last chunk was read.
-            Some(-2) => Err(Halt::Changed),
-            Some(-1) => Ok(None),
-            Some(ms) => Ok(Some(ms)),
-            None => Err(Halt::Failed(source.unexpected("PEXPIRETIME or PTTL", reply))),
-        };
-        let expires_at_ms = if self.t.source.pexpiretime {
-            ttl(&first)?
-        } else {
-            let now_ms = chunk::time_ms(&first).ok_or_else(|| source.unexpected("TIME", &first))?;
-            let second = following(source)?;
-            ttl(&second)?.map(|left_ms| now_ms + left_ms)
+        let mut told = Vec::with_capacity(looks * expiry::commands(absolute));
+        for _ in 0..looks * expiry::commands(absolute) {
+            told.push(following(source)?);
+        }
+        let mut told = told.iter();
+        let looks: Vec<Expiry> = (0..looks).map_while(|_| expiry::read(&mut told, absolute)).collect();
+        let clear = looks.iter().rfind(|look| **look != Expiry::Unclear);
+        let expires_at_ms = match clear.copied().unwrap_or(Expiry::Unclear) {
+            Expiry::At(ms) => Some(ms),
+            Expiry::Never => None,
+            // The key has expired since the last chunk was read, or nobody knows when it does.
+            Expiry::Gone | Expiry::Unclear => return Err(Halt::Changed),
+            Expiry::Unknown => return Err(source.unexpected("PEXPIRETIME or PTTL", &Value::Null).into()),
         };
         let counted = following(source)?;
         let cardinality = counted

@@ -14,10 +14,11 @@ use std::fmt;
 use std::time::Instant;
 
 use bytes::Bytes;
+use whimbrel_engine::expiry::time_ms;
 use whimbrel_engine::link::Link;
 use whimbrel_wire::value::Value;
 
-use super::chunk::{Chunk, Expect, Pace, Reader, bytes_of, number, strings, time_ms, word};
+use super::chunk::{Chunk, Expect, Pace, Reader, bytes_of, number, strings, word};
 use super::{Halt, Transfer, checked};
 
 /// Pending entries asked for at once, over all groups.
@@ -38,6 +39,14 @@ struct Id(u64, u64);
 
 impl Id {
     const MAX: Id = Id(u64::MAX, u64::MAX);
+
+    /// The id after this one: servers before Redis 6.2 know no ranges that exclude their start.
+    fn next(self) -> Id {
+        match self.1.checked_add(1) {
+            Some(sequence) => Id(self.0, sequence),
+            None => Id(self.0.saturating_add(1), 0),
+        }
+    }
 
     fn parse(text: &str) -> Option<Id> {
         let (ms, sequence) = text.split_once('-')?;
@@ -150,6 +159,8 @@ pub(super) struct StreamReader {
     pace: Pace,
     /// The target knows `ENTRIESADDED`, `MAXDELETEDID` and `ENTRIESREAD`. They came with `PEXPIRETIME`.
     counters: bool,
+    /// The target can create a consumer by a command of its own.
+    creates_consumers: bool,
     strict: bool,
     stage: Stage,
     head: Option<Head>,
@@ -171,6 +182,7 @@ impl StreamReader {
             staging,
             pace: Pace::new(t.chunk_bytes),
             counters: t.target.pexpiretime,
+            creates_consumers: t.target.set_pxat,
             strict,
             stage: Stage::Start,
             head: None,
@@ -237,9 +249,19 @@ impl StreamReader {
         for (group, consumers) in groups.iter().zip(consumers) {
             chunk.push(create(&group.name, number(group.last_delivered)), Expect::NoError);
             for consumer in consumers {
-                let (group, name) = (group.name.clone(), consumer.name.clone());
-                let args = vec![word("XGROUP"), word("CREATECONSUMER"), staging.clone(), group, name];
-                chunk.push(args, Expect::NoError);
+                chunk.push(self.create_consumer(&group.name, &consumer.name), Expect::NoError);
+            }
+        }
+    }
+
+    fn create_consumer(&self, group: &Bytes, name: &Bytes) -> Vec<Bytes> {
+        let (group, name, staging) = (group.clone(), name.clone(), self.staging.clone());
+        match self.creates_consumers {
+            true => vec![word("XGROUP"), word("CREATECONSUMER"), staging, group, name],
+            // One that reads what is pending of its own, which is nothing, is created by that.
+            false => {
+                let read = ["XREADGROUP", "GROUP"].map(word).into_iter();
+                read.chain([group, name, word("STREAMS"), staging, word("0")]).collect()
             }
         }
     }
@@ -492,7 +514,7 @@ impl Reader for StreamReader {
 
 /// Where a range after `after` starts.
 fn range_start(after: Option<Id>) -> String {
-    after.map_or_else(|| "-".to_owned(), |id| format!("({id}"))
+    after.map_or_else(|| "-".to_owned(), |id| id.next().to_string())
 }
 
 fn parse_all<T>(reply: &Value, parse: impl Fn(&Value) -> Option<T>) -> Option<Vec<T>> {

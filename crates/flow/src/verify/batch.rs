@@ -497,8 +497,28 @@ fn same_collection(kind: Option<&KeyType>, source: &[Bytes], target: &[Bytes]) -
     }
 }
 
+/// How often a server without `PEXPIRETIME` is asked when a key expires, where its clock goes on meanwhile.
+const LOOKS_MAX: usize = 8;
+
 /// Asks for type and expiry of `keys`.
 async fn metas(peer: &mut Peer, keys: &[Bytes]) -> Result<Vec<Option<Meta>>> {
+    let mut metas = metas_once(peer, keys).await?;
+    for _ in 1..LOOKS_MAX {
+        let is_unclear =
+            |meta: &Option<Meta>| meta.as_ref().and_then(|m| m.expiry).is_some_and(|e| e.from_ms != e.to_ms);
+        let unclear: Vec<usize> = (0..keys.len()).filter(|&i| is_unclear(&metas[i])).collect();
+        if unclear.is_empty() {
+            break;
+        }
+        let some: Vec<Bytes> = unclear.iter().map(|&i| keys[i].clone()).collect();
+        for (i, meta) in unclear.into_iter().zip(metas_once(peer, &some).await?) {
+            metas[i] = meta;
+        }
+    }
+    Ok(metas)
+}
+
+async fn metas_once(peer: &mut Peer, keys: &[Bytes]) -> Result<Vec<Option<Meta>>> {
     let exact = peer.capabilities().pexpiretime;
     let mut requests = Vec::with_capacity(keys.len() * if exact { 2 } else { 4 });
     for key in keys {

@@ -224,8 +224,13 @@ fn id_of(entry: &Value) -> Option<(u64, u64)> {
 
 /// Where the window after `entry` starts.
 fn after(entry: &Value) -> Option<Bytes> {
+    // Not `(` and the id of the entry, which servers before Redis 6.2 do not know.
     let (ms, seq) = id_of(entry)?;
-    Some(Bytes::from(format!("({ms}-{seq}")))
+    let (ms, seq) = match seq.checked_add(1) {
+        Some(seq) => (ms, seq),
+        None => (ms.checked_add(1)?, 0),
+    };
+    Some(Bytes::from(format!("{ms}-{seq}")))
 }
 
 /// The first difference between two windows that start at the same id and are as long as each other, or as what is
