@@ -183,7 +183,6 @@ pub fn unfinished(folder: &Path) -> std::io::Result<Vec<Unfinished>> {
 fn look(folder: &Path, name: String) -> Option<Unfinished> {
     let path = folder.join(format!("{name}.journal"));
     refuse_link(&path).ok()?;
-    // Before it is opened: that writes to it where a process was killed.
     let written = path.metadata().and_then(|about| about.modified()).ok();
     let written_s =
         written.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map_or(0, |since| since.as_secs());
@@ -193,6 +192,12 @@ fn look(folder: &Path, name: String) -> Option<Unfinished> {
         Err(redb::DatabaseError::DatabaseAlreadyOpen) => return Some(Unfinished { running: true, ..unread }),
         Err(_) => None,
     };
+    // Where a process was killed, opening it wrote to it. What is told is when that process did.
+    if let (Some(written), Ok(file)) = (written, File::options().write(true).open(&path))
+        && let Err(error) = file.set_modified(written)
+    {
+        tracing::debug!(%error, "the time of a journal is not put back");
+    }
     let described = described.and_then(|text| serde_json::from_str(&text).ok());
     Some(Unfinished { described: described.unwrap_or_default(), ..unread })
 }
