@@ -14,8 +14,9 @@ use whimbrel_flow::retry::RetryPolicy;
 use whimbrel_flow::verify::{self, Scope, Settle, VerifyOptions, VerifyProgress, VerifyReport};
 
 use crate::args::{CopyArgs, Depth, Show, VerifyArgs};
-use crate::display::{Display, Form};
+use crate::display::{self, Display, Form, Lines};
 use crate::exit::Exit;
+use crate::ui::row::cell;
 
 /// Runs the command.
 pub async fn run(args: &VerifyArgs, stop: CancellationToken) -> Exit {
@@ -117,10 +118,7 @@ pub fn exit_of(report: &VerifyReport) -> Exit {
     }
 }
 
-fn lines(
-    progress: Arc<VerifyProgress>,
-    check_extra: bool,
-) -> impl FnMut() -> (u64, u64, String, serde_json::Value) + Send {
+fn lines(progress: Arc<VerifyProgress>, check_extra: bool) -> impl FnMut() -> Lines + Send {
     let started = Instant::now();
     move || {
         let n = |c: &AtomicU64| c.load(Ordering::Relaxed);
@@ -130,35 +128,37 @@ fn lines(
         let seconds = started.elapsed().as_secs_f64().max(0.001);
         // Keys are looked for on both sides, one after the other.
         let all = if check_extra { 2 * total } else { total };
-        let text = format!(
-            "{:>7}  ETA {}  compared {} of {}  {}/s  {}  differing {}  looking again at {}{}",
-            format_duration_ms(u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX)),
-            eta((compared + extra, all), seconds),
-            format_count(compared),
-            format_count(total),
-            format_count((compared as f64 / seconds) as u64),
-            format_bytes(bytes),
-            format_count(differing),
-            format_count(rechecking),
-            match check_extra {
-                true => format!("  then only there: {} of {}", format_count(extra), format_count(total)),
-                false => String::new(),
-            },
-        );
+        let done = (compared + extra).min(all);
+        let left_ms = left_ms((done, all), seconds);
+        let elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let some = |n: u64, name: &str| match n {
+            0 => String::new(),
+            n => format!("{} {name}", format_count(n)),
+        };
+        let looks = if check_extra { " looks" } else { " keys" };
+        let row = vec![
+            cell(6, format_duration_ms(elapsed_ms)),
+            cell(0, display::eta(left_ms)),
+            cell(1, format!("{} of {}{looks}", format_count(done), format_count(all))),
+            cell(2, some(differing, "differ")),
+            cell(3, format!("{}/s", format_count((done as f64 / seconds) as u64))),
+            cell(4, some(rechecking, "looked at again")),
+            cell(5, format!("{} compared", format_count(compared))),
+            cell(5, if check_extra { format!("{} looked for", format_count(extra)) } else { String::new() }),
+            cell(7, format_bytes(bytes)),
+        ];
         let json = json!({
             "event": "verify_progress", "compared": compared, "differing": differing, "bytes_compared": bytes,
             "rechecking": rechecking, "extra_checked": extra, "keys_total": total,
         });
-        (compared + extra, all, text, json)
+        Lines { done: Some((done, all)), rows: vec![row], json, notes: Vec::new() }
     }
 }
 
 /// How long it takes to the end, at the pace until now.
-fn eta((done, all): (u64, u64), seconds: f64) -> String {
-    match done {
-        0 => "–".to_owned(),
-        done => format_duration_ms((all.saturating_sub(done) as f64 / done as f64 * seconds * 1000.0) as u64),
-    }
+fn left_ms((done, all): (u64, u64), seconds: f64) -> Option<u64> {
+    let left = all.saturating_sub(done) as f64;
+    (done > 0).then(|| (left / done as f64 * seconds * 1000.0) as u64)
 }
 
 fn show_report(show: &Show, report: &VerifyReport, depth: verify::Depth, scope: Scope) {

@@ -103,6 +103,11 @@ impl Error {
         self
     }
 
+    /// What is wrong, and with what: all but what the user can do about it.
+    pub fn problem(&self) -> String {
+        Problem(self).to_string()
+    }
+
     /// The server's own error, where it was one.
     pub fn server(&self) -> Option<&ServerError> {
         match &self.kind {
@@ -133,12 +138,26 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.side)?;
-        if !self.at.is_empty() {
-            write!(f, " {}", self.at)?;
+        f.write_str(&self.problem())?;
+        match &self.remedy {
+            Some(remedy) => write!(f, "; {remedy}"),
+            None => Ok(()),
         }
-        write!(f, ": {}: ", self.tried)?;
-        match &self.kind {
+    }
+}
+
+/// What is wrong, without what can be done about it.
+struct Problem<'a>(&'a Error);
+
+impl fmt::Display for Problem<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Problem(error) = self;
+        write!(f, "{}", error.side)?;
+        if !error.at.is_empty() {
+            write!(f, " {}", error.at)?;
+        }
+        f.write_str(": ")?;
+        match &error.kind {
             ErrorKind::Connect(e) => write!(f, "cannot connect: {e}")?,
             ErrorKind::Tls(what) => write!(f, "TLS: {what}")?,
             ErrorKind::Broken(e) => write!(f, "the connection broke: {e}")?,
@@ -151,10 +170,11 @@ impl fmt::Display for Error {
             ErrorKind::Unfit(what) => f.write_str(what)?,
             ErrorKind::Own(what) => f.write_str(what)?,
         }
-        if let Some(remedy) = &self.remedy {
-            write!(f, "; {remedy}")?;
+        match &error.kind {
+            // What makes no sense there says so by itself.
+            ErrorKind::Unfit(_) => Ok(()),
+            _ => write!(f, " (tried: {})", error.tried),
         }
-        Ok(())
     }
 }
 

@@ -11,9 +11,10 @@ use whimbrel_engine::error::Result;
 use whimbrel_engine::nodes::{Counted, Finding, NodeState, Survey, SurveyOptions, Surveyed, shortened};
 
 use super::json as describe;
-use super::table::{Align, Screen, Table};
 use crate::args::StatusArgs;
 use crate::exit::Exit;
+use crate::ui::screen::Screen;
+use crate::ui::table::{Table, number, text as column};
 
 /// Up to so many nodes the table names each replica; above, it counts them.
 const REPLICAS_NAMED_NODES: usize = 24;
@@ -121,13 +122,13 @@ fn as_text(
     );
     let mut table = Table::new(
         &[
-            ("ID", Align::Left),
-            ("ADDRESS", Align::Left),
-            ("SLOTS", Align::Left),
-            ("COUNT", Align::Right),
-            ("KEYS", Align::Right),
-            ("BYTES", Align::Right),
-            ("REPLICAS", Align::Left),
+            column("ID", 0),
+            column("ADDRESS", 0),
+            column("SLOTS", 2),
+            number("COUNT", 5),
+            number("KEYS", 1),
+            number("BYTES", 4),
+            column("REPLICAS", 3),
         ],
         2,
     );
@@ -156,7 +157,7 @@ fn as_text(
             false => ("running", screen.good("running")),
         };
         let pad = " ".repeat(9 - label.len());
-        text.push_str(&format!("{painted}{pad}{}\n", screen.wrapped(&finding.to_string(), 9)));
+        text.push_str(&format!("{painted}{pad}{finding}\n"));
     }
     text.push_str(&match (healthy, findings.is_empty()) {
         (true, true) => format!("{}   every node agrees, every slot has an owner\n", screen.good("health")),

@@ -7,12 +7,15 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::service::{Ready, Task};
 use whimbrel_control::store::{Entry, Status, Store};
+use whimbrel_core::units::{format_count, format_count_of};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::link::LinkOptions;
 
 use crate::args::{JobAccess, JobsArgs, JobsCommand, Show};
 use crate::exit::Exit;
+use crate::ui::screen::Screen;
+use crate::ui::table::{Table, number, text};
 
 /// How long a job that another process runs may take to notice that it is to be cancelled, and to roll back.
 const CANCEL_WAIT: Duration = Duration::from_secs(120);
@@ -103,21 +106,35 @@ fn list(entries: &[Entry], as_json: bool) {
         say!("no jobs are written down here");
         return;
     }
-    say!("{:<20} {:<9} {:<26} {:<21} MOVES", "JOB", "METHOD", "STATE", "CLUSTER");
+    let head = [
+        text("JOB", 0),
+        text("STATE", 0),
+        number("KEYS", 2),
+        text("SLOTS", 1),
+        text("FROM -> TO", 3),
+        text("CLUSTER", 4),
+        text("METHOD", 5),
+    ];
+    let mut table = Table::new(&head, 1);
     for entry in entries {
         let status = &entry.status;
-        say!(
-            "{:<20} {:<9} {:<26} {:<21} {} of {} slots, {} -> {}",
-            status.id,
-            status.method,
+        table.row(vec![
+            status.id.clone(),
             state(entry),
-            status.cluster,
-            slots_in(&status.moved),
-            slots_in(&status.slots),
-            short(&status.source),
-            short(&status.target),
-        );
+            percent(status).map_or_else(|| "-".to_owned(), |percent| format!("{percent} %")),
+            format!("{} of {}", slots_in(&status.moved), slots_in(&status.slots)),
+            format!("{} -> {}", short(&status.source), short(&status.target)),
+            status.cluster.clone(),
+            status.method.clone(),
+        ]);
     }
+    table.lines(Screen::of_stdout()).iter().for_each(|line| say!("{line}"));
+}
+
+/// The share of keys that are at the target; `None` where nobody counted them.
+fn percent(status: &Status) -> Option<u64> {
+    let share = |total: u64| (u128::from(status.keys_moved.min(total)) * 100 / u128::from(total)) as u64;
+    (status.keys > 0).then(|| share(status.keys))
 }
 
 fn slots_in(ranges: &str) -> usize {
@@ -145,6 +162,10 @@ fn show(entry: &Entry, as_json: bool) {
     say!("target   {}", status.target);
     say!("slots    {}", status.slots);
     say!("moved    {}", if status.moved.is_empty() { "none" } else { &status.moved });
+    if let Some(percent) = percent(status) {
+        let (done, all) = (format_count(status.keys_moved), format_count_of(status.keys, "key"));
+        say!("keys     {done} of {all} are at the target: {percent} %");
+    }
     if !status.ended && !entry.running {
         say!("go on with: whimbrel jobs resume {}", status.id);
         say!("or undo it: whimbrel jobs cancel {}", status.id);

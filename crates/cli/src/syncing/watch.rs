@@ -16,6 +16,9 @@ use crate::args::WatchArgs;
 use crate::copying::state_dir;
 use crate::display::plain;
 use crate::exit::Exit;
+use crate::ui::for_stdout;
+use crate::ui::screen::Screen;
+use crate::ui::table::{Table, number, text as column};
 
 /// How often it looks; the sync tells as often how it stands.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -96,21 +99,20 @@ fn show(args: &WatchArgs, card: &Value, last: Option<&Value>) -> std::io::Result
         return writeln!(out, "{}", plain(&card.to_string()));
     }
     let clear = if !args.once && out.is_terminal() { CLEAR } else { "" };
-    write!(out, "{clear}{}", plain(&page(card, last)))?;
+    write!(out, "{clear}{}", for_stdout(&page(card, last, Screen::of_stdout())))?;
     out.flush()
 }
 
-fn page(card: &Value, last: Option<&Value>) -> String {
+fn page(card: &Value, last: Option<&Value>, screen: Screen) -> String {
     match serde_json::from_value::<FleetStatus>(card["fleet"].clone()) {
-        Ok(fleet) => crate::fleeting::page(&fleet),
-        Err(_) => page_of_sync(card, last),
+        Ok(fleet) => crate::fleeting::page(&fleet, screen),
+        Err(_) => page_of_sync(card, last, screen),
     }
 }
 
-fn page_of_sync(card: &Value, last: Option<&Value>) -> String {
+fn page_of_sync(card: &Value, last: Option<&Value>, screen: Screen) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let number = |value: &Value| value.as_u64().unwrap_or(0);
-    let unknown = || "unknown".to_owned();
     let status = &card["status"];
     let counts = &status["counts"];
     let since = |last: &Value, name: &str| {
@@ -154,22 +156,7 @@ fn page_of_sync(card: &Value, last: Option<&Value>) -> String {
         format_count(number(&status["doubtful_slots"])),
         format_count(number(&counts["big_in_flight"])),
     ));
-    page.push_str(&format!(
-        "{:<22} {:>16} {:>10} {:>9} {:>9} {:>8}  FEED\n",
-        "PRIMARY", "OFFSET", "LAG", "LAG MS", "TOUCHED", "RESUMED"
-    ));
-    for source in status["sources"].as_array().into_iter().flatten() {
-        page.push_str(&format!(
-            "{:<22} {:>16} {:>10} {:>9} {:>9} {:>8}  {}\n",
-            text(&source["address"]),
-            format_count(number(&source["offset"])),
-            source["lag_bytes"].as_u64().map_or_else(unknown, format_bytes),
-            source["lag_ms"].as_u64().map_or_else(unknown, format_count),
-            format_count(number(&source["touched"])),
-            format_count(number(&source["resumed"])),
-            text(&source["feed"]),
-        ));
-    }
+    page.push_str(&sources(status, screen));
     for failure in status["failures"].as_array().into_iter().flatten() {
         page.push_str(&format!(
             "failed   db {} key {}: {}\n",
@@ -179,6 +166,36 @@ fn page_of_sync(card: &Value, last: Option<&Value>) -> String {
         ));
     }
     page
+}
+
+/// A row for each primary of the source.
+fn sources(status: &Value, screen: Screen) -> String {
+    let of = |value: &Value| value.as_u64().unwrap_or(0);
+    let unknown = || "unknown".to_owned();
+    let mut table = Table::new(
+        &[
+            column("PRIMARY", 0),
+            number("OFFSET", 3),
+            number("LAG", 1),
+            number("LAG MS", 1),
+            number("TOUCHED", 2),
+            number("RESUMED", 4),
+            column("FEED", 5),
+        ],
+        0,
+    );
+    for source in status["sources"].as_array().into_iter().flatten() {
+        table.row(vec![
+            source["address"].as_str().unwrap_or_default().to_owned(),
+            format_count(of(&source["offset"])),
+            source["lag_bytes"].as_u64().map_or_else(unknown, format_bytes),
+            source["lag_ms"].as_u64().map_or_else(unknown, format_count),
+            format_count(of(&source["touched"])),
+            format_count(of(&source["resumed"])),
+            source["feed"].as_str().unwrap_or_default().to_owned(),
+        ]);
+    }
+    table.lines(screen).iter().map(|line| format!("{line}\n")).collect()
 }
 
 #[cfg(test)]
@@ -199,7 +216,7 @@ mod tests {
                 },
             })
         };
-        let page = page(&card(1_500), Some(&card(1_000)));
+        let page = page(&card(1_500), Some(&card(1_000)), Screen { width: 80, colour: false });
         assert!(page.contains("sync-1: a:1 -> b:2") && page.contains("1,500 keys"), "{page}");
         assert!(
             page.contains("; 500 keys/s")

@@ -18,10 +18,10 @@ use self::decide::{Action, Change, Fate, Plan, Told, slots_text};
 use self::keys::Tally;
 use self::run::Surgeon;
 use super::json as describe;
-use super::table::Screen;
 use crate::args::{RepairArgs, Strays};
 use crate::confirm::{Question, confirm};
 use crate::exit::Exit;
+use crate::ui::screen::Screen;
 
 /// How often the cluster is looked at again and what follows is done: a repair may bring up more, for example replicas
 /// that kept what their primary lost. Each round sees fewer things amiss, or none that can be mended.
@@ -219,14 +219,14 @@ fn show_plan(args: &RepairArgs, survey: &Survey, findings: &[Finding], plan: &Pl
     }
     let screen = Screen::of_stdout();
     for finding in findings.iter().filter(|f| f.is_problem()) {
-        say!("{}    {}", screen.bad("amiss"), screen.wrapped(&finding.to_string(), 9));
+        say!("{}    {}", screen.bad("amiss"), finding);
     }
     for action in &plan.actions {
         let text = Told { action, survey }.to_string();
-        say!("{}   {}", screen.good("repair"), screen.wrapped(&text, 9));
+        say!("{}   {}", screen.good("repair"), text);
     }
     for left in &plan.left {
-        say!("left     {}", screen.wrapped(left, 9));
+        say!("left     {}", left);
     }
     if plan.actions.is_empty() {
         say!("nothing to repair");
@@ -235,8 +235,7 @@ fn show_plan(args: &RepairArgs, survey: &Survey, findings: &[Finding], plan: &Pl
 
 fn say(args: &RepairArgs, survey: &Survey, action: &Action) {
     if !args.json {
-        let screen = Screen::of_stdout();
-        say!("doing    {}", screen.wrapped(&Told { action, survey }.to_string(), 9));
+        say!("doing    {}", Told { action, survey });
     }
 }
 
@@ -260,10 +259,10 @@ fn show_outcome(args: &RepairArgs, total: &Tally, findings: &[Finding], plan: &P
         format_count(total.stuck),
     );
     for reason in &total.reasons {
-        say!("stuck    {}", screen.wrapped(reason, 9));
+        say!("stuck    {}", reason);
     }
     for finding in findings.iter().filter(|f| f.is_problem()) {
-        say!("{}    {}", screen.bad("amiss"), screen.wrapped(&finding.to_string(), 9));
+        say!("{}    {}", screen.bad("amiss"), finding);
     }
     if healthy {
         say!("{}   every node agrees, every slot has an owner", screen.good("health"));
