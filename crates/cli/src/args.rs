@@ -447,9 +447,17 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Comparison")]
     pub settle: u32,
 
-    /// List at most so many differences; all are counted
+    /// List at most N differences; all are counted
     #[arg(long, value_name = "N", default_value_t = 1000, help_heading = "Output")]
     pub list: usize,
+
+    /// Go on with a verification that was interrupted: with the same options; what was found so far is kept
+    #[arg(long, help_heading = "What else")]
+    pub resume: bool,
+
+    /// Where journals are kept [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
+    #[arg(long, value_name = "FOLDER", help_heading = "What else")]
+    pub state_dir: Option<PathBuf>,
 
     /// Read from replicas of the source where it has any
     #[arg(long, help_heading = "Comparison")]

@@ -375,8 +375,8 @@ fn remedied(e: Error, is_unfinished: bool) -> Error {
 fn describe(args: &SyncArgs, dbs: &[String], source: &Endpoint, target: &Endpoint) -> String {
     json!({
         "kind": "sync",
-        "source": source.address.to_string(),
-        "target": target.address.to_string(),
+        "source": copying::one_spelling(&source.address),
+        "target": copying::one_spelling(&target.address),
         "databases": [source.db, target.db],
         "db": dbs,
         "match": args.names.matches,
@@ -398,9 +398,9 @@ fn show_plan(args: &SyncArgs, name: &str, plan: &Plan) {
     eprintln!("target   {}", plan.target);
     for db in plan.dbs.iter().filter(|db| db.source_keys + db.target_keys > 0) {
         eprintln!(
-            "db {:<5} {} keys; to db {}, which holds {}",
+            "db {:<5} {}; to db {}, which holds {}",
             db.db.source,
-            format_count(db.source_keys),
+            format_count_of(db.source_keys, "key"),
             db.db.target,
             format_count(db.target_keys)
         );
@@ -512,27 +512,27 @@ fn show_report(args: &SyncArgs, report: &SyncReport, again: &str) {
         eprintln!("failed   db {} key {}: {}", failure.db, failure.key, failure.reason);
     }
     say!(
-        "{} {} keys written, {} in {}, {} removed{}{}",
+        "{} {} written, {} in {}, {} removed{}{}",
         match (report.cutover.is_some(), report.caught_up) {
             (true, _) => "cut over",
             (false, true) => "equal   ",
             (false, false) => "stopped ",
         },
-        format_count(c.written),
+        format_count_of(c.written, "key"),
         format_bytes(c.bytes_written),
         format_duration_ms(report.duration_ms),
         format_count(c.gone),
         if c.failed > 0 { format!(", {} FAILED", format_count(c.failed)) } else { String::new() },
         match report.reconciled_slots {
             0 => String::new(),
-            slots => format!(", {} slots gone through again", format_count(slots)),
+            slots => format!(", {} gone through again", format_count_of(slots, "slot")),
         },
     );
     match &report.cutover {
         Some(cutover) => say!(
-            "writers  held for {} ms; {} keys transferred meanwhile, {} compared in full",
+            "writes   paused for {} ms; {} transferred meanwhile, {} compared in full",
             cutover.pause_ms,
-            format_count(cutover.drained),
+            format_count_of(cutover.drained, "key"),
             format_count(cutover.compared)
         ),
         None if report.snapshot_done => {
