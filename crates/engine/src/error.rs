@@ -173,6 +173,7 @@ impl fmt::Display for Problem<'_> {
         match &error.kind {
             // What makes no sense there says so by itself.
             ErrorKind::Unfit(_) => Ok(()),
+            ErrorKind::Connect(_) if &*error.tried == "connect" => Ok(()),
             _ => write!(f, " (tried: {})", error.tried),
         }
     }
@@ -327,6 +328,15 @@ impl ServerError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_wrong_comes_first() {
+        let e = Error::unfit(Side::Target, "a:1", "look at the target", "database 0 holds 5 keys already");
+        assert_eq!(e.to_string(), "target a:1: database 0 holds 5 keys already");
+        let e = Error::new(Side::Source, "a:1", "DUMP of a key", ErrorKind::Closed).with_remedy("try again");
+        assert_eq!(e.problem(), "source a:1: the server closed the connection (tried: DUMP of a key)");
+        assert_eq!(e.to_string(), format!("{}; try again", e.problem()));
+    }
 
     #[test]
     fn arguments_are_not_repeated() {

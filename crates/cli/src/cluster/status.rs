@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
-use whimbrel_core::units::{format_bytes, format_count};
+use whimbrel_core::units::{format_bytes, format_count, format_count_of};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::Result;
 use whimbrel_engine::nodes::{Counted, Finding, NodeState, Survey, SurveyOptions, Surveyed, shortened};
@@ -111,13 +111,13 @@ fn as_text(
         survey.nodes.iter().filter_map(|n| n.state()).map(|s| s.facts.version.as_str()).collect();
     let primaries = survey.primaries().count();
     let mut text = format!(
-        "cluster  {}: {}; {} primaries, {} replicas, {} slots, {} keys, {}\n\n",
+        "cluster  {}: {}; {}, {}, {}, {}, {}\n\n",
         deployment.endpoint.address,
         versions.into_iter().collect::<Vec<_>>().join(", "),
-        primaries,
-        survey.nodes.len() - primaries,
-        format_count(sum(|s| s.slots.len() as u64)),
-        format_count(sum(|s| s.facts.keys)),
+        if primaries == 1 { "1 primary".to_owned() } else { format!("{primaries} primaries") },
+        format_count_of((survey.nodes.len() - primaries) as u64, "replica"),
+        format_count_of(sum(|s| s.slots.len() as u64), "slot"),
+        format_count_of(sum(|s| s.facts.keys), "key"),
         format_bytes(sum(|s| s.facts.dataset_bytes)),
     );
     let mut table = Table::new(

@@ -46,7 +46,7 @@ async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
                 store.remove(&entry.status.id)?;
                 cleaned += 1;
             }
-            say(args.json, "cleaned", &format!("{cleaned} jobs that had ended are forgotten"));
+            say(args.json, "cleaned", &format!("{} forgotten", format_count_of(cleaned, "ended job")));
             Ok(Exit::Success)
         }
         JobsCommand::Cancel { job, access } => cancel(&store, &find(&store, job)?, access, args.json).await,

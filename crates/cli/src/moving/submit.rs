@@ -391,7 +391,11 @@ async fn report(
         );
         return Ok(exit);
     }
-    say!("moved    {moved} slots in {} by the daemon at {server}", format_duration_ms(duration_ms));
+    say!(
+        "moved    {} in {} by the daemon at {server}",
+        format_count_of(moved as u64, "slot"),
+        format_duration_ms(duration_ms)
+    );
     say_seen(seen);
     Ok(exit)
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::fleet::FleetStatus;
 use whimbrel_control::http;
-use whimbrel_core::units::{format_bytes, format_count};
+use whimbrel_core::units::{format_bytes, format_count, format_count_of};
 use whimbrel_engine::error::Result;
 
 use super::desk::Desk;
@@ -123,12 +123,12 @@ fn page_of_sync(card: &Value, last: Option<&Value>, screen: Screen) -> String {
         format!("{} keys/s, {}/s; ", format_count(keys), format_bytes(bytes))
     });
     let mut page = format!(
-        "sync     {}: {} -> {}\nphase    {}\nwritten  {} keys, {}; {rates}{} removed\n",
+        "sync     {}: {} -> {}\nphase    {}\nwritten  {}, {}; {rates}{} removed\n",
         text(&card["name"]),
         text(&card["source"]),
         text(&card["target"]),
         text(&status["phase"]),
-        format_count(number(&counts["written"])),
+        format_count_of(number(&counts["written"]), "key"),
         format_bytes(number(&counts["bytes_written"])),
         format_count(number(&counts["gone"])),
     );
@@ -147,14 +147,14 @@ fn page_of_sync(card: &Value, last: Option<&Value>, screen: Screen) -> String {
         page.push_str(&format!("again    {trouble}\n"));
     }
     if let Some(estimate_ms) = status["pause_estimate_ms"].as_u64() {
-        page.push_str(&format!("cutover  would hold writers for about {estimate_ms} ms now\n"));
+        page.push_str(&format!("cutover  would pause writes for about {estimate_ms} ms now\n"));
     }
     page.push_str(&format!(
-        "trouble  {} retries, {} keys failed, {} slots in doubt; {} large keys on their way\n\n",
+        "trouble  {} retries, {} failed, {} in doubt; {} on their way\n\n",
         format_count(number(&counts["retries"])),
-        format_count(number(&counts["failed"])),
-        format_count(number(&status["doubtful_slots"])),
-        format_count(number(&counts["big_in_flight"])),
+        format_count_of(number(&counts["failed"]), "key"),
+        format_count_of(number(&status["doubtful_slots"]), "slot"),
+        format_count_of(number(&counts["big_in_flight"]), "large key"),
     ));
     page.push_str(&sources(status, screen));
     for failure in status["failures"].as_array().into_iter().flatten() {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
-use whimbrel_core::units::format_count;
+use whimbrel_core::units::{format_count, format_count_of};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::Link;
@@ -253,8 +253,8 @@ fn show_outcome(args: &RepairArgs, total: &Tally, findings: &[Finding], plan: &P
     }
     let screen = Screen::of_stdout();
     say!(
-        "done     {} keys moved to their owner, {} removed where they did not belong, {} stuck",
-        format_count(total.moved),
+        "done     {} moved to their owner, {} removed where they did not belong, {} stuck",
+        format_count_of(total.moved, "key"),
         format_count(total.removed),
         format_count(total.stuck),
     );
