@@ -19,7 +19,7 @@ use crate::ui::row::{Cell, cell, fitted, whole};
 use crate::ui::screen::Screen;
 
 /// Colours that are ours: see [`crate::cluster`].
-const COLOURS: [&str; 4] = ["\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"];
+pub const COLOURS: [&str; 4] = ["\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"];
 
 /// A text that a terminal only shows. Servers' words are part of what is said, and may hold what sets its title, moves its
 /// cursor or turns the direction of writing round: that is shown as its number. In JSON it means the same as before.

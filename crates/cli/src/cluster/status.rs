@@ -153,7 +153,7 @@ fn as_text(
     text.push('\n');
     for finding in findings {
         let (label, painted) = match finding.is_problem() {
-            true => ("amiss", screen.bad("amiss")),
+            true => ("problem", screen.bad("problem")),
             false => ("running", screen.good("running")),
         };
         let pad = " ".repeat(9 - label.len());
@@ -162,16 +162,13 @@ fn as_text(
     text.push_str(&match (healthy, findings.is_empty()) {
         (true, true) => format!("{}   every node agrees, every slot has an owner\n", screen.good("health")),
         (true, false) => {
-            format!("{}   a migration is running; nothing else is amiss\n", screen.good("health"))
+            format!("{}   a migration is running; nothing else is wrong\n", screen.good("health"))
         }
         (false, _) => format!(
-            "{}   {} amiss; whimbrel repair --dry-run shows what it would do, and whimbrel jobs list whether a job \
+            "{}   {}; whimbrel repair --dry-run shows what it would do, and whimbrel jobs list whether a job \
              of this machine was interrupted\n",
             screen.bad("health"),
-            match findings.iter().filter(|f| f.is_problem()).count() {
-                1 => "1 thing is".to_owned(),
-                n => format!("{n} things are"),
-            }
+            format_count_of(findings.iter().filter(|f| f.is_problem()).count() as u64, "problem"),
         ),
     });
     text

@@ -230,7 +230,7 @@ async fn cancel(store: &Store, entry: &Entry, access: &JobAccess, as_json: bool)
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    let what = "whoever runs it has not ended it yet; it has been told";
+    let what = "the process that runs it has not ended it yet; it has been asked to";
     Err(Error::own(format!("cancel job {id}"), what).with_remedy("see `whimbrel jobs show`"))
 }
 

@@ -5,6 +5,8 @@ use std::io::IsTerminal;
 use textwrap::core::{Word, display_width};
 use textwrap::{Options, WordSeparator, WordSplitter, wrap};
 
+use crate::display::COLOURS;
+
 /// Width of what is no terminal: everything fits.
 const UNBOUNDED: usize = usize::MAX;
 
@@ -87,7 +89,7 @@ impl Screen {
         let own = line.len() - line.trim_start_matches(' ').len();
         let indentation = match own {
             0 if line.starts_with(ERROR) => ERROR.len(),
-            0 => LABEL,
+            0 if has_label(line) => LABEL,
             own => own,
         };
         let indentation = " ".repeat(indentation.min(self.width / 3));
@@ -98,6 +100,12 @@ impl Screen {
             .word_separator(WordSeparator::Custom(words));
         wrap(line, options).join("\n")
     }
+}
+
+/// Whether a line begins with a label rather than with a sentence: a gap ends before its text, or right behind a long one.
+fn has_label(line: &str) -> bool {
+    let shown = COLOURS.iter().fold(line.to_owned(), |line, colour| line.replace(colour, ""));
+    shown.chars().skip(LABEL - 1).take(2).any(|c| c == ' ')
 }
 
 /// Words are what stands between blanks; long lists have their items for words.
@@ -128,12 +136,13 @@ mod tests {
 
     #[test]
     fn text_is_wrapped_at_words_below_itself() {
-        let text = "amiss    nobody owns slot 5: it was taken for the last time";
+        let text = "problem  nobody owns slot 5: it was taken for the last time";
         assert_eq!(
             screen(36).wrapped(text),
-            "amiss    nobody owns slot 5: it was\n         taken for the last time"
+            "problem  nobody owns slot 5: it was\n         taken for the last time"
         );
         assert_eq!(screen(200).wrapped(text), text);
+        assert_eq!(screen(25).wrapped("Move 2,000 slots in the cluster?"), "Move 2,000 slots in the\ncluster?");
         assert_eq!(
             screen(30).wrapped("error: this server is not part of a cluster"),
             "error: this server is not part\n       of a cluster"

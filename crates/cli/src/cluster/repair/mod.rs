@@ -219,7 +219,7 @@ fn show_plan(args: &RepairArgs, survey: &Survey, findings: &[Finding], plan: &Pl
     }
     let screen = Screen::of_stdout();
     for finding in findings.iter().filter(|f| f.is_problem()) {
-        say!("{}    {}", screen.bad("amiss"), finding);
+        say!("{}  {finding}", screen.bad("problem"));
     }
     for action in &plan.actions {
         let text = Told { action, survey }.to_string();
@@ -262,7 +262,7 @@ fn show_outcome(args: &RepairArgs, total: &Tally, findings: &[Finding], plan: &P
         say!("stuck    {}", reason);
     }
     for finding in findings.iter().filter(|f| f.is_problem()) {
-        say!("{}    {}", screen.bad("amiss"), finding);
+        say!("{}  {finding}", screen.bad("problem"));
     }
     if healthy {
         say!("{}   every node agrees, every slot has an owner", screen.good("health"));
