@@ -142,7 +142,10 @@ mod tests {
             "problem  nobody owns slot 5: it was\n         taken for the last time"
         );
         assert_eq!(screen(200).wrapped(text), text);
-        assert_eq!(screen(25).wrapped("Move 2,000 slots in the cluster?"), "Move 2,000 slots in the\ncluster?");
+        assert_eq!(
+            screen(25).wrapped("Move 2,000 slots in the cluster?"),
+            "Move 2,000 slots in the\ncluster?"
+        );
         assert_eq!(
             screen(30).wrapped("error: this server is not part of a cluster"),
             "error: this server is not part\n       of a cluster"
