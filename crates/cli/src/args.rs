@@ -88,9 +88,9 @@ pub enum Command {
     Fleet(Box<FleetArgs>),
     /// List, show, cancel, resume and forget jobs that move slots
     Jobs(Box<JobsArgs>),
-    /// Show a cluster's shards, slots, keys and replicas, and what is amiss
+    /// Show a cluster's shards, slots, keys and replicas, and what is wrong
     Status(Box<StatusArgs>),
-    /// Find half-done migrations, slots without owner and keys in slots of another node, and mend them
+    /// Find half-done migrations, slots without owner and keys in slots of another node, and repair them
     Repair(Box<RepairArgs>),
     /// Start a real cluster, rebalance a million keys while clients write, and prove that nothing is lost
     Demo(DemoArgs),
@@ -285,11 +285,11 @@ pub struct Names {
 /// Bounds of whatever transfers keys.
 #[derive(Debug, Args)]
 pub struct Limits {
-    /// Read at most so many keys per second
+    /// Read at most N keys per second
     #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Limits")]
     pub rate_keys: Option<u64>,
 
-    /// Read at most so many bytes of values per second
+    /// Read at most this many bytes of values per second
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
     pub rate_bytes: Option<u64>,
 
@@ -322,7 +322,7 @@ pub struct Show {
     #[arg(long, help_heading = "Output")]
     pub json: bool,
 
-    /// Print a line of progress every so many seconds [default without a terminal: each second, after ten lines every 10 s, after ten minutes each minute; with --json each second]
+    /// Print a line of progress every N seconds [default without a terminal: each second, after ten lines every 10 s, after ten minutes each minute; with --json each second]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Output")]
     pub report: Option<u64>,
 
@@ -349,7 +349,7 @@ pub struct CopyArgs {
     #[command(flatten)]
     pub which: Which,
 
-    /// Stop after so many keys
+    /// Stop after N keys
     #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Selection")]
     pub limit: Option<u64>,
 
@@ -431,7 +431,7 @@ pub struct VerifyArgs {
     #[arg(long, value_enum, default_value_t = Depth::Full, help_heading = "Comparison")]
     pub depth: Depth,
 
-    /// Compare a sample only: so many keys, or so many percent (10%)
+    /// Compare a sample only: N keys, or P percent (10%)
     #[arg(long, value_name = "N|P%", help_heading = "Comparison")]
     pub sample: Option<String>,
 
@@ -443,19 +443,27 @@ pub struct VerifyArgs {
     #[arg(long, help_heading = "Comparison")]
     pub ignore_extra: bool,
 
-    /// Look at a difference again so many times before it stands: a live source changes while it is read
+    /// Look at a difference again up to N times before it stands: a live source changes while it is read
     #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Comparison")]
     pub settle: u32,
 
-    /// List at most so many differences; all are counted
+    /// List at most N differences; all are counted
     #[arg(long, value_name = "N", default_value_t = 1000, help_heading = "Output")]
     pub list: usize,
+
+    /// Go on with a verification that was interrupted: with the same options; what was found so far is kept
+    #[arg(long, help_heading = "What else")]
+    pub resume: bool,
+
+    /// Where journals are kept [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
+    #[arg(long, value_name = "FOLDER", help_heading = "What else")]
+    pub state_dir: Option<PathBuf>,
 
     /// Read from replicas of the source where it has any
     #[arg(long, help_heading = "Comparison")]
     pub from_replicas: bool,
 
-    /// Read at most so many keys per second
+    /// Read at most N keys per second
     #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Limits")]
     pub rate_keys: Option<u64>,
 
@@ -577,15 +585,15 @@ fn parse_ms(text: &str) -> Result<u64, String> {
     u64::try_from(duration.as_millis()).map_err(|_| "that is too long".to_owned())
 }
 
-/// How long writers may be held. A number without a unit would be seconds, which nobody means here.
+/// How long writes may be paused. A number without a unit would be seconds, which nobody means here.
 fn parse_pause(text: &str) -> Result<u64, String> {
     const LONGEST_MS: u64 = 60_000;
     if text.chars().all(|c| c.is_ascii_digit() || c == '.') {
         return Err("say the unit, for example 50ms or 0.2s".to_owned());
     }
     match parse_ms(text)? {
-        0 => Err("writers have to be held for a moment: from 1ms on".to_owned()),
-        ms if ms > LONGEST_MS => Err("writers are held for a minute at most".to_owned()),
+        0 => Err("writes have to be paused for a moment: from 1ms on".to_owned()),
+        ms if ms > LONGEST_MS => Err("writes are paused for a minute at most".to_owned()),
         ms => Ok(ms),
     }
 }

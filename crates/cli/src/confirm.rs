@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use clap::Args;
 use nix::sys::termios::{FlushArg, tcflush};
-use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::error::{Error, Result, Side};
 
 use crate::exit::Exit;
+use crate::ui::for_stderr;
 
 /// How often it is looked whether there is an answer, or none is wanted any more.
 const LOOK_PERIOD: Duration = Duration::from_millis(20);
@@ -103,13 +103,9 @@ pub async fn confirm(
     // The question goes to standard error: standard output may be a file that holds the plan.
     if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
         let plan = if question.has_dry_run { ", or --dry-run to only see the plan" } else { "" };
-        let text = format!("there is no terminal to ask on; add --yes to do it without being asked{plan}");
-        if as_json {
-            let exit = Exit::Refused as u8;
-            say!("{}", json!({"event": "error", "side": "whimbrel", "text": text, "exit": exit}));
-        } else {
-            eprintln!("error: {text}");
-        }
+        let error = Error::unfit(Side::Own, "", "ask whether to go on", "there is no terminal to ask on")
+            .with_remedy(format!("add --yes to do it without being asked{plan}"));
+        crate::show_error(&error, as_json, Exit::Refused);
         return Ok(Decision::CannotAsk);
     }
     let _nothing_begun = crate::WhileAsking::begin();
@@ -123,10 +119,11 @@ pub async fn confirm(
 async fn ask(question: &Question, stop: &CancellationToken) -> std::io::Result<bool> {
     let mut stderr = std::io::stderr();
     tcflush(std::io::stdin(), FlushArg::TCIFLUSH)?;
-    match &question.typed {
-        Some(name) => write!(stderr, "{}\nType {name} to go on: ", question.text)?,
-        None => write!(stderr, "{} [y/N] ", question.text)?,
-    }
+    let asked = match &question.typed {
+        Some(name) => format!("{}\nType {name} to go on: ", question.text),
+        None => format!("{} [y/N] ", question.text),
+    };
+    write!(stderr, "{}", for_stderr(&asked))?;
     stderr.flush()?;
     // A thread of its own, which nobody waits for: reading from a terminal cannot be called off.
     let (tell, told) = mpsc::channel();

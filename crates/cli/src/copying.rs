@@ -7,8 +7,9 @@ use std::sync::atomic::Ordering;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::select::Selection;
-use whimbrel_core::units::{format_bytes, format_count, format_duration_ms};
+use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Error, ErrorKind, Result};
 use whimbrel_flow::copy::{self, CopyOptions, CopyReport, DbPair, Existing, Plan};
 use whimbrel_flow::journal::{self, Journal};
@@ -74,6 +75,16 @@ pub fn options(selection: Selection, dbs: Vec<DbPair>, limits: &Limits, retry_fo
         job: String::new(),
         mirror: false,
     }
+}
+
+/// An address in the spelling that stands for all: a journal is found again by `localhost` that was begun by `127.0.0.1`.
+pub fn one_spelling(address: &Address) -> String {
+    let Address::Tcp(host, port) = address else { return address.to_string() };
+    let host = match host.trim_end_matches('.').to_ascii_lowercase() {
+        name if name == "localhost" => "127.0.0.1".to_owned(),
+        name => name.parse().map_or(name, |ip: std::net::IpAddr| ip.to_string()),
+    };
+    Address::Tcp(host, *port).to_string()
 }
 
 /// The short name of the job that is described so.
@@ -177,7 +188,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     if args.verify {
         // What else is on the target is known to be a copy's doing only where the target was empty.
         let verify = verifying::options_after_copy(args, &dbs, refuse_existing)?;
-        let result = verifying::verify(source, target, verify, &args.show, stop.clone()).await?;
+        let result = verifying::verify(source, target, verify, &args.show, None, stop.clone()).await?;
         let t = &result.tally;
         let only_the_failed = t.missing <= report.counts.failed && t.differing + t.extra + t.unstable == 0;
         if !(result.is_equal() || partial && only_the_failed) {
@@ -195,8 +206,8 @@ pub fn holds_keys(plan: &Plan) -> bool {
 /// What makes two copies the same copy. No password is in it.
 fn describe(args: &CopyArgs, options: &CopyOptions, source: &Deployment, target: &Deployment) -> String {
     json!({
-        "source": source.endpoint.address.to_string(),
-        "target": target.endpoint.address.to_string(),
+        "source": one_spelling(&source.endpoint.address),
+        "target": one_spelling(&target.endpoint.address),
         "dbs": options.dbs,
         "match": args.which.names.matches,
         "exclude": args.which.names.exclude,
@@ -265,9 +276,9 @@ fn show_plan(args: &CopyArgs, plan: &Plan, options: &CopyOptions) {
             _ => String::new(),
         };
         eprintln!(
-            "db {:<5} {} keys{selected}; to db {}, which holds {}",
+            "db {:<5} {}{selected}; to db {}, which holds {}",
             db.db.source,
-            format_count(db.source_keys),
+            format_count_of(db.source_keys, "key"),
             db.db.target,
             format_count(db.target_keys)
         );
@@ -316,8 +327,8 @@ fn show_report(args: &CopyArgs, report: &CopyReport) {
         (false, _) => "stopped ",
     };
     say!(
-        "{head} {} keys, {} in {}: {} keys/s, {}/s{rest}{}",
-        format_count(c.written),
+        "{head} {}, {} in {}: {} keys/s, {}/s{rest}{}",
+        format_count_of(c.written, "key"),
         format_bytes(c.bytes_written),
         format_duration_ms(report.duration_ms),
         format_count((c.written as f64 / seconds) as u64),
@@ -326,5 +337,20 @@ fn show_report(args: &CopyArgs, report: &CopyReport) {
     );
     if !report.complete {
         say!("         {AGAIN} goes on from here");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_one_spelling() {
+        let spelt = |host: &str| one_spelling(&Address::Tcp(host.to_owned(), 7000));
+        assert_eq!([spelt("localhost"), spelt("LOCALHOST."), spelt("127.0.0.1")], ["127.0.0.1:7000"; 3]);
+        assert_eq!(
+            (spelt("Db.Example"), spelt("0:0::1")),
+            ("db.example:7000".to_owned(), "[::1]:7000".to_owned())
+        );
     }
 }

@@ -14,9 +14,12 @@ use whimbrel_flow::copy::CopyOptions;
 use whimbrel_flow::progress::{CopyCounts, CopyProgress};
 
 use crate::args::Show;
+use crate::ui::for_stderr;
+use crate::ui::row::{Cell, cell, fitted, whole};
+use crate::ui::screen::Screen;
 
 /// Colours that are ours: see [`crate::cluster`].
-const COLOURS: [&str; 4] = ["\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"];
+pub const COLOURS: [&str; 4] = ["\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"];
 
 /// A text that a terminal only shows. Servers' words are part of what is said, and may hold what sets its title, moves its
 /// cursor or turns the direction of writing round: that is shown as its number. In JSON it means the same as before.
@@ -69,22 +72,16 @@ impl Form {
     }
 }
 
-/// What is shown of something that can be told in one line.
-pub struct Line {
-    /// How far it is, of how much; of nothing where there is no end to it.
-    pub done: (u64, u64),
-    /// The line.
-    pub text: String,
+/// What is shown at one moment.
+pub struct Lines {
+    /// How far it is, of how much: a bar stands before the only row. `None` where there is no end to it, or each row says that of its own.
+    pub done: Option<(u64, u64)>,
+    /// The lines, usually one.
+    pub rows: Vec<Vec<Cell>>,
     /// The same for programs.
     pub json: serde_json::Value,
-    /// What has to be told once, above the line.
+    /// What has to be told once, above the lines.
     pub notes: Vec<String>,
-}
-
-impl From<(u64, u64, String, serde_json::Value)> for Line {
-    fn from((position, length, text, json): (u64, u64, String, serde_json::Value)) -> Line {
-        Line { done: (position, length.max(1)), text, json, notes: Vec::new() }
-    }
 }
 
 /// Shows progress until dropped or finished.
@@ -112,7 +109,7 @@ impl Display {
                 Form::Bar => {
                     bar.set_length(total.unwrap_or(0).max(counts.scanned));
                     bar.set_position(counts.scanned.min(dealt_with(&counts)));
-                    bar.set_message(copy_details(&counts, &speed, total));
+                    bar.set_message(beside_bar(&[copy_details(&counts, &speed, total)]));
                 }
                 Form::Lines(_) => eprintln!("{}", copy_line(&counts, &speed, total)),
                 Form::Json(_) => say!(
@@ -127,24 +124,25 @@ impl Display {
         })
     }
 
-    /// Shows anything that can be told in one line.
-    pub fn of_lines<L: Into<Line>>(form: Form, mut line: impl FnMut() -> L + Send + 'static) -> Display {
-        let mut is_endless = false;
+    /// Shows anything that can be told in a line or a few.
+    pub fn of_lines(form: Form, mut lines: impl FnMut() -> Lines + Send + 'static) -> Display {
+        let mut has_bar = true;
         Display::start(form, move |form, bar| {
-            let Line { done: (position, length), text, json, notes } = line().into();
+            let Lines { done, rows, json, notes } = lines();
             match form {
                 Form::Bar => {
-                    notes.iter().for_each(|note| bar.println(plain(&format!("note     {note}"))));
-                    if std::mem::replace(&mut is_endless, length == 0) != (length == 0) {
-                        set_style(bar, if length == 0 { ENDLESS } else { BAR });
+                    notes.iter().for_each(|note| bar.println(for_stderr(&format!("note     {note}"))));
+                    if std::mem::replace(&mut has_bar, done.is_some()) != done.is_some() {
+                        set_style(bar, if done.is_some() { BAR } else { ONLY_ROWS });
                     }
-                    bar.set_length(length);
+                    let (position, length) = done.unwrap_or_default();
+                    bar.set_length(length.max(1));
                     bar.set_position(position);
-                    bar.set_message(plain(&text).into_owned());
+                    bar.set_message(if done.is_some() { beside_bar(&rows) } else { shown_rows(&rows, 0) });
                 }
                 Form::Lines(_) => {
                     notes.iter().for_each(|note| eprintln!("note     {note}"));
-                    eprintln!("{text}");
+                    rows.iter().for_each(|row| eprintln!("{}", whole(row)));
                 }
                 Form::Json(_) => say!("{json}"),
                 Form::None => {}
@@ -197,10 +195,24 @@ fn pause_after(lines: u64) -> Duration {
 }
 
 /// What has an end.
-const BAR: &str = "{bar:16} {percent:>3} %  {wide_msg}";
+const BAR: &str = "{bar:16} {percent:>3} %  {msg}";
 
-/// What has none.
-const ENDLESS: &str = "{wide_msg}";
+/// How many columns of it are no message.
+const BAR_COLUMNS: usize = 24;
+
+/// What has none, or says it otherwise.
+const ONLY_ROWS: &str = "{msg}";
+
+/// Rows for a bar that is redrawn, each on a line of its own.
+fn shown_rows(rows: &[Vec<Cell>], taken: usize) -> String {
+    // Some terminals begin a new line behind the last column.
+    let width = Screen::of_stderr().width.saturating_sub(taken + 1);
+    fitted(rows, width).iter().map(|row| plain(row).into_owned()).collect::<Vec<_>>().join("\n")
+}
+
+fn beside_bar(rows: &[Vec<Cell>]) -> String {
+    shown_rows(rows, BAR_COLUMNS)
+}
 
 fn set_style(bar: &ProgressBar, template: &str) {
     if let Ok(style) = ProgressStyle::with_template(template) {
@@ -209,23 +221,41 @@ fn set_style(bar: &ProgressBar, template: &str) {
 }
 
 /// Rates over the last few seconds and overall.
-struct Speed {
+pub struct Speed {
     started: Instant,
     samples: Vec<(Instant, u64, u64)>,
 }
 
-struct SpeedNow {
-    elapsed_ms: u64,
-    keys: f64,
-    bytes: f64,
+/// Rates at one moment.
+pub struct SpeedNow {
+    /// How long it has run, in milliseconds.
+    pub elapsed_ms: u64,
+    /// Keys a second.
+    pub keys: f64,
+    /// Bytes a second.
+    pub bytes: f64,
+}
+
+impl SpeedNow {
+    /// How long it takes until this many more keys are done, in milliseconds; `None` where next to nothing is done.
+    pub fn left_ms(&self, keys: u64) -> Option<u64> {
+        (self.keys >= 1.0).then(|| (keys as f64 / self.keys * 1000.0) as u64)
+    }
+}
+
+/// The cell for the time that is left.
+pub fn eta(left_ms: Option<u64>) -> String {
+    format!("ETA {}", left_ms.map_or_else(|| "–".to_owned(), format_duration_ms))
 }
 
 impl Speed {
-    fn new() -> Self {
+    /// From now on.
+    pub fn new() -> Self {
         Speed { started: Instant::now(), samples: Vec::new() }
     }
 
-    fn of(&mut self, keys: u64, bytes: u64) -> SpeedNow {
+    /// With this many keys and bytes done by now.
+    pub fn of(&mut self, keys: u64, bytes: u64) -> SpeedNow {
         let now = Instant::now();
         self.samples.push((now, keys, bytes));
         self.samples.retain(|(at, ..)| now.duration_since(*at) < Duration::from_secs(5));
@@ -248,33 +278,26 @@ fn dealt_with(c: &CopyCounts) -> u64 {
 }
 
 fn remaining(counts: &CopyCounts, speed: &SpeedNow, total: Option<u64>) -> String {
-    match total {
-        Some(total) if speed.keys >= 1.0 && total > 0 => {
-            let left = total.saturating_sub(dealt_with(counts));
-            format!("ETA {}", format_duration_ms((left as f64 / speed.keys * 1000.0) as u64))
-        }
-        _ => "ETA –".to_owned(),
-    }
+    let left = total.filter(|&total| total > 0).map(|total| total.saturating_sub(dealt_with(counts)));
+    eta(left.and_then(|left| speed.left_ms(left)))
 }
 
 fn of(total: Option<u64>) -> String {
     total.map_or_else(String::new, |total| format!(" of {}", format_count(total)))
 }
 
-/// Beside the bar; what matters most comes first, since a narrow terminal cuts the end off.
-fn copy_details(c: &CopyCounts, speed: &SpeedNow, total: Option<u64>) -> String {
-    format!(
-        "{}{}  {}{} keys  {}/s  {}/s  {}  queues {}+{}",
-        remaining(c, speed, total),
-        extras(c),
-        format_count(c.written + c.skipped),
-        of(total),
-        format_count(speed.keys as u64),
-        format_bytes(speed.bytes as u64),
-        format_bytes(c.bytes_written),
-        c.waiting_to_read,
-        c.waiting_to_write,
-    )
+/// Beside the bar.
+fn copy_details(c: &CopyCounts, speed: &SpeedNow, total: Option<u64>) -> Vec<Cell> {
+    let extras = extras(c);
+    vec![
+        cell(0, remaining(c, speed, total)),
+        cell(1, format!("{} keys/s", format_count(speed.keys as u64))),
+        cell(3, format!("{}{} keys", format_count(c.written + c.skipped), of(total))),
+        cell(2, extras.trim_start()),
+        cell(4, format!("{}/s", format_bytes(speed.bytes as u64))),
+        cell(5, format_bytes(c.bytes_written)),
+        cell(6, format!("queues {}+{}", c.waiting_to_read, c.waiting_to_write)),
+    ]
 }
 
 fn copy_line(c: &CopyCounts, speed: &SpeedNow, total: Option<u64>) -> String {

@@ -22,7 +22,7 @@ pub enum Exit {
     Different = 6,
     /// It began, and something that trying again did not help stopped it. `--resume` goes on.
     Interrupted = 7,
-    /// `status` found something amiss in the cluster; `repair` was not told to mend it, or could not mend all of it.
+    /// `status` found a problem in the cluster; `repair` was not told to repair it, or could not repair all of it.
     Amiss = 8,
     /// Stopped by the user, cleanly. `--resume` goes on.
     Stopped = 130,
@@ -43,7 +43,7 @@ impl Exit {
         ),
         (Exit::Different, "verify found differences"),
         (Exit::Interrupted, "stopped half-way by an error that trying again did not help; --resume goes on"),
-        (Exit::Amiss, "something is amiss in the cluster: status found it, or repair left it"),
+        (Exit::Amiss, "something is wrong in the cluster: status found it, or repair left it"),
         (Exit::Stopped, "stopped by Ctrl-C or SIGTERM; --resume, or jobs resume, goes on"),
     ];
 

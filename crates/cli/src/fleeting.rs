@@ -14,6 +14,8 @@ use whimbrel_engine::link::{Link, LinkOptions};
 use crate::args::{FleetArgs, FleetCommand};
 use crate::confirm::{Beforehand, Question, confirm};
 use crate::exit::Exit;
+use crate::ui::screen::Screen;
+use crate::ui::table::{Table, number, text};
 
 /// How often the coordinator is asked how it stands.
 const POLL: Duration = Duration::from_millis(200);
@@ -42,16 +44,10 @@ pub async fn run(args: &FleetArgs, stop: CancellationToken) -> Exit {
 
 /// Prints an error of the coordinator, which is no side of a transfer.
 pub fn show_error(error: &Error, as_json: bool, exit: Exit) {
-    let (side, text) = (error.side.to_string(), error.to_string());
     if error.side == Side::Own {
         return crate::show_error(error, as_json, exit);
     }
-    let text = text.strip_prefix(&side).map(|rest| format!("coordinator{rest}")).unwrap_or(text);
-    if as_json {
-        say!("{}", json!({"event": "error", "side": "coordinator", "text": text, "exit": exit as u8}));
-    } else {
-        eprintln!("error: {text}");
-    }
+    crate::show_error_of("coordinator", error, str::to_owned, as_json, exit);
 }
 
 /// What is waited for.
@@ -258,13 +254,13 @@ fn show(status: &FleetStatus, as_json: bool) -> Exit {
             json!({"event": "fleet", "settled": status.is_settled(), "fleet": status, "exit": exit as u8})
         );
     } else {
-        page(status).lines().for_each(|line| say!("{line}"));
+        page(status, Screen::of_stdout()).lines().for_each(|line| say!("{line}"));
     }
     exit
 }
 
 /// How a fleet stands, for people.
-pub fn page(status: &FleetStatus) -> String {
+pub fn page(status: &FleetStatus, screen: Screen) -> String {
     let state = match (status.unowned, status.remaining, status.is_settled()) {
         (0, 0, true) => "settled".to_owned(),
         (0, 0, false) => "nothing left to move; not all know it yet".to_owned(),
@@ -289,10 +285,22 @@ pub fn page(status: &FleetStatus) -> String {
         };
         page.push_str(&format!("backend  {} {}{part}\n", backend.name, backend.url));
     }
-    page.push_str(&format!(
-        "\n{:>6}  {:<16} {:<22} {:>10} {:>6} {:>6} {:>8}  {:<9} {:<10} STATE\n",
-        "MEMBER", "NAME", "ADDRESS", "PARTITIONS", "WEIGHT", "LAG", "REQUESTS", "TABLE", "VERSION"
-    ));
+    let mut rows = Table::new(
+        &[
+            number("MEMBER", 0),
+            text("NAME", 1),
+            text("ADDRESS", 2),
+            number("PARTITIONS", 1),
+            number("WEIGHT", 4),
+            number("LAG", 3),
+            number("REQUESTS", 5),
+            text("TABLE", 3),
+            text("VERSION", 6),
+            text("STATE", 0),
+        ],
+        2,
+    );
+    let mut troubles = String::new();
     for member in &status.members {
         let table = match member.equal {
             Some(true) => "equal",
@@ -308,23 +316,25 @@ pub fn page(status: &FleetStatus) -> String {
             (_, _, 0) => "drained".to_owned(),
             _ => "serves".to_owned(),
         };
-        page.push_str(&format!(
-            "{:>6}  {:<16} {:<22} {:>10} {:>6} {:>6} {:>8}  {:<9} {:<10} {state}\n",
-            member.member,
-            member.name,
-            member.address,
+        rows.row(vec![
+            member.member.to_string(),
+            member.name.clone(),
+            member.address.clone(),
             format_count(member.owned),
-            member.weight,
+            member.weight.to_string(),
             format_count(member.lag),
             format_count(member.held),
-            table,
-            member.version,
-        ));
+            table.to_owned(),
+            member.version.clone(),
+            state,
+        ]);
         if !member.trouble.is_empty() {
-            page.push_str(&format!("        moves fail there: {}\n", member.trouble));
+            troubles.push_str(&format!("member {}: moves fail there: {}\n", member.member, member.trouble));
         }
     }
-    page
+    page.push('\n');
+    rows.lines(screen).iter().for_each(|line| page.push_str(&format!("{line}\n")));
+    page + &troubles
 }
 
 /// The coordinator that leads, which is looked for anew when it is not reached or does not lead any more.
@@ -458,12 +468,19 @@ mod tests {
     #[test]
     fn the_page_tells_what_is_amiss() {
         let mut status = status();
-        assert!(page(&status).contains("settled") && !page(&status).contains("nobody"));
+        let screen = |width| Screen { width, colour: false };
+        let settled = page(&status, screen(200));
+        assert!(settled.contains("settled") && !settled.contains("nobody"), "{settled}");
         (status.members[0].connected, status.members[0].silent_ms) = (false, Some(2_500));
         (status.unowned, status.members[1].equal) = (4, Some(false));
-        let page = page(&status);
+        let page = |width| page(&status, screen(width));
         for expected in ["4 partitions have nobody", "silent for 2 s", "differs"] {
-            assert!(page.contains(expected), "{expected} is not in {page}");
+            assert!(page(200).contains(expected), "{expected} is not in {}", page(200));
+        }
+        for width in [80, 120] {
+            let table = page(width);
+            assert!(table.lines().all(|line| line.chars().count() <= width), "{table}");
+            assert!(table.contains("silent for 2 s"), "{table}");
         }
     }
 }

@@ -1,10 +1,10 @@
 //! The whimbrel binary: flags, progress, reports, exit codes, demo, bench.
 
-/// Prints a line to standard output, without what servers would have the terminal do. That whoever reads it has left, as `head` does, is no failure of ours.
+/// Prints a line to standard output, wrapped at words on a terminal, and without what servers would have it do. That whoever reads it has left, as `head` does, is no failure of ours.
 macro_rules! say {
     ($($words:tt)*) => {{
         use std::io::Write as _;
-        let _ = writeln!(std::io::stdout(), "{}", crate::display::plain(&format!($($words)*)));
+        let _ = writeln!(std::io::stdout(), "{}", crate::ui::for_stdout(&format!($($words)*)));
     }};
 }
 
@@ -13,7 +13,7 @@ macro_rules! say {
 macro_rules! eprintln {
     ($($words:tt)*) => {{
         use std::io::Write as _;
-        let _ = writeln!(std::io::stderr(), "{}", crate::display::plain(&format!($($words)*)));
+        let _ = writeln!(std::io::stderr(), "{}", crate::ui::for_stderr(&format!($($words)*)));
     }};
 }
 
@@ -33,6 +33,7 @@ mod safety;
 mod serving;
 mod sides;
 mod syncing;
+mod ui;
 mod verifying;
 mod which;
 
@@ -204,15 +205,27 @@ fn start_logging() {
     }
 }
 
-/// Prints an error: one line, on standard error; with `--json` an object on standard output.
+/// Prints an error, on standard error: what is wrong, and on the next line what to do. With `--json` an object on standard output.
 pub fn show_error(error: &Error, as_json: bool, exit: Exit) {
+    show_error_of(&error.side.to_string(), error, str::to_owned, as_json, exit);
+}
+
+/// The same for a command that has other names than source and target: the `side`, and what `renamed` makes of a text.
+pub fn show_error_of(side: &str, error: &Error, renamed: impl Fn(&str) -> String, as_json: bool, exit: Exit) {
+    let of_side = |text: String| match text.strip_prefix(&error.side.to_string()) {
+        Some(rest) => renamed(&format!("{side}{rest}")),
+        None => renamed(&text),
+    };
     if as_json {
-        say!(
-            "{}",
-            json!({"event": "error", "side": error.side.to_string(), "text": error.to_string(), "exit": exit as u8})
-        );
-    } else {
-        eprintln!("error: {error}");
+        let text = of_side(error.to_string());
+        say!("{}", json!({"event": "error", "side": side, "text": text, "exit": exit as u8}));
+        return;
+    }
+    let problem = of_side(error.problem());
+    // That it is our own, the prompt above has said.
+    eprintln!("error: {}", problem.strip_prefix("whimbrel: ").unwrap_or(&problem));
+    if let Some(remedy) = &error.remedy {
+        eprintln!("       {}", renamed(remedy));
     }
 }
 

@@ -6,16 +6,19 @@ use std::time::Instant;
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use whimbrel_core::units::{format_bytes, format_count, format_duration_ms};
+use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_flow::copy::DbPair;
+use whimbrel_flow::journal::{self, Journal};
 use whimbrel_flow::retry::RetryPolicy;
-use whimbrel_flow::verify::{self, Scope, Settle, VerifyOptions, VerifyProgress, VerifyReport};
+use whimbrel_flow::verify::{self, Scope, Settle, VerifyOptions, VerifyProgress, VerifyReport, VerifyState};
 
 use crate::args::{CopyArgs, Depth, Show, VerifyArgs};
-use crate::display::{Display, Form};
+use crate::copying::{job_of, one_spelling, state_dir};
+use crate::display::{self, Display, Form, Lines};
 use crate::exit::Exit;
+use crate::ui::row::cell;
 
 /// Runs the command.
 pub async fn run(args: &VerifyArgs, stop: CancellationToken) -> Exit {
@@ -49,11 +52,61 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
         read_rate_keys: args.rate_keys,
         ..VerifyOptions::default()
     };
+    let journal = open_journal(args, &options, &source, &target)?;
     if !args.show.json && !args.show.quiet {
         eprintln!("source   {}: {}", source.endpoint.address, source.facts.version);
         eprintln!("target   {}: {}", target.endpoint.address, target.facts.version);
     }
-    verify(source, target, options, &args.show, stop).await
+    let is_journaled = journal.is_some();
+    let outcome = verify(source, target, options, &args.show, journal, stop).await;
+    let is_left = outcome.as_ref().map_or(true, |report| report.stopped_early);
+    if is_journaled && is_left && !args.show.json && !args.show.quiet {
+        eprintln!("         the same command with --resume goes on from here");
+    }
+    outcome
+}
+
+/// The journal, where there is one: a count, or a sample of a number of keys, is soon made again.
+fn open_journal(
+    args: &VerifyArgs,
+    options: &VerifyOptions,
+    source: &Deployment,
+    target: &Deployment,
+) -> Result<Option<Journal<VerifyState>>> {
+    if options.depth == verify::Depth::Counts || matches!(options.scope, Scope::SampleKeys(_)) {
+        if args.resume {
+            let what = "counts and samples of a number of keys are not gone on with";
+            return Err(Error::unfit(Side::Own, "", "go on", what).with_remedy("leave out --resume"));
+        }
+        return Ok(None);
+    }
+    let description = describe(args, options, source, target);
+    let name = format!("verify-{}", job_of(&description));
+    let folder = state_dir(args.state_dir.as_deref())?;
+    // Two may compare the same at the same time; only one of them can be gone on with.
+    if !args.resume && journal::is_open(&folder, &name) {
+        return Ok(None);
+    }
+    Journal::open(&folder, &name, &description, args.resume).map(Some)
+}
+
+/// What makes two verifications the same. No password is in it.
+fn describe(args: &VerifyArgs, options: &VerifyOptions, source: &Deployment, target: &Deployment) -> String {
+    let names = &args.which.names;
+    json!({
+        "source": one_spelling(&source.endpoint.address),
+        "target": one_spelling(&target.endpoint.address),
+        "dbs": options.dbs,
+        "match": names.matches,
+        "exclude": names.exclude,
+        "types": args.which.types,
+        "slots": names.slots.as_ref().map(ToString::to_string),
+        "depth": format!("{:?}", options.depth),
+        "sample": args.sample,
+        "ttl_tolerance_ms": args.ttl_tolerance,
+        "check_extra": options.check_extra,
+    })
+    .to_string()
 }
 
 fn scope(text: &str) -> Result<Scope> {
@@ -96,12 +149,13 @@ pub async fn verify(
     target: Arc<Deployment>,
     options: VerifyOptions,
     show: &Show,
+    journal: Option<Journal<VerifyState>>,
     stop: CancellationToken,
 ) -> Result<VerifyReport> {
     let progress = Arc::new(VerifyProgress::default());
     let display = Display::of_lines(Form::of(show), lines(progress.clone(), options.check_extra));
     let (depth, scope) = (options.depth, options.scope);
-    let outcome = verify::verify(source, target, options, progress, stop).await;
+    let outcome = verify::verify_with_journal(source, target, options, progress, journal, stop).await;
     display.finish().await;
     let report = outcome?;
     show_report(show, &report, depth, scope);
@@ -117,11 +171,10 @@ pub fn exit_of(report: &VerifyReport) -> Exit {
     }
 }
 
-fn lines(
-    progress: Arc<VerifyProgress>,
-    check_extra: bool,
-) -> impl FnMut() -> (u64, u64, String, serde_json::Value) + Send {
+fn lines(progress: Arc<VerifyProgress>, check_extra: bool) -> impl FnMut() -> Lines + Send {
     let started = Instant::now();
+    // What an earlier run has done says nothing about the pace of this one.
+    let mut before = None;
     move || {
         let n = |c: &AtomicU64| c.load(Ordering::Relaxed);
         let p = &progress;
@@ -130,35 +183,38 @@ fn lines(
         let seconds = started.elapsed().as_secs_f64().max(0.001);
         // Keys are looked for on both sides, one after the other.
         let all = if check_extra { 2 * total } else { total };
-        let text = format!(
-            "{:>7}  ETA {}  compared {} of {}  {}/s  {}  differing {}  looking again at {}{}",
-            format_duration_ms(u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX)),
-            eta((compared + extra, all), seconds),
-            format_count(compared),
-            format_count(total),
-            format_count((compared as f64 / seconds) as u64),
-            format_bytes(bytes),
-            format_count(differing),
-            format_count(rechecking),
-            match check_extra {
-                true => format!("  then only there: {} of {}", format_count(extra), format_count(total)),
-                false => String::new(),
-            },
-        );
+        let done = (compared + extra).min(all);
+        let before = *before.get_or_insert(done);
+        let left_ms = left_ms((done - before, all.saturating_sub(before)), seconds);
+        let elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let some = |n: u64, name: &str| match n {
+            0 => String::new(),
+            n => format!("{} {name}", format_count(n)),
+        };
+        let looks = if check_extra { " looks" } else { " keys" };
+        let row = vec![
+            cell(6, format_duration_ms(elapsed_ms)),
+            cell(0, display::eta(left_ms)),
+            cell(1, format!("{} of {}{looks}", format_count(done), format_count(all))),
+            cell(2, some(differing, "differ")),
+            cell(3, format!("{}/s", format_count(((done - before) as f64 / seconds) as u64))),
+            cell(4, some(rechecking, "looked at again")),
+            cell(5, format!("{} compared", format_count(compared))),
+            cell(5, if check_extra { format!("{} looked for", format_count(extra)) } else { String::new() }),
+            cell(7, format_bytes(bytes)),
+        ];
         let json = json!({
             "event": "verify_progress", "compared": compared, "differing": differing, "bytes_compared": bytes,
             "rechecking": rechecking, "extra_checked": extra, "keys_total": total,
         });
-        (compared + extra, all, text, json)
+        Lines { done: Some((done, all)), rows: vec![row], json, notes: Vec::new() }
     }
 }
 
 /// How long it takes to the end, at the pace until now.
-fn eta((done, all): (u64, u64), seconds: f64) -> String {
-    match done {
-        0 => "–".to_owned(),
-        done => format_duration_ms((all.saturating_sub(done) as f64 / done as f64 * seconds * 1000.0) as u64),
-    }
+fn left_ms((done, all): (u64, u64), seconds: f64) -> Option<u64> {
+    let left = all.saturating_sub(done) as f64;
+    (done > 0).then(|| (left / done as f64 * seconds * 1000.0) as u64)
 }
 
 fn show_report(show: &Show, report: &VerifyReport, depth: verify::Depth, scope: Scope) {
@@ -208,8 +264,8 @@ fn show_report(show: &Show, report: &VerifyReport, depth: verify::Depth, scope: 
         say!("{head} numbers of keys only, in {}{rest}", format_duration_ms(report.duration_ms));
     } else {
         say!(
-            "{head} {} keys{sample} equal{how}, {} compared, {} looked for on both sides, in {}{rest}",
-            format_count(t.equal),
+            "{head} {}{sample} equal{how}, {} compared, {} looked for on both sides, in {}{rest}",
+            format_count_of(t.equal, "key"),
             format_bytes(report.bytes_compared),
             format_count(t.extra_checked),
             format_duration_ms(report.duration_ms),
@@ -218,9 +274,9 @@ fn show_report(show: &Show, report: &VerifyReport, depth: verify::Depth, scope: 
     for db in &report.dbs {
         if let (Some(source), Some(target)) = (db.source_keys, db.target_keys) {
             say!(
-                "counts   db {}: {} keys on the source, db {}: {} on the target",
+                "counts   db {}: {} on the source, db {}: {} on the target",
                 db.source_db,
-                format_count(source),
+                format_count_of(source, "key"),
                 db.target_db,
                 format_count(target)
             );

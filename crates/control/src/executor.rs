@@ -74,12 +74,41 @@ fn because(why: Why, message: impl Into<String>) -> Trouble {
 pub struct JobProgress {
     /// What the lanes have done.
     pub moved: Arc<SlotProgress>,
-    /// Keys in the slots of the batches begun so far, as they were counted.
-    pub keys_expected: AtomicU64,
+    /// Keys of all batches, as they were counted when the job was made; 0 where nobody counted.
+    pub keys_total: AtomicU64,
+    /// Those of the batches that were handed over.
+    pub keys_handed_over: AtomicU64,
+    /// Keys of the batch at hand, as they were counted when its snapshot began; 0 between batches.
+    batch_keys: AtomicU64,
+    /// What `moved` showed then.
+    moved_before_batch: AtomicU64,
     /// Touched keys that wait.
     pub touched: AtomicU64,
     /// How many milliseconds writers were held by brakes.
     pub braked_ms: AtomicU64,
+}
+
+impl JobProgress {
+    /// How many keys of the job are at the target, of how many: those of batches that were handed over, and those of the batch at hand.
+    /// What moves again, because it was written to meanwhile, counts once.
+    pub fn keys(&self) -> (u64, u64) {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let of_batch = load(&self.moved.keys).saturating_sub(load(&self.moved_before_batch));
+        let done = load(&self.keys_handed_over) + of_batch.min(load(&self.batch_keys));
+        let total = load(&self.keys_total);
+        (done.min(total), total)
+    }
+
+    fn begin_batch(&self, keys: u64) {
+        self.moved_before_batch.store(self.moved.keys.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.batch_keys.store(keys, Ordering::Relaxed);
+    }
+
+    /// Keys of batches that were handed over count from now on as a whole, and no other batch has begun.
+    pub(crate) fn end_batch(&self, keys_handed_over: u64) {
+        self.keys_handed_over.store(keys_handed_over, Ordering::Relaxed);
+        self.batch_keys.store(0, Ordering::Relaxed);
+    }
 }
 
 /// What was written down of the cluster by the process that ran the job before.
@@ -463,7 +492,7 @@ impl Executor {
         let mut link = self.deployment.open(&address, 0).await?;
         let counts = count_keys(&mut link, slots).await?;
         let expected: u64 = counts.iter().map(|(_, n)| n).sum();
-        self.progress.keys_expected.fetch_add(expected, Ordering::Relaxed);
+        self.progress.begin_batch(expected);
         let (keys, bytes) = self.moved();
         let started = Instant::now();
         let mover = self.mover().await?;

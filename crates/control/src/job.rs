@@ -3,6 +3,7 @@
 //! **Invariant:** the job is on disk before its next effect begins. Two states are left out, `draining` and
 //! `comparing`: resuming from them is the same as resuming from `pausing`, which was written, and writers are waiting.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -48,6 +49,9 @@ pub struct Record {
     /// Addresses of the cluster's nodes when the job was made, for when the one above is gone.
     #[serde(default)]
     pub nodes: Vec<String>,
+    /// How many keys each of its batches had when the job was made; empty where a whimbrel made it that did not count.
+    #[serde(default)]
+    pub batch_keys: Vec<u64>,
     /// The job itself.
     pub job: Job,
 }
@@ -56,7 +60,23 @@ impl Record {
     /// A new job, as of now.
     pub fn new(cluster: String, nodes: Vec<String>, transfer: TransferOptions, job: Job) -> Record {
         let (members, sheltered) = Default::default();
-        Record { cluster, created_s: now_s(), transfer, members, sheltered, nodes, job }
+        Record {
+            cluster,
+            created_s: now_s(),
+            transfer,
+            members,
+            sheltered,
+            nodes,
+            batch_keys: Vec::new(),
+            job,
+        }
+    }
+
+    /// How many keys the batches that were handed over had, and how many all had, when the job was made.
+    fn keys(&self) -> (u64, u64) {
+        let batches = || self.job.batches().iter().zip(&self.batch_keys);
+        let handed_over = batches().filter(|(batch, _)| batch.state == BatchState::HandedOver);
+        (handed_over.map(|(_, keys)| keys).sum(), batches().map(|(_, keys)| keys).sum())
     }
 }
 
@@ -143,29 +163,41 @@ pub async fn run(
         asked.clone(),
         known(&record),
     );
+    let (keys_handed_over, keys_total) = record.keys();
+    view.progress.keys_total.store(keys_total, Ordering::Relaxed);
+    view.progress.keys_handed_over.store(keys_handed_over, Ordering::Relaxed);
     let (store, id) = (journal.store().clone(), journal.id().to_owned());
     let watcher = tokio::spawn(watch_for_cancel(store, id, cancel, asked.clone()));
-    let latest = Mutex::new(Some(status(&record)));
+    let latest = Mutex::new(Some(status_now(&record, view)));
     let outcome = tokio::select! {
         biased;
         outcome = drive(&mut record, journal, &mut executor, view, &latest, &asked) => outcome,
-        never = publish(journal, &latest) => match never {},
+        never = publish(journal, &latest, &view.progress) => match never {},
     };
     watcher.abort();
     if record.job.has_ended() {
         executor.put_back().await;
     }
-    journal.publish(&status(&record));
+    journal.publish(&status_now(&record, view));
     outcome?;
     Ok(report(&record.job, started.elapsed(), view, executor.take_notices()))
 }
 
 /// Shows others every now and then how the job stands, also while one long effect is carried out.
-async fn publish(journal: &Journal, latest: &Mutex<Option<Status>>) -> std::convert::Infallible {
+async fn publish(
+    journal: &Journal,
+    latest: &Mutex<Option<Status>>,
+    progress: &JobProgress,
+) -> std::convert::Infallible {
+    let mut published = None;
     loop {
-        let latest = latest.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(latest) = latest {
-            journal.publish(&latest);
+        let latest = latest.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let latest = latest.map(|status| Status { keys_moved: progress.keys().0, ..status });
+        if latest.is_some() && latest != published {
+            latest
+                .iter()
+                .for_each(|status| journal.publish(&Status { updated_s: now_s(), ..status.clone() }));
+            published = latest;
         }
         tokio::time::sleep(PUBLISH_PERIOD).await;
     }
@@ -214,7 +246,7 @@ async fn drive(
         view.show(record.job.summary());
         let waited_for = matches!(record.job.phase(), Phase::Draining | Phase::Comparing);
         if !waited_for {
-            failure = match journal.save(record, Some(&status(record))) {
+            failure = match journal.save(record, Some(&status_now(record, view))) {
                 Ok(()) => None,
                 Err(e) if must_go_on(record.job.phase()) => Some(e),
                 Err(e) => return Err(e),
@@ -226,7 +258,8 @@ async fn drive(
                 Phase::Pausing | Phase::Fencing | Phase::TakingOver { .. } | Phase::Releasing
             );
         // Writers do not wait for a file that nothing depends on.
-        *latest.lock().unwrap_or_else(PoisonError::into_inner) = (!is_sealed).then(|| status(record));
+        *latest.lock().unwrap_or_else(PoisonError::into_inner) =
+            (!is_sealed).then(|| status_now(record, view));
         let Some(effect) = effects.pop() else { return failure.map_or(Ok(()), Err) };
         let name = effect.action.name();
         let batch = record.job.batches().iter().position(|b| b.slots == effect.slots).unwrap_or(0);
@@ -253,6 +286,10 @@ async fn drive(
             }
         }
         advance(&mut record.job, Event::Finished { effect, outcome }, &mut effects)?;
+        let (keys_handed_over, _) = record.keys();
+        if keys_handed_over != view.progress.keys_handed_over.load(Ordering::Relaxed) {
+            view.progress.end_batch(keys_handed_over);
+        }
     }
 }
 
@@ -285,12 +322,20 @@ pub(crate) async fn watch_for_cancel(
     asked.cancel();
 }
 
+/// How a job stands that this process runs: the batch at hand counts by its keys.
+fn status_now(record: &Record, view: &View) -> Status {
+    Status { keys_moved: view.progress.keys().0, ..status(record) }
+}
+
 /// How a job stands, for others.
 pub fn status(record: &Record) -> Status {
     let job = &record.job;
     let summary = job.summary();
+    let (keys_moved, keys) = record.keys();
     Status {
         id: job.id().to_string(),
+        keys,
+        keys_moved,
         cluster: record.cluster.clone(),
         nodes: record.nodes.clone(),
         source: job.source().to_string(),

@@ -144,6 +144,9 @@ pub struct PlainRecord {
     /// The slots, as ranges.
     #[serde(with = "slots_as_text")]
     pub slots: SlotSet,
+    /// How many keys they had when the job was made; 0 where nobody counted.
+    #[serde(default)]
+    pub keys: u64,
     /// Whether it was begun: a resumed job looks for what it had started.
     pub begun: bool,
 }
@@ -258,6 +261,9 @@ impl PlainRecord {
             target: self.target.to_string(),
             slots: self.slots.to_string(),
             moved: moved.to_string(),
+            keys: self.keys,
+            // Neither the servers nor the classic way say so before a slot is there.
+            keys_moved: if *moved == self.slots { self.keys } else { 0 },
             method: self.method.name().to_owned(),
             phase: phase.to_string(),
             message: message.to_owned(),
@@ -316,13 +322,10 @@ pub async fn prepare(
                 let keys_of = |slot| keys_of(&planned.source, slot);
                 let (_, parts) = cut(deployment, planned, settings.batch_keys, keys_of).await?;
                 let (source, target) = (planned.source.clone(), planned.target.clone());
+                let batch_keys = parts.iter().map(|part| part.iter().map(keys_of).sum()).collect();
                 let job = Job::new(id, source, target, parts, settings.rules.clone());
-                Task::External(Box::new(Record::new(
-                    cluster.clone(),
-                    nodes.clone(),
-                    settings.transfer.clone(),
-                    job,
-                )))
+                let record = Record::new(cluster.clone(), nodes.clone(), settings.transfer.clone(), job);
+                Task::External(Box::new(Record { batch_keys, ..record }))
             }
             method => Task::Plain(PlainRecord {
                 cluster: cluster.clone(),
@@ -333,6 +336,7 @@ pub async fn prepare(
                 source: planned.source.clone(),
                 target: planned.target.clone(),
                 slots: planned.slots.clone(),
+                keys: planned.slots.iter().map(|slot| keys_of(&planned.source, slot)).sum(),
                 begun: false,
             }),
         };
@@ -516,7 +520,9 @@ async fn run_legacy(
     view: &View,
     cancel: &CancellationToken,
 ) -> Result<Moved> {
+    view.progress.keys_total.store(plain.keys, Ordering::Relaxed);
     let show = |p: LegacyProgress| {
+        view.progress.keys_handed_over.store(p.keys, Ordering::Relaxed);
         view.say(&format!("legacy, {} of {} slots, {} keys", p.slots_done, p.slots_total, p.keys));
     };
     let options = LegacyOptions::default();

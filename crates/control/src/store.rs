@@ -50,6 +50,12 @@ pub struct Status {
     pub slots: String,
     /// The slots that have been handed over.
     pub moved: String,
+    /// How many keys the slots had when the job was made; 0 where nobody counted.
+    #[serde(default)]
+    pub keys: u64,
+    /// How many of them are at the target.
+    #[serde(default)]
+    pub keys_moved: u64,
     /// `external`, `native` or `legacy`.
     pub method: String,
     /// The phase it is in.
@@ -312,6 +318,8 @@ mod tests {
             target: "t".to_owned(),
             slots: "0-5".to_owned(),
             moved: String::new(),
+            keys: 7,
+            keys_moved: 3,
             method: "external".to_owned(),
             phase: "Streaming".to_owned(),
             message: String::new(),

@@ -103,6 +103,11 @@ impl Error {
         self
     }
 
+    /// What is wrong, and with what: all but what the user can do about it.
+    pub fn problem(&self) -> String {
+        Problem(self).to_string()
+    }
+
     /// The server's own error, where it was one.
     pub fn server(&self) -> Option<&ServerError> {
         match &self.kind {
@@ -133,12 +138,26 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.side)?;
-        if !self.at.is_empty() {
-            write!(f, " {}", self.at)?;
+        f.write_str(&self.problem())?;
+        match &self.remedy {
+            Some(remedy) => write!(f, "; {remedy}"),
+            None => Ok(()),
         }
-        write!(f, ": {}: ", self.tried)?;
-        match &self.kind {
+    }
+}
+
+/// What is wrong, without what can be done about it.
+struct Problem<'a>(&'a Error);
+
+impl fmt::Display for Problem<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Problem(error) = self;
+        write!(f, "{}", error.side)?;
+        if !error.at.is_empty() {
+            write!(f, " {}", error.at)?;
+        }
+        f.write_str(": ")?;
+        match &error.kind {
             ErrorKind::Connect(e) => write!(f, "cannot connect: {e}")?,
             ErrorKind::Tls(what) => write!(f, "TLS: {what}")?,
             ErrorKind::Broken(e) => write!(f, "the connection broke: {e}")?,
@@ -151,10 +170,12 @@ impl fmt::Display for Error {
             ErrorKind::Unfit(what) => f.write_str(what)?,
             ErrorKind::Own(what) => f.write_str(what)?,
         }
-        if let Some(remedy) = &self.remedy {
-            write!(f, "; {remedy}")?;
+        match &error.kind {
+            // What makes no sense there says so by itself.
+            ErrorKind::Unfit(_) => Ok(()),
+            ErrorKind::Connect(_) if &*error.tried == "connect" => Ok(()),
+            _ => write!(f, " (tried: {})", error.tried),
         }
-        Ok(())
     }
 }
 
@@ -307,6 +328,15 @@ impl ServerError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_wrong_comes_first() {
+        let e = Error::unfit(Side::Target, "a:1", "look at the target", "database 0 holds 5 keys already");
+        assert_eq!(e.to_string(), "target a:1: database 0 holds 5 keys already");
+        let e = Error::new(Side::Source, "a:1", "DUMP of a key", ErrorKind::Closed).with_remedy("try again");
+        assert_eq!(e.problem(), "source a:1: the server closed the connection (tried: DUMP of a key)");
+        assert_eq!(e.to_string(), format!("{}; try again", e.problem()));
+    }
 
     #[test]
     fn arguments_are_not_repeated() {

@@ -250,9 +250,9 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
                 format!("journal {}", path.display()),
                 "there is no unfinished job like this one",
             )
-            .with_remedy(match name.starts_with("sync-") {
-                true => "leave out --resume, or repeat the options of the one that was interrupted",
-                false => "leave out --resume, or repeat the options of the one that was interrupted, --replace, --skip or --fail included",
+            .with_remedy(match name.starts_with("copy-") {
+                false => "leave out --resume, or repeat the options of the one that was interrupted",
+                true => "leave out --resume, or repeat the options of the one that was interrupted, --replace, --skip or --fail included",
             }));
         }
         let db = Database::create(&path).map_err(|e| match e {

@@ -58,8 +58,7 @@ impl Backoff {
     }
 
     fn exhausted(&self, mut error: Error, waited: Duration) -> Error {
-        error.tried =
-            format!("{} (tried {} times in {} s)", error.tried, self.tries, waited.as_secs()).into();
+        error.tried = format!("{}, {} times in {} s", error.tried, self.tries, waited.as_secs()).into();
         if error.remedy.is_none() {
             error.remedy = Some("see that the server is up and reachable, then go on with --resume".into());
         }

@@ -70,8 +70,9 @@ fn value(server: &Server, key: &str) -> Option<String> {
 #[track_caller]
 fn is_refused(args: &[&str]) -> Output {
     let output = Invocation::unasked(args).run().expect_code(REFUSED);
-    let words = "there is no terminal to ask on; add --yes to do it without being asked";
-    assert!(output.stdout.contains(words) || output.stderr.contains(words), "{output:#?}");
+    for words in ["there is no terminal to ask on", "add --yes to do it without being asked"] {
+        assert!(output.stdout.contains(words) || output.stderr.contains(words), "{output:#?}");
+    }
     output
 }
 
@@ -178,6 +179,31 @@ fn members_of_a_fleet_are_emptied_after_a_question() {
     asked.press("no\n");
     asked.expect_code(STOPPED);
     fleet.settled(2);
+}
+
+#[test]
+fn text_fits_the_terminal_and_no_word_is_broken() {
+    let cluster = cluster();
+    let (seed, leaving) = (cluster.seed(), cluster.node_id(2).to_owned());
+    let folder = tempfile::tempdir().expect("a folder");
+    let state = folder.path().to_str().expect("a plain name");
+    let args = ["drain", &seed, &leaving, "--state-dir", state];
+    let plain = Invocation::unasked(&[&args[..], &["--dry-run"]].concat()).run().expect_code(0);
+    assert!(plain.stderr.lines().any(|line| line.starts_with("move") && line.len() > 80), "{}", plain.stderr);
+    for columns in [50, 80, 120, 200] {
+        let terminal = Terminal::new(columns);
+        let shown = terminal.start(&[&args[..], &["--dry-run"]].concat(), &[]).expect_code(0);
+        for line in shown.lines() {
+            assert!(line.trim_end().chars().count() <= usize::from(columns), "{columns}: {line}");
+        }
+        assert!(shown.split_whitespace().eq(plain.stderr.split_whitespace()), "{columns}: {shown}");
+    }
+    let terminal = Terminal::new(50);
+    let mut asked = terminal.start(&args, &[]);
+    asked.wait_for("[y/N] ");
+    asked.press("y\n");
+    let shown = asked.expect_code(0);
+    assert!(shown.contains("verified yes: source and target were compared"), "{shown}");
 }
 
 #[test]

@@ -96,7 +96,7 @@ fn a_sync_shows_itself() {
     assert!(status["status"]["pause_estimate_ms"].as_u64().is_some(), "{status}");
     let watched = Invocation::new(&["watch", "--at", &at, "--once"]).timeout(PATIENCE).run().expect_code(0);
     assert!(watched.stdout.contains("phase    following"), "{}", watched.stdout);
-    assert!(watched.stdout.contains("would hold writers for"), "{}", watched.stdout);
+    assert!(watched.stdout.contains("would pause writes for"), "{}", watched.stdout);
     // Somebody who has nothing to say keeps nobody else away.
     let idle: Vec<TcpStream> = (0..8).map(|_| TcpStream::connect(&at).expect("somebody listens")).collect();
     assert!(get(&at, "/healthz").0.contains("200"));

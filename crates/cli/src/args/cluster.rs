@@ -37,7 +37,7 @@ Examples:
   whimbrel status 10.0.0.1:7000
   whimbrel status 10.0.0.1:7000 --json | jq '.findings[].text'
 
-Ends with 0 where all is well, and with 8 where something is amiss: see whimbrel --help")]
+Ends with 0 where all is well, and with 8 where something is wrong: see whimbrel --help")]
 pub struct StatusArgs {
     #[command(flatten)]
     pub at: ClusterArgs,
@@ -83,7 +83,7 @@ What it does:
     it lacks is moved to it first, never over a key of its own (see --strays).
 
 It refuses to touch a cluster in which a migration is running. Ends with 0 where all is well, and with 8 where
-something is still amiss: see whimbrel --help")]
+something is still wrong: see whimbrel --help")]
 pub struct RepairArgs {
     #[command(flatten)]
     pub at: ClusterArgs,
@@ -92,7 +92,7 @@ pub struct RepairArgs {
     #[arg(long, value_enum, default_value_t = Strays::Auto)]
     pub strays: Strays,
 
-    /// Show what is amiss and what would be done, and do nothing
+    /// Show what is wrong and what would be done, and do nothing
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
 

@@ -42,7 +42,7 @@ pub struct FrontArgs {
     #[arg(long, value_name = "IP:PORT", required = true)]
     pub listen: Option<SocketAddr>,
 
-    /// Listen for others than this machine although a server wants no password: whoever reaches the front can then use it. Such a server
+    /// Listen for others than this machine although a server wants no password: every client that reaches the front can then use it. Such a server
     /// protects itself only from other machines, and a front is none
     #[arg(long)]
     pub open_to_all: bool,
@@ -69,7 +69,7 @@ pub struct FrontArgs {
     #[arg(long, requires = "target")]
     pub scripts_declare_keys: bool,
 
-    /// Reads and writes of clients that need nothing of their own connection to the source go over so many shared ones, for each user:
+    /// Reads and writes of clients that need nothing of their own connection to the source go over N shared ones, for each user:
     /// without pipelining that is faster. CLIENT LIST, SLOWLOG and MONITOR of the server show the shared ones then. Until keys begin to
     /// move, and not for clusters
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=64), conflicts_with = "join")]

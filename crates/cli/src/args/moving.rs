@@ -45,7 +45,7 @@ pub struct MovingArgs {
     #[arg(long, value_enum, default_value_t, help_heading = "Method")]
     pub method: MethodChoice,
 
-    /// How long writers of a node may be held at once (external) [default: 100ms]
+    /// How long writes of a node may be paused at once (external) [default: 100ms]
     #[arg(long, value_name = "TIME", value_parser = parse_pause, help_heading = "Method")]
     pub max_pause: Option<u64>,
 
@@ -103,11 +103,11 @@ pub struct MovingArgs {
     pub show: Show,
 }
 
-/// How long writers may be held unless told otherwise, in milliseconds.
+/// How long writes may be paused unless told otherwise, in milliseconds.
 const MAX_PAUSE_MS: u64 = 100;
 
 impl MovingArgs {
-    /// How long writers of a node may be held at once, in milliseconds.
+    /// How long writes of a node may be paused at once, in milliseconds.
     pub fn max_pause_ms(&self) -> u64 {
         self.max_pause.unwrap_or(MAX_PAUSE_MS)
     }
@@ -262,7 +262,7 @@ pub struct RebalanceArgs {
     #[arg(long)]
     pub use_empty: bool,
 
-    /// Move nothing where every node is within so many percent of its share
+    /// Move nothing where every node is within this many percent of its share
     #[arg(long, value_name = "PERCENT", default_value_t = 0.0)]
     pub threshold: f64,
 

@@ -16,7 +16,7 @@ pub enum FeedChoice {
     Auto,
     /// A replication link, or nothing
     Replication,
-    /// Invalidations of client-side caching, which do not tell of changes to consumer groups
+    /// Invalidations of client-side caching, which do not report changes to consumer groups
     Tracking,
 }
 
@@ -93,7 +93,7 @@ pub struct SyncArgs {
 /// `whimbrel unfence`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-CLUSTER is the source of the sync that was cut over; it may be a standalone server too. Whoever writes to it from now on writes
+CLUSTER is the source of the sync that was cut over; it may be a standalone server too. A client that writes to it from now on writes
 to data that nobody follows any more: `whimbrel cutover --fence acl --back` loses nothing instead, where --reverse-sync was given.
 
 Examples:
@@ -182,7 +182,7 @@ Holds the writers of the source, transfers what is left, compares, fences the wr
 --max-pause, they are let go and the sync goes on as before.
 
 Examples:
-  whimbrel cutover --dry-run                          how long would writers be held?
+  whimbrel cutover --dry-run                          how long would writes be paused?
   whimbrel cutover --fence acl --max-pause 100ms
   whimbrel cutover sync-3f2a --fence pause --fence-for 30s
   whimbrel cutover --fence acl --reverse-sync         and later, without losing what was written since:
@@ -193,7 +193,7 @@ pub struct CutoverArgs {
     /// The sync, or the beginning of its name [default: the only one that runs]
     pub job: Option<String>,
 
-    /// How long writers may be held
+    /// How long writes may be paused
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_pause)]
     pub max_pause: u64,
 
@@ -222,7 +222,7 @@ pub struct CutoverArgs {
     #[arg(long)]
     pub accept_failures: bool,
 
-    /// Say what would happen and how long writers would be held
+    /// Say what would happen and how long writes would be paused
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
 

@@ -3,9 +3,7 @@
 mod json;
 pub mod repair;
 pub mod status;
-mod table;
 
-use serde_json::json;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 
@@ -36,16 +34,10 @@ pub fn end_of(error: &Error, as_json: bool) -> Exit {
 
 /// Prints the error of a command about one cluster, which knows neither source nor target.
 pub fn show_error(error: &Error, as_json: bool, exit: Exit) {
-    let (side, text) = (error.side.to_string(), error.to_string());
     if matches!(error.side, Side::Own | Side::Store) {
         return crate::show_error(error, as_json, exit);
     }
-    let text = text.strip_prefix(&side).map(|rest| format!("cluster{rest}")).unwrap_or(text);
     // Its flags are those of the sides, without the side.
-    let text = text.replace(&format!("--{side}-"), "--");
-    if as_json {
-        say!("{}", json!({"event": "error", "side": "cluster", "text": text, "exit": exit as u8}));
-    } else {
-        eprintln!("error: {text}");
-    }
+    let renamed = |text: &str| text.replace(&format!("--{}-", error.side), "--");
+    crate::show_error_of("cluster", error, renamed, as_json, exit);
 }

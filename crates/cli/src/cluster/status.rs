@@ -5,15 +5,16 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
-use whimbrel_core::units::{format_bytes, format_count};
+use whimbrel_core::units::{format_bytes, format_count, format_count_of};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::Result;
 use whimbrel_engine::nodes::{Counted, Finding, NodeState, Survey, SurveyOptions, Surveyed, shortened};
 
 use super::json as describe;
-use super::table::{Align, Screen, Table};
 use crate::args::StatusArgs;
 use crate::exit::Exit;
+use crate::ui::screen::Screen;
+use crate::ui::table::{Table, number, text as column};
 
 /// Up to so many nodes the table names each replica; above, it counts them.
 const REPLICAS_NAMED_NODES: usize = 24;
@@ -110,24 +111,24 @@ fn as_text(
         survey.nodes.iter().filter_map(|n| n.state()).map(|s| s.facts.version.as_str()).collect();
     let primaries = survey.primaries().count();
     let mut text = format!(
-        "cluster  {}: {}; {} primaries, {} replicas, {} slots, {} keys, {}\n\n",
+        "cluster  {}: {}; {}, {}, {}, {}, {}\n\n",
         deployment.endpoint.address,
         versions.into_iter().collect::<Vec<_>>().join(", "),
-        primaries,
-        survey.nodes.len() - primaries,
-        format_count(sum(|s| s.slots.len() as u64)),
-        format_count(sum(|s| s.facts.keys)),
+        if primaries == 1 { "1 primary".to_owned() } else { format!("{primaries} primaries") },
+        format_count_of((survey.nodes.len() - primaries) as u64, "replica"),
+        format_count_of(sum(|s| s.slots.len() as u64), "slot"),
+        format_count_of(sum(|s| s.facts.keys), "key"),
         format_bytes(sum(|s| s.facts.dataset_bytes)),
     );
     let mut table = Table::new(
         &[
-            ("ID", Align::Left),
-            ("ADDRESS", Align::Left),
-            ("SLOTS", Align::Left),
-            ("COUNT", Align::Right),
-            ("KEYS", Align::Right),
-            ("BYTES", Align::Right),
-            ("REPLICAS", Align::Left),
+            column("ID", 0),
+            column("ADDRESS", 0),
+            column("SLOTS", 2),
+            number("COUNT", 5),
+            number("KEYS", 1),
+            number("BYTES", 4),
+            column("REPLICAS", 3),
         ],
         2,
     );
@@ -152,25 +153,22 @@ fn as_text(
     text.push('\n');
     for finding in findings {
         let (label, painted) = match finding.is_problem() {
-            true => ("amiss", screen.bad("amiss")),
+            true => ("problem", screen.bad("problem")),
             false => ("running", screen.good("running")),
         };
         let pad = " ".repeat(9 - label.len());
-        text.push_str(&format!("{painted}{pad}{}\n", screen.wrapped(&finding.to_string(), 9)));
+        text.push_str(&format!("{painted}{pad}{finding}\n"));
     }
     text.push_str(&match (healthy, findings.is_empty()) {
         (true, true) => format!("{}   every node agrees, every slot has an owner\n", screen.good("health")),
         (true, false) => {
-            format!("{}   a migration is running; nothing else is amiss\n", screen.good("health"))
+            format!("{}   a migration is running; nothing else is wrong\n", screen.good("health"))
         }
         (false, _) => format!(
-            "{}   {} amiss; whimbrel repair --dry-run shows what it would do, and whimbrel jobs list whether a job \
+            "{}   {}; whimbrel repair --dry-run shows what it would do, and whimbrel jobs list whether a job \
              of this machine was interrupted\n",
             screen.bad("health"),
-            match findings.iter().filter(|f| f.is_problem()).count() {
-                1 => "1 thing is".to_owned(),
-                n => format!("{n} things are"),
-            }
+            format_count_of(findings.iter().filter(|f| f.is_problem()).count() as u64, "problem"),
         ),
     });
     text

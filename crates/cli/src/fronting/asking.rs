@@ -106,6 +106,18 @@ fn way(status: &Value) -> (String, String, String) {
     }
 }
 
+/// What the filter of moved keys takes, and how often it is wrong: both mean nothing before it holds some.
+fn filter(moving: &Value) -> String {
+    let bytes = format_bytes(moving["filter_bytes"].as_u64().unwrap_or(0));
+    if moving["moved"].as_u64().unwrap_or(0) == 0 {
+        return format!("{bytes}, no key has moved yet");
+    }
+    let bits = moving["filter_bits_per_key"].as_f64().map_or("?".to_owned(), |bits| format!("{bits:.1}"));
+    let wrong = moving["filter_false_positives"].as_f64();
+    let wrong = wrong.map_or("?".to_owned(), |share| format!("{:.3} %", share * 100.0));
+    format!("{bytes}, {bits} bits a key, {wrong} of the answers wrong")
+}
+
 fn show_status(status: &Value) {
     let text = |name: &str| status[name].as_str().unwrap_or("?").to_owned();
     let (from, to, note) = way(status);
@@ -141,12 +153,20 @@ fn show_status(status: &Value) {
         let count = |name: &str| slots[name].as_u64().map_or_else(|| "?".to_owned(), format_count);
         say!("slots    {} done, {} moving, {} not begun", count("done"), count("moving"), count("not_begun"));
     }
-    let bits = moving["filter_bits_per_key"].as_f64().map_or("?".to_owned(), |bits| format!("{bits:.1}"));
-    let wrong = moving["filter_false_positives"].as_f64();
-    let wrong = wrong.map_or("?".to_owned(), |share| format!("{:.3} %", share * 100.0));
-    let bytes = format_bytes(moving["filter_bytes"].as_u64().unwrap_or(0));
-    say!("filter   {bytes}, {bits} bits a key, {wrong} mistaken");
+    say!("filter   {}", filter(moving));
     if let Some(trouble) = moving["trouble"].as_str() {
         say!("trouble  {trouble}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_said_of_a_filter_without_keys() {
+        let of = |moved: u64| json!({"moved": moved, "filter_bytes": 75_008, "filter_bits_per_key": 12.04, "filter_false_positives": 0.001});
+        assert_eq!(filter(&of(0)), "73.2 KiB, no key has moved yet");
+        assert_eq!(filter(&of(50_000)), "73.2 KiB, 12.0 bits a key, 0.100 % of the answers wrong");
     }
 }

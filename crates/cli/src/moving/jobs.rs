@@ -7,6 +7,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::service::{Ready, Task};
 use whimbrel_control::store::{Entry, Status, Store};
+use whimbrel_core::units::{format_count, format_count_of};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::link::LinkOptions;
@@ -15,6 +16,8 @@ use whimbrel_flow::journal;
 use crate::args::{JobAccess, JobsArgs, JobsCommand, Show};
 use crate::display::format_time;
 use crate::exit::Exit;
+use crate::ui::screen::Screen;
+use crate::ui::table::{Table, number, text};
 
 /// How long a job that another process runs may take to notice that it is to be cancelled, and to roll back.
 const CANCEL_WAIT: Duration = Duration::from_secs(120);
@@ -52,7 +55,7 @@ async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
                 store.remove(&entry.status.id)?;
                 cleaned += 1;
             }
-            say(args.json, "cleaned", &format!("{cleaned} jobs that had ended are forgotten"));
+            say(args.json, "cleaned", &format!("{} forgotten", format_count_of(cleaned, "ended job")));
             Ok(Exit::Success)
         }
         JobsCommand::Cancel { job, access } => cancel(&store, &find(&store, job)?, access, args.json).await,
@@ -112,31 +115,39 @@ fn list(entries: &[Entry], as_json: bool) {
         say!("no jobs are written down here");
         return;
     }
-    say!(
-        "{:<20} {:<9} {:<26} {:<20} {:<20} {:<21} MOVES",
-        "JOB",
-        "METHOD",
-        "STATE",
-        "STARTED",
-        "ENDED",
-        "CLUSTER"
-    );
+    let head = [
+        text("JOB", 0),
+        text("STATE", 0),
+        number("KEYS", 2),
+        text("SLOTS", 1),
+        text("FROM -> TO", 3),
+        text("STARTED", 4),
+        text("ENDED", 5),
+        text("CLUSTER", 6),
+        text("METHOD", 7),
+    ];
+    let mut table = Table::new(&head, 1);
     for entry in entries {
         let status = &entry.status;
-        say!(
-            "{:<20} {:<9} {:<26} {:<20} {:<20} {:<21} {} of {} slots, {} -> {}",
-            status.id,
-            status.method,
+        table.row(vec![
+            status.id.clone(),
             state(entry),
+            percent(status).map_or_else(|| "-".to_owned(), |percent| format!("{percent} %")),
+            format!("{} of {}", slots_in(&status.moved), slots_in(&status.slots)),
+            format!("{} -> {}", short(&status.source), short(&status.target)),
             format_time(status.created_s),
             ended(status).unwrap_or_default(),
-            status.cluster,
-            slots_in(&status.moved),
-            slots_in(&status.slots),
-            short(&status.source),
-            short(&status.target),
-        );
+            status.cluster.clone(),
+            status.method.clone(),
+        ]);
     }
+    table.lines(Screen::of_stdout()).iter().for_each(|line| say!("{line}"));
+}
+
+/// The share of keys that are at the target; `None` where nobody counted them.
+fn percent(status: &Status) -> Option<u64> {
+    let share = |total: u64| (u128::from(status.keys_moved.min(total)) * 100 / u128::from(total)) as u64;
+    (status.keys > 0).then(|| share(status.keys))
 }
 
 /// When a job has ended.
@@ -173,6 +184,10 @@ fn show(entry: &Entry, as_json: bool) {
     say!("target   {}", status.target);
     say!("slots    {}", status.slots);
     say!("moved    {}", if status.moved.is_empty() { "none" } else { &status.moved });
+    if let Some(percent) = percent(status) {
+        let (done, all) = (format_count(status.keys_moved), format_count_of(status.keys, "key"));
+        say!("keys     {done} of {all} are at the target: {percent} %");
+    }
     if !status.ended && !entry.running {
         say!("go on with: whimbrel jobs resume {}", status.id);
         say!("or undo it: whimbrel jobs cancel {}", status.id);
@@ -237,7 +252,7 @@ async fn cancel(store: &Store, entry: &Entry, access: &JobAccess, as_json: bool)
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    let what = "whoever runs it has not ended it yet; it has been told";
+    let what = "the process that runs it has not ended it yet; it has been asked to";
     Err(Error::own(format!("cancel job {id}"), what).with_remedy("see `whimbrel jobs show`"))
 }
 

@@ -292,20 +292,21 @@ fn show_reports(
     }
     if reports.iter().all(|r| r.method == "external") {
         say!(
-            "moved    {slots} slots in {}, {} keys and {} transferred, {} of the keys again because they were written meanwhile",
+            "moved    {} in {}, {} and {} transferred, {} of the keys again because they were written meanwhile",
+            format_count_of(slots as u64, "slot"),
             format_duration_ms(duration_ms),
-            format_count(sum(|r| r.keys)),
+            format_count_of(sum(|r| r.keys), "key"),
             format_bytes(sum(|r| r.bytes)),
             format_count(sum(|r| r.touched)),
         );
     } else {
         // The servers do not tell what they have moved.
-        say!("moved    {slots} slots in {}", format_duration_ms(duration_ms));
+        say!("moved    {} in {}", format_count_of(slots as u64, "slot"), format_duration_ms(duration_ms));
     }
     if reports.iter().any(|r| r.method == "external") {
         say!(
-            "writers  held {} times, {} together, {} at most{}",
-            sum(|r| r.pauses.count),
+            "writes   paused {}, {} together, {} at most{}",
+            format_count_of(sum(|r| r.pauses.count), "time"),
             format_duration_ms(sum(|r| r.pauses.total_ms)),
             format_duration_ms(longest_ms),
             match sum(|r| r.braked_ms) {
@@ -328,8 +329,8 @@ fn show_reports(
 /// What our own client met with while slots moved.
 fn say_seen(seen: &Testimony) {
     say!(
-        "clients  ours asked {} times: {} MOVED, {} ASK, {} TRYAGAIN, {} CLUSTERDOWN, {} other errors, {} ms at most",
-        format_count(seen.requests),
+        "clients  ours asked {}: {} MOVED, {} ASK, {} TRYAGAIN, {} CLUSTERDOWN, {} other errors, {} ms at most",
+        format_count_of(seen.requests, "time"),
         seen.moved,
         seen.ask,
         seen.tryagain,

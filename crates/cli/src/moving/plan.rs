@@ -8,7 +8,7 @@ use whimbrel_control::strangers::{self, Own};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::plan::{Move, Shard, SlotCosts};
 use whimbrel_core::slot::{Slot, SlotSet};
-use whimbrel_core::units::{format_bytes, format_count, format_duration_ms};
+use whimbrel_core::units::{format_bytes, format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::handover::FenceKind;
@@ -367,13 +367,13 @@ impl Plan {
         }
         for row in &self.rows {
             eprintln!(
-                "move     {} slots from {} to {}: {}",
-                row.slots.len(),
+                "move     {} from {} to {}: {}",
+                format_count_of(row.slots.len() as u64, "slot"),
                 row.source,
                 row.target,
                 whimbrel_engine::nodes::shortened(&row.slots, RANGES_SHOWN)
             );
-            eprintln!("         {} keys, about {}", format_count(row.keys), format_bytes(row.bytes));
+            eprintln!("         {}, about {}", format_count_of(row.keys, "key"), format_bytes(row.bytes));
         }
         eprintln!("method   {}: {}", self.method.name(), self.why);
         if self.method == Method::External {
@@ -383,7 +383,7 @@ impl Plan {
             }
             let batches = of_source.values().copied().max().unwrap_or(0);
             eprintln!(
-                "writers  of a source are held {}, for {} at most; reads go on",
+                "writes   of a source are paused {}, for {} at most; reads go on",
                 if batches == 1 { "once".to_owned() } else { format!("up to {batches} times") },
                 format_duration_ms(self.max_pause_ms)
             );

@@ -10,7 +10,7 @@ use whimbrel_control::daemon::migrations::JobState;
 use whimbrel_control::witness::{Testimony, Witness};
 use whimbrel_core::plan::Move;
 use whimbrel_core::slot::SlotSet;
-use whimbrel_core::units::format_duration_ms;
+use whimbrel_core::units::{format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result};
@@ -18,9 +18,10 @@ use whimbrel_engine::link::{Link, LinkOptions};
 use whimbrel_wire::value::Value;
 
 use crate::args::Show;
-use crate::display::{Display, Form};
+use crate::display::{Display, Form, Lines};
 use crate::exit::Exit;
 use crate::moving::say_seen;
+use crate::ui::row::cell;
 
 /// How often the daemon is asked how its jobs stand.
 const POLL: Duration = Duration::from_millis(250);
@@ -109,13 +110,7 @@ pub async fn run(
 
 /// Prints an error of the daemon, which is no side of a transfer.
 fn show_error(error: &Error, as_json: bool, exit: Exit) {
-    let (side, text) = (error.side.to_string(), error.to_string());
-    let text = text.strip_prefix(&side).map(|rest| format!("daemon{rest}")).unwrap_or(text);
-    if as_json {
-        say!("{}", json!({"event": "error", "side": "daemon", "text": text, "exit": exit as u8}));
-    } else {
-        eprintln!("error: {text}");
-    }
+    crate::show_error_of("daemon", error, str::to_owned, as_json, exit);
 }
 
 /// A daemon, to which a new connection is made when one breaks.
@@ -245,7 +240,7 @@ async fn watch(
     let witness = Witness::start(deployment.clone(), &slots);
     let shared = Arc::new(Mutex::new(jobs));
     let shown = shared.clone();
-    let display = Display::of_lines(Form::of(show), move || line(&lock(&shown), started));
+    let display = Display::of_lines(Form::of(show), move || lines(&lock(&shown), started));
     let outcome = until_ended(daemon, &shared, stop).await;
     display.finish().await;
     let seen = witness.end().await;
@@ -303,7 +298,7 @@ async fn until_ended(
     Ok(())
 }
 
-fn line(jobs: &[Submitted], started: Instant) -> (u64, u64, String, serde_json::Value) {
+fn lines(jobs: &[Submitted], started: Instant) -> Lines {
     let count = |jobs: &mut dyn Iterator<Item = &Submitted>| -> u64 {
         jobs.map(|job| job.planned.slots.len() as u64).sum()
     };
@@ -311,14 +306,16 @@ fn line(jobs: &[Submitted], started: Instant) -> (u64, u64, String, serde_json::
     let moved = count(&mut jobs.iter().filter(|job| job.end() == Some(End::Done)));
     let ended = jobs.iter().filter(|job| job.end().is_some()).count();
     let waiting = jobs.iter().filter(|job| job.state == JobState::Connecting.word()).count();
-    let mut parts = vec![format!("{ended}/{} jobs ended, {moved}/{slots} slots", jobs.len())];
-    for job in jobs.iter().filter(|job| job.end().is_none() && job.state != JobState::Connecting.word()) {
-        let message = if job.message.is_empty() { String::new() } else { format!(" ({})", job.message) };
-        parts.push(format!("{} {}{message}", job.between(), job.state));
-    }
-    if waiting > 0 {
-        parts.push(format!("{waiting} wait for their turn"));
-    }
+    let runs = |job: &&Submitted| job.end().is_none() && job.state != JobState::Connecting.word();
+    let running = jobs.iter().filter(runs);
+    let mut rows: Vec<_> = running
+        .map(|job| vec![cell(1, job.between()), cell(0, job.state.as_str()), cell(2, job.message.as_str())])
+        .collect();
+    let all = format!("{ended} of {} ended, {moved} of {slots} slots moved", jobs.len());
+    rows.push(match waiting {
+        0 => vec![cell(0, all)],
+        waiting => vec![cell(0, format!("{all}, {} waiting", format_count_of(waiting as u64, "job")))],
+    });
     let details: Vec<_> = jobs
         .iter()
         .map(|job| {
@@ -328,7 +325,7 @@ fn line(jobs: &[Submitted], started: Instant) -> (u64, u64, String, serde_json::
     let json = json!({
         "event": "progress", "elapsed_ms": elapsed_ms(started), "slots": slots, "slots_handed_over": moved, "jobs": details,
     });
-    (moved, slots, parts.join("; "), json)
+    Lines { done: None, rows, json, notes: Vec::new() }
 }
 
 fn elapsed_ms(started: Instant) -> u64 {
@@ -394,7 +391,11 @@ async fn report(
         );
         return Ok(exit);
     }
-    say!("moved    {moved} slots in {} by the daemon at {server}", format_duration_ms(duration_ms));
+    say!(
+        "moved    {} in {} by the daemon at {server}",
+        format_count_of(moved as u64, "slot"),
+        format_duration_ms(duration_ms)
+    );
     say_seen(seen);
     Ok(exit)
 }

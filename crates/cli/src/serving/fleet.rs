@@ -115,7 +115,7 @@ fn options(args: &CoordinatorArgs) -> Result<FleetOptions> {
         if endpoint.password.is_some() {
             let what = format!("--backend {name} has a password, and all members would be told");
             return Err(Error::unfit(Side::Own, "", "reading the options", what)
-                .with_remedy("leave it out: each member is given the password by whoever starts it"));
+                .with_remedy("leave it out: each member gets the password from the one who starts it"));
         }
     }
     let machine = Options { lease_ms: args.lease, moves_per_member: MOVES_PER_MEMBER, ..Options::default() };
@@ -218,9 +218,11 @@ pub fn metrics(status: &FleetStatus) -> Vec<Metric> {
         by_member("whimbrel_fleet_member_connected", "1 for a member with a connection", |m| {
             f64::from(u8::from(m.connected))
         }),
-        by_member("whimbrel_fleet_member_lag_changes", "Changes a member has not been told of", |m| {
-            m.lag as f64
-        }),
+        by_member(
+            "whimbrel_fleet_member_lag_changes",
+            "Changes that have not been reported to a member",
+            |m| m.lag as f64,
+        ),
         by_member("whimbrel_fleet_member_silent_seconds", "How long a member was not heard of", |m| {
             m.silent_ms.map_or(f64::NAN, |ms| ms as f64 / 1_000.0)
         }),

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use whimbrel_core::units::{format_count, format_duration_ms};
+use whimbrel_core::units::{format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::error::Result;
 use whimbrel_engine::seal::FenceKind;
 use whimbrel_flow::sync::Compare;
@@ -119,19 +119,19 @@ fn show(args: &CutoverArgs, reply: &Reply, sides: &Sides, withdrawn: bool) -> Ex
         (Some(report), _) => {
             let number = |name: &str| report[name].as_u64().unwrap_or(0);
             if withdrawn {
-                say!("too late to withdraw it: writers were held already");
+                say!("too late to withdraw it: writes were paused already");
             }
             for notice in report["notices"].as_array().into_iter().flatten() {
                 say!("note     {}", notice.as_str().unwrap_or_default());
             }
-            say!("estimate writers held for about {} ms", number("estimate_ms"));
+            say!("estimate writes paused for about {} ms", number("estimate_ms"));
             if args.dry_run {
                 say!("{}", compared(report));
-                say!("dry run: nobody was held, and nothing was changed");
+                say!("dry run: no write was paused, and nothing was changed");
                 return exit;
             }
-            say!("writers  held for {} ms", number("pause_ms"));
-            say!("drained  {} keys under the pause", format_count(number("drained")));
+            say!("writes   paused for {} ms", number("pause_ms"));
+            say!("drained  {} under the pause", format_count_of(number("drained"), "key"));
             say!("{}", compared(report));
             say!("{}", fenced(args, sides));
             if number("ended") > 0 {
@@ -153,7 +153,7 @@ fn show(args: &CutoverArgs, reply: &Reply, sides: &Sides, withdrawn: bool) -> Ex
         (None, error) => {
             eprintln!("error: {}", error.as_deref().unwrap_or("the sync gave no reason"));
             if sides.is_attended {
-                eprintln!("         no writer is held, and the sync goes on as before");
+                eprintln!("         writes are not paused, and the sync goes on as before");
             }
         }
     }
@@ -170,7 +170,9 @@ fn compared(report: &serde_json::Value) -> String {
             number("keys"),
             chance * 100.0
         ),
-        None => format!("compared {} keys in full", number("compared")),
+        None => {
+            format!("compared {} in full", format_count_of(report["compared"].as_u64().unwrap_or(0), "key"))
+        }
     }
 }
 

@@ -344,7 +344,7 @@ impl Desk {
         }
         let what = format!("{} does not answer", self.name);
         Err(Error::own("ask for the cutover", what).with_remedy(
-            "see what the process says that runs the sync; should it have died while writers were held, the servers let them \
+            "see what the process says that runs the sync; should it have died while writes were paused, the servers let them \
              go by themselves, after --max-pause at the latest",
         ))
     }

@@ -141,7 +141,7 @@ impl Exposed for Current {
             ),
         ];
         if let Some(estimate_ms) = shown.pause_estimate_ms {
-            let help = "How long a cutover would hold writers now";
+            let help = "How long a cutover would pause writes now";
             metrics.push(Metric::new(
                 Gauge,
                 "whimbrel_sync_cutover_pause_estimate_seconds",

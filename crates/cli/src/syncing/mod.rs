@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::http::HttpServer;
-use whimbrel_core::units::{format_bytes, format_count, format_duration_ms};
+use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result, Side};
@@ -32,9 +32,10 @@ use self::exposed::{Current, Running};
 use crate::args::{FeedChoice, SyncArgs};
 use crate::confirm::confirm;
 use crate::copying::{self, state_dir};
-use crate::display::{Display, Form, Line};
+use crate::display::{Display, Form, Lines, Speed, SpeedNow, eta};
 use crate::exit::Exit;
 use crate::losses;
+use crate::ui::row::{Cell, cell};
 
 /// How many may ask for a cutover at once; the others wait.
 const ASKS_MAX: usize = 4;
@@ -374,8 +375,8 @@ fn remedied(e: Error, is_unfinished: bool) -> Error {
 fn describe(args: &SyncArgs, dbs: &[String], source: &Endpoint, target: &Endpoint) -> String {
     json!({
         "kind": "sync",
-        "source": source.address.to_string(),
-        "target": target.address.to_string(),
+        "source": copying::one_spelling(&source.address),
+        "target": copying::one_spelling(&target.address),
         "databases": [source.db, target.db],
         "db": dbs,
         "match": args.names.matches,
@@ -397,9 +398,9 @@ fn show_plan(args: &SyncArgs, name: &str, plan: &Plan) {
     eprintln!("target   {}", plan.target);
     for db in plan.dbs.iter().filter(|db| db.source_keys + db.target_keys > 0) {
         eprintln!(
-            "db {:<5} {} keys; to db {}, which holds {}",
+            "db {:<5} {}; to db {}, which holds {}",
             db.db.source,
-            format_count(db.source_keys),
+            format_count_of(db.source_keys, "key"),
             db.db.target,
             format_count(db.target_keys)
         );
@@ -413,76 +414,78 @@ fn show_plan(args: &SyncArgs, name: &str, plan: &Plan) {
 fn display(form: Form, status: Arc<SyncStatus>) -> Display {
     let started = std::time::Instant::now();
     let mut noted = 0;
+    let mut speed = Speed::new();
     Display::of_lines(form, move || {
         let notes = status.copy.notices().split_off(noted);
         noted += notes.len();
         let shown = status.shown();
         let counts = &shown.counts;
         let elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let (position, length) = match shown.phase {
-            SyncPhase::Attaching | SyncPhase::Snapshotting => {
-                (counts.scanned.min(counts.read), counts.keys_total)
+        let done = match shown.phase {
+            SyncPhase::Attaching | SyncPhase::Snapshotting if counts.keys_total > 0 => {
+                Some((counts.scanned.min(counts.read), counts.keys_total))
             }
-            _ => (0, 0),
+            _ => None,
         };
-        let text = line(&shown, elapsed_ms);
+        let speed = speed.of(counts.written, counts.bytes_written);
+        let rows = vec![row(&shown, &speed)];
         let json = json!({"event": "progress", "elapsed_ms": elapsed_ms, "status": shown});
-        Line { done: (position, length), text, json, notes }
+        Lines { done, rows, json, notes }
     })
 }
 
-fn line(shown: &SyncShown, elapsed_ms: u64) -> String {
+fn row(shown: &SyncShown, speed: &SpeedNow) -> Vec<Cell> {
     let c = &shown.counts;
     let sum = |of: fn(&sync::SourceShown) -> u64| shown.sources.iter().map(of).sum::<u64>();
-    let mut text = format!("{:>7}  ", format_duration_ms(elapsed_ms));
-    // First, since a terminal may be narrow.
+    let mut row = vec![cell(8, format_duration_ms(speed.elapsed_ms))];
     for source in &shown.sources {
         if let Some(trouble) = &source.trouble {
-            text.push_str(&format!("NO LINK to {}: {trouble}  ", source.address));
+            row.push(cell(1, format!("NO LINK to {}: {trouble}", source.address)));
         }
     }
-    for silence in shown.silences() {
-        text.push_str(&format!("{}  ", exposed::nothing_heard(silence)));
-    }
+    row.extend(shown.silences().map(|silence| cell(1, exposed::nothing_heard(silence))));
     if let Some(trouble) = &shown.trouble {
-        text.push_str(&format!("tries again: {trouble}  "));
+        row.push(cell(1, format!("tries again: {trouble}")));
     }
+    let rate = || cell(3, format!("{} keys/s", format_count(speed.keys as u64)));
     match shown.phase {
-        SyncPhase::Attaching => text.push_str("attaching feeds"),
-        SyncPhase::Snapshotting => text.push_str(&format!(
-            "snapshot  {} of {} keys  {}",
-            format_count(c.written),
-            format_count(c.keys_total),
-            format_bytes(c.bytes_written)
-        )),
-        SyncPhase::Following => text.push_str(&format!(
-            "following  lag {}  {} keys and {} written",
-            lag(shown),
-            format_count(c.written),
-            format_bytes(c.bytes_written)
-        )),
-        SyncPhase::Reconciling => text.push_str(&format!(
-            "going through slots again whose changes may have been missed  {} keys compared",
-            format_count(c.compared)
-        )),
-        SyncPhase::CuttingOver => text.push_str("cutting over"),
-        SyncPhase::CutOver => text.push_str("cut over"),
-        SyncPhase::Stopped => text.push_str("stopped"),
+        SyncPhase::Attaching => row.push(cell(0, "attaching feeds")),
+        SyncPhase::Snapshotting => row.extend([
+            cell(0, "snapshot"),
+            cell(2, eta(speed.left_ms(c.keys_total.saturating_sub(c.written)))),
+            rate(),
+            cell(4, format!("{} of {} keys", format_count(c.written), format_count(c.keys_total))),
+            cell(5, format_bytes(c.bytes_written)),
+        ]),
+        SyncPhase::Following => row.extend([
+            cell(0, "following"),
+            cell(2, format!("lag {}", lag(shown))),
+            rate(),
+            cell(4, format!("{} written", format_count_of(c.written, "key"))),
+            cell(5, format_bytes(c.bytes_written)),
+        ]),
+        SyncPhase::Reconciling => row.extend([
+            cell(0, "going through slots again whose changes may have been missed"),
+            cell(4, format!("{} compared", format_count_of(c.compared, "key"))),
+        ]),
+        SyncPhase::CuttingOver => row.push(cell(0, "cutting over")),
+        SyncPhase::CutOver => row.push(cell(0, "cut over")),
+        SyncPhase::Stopped => row.push(cell(0, "stopped")),
     }
-    for (n, name) in [
-        (sum(|source| source.touched), "touched keys wait"),
-        (c.gone, "removed"),
-        (c.failed, "FAILED"),
-        (c.big_in_flight, "in chunks now"),
-        (shown.doubtful_slots as u64, "slots in doubt"),
-        (sum(|source| source.resumed), "links resumed"),
-        (c.retries, "retries"),
+    for (rank, n, name) in [
+        (6, sum(|source| source.touched), "touched keys wait"),
+        (6, c.gone, "removed"),
+        (1, c.failed, "FAILED"),
+        (7, c.big_in_flight, "in chunks now"),
+        (3, shown.doubtful_slots as u64, "slots in doubt"),
+        (7, sum(|source| source.resumed), "links resumed"),
+        (7, c.retries, "retries"),
     ] {
         if n > 0 {
-            text.push_str(&format!("  {} {name}", format_count(n)));
+            row.push(cell(rank, format!("{} {name}", format_count(n))));
         }
     }
-    text
+    row
 }
 
 /// The longest lag, and the sum in bytes: unknown where that of one primary is.
@@ -509,27 +512,27 @@ fn show_report(args: &SyncArgs, report: &SyncReport, again: &str) {
         eprintln!("failed   db {} key {}: {}", failure.db, failure.key, failure.reason);
     }
     say!(
-        "{} {} keys written, {} in {}, {} removed{}{}",
+        "{} {} written, {} in {}, {} removed{}{}",
         match (report.cutover.is_some(), report.caught_up) {
             (true, _) => "cut over",
             (false, true) => "equal   ",
             (false, false) => "stopped ",
         },
-        format_count(c.written),
+        format_count_of(c.written, "key"),
         format_bytes(c.bytes_written),
         format_duration_ms(report.duration_ms),
         format_count(c.gone),
         if c.failed > 0 { format!(", {} FAILED", format_count(c.failed)) } else { String::new() },
         match report.reconciled_slots {
             0 => String::new(),
-            slots => format!(", {} slots gone through again", format_count(slots)),
+            slots => format!(", {} gone through again", format_count_of(slots, "slot")),
         },
     );
     match &report.cutover {
         Some(cutover) => say!(
-            "writers  held for {} ms; {} keys transferred meanwhile, {} compared in full",
+            "writes   paused for {} ms; {} transferred meanwhile, {} compared in full",
             cutover.pause_ms,
-            format_count(cutover.drained),
+            format_count_of(cutover.drained, "key"),
             format_count(cutover.compared)
         ),
         None if report.snapshot_done => {

@@ -17,6 +17,9 @@ use crate::args::WatchArgs;
 use crate::copying::state_dir;
 use crate::display::plain;
 use crate::exit::Exit;
+use crate::ui::for_stdout;
+use crate::ui::screen::Screen;
+use crate::ui::table::{Table, number, text as column};
 
 /// How often it looks; the sync tells as often how it stands.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -97,56 +100,61 @@ fn show(args: &WatchArgs, card: &Value, last: Option<&Value>) -> std::io::Result
         return writeln!(out, "{}", plain(&card.to_string()));
     }
     let clear = if !args.once && out.is_terminal() { CLEAR } else { "" };
-    write!(out, "{clear}{}", plain(&page(card, last)))?;
+    write!(out, "{clear}{}", for_stdout(&page(card, last, Screen::of_stdout())))?;
     out.flush()
 }
 
-fn page(card: &Value, last: Option<&Value>) -> String {
+fn page(card: &Value, last: Option<&Value>, screen: Screen) -> String {
     let fleet = serde_json::from_value::<FleetStatus>(card["fleet"].clone()).ok();
-    let fleet = fleet.map(|fleet| crate::fleeting::page(&fleet));
+    let fleet = fleet.map(|fleet| crate::fleeting::page(&fleet, screen));
     match (fleet, card["jobs"].as_array()) {
         // A coordinator alone lists no jobs.
         (Some(fleet), None) => fleet,
         (Some(fleet), Some(jobs)) if jobs.is_empty() => fleet,
-        (Some(fleet), Some(jobs)) => format!("{fleet}\n{}", page_of_jobs(jobs)),
-        (None, Some(jobs)) => page_of_jobs(jobs),
-        (None, None) => page_of_sync(card, last),
+        (Some(fleet), Some(jobs)) => format!("{fleet}\n{}", page_of_jobs(jobs, screen)),
+        (None, Some(jobs)) => page_of_jobs(jobs, screen),
+        (None, None) => page_of_sync(card, last, screen),
     }
 }
 
 /// What a daemon says of its jobs.
-fn page_of_jobs(jobs: &[Value]) -> String {
+fn page_of_jobs(jobs: &[Value], screen: Screen) -> String {
     let text = |job: &Value, name: &str| job[name].as_str().unwrap_or_default().to_owned();
     let is_open = |job: &&Value| !matches!(job["state"].as_str(), Some("success" | "failed" | "cancelled"));
     let open = jobs.iter().filter(is_open).count();
     let listed = format_count_of(jobs.len() as u64, "job");
     let mut page = format!("jobs     {listed}, of which {open} have not ended\n");
-    if !jobs.is_empty() {
-        page.push_str(&format!("\n{:<22} {:<26} {:>6}  FROM -> TO\n", "JOB", "STATE", "SLOTS"));
+    if jobs.is_empty() {
+        return page;
     }
+    let head = [
+        column("JOB", 0),
+        column("STATE", 0),
+        number("SLOTS", 1),
+        column("FROM -> TO", 2),
+        column("MESSAGE", 3),
+    ];
+    let mut table = Table::new(&head, 1);
     for job in jobs {
         let slots = text(job, "slots").parse::<SlotSet>().map_or(0, |slots| slots.len());
         let [source, target] = ["source", "target"].map(|name| text(job, name));
         let short = |id: &str| id.get(..8).unwrap_or(id).to_owned();
-        page.push_str(&format!(
-            "{:<22} {:<26} {slots:>6}  {} -> {}\n",
+        table.row(vec![
             text(job, "name"),
             text(job, "state"),
-            short(&source),
-            short(&target),
-        ));
-        let message = text(job, "message");
-        if !message.is_empty() {
-            page.push_str(&format!("         {message}\n"));
-        }
+            format_count(slots as u64),
+            format!("{} -> {}", short(&source), short(&target)),
+            text(job, "message"),
+        ]);
     }
+    page.push('\n');
+    table.lines(screen).iter().for_each(|line| page.push_str(&format!("{line}\n")));
     page
 }
 
-fn page_of_sync(card: &Value, last: Option<&Value>) -> String {
+fn page_of_sync(card: &Value, last: Option<&Value>, screen: Screen) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let number = |value: &Value| value.as_u64().unwrap_or(0);
-    let unknown = || "unknown".to_owned();
     let status = &card["status"];
     let counts = &status["counts"];
     let since = |last: &Value, name: &str| {
@@ -157,12 +165,12 @@ fn page_of_sync(card: &Value, last: Option<&Value>) -> String {
         format!("{} keys/s, {}/s; ", format_count(keys), format_bytes(bytes))
     });
     let mut page = format!(
-        "sync     {}: {} -> {}\nphase    {}\nwritten  {} keys, {}; {rates}{} removed\n",
+        "sync     {}: {} -> {}\nphase    {}\nwritten  {}, {}; {rates}{} removed\n",
         text(&card["name"]),
         text(&card["source"]),
         text(&card["target"]),
         text(&status["phase"]),
-        format_count(number(&counts["written"])),
+        format_count_of(number(&counts["written"]), "key"),
         format_bytes(number(&counts["bytes_written"])),
         format_count(number(&counts["gone"])),
     );
@@ -181,31 +189,16 @@ fn page_of_sync(card: &Value, last: Option<&Value>) -> String {
         page.push_str(&format!("again    {trouble}\n"));
     }
     if let Some(estimate_ms) = status["pause_estimate_ms"].as_u64() {
-        page.push_str(&format!("cutover  would hold writers for about {estimate_ms} ms now\n"));
+        page.push_str(&format!("cutover  would pause writes for about {estimate_ms} ms now\n"));
     }
     page.push_str(&format!(
-        "trouble  {} retries, {} keys failed, {} slots in doubt; {} large keys on their way\n\n",
+        "trouble  {} retries, {} failed, {} in doubt; {} on their way\n\n",
         format_count(number(&counts["retries"])),
-        format_count(number(&counts["failed"])),
-        format_count(number(&status["doubtful_slots"])),
-        format_count(number(&counts["big_in_flight"])),
+        format_count_of(number(&counts["failed"]), "key"),
+        format_count_of(number(&status["doubtful_slots"]), "slot"),
+        format_count_of(number(&counts["big_in_flight"]), "large key"),
     ));
-    page.push_str(&format!(
-        "{:<22} {:>16} {:>10} {:>9} {:>9} {:>8}  FEED\n",
-        "PRIMARY", "OFFSET", "LAG", "LAG MS", "TOUCHED", "RESUMED"
-    ));
-    for source in status["sources"].as_array().into_iter().flatten() {
-        page.push_str(&format!(
-            "{:<22} {:>16} {:>10} {:>9} {:>9} {:>8}  {}\n",
-            text(&source["address"]),
-            format_count(number(&source["offset"])),
-            source["lag_bytes"].as_u64().map_or_else(unknown, format_bytes),
-            source["lag_ms"].as_u64().map_or_else(unknown, format_count),
-            format_count(number(&source["touched"])),
-            format_count(number(&source["resumed"])),
-            text(&source["feed"]),
-        ));
-    }
+    page.push_str(&sources(status, screen));
     for failure in status["failures"].as_array().into_iter().flatten() {
         page.push_str(&format!(
             "failed   db {} key {}: {}\n",
@@ -215,6 +208,36 @@ fn page_of_sync(card: &Value, last: Option<&Value>) -> String {
         ));
     }
     page
+}
+
+/// A row for each primary of the source.
+fn sources(status: &Value, screen: Screen) -> String {
+    let of = |value: &Value| value.as_u64().unwrap_or(0);
+    let unknown = || "unknown".to_owned();
+    let mut table = Table::new(
+        &[
+            column("PRIMARY", 0),
+            number("OFFSET", 3),
+            number("LAG", 1),
+            number("LAG MS", 1),
+            number("TOUCHED", 2),
+            number("RESUMED", 4),
+            column("FEED", 5),
+        ],
+        0,
+    );
+    for source in status["sources"].as_array().into_iter().flatten() {
+        table.row(vec![
+            source["address"].as_str().unwrap_or_default().to_owned(),
+            format_count(of(&source["offset"])),
+            source["lag_bytes"].as_u64().map_or_else(unknown, format_bytes),
+            source["lag_ms"].as_u64().map_or_else(unknown, format_count),
+            format_count(of(&source["touched"])),
+            format_count(of(&source["resumed"])),
+            source["feed"].as_str().unwrap_or_default().to_owned(),
+        ]);
+    }
+    table.lines(screen).iter().map(|line| format!("{line}\n")).collect()
 }
 
 #[cfg(test)]
@@ -230,12 +253,14 @@ mod tests {
             {"name": "m1", "slots": "0-99", "source": id("a"), "target": id("b"), "state": "snapshotting", "message": ""},
             {"name": "m0", "slots": "5", "source": id("a"), "target": id("b"), "state": "failed", "message": "why"},
         ]});
-        let page = page(&card, None);
+        let page = page(&card, None, Screen { width: 120, colour: false });
         assert!(page.contains("2 jobs, of which 1 have not ended") && !page.contains("sync "), "{page}");
         let line = page.lines().find(|line| line.starts_with("m1 ")).expect("a line for it");
-        assert!(line.contains("snapshotting") && line.ends_with(" 100  aaaaaaaa -> bbbbbbbb"), "{page}");
+        assert!(line.contains("snapshotting") && line.contains(" 100  aaaaaaaa -> bbbbbbbb"), "{page}");
         assert!(page.contains("why"), "{page}");
-        assert!(super::page(&json!({"jobs": []}), None).contains("0 jobs"));
+        assert!(
+            super::page(&json!({"jobs": []}), None, Screen { width: 120, colour: false }).contains("0 jobs")
+        );
     }
 
     #[test]
@@ -250,7 +275,7 @@ mod tests {
                 },
             })
         };
-        let page = page(&card(1_500), Some(&card(1_000)));
+        let page = page(&card(1_500), Some(&card(1_000)), Screen { width: 80, colour: false });
         assert!(page.contains("sync-1: a:1 -> b:2") && page.contains("1,500 keys"), "{page}");
         assert!(
             page.contains("; 500 keys/s")

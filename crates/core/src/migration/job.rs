@@ -401,7 +401,7 @@ impl fmt::Display for Summary {
             write!(f, ", {} pauses (longest {} ms)", self.work.pauses, self.work.longest_pause_ms)?;
         }
         if self.brake_percent > 0 {
-            write!(f, ", writers held back {} % of the time", self.brake_percent)?;
+            write!(f, ", writes paused {} % of the time", self.brake_percent)?;
         }
         if self.attempt > 1 {
             write!(f, ", attempt {}", self.attempt)?;

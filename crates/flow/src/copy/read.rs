@@ -305,7 +305,7 @@ impl Reader {
                     self.shared.failed(
                         self.unit.db,
                         &key,
-                        "source: the key could not be read in peace".to_owned(),
+                        "source: the key changed each time it was read".to_owned(),
                     );
                 }
             }
@@ -486,7 +486,7 @@ impl Reader {
                     self.shared.failed(
                         self.unit.db,
                         &key,
-                        "source: the key could not be read in peace".to_owned(),
+                        "source: the key changed each time it was read".to_owned(),
                     );
                 }
             }

@@ -10,7 +10,8 @@
 //! - `run` feeds batches of keys to workers and looks at suspects again;
 //! - `batch` compares many keys in a few round trips, `deep`, `stream` and `vectors` one key in chunks;
 //! - `peer` gets a batch of commands answered by one side, whatever its topology does meanwhile;
-//! - `report` is what comes out.
+//! - `report` is what comes out;
+//! - `resume` writes down how far it is.
 //!
 //! **Architecture invariant:** nothing here shares code with the transfer of keys. A mistake there cannot hide here.
 
@@ -21,6 +22,7 @@ mod deep;
 mod groups;
 mod peer;
 mod report;
+mod resume;
 mod run;
 mod stream;
 mod suspects;
@@ -38,9 +40,11 @@ use whimbrel_engine::error::{Error, Result};
 use self::batch::{Pair, Rules};
 use self::case::Verdict;
 use self::peer::Peer;
+use crate::journal::Journal;
 use crate::retry::RetryPolicy;
 
 pub use report::{DbReport, Difference, DifferenceKind, Tally, VerifyReport};
+pub use resume::VerifyState;
 
 /// Keys that begin so are not data: a copy builds large values under such names before it puts them in place.
 const STAGING_PREFIX: &[u8] = b"whimbrel:staging:";
@@ -119,6 +123,8 @@ pub struct VerifyOptions {
     pub check_extra: bool,
     /// How many keys are looked at per second, at most.
     pub read_rate_keys: Option<u64>,
+    /// How often a journal is written, in milliseconds.
+    pub journal_period_ms: u64,
 }
 
 impl Default for VerifyOptions {
@@ -139,6 +145,7 @@ impl Default for VerifyOptions {
             from_replica: false,
             check_extra: true,
             read_rate_keys: None,
+            journal_period_ms: 10_000,
         }
     }
 }
@@ -171,14 +178,33 @@ pub async fn verify(
     progress: Arc<VerifyProgress>,
     stop: CancellationToken,
 ) -> Result<VerifyReport> {
+    verify_with_journal(source, target, options, progress, None, stop).await
+}
+
+/// As [`verify`]. With a journal that was opened to go on, it goes on from there; the journal is removed once everything is compared.
+///
+/// # Errors
+/// As [`verify`]; `Own` where the journal cannot be written; `Unfit` where slots have moved since a verification that is to go on
+/// began, and of a sample of a number of keys, which is not journaled.
+pub async fn verify_with_journal(
+    source: Arc<Deployment>,
+    target: Arc<Deployment>,
+    options: VerifyOptions,
+    progress: Arc<VerifyProgress>,
+    journal: Option<Journal<VerifyState>>,
+    stop: CancellationToken,
+) -> Result<VerifyReport> {
     check(&source, &target, &options)?;
+    if journal.is_some() && matches!(options.scope, Scope::SampleKeys(_)) {
+        return Err(Error::own("verify", "a sample of a number of keys is not journaled"));
+    }
     let options = VerifyOptions {
         concurrency: options.concurrency.max(1),
         batch_keys: options.batch_keys.clamp(1, BATCH_KEYS_MAX),
         chunk_bytes: options.chunk_bytes.max(CHUNK_BYTES_MIN),
         ..options
     };
-    run::Run::new(source, target, options, progress).verify(stop).await
+    run::Run::new(source, target, options, progress, journal)?.verify(stop).await
 }
 
 /// Whether `key` has the same type, value and expiry in `source_db` of the source and in `target_db` of the target,

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, HashSet};
 
 use bytes::Bytes;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 /// How two keys differ.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DifferenceKind {
     /// The source has the key, the target has not.
@@ -45,7 +45,7 @@ pub enum DifferenceKind {
 }
 
 /// One way in which a key differs. A key that differs in several ways has one of these for each.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
     /// The database on the source.
     pub db: u32,
@@ -65,7 +65,7 @@ pub struct Difference {
 ///
 /// `SCAN` may name a key more than once, so `compared` and `equal` can be higher than the number of keys. Keys that
 /// differ are counted once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Tally {
     /// Keys of the source that were looked at on both sides.
     pub compared: u64,
@@ -109,7 +109,7 @@ impl Tally {
 }
 
 /// What was found in one pair of databases.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DbReport {
     /// The database on the source.
     pub source_db: u32,
@@ -177,7 +177,7 @@ pub(super) struct Finding {
 const SEEN_MAX: usize = 1 << 20;
 
 /// Collects results while the run goes on.
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Ledger {
     pub dbs: Vec<DbReport>,
     pub notes: Vec<String>,
@@ -187,6 +187,8 @@ pub(super) struct Ledger {
     differences_max: usize,
     differences_cut: bool,
     unstable_keys: Vec<String>,
+    /// Not written down: in a verification that was gone on with, a key that `SCAN` named before as well may count twice.
+    #[serde(skip)]
     seen: HashSet<u128>,
 }
 
@@ -210,6 +212,12 @@ impl Ledger {
             unstable_keys: Vec::new(),
             seen: HashSet::new(),
         }
+    }
+
+    /// Keys that were looked at, looked for, and found to differ so far.
+    pub fn done(&self) -> (u64, u64, u64) {
+        let all = self.report(0, false, 0).tally;
+        (all.compared, all.extra_checked, all.differing + all.missing + all.extra)
     }
 
     /// The numbers of the pair of databases at `index`.

@@ -18,8 +18,10 @@ use super::case::{Case, Verdict};
 use super::counts::dbsize;
 use super::peer::Peer;
 use super::report::{Ledger, VerifyReport};
+use super::resume::{Checkpoints, VerifyState};
 use super::suspects::{Suspect, Suspects};
 use super::{Depth, Scope, VerifyOptions, VerifyProgress};
+use crate::journal::{Journal, UnitMark};
 use crate::scan::{KeyScan, ScanOptions, Unit};
 
 /// `COUNT` for `SCAN`: about so many keys in a page.
@@ -85,6 +87,7 @@ pub(super) struct Run {
     ledger: Mutex<Ledger>,
     /// When the next keys may be read, where a rate is set.
     next_read: Mutex<Instant>,
+    checkpoints: Option<Checkpoints>,
 }
 
 impl Run {
@@ -93,10 +96,18 @@ impl Run {
         target: Arc<Deployment>,
         options: VerifyOptions,
         progress: Arc<VerifyProgress>,
-    ) -> Run {
-        let ledger = Mutex::new(Ledger::new(&options.dbs, options.differences_max));
-        let next_read = Mutex::new(Instant::now());
-        Run { source, target, options, progress, ledger, next_read }
+        journal: Option<Journal<VerifyState>>,
+    ) -> Result<Run> {
+        let begun = journal.map(|journal| Checkpoints::new(journal, &source, &target)).transpose()?;
+        let (checkpoints, found) =
+            begun.map_or((None, None), |(checkpoints, found)| (Some(checkpoints), found));
+        let ledger = found.unwrap_or_else(|| Ledger::new(&options.dbs, options.differences_max));
+        let (compared, extra_checked, differing) = ledger.done();
+        progress.compared.store(compared, Ordering::Relaxed);
+        progress.extra_checked.store(extra_checked, Ordering::Relaxed);
+        progress.differing.store(differing, Ordering::Relaxed);
+        let (ledger, next_read) = (Mutex::new(ledger), Mutex::new(Instant::now()));
+        Ok(Run { source, target, options, progress, ledger, next_read, checkpoints })
     }
 
     /// Runs to the end, or until `stop`.
@@ -122,7 +133,14 @@ impl Run {
         }
         let unsettled = if stopped_early { run.progress.rechecking.load(Ordering::Relaxed) } else { 0 };
         let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        Ok(run.ledger().report(unsettled, stopped_early, duration_ms))
+        let report = run.ledger().report(unsettled, stopped_early, duration_ms);
+        // All tasks have ended: nobody else has it.
+        if let (false, Some(Run { checkpoints: Some(checkpoints), .. })) =
+            (stopped_early, Arc::into_inner(run))
+        {
+            checkpoints.finish()?;
+        }
+        Ok(report)
     }
 
     async fn all(self: &Arc<Self>) -> Result<()> {
@@ -179,7 +197,21 @@ impl Run {
         drop(inbox);
         let (run, sample) = (self.clone(), sample.clone());
         tasks.spawn(async move { run.feed(index, &sample, jobs).await });
-        joined(&mut tasks).await
+        tokio::select! {
+            outcome = joined(&mut tasks) => outcome,
+            failure = self.write_down() => Err(failure),
+        }
+    }
+
+    /// Writes the journal every now and then. Ends with an error only.
+    async fn write_down(&self) -> Error {
+        let Some(checkpoints) = &self.checkpoints else { return std::future::pending().await };
+        loop {
+            tokio::time::sleep(Duration::from_millis(self.options.journal_period_ms)).await;
+            if let Err(failure) = checkpoints.save(&self.progress.rechecking, &self.ledger).await {
+                return failure;
+            }
+        }
     }
 
     /// Reads the names of all keys in question.
@@ -232,9 +264,19 @@ impl Run {
         let batch_keys = self.options.batch_keys;
         let room = if matches!(job(Vec::new()), Job::Compare(_)) { &sample.room } else { &sample.room_extra };
         let all = self.options.selection.is_everything() && sample.is_everything();
-        let mut scan = KeyScan::new(deployment, unit, self.scan_options(), self.options.retry, None);
+        let name = format!("{}/{}/{}", deployment.side(), unit.shard_id, unit.db);
+        let from = match self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.mark(&name)) {
+            Some(UnitMark::Done) => return Ok(()),
+            Some(UnitMark::At(mark)) => Some(mark.into()),
+            None => None,
+        };
+        let mut scan = KeyScan::new(deployment, unit, self.scan_options(), self.options.retry, from);
         let mut batch: Vec<Bytes> = Vec::with_capacity(batch_keys);
         while let Some(page) = scan.next().await? {
+            let _passing = match &self.checkpoints {
+                Some(checkpoints) => Some(checkpoints.passing().await),
+                None => None,
+            };
             for key in page.keys {
                 if !all {
                     if !self.options.selection.admits(&key) || !sample.admits(&key) {
@@ -248,6 +290,13 @@ impl Run {
                 if batch.len() == batch_keys && !self.send(&mut batch, room, jobs, job).await {
                     return Ok(());
                 }
+            }
+            if let Some(checkpoints) = &self.checkpoints {
+                // What is marked has been handed on.
+                self.send(&mut batch, room, jobs, job).await;
+                let mark =
+                    page.next.as_ref().map_or(UnitMark::Done, |position| UnitMark::At(position.into()));
+                checkpoints.set_mark(&name, mark);
             }
         }
         self.send(&mut batch, room, jobs, job).await;
@@ -270,6 +319,7 @@ impl Run {
         }
         self.pace(batch.len()).await;
         let batch = std::mem::replace(batch, Vec::with_capacity(self.options.batch_keys));
+        self.checkpoints.iter().for_each(Checkpoints::opened);
         jobs.send(job(batch)).await.is_ok() && complete
     }
 
@@ -342,17 +392,16 @@ impl Run {
                     if self.options.settle.rounds == 0 {
                         let cases = pair.compare(&absent).await?;
                         self.note(index, cases);
-                        continue;
-                    }
-                    for key in absent {
-                        self.suspect(
-                            Suspect { key, source_state: 0, target_state: 0, round: 0, unchanged: 0 },
-                            suspects,
-                        )
-                        .await;
+                    } else {
+                        for key in absent {
+                            let suspect =
+                                Suspect { key, source_state: 0, target_state: 0, round: 0, unchanged: 0 };
+                            self.suspect(suspect, suspects).await;
+                        }
                     }
                 }
             }
+            self.checkpoints.iter().for_each(Checkpoints::closed);
         }
     }
 

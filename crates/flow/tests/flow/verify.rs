@@ -13,8 +13,10 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::{Address, Endpoint};
 use whimbrel_engine::error::{Code, Result, Side};
 use whimbrel_engine::link::{Link, LinkOptions};
+use whimbrel_flow::journal::{self, Journal};
 use whimbrel_flow::verify::{
-    Depth, DifferenceKind, Scope, Settle, VerifyOptions, VerifyProgress, VerifyReport, verify,
+    Depth, DifferenceKind, Scope, Settle, VerifyOptions, VerifyProgress, VerifyReport, VerifyState, verify,
+    verify_with_journal,
 };
 use whimbrel_lab::{Cluster, Engine, Proxy, Server};
 use whimbrel_wire::value::Value;
@@ -920,6 +922,59 @@ async fn a_run_that_is_stopped_reports_what_it_knows() {
     assert!(report.stopped_early && !report.is_equal());
     assert!(report.tally.compared >= 200 && report.tally.compared < 5_000, "{:?}", report.tally);
     assert_eq!(progress.total_estimate.load(Ordering::Relaxed), 5_000);
+}
+
+#[tokio::test]
+async fn a_run_that_was_stopped_goes_on_and_keeps_what_it_found() {
+    const KEYS: usize = 6_000;
+    let (source, target) = (plain(Engine::Redis70), plain(Engine::Redis70));
+    let (mut s, mut t) = two(&source, &target).await;
+    let keys: Vec<Command> = (0..KEYS).map(|i| words(&format!("SET key:{i} {i}"))).collect();
+    s.run(&keys).await;
+    t.run(&keys).await;
+    // Some are found before it is stopped, some after.
+    t.run(&(0..KEYS).step_by(10).map(|i| words(&format!("SET key:{i} other"))).collect::<Vec<_>>()).await;
+    t.run(&[words("SET extra 1")]).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let journal = Journal::open(folder.path(), "verify-1", "{}", false).expect("a journal");
+    let run = |journal, options, progress: &Arc<VerifyProgress>, stop: &CancellationToken| {
+        let (source, target) = (s.deployment.clone(), t.deployment.clone());
+        verify_with_journal(source, target, options, progress.clone(), Some(journal), stop.clone())
+    };
+    let (progress, stop) = (Arc::new(VerifyProgress::default()), CancellationToken::new());
+    let slow = VerifyOptions {
+        read_rate_keys: Some(2_000),
+        journal_period_ms: 20,
+        differences_max: KEYS,
+        ..quiet()
+    };
+    let first = tokio::spawn(run(journal, slow, &progress, &stop));
+    while progress.compared.load(Ordering::Relaxed) < 3_000 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    stop.cancel();
+    assert!(first.await.expect("a task").expect("a report").stopped_early);
+
+    // What was aborted may hold the journal for a moment longer.
+    let reopened = async || loop {
+        match Journal::<VerifyState>::open(folder.path(), "verify-1", "{}", true) {
+            Ok(journal) => return journal,
+            Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+        }
+    };
+    let kept = run(reopened().await, quiet(), &Arc::default(), &stop).await.expect("a report");
+    assert!((1..6_000).contains(&kept.tally.compared) && kept.tally.differing > 0, "{:?}", kept.tally);
+    let resumed = reopened().await;
+    let (progress, stop) = (Arc::new(VerifyProgress::default()), CancellationToken::new());
+    let options = VerifyOptions { differences_max: KEYS, ..quiet() };
+    let going_on = run(resumed, options, &progress, &stop);
+    let report = going_on.await.expect("a report");
+    // What a page had that was not written down is compared again, and counted once.
+    assert_eq!((report.tally.compared, report.tally.differing, report.tally.extra), (6_000, 600, 1));
+    assert_eq!(report.tally.extra_checked, 6_001);
+    let named: BTreeSet<_> = report.differences.iter().map(|difference| &difference.key).collect();
+    assert_eq!((named.len(), report.stopped_early), (601, false));
+    assert!(!journal::exists(folder.path(), "verify-1"), "it is complete");
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::store::{Entry, Store};
 use whimbrel_core::slot::SlotSet;
-use whimbrel_core::units::format_count;
+use whimbrel_core::units::{format_count, format_count_of};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::Link;
@@ -20,11 +20,11 @@ use self::decide::{Action, Change, Fate, Plan, Told, slots_text};
 use self::keys::Tally;
 use self::run::Surgeon;
 use super::json as describe;
-use super::table::Screen;
 use crate::args::{RepairArgs, Strays};
 use crate::confirm::{Question, confirm};
 use crate::copying::state_dir;
 use crate::exit::Exit;
+use crate::ui::screen::Screen;
 
 /// How often the cluster is looked at again and what follows is done: a repair may bring up more, for example replicas
 /// that kept what their primary lost. Each round sees fewer things amiss, or none that can be mended.
@@ -249,9 +249,9 @@ fn show_plan(
     }
     let screen = Screen::of_stdout();
     for finding in findings.iter().filter(|f| f.is_problem()) {
-        say!("{}    {}", screen.bad("amiss"), screen.wrapped(&finding.to_string(), 9));
+        say!("{}  {finding}", screen.bad("problem"));
     }
-    let instead = |text: String| say!("instead  {}", screen.wrapped(&text, 9));
+    let instead = |text: String| say!("instead  {text}");
     for job in interrupted {
         instead(format!(
             "job {job} was interrupted here: `whimbrel jobs resume {job}` goes on with it, `whimbrel jobs cancel {job}` \
@@ -267,10 +267,10 @@ fn show_plan(
     }
     for action in &plan.actions {
         let text = Told { action, survey }.to_string();
-        say!("{}   {}", screen.good("repair"), screen.wrapped(&text, 9));
+        say!("{}   {}", screen.good("repair"), text);
     }
     for left in &plan.left {
-        say!("left     {}", screen.wrapped(left, 9));
+        say!("left     {}", left);
     }
     if plan.actions.is_empty() {
         say!("nothing to repair");
@@ -279,8 +279,7 @@ fn show_plan(
 
 fn say(args: &RepairArgs, survey: &Survey, action: &Action) {
     if !args.json {
-        let screen = Screen::of_stdout();
-        say!("doing    {}", screen.wrapped(&Told { action, survey }.to_string(), 9));
+        say!("doing    {}", Told { action, survey });
     }
 }
 
@@ -298,16 +297,16 @@ fn show_outcome(args: &RepairArgs, total: &Tally, findings: &[Finding], plan: &P
     }
     let screen = Screen::of_stdout();
     say!(
-        "done     {} keys moved to their owner, {} removed where they did not belong, {} stuck",
-        format_count(total.moved),
+        "done     {} moved to their owner, {} removed where they did not belong, {} stuck",
+        format_count_of(total.moved, "key"),
         format_count(total.removed),
         format_count(total.stuck),
     );
     for reason in &total.reasons {
-        say!("stuck    {}", screen.wrapped(reason, 9));
+        say!("stuck    {}", reason);
     }
     for finding in findings.iter().filter(|f| f.is_problem()) {
-        say!("{}    {}", screen.bad("amiss"), screen.wrapped(&finding.to_string(), 9));
+        say!("{}  {finding}", screen.bad("problem"));
     }
     if healthy {
         say!("{}   every node agrees, every slot has an owner", screen.good("health"));

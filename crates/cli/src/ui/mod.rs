@@ -1,0 +1,23 @@
+//! How text is shown: within the width of a terminal, and without what servers would have it do. Where there is no terminal, nothing is
+//! wrapped, cut or left out.
+//!
+//! - `screen` knows the width, and wraps text at words;
+//! - `table` shows rows under a head, and leaves columns out where there is no room;
+//! - `row` does so for lines of progress.
+
+pub mod row;
+pub mod screen;
+pub mod table;
+
+use self::screen::Screen;
+use crate::display::plain;
+
+/// What the macro `say!` prints.
+pub fn for_stdout(text: &str) -> String {
+    Screen::of_stdout().wrapped(&plain(text))
+}
+
+/// What the macro `eprintln!` prints.
+pub fn for_stderr(text: &str) -> String {
+    Screen::of_stderr().wrapped(&plain(text))
+}

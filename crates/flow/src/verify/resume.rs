@@ -1,0 +1,133 @@
+//! What lets an interrupted verification go on.
+//!
+//! Every now and then no further keys are read until all that were read are decided, those that are looked at again included. Then what was
+//! found and how far each shard was read belong together, and are written down together: no key counts twice, and none is left out.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::{RwLock, RwLockReadGuard};
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::error::{Error, Result};
+
+use super::report::Ledger;
+use crate::journal::{Journal, UnitMark};
+
+/// How often it is looked whether all keys that were read are decided.
+const POLL: Duration = Duration::from_millis(10);
+
+/// How far a verification is, as its journal holds it.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct VerifyState {
+    /// Which shard of which side owned which slots when it began.
+    layout: BTreeMap<String, String>,
+    /// How far each shard and database of each side was read.
+    units: BTreeMap<String, UnitMark>,
+    /// What was found; `None` before the first time.
+    ledger: Option<Ledger>,
+}
+
+/// Writes down how far a verification is.
+#[derive(Debug)]
+pub(super) struct Checkpoints {
+    journal: Mutex<Journal<VerifyState>>,
+    units: Mutex<BTreeMap<String, UnitMark>>,
+    layout: BTreeMap<String, String>,
+    /// Held by those who hand a page of keys on, and alone by the one who writes the journal.
+    gate: RwLock<()>,
+    /// Batches of keys that are not decided.
+    open: AtomicU64,
+}
+
+impl Checkpoints {
+    /// Goes on with what the journal holds, or begins. What was found before is the second part.
+    ///
+    /// # Errors
+    /// `Unfit` where slots have moved since it began: how far their keys were read nobody knows. `Own` where the journal
+    /// cannot be written.
+    pub fn new(
+        mut journal: Journal<VerifyState>,
+        source: &Deployment,
+        target: &Deployment,
+    ) -> Result<(Checkpoints, Option<Ledger>)> {
+        let layout = layout(source, target);
+        let VerifyState { layout: before, units, ledger } = journal.state().clone();
+        if !before.is_empty() && before != layout {
+            let what = "slots have moved to other nodes since the verification began";
+            return Err(Error::unfit(source.side(), source.endpoint.address.to_string(), "go on", what)
+                .with_remedy("leave out --resume: it begins anew"));
+        }
+        if before.is_empty() {
+            journal.begin_with(VerifyState { layout: layout.clone(), ..VerifyState::default() })?;
+        }
+        let (gate, open) = (RwLock::new(()), AtomicU64::new(0));
+        let checkpoints =
+            Checkpoints { journal: Mutex::new(journal), units: Mutex::new(units), layout, gate, open };
+        Ok((checkpoints, ledger))
+    }
+
+    /// How far a unit was read.
+    pub fn mark(&self, unit: &str) -> Option<UnitMark> {
+        self.units().get(unit).cloned()
+    }
+
+    /// A page is handed on, and then [marked](Checkpoints::set_mark), while this is held.
+    pub async fn passing(&self) -> RwLockReadGuard<'_, ()> {
+        self.gate.read().await
+    }
+
+    /// All keys of the unit up to there were handed on.
+    pub fn set_mark(&self, unit: &str, mark: UnitMark) {
+        self.units().insert(unit.to_owned(), mark);
+    }
+
+    /// A batch was handed on.
+    pub fn opened(&self) {
+        self.open.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// All keys of a batch are decided, or counted as looked at again.
+    pub fn closed(&self) {
+        self.open.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Writes down how far it is, once nothing is open; `rechecking` are the keys that are looked at again.
+    ///
+    /// # Errors
+    /// `Own` where the journal cannot be written.
+    pub async fn save(&self, rechecking: &AtomicU64, ledger: &Mutex<Ledger>) -> Result<()> {
+        let _nobody_passes = self.gate.write().await;
+        while self.open.load(Ordering::Acquire) > 0 || rechecking.load(Ordering::Acquire) > 0 {
+            tokio::time::sleep(POLL).await;
+        }
+        let ledger = ledger.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let state =
+            VerifyState { layout: self.layout.clone(), units: self.units().clone(), ledger: Some(ledger) };
+        self.journal.lock().unwrap_or_else(PoisonError::into_inner).save(&state)
+    }
+
+    /// The verification is complete: the journal is removed.
+    ///
+    /// # Errors
+    /// `Own` where it cannot be removed.
+    pub fn finish(self) -> Result<()> {
+        self.journal.into_inner().unwrap_or_else(PoisonError::into_inner).finish()
+    }
+
+    fn units(&self) -> MutexGuard<'_, BTreeMap<String, UnitMark>> {
+        self.units.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn layout(source: &Deployment, target: &Deployment) -> BTreeMap<String, String> {
+    let of = |deployment: &Deployment| {
+        let side = deployment.side();
+        let topology = deployment.topology();
+        let shards = topology.shards.iter();
+        shards.map(|shard| (format!("{side}/{}", shard.id), shard.slots.to_string())).collect::<Vec<_>>()
+    };
+    of(source).into_iter().chain(of(target)).collect()
+}
