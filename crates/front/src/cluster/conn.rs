@@ -181,6 +181,8 @@ pub(super) struct Conn {
     /// The other end was dropped.
     gone: Pin<Box<WaitForCancellationFutureOwned>>,
     ids: Option<Ids>,
+    /// Nodes are not to take our certificate for the client's login.
+    is_for_client: bool,
     requests: RequestScanner,
     inbox: BytesMut,
     inbox_bytes_max: usize,
@@ -228,6 +230,7 @@ impl Conn {
         client: DuplexStream,
         gone: CancellationToken,
         ids: Option<Ids>,
+        is_for_client: bool,
     ) -> Conn {
         Conn {
             map: cluster.map(),
@@ -236,6 +239,7 @@ impl Conn {
             client,
             gone: Box::pin(gone.cancelled_owned()),
             ids,
+            is_for_client,
             requests: RequestScanner::new(RequestLimits::default()),
             inbox: BytesMut::new(),
             inbox_bytes_max: WHOLE_BYTES_MAX,
@@ -359,13 +363,17 @@ impl Conn {
     /// A connection to a node, as a future, that knows all of the client.
     fn connect(&self, address: &Address) -> Connecting {
         let (cluster, identity, ids) = (self.cluster.clone(), self.identity.clone(), self.ids.clone());
-        let address = address.clone();
+        let (address, is_for_client) = (address.clone(), self.is_for_client);
         // Before there is a second backend nothing has to be let go of, and users who may not ask for it need not.
         let asks_id = self.gate().is_some_and(|gate| gate.has_several());
         Box::pin(async move {
-            let endpoint = &cluster.deployment_at(&address).endpoint;
+            let deployment = cluster.deployment_at(&address);
+            let endpoint = &deployment.endpoint;
             let opened = timeout(cluster.limit(), async {
-                let io = Io::open(endpoint, &address).await?;
+                let io = match is_for_client {
+                    true => Io::anonymous(endpoint, &address, deployment.options).await?,
+                    false => Io::open(endpoint, &address).await?,
+                };
                 identity.say_all(io, endpoint, &address).await
             });
             let in_vain = || ErrorKind::Connect(io::ErrorKind::TimedOut.into());

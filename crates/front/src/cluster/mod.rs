@@ -220,7 +220,7 @@ impl Cluster {
     fn spawn(self: &Arc<Cluster>, ids: Option<Ids>, counted: Option<Counted>) -> (Io, JoinHandle<()>) {
         let (near, far) = duplex(PIPE_BYTES);
         let gone = CancellationToken::new();
-        let conn = Conn::new(self.clone(), far, gone.clone(), ids);
+        let conn = Conn::new(self.clone(), far, gone.clone(), ids, counted.is_some());
         let task = tokio::spawn(async move {
             conn.run().await;
             drop(counted);
