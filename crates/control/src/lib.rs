@@ -18,6 +18,7 @@ mod failpoint;
 pub mod fleet;
 pub mod http;
 pub mod job;
+mod lobby;
 pub mod options;
 pub mod report;
 pub mod service;

@@ -71,13 +71,34 @@ impl Link {
     /// # Errors
     /// `Connect`, `Tls`, `Auth`, or what the server answered to the greeting (for example `LOADING`).
     pub async fn open(endpoint: &Arc<Endpoint>, address: &Address, options: LinkOptions) -> Result<Link> {
-        let limit = Duration::from_millis(options.connect_timeout_ms);
-        let opened = timeout(limit, async {
+        let opened = async {
             let io = Io::open(endpoint, address).await?;
             Link::greeted(io, endpoint, address, options).await
-        })
-        .await;
-        opened.unwrap_or_else(|_| {
+        };
+        Link::in_time(opened, endpoint, address, options).await
+    }
+
+    /// Connects and says nothing: for who logs in in another way than with `AUTH`.
+    ///
+    /// # Errors
+    /// `Connect` or `Tls`.
+    pub async fn unsaid(endpoint: &Arc<Endpoint>, address: &Address, options: LinkOptions) -> Result<Link> {
+        let opened = async {
+            let io = Io::open(endpoint, address).await?;
+            Ok(Link::on(io, endpoint, address, options))
+        };
+        Link::in_time(opened, endpoint, address, options).await
+    }
+
+    /// Says what is wrong where a connection is not opened in time.
+    async fn in_time(
+        opened: impl Future<Output = Result<Link>>,
+        endpoint: &Endpoint,
+        address: &Address,
+        options: LinkOptions,
+    ) -> Result<Link> {
+        let limit = Duration::from_millis(options.connect_timeout_ms);
+        timeout(limit, opened).await.unwrap_or_else(|_| {
             let kind = ErrorKind::Connect(io::Error::new(
                 io::ErrorKind::TimedOut,
                 format!("no connection within {} ms", options.connect_timeout_ms),
