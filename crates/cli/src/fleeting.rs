@@ -10,6 +10,7 @@ use whimbrel_core::units::{format_count, format_count_of};
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::{Link, LinkOptions};
+use whimbrel_fleet::login;
 
 use crate::args::{FleetArgs, FleetCommand};
 use crate::confirm::{Beforehand, Question, confirm};
@@ -350,12 +351,8 @@ impl Coordinator {
         let link = match (self.link.take(), self.endpoints.get(self.at)) {
             (Some(link), _) => link,
             (None, Some(endpoint)) => {
-                Link::open(
-                    endpoint,
-                    &endpoint.address,
-                    LinkOptions { reply_timeout_ms: 10_000, ..LinkOptions::default() },
-                )
-                .await?
+                let options = LinkOptions { reply_timeout_ms: 10_000, ..LinkOptions::default() };
+                login::open(endpoint, options).await?
             }
             (None, None) => return Err(Error::own("reach the coordinator", "none is named")),
         };

@@ -102,27 +102,37 @@ impl Sides {
     }
 }
 
+/// The HOST:PORT of an address as it is typed; what is none stays as it is, and equals none.
+fn bare(address: &str) -> String {
+    Endpoint::parse(Side::Source, address).map_or_else(|_| address.to_owned(), |at| at.address.to_string())
+}
+
 impl FrontArgs {
     /// The endpoint of the source.
     ///
     /// # Errors
     /// As [`Sides::endpoints`].
     pub fn source_endpoint(&self) -> Result<Endpoint> {
-        self.source_at(self.source.as_deref().unwrap_or_default())
-    }
-
-    /// The endpoint of the source, which is there.
-    ///
-    /// # Errors
-    /// As [`Sides::endpoints`].
-    pub fn source_at(&self, source: &str) -> Result<Endpoint> {
+        let source = self.source.as_deref().unwrap_or_default();
         endpoint(Side::Source, source, &Access::from(&self.source_access), self.insecure)
     }
 
-    /// As [`FrontArgs::source_at`], for those who ask later.
+    /// The endpoints of servers that the coordinator names. A password goes only to those that are named here as well, or over TLS: else whoever
+    /// stands in the coordinator's place could have it sent anywhere.
     pub fn source_maker(&self) -> impl Fn(&str) -> Result<Endpoint> + Send + Sync + 'static {
         let (access, insecure) = (self.source_access.clone(), self.insecure);
-        move |source| endpoint(Side::Source, source, &Access::from(&access), insecure)
+        let trusted: Vec<String> =
+            self.joining.trust_backend.iter().chain(&self.source).map(|at| bare(at)).collect();
+        move |source| {
+            let found = endpoint(Side::Source, source, &Access::from(&access), insecure)?;
+            let at = found.address.to_string();
+            if found.password.is_none() || found.tls.is_some() || trusted.contains(&at) {
+                return Ok(found);
+            }
+            let what = "only the coordinator names it, and the password would go there in clear";
+            let remedy = format!("say --trust-backend {at}, or give the coordinator a rediss:// address");
+            Err(Error::unfit(Side::Source, at, "log in", what).with_remedy(remedy))
+        }
     }
 
     /// The coordinators of the fleet that it is to join; none where it is not.

@@ -23,16 +23,18 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::error::{Error, Result};
 
-/// Connections at once; more wait.
-const CONNECTIONS_MAX: usize = 32;
+use crate::lobby::Lobby;
+
+/// Connections at once, and those of one address. Of more the oldest ends.
+pub(crate) const CONNECTIONS_MAX: usize = 64;
+const CONNECTIONS_EACH: usize = 32;
 
 /// How long a request may take to arrive.
-const REQUEST_TIME: Duration = Duration::from_secs(10);
+const REQUEST_TIME: Duration = Duration::from_secs(5);
 
 /// How long a connection may last: one that takes in nothing keeps nobody else away for longer.
 const CONNECTION_TIME: Duration = Duration::from_secs(30);
@@ -172,16 +174,12 @@ impl HttpServer {
             )
             .route("/status", get(status))
             .with_state(exposed);
-        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let lobby = Lobby::new(CONNECTIONS_MAX, CONNECTIONS_EACH);
         // Requests under way at the stop are not waited for: whoever asks, asks again.
         let mut connections = JoinSet::new();
-        while let Some(place) = stop.run_until_cancelled(places.clone().acquire_owned()).await {
-            let accepted = tokio::select! {
-                () = stop.cancelled() => break,
-                accepted = self.listener.accept() => accepted,
-            };
-            let stream = match accepted {
-                Ok((stream, _)) => TokioIo::new(stream),
+        while let Some(accepted) = stop.run_until_cancelled(self.listener.accept()).await {
+            let (stream, waiting) = match accepted {
+                Ok((stream, peer)) => (TokioIo::new(stream), lobby.enter(peer.ip())),
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -193,12 +191,14 @@ impl HttpServer {
                 .header_read_timeout(REQUEST_TIME)
                 .serve_connection(stream, TowerToHyperService::new(router.clone()));
             connections.spawn(async move {
-                match tokio::time::timeout(CONNECTION_TIME, connection).await {
-                    Ok(Ok(())) => {}
-                    Ok(Err(error)) => tracing::debug!(%error, "a connection broke"),
-                    Err(_) => tracing::debug!("a connection was closed to make room"),
+                let ends = waiting.ends();
+                let served = tokio::time::timeout(CONNECTION_TIME, connection);
+                match ends.run_until_cancelled(served).await {
+                    Some(Ok(Ok(()))) => {}
+                    Some(Ok(Err(error))) => tracing::debug!(%error, "a connection broke"),
+                    Some(Err(_)) | None => tracing::debug!("a connection was closed to make room"),
                 }
-                drop(place);
+                drop(waiting);
             });
             while connections.try_join_next().is_some() {}
         }

@@ -19,6 +19,7 @@ mod failpoint;
 pub mod fleet;
 pub mod http;
 pub mod job;
+mod lobby;
 pub mod options;
 pub mod report;
 pub mod service;

@@ -71,13 +71,34 @@ impl Link {
     /// # Errors
     /// `Connect`, `Tls`, `Auth`, or what the server answered to the greeting (for example `LOADING`).
     pub async fn open(endpoint: &Arc<Endpoint>, address: &Address, options: LinkOptions) -> Result<Link> {
-        let limit = Duration::from_millis(options.connect_timeout_ms);
-        let opened = timeout(limit, async {
+        let opened = async {
             let io = Io::open(endpoint, address).await?;
             Link::greeted(io, endpoint, address, options).await
-        })
-        .await;
-        opened.unwrap_or_else(|_| {
+        };
+        Link::in_time(opened, endpoint, address, options).await
+    }
+
+    /// Connects and says nothing: for who logs in in another way than with `AUTH`.
+    ///
+    /// # Errors
+    /// `Connect` or `Tls`.
+    pub async fn unsaid(endpoint: &Arc<Endpoint>, address: &Address, options: LinkOptions) -> Result<Link> {
+        let opened = async {
+            let io = Io::open(endpoint, address).await?;
+            Ok(Link::on(io, endpoint, address, options))
+        };
+        Link::in_time(opened, endpoint, address, options).await
+    }
+
+    /// Says what is wrong where a connection is not opened in time.
+    async fn in_time(
+        opened: impl Future<Output = Result<Link>>,
+        endpoint: &Endpoint,
+        address: &Address,
+        options: LinkOptions,
+    ) -> Result<Link> {
+        let limit = Duration::from_millis(options.connect_timeout_ms);
+        timeout(limit, opened).await.unwrap_or_else(|_| {
             let kind = ErrorKind::Connect(io::Error::new(
                 io::ErrorKind::TimedOut,
                 format!("no connection within {} ms", options.connect_timeout_ms),
@@ -103,7 +124,14 @@ impl Link {
         address: &Address,
         options: LinkOptions,
     ) -> Result<Link> {
-        let mut link = Link {
+        let mut link = Link::on(io, endpoint, address, options);
+        link.greet().await?;
+        Ok(link)
+    }
+
+    /// A connection that nobody has said anything on yet.
+    fn on(io: Io, endpoint: &Arc<Endpoint>, address: &Address, options: LinkOptions) -> Link {
+        Link {
             endpoint: endpoint.clone(),
             address: address.clone(),
             options,
@@ -111,9 +139,28 @@ impl Link {
             inbox: BytesMut::new(),
             scanner: Scanner::default(),
             outbox: Outbox::new(),
+        }
+    }
+
+    /// Logs out: from here on the server sees the user `default`, logged in only where that needs no password.
+    async fn log_out(&mut self) -> Result<()> {
+        let reset = self.ask(&[b"RESET"]).await?;
+        if ServerError::of(&reset).is_none() {
+            return Ok(());
+        }
+        // Redis 6.0 does not have RESET, and takes no certificate for a login either.
+        let user = self.ask(&[b"ACL", b"WHOAMI"]).await?;
+        let is_out = match ServerError::of(&user) {
+            Some(e) => e.code == Code::NoAuth,
+            None => user.as_bytes().is_some_and(|user| user.as_ref() == b"default"),
         };
-        link.greet().await?;
-        Ok(link)
+        if is_out {
+            return Ok(());
+        }
+        let what = "it may take the certificate of this process for a login, and does not know RESET";
+        Err(self
+            .fail("log out", ErrorKind::Unfit(what.to_owned()))
+            .with_remedy("set tls-auth-clients-user to off there, or do not rename RESET"))
     }
 
     /// The server this link leads to.
@@ -519,6 +566,23 @@ impl Io {
             }
         })?;
         Ok(Io(Kind::Tls(Box::new(stream))))
+    }
+}
+
+impl Io {
+    /// As [`Io::open`], with nobody logged in: servers can be told to take the certificate of `endpoint` for a login
+    /// (`tls-auth-clients-user`), and that is ours, not that of the client who this connection is for.
+    ///
+    /// # Errors
+    /// `Connect` or `Tls`; what [`Link::call`] reports; `Unfit` where the server cannot be told to forget the login.
+    pub async fn anonymous(endpoint: &Arc<Endpoint>, address: &Address, options: LinkOptions) -> Result<Io> {
+        let io = Io::open(endpoint, address).await?;
+        if endpoint.tls.as_ref().is_none_or(|tls| tls.cert_file.is_none()) {
+            return Ok(io);
+        }
+        let mut link = Link::on(io, endpoint, address, options);
+        link.log_out().await?;
+        Ok(link.into_parts().0)
     }
 }
 

@@ -3,6 +3,7 @@
 //! - [`Membership`]: one member. It reaches the coordinator through the RESP port of `whimbrel serve`, keeps its lease, and
 //!   knows who serves which partition;
 //! - [`protocol`]: what goes over the connection besides the messages of `core::fleet`;
+//! - [`login`]: how each side proves to the other that it knows the password;
 //! - [`frame`], [`outbox`]: bytes in pieces of bounded length, and queues of bounded length;
 //! - [`clock`]: the clock that leases need.
 //!
@@ -11,6 +12,7 @@
 pub mod clock;
 pub mod frame;
 mod guard;
+pub mod login;
 mod membership;
 pub mod outbox;
 pub mod protocol;

@@ -1,7 +1,6 @@
 //! A member of a fleet.
 
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,8 +12,8 @@ use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::Result;
 use whimbrel_engine::link::LinkOptions;
 
-use crate::clock;
 use crate::guard::Cell;
+use crate::login;
 use crate::protocol::{Backend, COMMAND, Hello};
 use crate::session::Runner;
 use crate::standing::{Seen, Shared, Standing};
@@ -172,19 +171,22 @@ impl Membership {
     pub fn start(options: MembershipOptions, data: impl Data) -> Membership {
         let shared = Arc::new(Shared::new());
         let (stop, leaves) = (CancellationToken::new(), watch::Sender::new(false));
-        let hello = Hello {
-            name: options.name,
-            address: options.address,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            weight: options.weight,
-        };
-        // Keyed anew, from the system's randomness, in every process and for every call.
-        let token = RandomState::new().hash_one((std::process::id(), clock::now_ms()));
-        let machine = Member::new(token, options.weight, RETRY_MS);
-        let coordinators = options.coordinators.into_iter().map(Arc::new).collect();
-        let runner =
-            Runner::new(machine, shared.clone(), data, coordinators, options.link, hello, leaves.subscribe());
-        let task = tokio::spawn(runner.run(stop.clone()));
+        let (runs_for, runs_until, wants) = (shared.clone(), stop.clone(), leaves.subscribe());
+        let task = tokio::spawn(async move {
+            // Nobody else may know it: what says it speaks for this member.
+            let token = u64::from_le_bytes(login::random()?);
+            let hello = Hello {
+                token,
+                name: options.name,
+                address: options.address,
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                weight: options.weight,
+            };
+            let machine = Member::new(token, options.weight, RETRY_MS);
+            let coordinators = options.coordinators.into_iter().map(Arc::new).collect();
+            let runner = Runner::new(machine, runs_for, data, coordinators, options.link, hello, wants);
+            runner.run(runs_until).await
+        });
         Membership { view: View(shared), leaves, stop, task }
     }
 
@@ -196,7 +198,7 @@ impl Membership {
     /// Waits until it ends by itself: it has left, or it cannot go on.
     ///
     /// # Errors
-    /// `Own` where the coordinator is one of another fleet, or speaks another language than [`COMMAND`] says.
+    /// `Own` where the coordinator is one of another fleet, or speaks another language than [`COMMAND`] says, or the system has no randomness.
     pub async fn ended(&mut self) -> Result<()> {
         match (&mut self.task).await {
             Ok(outcome) => outcome,

@@ -1,17 +1,18 @@
 //! What coordinator and members say on their connection: the messages of `core::fleet`, and what only their runtimes need.
 //!
-//! A member connects to the coordinator as any client does, logs in, and says [`COMMAND`]. After `+OK` both sides send frames.
-//! The member says [`Hello`] first.
+//! A member connects to the coordinator as any client does, [logs in](crate::login), and says [`COMMAND`]. After `+OK` both sides send
+//! frames. The member says [`Hello`] first. From then on it speaks for the member that has joined by the token of its `Hello`, and for
+//! nobody else.
 
 use whimbrel_core::fleet::{MESSAGE_BYTES_MAX, MemberId, ToCoordinator, ToMember};
 
 /// The command that turns a connection into frames, and its one argument: the version of what follows.
-pub const COMMAND: [&str; 3] = ["FLEET", "MEMBER", "1"];
+pub const COMMAND: [&str; 3] = ["FLEET", "MEMBER", "2"];
 
 /// No frame has more bytes than this.
 pub const FRAME_BYTES_MAX: usize = MESSAGE_BYTES_MAX;
 
-/// At most so many members at once.
+/// At most so many members at once, those included that have just been lost.
 pub const MEMBERS_MAX: usize = 512;
 
 /// At most so many backends.
@@ -23,6 +24,8 @@ pub const TEXT_BYTES_MAX: usize = 255;
 /// Who a member is, besides its number.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hello {
+    /// By which it has joined, or is going to. Only it and the coordinators know it: it proves whose number is whose.
+    pub token: u64,
     /// What people call it.
     pub name: String,
     /// Where clients reach it, as HOST:PORT.
@@ -82,6 +85,8 @@ pub enum FromCoordinator {
     Directory(Directory),
     /// The member is to leave: once it is none any more, it should not ask to be one again.
     Leaving,
+    /// The connection is about to be closed, for this reason, in words for people.
+    Refused(String),
 }
 
 /// Bytes that say nothing.
@@ -109,6 +114,7 @@ impl FromMember {
     pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
             FromMember::Hello(hello) => {
+                out.extend_from_slice(&hello.token.to_le_bytes());
                 out.extend_from_slice(&hello.weight.to_le_bytes());
                 for text in [&hello.name, &hello.address, &hello.version] {
                     put_text(out, text);
@@ -132,9 +138,10 @@ impl FromMember {
         let mut from = Reader(bytes);
         let said = match kind {
             0 => {
+                let token = u64::from_le_bytes(from.take()?);
                 let weight = u32::from_le_bytes(from.take()?);
                 let (name, address, version) = (from.text()?, from.text()?, from.text()?);
-                FromMember::Hello(Hello { name, address, version, weight })
+                FromMember::Hello(Hello { token, name, address, version, weight })
             }
             1 => return ToCoordinator::decode(bytes).map(FromMember::Message).map_err(|_| Unintelligible),
             2 => FromMember::State {
@@ -156,6 +163,7 @@ impl FromCoordinator {
             FromCoordinator::Message(_) => 0x80,
             FromCoordinator::Directory(_) => 0x81,
             FromCoordinator::Leaving => 0x82,
+            FromCoordinator::Refused(_) => 0x83,
         }
     }
 
@@ -177,6 +185,7 @@ impl FromCoordinator {
                 }
             }
             FromCoordinator::Leaving => {}
+            FromCoordinator::Refused(why) => put_text(out, why),
         }
     }
 
@@ -199,6 +208,7 @@ impl FromCoordinator {
                 FromCoordinator::Directory(Directory { members, backends })
             }
             0x82 => FromCoordinator::Leaving,
+            0x83 => FromCoordinator::Refused(from.text()?),
             _ => return Err(Unintelligible),
         };
         from.ended(said)
@@ -257,8 +267,13 @@ mod tests {
     use super::*;
 
     fn hello(name: &str) -> FromMember {
-        let hello =
-            Hello { name: name.to_owned(), address: "a:1".to_owned(), version: "1".to_owned(), weight: 3 };
+        let hello = Hello {
+            token: 5,
+            name: name.to_owned(),
+            address: "a:1".to_owned(),
+            version: "1".to_owned(),
+            weight: 3,
+        };
         FromMember::Hello(hello)
     }
 

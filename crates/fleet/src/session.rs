@@ -14,11 +14,12 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_core::fleet::{Action, Member, MemberInput, Move, Order, Partition};
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result};
-use whimbrel_engine::link::{Io, Link, LinkOptions};
+use whimbrel_engine::link::{Io, LinkOptions};
 
 use crate::clock;
 use crate::frame::Frames;
 use crate::guard::Cell;
+use crate::login;
 use crate::membership::{Data, Failure};
 use crate::outbox::Outbox;
 use crate::protocol::{COMMAND, FRAME_BYTES_MAX, FromCoordinator, FromMember, Hello};
@@ -125,7 +126,7 @@ async fn connect(
 }
 
 async fn connect_to(endpoint: &Arc<Endpoint>, options: LinkOptions) -> Result<(Io, BytesMut)> {
-    let mut link = Link::open(endpoint, &endpoint.address, options).await?;
+    let mut link = login::open(endpoint, options).await?;
     link.call(&COMMAND.map(str::as_bytes)).await?;
     Ok(link.into_parts())
 }
@@ -205,7 +206,7 @@ impl<D: Data> Runner<D> {
         self.outbox = outbox.clone();
         let sending = outbox.send(&mut writer, WRITE_PATIENCE);
         tokio::pin!(sending);
-        self.say(&FromMember::Hello(self.hello.clone()));
+        self.say(&FromMember::Hello(Hello { token: self.machine.token(), ..self.hello.clone() }));
         self.shared.see(|seen| (seen.is_connected, seen.trouble) = (true, None));
         if let Err(ended) = self.tell(MemberInput::Linked, []) {
             return ended;
@@ -276,6 +277,7 @@ impl<D: Data> Runner<D> {
                 self.is_leaving = true;
                 Ok(())
             }
+            Ok(FromCoordinator::Refused(why)) => lost(format!("it refuses this member: {why}")),
             Err(e) => lost(format!("it says {e}")),
         }
     }

@@ -6,10 +6,12 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
+use tokio::time::timeout;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError};
-use whimbrel_engine::link::{Link, LinkOptions};
+use whimbrel_engine::link::{Io, Link, LinkOptions};
 
 /// Refuses to listen where others than this machine reach it, in front of a server that wants no password.
 ///
@@ -28,15 +30,17 @@ pub async fn refuse_open(listen: SocketAddr, server: &Endpoint, link: LinkOption
     ))
 }
 
-/// Whether a client that brings no password is let in. The certificate that the front has for itself is shown as well: where
-/// it makes everybody who comes through the front a user, that is no password either.
+/// Whether a client that brings no password is let in.
 async fn serves_anybody(server: &Endpoint, link: LinkOptions) -> bool {
     let nobody = Arc::new(Endpoint { user: None, password: None, ..server.clone() });
     let asked = async {
-        let mut link = Link::open(&nobody, &nobody.address, link).await?;
+        let io = Io::anonymous(&nobody, &nobody.address, link).await?;
+        let mut link = Link::greeted(io, &nobody, &nobody.address, link).await?;
         link.ask(&[b"PING"]).await
     };
-    match asked.await {
+    let limit = Duration::from_millis(link.connect_timeout_ms);
+    let Ok(asked) = timeout(limit, asked).await else { return false };
+    match asked {
         // One that may not do this may do something else.
         Ok(reply) => ServerError::of(&reply).is_none_or(|e| e.code != Code::NoAuth),
         Err(Error { kind: ErrorKind::Server(e), .. }) => e.code != Code::NoAuth,

@@ -45,5 +45,5 @@ pub use made_up::{made_up_id, made_up_nodes, made_up_port};
 pub use ports::free_port;
 pub use proxy::Proxy;
 pub use server::{Server, ServerBuilder};
-pub use tls::Tls;
+pub use tls::{CLIENT_NAME, Tls};
 pub use wait::wait_until;

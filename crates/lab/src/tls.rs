@@ -11,6 +11,9 @@ use tempfile::TempDir;
 
 use crate::LabError;
 
+/// The name in the client's certificate: servers can take it for that of a user.
+pub const CLIENT_NAME: &str = "whimbrel-lab-client";
+
 /// A certificate authority, a server certificate for `127.0.0.1` and `localhost`, and a client certificate, in
 /// PEM files that vanish with the last clone.
 #[derive(Debug, Clone)]
@@ -41,7 +44,7 @@ impl Tls {
         // A server is also the client of other servers: of its primary, and of every node of its cluster.
         let both = [ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         issue(dir.path(), "server", server, &both, &issuer)?;
-        let client = named("whimbrel lab client", Vec::new())?;
+        let client = named(CLIENT_NAME, Vec::new())?;
         issue(dir.path(), "client", client, &[ExtendedKeyUsagePurpose::ClientAuth], &issuer)?;
         Ok(Self { dir: Arc::new(dir), client_cert_required: false })
     }

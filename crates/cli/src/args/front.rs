@@ -134,6 +134,11 @@ pub struct JoinArgs {
     #[arg(long, value_name = "FILE", requires = "join", help_heading = "Fleet")]
     pub join_password_file: Option<PathBuf>,
 
+    /// A server or node whose address the coordinator may name, and that is sent the password of --source-user without TLS: HOST:PORT, repeated or with
+    /// commas. Others are reached with TLS (rediss://), or not at all
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', requires = "join", help_heading = "Fleet")]
+    pub trust_backend: Vec<String>,
+
     /// Where clients connect that know no clusters: what they ask goes to the member that has the slot
     #[arg(
         long,

@@ -41,7 +41,7 @@ async fn try_run(
     let first = named.into_iter().find(|backend| backend.number == 0);
     let source = match (&args.source, first) {
         (Some(_), _) => args.source_endpoint()?,
-        (None, Some(first)) => args.source_at(&first.url)?,
+        (None, Some(first)) => args.source_maker()(&first.url)?,
         (None, None) => {
             let tried = "ask the coordinator for the servers that have the data";
             let at = addresses.first().map(String::as_str).unwrap_or_default();

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use whimbrel_core::slot::Slot;
+use whimbrel_fleet::login::{Challenge, Verifier, is_same};
 use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::topology::Reply;
 use whimbrel_wire::value::Value;
@@ -46,6 +47,14 @@ pub(super) struct Session {
     pub(super) is_over: bool,
     name: Bytes,
     failed_logins: u32,
+    /// What `FLEET LOGIN` was answered with.
+    challenge: Option<Challenge>,
+}
+
+/// Whether these words may be a try to log in.
+pub(super) fn is_login(words: &[Bytes]) -> bool {
+    let is = |at: usize, name: &[u8]| words.get(at).is_some_and(|word| word.eq_ignore_ascii_case(name));
+    is(0, b"AUTH") || is(0, b"HELLO") && words.len() > 2 || is(0, b"FLEET") && is(1, b"PROVE")
 }
 
 impl Session {
@@ -57,6 +66,7 @@ impl Session {
             is_over: false,
             name: Bytes::new(),
             failed_logins: 0,
+            challenge: None,
         }
     }
 
@@ -66,7 +76,11 @@ impl Session {
         words: &[Bytes],
         options: &DaemonOptions,
         services: &Services<J>,
+        verifier: Option<&Verifier>,
     ) -> Answer {
+        if let Some(reply) = self.prove(words, options, verifier) {
+            return Answer::Value(reply);
+        }
         if let ([name, sub], Some(jobs)) = (words, &services.jobs)
             && self.is_in
             && name.eq_ignore_ascii_case(b"CLUSTER")
@@ -123,11 +137,54 @@ impl Session {
                  configuration is correct?",
             );
         };
-        let is_user = user == b"default" || options.user.as_deref().is_some_and(|u| u.as_bytes() == user);
-        if is_same(expected.expose().as_bytes(), password) && is_user {
+        if is_same(expected.expose().as_bytes(), password) && is_user(user, options) {
             self.is_in = true;
             return ok();
         }
+        self.refuse()
+    }
+
+    /// `FLEET LOGIN user nonce` and `FLEET PROVE proof`: a login in which nobody says the password. None for other commands.
+    fn prove(
+        &mut self,
+        words: &[Bytes],
+        options: &DaemonOptions,
+        verifier: Option<&Verifier>,
+    ) -> Option<Value> {
+        let [name, sub, args @ ..] = words else { return None };
+        if !name.eq_ignore_ascii_case(b"FLEET") {
+            return None;
+        }
+        let (challenge, sub) = (self.challenge.take(), sub.to_ascii_uppercase());
+        Some(match (&sub[..], args, verifier) {
+            (b"LOGIN", [_, _], None) => error("no password is configured here: log in without one"),
+            (b"LOGIN", [user, nonce], Some(verifier)) => match verifier.challenge(user, nonce) {
+                Ok(Some((reply, challenge))) => {
+                    self.challenge = Some(challenge);
+                    reply
+                }
+                Ok(None) => error("invalid nonce"),
+                Err(e) => error(e.to_string()),
+            },
+            (b"PROVE", [proof], Some(verifier)) => {
+                let proved = challenge.and_then(|challenge| verifier.verify(challenge, proof));
+                match proved.filter(|(user, _)| is_user(user, options)) {
+                    Some((_, reply)) => {
+                        self.is_in = true;
+                        reply
+                    }
+                    None => self.refuse(),
+                }
+            }
+            (b"LOGIN" | b"PROVE", _, _) => {
+                wrong_number(&format!("fleet|{}", shown(&sub).to_ascii_lowercase()))
+            }
+            _ => return None,
+        })
+    }
+
+    /// Takes note of a login that failed.
+    fn refuse(&mut self) -> Value {
         self.is_in = false;
         self.failed_logins += 1;
         self.is_over = self.failed_logins >= LOGINS_MAX;
@@ -205,9 +262,8 @@ impl Session {
     }
 }
 
-/// Compares without telling by its duration where the difference is.
-fn is_same(expected: &[u8], given: &[u8]) -> bool {
-    expected.len() == given.len() && expected.iter().zip(given).fold(0, |all, (a, b)| all | (a ^ b)) == 0
+fn is_user(user: &[u8], options: &DaemonOptions) -> bool {
+    user == b"default" || options.user.as_deref().is_some_and(|u| u.as_bytes() == user)
 }
 
 /// What needs a cluster.

@@ -1,20 +1,23 @@
 //! One connection to the server.
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use whimbrel_wire::scan::{Limits, Progress, Scanner};
 use whimbrel_wire::value::Value;
 
-use super::command::{Answer, Session};
+use super::command::{self, Answer, Session};
 use super::reply::{encode, error, ok};
-use super::{DaemonOptions, Jobs, Services, fleet};
+use super::{DaemonOptions, Entrance, Jobs, Services, fleet};
+use crate::lobby::Waiting;
 
 /// The longest command of somebody who has not logged in.
 const STRANGER_BYTES_MAX: u64 = 16 << 10;
@@ -30,10 +33,24 @@ const LOGIN_PAUSE: Duration = Duration::from_millis(200);
 
 const READ_BYTES: usize = 4 << 10;
 
+/// Who has just connected.
+#[derive(Debug)]
+pub(super) struct Client {
+    pub(super) id: u64,
+    pub(super) ip: IpAddr,
+    pub(super) stream: TcpStream,
+    pub(super) waiting: Waiting,
+}
+
 /// One client.
 #[derive(Debug)]
 pub(super) struct Connection<J> {
     stream: TcpStream,
+    ip: IpAddr,
+    /// Until it has a place of its own.
+    waiting: Option<Waiting>,
+    place: Option<OwnedSemaphorePermit>,
+    entrance: Arc<Entrance>,
     options: Arc<DaemonOptions>,
     services: Services<J>,
     stop: CancellationToken,
@@ -45,12 +62,13 @@ pub(super) struct Connection<J> {
 
 impl<J: Jobs> Connection<J> {
     pub(super) fn new(
-        id: u64,
-        stream: TcpStream,
+        client: Client,
         options: Arc<DaemonOptions>,
         services: Services<J>,
+        entrance: Arc<Entrance>,
         stop: CancellationToken,
     ) -> Connection<J> {
+        let Client { id, ip, stream, waiting } = client;
         let session = Session::new(id, &options);
         let limits = Limits {
             depth_max: 1,
@@ -64,7 +82,20 @@ impl<J: Jobs> Connection<J> {
             scanner.limit_frames(STRANGER_BYTES_MAX.min(options.request_bytes_max));
         }
         let inbox = BytesMut::new();
-        Connection { stream, options, services, stop, session, inbox, scanner, opened: Instant::now() }
+        Connection {
+            stream,
+            ip,
+            waiting: Some(waiting),
+            place: None,
+            entrance,
+            options,
+            services,
+            stop,
+            session,
+            inbox,
+            scanner,
+            opened: Instant::now(),
+        }
     }
 
     /// Answers commands in their order until the client leaves, misbehaves, or the server stops.
@@ -82,9 +113,18 @@ impl<J: Jobs> Connection<J> {
                     if self.session.is_in && fleet::is_member(&words) && self.services.fleet.is_some() {
                         return self.be_a_member(&words).await;
                     }
+                    if self.session.is_in && !self.takes_place() {
+                        self.send(&error("max number of clients reached")).await?;
+                        break;
+                    }
+                    if command::is_login(&words) {
+                        sleep(self.entrance.guesses.pause(self.ip, Instant::now())).await;
+                    }
                     let was_in = self.session.is_in;
-                    let reply = self.session.answer(&words, &self.options, &self.services).await;
+                    let verifier = self.entrance.verifier.as_ref();
+                    let reply = self.session.answer(&words, &self.options, &self.services, verifier).await;
                     if reply.is_wrong_password() {
+                        self.entrance.guesses.refused(self.ip, Instant::now());
                         sleep(LOGIN_PAUSE).await;
                     }
                     if self.session.is_in != was_in {
@@ -111,6 +151,17 @@ impl<J: Jobs> Connection<J> {
         timeout(Duration::from_millis(self.options.write_timeout_ms), self.stream.shutdown()).await?
     }
 
+    /// Whether there is a place for one that has logged in. Members need none of these: they have their own.
+    fn takes_place(&mut self) -> bool {
+        if self.place.is_none() {
+            self.place = self.entrance.places.clone().try_acquire_owned().ok();
+            if self.place.is_some() {
+                self.waiting = None;
+            }
+        }
+        self.place.is_some()
+    }
+
     /// From here on the connection is that of a member of the fleet, if it speaks as this coordinator does.
     async fn be_a_member(mut self, words: &[Bytes]) -> io::Result<()> {
         if let Err(refusal) = fleet::check_version(words) {
@@ -121,6 +172,7 @@ impl<J: Jobs> Connection<J> {
             return self.send(&fleet::refusal(&refused)).await;
         }
         self.send(&ok()).await?;
+        (self.waiting, self.place) = (None, None);
         members.serve(self.stream, self.inbox, &self.stop).await
     }
 

@@ -32,8 +32,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -42,15 +41,25 @@ use whimbrel_core::plan::Move;
 use whimbrel_engine::endpoint::Secret;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::nodes::ClusterView;
+use whimbrel_fleet::login::Verifier;
+use whimbrel_fleet::protocol::MEMBERS_MAX;
 use whimbrel_wire::value::Value;
 
-use self::connection::Connection;
+use self::connection::{Client, Connection};
 use self::migrations::JobView;
 use self::topology::Topology;
 use crate::fleet::Fleet;
+use crate::lobby::{Guesses, Lobby};
 
 /// How long connections may take to finish what they are at when the server stops.
 const GRACE: Duration = Duration::from_secs(5);
+
+/// Connections that have not logged in, or not said anything yet: all together, and those of one address.
+const STRANGERS_MAX: usize = 128;
+const STRANGERS_EACH: usize = 32;
+
+/// Connections that a server has open at most beside those that have logged in: strangers, members, and those of HTTP.
+pub const FURTHER_CONNECTIONS: usize = STRANGERS_MAX + MEMBERS_MAX + crate::http::CONNECTIONS_MAX;
 
 /// How long to wait after a connection could not be accepted: out of file descriptors, for example.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -101,7 +110,7 @@ pub struct DaemonOptions {
     pub user: Option<String>,
     /// The password. Required where `listen` is not a loopback address.
     pub password: Option<Secret>,
-    /// Connections at once; more are told so and closed.
+    /// Connections at once that have logged in, members of a fleet not counted; more are told so and closed.
     pub connections_max: usize,
     /// The longest command. Before login it is 16 KiB.
     pub request_bytes_max: u64,
@@ -123,7 +132,7 @@ impl DaemonOptions {
             connections_max: 1_024,
             request_bytes_max: 1 << 20,
             idle_timeout_ms: 600_000,
-            login_timeout_ms: 10_000,
+            login_timeout_ms: 5_000,
             write_timeout_ms: 10_000,
         }
     }
@@ -150,6 +159,17 @@ pub struct Daemon<J> {
     listener: TcpListener,
     options: Arc<DaemonOptions>,
     services: Services<J>,
+    entrance: Arc<Entrance>,
+}
+
+/// Who is let in, and how many.
+#[derive(Debug)]
+struct Entrance {
+    lobby: Arc<Lobby>,
+    places: Arc<Semaphore>,
+    guesses: Guesses,
+    /// Where there is a password.
+    verifier: Option<Verifier>,
 }
 
 impl<J: Jobs> Daemon<J> {
@@ -179,7 +199,13 @@ impl<J: Jobs> Daemon<J> {
             Error::own(format!("listen on {listen}"), e)
                 .with_remedy("see that the address is this machine's and that the port is free")
         })?;
-        Ok(Daemon { listener, options: Arc::new(options), services })
+        let entrance = Entrance {
+            lobby: Lobby::new(STRANGERS_MAX, STRANGERS_EACH),
+            places: Arc::new(Semaphore::new(options.connections_max)),
+            guesses: Guesses::default(),
+            verifier: options.password.as_ref().map(|p| Verifier::new(p.expose())).transpose()?,
+        };
+        Ok(Daemon { listener, options: Arc::new(options), services, entrance: Arc::new(entrance) })
     }
 
     /// Where it listens.
@@ -193,7 +219,6 @@ impl<J: Jobs> Daemon<J> {
     /// Serves until `stop`. Then nobody is let in any more, commands under way are finished, and all connections are
     /// closed, within 5 s.
     pub async fn serve(self, stop: CancellationToken) {
-        let places = Arc::new(Semaphore::new(self.options.connections_max));
         let ids = AtomicU64::new(1);
         let mut connections = JoinSet::new();
         loop {
@@ -210,19 +235,21 @@ impl<J: Jobs> Daemon<J> {
                     continue;
                 }
             };
-            let Ok(place) = places.clone().try_acquire_owned() else {
-                turn_away(stream);
-                continue;
-            };
             let id = ids.fetch_add(1, Ordering::Relaxed);
-            let connection =
-                Connection::new(id, stream, self.options.clone(), self.services.clone(), stop.clone());
+            let waiting = self.entrance.lobby.enter(peer.ip());
+            let ends = waiting.ends();
+            let client = Client { id, ip: peer.ip(), stream, waiting };
+            let (options, services) = (self.options.clone(), self.services.clone());
+            let connection = Connection::new(client, options, services, self.entrance.clone(), stop.clone());
             connections.spawn(async move {
                 tracing::debug!(id, %peer, "a connection was opened");
-                if let Err(error) = connection.run().await {
-                    tracing::debug!(id, %peer, %error, "a connection broke");
+                match ends.run_until_cancelled(connection.run()).await {
+                    Some(Ok(())) => {}
+                    Some(Err(error)) => tracing::debug!(id, %peer, %error, "a connection broke"),
+                    None => {
+                        tracing::debug!(id, %peer, "a connection without a login was closed to make room")
+                    }
                 }
-                drop(place);
             });
         }
         let closing = async { while connections.join_next().await.is_some() {} };
@@ -230,15 +257,6 @@ impl<J: Jobs> Daemon<J> {
             connections.shutdown().await;
         }
     }
-}
-
-/// Says why, in the words clients know, as far as that goes without waiting.
-fn turn_away(mut stream: TcpStream) {
-    tokio::spawn(async move {
-        let saying = stream.write_all(b"-ERR max number of clients reached\r\n");
-        // Whether it is heard is the client's affair.
-        let _ = tokio::time::timeout(ACCEPT_PAUSE, saying).await;
-    });
 }
 
 fn is_loopback(ip: IpAddr) -> bool {

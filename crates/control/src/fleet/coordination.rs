@@ -12,11 +12,12 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::fleet::{
     Coordinator, Enrolled, Input, MemberId, Options, Order, Output, Recipient, Record, Report, Snapshot,
+    ToCoordinator, ToMember,
 };
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_fleet::clock;
 use whimbrel_fleet::outbox::Outbox;
-use whimbrel_fleet::protocol::{Backend, Directory, FromCoordinator, FromMember, Hello};
+use whimbrel_fleet::protocol::{Backend, Directory, FromCoordinator, FromMember, Hello, MEMBERS_MAX};
 
 use super::handle::{Fleet, Question, Refused};
 use super::journal::{FleetJournal, Journal};
@@ -52,7 +53,21 @@ pub(super) enum Event {
     Asked(Question, oneshot::Sender<std::result::Result<FleetStatus, Refused>>),
     /// Everything up to this number is on disk, or why not.
     Written(std::result::Result<u64, Error>),
+    /// The latest term that the journal knows, for somebody who has spoken of a later one on a connection.
+    Terms(u64, ToCoordinator, Result<u64>),
 }
+
+/// What the thread does that has the journal.
+#[derive(Debug)]
+enum Task {
+    /// Writes records down. They have a number.
+    Write(u64, Vec<Record>),
+    /// Looks for the latest term, as somebody speaks of a later one.
+    LookAtTerm(u64, ToCoordinator),
+}
+
+/// At most one of each kind waits for the thread, so that it is never waited for.
+const TASKS_MAX: usize = 2;
 
 /// Who waits for what to be on disk.
 type Waiting = (u64, oneshot::Sender<std::result::Result<FleetStatus, Refused>>);
@@ -66,7 +81,7 @@ pub struct Coordination {
     events: mpsc::Receiver<Event>,
     links: Links,
     backends: Vec<Backend>,
-    journal: SyncSender<(u64, Vec<Record>)>,
+    journal: SyncSender<Task>,
     /// It has the journal open until it ends.
     writer: JoinHandle<()>,
     /// Records that wait while others are being written: at most one for each row and a few for each member.
@@ -74,6 +89,7 @@ pub struct Coordination {
     /// The number of the last records.
     unwritten_upto: Option<u64>,
     is_writing: bool,
+    is_looking_at_term: bool,
     waiting: Vec<Waiting>,
     directory: Directory,
     /// Who is a member, or where it is, may have changed.
@@ -150,6 +166,7 @@ impl Coordination {
             unwritten: Vec::new(),
             unwritten_upto: None,
             is_writing: false,
+            is_looking_at_term: false,
             waiting: Vec::new(),
             directory: Directory::default(),
             directory_is_stale: true,
@@ -247,6 +264,7 @@ impl Coordination {
                 let leaving: Vec<MemberId> = self.leaving().collect();
                 leaving.into_iter().for_each(|member| self.links.tell_leaving(member));
             }
+            Event::Terms(link, message, latest) => return self.judge_term(link, message, latest),
             Event::Asked(question, answer) => return self.answer(&question, answer),
         }
         Ok(())
@@ -259,13 +277,7 @@ impl Coordination {
     fn hear(&mut self, link: u64, said: FromMember) -> Result<()> {
         match said {
             FromMember::Hello(_) => Ok(()),
-            FromMember::Message(message) => {
-                match message.body {
-                    Report::Join { token, .. } => self.links.asks(link, token),
-                    _ => self.meet(link, message.member)?,
-                }
-                self.tell(Input::Message(message))
-            }
+            FromMember::Message(message) => self.hear_message(link, message),
             FromMember::State { stamp, held, trouble } => {
                 let member = self.links.member_of(link);
                 if let Some(known) = member.and_then(|member| self.links.known.get_mut(&member)) {
@@ -278,6 +290,79 @@ impl Coordination {
                 None => Ok(()),
             },
         }
+    }
+
+    /// A connection speaks for the member that has joined by its token, and may ask to join by it.
+    fn hear_message(&mut self, link: u64, message: ToCoordinator) -> Result<()> {
+        // Of one that was refused nothing more is heard.
+        let Some(speaks_for) = self.links.token_of(link) else { return Ok(()) };
+        if message.term > self.machine.term() {
+            self.doubt_term(link, message);
+            return Ok(());
+        }
+        let member = message.member;
+        match (&message.body, self.machine.token_of(member)) {
+            (Report::Join { token, .. }, _) => match self.may_join(speaks_for, *token) {
+                Ok(()) => self.links.asks(link, *token),
+                Err(why) => {
+                    self.refuse(link, why);
+                    return Ok(());
+                }
+            },
+            (_, Some(token)) if token == speaks_for => self.meet(link, member)?,
+            (_, Some(_)) => {
+                self.refuse(link, format!("it did not join as member {member}"));
+                return Ok(());
+            }
+            // It is none any more, or never was.
+            (Report::Renew { .. }, None) => {
+                let gone = ToMember { term: self.machine.term(), body: Order::Gone { member } };
+                self.links.say_on(link, &FromCoordinator::Message(gone));
+                return Ok(());
+            }
+            (_, None) => return Ok(()),
+        }
+        self.tell(Input::Message(message))
+    }
+
+    /// Whether somebody may join by this token on this connection: one process is one member at a time.
+    fn may_join(&self, former: u64, token: u64) -> std::result::Result<(), String> {
+        if former != token && self.machine.has_joined(former) {
+            return Err("it has joined on this connection already".to_owned());
+        }
+        if !self.machine.has_joined(token) && self.machine.enrolled() >= MEMBERS_MAX {
+            return Err(format!("the fleet has {MEMBERS_MAX} members, and takes no more"));
+        }
+        Ok(())
+    }
+
+    /// Somebody speaks of a term that is later than this one. Whether it has begun is for the journal to say, and not for members.
+    fn doubt_term(&mut self, link: u64, message: ToCoordinator) {
+        if !std::mem::replace(&mut self.is_looking_at_term, true) {
+            // Where the thread has ended it has said why.
+            let _ = self.journal.send(Task::LookAtTerm(link, message));
+        }
+    }
+
+    fn judge_term(&mut self, link: u64, message: ToCoordinator, latest: Result<u64>) -> Result<()> {
+        self.is_looking_at_term = false;
+        let latest = latest.unwrap_or_else(|error| {
+            tracing::warn!(%error, "the latest term could not be looked for");
+            self.machine.term()
+        });
+        if latest >= message.term {
+            return self.tell(Input::Message(message));
+        }
+        self.refuse(link, format!("it speaks of term {}, which has not begun here", message.term));
+        Ok(())
+    }
+
+    fn refuse(&mut self, link: u64, why: String) {
+        tracing::warn!(
+            why,
+            "a connection of a member is ended; see that it is of this fleet, and of this journal"
+        );
+        self.links.refuse(link, why);
     }
 
     /// A member speaks on a connection.
@@ -339,7 +424,7 @@ impl Coordination {
         };
         self.is_writing = true;
         // Where the thread has ended it has said why.
-        let _ = self.journal.send((upto, std::mem::take(&mut self.unwritten)));
+        let _ = self.journal.send(Task::Write(upto, std::mem::take(&mut self.unwritten)));
     }
 
     /// Tells everybody who is where, when that has changed.
@@ -497,13 +582,16 @@ impl Coordination {
 fn write_in_background(
     mut journal: impl Journal,
     events: mpsc::Sender<Event>,
-) -> (SyncSender<(u64, Vec<Record>)>, JoinHandle<()>) {
-    let (sender, batches) = sync_channel::<(u64, Vec<Record>)>(1);
+) -> (SyncSender<Task>, JoinHandle<()>) {
+    let (sender, tasks) = sync_channel(TASKS_MAX);
     let writer = std::thread::spawn(move || {
-        while let Ok((upto, records)) = batches.recv() {
-            let written = journal.write(&records).map(|()| upto);
-            let is_over = written.is_err();
-            if events.blocking_send(Event::Written(written)).is_err() || is_over {
+        while let Ok(task) = tasks.recv() {
+            let event = match task {
+                Task::Write(upto, records) => Event::Written(journal.write(&records).map(|()| upto)),
+                Task::LookAtTerm(link, message) => Event::Terms(link, message, journal.latest_term()),
+            };
+            let is_over = matches!(event, Event::Written(Err(_)));
+            if events.blocking_send(event).is_err() || is_over {
                 return;
             }
         }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use redb::{Database, ReadableTable, TableDefinition};
+use redb::{Database, ReadableDatabase as _, ReadableTable, TableDefinition};
 use whimbrel_core::fleet::{MemberId, PARTITIONS_MAX, Record, Snapshot};
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_fleet::protocol::{BACKENDS_MAX, Backend, TEXT_BYTES_MAX};
@@ -34,6 +34,12 @@ pub trait Journal: Send + 'static {
     /// # Errors
     /// Where that fails, or a later coordinator has begun. This one must end then: what it decided is not written down.
     fn write(&mut self, records: &[Record]) -> Result<()>;
+
+    /// The latest term that has begun, as far as whoever keeps the journal knows: this coordinator's, or a later one's.
+    ///
+    /// # Errors
+    /// Where that cannot be asked.
+    fn latest_term(&mut self) -> Result<u64>;
 }
 
 /// The journal of one coordinator.
@@ -132,6 +138,15 @@ impl Journal for FleetJournal {
         self.next_member = next_member;
         Ok(())
     }
+
+    fn latest_term(&mut self) -> Result<u64> {
+        term(&self.db).map_err(|e| failed(&self.path, &e))
+    }
+}
+
+fn term(db: &Database) -> std::result::Result<u64, redb::Error> {
+    let numbers = db.begin_read()?.open_table(NUMBERS)?;
+    Ok(numbers.get("term")?.map_or(0, |term| term.value()))
 }
 
 /// All names with their numbers, those included that have just got one; or one that has a number and is missing.

@@ -13,8 +13,8 @@ struct Link {
     outbox: Arc<Outbox>,
     hello: Hello,
     member: Option<MemberId>,
-    /// By which it asked to join.
-    token: Option<u64>,
+    /// By which it has joined, or asks to.
+    token: u64,
     knows_it_leaves: bool,
 }
 
@@ -39,7 +39,8 @@ pub(super) struct Links {
 
 impl Links {
     pub(super) fn open(&mut self, link: u64, outbox: Arc<Outbox>, hello: Hello) {
-        self.links.insert(link, Link { outbox, hello, member: None, token: None, knows_it_leaves: false });
+        let token = hello.token;
+        self.links.insert(link, Link { outbox, hello, member: None, token, knows_it_leaves: false });
     }
 
     pub(super) fn close(&mut self, link: u64) {
@@ -58,7 +59,7 @@ impl Links {
     /// Somebody asks to join on a connection.
     pub(super) fn asks(&mut self, link: u64, token: u64) {
         if let Some(link) = self.links.get_mut(&link) {
-            link.token = Some(token);
+            link.token = token;
         }
     }
 
@@ -83,9 +84,31 @@ impl Links {
         is_new
     }
 
-    /// The connection of who asked to join by this token.
+    /// By what the process at the other end has joined, or asks to.
+    pub(super) fn token_of(&self, link: u64) -> Option<u64> {
+        self.links.get(&link).map(|link| link.token)
+    }
+
+    /// Says something on one connection, whoever it belongs to.
+    pub(super) fn say_on(&self, link: u64, said: &FromCoordinator) {
+        if let Some(link) = self.links.get(&link) {
+            link.outbox.push(said.kind(), |out| said.encode(out));
+        }
+    }
+
+    /// Ends a connection, and says why.
+    pub(super) fn refuse(&mut self, link: u64, why: String) {
+        self.say_on(link, &FromCoordinator::Refused(why));
+        if let Some(link) = self.links.get(&link) {
+            link.outbox.close();
+        }
+        // What it has said besides is not heard.
+        self.close(link);
+    }
+
+    /// The latest connection of who asked to join by this token.
     pub(super) fn joiner(&self, token: u64) -> Option<u64> {
-        self.links.iter().find(|(_, link)| link.token == Some(token)).map(|(number, _)| *number)
+        self.links.iter().filter(|(_, link)| link.token == token).map(|(number, _)| *number).max()
     }
 
     pub(super) fn member_of(&self, link: u64) -> Option<MemberId> {
@@ -108,8 +131,8 @@ impl Links {
             Recipient::Joiner(token) => self.joiner(token),
             Recipient::Member(member) => self.of.get(&member).copied(),
         };
-        if let Some(link) = link.and_then(|link| self.links.get(&link)) {
-            link.outbox.push(said.kind(), |out| said.encode(out));
+        if let Some(link) = link {
+            self.say_on(link, said);
         }
     }
 

@@ -17,15 +17,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::fleet::MemberId;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::{Address, Endpoint};
-use whimbrel_engine::error::{Error, Result, Side};
-use whimbrel_engine::link::{Link, LinkOptions};
+use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
+use whimbrel_engine::link::LinkOptions;
 use whimbrel_engine::probe::ServerFacts;
-use whimbrel_fleet::{Membership, MembershipOptions};
+use whimbrel_fleet::{Membership, MembershipOptions, login};
 
 use self::gate::Gate;
 use self::porter::Porter;
@@ -41,7 +41,11 @@ const CLEAR_PATIENCE: Duration = Duration::from_secs(10);
 const BACKEND_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long the coordinator may take to make this front a member when it starts.
-const JOIN_PATIENCE: Duration = Duration::from_secs(10);
+const JOIN_PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long a coordinator may have no place for this front when it starts, and how often it is asked meanwhile.
+const PLACE_PATIENCE: Duration = Duration::from_secs(60);
+const PLACE_PAUSE: Duration = Duration::from_millis(500);
 
 /// Where a backend is that the coordinator names, with what is needed to log in there.
 pub type EndpointOf = Arc<dyn Fn(&str) -> Result<Endpoint> + Send + Sync>;
@@ -99,13 +103,29 @@ pub struct NamedBackend {
 /// The last one's, where none can be asked that leads.
 pub async fn backends(coordinators: &[Endpoint], link: LinkOptions) -> Result<Vec<NamedBackend>> {
     let mut failure = Error::own("ask the coordinator for the servers that have the data", "none is named");
-    for coordinator in coordinators {
-        match named_by(coordinator, link).await {
-            Ok(backends) => return Ok(backends),
-            Err(error) => failure = error,
+    let deadline = Instant::now() + PLACE_PATIENCE;
+    loop {
+        for coordinator in coordinators {
+            match named_by(coordinator, link).await {
+                Ok(backends) => return Ok(backends),
+                Err(error) => failure = error,
+            }
         }
+        if !has_no_place(&failure) || Instant::now() >= deadline {
+            return Err(failure);
+        }
+        tracing::info!(%failure, "the coordinator is asked again");
+        sleep(PLACE_PAUSE).await;
     }
-    Err(failure)
+}
+
+/// Whether a coordinator is there, and had no place for a connection.
+fn has_no_place(error: &Error) -> bool {
+    match &error.kind {
+        ErrorKind::Closed | ErrorKind::Broken(_) => true,
+        ErrorKind::Server(e) => e.text.contains("max number of clients"),
+        _ => false,
+    }
 }
 
 async fn named_by(coordinator: &Endpoint, link: LinkOptions) -> Result<Vec<NamedBackend>> {
@@ -114,7 +134,7 @@ async fn named_by(coordinator: &Endpoint, link: LinkOptions) -> Result<Vec<Named
     struct Status {
         backends: Vec<NamedBackend>,
     }
-    let mut link = Link::open(&coordinator, &coordinator.address, link).await?;
+    let mut link = login::open(&coordinator, link).await?;
     let reply = link.call(&[b"FLEET", b"STATUS"]).await?;
     let status = reply.as_bytes().and_then(|text| serde_json::from_slice::<Status>(text).ok());
     Ok(status.ok_or_else(|| link.unexpected("FLEET STATUS", &reply))?.backends)

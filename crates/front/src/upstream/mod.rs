@@ -110,11 +110,11 @@ impl Place {
     /// A connection for a client, who will log in himself.
     ///
     /// # Errors
-    /// As [`Io::open`].
+    /// As [`Io::anonymous`].
     pub(crate) async fn io(&self) -> Result<Io> {
         match &self.cluster {
             Some(cluster) => Ok(cluster.clone().open_for_client()),
-            None => timeout(self.limit(), Io::open(&self.endpoint, &self.endpoint.address))
+            None => timeout(self.limit(), Io::anonymous(&self.endpoint, &self.endpoint.address, self.link))
                 .await
                 .unwrap_or_else(|_| Err(self.in_vain())),
         }

@@ -42,7 +42,7 @@ impl Served {
     }
 
     #[track_caller]
-    fn with(source: &Endpoint, clients_max: usize, share_connections: usize) -> Served {
+    pub fn with(source: &Endpoint, clients_max: usize, share_connections: usize) -> Served {
         let stop = CancellationToken::new();
         let (tell, told) = std::sync::mpsc::channel();
         let (source, until) = (source.clone(), stop.clone());

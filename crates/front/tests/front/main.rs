@@ -1,6 +1,7 @@
 //! The front in front of real servers.
 
 mod carrying;
+mod certificates;
 mod clusters;
 mod common;
 mod elements;

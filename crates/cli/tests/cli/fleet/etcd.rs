@@ -187,7 +187,7 @@ impl Wire {
     fn connect(address: &str) -> Wire {
         let mut stream = TcpStream::connect(address).expect("it listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
-        stream.write_all(b"*3\r\n$5\r\nFLEET\r\n$6\r\nMEMBER\r\n$1\r\n1\r\n").expect("it listens");
+        stream.write_all(b"*3\r\n$5\r\nFLEET\r\n$6\r\nMEMBER\r\n$1\r\n2\r\n").expect("it listens");
         let mut reply = [0; 5];
         stream.read_exact(&mut reply).expect("it answers");
         assert_eq!(&reply, b"+OK\r\n");
@@ -229,8 +229,9 @@ fn a_coordinator_that_was_stopped_grants_no_lease_and_writes_nothing_when_it_wak
     let etcd = Etcd::start(1).expect("etcd");
     let [first, second] = several(&etcd, &["--lease", "30s", "--reign", "2s"]);
     let mut wire = Wire::connect(&first.address);
-    let hello =
-        |name: &str| FromMember::Hello(Hello { name: name.to_owned(), weight: 1, ..Hello::default() });
+    let hello = |name: &str| {
+        FromMember::Hello(Hello { token: 77, name: name.to_owned(), weight: 1, ..Hello::default() })
+    };
     wire.say(&hello("slow"));
     wire.report(MemberId::NOBODY, 0, Report::Join { token: 77, weight: 1 });
     let welcome = wire.order(|order| matches!(order, Order::Welcome { .. }));

@@ -122,6 +122,15 @@ impl EtcdJournal {
         format!("{}.{number}", self.term)
     }
 
+    /// The term of whoever began last.
+    async fn begun_last(&mut self) -> Result<u64> {
+        let deadline = self.deadline().min(Instant::now() + PATIENCE);
+        let head = self.key("head");
+        let answer = self.client.call(RANGE, &json!({"key": base64(&head)}), deadline).await?;
+        let term = entries(&answer).first().and_then(term_of);
+        term.ok_or_else(|| self.unreadable("head"))
+    }
+
     /// The revision in which the term has begun.
     async fn raise_term(&mut self, partitions: u32) -> Result<i64> {
         let deadline = self.deadline();
@@ -129,8 +138,7 @@ impl EtcdJournal {
         let (leader, head) = (self.key("leader"), self.key("head"));
         let answer = self.client.call(RANGE, &json!({"key": base64(&head)}), deadline).await?;
         let found = entries(&answer).into_iter().next();
-        let term =
-            found.as_ref().map(|entry| entry.text().split_once('.').and_then(|(term, _)| term.parse().ok()));
+        let term = found.as_ref().map(term_of);
         let term: u64 = match term {
             None if is_new => 0,
             Some(Some(term)) => term,
@@ -348,10 +356,20 @@ impl EtcdJournal {
     }
 }
 
+/// The term that a `head` names.
+fn term_of(head: &Entry) -> Option<u64> {
+    head.text().split_once('.').and_then(|(term, _)| term.parse().ok())
+}
+
 impl Journal for EtcdJournal {
     /// In one transaction, or in several of which the last one makes the others count.
     fn write(&mut self, records: &[Record]) -> Result<()> {
         let runtime = self.runtime.clone();
         runtime.block_on(self.append(records))
+    }
+
+    fn latest_term(&mut self) -> Result<u64> {
+        let runtime = self.runtime.clone();
+        runtime.block_on(self.begun_last())
     }
 }

@@ -266,6 +266,21 @@ impl Coordinator {
         self.peers.iter().map(|(id, peer)| (*id, peer.enrolled))
     }
 
+    /// By what a member has joined, while it is one.
+    pub fn token_of(&self, member: MemberId) -> Option<u64> {
+        self.peers.get(&member).map(|peer| peer.enrolled.token)
+    }
+
+    /// Whether somebody has joined by this token, or is about to.
+    pub fn has_joined(&self, token: u64) -> bool {
+        self.joining.contains(&token) || self.peers.values().any(|peer| peer.enrolled.token == token)
+    }
+
+    /// How many are members, or about to be.
+    pub fn enrolled(&self) -> usize {
+        self.joining.len() + self.peers.len()
+    }
+
     /// How many changes have not been sent to a member, and in how many moves it takes part; `None` where there is no such member.
     pub fn lag(&self, member: MemberId) -> Option<(u64, u32)> {
         let end = self.log_start + self.log.len() as u64;
@@ -420,6 +435,8 @@ impl Coordinator {
         match message.body {
             Report::Join { .. } => {}
             Report::Renew { asked_ms } => self.renew(now_ms, member, asked_ms, out),
+            // Only the source can say what became of its part.
+            Report::Ready { moving } | Report::Failed { moving } if moving.source != member => {}
             Report::Ready { moving } => self.ready(member, moving, out),
             Report::Failed { moving } => self.failed(member, moving, out),
             Report::Took { partition, version } => self.took(member, partition, version, out),

@@ -59,7 +59,7 @@ fn spawn<A: Admission>(
 ) -> (Io, JoinHandle<()>) {
     let (near, far) = duplex(PIPE_BYTES);
     let gone = CancellationToken::new();
-    let conn = Conn::new(cluster, far, gone.clone(), ids);
+    let conn = Conn::new(cluster, far, gone.clone(), ids, counted.is_some());
     let task = tokio::spawn(async move {
         conn.run().await;
         drop(counted);

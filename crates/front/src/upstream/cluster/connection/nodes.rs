@@ -35,13 +35,17 @@ impl<A: Admission> Conn<A> {
     /// A connection to a node, as a future, that knows all of the client.
     pub(super) fn connect(&self, address: &Address) -> Connecting {
         let (cluster, identity, ids) = (self.cluster.clone(), self.identity.clone(), self.ids.clone());
-        let address = address.clone();
+        let (address, is_for_client) = (address.clone(), self.is_for_client);
         // Before there is a second backend nothing has to be let go of, and users who may not ask for it need not.
         let asks_id = self.gate().is_some_and(|gate| gate.waits().are_pinned());
         Box::pin(async move {
-            let endpoint = &cluster.deployment_at(&address).endpoint;
+            let deployment = cluster.deployment_at(&address);
+            let endpoint = &deployment.endpoint;
             let opened = timeout(cluster.limit(), async {
-                let io = Io::open(endpoint, &address).await?;
+                let io = match is_for_client {
+                    true => Io::anonymous(endpoint, &address, deployment.options).await?,
+                    false => Io::open(endpoint, &address).await?,
+                };
                 identity.say_all(io, endpoint, &address).await
             });
             let in_vain = || ErrorKind::Connect(io::ErrorKind::TimedOut.into());

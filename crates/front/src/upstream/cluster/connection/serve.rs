@@ -27,6 +27,7 @@ impl<A: Admission> Conn<A> {
         client: DuplexStream,
         gone: CancellationToken,
         ids: Option<Ids>,
+        is_for_client: bool,
     ) -> Conn<A> {
         Conn {
             map: cluster.map(),
@@ -35,6 +36,7 @@ impl<A: Admission> Conn<A> {
             client,
             gone: Box::pin(gone.cancelled_owned()),
             ids,
+            is_for_client,
             requests: RequestScanner::new(RequestLimits::default()),
             inbox: BytesMut::new(),
             inbox_bytes_max: WHOLE_BYTES_MAX,

@@ -46,6 +46,8 @@ pub(in crate::upstream::cluster) struct Conn<A> {
     /// The other end was dropped.
     pub(super) gone: Pin<Box<WaitForCancellationFutureOwned>>,
     pub(super) ids: Option<Ids>,
+    /// Nodes are not to take our certificate for the client's login.
+    pub(super) is_for_client: bool,
     pub(super) requests: RequestScanner,
     pub(super) inbox: BytesMut,
     pub(super) inbox_bytes_max: usize,
