@@ -590,6 +590,14 @@ fn parse_pause(text: &str) -> Result<u64, String> {
     }
 }
 
+/// For how long nobody must have written. A shorter time would tell nothing.
+fn parse_quiet(text: &str) -> Result<u64, String> {
+    match parse_ms(text)? {
+        ms if ms < 100 => Err("nobody must have written for a while: from 100ms on".to_owned()),
+        ms => Ok(ms),
+    }
+}
+
 fn parse_count(text: &str) -> Result<u64, String> {
     let digits: String = text.chars().filter(|c| *c != ',' && *c != '_').collect();
     let (digits, factor) = match digits.strip_suffix(['k', 'K']) {

@@ -5,6 +5,7 @@ mod desk;
 mod exposed;
 pub mod unfence;
 pub mod watch;
+mod words;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -465,7 +466,10 @@ fn line(shown: &SyncShown, elapsed_ms: u64) -> String {
             "going through slots again whose changes may have been missed  {} keys compared",
             format_count(c.compared)
         )),
-        SyncPhase::CuttingOver => text.push_str("cutting over"),
+        SyncPhase::CuttingOver => match &shown.external {
+            Some(external) => text.push_str(&format!("cutting over  {}", words::waiting(external))),
+            None => text.push_str("cutting over"),
+        },
         SyncPhase::CutOver => text.push_str("cut over"),
         SyncPhase::Stopped => text.push_str("stopped"),
     }
@@ -526,6 +530,12 @@ fn show_report(args: &SyncArgs, report: &SyncReport, again: &str) {
         },
     );
     match &report.cutover {
+        Some(cutover) if cutover.external.is_some() => say!(
+            "writers  quiet for {} when the target took over; {} keys transferred meanwhile, {} compared in full",
+            format_duration_ms(cutover.pause_ms),
+            format_count(cutover.drained),
+            format_count(cutover.compared)
+        ),
         Some(cutover) => say!(
             "writers  held for {} ms; {} keys transferred meanwhile, {} compared in full",
             cutover.pause_ms,

@@ -42,6 +42,12 @@ pub use touched::{Collection, Elements, Touch, Touched, TouchedLimits, What};
 /// The name that feeds show in `CLIENT LIST`.
 pub const FEED_CLIENT_NAME: &str = "whimbrel:feed";
 
+/// Whether a command of this name, as `CLIENT LIST` writes it, can write: by itself, or since it carries out others.
+pub fn may_write(command: &str) -> bool {
+    let name = command.split('|').next().unwrap_or_default().to_ascii_uppercase();
+    name == "EXEC" || command::writes(name.as_bytes())
+}
+
 /// How a feed learns of changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FeedKind {
