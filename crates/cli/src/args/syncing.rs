@@ -75,6 +75,10 @@ pub struct SyncArgs {
     #[arg(long, value_enum, default_value_t = FeedChoice::Auto, help_heading = "What else")]
     pub feed: FeedChoice,
 
+    /// What the source calls PSYNC, where a service has renamed it; HOST:PORT=NAME for one primary; repeatable
+    #[arg(long, value_name = "NAME", help_heading = "What else")]
+    pub source_psync: Vec<String>,
+
     /// Names of touched keys remembered for each primary of the source; beyond it whole slots are transferred again
     #[arg(long, value_name = "BYTES", default_value = "256MiB", value_parser = parse_bytes, help_heading = "Limits")]
     pub feed_memory: u64,

@@ -36,6 +36,7 @@ use crate::copying::{self, state_dir};
 use crate::display::{Display, Form, Line};
 use crate::exit::Exit;
 use crate::losses;
+use crate::sides::psync_names;
 
 /// How many may ask for a cutover at once; the others wait.
 const ASKS_MAX: usize = 4;
@@ -62,7 +63,7 @@ pub async fn run(args: &SyncArgs, stop: CancellationToken) -> Exit {
 
 /// `again` is what goes on with the sync, once keys may have been written.
 async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option<String>) -> Result<Exit> {
-    let endpoints = args.sides.endpoints()?;
+    let endpoints = endpoints(args)?;
     let selection = args.names.selection()?;
     args.names.named_dbs(endpoints.1.db)?;
     let (source, target) = args.sides.probe(endpoints, false).await?;
@@ -160,6 +161,13 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
         true => Exit::Success,
         false => Exit::Stopped,
     })
+}
+
+/// Both sides, as they were named.
+fn endpoints(args: &SyncArgs) -> Result<(Endpoint, Endpoint)> {
+    let (source, target) = args.sides.endpoints()?;
+    let psync = psync_names(&args.source_psync)?;
+    Ok((Endpoint { psync, ..source }, target))
 }
 
 /// Only one process can run a sync.
@@ -289,7 +297,7 @@ impl Direction {
 
     /// Source and target, asked anew: what a target is asked for is not what a source is.
     async fn probe(self, args: &SyncArgs) -> Result<(Arc<Deployment>, Arc<Deployment>)> {
-        let (mut source, mut target) = args.sides.endpoints()?;
+        let (mut source, mut target) = endpoints(args)?;
         if self == Direction::Back {
             (source, target) =
                 (Endpoint { side: Side::Source, ..target }, Endpoint { side: Side::Target, ..source });

@@ -207,8 +207,15 @@ impl Place {
         }
     }
 
+    /// What `PSYNC` is called there.
+    fn psync(&self) -> &[u8] {
+        self.endpoint.psync_at(&self.address).as_bytes()
+    }
+
     async fn open(&self) -> Result<Link> {
         let mut link = Link::open(&self.endpoint, &self.address, self.options).await?;
+        // What arrives on it is not only answers. The feeds see to it themselves, as far as they can.
+        link.keeps_login(false);
         // A courtesy, which an ACL may forbid.
         link.ask(&[b"CLIENT", b"SETNAME", FEED_CLIENT_NAME.as_bytes()]).await?;
         Ok(link)

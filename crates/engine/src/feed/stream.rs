@@ -263,7 +263,7 @@ async fn ask_for_snapshot(place: &Place) -> Result<Option<Link>> {
     if !matches!(offer(&mut link).await?, Offer::Filtered) {
         return Ok(None);
     }
-    link.push(&[b"PSYNC", b"?", b"-1"]);
+    link.push(&[place.psync(), b"?", b"-1"]);
     link.flush().await?;
     Ok(Some(link))
 }
@@ -389,9 +389,9 @@ impl Stream {
         match from {
             Some(from) => {
                 let next = (from.offset + 1).to_string();
-                self.link.push(&[b"PSYNC", from.replid.as_bytes(), next.as_bytes()]);
+                self.link.push(&[self.place.psync(), from.replid.as_bytes(), next.as_bytes()]);
             }
-            None => self.link.push(&[b"PSYNC", b"?", b"-1"]),
+            None => self.link.push(&[self.place.psync(), b"?", b"-1"]),
         }
         self.link.flush().await?;
         loop {
