@@ -8,9 +8,9 @@ use redis::Value;
 use whimbrel_e2e::binary::{Invocation, Running};
 use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
 use whimbrel_e2e::syncing::{
-    PATIENCE, Sync, assert_equal, comparison, deployment, fill, report, stop, wait_until_following,
+    PATIENCE, Sync, assert_equal, comparison, deployment, fill, report, stop, wait_until_following, writers,
 };
-use whimbrel_lab::{Engine, Server};
+use whimbrel_lab::{Cluster, Engine, Server};
 
 /// As managed services restrict their users: no replication, no configuration, no users, nobody paused.
 const FORBIDDEN: &str =
@@ -170,6 +170,26 @@ fn expiries_and_other_keys_are_no_writes() {
         sync.wait(PATIENCE).expect("it ends").expect_code(0);
         assert_eq!(target.call(&["GET", "mine:stays"]), Value::BulkString(b"1".to_vec()));
     }
+}
+
+/// All primaries of a cluster are looked at, with feeds that see everything.
+#[test]
+fn a_cluster_is_left_in_the_same_way() {
+    let source = Cluster::builder(Engine::Redis70).primaries(3).start().expect("the source starts");
+    let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
+    fill(&deployment(source.seed()));
+    let writers = writers(&[source.seed()], "cluster");
+    let job = Sync::new(&source.seed(), &target.addr(), &[]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    let mut cutover = start_cutover(&job, &["--quiet-for", QUIET]);
+    wait_for_output(&mut cutover, "\"event\":\"waiting\"");
+    writers.wait_for(1_000, PATIENCE);
+    assert!(cutover.is_running(), "the target took over while clients wrote: {}", cutover.stdout());
+    let record = writers.stop();
+    cutover.wait(PATIENCE).expect("it ends").expect_code(0);
+    sync.wait(PATIENCE).expect("it ends").expect_code(0);
+    assert_equal(&record, &source.seed(), &target.addr(), &comparison());
 }
 
 /// The way back needs a source that others cannot write to.

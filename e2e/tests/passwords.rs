@@ -74,7 +74,14 @@ fn a_sync_outlives_its_passwords() {
             let job = Sync::new(
                 &format!("redis://mover@{}", proxy.addr()),
                 &format!("redis://mover@{}", target.addr()),
-                &["--source-password-command", &command, "--target-password-command", &command, "--password-ttl", "5s"],
+                &[
+                    "--source-password-command",
+                    &command,
+                    "--target-password-command",
+                    &command,
+                    "--password-ttl",
+                    "5s",
+                ],
             );
             let writers = writers(&[source.addr()], "pw");
             let mut sync = job.start(&[]);

@@ -302,6 +302,10 @@ impl Fence {
         let is_older = |user: &FencedUser| older.users.iter().any(|o| o.at == user.at && o.name == user.name);
         self.users.retain(|user| !is_older(user));
         self.users.extend(older.users.iter().cloned());
+        if matches!(self.kind, FenceKind::External { .. }) && !self.users.is_empty() {
+            // What has to be undone is the older one.
+            self.kind = FenceKind::Acl;
+        }
         self
     }
 

@@ -63,7 +63,6 @@ use crate::copy::{self, CopyOptions, KeyFailure, Shared};
 use crate::journal::{Journal, JournalState};
 use crate::progress::CopyCounts;
 use crate::retry::Backoff;
-use crate::verify::Settle;
 
 /// How often positions are written down.
 const JOURNAL_PERIOD: Duration = Duration::from_millis(500);
@@ -636,7 +635,7 @@ impl Syncer {
         let compare = async {
             let sample = self.sample(Compare::Sample).await?;
             let began = Instant::now();
-            self.compare(Compare::Sample, &sample, Settle::none()).await?;
+            self.compare(Compare::Sample, &sample, crate::verify::Settle::none()).await?;
             Ok::<_, Error>(cutover::millis(began) + 1)
         };
         // Nobody is followed meanwhile.
