@@ -1,6 +1,8 @@
 //! Passwords that a command prints, and commands that a service has renamed.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -127,21 +129,68 @@ fn a_password_command_that_does_not_work_says_so() {
     }
 }
 
-/// A service that gives `PSYNC` another name.
+/// A service that gives `PSYNC` another name. A stock server cannot be started like that, since it looks at the name itself: so
+/// a proxy stands for it, which knows `XSYNC` and no `PSYNC`.
+fn renaming(server: &Server) -> String {
+    const NAMES: [(&[u8], &[u8]); 2] = [(b"PSYNC", b"QSYNC"), (b"XSYNC", b"PSYNC")];
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let (at, to) = (listener.local_addr().expect("an address").to_string(), server.addr());
+    thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            let Ok(server) = TcpStream::connect(&to) else { return };
+            let (mut back, mut forth) =
+                (server.try_clone().expect("a copy"), client.try_clone().expect("a copy"));
+            thread::spawn(move || {
+                let _ = std::io::copy(&mut back, &mut forth);
+                let _ = forth.shutdown(Shutdown::Both);
+            });
+            let (mut client, mut server) = (client, server);
+            thread::spawn(move || {
+                let mut bytes = vec![0; 64 << 10];
+                while let Ok(read @ 1..) = client.read(&mut bytes) {
+                    // Such a command comes alone.
+                    if let Some(name) = bytes.get_mut(8..13)
+                        && let Some((_, other)) = NAMES.iter().find(|(wanted, _)| *wanted == &*name)
+                    {
+                        name.copy_from_slice(other);
+                    }
+                    if server.write_all(&bytes[..read]).is_err() {
+                        break;
+                    }
+                }
+                let _ = server.shutdown(Shutdown::Both);
+            });
+        }
+    });
+    at
+}
+
 #[test]
 fn a_renamed_psync_is_used() {
-    let source = Server::builder(Engine::Redis70).arg("rename-command", "PSYNC hidden-psync");
-    let source = source.start().expect("the source starts");
+    let source = Server::builder(Engine::Redis70).start().expect("the source starts");
     let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
     fill(&deployment(source.addr()));
-    let addr = source.addr();
-    for name in ["hidden-psync".to_owned(), format!("{addr}=hidden-psync")] {
+    let at = renaming(&source);
+    let refused = Sync::new(&at, &target.addr(), &["--feed", "replication"]).start(&[]).wait(PATIENCE);
+    refused.expect("it ends").expect_code(4);
+    for name in ["XSYNC".to_owned(), format!("{at}=XSYNC")] {
         let more = ["--source-psync", &name, "--feed", "replication", "--mirror"];
-        let job = Sync::new(&addr, &target.addr(), &more);
+        let job = Sync::new(&at, &target.addr(), &more);
         let writers = writers(&[source.addr()], &format!("psync{}", name.len()));
         let mut sync = job.start(&[]);
         wait_until_following(&mut sync);
         assert!(sync.stdout().contains("replication from the backlog"), "{}", sync.stdout());
-        finish(&job, sync, writers, &addr, &target.addr(), &comparison());
+        finish(&job, sync, writers, &source.addr(), &target.addr(), &comparison());
     }
+}
+
+/// A name that is not it says so, instead of taking in all data.
+#[test]
+fn a_server_that_takes_it_for_sync_is_refused() {
+    let source = Server::builder(Engine::Redis70).arg("rename-command", "PSYNC hidden-psync");
+    let source = source.start().expect("the source starts");
+    let target = Server::builder(Engine::Redis70).start().expect("the target starts");
+    let job = Sync::new(&source.addr(), &target.addr(), &["--source-psync", "hidden-psync"]);
+    let refused = job.start(&["--dry-run"]).wait(PATIENCE).expect("it ends").expect_code(4);
+    assert!(refused.stdout.contains("hidden-psync is not answered as PSYNC is"), "{refused:#?}");
 }

@@ -398,8 +398,19 @@ impl Stream {
             if let Some(opening) = self.parser.opening() {
                 return Ok(opening.clone());
             }
-            self.receive().await?;
+            self.receive().await.map_err(|e| self.misnamed(e))?;
         }
+    }
+
+    /// Stock servers look at the name: what `rename-command` calls otherwise is taken for `SYNC`, and sends all data at once.
+    fn misnamed(&self, e: Error) -> Error {
+        let name = self.place.psync();
+        if name.eq_ignore_ascii_case(b"PSYNC") || !matches!(e.kind, ErrorKind::Malformed(_)) {
+            return e;
+        }
+        let what = format!("{} is not answered as PSYNC is", String::from_utf8_lossy(name));
+        Error::unfit(e.side, e.at, "attach a feed of changes", what)
+            .with_remedy("leave out --source-psync: changes are learnt of by tracking then")
     }
 
     /// Makes the link anew and continues where it broke.
