@@ -171,7 +171,8 @@ fn a_renamed_psync_is_used() {
     let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
     fill(&deployment(source.addr()));
     let at = renaming(&source);
-    let refused = Sync::new(&at, &target.addr(), &["--feed", "replication"]).start(&[]).wait(PATIENCE);
+    let refused =
+        Sync::new(&at, &target.addr(), &["--feed", "replication", "--dry-run"]).start(&[]).wait(PATIENCE);
     refused.expect("it ends").expect_code(4);
     for name in ["XSYNC".to_owned(), format!("{at}=XSYNC")] {
         let more = ["--source-psync", &name, "--feed", "replication", "--mirror"];
