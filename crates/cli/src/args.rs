@@ -130,6 +130,11 @@ pub struct Sides {
     #[command(flatten)]
     pub target_access: TargetAccess,
 
+    /// For how long a password is valid that --source-password-command or --target-password-command has printed; a new one is
+    /// asked for before that
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_ttl, help_heading = "Access")]
+    pub password_ttl: u64,
+
     /// Accept any certificate of either side. For tests only
     #[arg(long, help_heading = "TLS")]
     pub insecure: bool,
@@ -148,7 +153,7 @@ pub struct Sides {
 }
 
 macro_rules! access {
-    ($name:ident, $side:literal, $announcer:literal, $user:literal, $file:literal, $env:literal, $map:literal, $tls:literal, $ca:literal,
+    ($name:ident, $side:literal, $announcer:literal, $user:literal, $file:literal, $command:literal, $env:literal, $map:literal, $tls:literal, $ca:literal,
      $cert:literal, $key:literal, $sni:literal, $heading:literal) => {
         #[doc = concat!("How to get into the ", $side, ".")]
         #[derive(Debug, Clone, Args)]
@@ -164,6 +169,13 @@ macro_rules! access {
                 long = $file, id = $file, value_name = "FILE", help_heading = $heading
             )]
             pub password_file: Option<PathBuf>,
+
+            #[arg(
+                help = concat!("Command, run by sh -c, whose first line of output is the password for the ", $side,
+                               ": for passwords that expire, see --password-ttl"),
+                long = $command, id = $command, value_name = "CMD", conflicts_with = $file, help_heading = $heading
+            )]
+            pub password_command: Option<String>,
 
             #[arg(
                 help = concat!("Address that the ", $announcer, " announces and what to connect to instead, as FROM=TO; repeatable"),
@@ -210,6 +222,7 @@ access!(
     "source cluster",
     "source-user",
     "source-password-file",
+    "source-password-command",
     "WHIMBREL_SOURCE_PASSWORD",
     "source-map",
     "source-tls",
@@ -225,6 +238,7 @@ access!(
     "target cluster",
     "target-user",
     "target-password-file",
+    "target-password-command",
     "WHIMBREL_TARGET_PASSWORD",
     "target-map",
     "target-tls",
@@ -241,6 +255,7 @@ access!(
     "cluster",
     "user",
     "password-file",
+    "password-command",
     "WHIMBREL_PASSWORD",
     "map",
     "tls",
@@ -594,6 +609,23 @@ fn parse_pause(text: &str) -> Result<u64, String> {
     match parse_ms(text)? {
         0 => Err("writes have to be paused for a moment: from 1ms on".to_owned()),
         ms if ms > LONGEST_MS => Err("writes are paused for a minute at most".to_owned()),
+        ms => Ok(ms),
+    }
+}
+
+/// For how long nobody must have written. A shorter time would tell nothing.
+fn parse_quiet(text: &str) -> Result<u64, String> {
+    match parse_ms(text)? {
+        ms if ms < 100 => Err("nobody must have written for a while: from 100ms on".to_owned()),
+        ms => Ok(ms),
+    }
+}
+
+/// For how long a password is valid.
+fn parse_ttl(text: &str) -> Result<u64, String> {
+    const LONGEST_MS: u64 = 24 * 3_600_000;
+    match parse_ms(text)? {
+        ms if !(1_000..=LONGEST_MS).contains(&ms) => Err("from 1s to 24h".to_owned()),
         ms => Ok(ms),
     }
 }

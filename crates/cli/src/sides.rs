@@ -10,6 +10,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::{Address, Endpoint, Secret, TlsOptions};
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::LinkOptions;
+use whimbrel_engine::login::PasswordCommand;
 
 #[cfg(feature = "etcd")]
 use crate::args::CoordinatorArgs;
@@ -25,6 +26,8 @@ struct Access<'a> {
     prefix: &'static str,
     user: Option<&'a String>,
     password_file: Option<&'a Path>,
+    password_command: Option<&'a String>,
+    password_ttl_ms: u64,
     password_variable: &'static str,
     map: &'a [String],
     tls: bool,
@@ -43,6 +46,8 @@ macro_rules! access_from {
                     prefix: $prefix,
                     user: a.user.as_ref(),
                     password_file: a.password_file.as_deref(),
+                    password_command: a.password_command.as_ref(),
+                    password_ttl_ms: PASSWORD_TTL_MS,
                     password_variable: $password_variable,
                     map: &a.map,
                     tls: a.tls,
@@ -55,6 +60,9 @@ macro_rules! access_from {
         }
     };
 }
+
+/// For how long a password that a command prints is valid, where the command line has no option for it.
+const PASSWORD_TTL_MS: u64 = 600_000;
 
 const SOURCE_PASSWORD: &str = "WHIMBREL_SOURCE_PASSWORD";
 const TARGET_PASSWORD: &str = "WHIMBREL_TARGET_PASSWORD";
@@ -74,9 +82,12 @@ impl Sides {
     /// # Errors
     /// `Unfit` or `Own` for what cannot be understood or read; nothing has been contacted.
     pub fn endpoints(&self) -> Result<(Endpoint, Endpoint)> {
+        let password_ttl_ms = self.password_ttl;
+        let source = Access { password_ttl_ms, ..Access::from(&self.source_access) };
+        let target = Access { password_ttl_ms, ..Access::from(&self.target_access) };
         Ok((
-            endpoint(Side::Source, &self.source, &Access::from(&self.source_access), self.insecure)?,
-            endpoint(Side::Target, &self.target, &Access::from(&self.target_access), self.insecure)?,
+            endpoint(Side::Source, &self.source, &source, self.insecure)?,
+            endpoint(Side::Target, &self.target, &target, self.insecure)?,
         ))
     }
 
@@ -100,6 +111,33 @@ impl Sides {
     fn link_options(&self, readonly: bool) -> LinkOptions {
         link_options(self.connect_timeout, self.timeout, readonly)
     }
+}
+
+/// What `PSYNC` is called, as `NAME` or `HOST:PORT=NAME`.
+///
+/// # Errors
+/// `Unfit` for anything else.
+pub fn psync_names(texts: &[String]) -> Result<Vec<(Option<Address>, String)>> {
+    let name = |text: &String| {
+        let (at, name) = match text.rsplit_once('=') {
+            Some((at, name)) => (Some(Address::parse_tcp(at)), name),
+            None => (None, text.as_str()),
+        };
+        let is_name = !name.is_empty() && !name.contains([' ', ':']);
+        match at {
+            Some(None) => None,
+            Some(at) => is_name.then(|| (at, name.to_owned())),
+            None => is_name.then(|| (None, name.to_owned())),
+        }
+    };
+    let parse = |text: &String| {
+        name(text).ok_or_else(|| {
+            let what = format!("{text} is no name of a command");
+            Error::unfit(Side::Source, "", "reading the options", what)
+                .with_remedy("write --source-psync NAME, or HOST:PORT=NAME for one primary")
+        })
+    };
+    texts.iter().map(parse).collect()
 }
 
 /// The HOST:PORT of an address as it is typed; what is none stays as it is, and equals none.
@@ -216,6 +254,8 @@ fn daemon(server: &str, prefix: &'static str, password_file: Option<&Path>) -> R
         prefix,
         user: None,
         password_file,
+        password_command: None,
+        password_ttl_ms: PASSWORD_TTL_MS,
         password_variable: SERVE_PASSWORD,
         map: &[],
         tls: false,
@@ -402,11 +442,15 @@ fn endpoint(side: Side, text: &str, access: &Access<'_>, insecure: bool) -> Resu
     if let Some(user) = access.user {
         endpoint.user = Some(user.clone());
     }
+    if let Some(command) = access.password_command {
+        let command = PasswordCommand::new(side, command, access.password_ttl_ms);
+        endpoint.password_command = Some(Arc::new(command));
+        endpoint.password = None;
     // A file wins over the address, and the address over the environment.
-    if access.password_file.is_some() || endpoint.password.is_none() {
+    } else if access.password_file.is_some() || endpoint.password.is_none() {
         endpoint.password = password(side, access.prefix, access.password_file, access.password_variable)?;
     }
-    if endpoint.user.is_some() && endpoint.password.is_none() {
+    if endpoint.user.is_some() && endpoint.password.is_none() && endpoint.password_command.is_none() {
         let what = "a user is named, but no password";
         return Err(Error::unfit(side, "", "reading the options", what).with_remedy(format!(
             "add it to the URL, set {}, or name a password file",

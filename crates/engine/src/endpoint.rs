@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use zeroize::Zeroizing;
 
 use crate::error::{Error, ErrorKind, Result, Side};
+use crate::login::{PasswordCommand, Token};
 
 /// A password. It is never printed, not even by `Debug`, and its memory is wiped when it is dropped.
 #[derive(Clone)]
@@ -93,6 +95,10 @@ pub struct Endpoint {
     pub user: Option<String>,
     /// The password.
     pub password: Option<Secret>,
+    /// What prints the password, where it expires; then `password` is not used.
+    pub password_command: Option<Arc<PasswordCommand>>,
+    /// What `PSYNC` is called there, where it is called otherwise: at one address, or at all others.
+    pub psync: Vec<(Option<Address>, String)>,
     /// The database in the URL, where one was given.
     pub db: Option<u32>,
     /// TLS, where the scheme or a flag asked for it.
@@ -119,6 +125,8 @@ impl Endpoint {
             address: Address::Tcp(String::new(), DEFAULT_PORT),
             user: None,
             password: None,
+            password_command: None,
+            psync: Vec::new(),
             db: None,
             tls: None,
             address_map: Vec::new(),
@@ -175,6 +183,23 @@ impl Endpoint {
             endpoint.db = Some(db.parse().map_err(|_| fail("the database is not a number"))?);
         }
         Ok(endpoint)
+    }
+
+    /// The password to log in with now; `None` where none is needed.
+    ///
+    /// # Errors
+    /// As [`PasswordCommand::token`].
+    pub async fn token(&self) -> Result<Option<Token>> {
+        match &self.password_command {
+            Some(command) => command.token().await.map(Some),
+            None => Ok(self.password.clone().map(|secret| Token { secret, renew_at: None })),
+        }
+    }
+
+    /// What `PSYNC` is called at `address`.
+    pub fn psync_at(&self, address: &Address) -> &str {
+        let of = |wanted: Option<&Address>| self.psync.iter().find(|(at, _)| at.as_ref() == wanted);
+        of(Some(address)).or_else(|| of(None)).map_or("PSYNC", |(_, name)| name)
     }
 
     /// The address as it was typed, without its password; `None` where it holds none.

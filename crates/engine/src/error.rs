@@ -53,8 +53,41 @@ pub enum ErrorKind {
     Auth(String),
     /// The deployment cannot do what is asked of it, or the request makes no sense there.
     Unfit(String),
+    /// The server refuses a command that is needed, to this user or to everybody.
+    Forbidden {
+        /// Its name, with its subcommand.
+        command: String,
+        /// What the server answered.
+        answer: String,
+    },
+    /// Clients went on writing to the source while somebody else was to stop them.
+    StillWritten(Box<StillWritten>),
     /// Something of our own: a file, the journal, the state folder.
     Own(String),
+}
+
+/// Who still wrote, and what, as far as it is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StillWritten {
+    /// For how long it was waited for them to stop, in milliseconds.
+    pub waited_ms: u64,
+    /// Those who wrote last, for people.
+    pub clients: Vec<String>,
+    /// Some of the keys that were touched last, as they are shown to people.
+    pub keys: Vec<String>,
+}
+
+impl fmt::Display for StillWritten {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the source was still written to after {} ms", self.waited_ms)?;
+        if !self.clients.is_empty() {
+            write!(f, ", by {}", self.clients.join(", "))?;
+        }
+        if !self.keys.is_empty() {
+            write!(f, ", among others key {}", self.keys.join(", "))?;
+        }
+        Ok(())
+    }
 }
 
 /// An error with its side, what was tried, and what the user can do.
@@ -168,6 +201,8 @@ impl fmt::Display for Problem<'_> {
             ErrorKind::Server(e) => write!(f, "the server answered: {}", e.text)?,
             ErrorKind::Auth(what) => f.write_str(what)?,
             ErrorKind::Unfit(what) => f.write_str(what)?,
+            ErrorKind::Forbidden { command, answer } => write!(f, "{command} is refused there: {answer}")?,
+            ErrorKind::StillWritten(still) => write!(f, "{still}")?,
             ErrorKind::Own(what) => f.write_str(what)?,
         }
         match &error.kind {

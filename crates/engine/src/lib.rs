@@ -2,6 +2,7 @@
 //!
 //! - [`endpoint`]: what the user typed to name a deployment, and how to reach it;
 //! - [`link`]: one connection to one server, greeted and ready for commands;
+//! - [`login`]: passwords that expire, which a command prints;
 //! - [`probe`]: what a server is and can do, found by asking it;
 //! - [`deployment`]: a standalone server or a cluster, its nodes and its slots;
 //! - [`nodes`]: how the nodes of a cluster see each other, and where their keys are;
@@ -21,6 +22,7 @@ pub mod expiry;
 pub mod feed;
 pub mod handover;
 pub mod link;
+pub mod login;
 pub mod native;
 pub mod nodes;
 pub mod probe;

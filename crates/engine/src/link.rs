@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use rustls_pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use whimbrel_wire::encode::Outbox;
@@ -19,6 +19,7 @@ use whimbrel_wire::value::Value;
 
 use crate::endpoint::{Address, Endpoint};
 use crate::error::{Code, Error, ErrorKind, Result, ServerError};
+use crate::login::Token;
 use crate::tls;
 
 /// How a connection behaves.
@@ -63,6 +64,15 @@ pub struct Link {
     inbox: BytesMut,
     scanner: Scanner,
     outbox: Outbox,
+    /// The password that it has logged in with last.
+    token: Option<Token>,
+    keeps_login: bool,
+    /// Commands that were sent, and replies that were read.
+    sent: u64,
+    answered: u64,
+    /// What was queued ends between `MULTI` and `EXEC`; and so did what was sent.
+    in_transaction: bool,
+    sent_in_transaction: bool,
 }
 
 impl Link {
@@ -71,6 +81,8 @@ impl Link {
     /// # Errors
     /// `Connect`, `Tls`, `Auth`, or what the server answered to the greeting (for example `LOADING`).
     pub async fn open(endpoint: &Arc<Endpoint>, address: &Address, options: LinkOptions) -> Result<Link> {
+        // A command may have to be run for it, which has a bound of its own.
+        endpoint.token().await?;
         let opened = async {
             let io = Io::open(endpoint, address).await?;
             Link::greeted(io, endpoint, address, options).await
@@ -139,6 +151,12 @@ impl Link {
             inbox: BytesMut::new(),
             scanner: Scanner::default(),
             outbox: Outbox::new(),
+            token: None,
+            keeps_login: true,
+            sent: 0,
+            answered: 0,
+            in_transaction: false,
+            sent_in_transaction: false,
         }
     }
 
@@ -190,7 +208,61 @@ impl Link {
 
     /// Queues a command of short arguments.
     pub fn push(&mut self, args: &[&[u8]]) {
+        match args.first() {
+            Some(&b"MULTI") => self.in_transaction = true,
+            Some(&(b"EXEC" | b"DISCARD")) => self.in_transaction = false,
+            _ => {}
+        }
         self.outbox.push(args);
+    }
+
+    /// Whether it logs in again by itself before its password expires, when commands are sent and all earlier ones have been
+    /// answered. Links on which more arrives than answers must not.
+    pub(crate) fn keeps_login(&mut self, keeps: bool) {
+        self.keeps_login = keeps;
+    }
+
+    /// Whether its password expires soon.
+    pub(crate) fn is_login_due(&self) -> bool {
+        let renew_at = self.token.as_ref().and_then(|token| token.renew_at);
+        renew_at.is_some_and(|at| at <= Instant::now())
+    }
+
+    /// Queues a login with a new password.
+    ///
+    /// # Errors
+    /// As [`Endpoint::token`].
+    pub(crate) async fn push_login(&mut self) -> Result<()> {
+        self.token = self.endpoint.token().await?;
+        if let Some(Token { secret, .. }) = &self.token {
+            match &self.endpoint.user {
+                Some(user) => self.outbox.push(&[b"AUTH", user.as_bytes(), secret.expose().as_bytes()]),
+                None => self.outbox.push(&[b"AUTH", secret.expose().as_bytes()]),
+            }
+        }
+        Ok(())
+    }
+
+    /// Logs in again where its password expires soon, before what is queued is sent.
+    async fn keep_login(&mut self) -> Result<()> {
+        let queued = std::mem::take(&mut self.outbox);
+        let sent = self.sent;
+        self.push_login().await?;
+        let outcome = match self.write_out().await {
+            Ok(()) => self.reply().await,
+            Err(e) => Err(e),
+        };
+        self.outbox = queued;
+        (self.sent, self.answered) = (sent, sent);
+        match ServerError::of(&outcome?) {
+            None => Ok(()),
+            Some(mut e) => {
+                self.redact(&mut e);
+                // With a new connection it may succeed.
+                let what = io::Error::other(format!("the server refused the new password: {}", e.text));
+                Err(self.fail("log in again", ErrorKind::Broken(what)))
+            }
+        }
     }
 
     /// Sends everything queued.
@@ -198,6 +270,16 @@ impl Link {
     /// # Errors
     /// `Broken`, or `Timeout` where the server takes nothing in for the reply timeout.
     pub async fn flush(&mut self) -> Result<()> {
+        let is_in_step = self.sent == self.answered && !self.sent_in_transaction;
+        if self.keeps_login && is_in_step && self.is_login_due() {
+            self.keep_login().await?;
+        }
+        self.sent = self.outbox.commands();
+        self.sent_in_transaction = self.in_transaction;
+        self.write_out().await
+    }
+
+    async fn write_out(&mut self) -> Result<()> {
         let limit = Duration::from_millis(self.options.reply_timeout_ms);
         while !self.outbox.is_empty() {
             match timeout(limit, self.io.write_buf(&mut self.outbox)).await {
@@ -221,7 +303,10 @@ impl Link {
     pub async fn frame(&mut self) -> Result<Bytes> {
         loop {
             let missing = match self.scanner.scan(&self.inbox) {
-                Ok(Progress::Complete(len)) => return Ok(self.inbox.split_to(len).freeze()),
+                Ok(Progress::Complete(len)) => {
+                    self.answered += 1;
+                    return Ok(self.inbox.split_to(len).freeze());
+                }
                 Ok(Progress::Incomplete(missing)) => missing,
                 Err(e) => return Err(self.fail("read a reply", ErrorKind::Malformed(e))),
             };
@@ -424,7 +509,7 @@ impl Link {
         if e.code == Code::UnknownCommand {
             "this server knows no AUTH command".clone_into(&mut e.text);
         } else if let Some(password) =
-            self.endpoint.password.as_ref().map(|p| p.expose()).filter(|p| !p.is_empty())
+            self.token.as_ref().map(|token| token.secret.expose()).filter(|p| !p.is_empty())
         {
             e.text = e.text.replace(password, "…");
         }
@@ -432,11 +517,8 @@ impl Link {
 
     async fn greet_commands(&mut self) -> Result<()> {
         let mut sent: Vec<&'static str> = Vec::new();
-        if let Some(password) = self.endpoint.password.clone() {
-            match self.endpoint.user.clone() {
-                Some(user) => self.push(&[b"AUTH", user.as_bytes(), password.expose().as_bytes()]),
-                None => self.push(&[b"AUTH", password.expose().as_bytes()]),
-            }
+        self.push_login().await?;
+        if self.token.is_some() {
             sent.push("AUTH");
         }
         self.push(&[b"CLIENT", b"SETNAME", CLIENT_NAME.as_bytes()]);
@@ -459,6 +541,16 @@ impl Link {
             }
             match (command, &e.code) {
                 (_, Code::WrongPassword) => {
+                    if let Some(command) = &self.endpoint.password_command
+                        && command.refused().await
+                    {
+                        // It has ended before its time: another one may do.
+                        let what =
+                            io::Error::other(format!("the password is not valid any more: {}", e.text));
+                        return Err(self
+                            .fail("log in", ErrorKind::Connect(what))
+                            .with_remedy("name with --password-ttl for how long a password is valid"));
+                    }
                     let what = format!("the server refused the credentials: {}", e.text);
                     return Err(self
                         .fail("log in", ErrorKind::Auth(what))

@@ -51,6 +51,17 @@ impl Info {
         self.field(name)?.parse().ok()
     }
 
+    /// How often a command was called, with all its subcommands unless one is named after a bar, from the `commandstats`
+    /// section.
+    pub fn calls(&self, command: &str) -> u64 {
+        let calls = |(name, value): (&String, &String)| {
+            let name = name.strip_prefix("cmdstat_")?.strip_prefix(command)?;
+            let is_it = name.is_empty() || name.starts_with('|');
+            value.strip_prefix("calls=").filter(|_| is_it)?.split(',').next()?.parse::<u64>().ok()
+        };
+        self.0.iter().filter_map(calls).sum()
+    }
+
     /// The databases that hold keys, from the `keyspace` section.
     pub fn keyspace(&self) -> BTreeMap<u32, DbCounts> {
         self.0

@@ -7,6 +7,7 @@
 
 mod rights;
 mod waiting;
+mod writing;
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -21,6 +22,7 @@ use crate::link::Link;
 use crate::probe::Info;
 
 pub use self::rights::check_rights;
+pub use self::writing::{WritingClient, writing_clients};
 
 /// Where `readonly-replica` sends a server for its data: the port is reserved, and nobody listens there.
 const NOWHERE: (&[u8], &[u8]) = (b"127.0.0.1", b"1");
@@ -129,6 +131,13 @@ pub enum FenceKind {
     Acl,
     /// The server becomes a replica of nobody: it serves reads and refuses writes. Not for clusters.
     ReadonlyReplica,
+    /// Not by us: somebody else stops the writers, before the target takes over, and keeps them away afterwards.
+    External {
+        /// For how long nobody must have written, in milliseconds.
+        quiet_ms: u64,
+        /// How long is waited for that at most, in milliseconds.
+        wait_ms: u64,
+    },
 }
 
 /// What was done to keep writers out, and what undoes it. No password is in it.
@@ -173,7 +182,7 @@ impl Fence {
     pub async fn plan(deployment: &Deployment, kind: FenceKind) -> Result<Fence> {
         let mut users = Vec::new();
         match kind {
-            FenceKind::None | FenceKind::Pause { .. } => {}
+            FenceKind::None | FenceKind::Pause { .. } | FenceKind::External { .. } => {}
             FenceKind::ReadonlyReplica if deployment.is_cluster() => {
                 let at = deployment.endpoint.address.to_string();
                 let what = "the primaries of a cluster cannot be made replicas of nobody";
@@ -211,7 +220,7 @@ impl Fence {
     }
 
     /// Puts it up. Writers should be held meanwhile. With [`FenceKind::None`] and [`FenceKind::Pause`] there is nothing
-    /// to do here but to release, or to hold longer.
+    /// to do here but to release, or to hold longer; with [`FenceKind::External`] nothing at all.
     ///
     /// # Errors
     /// `Unfit` where there are users that the plan does not know; as [`Deployment::open`] and [`Link::call`]. Part of it
@@ -238,7 +247,7 @@ impl Fence {
     /// As [`Deployment::open`] and [`Link::call`].
     pub async fn end_waiting(&self, deployment: &Deployment) -> Result<u64> {
         match self.kind {
-            FenceKind::None => Ok(0),
+            FenceKind::None | FenceKind::External { .. } => Ok(0),
             FenceKind::Pause { .. } | FenceKind::Acl | FenceKind::ReadonlyReplica => {
                 waiting::end(deployment).await
             }
@@ -293,6 +302,10 @@ impl Fence {
         let is_older = |user: &FencedUser| older.users.iter().any(|o| o.at == user.at && o.name == user.name);
         self.users.retain(|user| !is_older(user));
         self.users.extend(older.users.iter().cloned());
+        if matches!(self.kind, FenceKind::External { .. }) && !self.users.is_empty() {
+            // What has to be undone is the older one.
+            self.kind = FenceKind::Acl;
+        }
         self
     }
 

@@ -369,7 +369,8 @@ impl Mover {
             words.push(b"REPLACE");
         }
         // The source logs in at the target as we do. Servers keep these words out of their own logs.
-        match (&endpoint.user, &endpoint.password) {
+        let password = endpoint.token().await?.map(|token| token.secret);
+        match (&endpoint.user, &password) {
             (_, None) => {}
             (None, Some(password)) => words.extend([b"AUTH", password.expose().as_bytes()]),
             (Some(user), Some(password)) => {

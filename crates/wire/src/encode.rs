@@ -43,6 +43,8 @@ pub struct Outbox {
     tail: BytesMut,
     /// The length of all parts.
     bytes: usize,
+    /// Commands started since it was made.
+    commands: u64,
 }
 
 impl Outbox {
@@ -53,6 +55,7 @@ impl Outbox {
 
     /// Starts a command of `args` arguments, its name included. Exactly that many `arg…` calls must follow.
     pub fn command(&mut self, args: usize) {
+        self.commands += 1;
         self.header(b'*', args);
     }
 
@@ -89,6 +92,11 @@ impl Outbox {
         for arg in args {
             self.arg(arg);
         }
+    }
+
+    /// How many commands were started since it was made, those that were thrown away included.
+    pub fn commands(&self) -> u64 {
+        self.commands
     }
 
     /// Bytes waiting.

@@ -292,7 +292,7 @@ fn a_dry_run_finds_a_command_that_is_not_there() {
     let mut sync = job.start(&[]);
     wait_until_following(&mut sync);
     for fence in ["none", "pause"] {
-        assert_both_refuse(&job, &["--fence", fence], &["CLIENT PAUSE", "stop the clients yourself"]);
+        assert_both_refuse(&job, &["--fence", fence], &["CLIENT PAUSE", "--fence external"]);
     }
     stop(sync);
 }

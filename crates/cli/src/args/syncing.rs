@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 
 use crate::confirm::Beforehand;
 
-use super::{ClusterArgs, Limits, Names, Show, Sides, parse_bytes, parse_ms, parse_pause};
+use super::{ClusterArgs, Limits, Names, Show, Sides, parse_bytes, parse_ms, parse_pause, parse_quiet};
 
 /// How changes are learnt of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -74,6 +74,10 @@ pub struct SyncArgs {
     /// How changes of the source are learnt of
     #[arg(long, value_enum, default_value_t = FeedChoice::Auto, help_heading = "What else")]
     pub feed: FeedChoice,
+
+    /// What the source calls PSYNC, where a service has renamed it; HOST:PORT=NAME for one primary; repeatable
+    #[arg(long, value_name = "NAME", help_heading = "What else")]
+    pub source_psync: Vec<String>,
 
     /// Names of touched keys remembered for each primary of the source; beyond it whole slots are transferred again
     #[arg(long, value_name = "BYTES", default_value = "256MiB", value_parser = parse_bytes, help_heading = "Limits")]
@@ -160,6 +164,9 @@ pub enum FenceChoice {
     Acl,
     /// The source becomes a replica of nobody, which serves reads and refuses writes; not for clusters
     ReadonlyReplica,
+    /// Not by whimbrel: you stop the writers when it says so; it waits until nobody writes any more (--quiet-for), compares
+    /// all keys, and needs no right to pause anybody
+    External,
 }
 
 /// How much is compared before the target takes over.
@@ -184,6 +191,7 @@ Holds the writers of the source, transfers what is left, compares, fences the wr
 Examples:
   whimbrel cutover --dry-run                          how long would writes be paused?
   whimbrel cutover --fence acl --max-pause 100ms
+  whimbrel cutover --fence external --quiet-for 10s   you stop the writers: for services that forbid CLIENT PAUSE
   whimbrel cutover sync-3f2a --fence pause --fence-for 30s
   whimbrel cutover --fence acl --reverse-sync         and later, without losing what was written since:
   whimbrel cutover --fence acl --back
@@ -205,9 +213,17 @@ pub struct CutoverArgs {
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_ms)]
     pub fence_for: u64,
 
-    /// How much is compared before
-    #[arg(long, value_enum, default_value_t = CompareChoice::Sample)]
-    pub compare: CompareChoice,
+    /// With --fence external: for how long nobody must have written to the source
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_quiet)]
+    pub quiet_for: u64,
+
+    /// With --fence external: how long to wait for that; then the cutover is given up, and the sync goes on
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_ms)]
+    pub wait_for_quiet: u64,
+
+    /// How much is compared before [default: sample; with --fence external: full]
+    #[arg(long, value_enum)]
+    pub compare: Option<CompareChoice>,
 
     /// Be able to come back: the same process goes on following the target back into the source, which needs a fence that
     /// does not hold whimbrel (acl or pause)

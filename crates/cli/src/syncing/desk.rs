@@ -22,6 +22,7 @@ use whimbrel_flow::journal;
 use whimbrel_flow::sync::{Ask, Compare, CutoverOptions, SyncShown};
 
 use super::exposed::Running;
+use super::words;
 use crate::exit::Exit;
 use crate::safety;
 
@@ -297,9 +298,12 @@ impl Desk {
                 exit: 0,
             },
             Err(e) => {
+                let e = words::remedied(e);
                 let exit = match (&e.kind, e.side) {
                     // Nothing was changed, or everything was undone.
-                    (ErrorKind::Unfit(_), _) => Exit::Refused,
+                    (ErrorKind::Unfit(_) | ErrorKind::Forbidden { .. } | ErrorKind::StillWritten(_), _) => {
+                        Exit::Refused
+                    }
                     (_, Side::Own) => Exit::Internal,
                     _ => Exit::Interrupted,
                 };

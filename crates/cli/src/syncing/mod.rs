@@ -5,6 +5,7 @@ mod desk;
 mod exposed;
 pub mod unfence;
 pub mod watch;
+mod words;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -35,6 +36,7 @@ use crate::copying::{self, state_dir};
 use crate::display::{Display, Form, Lines, Speed, SpeedNow, eta};
 use crate::exit::Exit;
 use crate::losses;
+use crate::sides::psync_names;
 use crate::ui::row::{Cell, cell};
 
 /// How many may ask for a cutover at once; the others wait.
@@ -62,7 +64,7 @@ pub async fn run(args: &SyncArgs, stop: CancellationToken) -> Exit {
 
 /// `again` is what goes on with the sync, once keys may have been written.
 async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option<String>) -> Result<Exit> {
-    let endpoints = args.sides.endpoints()?;
+    let endpoints = endpoints(args)?;
     let selection = args.names.selection()?;
     args.names.named_dbs(endpoints.1.db)?;
     let (source, target) = args.sides.probe(endpoints, false).await?;
@@ -160,6 +162,13 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
         true => Exit::Success,
         false => Exit::Stopped,
     })
+}
+
+/// Both sides, as they were named.
+fn endpoints(args: &SyncArgs) -> Result<(Endpoint, Endpoint)> {
+    let (source, target) = args.sides.endpoints()?;
+    let psync = psync_names(&args.source_psync)?;
+    Ok((Endpoint { psync, ..source }, target))
 }
 
 /// Only one process can run a sync.
@@ -289,7 +298,7 @@ impl Direction {
 
     /// Source and target, asked anew: what a target is asked for is not what a source is.
     async fn probe(self, args: &SyncArgs) -> Result<(Arc<Deployment>, Arc<Deployment>)> {
-        let (mut source, mut target) = args.sides.endpoints()?;
+        let (mut source, mut target) = endpoints(args)?;
         if self == Direction::Back {
             (source, target) =
                 (Endpoint { side: Side::Source, ..target }, Endpoint { side: Side::Target, ..source });
@@ -468,7 +477,12 @@ fn row(shown: &SyncShown, speed: &SpeedNow) -> Vec<Cell> {
             cell(0, "going through slots again whose changes may have been missed"),
             cell(4, format!("{} compared", format_count_of(c.compared, "key"))),
         ]),
-        SyncPhase::CuttingOver => row.push(cell(0, "cutting over")),
+        SyncPhase::CuttingOver => {
+            row.push(cell(0, "cutting over"));
+            if let Some(external) = &shown.external {
+                row.push(cell(0, words::waiting(external)));
+            }
+        }
         SyncPhase::CutOver => row.push(cell(0, "cut over")),
         SyncPhase::Stopped => row.push(cell(0, "stopped")),
     }
@@ -529,6 +543,12 @@ fn show_report(args: &SyncArgs, report: &SyncReport, again: &str) {
         },
     );
     match &report.cutover {
+        Some(cutover) if cutover.external.is_some() => say!(
+            "writers  quiet for {} when the target took over; {} keys transferred meanwhile, {} compared in full",
+            format_duration_ms(cutover.pause_ms),
+            format_count(cutover.drained),
+            format_count(cutover.compared)
+        ),
         Some(cutover) => say!(
             "writes   paused for {} ms; {} transferred meanwhile, {} compared in full",
             cutover.pause_ms,

@@ -74,6 +74,9 @@ pub fn notes_about(folder: &Path, deployment: &Deployment) -> Result<Vec<(PathBu
 fn words(kind: FenceKind) -> &'static str {
     match kind {
         FenceKind::None => "there is none",
+        FenceKind::External { .. } => {
+            "whimbrel keeps nobody away: let the writers in again where they were stopped"
+        }
         FenceKind::Pause { .. } => "writers are not paused any more",
         FenceKind::Acl => "ACL users have the rules back that they had before the cutover",
         FenceKind::ReadonlyReplica => "it is a primary again, and takes writes",

@@ -181,6 +181,12 @@ const BUILTIN: &[(&[&str], Rule)] = &[
     (&["EVAL", "EVALSHA", "FCALL", "LMPOP", "BLMPOP", "ZMPOP", "BZMPOP", "MIGRATE", "PFDEBUG"], Rule::Any),
 ];
 
+/// Whether a command of this name, in capitals, can touch a key, by what is known without modules.
+pub(super) fn writes(name: &[u8]) -> bool {
+    let of_name = |(names, _): &&(&[&str], Rule)| names.iter().any(|known| known.as_bytes() == name);
+    BUILTIN.iter().find(of_name).is_some_and(|(_, rule)| !matches!(rule, Rule::Nothing | Rule::Select))
+}
+
 /// What each command touches.
 #[derive(Debug)]
 pub(super) struct Rules(HashMap<Box<[u8]>, Rule>);

@@ -42,6 +42,12 @@ pub use touched::{Collection, Elements, Touch, Touched, TouchedLimits, What};
 /// The name that feeds show in `CLIENT LIST`.
 pub const FEED_CLIENT_NAME: &str = "whimbrel:feed";
 
+/// Whether a command of this name, as `CLIENT LIST` writes it, can write: by itself, or since it carries out others.
+pub fn may_write(command: &str) -> bool {
+    let name = command.split('|').next().unwrap_or_default().to_ascii_uppercase();
+    name == "EXEC" || command::writes(name.as_bytes())
+}
+
 /// How a feed learns of changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FeedKind {
@@ -201,8 +207,15 @@ impl Place {
         }
     }
 
+    /// What `PSYNC` is called there.
+    fn psync(&self) -> &[u8] {
+        self.endpoint.psync_at(&self.address).as_bytes()
+    }
+
     async fn open(&self) -> Result<Link> {
         let mut link = Link::open(&self.endpoint, &self.address, self.options).await?;
+        // What arrives on it is not only answers. The feeds see to it themselves, as far as they can.
+        link.keeps_login(false);
         // A courtesy, which an ACL may forbid.
         link.ask(&[b"CLIENT", b"SETNAME", FEED_CLIENT_NAME.as_bytes()]).await?;
         Ok(link)

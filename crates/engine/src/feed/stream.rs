@@ -263,7 +263,7 @@ async fn ask_for_snapshot(place: &Place) -> Result<Option<Link>> {
     if !matches!(offer(&mut link).await?, Offer::Filtered) {
         return Ok(None);
     }
-    link.push(&[b"PSYNC", b"?", b"-1"]);
+    link.push(&[place.psync(), b"?", b"-1"]);
     link.flush().await?;
     Ok(Some(link))
 }
@@ -389,17 +389,28 @@ impl Stream {
         match from {
             Some(from) => {
                 let next = (from.offset + 1).to_string();
-                self.link.push(&[b"PSYNC", from.replid.as_bytes(), next.as_bytes()]);
+                self.link.push(&[self.place.psync(), from.replid.as_bytes(), next.as_bytes()]);
             }
-            None => self.link.push(&[b"PSYNC", b"?", b"-1"]),
+            None => self.link.push(&[self.place.psync(), b"?", b"-1"]),
         }
         self.link.flush().await?;
         loop {
             if let Some(opening) = self.parser.opening() {
                 return Ok(opening.clone());
             }
-            self.receive().await?;
+            self.receive().await.map_err(|e| self.misnamed(e))?;
         }
+    }
+
+    /// Stock servers look at the name: what `rename-command` calls otherwise is taken for `SYNC`, and sends all data at once.
+    fn misnamed(&self, e: Error) -> Error {
+        let name = self.place.psync();
+        if name.eq_ignore_ascii_case(b"PSYNC") || !matches!(e.kind, ErrorKind::Malformed(_)) {
+            return e;
+        }
+        let what = format!("{} is not answered as PSYNC is", String::from_utf8_lossy(name));
+        Error::unfit(e.side, e.at, "attach a feed of changes", what)
+            .with_remedy("leave out --source-psync: changes are learnt of by tracking then")
     }
 
     /// Makes the link anew and continues where it broke.

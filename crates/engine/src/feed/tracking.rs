@@ -100,6 +100,7 @@ impl Tracking {
                     if self.heard.elapsed() > SILENCE_MAX {
                         return Err(Error::own("follow the changes", "the server has fallen silent"));
                     }
+                    self.log_in_again().await?;
                     // One at a time is enough.
                     if self.waiting.is_empty() {
                         self.ping(None).await?;
@@ -113,6 +114,16 @@ impl Tracking {
         self.waiting.push_back(barrier);
         self.link.push(&[b"PING"]);
         self.link.flush().await
+    }
+
+    /// Before the password ends, after which some services close the connection. It is answered as a `PING` is.
+    async fn log_in_again(&mut self) -> Result<()> {
+        if self.link.is_login_due() {
+            self.link.push_login().await?;
+            self.waiting.push_back(None);
+            self.link.flush().await?;
+        }
+        Ok(())
     }
 
     /// Reads the frames that have arrived as a whole.

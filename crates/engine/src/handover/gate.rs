@@ -224,7 +224,8 @@ fn key_in(slot: Slot) -> String {
 
 /// Has the server behind `link` send a key to another; what that said.
 async fn send_key(link: &mut Link, gate: &Gate, key: &str, importing: bool) -> Result<String> {
-    let (user, password) = (link.endpoint().user.clone(), link.endpoint().password.clone());
+    let endpoint = link.endpoint().clone();
+    let (user, password) = (endpoint.user.clone(), endpoint.token().await?.map(|token| token.secret));
     let limit = TRY_MS.to_string();
     let asking = |link: &mut Link| {
         if importing {

@@ -3,48 +3,40 @@
 use super::{Fence, FenceKind};
 use crate::deployment::Deployment;
 use crate::endpoint::Address;
-use crate::error::{Error, Result, ServerError};
+use crate::error::{Error, ErrorKind, Result, ServerError};
 
-/// A command that is needed, and what to do where it is refused. Carried out it would change nothing, should anything
-/// between us and the server not keep transactions.
+/// A command that is needed. Carried out it would change nothing, should anything between us and the server not keep
+/// transactions.
 struct Needed {
     command: &'static [&'static [u8]],
     /// How many of its words are its name.
     name_words: usize,
-    remedy: &'static str,
 }
 
-const PAUSE_REMEDY: &str = "give this user +client|pause and +client|unpause; where the service forbids that to everybody, stop \
-                            the clients yourself, end the sync, let sync --resume --once transfer the rest, and send them to \
-                            the target";
-const END_REMEDY: &str =
-    "give this user +client|list and +client|kill, by which clients that wait are ended; or use --fence none";
-const ACL_REMEDY: &str = "give this user +acl|whoami, +acl|users, +acl|getuser and +acl|setuser, or choose another way with --fence";
-const REPLICA_REMEDY: &str = "give this user +replicaof, or choose another way with --fence";
-
-const OF_PAUSE: [Needed; 2] = [
-    Needed { command: &[b"CLIENT", b"PAUSE", b"1", b"WRITE"], name_words: 2, remedy: PAUSE_REMEDY },
-    OF_UNPAUSE,
-];
-const OF_UNPAUSE: Needed = Needed { command: &[b"CLIENT", b"UNPAUSE"], name_words: 2, remedy: PAUSE_REMEDY };
+const OF_PAUSE: [Needed; 2] =
+    [Needed { command: &[b"CLIENT", b"PAUSE", b"1", b"WRITE"], name_words: 2 }, OF_UNPAUSE];
+const OF_UNPAUSE: Needed = Needed { command: &[b"CLIENT", b"UNPAUSE"], name_words: 2 };
 const OF_ENDING: [Needed; 2] = [
-    Needed { command: &[b"CLIENT", b"LIST"], name_words: 2, remedy: END_REMEDY },
-    Needed { command: &[b"CLIENT", b"KILL", b"ID", b"0"], name_words: 2, remedy: END_REMEDY },
+    Needed { command: &[b"CLIENT", b"LIST"], name_words: 2 },
+    Needed { command: &[b"CLIENT", b"KILL", b"ID", b"0"], name_words: 2 },
 ];
 const OF_ACL: [Needed; 4] = [
-    Needed { command: &[b"ACL", b"WHOAMI"], name_words: 2, remedy: ACL_REMEDY },
-    Needed { command: &[b"ACL", b"USERS"], name_words: 2, remedy: ACL_REMEDY },
-    Needed { command: &[b"ACL", b"GETUSER", b"default"], name_words: 2, remedy: ACL_REMEDY },
-    Needed { command: &[b"ACL", b"SETUSER", b"default"], name_words: 2, remedy: ACL_REMEDY },
+    Needed { command: &[b"ACL", b"WHOAMI"], name_words: 2 },
+    Needed { command: &[b"ACL", b"USERS"], name_words: 2 },
+    Needed { command: &[b"ACL", b"GETUSER", b"default"], name_words: 2 },
+    Needed { command: &[b"ACL", b"SETUSER", b"default"], name_words: 2 },
 ];
-const OF_REPLICA: [Needed; 1] =
-    [Needed { command: &[b"REPLICAOF", b"NO", b"ONE"], name_words: 1, remedy: REPLICA_REMEDY }];
+const OF_REPLICA: [Needed; 1] = [Needed { command: &[b"REPLICAOF", b"NO", b"ONE"], name_words: 1 }];
 
 /// Finds out whether writers can be paused and then fenced off in this way. Changes nothing.
 ///
 /// # Errors
-/// `Unfit` for the first command that is refused; as [`Deployment::open`].
+/// `Forbidden` for the first command that is refused; as [`Deployment::open`].
 pub async fn check_rights(deployment: &Deployment, kind: FenceKind) -> Result<()> {
+    if matches!(kind, FenceKind::External { .. }) {
+        // Nobody is paused or kept away by us.
+        return Ok(());
+    }
     let topology = deployment.topology();
     for shard in &topology.shards {
         check(deployment, &shard.primary, &OF_PAUSE).await?;
@@ -68,7 +60,7 @@ impl Fence {
     /// As [`check_rights`].
     pub async fn check_lift(&self, deployment: &Deployment) -> Result<()> {
         let needed: &[Needed] = match self.kind {
-            FenceKind::None => return Ok(()),
+            FenceKind::None | FenceKind::External { .. } => return Ok(()),
             FenceKind::Pause { .. } => &[OF_UNPAUSE],
             FenceKind::Acl => &OF_ACL,
             FenceKind::ReadonlyReplica => &OF_REPLICA,
@@ -91,14 +83,13 @@ impl Fence {
 async fn check(deployment: &Deployment, address: &Address, needed: &[Needed]) -> Result<()> {
     let mut link = deployment.open(address, 0).await?;
     link.call(&[b"MULTI"]).await?;
-    for Needed { command, name_words, remedy } in needed {
+    for Needed { command, name_words } in needed {
         let reply = link.ask(command).await?;
         if let Some(refused) = ServerError::of(&reply) {
             let name: Vec<_> =
                 command.iter().take(*name_words).map(|word| String::from_utf8_lossy(word)).collect();
-            let what = format!("{} is refused there: {}", name.join(" "), refused.text);
-            let at = address.to_string();
-            return Err(Error::unfit(deployment.side(), at, "cut over", what).with_remedy(*remedy));
+            let kind = ErrorKind::Forbidden { command: name.join(" "), answer: refused.text };
+            return Err(Error::new(deployment.side(), address.to_string(), "cut over", kind));
         }
     }
     // The connection ends here, and the transaction with it.

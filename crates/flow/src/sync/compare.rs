@@ -135,8 +135,8 @@ impl Syncer {
         Ok(followed.map(|(_, keys)| keys).sum())
     }
 
-    /// Compares both sides.
-    pub(super) async fn compare(&self, how: Compare, sample: &Sample) -> Result<Compared> {
+    /// Compares both sides. Where all keys are compared, `settle` says how differences are looked at again.
+    pub(super) async fn compare(&self, how: Compare, sample: &Sample, settle: Settle) -> Result<Compared> {
         let shared = &self.shared;
         let is_whole = shared.options.selection.is_everything() && self.status.copy.snapshot().failed == 0;
         let mut compared = Compared::default();
@@ -157,7 +157,7 @@ impl Syncer {
             }
         }
         if how == Compare::Full {
-            self.compare_all(&mut compared).await?;
+            self.compare_all(&mut compared, settle).await?;
         }
         for ((source, target), keys) in sample {
             compared.keys += keys.len() as u64;
@@ -170,14 +170,13 @@ impl Syncer {
     }
 
     /// Compares all keys, both ways.
-    async fn compare_all(&self, compared: &mut Compared) -> Result<()> {
+    async fn compare_all(&self, compared: &mut Compared, settle: Settle) -> Result<()> {
         let Shared { source, target, options, stop, .. } = &*self.shared;
         let how = VerifyOptions {
             selection: options.selection.clone(),
             dbs: options.dbs.iter().map(|pair| (pair.source, pair.target)).collect(),
             retry: options.retry,
-            // Nobody writes any more; or else it is a rehearsal, and what was written meanwhile is known.
-            settle: Settle { rounds: 0, ..Settle::default() },
+            settle,
             ..VerifyOptions::default()
         };
         let progress = Arc::new(VerifyProgress::default());
@@ -214,7 +213,7 @@ impl Syncer {
                     break;
                 }
             }
-            compared = self.compare(how, sample).await?;
+            compared = self.compare(how, sample, Settle::none()).await?;
         }
         let unsure = "clients wrote all the time: whether both sides hold the same keys could not be told without pausing them; \
                       whimbrel verify can tell";

@@ -18,10 +18,12 @@ use whimbrel_engine::seal::{Fence, FenceKind, Reached, Seal, check_rights};
 
 use super::compare::{Sample, chance_of_one_percent};
 use super::consumers::Streams;
+use super::external::{ExternalReport, Quiet};
 use super::{Back, Position, Round, Source, SyncPhase, Syncer};
 use crate::copy;
 use crate::copy::Shared;
 use crate::scan::{KeyScan, ScanOptions};
+use crate::verify::Settle;
 
 /// How often slots are mended before a cutover gives up on them.
 const MENDS_MAX: u32 = 20;
@@ -72,7 +74,8 @@ pub struct CutoverReport {
     pub dry_run: bool,
     /// How long writers would be held, by what it took before anybody was held, in milliseconds.
     pub estimate_ms: u64,
-    /// How long they were held, in milliseconds; with `--fence pause` until they were fenced off.
+    /// How long they were held, in milliseconds; with `--fence pause` until they were fenced off, with `--fence external` for
+    /// how long nobody had written when the target took over.
     pub pause_ms: u64,
     /// Touched keys that were transferred under the pause.
     pub drained: u64,
@@ -93,6 +96,8 @@ pub struct CutoverReport {
     pub reverse: bool,
     /// Writers were let in again on the target, which had been fenced off.
     pub lifted: bool,
+    /// Who wrote last, where somebody else stops the writers; in a dry run, who writes now.
+    pub external: Option<ExternalReport>,
 }
 
 impl CutoverReport {
@@ -141,7 +146,8 @@ impl Syncer {
             self.streams_again().await?;
         }
         self.rounds().await?;
-        let compared = self.compare(options.compare, &sample).await?;
+        // It is a rehearsal, and what was written meanwhile is known.
+        let compared = self.compare(options.compare, &sample, Settle::none()).await?;
         let estimate_ms = millis(rehearsed) + 1;
         let (compared, notice) = self.settle(options.compare, &sample, compared).await?;
         let mut report = CutoverReport {
@@ -157,7 +163,22 @@ impl Syncer {
             ended: 0,
             reverse: options.reverse,
             lifted: false,
+            external: None,
         };
+        if let FenceKind::External { quiet_ms, wait_ms } = options.fence {
+            let bounds =
+                Quiet { quiet: Duration::from_millis(quiet_ms), wait: Duration::from_millis(wait_ms) };
+            if options.dry_run {
+                report.external = Some(self.rehearse_quiet().await?);
+                return Ok(report);
+            }
+            let chosen = (sample, streams);
+            self.take_over_when_quiet(options, bounds, &mut report, lift.as_ref(), &chosen, withdrawn)
+                .await?;
+            // From here on this side is not the one that counts.
+            self.state.cut_over = Some(fence);
+            return Ok(report);
+        }
         if estimate_ms > options.max_pause_ms {
             let what = format!("the pause would take about {estimate_ms} ms, which is more than allowed");
             return Err(refused(what).with_remedy("allow more with --max-pause, or compare less"));
@@ -302,7 +323,7 @@ impl Syncer {
         }
     }
 
-    fn check(&self, options: &CutoverOptions) -> Result<()> {
+    pub(super) fn check(&self, options: &CutoverOptions) -> Result<()> {
         if !self.is_calm() {
             let what = format!("slots {} are on the move, or have just been", self.all_doubt());
             return Err(refused(what).with_remedy("finish the slot migrations of both sides first"));
@@ -316,7 +337,12 @@ impl Syncer {
                         write anywhere";
             return Err(refused(what).with_remedy("add --back"));
         }
-        if options.reverse && matches!(options.fence, FenceKind::None | FenceKind::ReadonlyReplica) {
+        if options.reverse
+            && matches!(
+                options.fence,
+                FenceKind::None | FenceKind::ReadonlyReplica | FenceKind::External { .. }
+            )
+        {
             let what = "the way back needs a source that we can write to and others cannot";
             return Err(refused(what).with_remedy("use --fence acl or pause with --reverse-sync"));
         }
@@ -349,11 +375,7 @@ impl Syncer {
         reached: &[Reached],
         (sample, streams): &(Sample, Streams),
     ) -> Result<(u64, u64)> {
-        let counted = |sync: &Syncer| {
-            let counts = sync.status.copy.snapshot();
-            counts.written + counts.gone
-        };
-        let before = counted(self);
+        let before = self.transferred();
         for source in &self.sources {
             let Some(at) = reached.iter().find(|at| at.address == *source.feed.address()) else {
                 return Err(refused("a primary of the source is not the one that was followed"));
@@ -386,8 +408,9 @@ impl Syncer {
         if self.options.functions && functions {
             self.copy_functions().await?;
         }
-        let drained = counted(self) - before;
-        let compared = self.compare(options.compare, sample).await?;
+        let drained = self.transferred() - before;
+        // Nobody writes any more: the first look decides.
+        let compared = self.compare(options.compare, sample, Settle::none()).await?;
         compared.refusal().map_or(Ok(()), Err)?;
         // A primary of the target that was replaced may lack what its predecessor had acknowledged, and slots of the
         // source that moved may be written to where nobody is held.
@@ -400,8 +423,14 @@ impl Syncer {
         Ok((drained, compared.keys))
     }
 
+    /// How many keys have been transferred so far, or removed.
+    pub(super) fn transferred(&self) -> u64 {
+        let counts = self.status.copy.snapshot();
+        counts.written + counts.gone
+    }
+
     /// The feed does not see changes of consumer groups: all streams are transferred once more.
-    async fn streams_again(&mut self) -> Result<()> {
+    pub(super) async fn streams_again(&mut self) -> Result<()> {
         let shared = self.shared.clone();
         for source in &mut self.sources {
             for pair in &shared.options.dbs {
@@ -425,7 +454,7 @@ impl Syncer {
     }
 }
 
-fn is_wanted(withdrawn: &CancellationToken) -> Result<()> {
+pub(super) fn is_wanted(withdrawn: &CancellationToken) -> Result<()> {
     if withdrawn.is_cancelled() { Err(refused("it was withdrawn before writers were held")) } else { Ok(()) }
 }
 
@@ -441,7 +470,8 @@ async fn raise(fence: &Fence, source: &Deployment, seal: &mut Seal) -> Result<u6
             .with_remedy("allow more with --max-pause")),
     };
     match fence.kind() {
-        FenceKind::None => in_time().and(seal.release().await).map(|()| 0),
+        // With the latter nobody is held, and nothing is raised.
+        FenceKind::None | FenceKind::External { .. } => in_time().and(seal.release().await).map(|()| 0),
         FenceKind::Pause { limit_ms } => {
             seal.hold(limit_ms).await.and_then(|_| in_time())?;
             fence.end_waiting(source).await

@@ -28,6 +28,7 @@
 mod compare;
 mod consumers;
 mod cutover;
+mod external;
 mod fences;
 mod heard;
 mod reconcile;
@@ -54,6 +55,7 @@ use whimbrel_engine::probe::Info;
 use whimbrel_engine::seal::Fence;
 
 pub use self::cutover::{Compare, CutoverOptions, CutoverReport};
+pub use self::external::{ExternalReport, ExternalShown, ExternalStage};
 pub use self::fences::FenceNote;
 use self::source::{Position, PositionHandle, Round, Source};
 pub use self::status::{SourceShown, SyncPhase, SyncShown, SyncStatus, TargetShown};
@@ -633,7 +635,7 @@ impl Syncer {
         let compare = async {
             let sample = self.sample(Compare::Sample).await?;
             let began = Instant::now();
-            self.compare(Compare::Sample, &sample).await?;
+            self.compare(Compare::Sample, &sample, crate::verify::Settle::none()).await?;
             Ok::<_, Error>(cutover::millis(began) + 1)
         };
         // Nobody is followed meanwhile.

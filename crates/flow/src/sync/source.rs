@@ -85,6 +85,8 @@ pub(super) struct Source {
     all_dbs: bool,
     /// Something was written to a database that should be part of this sync and is not.
     pub(super) unmapped: bool,
+    /// Touches so far of keys that the sync is about, repeated ones included.
+    pub(super) admitted: u64,
     /// Keys that changed every time they were read, with their databases, and since when they are left alone.
     later: BTreeSet<(u32, Bytes)>,
     later_since: Instant,
@@ -168,6 +170,7 @@ impl Source {
             view,
             all_dbs,
             unmapped: false,
+            admitted: 0,
             later: BTreeSet::new(),
             later_since: Instant::now(),
             lanes: BTreeMap::new(),
@@ -245,6 +248,7 @@ impl Source {
         let is_all = touches.len() < ROUND_KEYS_MAX;
         self.shared.doubt_source_slots(&overflown);
         let (began, is_empty) = (Instant::now(), touches.is_empty());
+        self.admitted += touches.iter().filter(|touch| self.admits(touch)).count() as u64;
         let dbs = self.dbs_of_unknown(&touches).await;
         let touches = self.follow_elements(touches, &dbs).await;
         let mut sorted = self.sorted(touches, &dbs);
@@ -278,6 +282,12 @@ impl Source {
             self.view.is_level();
         }
         Ok(if is_all && is_settled { Round::All } else { Round::Part })
+    }
+
+    fn admits(&self, touch: &Touch) -> bool {
+        let options = &self.shared.options;
+        let is_followed = |db| options.dbs.iter().any(|pair| pair.source == db);
+        touch.db.is_none_or(is_followed) && options.selection.admits(&touch.key)
     }
 
     /// Transfers what changed of keys that are followed by their elements. Returns what is left to be transferred whole: all

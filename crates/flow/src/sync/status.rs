@@ -8,6 +8,7 @@ use serde::{Serialize, Serializer};
 use tokio::time::Instant;
 use whimbrel_engine::feed::Feed;
 
+use super::external::ExternalShown;
 use super::heard::{self, Heard};
 use crate::copy::KeyFailure;
 use crate::progress::{CopyCounts, CopyProgress};
@@ -172,6 +173,7 @@ struct Inner {
     sources: Vec<Arc<SourceView>>,
     doubtful_slots: usize,
     failures: Vec<KeyFailure>,
+    external: Option<ExternalShown>,
     compare_ms: Option<u64>,
 }
 
@@ -193,6 +195,8 @@ pub struct SyncShown {
     /// began to follow. `cutover --dry-run` measures both. `None` until it follows, and while
     /// a server is silent.
     pub pause_estimate_ms: Option<u64>,
+    /// Who still writes, while a cutover waits for somebody else to stop the writers.
+    pub external: Option<ExternalShown>,
     /// Why something was tried again in the last few seconds.
     pub trouble: Option<String>,
     /// The first keys that are not on the target; their number is in `counts`.
@@ -234,6 +238,7 @@ impl SyncStatus {
                 .compare_ms
                 .filter(|_| all_answer)
                 .map(|compare_ms| round_ms + compare_ms),
+            external: inner.external.clone(),
             trouble: self.copy.trouble(),
             failures: inner.failures.clone(),
             counts: self.copy.snapshot(),
@@ -253,6 +258,10 @@ impl SyncStatus {
 
     pub(super) fn views(&self) -> Vec<Arc<SourceView>> {
         self.lock().sources.clone()
+    }
+
+    pub(super) fn external(&self, external: Option<ExternalShown>) {
+        self.lock().external = external;
     }
 
     pub(super) fn doubtful(&self, slots: usize) {

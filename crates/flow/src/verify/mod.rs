@@ -83,6 +83,13 @@ pub struct Settle {
     pub unchanged: u32,
 }
 
+impl Settle {
+    /// The first look decides.
+    pub fn none() -> Settle {
+        Settle { rounds: 0, ..Settle::default() }
+    }
+}
+
 impl Default for Settle {
     fn default() -> Self {
         Settle { rounds: 5, pause_ms: 200, unchanged: 2 }

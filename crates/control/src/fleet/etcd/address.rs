@@ -76,6 +76,8 @@ impl EtcdOptions {
             password: None,
             db: None,
             tls: tls.clone(),
+            password_command: None,
+            psync: Vec::new(),
             address_map: Vec::new(),
         };
         let endpoints = addresses.into_iter().map(endpoint).collect();

@@ -1,0 +1,39 @@
+//! What a cutover that did not come about has to say to people, and what can be done.
+
+use whimbrel_core::units::format_duration_ms;
+use whimbrel_engine::error::{Error, ErrorKind};
+use whimbrel_flow::sync::{ExternalShown, ExternalStage};
+
+const PAUSE: &str = "give this user +client|pause and +client|unpause; where the service forbids that to everybody, use --fence \
+                     external: you stop the clients yourself, and whimbrel needs none of this";
+const END: &str = "give this user +client|list and +client|kill, by which clients that wait are ended; or use --fence none, or \
+                   external";
+const ACL: &str = "give this user +acl|whoami, +acl|users, +acl|getuser and +acl|setuser, or choose another way with --fence: \
+                   pause, or external where the service forbids that as well";
+const REPLICA: &str = "give this user +replicaof, or choose another way with --fence: acl, pause or external";
+const STILL: &str = "stop those clients, and try again; --wait-for-quiet waits longer, and with a shorter --quiet-for rare writes \
+                     do not count";
+
+/// The error, with what can be done about it.
+pub fn remedied(error: Error) -> Error {
+    let remedy = match &error.kind {
+        ErrorKind::Forbidden { command, .. } => match command.as_str() {
+            "CLIENT PAUSE" | "CLIENT UNPAUSE" => PAUSE,
+            "CLIENT LIST" | "CLIENT KILL" => END,
+            "REPLICAOF" => REPLICA,
+            _ => ACL,
+        },
+        ErrorKind::StillWritten(_) => STILL,
+        _ => return error,
+    };
+    error.with_remedy(remedy)
+}
+
+/// What a cutover is waiting for.
+pub fn waiting(external: &ExternalShown) -> String {
+    if external.stage == ExternalStage::Comparing {
+        return "nobody writes to the source; comparing".to_owned();
+    }
+    let times = [external.quiet_ms, external.wanted_ms].map(format_duration_ms);
+    format!("waiting until nobody writes to the source: for {} of {}", times[0], times[1])
+}

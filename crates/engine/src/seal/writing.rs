@@ -1,0 +1,74 @@
+//! Clients that write to a server, as far as it tells: for whoever has to stop them.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Result;
+use crate::feed;
+use crate::link::{CLIENT_NAME, Link};
+
+/// A client whose last command could write.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct WritingClient {
+    /// The server that it is connected to.
+    pub server: String,
+    /// Where it comes from, as `HOST:PORT`.
+    pub address: String,
+    /// The name that it has given itself; empty where it has not.
+    pub name: String,
+    /// Its ACL user; empty where the server does not tell.
+    pub user: String,
+    /// Its last command.
+    pub command: String,
+}
+
+/// The clients of a server that have written within the last second or two, ours excepted. `None` where this user may not
+/// ask for them.
+///
+/// # Errors
+/// As [`Link::ask`].
+pub async fn writing_clients(link: &mut Link) -> Result<Option<Vec<WritingClient>>> {
+    let reply = link.ask(&[b"CLIENT", b"LIST"]).await?;
+    let server = link.address().to_string();
+    Ok(reply.as_str().map(|clients| clients.lines().filter_map(|line| writing(line, &server)).collect()))
+}
+
+/// A line of `CLIENT LIST`, where it is of a client that has just written.
+fn writing(line: &str, server: &str) -> Option<WritingClient> {
+    let field = |name: &str| {
+        let fields = line.split(' ').filter_map(|field| field.split_once('='));
+        fields.into_iter().find(|(n, _)| *n == name).map_or("", |(_, value)| value)
+    };
+    let (name, command) = (field("name"), field("cmd"));
+    // Links of replicas, those of feeds among them, and of the primary are nobody's clients.
+    let is_client = !field("flags").contains(['S', 'M']);
+    let is_ours = name == CLIENT_NAME || name == feed::FEED_CLIENT_NAME;
+    let is_recent = field("idle").parse::<u64>().is_ok_and(|seconds| seconds <= 1);
+    (is_client && !is_ours && is_recent && feed::may_write(command)).then(|| WritingClient {
+        server: server.to_owned(),
+        address: field("addr").to_owned(),
+        name: name.to_owned(),
+        user: field("user").to_owned(),
+        command: command.to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_just_written_is_told_from_who_reads_rests_or_is_whimbrel() {
+        let clients = "id=3 addr=10.0.0.1:1 name=worker idle=0 flags=N cmd=set user=app\n\
+                       id=4 addr=10.0.0.1:2 name= idle=1 flags=N cmd=xgroup|create\n\
+                       id=5 addr=10.0.0.1:3 name= idle=0 flags=N cmd=get user=app\n\
+                       id=6 addr=10.0.0.1:4 name= idle=9 flags=N cmd=set user=app\n\
+                       id=7 addr=10.0.0.1:5 name=whimbrel idle=0 flags=N cmd=exec user=mover\n\
+                       id=8 addr=10.0.0.1:6 name= idle=0 flags=S cmd=replconf user=mover\n\
+                       id=9 addr=10.0.0.1:7 name= idle=0 flags=N cmd=exec user=app\n";
+        let found: Vec<_> = clients.lines().filter_map(|line| writing(line, "s:1")).collect();
+        let addresses: Vec<&str> = found.iter().map(|client| client.address.as_str()).collect();
+        assert_eq!(addresses, ["10.0.0.1:1", "10.0.0.1:2", "10.0.0.1:9"]);
+        assert_eq!((found[0].name.as_str(), found[0].user.as_str()), ("worker", "app"));
+        assert_eq!((found[1].user.as_str(), found[1].server.as_str()), ("", "s:1"));
+    }
+}

@@ -1,0 +1,471 @@
+//! The target takes over from a source whose writers somebody else stops.
+//!
+//! Nothing is forbidden to anybody by us, so nothing keeps a client from writing on. What can be done is to look: the feeds tell
+//! of every key that is touched. When nobody has written for long enough, what is left is transferred and both sides are
+//! compared; and when nobody has written meanwhile either, the target takes over. Else it is waited for once more.
+//!
+//! **Expiries** are touches too, and nobody's: the servers count them, as they do evictions, so they are taken off. That is
+//! possible only where everything is followed. Of a part, every touch counts.
+//!
+//! **Consumer groups** change unseen by a tracking feed. There the servers' own counters of calls are looked at.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+use whimbrel_engine::error::{Error, ErrorKind, Result, Side, StillWritten};
+use whimbrel_engine::link::Link;
+use whimbrel_engine::probe::Info;
+use whimbrel_engine::seal::{Fence, WritingClient, writing_clients};
+
+use super::compare::Sample;
+use super::consumers::Streams;
+use super::cutover::{CutoverOptions, CutoverReport, ROUNDS_MAX, is_wanted, millis, refused};
+use super::{Round, Source, SyncPhase, Syncer};
+use crate::copy;
+use crate::verify::Settle;
+
+/// How often it is looked whether somebody has written.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// How long a feed may take to come to where its server is.
+const REACH_MS: u64 = 5_000;
+
+/// How often one look is repeated because keys expired meanwhile.
+const LOOKS_MAX: u32 = 20;
+
+/// How often it is compared, where somebody wrote meanwhile each time.
+const COMPARISONS_MAX: u32 = 10;
+
+/// How often those who write are asked for.
+const NAMES_EVERY: Duration = Duration::from_secs(1);
+
+/// Clients that are remembered, and touched keys that are named.
+const CLIENTS_MAX: usize = 64;
+const KEYS_MAX: usize = 5;
+
+/// Clients that wrote so long before the last write or later count as those who wrote last.
+const LAST: Duration = Duration::from_secs(2);
+
+/// Commands that a tracking feed sees nothing of.
+const UNSEEN: [&str; 13] = [
+    "xgroup",
+    "xreadgroup",
+    "xack",
+    "xackdel",
+    "xclaim",
+    "xautoclaim",
+    "xsetid",
+    "xcfgset",
+    "swapdb",
+    "function|load",
+    "function|delete",
+    "function|flush",
+    "function|restore",
+];
+
+/// Bounds of the wait for a source that nobody writes to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Quiet {
+    /// For how long nobody must have written.
+    pub(super) quiet: Duration,
+    /// How long is waited for that, all in all.
+    pub(super) wait: Duration,
+}
+
+/// What is being done while somebody else stops the writers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ExternalStage {
+    /// Waiting until nobody writes any more.
+    Waiting,
+    /// Both sides are compared.
+    Comparing,
+}
+
+/// How a cutover stands whose writers somebody else stops.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ExternalShown {
+    /// What is being done.
+    pub stage: ExternalStage,
+    /// For how long nobody has written, in milliseconds.
+    pub quiet_ms: u64,
+    /// For how long nobody must have written, in milliseconds.
+    pub wanted_ms: u64,
+    /// The clients that wrote last; empty where the server does not tell.
+    pub clients: Vec<WritingClient>,
+    /// Some of the keys that were touched last.
+    pub keys: Vec<String>,
+}
+
+/// What came of the wait.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct ExternalReport {
+    /// For how long it was waited until nobody wrote, in milliseconds.
+    pub waited_ms: u64,
+    /// How often it began anew since somebody wrote during the comparison.
+    pub restarts: u32,
+    /// The clients that wrote last; empty where the server does not tell.
+    pub clients: Vec<WritingClient>,
+    /// Some of the keys that were touched last.
+    pub keys: Vec<String>,
+}
+
+/// What is known of the writes to one primary.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Look {
+    address: String,
+    /// Touches that were no expiries, or, of a part, those of its keys: at least, and at most.
+    writes: (i128, i128),
+    /// Commands that the feed sees nothing of; 0 where it sees all.
+    unseen: u64,
+    /// Expiries were taken off.
+    is_whole: bool,
+}
+
+/// Who has written since when.
+#[derive(Debug)]
+struct Watch {
+    links: BTreeMap<String, Link>,
+    looks: Vec<Look>,
+    /// Since when nobody has written, as far as it is known.
+    since: Instant,
+    clients: BTreeMap<WritingClient, Instant>,
+    keys: Vec<String>,
+    named: Option<Instant>,
+    waited: Duration,
+    /// A tracking feed whose server does not count calls.
+    is_blind: bool,
+}
+
+impl Watch {
+    fn new() -> Watch {
+        Watch {
+            links: BTreeMap::new(),
+            looks: Vec::new(),
+            since: Instant::now(),
+            clients: BTreeMap::new(),
+            keys: Vec::new(),
+            named: None,
+            waited: Duration::ZERO,
+            is_blind: false,
+        }
+    }
+
+    /// Those who wrote last, the latest first.
+    fn last_clients(&self) -> Vec<WritingClient> {
+        let Some(last) = self.clients.values().max() else { return Vec::new() };
+        let mut clients: Vec<_> = self.clients.iter().filter(|(_, at)| **at + LAST >= *last).collect();
+        clients.sort_by_key(|(_, at)| std::cmp::Reverse(**at));
+        clients.into_iter().map(|(client, _)| client.clone()).collect()
+    }
+
+    fn shown(&self, stage: ExternalStage, quiet: Quiet) -> ExternalShown {
+        ExternalShown {
+            stage,
+            quiet_ms: millis(self.since),
+            wanted_ms: u64::try_from(quiet.quiet.as_millis()).unwrap_or(u64::MAX),
+            clients: self.last_clients(),
+            keys: self.keys.clone(),
+        }
+    }
+
+    fn report(&self, restarts: u32) -> ExternalReport {
+        let waited_ms = u64::try_from(self.waited.as_millis()).unwrap_or(u64::MAX);
+        ExternalReport { waited_ms, restarts, clients: self.last_clients(), keys: self.keys.clone() }
+    }
+
+    fn refusal(&self) -> Error {
+        let ExternalReport { waited_ms, clients, keys, .. } = self.report(0);
+        let clients = clients.iter().map(shown_client).collect();
+        let still = StillWritten { waited_ms, clients, keys };
+        Error::new(Side::Source, "", "cut over", ErrorKind::StillWritten(Box::new(still)))
+    }
+}
+
+/// A client, for people.
+fn shown_client(client: &WritingClient) -> String {
+    let WritingClient { server, address, name, user, command } = client;
+    let mut text = format!("{address} at {server} ({command}");
+    for (what, value) in [("name", name), ("user", user)] {
+        if !value.is_empty() {
+            text.push_str(&format!(", {what} {value}"));
+        }
+    }
+    text + ")"
+}
+
+/// What a server tells of itself at one moment.
+struct Counted {
+    offset: u64,
+    /// Keys that it removed of its own accord.
+    reaped: u64,
+    unseen: u64,
+    counts_calls: bool,
+    dbs: Vec<u32>,
+}
+
+impl Counted {
+    async fn ask(link: &mut Link, is_blind: bool) -> Result<Counted> {
+        const SECTIONS: [&[u8]; 3] = [b"stats", b"replication", b"keyspace"];
+        let sections = SECTIONS.into_iter().chain(is_blind.then_some(b"commandstats".as_slice()));
+        let asked = sections.map(|section| link.push(&[b"INFO", section])).count();
+        link.flush().await?;
+        let infos = link.replies(asked).await?;
+        // What may not be asked for counts as nothing: then every touch is a write.
+        let info = |at: usize| infos.get(at).and_then(|info| info.as_bytes().map(|text| Info::parse(text)));
+        let [stats, replication, keyspace, calls] = [0, 1, 2, 3].map(|at| info(at).unwrap_or_default());
+        let reaped = ["expired_keys", "evicted_keys"].iter().filter_map(|name| stats.number(name)).sum();
+        Ok(Counted {
+            offset: replication.number("master_repl_offset").unwrap_or(0),
+            reaped,
+            unseen: UNSEEN.iter().map(|command| calls.calls(command)).sum(),
+            counts_calls: calls.calls("info") > 0,
+            dbs: keyspace.keyspace().into_keys().collect(),
+        })
+    }
+}
+
+impl Syncer {
+    /// Waits until nobody writes to the source, transfers what is left, compares, and looks once more.
+    ///
+    /// # Errors
+    /// `StillWritten` where somebody goes on writing; `Unfit` where both sides differ, or where it was withdrawn.
+    pub(super) async fn take_over_when_quiet(
+        &mut self,
+        options: &CutoverOptions,
+        quiet: Quiet,
+        report: &mut CutoverReport,
+        lift: Option<&Fence>,
+        chosen: &(Sample, Streams),
+        withdrawn: &CancellationToken,
+    ) -> Result<()> {
+        let mut watch = Watch::new();
+        let outcome = self.when_quiet(options, quiet, report, (&mut watch, chosen), withdrawn).await;
+        self.status.external(None);
+        outcome?;
+        if let Some(lift) = lift {
+            lift.lift(&self.shared.target).await?;
+            report.lifted = true;
+        }
+        report.pause_ms = millis(watch.since);
+        if watch.is_blind {
+            report.notices.push(
+                "the source does not count calls of commands: whether consumer groups changed during the comparison could not \
+                 be told"
+                    .to_owned(),
+            );
+        }
+        Ok(())
+    }
+
+    async fn when_quiet(
+        &mut self,
+        options: &CutoverOptions,
+        quiet: Quiet,
+        report: &mut CutoverReport,
+        (watch, (sample, streams)): (&mut Watch, &(Sample, Streams)),
+        withdrawn: &CancellationToken,
+    ) -> Result<()> {
+        for restarts in 0..COMPARISONS_MAX {
+            self.wait_until_quiet(quiet, watch, withdrawn).await?;
+            report.external = Some(watch.report(restarts));
+            self.status.external(Some(watch.shown(ExternalStage::Comparing, quiet)));
+            let before = self.transferred();
+            if self.sources.iter().any(|source| source.feed.misses_consumer_groups()) {
+                self.streams_again().await?;
+            }
+            self.carry_consumers(streams).await?;
+            self.drain().await?;
+            let functions = self.sources.iter().any(|source| source.feed.touched().take_functions_changed());
+            if self.options.functions && functions {
+                self.copy_functions().await?;
+            }
+            report.drained = self.transferred() - before;
+            let comparing = self.compare(options.compare, sample, Settle::default());
+            let Some(compared) = withdrawn.run_until_cancelled(comparing).await else {
+                return is_wanted(withdrawn);
+            };
+            let compared = compared?;
+            // A primary of the target that was replaced may lack what its predecessor had acknowledged.
+            copy::look_at_target(&self.shared).await;
+            self.shared.refresh_source().await;
+            if !self.is_in_order() || self.look_for_writes(watch).await? {
+                continue;
+            }
+            self.drain().await?;
+            compared.refusal().map_or(Ok(()), Err)?;
+            self.check(options)?;
+            is_wanted(withdrawn)?;
+            report.compared = compared.keys;
+            // What has expired during the comparison has just been transferred, and nobody has written meanwhile.
+            if self.is_in_order() && !self.look_for_writes(watch).await? {
+                return Ok(());
+            }
+        }
+        Err(watch.refusal())
+    }
+
+    /// What a dry run can tell: who writes now.
+    pub(super) async fn rehearse_quiet(&mut self) -> Result<ExternalReport> {
+        let mut watch = Watch::new();
+        self.look_for_writes(&mut watch).await?;
+        sleep(NAMES_EVERY).await;
+        self.look_for_writes(&mut watch).await?;
+        Ok(watch.report(0))
+    }
+
+    async fn wait_until_quiet(
+        &mut self,
+        quiet: Quiet,
+        watch: &mut Watch,
+        withdrawn: &CancellationToken,
+    ) -> Result<()> {
+        // Nothing that was seen before this says anything of who writes from now on.
+        watch.looks.clear();
+        let waited = watch.waited;
+        let began = Instant::now();
+        loop {
+            is_wanted(withdrawn)?;
+            if self.shared.stop.is_cancelled() {
+                return Err(refused("the sync was stopped"));
+            }
+            if !self.is_in_order() {
+                self.mend().await?;
+                self.status.phase(SyncPhase::CuttingOver);
+                watch.looks.clear();
+            }
+            let wrote = self.look_for_writes(watch).await?;
+            self.drain().await?;
+            self.save()?;
+            watch.waited = waited + began.elapsed();
+            self.status.external(Some(watch.shown(ExternalStage::Waiting, quiet)));
+            if !wrote && watch.since.elapsed() >= quiet.quiet && self.is_in_order() {
+                return Ok(());
+            }
+            if watch.waited > quiet.wait {
+                return Err(watch.refusal());
+            }
+            sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Whether somebody has written since the last look, or may have. What was touched is still there to be transferred.
+    async fn look_for_writes(&mut self, watch: &mut Watch) -> Result<bool> {
+        let mut looks = Vec::new();
+        for index in 0..self.sources.len() {
+            match self.look_at(index, watch).await {
+                Ok(look) => looks.extend(look),
+                Err(error) => {
+                    // What it has done meanwhile nobody knows.
+                    tracing::debug!(%error, "a primary of the source could not be looked at");
+                    watch.links.clear();
+                }
+            }
+        }
+        if looks.iter().any(|look| !look.is_whole) {
+            // Only when it is taken it is known whether a touched key is one of ours.
+            self.drain().await?;
+            for look in looks.iter_mut().filter(|look| !look.is_whole) {
+                let of_it = |source: &&Source| source.feed.address().to_string() == look.address;
+                let admitted = self.sources.iter().find(of_it).map_or(0, |source| source.admitted);
+                look.writes = (admitted.into(), admitted.into());
+            }
+        }
+        // Rounds end in any order.
+        looks.sort_by(|a, b| a.address.cmp(&b.address));
+        let is_first = watch.looks.is_empty();
+        let is_quiet = looks.len() == self.sources.len()
+            && looks.len() == watch.looks.len()
+            && looks.iter().zip(&watch.looks).all(|(now, before)| {
+                (&now.address, now.unseen, now.is_whole) == (&before.address, before.unseen, before.is_whole)
+                    && now.writes.1 <= before.writes.0
+            });
+        let is_flushed = self.sources.iter().any(Source::is_broken);
+        watch.looks = looks;
+        let wrote = !is_quiet || is_flushed;
+        if wrote {
+            watch.since = Instant::now();
+            if !is_first {
+                self.name_writers(watch).await;
+            }
+        }
+        Ok(wrote)
+    }
+
+    /// `None` where the feed does not come to where the server is.
+    async fn look_at(&mut self, index: usize, watch: &mut Watch) -> Result<Option<Look>> {
+        let shared = self.shared.clone();
+        let feed = self.sources[index].feed.clone();
+        let address = feed.address().to_string();
+        if !watch.links.contains_key(&address) {
+            watch.links.insert(address.clone(), shared.source.open(feed.address(), 0).await?);
+        }
+        let Some(link) = watch.links.get_mut(&address) else { return Ok(None) };
+        let is_blind = feed.misses_consumer_groups();
+        for look in 1.. {
+            let before = Counted::ask(link, is_blind).await?;
+            if !feed.reach(before.offset, REACH_MS).await? {
+                return Ok(None);
+            }
+            let touches = i128::from(feed.touched().recorded());
+            let after = Counted::ask(link, is_blind).await?;
+            if before.reaped != after.reaped && look < LOOKS_MAX {
+                continue;
+            }
+            watch.is_blind |= is_blind && !after.counts_calls;
+            let is_followed = |db: &u32| shared.options.dbs.iter().any(|pair| pair.source == *db);
+            let is_whole = shared.options.selection.is_everything() && after.dbs.iter().all(is_followed);
+            let writes = (touches - i128::from(after.reaped), touches - i128::from(before.reaped));
+            return Ok(Some(Look { address, writes, unseen: after.unseen, is_whole }));
+        }
+        Ok(None)
+    }
+
+    /// Remembers who writes, and some of the keys, for people.
+    async fn name_writers(&mut self, watch: &mut Watch) {
+        let mut keys = Vec::new();
+        for source in &self.sources {
+            let touched = source.feed.touched();
+            let touches = touched.take(KEYS_MAX - keys.len().min(KEYS_MAX));
+            keys.extend(touches.iter().map(|touch| copy::shown(&touch.key)));
+            touched.put_back(touches);
+        }
+        if !keys.is_empty() {
+            watch.keys = keys;
+        }
+        if watch.named.is_some_and(|at| at.elapsed() < NAMES_EVERY) {
+            return;
+        }
+        watch.named = Some(Instant::now());
+        for link in watch.links.values_mut() {
+            let Ok(Some(clients)) = writing_clients(link).await else { continue };
+            for client in clients {
+                if watch.clients.len() >= CLIENTS_MAX
+                    && !watch.clients.contains_key(&client)
+                    && let Some(oldest) = watch.clients.iter().min_by_key(|(_, at)| **at)
+                {
+                    let oldest = oldest.0.clone();
+                    watch.clients.remove(&oldest);
+                }
+                watch.clients.insert(client, Instant::now());
+            }
+        }
+    }
+
+    /// Transfers what is touched, as long as that makes it less.
+    async fn drain(&mut self) -> Result<()> {
+        for _ in 0..ROUNDS_MAX {
+            if self.rounds().await? != Round::Part {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_in_order(&self) -> bool {
+        self.is_calm() && !self.sources.iter().any(Source::is_broken)
+    }
+}
