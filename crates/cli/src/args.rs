@@ -12,8 +12,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use whimbrel_core::slot::SlotSet;
-use whimbrel_core::units;
-use whimbrel_lab::Engine;
+use whimbrel_core::units::{self, parse_count};
 
 use crate::confirm::Beforehand;
 
@@ -94,12 +93,6 @@ pub enum Command {
     Repair(Box<RepairArgs>),
     /// Start a real cluster, rebalance a million keys while clients write, and prove that nothing is lost
     Demo(DemoArgs),
-    /// Measure whimbrel beside other ways to do the same, in one run
-    Bench {
-        /// Which measurement.
-        #[command(subcommand)]
-        bench: Bench,
-    },
     /// Print a completion script for a shell
     Completions {
         /// The shell.
@@ -496,56 +489,6 @@ pub struct DemoOptions {
     pub engine: String,
 }
 
-/// Servers by their name.
-pub fn engine(name: &str) -> Result<Engine, String> {
-    Engine::from_name(name).ok_or_else(|| format!("there is no engine {name}"))
-}
-
-/// The measurements.
-#[derive(Debug, Subcommand)]
-pub enum Bench {
-    /// A copy beside REPLICAOF, MIGRATE, and other tools that are on PATH
-    Copy(BenchCopyArgs),
-    /// Going through the front, beside a direct connection and, where it is on PATH, nutcracker
-    Front(crate::bench::front::BenchFrontArgs),
-    /// Moving partitions between members of a fleet, by its size, beside sending them the whole table
-    Partitions(crate::bench::partitions::BenchPartitionsArgs),
-    /// Moving slots beside the classic tools and the servers' own migration
-    Reshard(crate::bench::reshard::BenchReshardArgs),
-    /// How far a target is behind writers, beside REPLICAOF, and how long a cutover holds them
-    Sync(crate::bench::sync::BenchSyncArgs),
-    /// Telling clients who owns which slot, beside servers, and a storm of clients that ask
-    Topology(crate::bench::topology::BenchTopologyArgs),
-}
-
-/// `whimbrel bench copy`.
-#[derive(Debug, Args)]
-pub struct BenchCopyArgs {
-    /// Server to measure with: redis-7.0, redis-8.0, valkey-8.1 or valkey-9.1
-    #[arg(long, default_value = "redis-7.0")]
-    pub engine: String,
-
-    /// Data sets: strings (100 bytes each), mixed (all types), large (16 KiB strings); repeatable or with commas
-    #[arg(long, value_delimiter = ',', default_values = ["strings", "mixed", "large"])]
-    pub data: Vec<String>,
-
-    /// Keys in the set of short strings; the other sets follow in proportion
-    #[arg(long, default_value = "1000000", value_parser = parse_count)]
-    pub keys: u64,
-
-    /// Counted rounds; each measures every contender once
-    #[arg(long, default_value_t = 3)]
-    pub rounds: u32,
-
-    /// Contenders to leave out; repeatable or with commas
-    #[arg(long, value_delimiter = ',')]
-    pub without: Vec<String>,
-
-    /// Print the results as JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
 fn parse_bytes(text: &str) -> Result<u64, String> {
     match units::parse_bytes(text) {
         Ok(0) => Err("it must be more than nothing".to_owned()),
@@ -587,21 +530,6 @@ fn parse_pause(text: &str) -> Result<u64, String> {
         0 => Err("writers have to be held for a moment: from 1ms on".to_owned()),
         ms if ms > LONGEST_MS => Err("writers are held for a minute at most".to_owned()),
         ms => Ok(ms),
-    }
-}
-
-fn parse_count(text: &str) -> Result<u64, String> {
-    let digits: String = text.chars().filter(|c| *c != ',' && *c != '_').collect();
-    let (digits, factor) = match digits.strip_suffix(['k', 'K']) {
-        Some(rest) => (rest.to_owned(), 1_000),
-        None => match digits.strip_suffix(['m', 'M']) {
-            Some(rest) => (rest.to_owned(), 1_000_000),
-            None => (digits, 1),
-        },
-    };
-    match digits.parse::<u64>().ok().and_then(|n| n.checked_mul(factor)) {
-        Some(0) | None => Err("write a number above 0, for example 50000 or 50k".to_owned()),
-        Some(n) => Ok(n),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The whimbrel binary: flags, progress, reports, exit codes, demo, bench.
+//! The whimbrel binary: flags, progress, reports, exit codes, demo.
 
 /// Prints a line to standard output, without what servers would have the terminal do. That whoever reads it has left, as `head` does, is no failure of ours.
 macro_rules! say {
@@ -18,7 +18,6 @@ macro_rules! eprintln {
 }
 
 mod args;
-mod bench;
 mod cluster;
 mod confirm;
 mod copying;
@@ -46,7 +45,7 @@ use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 use whimbrel_engine::error::Error;
 
-use crate::args::{Bench, Cli, Command};
+use crate::args::{Cli, Command};
 use crate::exit::Exit;
 
 fn main() -> ExitCode {
@@ -89,12 +88,6 @@ fn run(command: Command) -> Exit {
         Command::Status(args) => block_on(|stop| async move { cluster::status::run(&args, stop).await }),
         Command::Repair(args) => block_on(|stop| async move { cluster::repair::run(&args, stop).await }),
         Command::Demo(args) => shown(demo::run(&args)),
-        Command::Bench { bench: Bench::Copy(args) } => shown(bench::copy::run(&args)),
-        Command::Bench { bench: Bench::Front(args) } => shown(bench::front::run(&args)),
-        Command::Bench { bench: Bench::Partitions(args) } => shown(bench::partitions::run(&args)),
-        Command::Bench { bench: Bench::Reshard(args) } => shown(bench::reshard::run(&args)),
-        Command::Bench { bench: Bench::Sync(args) } => shown(bench::sync::run(&args)),
-        Command::Bench { bench: Bench::Topology(args) } => shown(bench::topology::run(&args)),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "whimbrel", &mut std::io::stdout());
             Exit::Success

@@ -306,7 +306,6 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
         Command::Cutover(_)
         | Command::Watch(_)
         | Command::Demo(_)
-        | Command::Bench { .. }
         | Command::Completions { .. }
         | Command::Man { .. } => Vec::new(),
     }

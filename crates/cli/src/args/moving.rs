@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use whimbrel_core::slot::SlotSet;
 
-use super::{ClusterArgs, Show, parse_bytes, parse_count, parse_pause};
+use super::{ClusterArgs, Show, parse_bytes, parse_pause};
+use whimbrel_core::units::parse_count;
 
 /// By which means slots move.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]

@@ -166,13 +166,9 @@ impl Worker {
 
     /// Readers read the keys that stay as they are, each in a random order of its own.
     fn read(mut self, number: u64) {
-        let mut state = 0x1234_5678_9ABC_DEF1 ^ (number << 40);
+        let mut random = fastrand::Rng::with_seed(number);
         while self.wait() {
-            // Xorshift.
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            let key = self.keys.written + state % (self.keys.total - self.keys.written);
+            let key = random.u64(self.keys.written..self.keys.total);
             let command = self.keys.read(key);
             if let Ok(reply) = self.call(key, &command)
                 && !self.keys.is_right(key, &reply)

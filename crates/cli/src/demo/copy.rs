@@ -8,14 +8,13 @@ use anyhow::Context;
 use redis::cmd;
 use whimbrel_core::units::format_count;
 use whimbrel_lab::{Engine, Server};
+use whimbrel_loadgen::check;
+use whimbrel_loadgen::child::{self, Ended};
+use whimbrel_loadgen::data::{self, DataSet};
+use whimbrel_loadgen::interrupt::Interrupt;
+use whimbrel_loadgen::program::full_version;
 
-use super::{duration, exit_of, patient_connection, say};
-use crate::bench::check;
-use crate::bench::child::{self, Ended};
-use crate::bench::contender::own_binary;
-use crate::bench::data::{self, DataSet};
-use crate::bench::interrupt::Interrupt;
-use crate::bench::machine::full_version;
+use super::{duration, exit_of, own_binary, patient_connection, say};
 use crate::exit::Exit;
 
 /// Keys that are read from both servers.

@@ -6,17 +6,17 @@ mod keys;
 mod reshard;
 
 use std::io::{Write, stdout};
-use std::process::ExitStatus;
+use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
 use anyhow::Context;
 use redis::Connection;
 use whimbrel_core::units::format_duration_ms;
 use whimbrel_lab::{Engine, Server};
+use whimbrel_loadgen::{interrupt, program};
 
 use self::keys::Keys;
 use crate::args::{Demo, DemoArgs};
-use crate::bench::interrupt;
 use crate::exit::Exit;
 
 /// A digest of very many keys takes its time.
@@ -38,19 +38,24 @@ pub fn run(args: &DemoArgs) -> anyhow::Result<Exit> {
         return Ok(Exit::Usage);
     };
     if is_copy {
-        return interrupt::run(|interrupt| copy::show(engine, options.keys, interrupt));
+        return interrupt::run(Exit::Stopped, |interrupt| copy::show(engine, options.keys, interrupt));
     }
     if options.keys < Keys::TOTAL_MIN {
         eprintln!("error: --keys must be at least {} here", Keys::TOTAL_MIN);
         return Ok(Exit::Usage);
     }
-    interrupt::run(|interrupt| reshard::show(engine, options.keys, interrupt))
+    interrupt::run(Exit::Stopped, |interrupt| reshard::show(engine, options.keys, interrupt))
 }
 
 fn patient_connection(server: &Server) -> anyhow::Result<Connection> {
     let connection = server.try_connection()?;
     connection.set_read_timeout(Some(REPLY_TIMEOUT))?;
     Ok(connection)
+}
+
+/// This binary, to be run as a user would.
+fn own_binary() -> anyhow::Result<Command> {
+    Ok(program::whimbrel(&std::env::current_exe().context("find this binary")?))
 }
 
 /// The exit code of the copy is ours as well. One that was killed has none.

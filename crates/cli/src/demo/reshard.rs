@@ -11,14 +11,14 @@ use redis::{Connection, Value, cmd, pipe};
 use serde_json::Value as Json;
 use whimbrel_core::units::{format_bytes, format_count, format_duration_ms};
 use whimbrel_lab::{Cluster, Engine, SLOTS, Server};
+use whimbrel_loadgen::child::{self, Ended};
+use whimbrel_loadgen::interrupt::Interrupt;
+use whimbrel_loadgen::program::full_version;
+use whimbrel_loadgen::program::last_words;
 
 use super::clients::{Clients, Map, Met, READERS, WRITERS, Wires, Written};
 use super::keys::Keys;
-use super::{duration, exit_of, patient_connection, say};
-use crate::bench::child::{self, Ended};
-use crate::bench::contender::{last_words, own_binary};
-use crate::bench::interrupt::Interrupt;
-use crate::bench::machine::full_version;
+use super::{duration, exit_of, own_binary, patient_connection, say};
 use crate::exit::Exit;
 
 /// Primaries that have the slots at first, and the one that has none.
