@@ -1,7 +1,6 @@
 //! What the user types.
 
 use clap::{Parser, Subcommand};
-use whimbrel_lab::Engine;
 
 use crate::copy::BenchCopyArgs;
 use crate::front::BenchFrontArgs;
@@ -41,12 +40,4 @@ pub enum Bench {
     Sync(BenchSyncArgs),
     /// Telling clients who owns which slot, beside servers, and a storm of clients that ask
     Topology(BenchTopologyArgs),
-}
-
-/// Servers by their name.
-///
-/// # Errors
-/// When there is no such engine.
-pub fn engine(name: &str) -> Result<Engine, String> {
-    Engine::from_name(name).ok_or_else(|| format!("there is no engine {name}"))
 }

@@ -68,6 +68,14 @@ impl Machine {
     }
 }
 
+/// Servers by their name.
+///
+/// # Errors
+/// When there is no such engine.
+pub fn engine(name: &str) -> Result<Engine, String> {
+    Engine::from_name(name).ok_or_else(|| format!("there is no engine {name}"))
+}
+
 fn number_after(text: &str, label: &str) -> u64 {
     text.lines()
         .find_map(|line| line.strip_prefix(label)?.split_whitespace().next()?.parse().ok())

@@ -18,10 +18,9 @@ use whimbrel_core::units::{format_bytes, format_count};
 use whimbrel_lab::{Engine, Proxy, Server};
 use whimbrel_loadgen::interrupt::{self, Interrupt};
 
-use crate::args::engine;
 use crate::binaries::whimbrel_binary;
 use crate::exit::Exit;
-use crate::machine::Machine;
+use crate::machine::{Machine, engine};
 use crate::report::{aligned, median};
 
 /// Threads that write.

@@ -16,9 +16,8 @@ use whimbrel_loadgen::interrupt;
 
 use self::moving::Seen;
 use self::through::Through;
-use crate::args::engine;
 use crate::exit::Exit;
-use crate::machine::Machine;
+use crate::machine::{Machine, engine};
 
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

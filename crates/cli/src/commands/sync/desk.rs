@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::seal::FenceKind;
 use whimbrel_flow::journal;
-use whimbrel_flow::sync::{Ask, Compare, CutoverOptions, SyncShown};
+use whimbrel_flow::sync::{Ask, Compare, CutoverOptions};
 
 use super::exposed::Running;
 use crate::exit::Exit;
@@ -36,19 +36,6 @@ const TAKEN_WITHIN: Duration = Duration::from_secs(10);
 
 /// How long a process that has taken it may show nothing of itself: one that runs does so every second, whatever it is at.
 const SHOWN_WITHIN: Duration = Duration::from_secs(30);
-
-/// How a sync stands, for others.
-#[derive(Debug, Serialize)]
-pub struct Card<'a> {
-    /// Its name.
-    pub name: &'a str,
-    /// The source, without credentials.
-    pub source: &'a str,
-    /// The target, without credentials.
-    pub target: &'a str,
-    /// How it stands.
-    pub status: SyncShown,
-}
 
 /// A cutover that somebody asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,11 +2,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use serde::Serialize;
 use whimbrel_control::http::{Exposed, Label, Metric, MetricKind};
 use whimbrel_core::units::format_duration_ms;
-use whimbrel_flow::sync::{SourceShown, SyncPhase, SyncStatus};
-
-use super::desk::Card;
+use whimbrel_flow::sync::{SourceShown, SyncPhase, SyncShown, SyncStatus};
 
 /// The sync that a process runs at the moment: after a cutover with a way back it is another one.
 #[derive(Debug, Default)]
@@ -23,6 +22,19 @@ pub struct Running {
     pub target: String,
     /// How it stands.
     pub status: Arc<SyncStatus>,
+}
+
+/// How a sync stands, for others.
+#[derive(Debug, Serialize)]
+pub struct Card<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// The source, without credentials.
+    pub source: &'a str,
+    /// The target, without credentials.
+    pub target: &'a str,
+    /// How it stands.
+    pub status: SyncShown,
 }
 
 impl Running {

@@ -1,22 +1,18 @@
 //! `whimbrel repair`.
 
-mod decide;
-mod keys;
-mod run;
-
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
+use whimbrel_control::repair::decide::{self, Action, Change, Fate, Plan, Told};
+use whimbrel_control::repair::keys::Tally;
+use whimbrel_control::repair::run::Surgeon;
 use whimbrel_core::units::format_count;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::nodes::{Finding, JOB_CLIENT_NAME, Survey};
 
-use self::decide::{Action, Change, Fate, Plan, Told, slots_text};
-use self::keys::Tally;
-use self::run::Surgeon;
 use crate::commands::cluster;
 use crate::exit::Exit;
 use crate::settings::args::{RepairArgs, Strays};

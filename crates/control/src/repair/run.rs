@@ -12,7 +12,7 @@ use whimbrel_engine::nodes::mend::{self, SlotMark};
 use whimbrel_engine::nodes::{ClusterView, Counted, Finding, NodeName, Survey, SurveyOptions};
 use whimbrel_wire::value::Value;
 
-use super::decide::{Action, Change, Evidence, Fate};
+use super::decide::{Action, Change, Evidence, Fate, slots_text};
 use super::keys::{self, Manner, Tally};
 
 /// Slots that are open at the same time: an interruption leaves no more than these marked.
@@ -181,8 +181,7 @@ impl<'a> Surgeon<'a> {
             tokio::time::sleep(SETTLE_PAUSE).await;
         }
         let name = self.name(owner);
-        let what =
-            format!("not every node has learned within 15 s that {name} owns {}", super::slots_text(slots));
+        let what = format!("not every node has learned within 15 s that {name} owns {}", slots_text(slots));
         Err(Error::unfit(self.deployment.side(), name.address.to_string(), "announce the owner", what)
             .with_remedy("see that the nodes reach each other on the cluster bus, and run repair again"))
     }

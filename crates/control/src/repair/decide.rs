@@ -545,6 +545,7 @@ impl<'a> Draft<'a> {
 /// Ranges of slots that a text shows at most.
 const RANGES_SHOWN: usize = 8;
 
+/// Slots for people: how many, and the first ranges of many.
 pub(super) fn slots_text(slots: &SlotSet) -> String {
     match slots.len() {
         1 => format!("slot {slots}"),
