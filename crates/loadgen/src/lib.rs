@@ -4,6 +4,12 @@
 
 pub mod check;
 pub mod child;
+pub mod content;
 pub mod data;
 pub mod interrupt;
+pub mod load;
 pub mod program;
+pub mod rebalance;
+pub mod slots;
+pub mod wire;
+pub mod zipf;

@@ -19,6 +19,7 @@ use serde::Serialize;
 use whimbrel_core::units::format_count;
 use whimbrel_lab::{Engine, Server};
 use whimbrel_loadgen::interrupt::Interrupt;
+use whimbrel_loadgen::zipf::Zipf;
 use xxhash_rust::xxh3::Xxh3Builder;
 
 use super::BenchFrontArgs;
@@ -85,8 +86,8 @@ struct Run<'a> {
     front: String,
     keys: u64,
     value_bytes: usize,
-    /// Cumulative shares of the ranks.
-    ranks: &'a [f64],
+    /// Which ranks are asked for, and how often.
+    ranks: &'a Zipf,
     writes: f64,
     /// By key, the last version that was acknowledged.
     acknowledged: Vec<AtomicU64>,
@@ -152,7 +153,7 @@ pub(super) fn measure(
     pairs.extend(args.zipf.iter().filter(|&&zipf| zipf != least_skew).map(|&zipf| (zipf, most_writes)));
     let mut seen = Vec::new();
     for (zipf, writes) in pairs {
-        let ranks = cumulative_shares(args.keys, zipf);
+        let ranks = Zipf::new(args.keys, zipf);
         for scheme in [Scheme::NoFilter, Scheme::Paper, Scheme::Whimbrel] {
             interrupt.check()?;
             let one = run(engine, args, scheme, (zipf, writes), &ranks, interrupt)?;
@@ -173,7 +174,7 @@ fn run(
     args: &BenchFrontArgs,
     scheme: Scheme,
     (zipf, writes): (f64, f64),
-    ranks: &[f64],
+    ranks: &Zipf,
     interrupt: &Interrupt,
 ) -> anyhow::Result<Seen> {
     let source = Server::builder(engine).name("source").start()?;
@@ -292,10 +293,8 @@ impl Run<'_> {
 
     /// A key by its rank; ranks are spread over the names.
     fn some_key(&self, random: &mut Rng) -> u64 {
-        let share = random.f64();
-        let rank = self.ranks.partition_point(|&sum| sum < share) as u64;
         // The multiplier is prime and larger than what is allowed for the number of keys.
-        rank.min(self.keys - 1).wrapping_mul(1_000_000_007) % self.keys
+        self.ranks.pick(random).wrapping_mul(1_000_000_007) % self.keys
     }
 
     /// Copies all keys as the paper's mover does. Whoever wrote at the target before a key came keeps what was written.
@@ -357,19 +356,6 @@ fn version_of(value: &str) -> anyhow::Result<u64> {
     value.trim_end().parse().context("a value that nobody has written")
 }
 
-/// How often one of the first ranks is asked for: rank r has weight 1 / r^s.
-fn cumulative_shares(keys: u64, skew: f64) -> Vec<f64> {
-    let mut sum = 0.0;
-    let mut sums: Vec<f64> = (1..=keys)
-        .map(|rank| {
-            sum += (rank as f64).powf(-skew);
-            sum
-        })
-        .collect();
-    sums.iter_mut().for_each(|share| *share /= sum);
-    sums
-}
-
 /// The table of what was seen.
 pub(super) fn table(seen: &[Seen]) -> String {
     let head = [
@@ -417,13 +403,6 @@ pub(super) fn table(seen: &[Seen]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn shares_add_up_and_the_first_ranks_have_the_most() {
-        let shares = cumulative_shares(1_000, 0.99);
-        assert!((shares[999] - 1.0).abs() < 1e-9);
-        assert!(shares[0] > 0.1 && shares[1] - shares[0] < shares[0]);
-    }
 
     #[test]
     fn the_filter_knows_what_it_was_told_and_little_else() {

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use super::load::BUCKET;
 use crate::svg::{begun, escaped};
+use whimbrel_loadgen::load::BUCKET;
 
 const PANEL_WIDTH: f64 = 460.0;
 const PANEL_HEIGHT: f64 = 130.0;

@@ -9,9 +9,9 @@ use anyhow::{Context, ensure};
 use redis::cmd;
 use whimbrel_core::slot::{Slot, tag_for_slot};
 use whimbrel_lab::{Cluster, Engine, SLOTS, Server};
+use whimbrel_loadgen::content::{Content, Names, noise, stamp};
 use whimbrel_loadgen::interrupt::Interrupt;
-
-use super::wire::{Reply, Wire};
+use whimbrel_loadgen::wire::{Reply, Wire};
 
 /// Threads that fill the cluster.
 const FILLERS: u64 = 2;
@@ -30,42 +30,9 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Slots of each primary, by its index.
 pub type Layout = Vec<Vec<RangeInclusive<u16>>>;
 
-/// How keys are called, and so in which slots they are.
-#[derive(Debug, Clone)]
-pub enum Names {
-    /// All over the cluster.
-    Everywhere,
-    /// In these slots only, in turn: the hash tag of each.
-    In(Vec<String>),
-}
-
-impl Names {
-    /// Names of keys in a range of slots.
-    pub fn within(slots: RangeInclusive<u16>) -> Self {
-        Self::In(slots.filter_map(Slot::new).map(tag_for_slot).collect())
-    }
-
-    /// The name of a key by its number.
-    pub fn of(&self, number: u64) -> String {
-        match self {
-            Self::Everywhere => format!("key:{number:09}"),
-            Self::In(tags) => {
-                let tag = &tags[usize::try_from(number % tags.len() as u64).unwrap_or_default()];
-                format!("{{{tag}}}:{number:09}")
-            }
-        }
-    }
-}
-
-/// What the cluster is filled with.
-#[derive(Debug, Clone)]
-pub struct Content {
-    /// How the keys are called.
-    pub names: Names,
-    /// How many there are.
-    pub keys: u64,
-    /// Length of each value.
-    pub value_bytes: usize,
+/// Names of keys in a range of slots.
+pub fn names_within(slots: RangeInclusive<u16>) -> Names {
+    Names::In(slots.filter_map(Slot::new).map(tag_for_slot).collect())
 }
 
 /// A cluster without passwords whose nodes keep their roles.
@@ -307,20 +274,6 @@ fn fill_part(
     wires.iter_mut().try_for_each(finish)
 }
 
-/// Bytes without any pattern, the same for the same seed.
-pub fn noise(length: usize, seed: u64) -> Vec<u8> {
-    let mut bytes = vec![0; length];
-    fastrand::Rng::with_seed(seed).fill(&mut bytes);
-    bytes
-}
-
-/// Makes a value of [`noise`] differ from all others.
-pub fn stamp(value: &mut [u8], number: u64) {
-    let number = number.to_le_bytes();
-    let length = value.len().min(number.len());
-    value[..length].copy_from_slice(&number[..length]);
-}
-
 impl View {
     fn of(node: &Server) -> anyhow::Result<Self> {
         let text: String = cmd("CLUSTER").arg("NODES").query(&mut node.try_connection()?)?;
@@ -358,7 +311,7 @@ mod tests {
 
     #[test]
     fn names_stay_within_their_slots() {
-        let names = Names::within(100..=102);
+        let names = names_within(100..=102);
         for number in 0..50 {
             let slot = Slot::of_key(names.of(number).as_bytes()).number();
             assert!((100..=102).contains(&slot));
@@ -382,5 +335,40 @@ mod tests {
             .exec(&mut connection)
             .expect("it takes the mark");
         assert!(fleet.amiss_now(3000).expect("it answers").is_some_and(|words| words.contains("marked")));
+    }
+
+    #[test]
+    fn a_load_keeps_its_rate_and_follows_slots() {
+        use whimbrel_loadgen::load::{Fault, Load, Pace, Plan};
+
+        let fleet =
+            Fleet::start(whimbrel_lab::Engine::Redis70, 0, &even_layout(2, 2), &[]).expect("it starts");
+        let content = Content { names: names_within(0..=3), keys: 100, value_bytes: 50 };
+        fleet.fill(&content, &Interrupt::never()).expect("it takes the keys");
+        let plan = Plan {
+            addresses: fleet.addresses(),
+            owner_of: vec![0; 16_384],
+            content,
+            clients: 4,
+            pace: Pace::Rate(1000),
+        };
+        let load = Load::start(&plan);
+        thread::sleep(Duration::from_millis(200));
+        fleet.cluster.move_slot(2, 0, 1).expect("it moves");
+        thread::sleep(Duration::from_millis(300));
+        let recorded = load.stop();
+        assert!(recorded.moved > 0 && recorded.samples.len() > 100, "{}", recorded.samples.len());
+        assert!(recorded.samples.len() < 2000, "{} commands: the rate is not kept", recorded.samples.len());
+        let known = [Fault::Ask, Fault::Tryagain];
+        assert!(recorded.faults.keys().all(|fault| known.contains(fault)), "{:?}", recorded.faults);
+        let plan = Plan { pace: Pace::Saturate(16), ..plan };
+        let load = Load::start(&plan);
+        thread::sleep(Duration::from_millis(300));
+        fleet.cluster.move_slot(3, 0, 1).expect("it moves");
+        thread::sleep(Duration::from_millis(100));
+        let saturated = load.stop();
+        assert!(saturated.moved > 0 && !saturated.samples.is_empty());
+        assert_eq!(saturated.faults.get(&Fault::GivenUp), None, "{:?}", saturated.faults);
+        assert_eq!(fleet.amiss(100).expect("it answers"), None);
     }
 }

@@ -3,9 +3,7 @@
 mod chart;
 mod contender;
 mod fleet;
-mod load;
 mod report;
-mod wire;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -16,11 +14,12 @@ use anyhow::Context;
 use clap::Args;
 use whimbrel_core::units::{format_bytes, format_count};
 use whimbrel_lab::{Engine, SLOTS, Server};
+use whimbrel_loadgen::content::{Content, Names};
 use whimbrel_loadgen::interrupt::{self, Interrupt};
+use whimbrel_loadgen::load::{Load, Pace, Plan};
 
 use self::contender::{Contender, Goal, Ran, Turn};
-use self::fleet::{Content, Fleet, Layout, Names, even_layout};
-use self::load::{Load, Pace, Plan};
+use self::fleet::{Fleet, Layout, even_layout, names_within};
 use self::report::{Case, CaseReport, Clients, Outcome, Report, Run, faults_in_words};
 use crate::exit::Exit;
 use crate::machine::Machine;
@@ -495,7 +494,7 @@ fn small_keys(keys: u64, slots: u16, pace: Pace) -> Setting {
         bytes: moved * SMALL_BYTES as u64,
     };
     Setting {
-        content: Content { names: Names::within(0..=slots - 1), keys, value_bytes: SMALL_BYTES },
+        content: Content { names: names_within(0..=slots - 1), keys, value_bytes: SMALL_BYTES },
         layout: even_layout(2, 2),
         goals: vec![(Goal::Slots(SLOTS_MOVED), case)],
         pace: Some(pace),

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use whimbrel_core::units::{format_bytes, format_count};
+use whimbrel_loadgen::load::{Fault, Latencies};
 
 use super::chart::Panel;
 use super::contender::Contender;
-use super::load::{Fault, Latencies};
 use crate::machine::Machine;
 use crate::report::{Entry, aligned, median};
 

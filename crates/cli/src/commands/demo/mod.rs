@@ -1,8 +1,6 @@
 //! `whimbrel demo`: real servers, real work, and the proof that nothing was lost.
 
-mod clients;
 mod copy;
-mod keys;
 mod reshard;
 
 use std::io::{Write, stdout};
@@ -13,9 +11,9 @@ use anyhow::Context;
 use redis::Connection;
 use whimbrel_core::units::format_duration_ms;
 use whimbrel_lab::{Engine, Server};
+use whimbrel_loadgen::rebalance::keys::Keys;
 use whimbrel_loadgen::{interrupt, program};
 
-use self::keys::Keys;
 use crate::exit::Exit;
 use crate::settings::args::{Demo, DemoArgs};
 

@@ -16,10 +16,10 @@ use whimbrel_loadgen::interrupt::Interrupt;
 use whimbrel_loadgen::program::full_version;
 use whimbrel_loadgen::program::last_words;
 
-use super::clients::{Clients, Map, Met, READERS, WRITERS, Wires, Written};
-use super::keys::Keys;
 use super::{duration, exit_of, own_binary, patient_connection, say};
 use crate::exit::Exit;
+use whimbrel_loadgen::rebalance::clients::{Clients, Map, Met, READERS, WRITERS, Wires, Written};
+use whimbrel_loadgen::rebalance::keys::Keys;
 
 /// Primaries that have the slots at first, and the one that has none.
 const OWNERS: usize = 3;

@@ -1,7 +1,8 @@
-//! The keys of the demo's cluster: what each one holds follows from its number, so that everything can be checked.
+//! The keys of a cluster that is rebalanced: what each one holds follows from its number, so that everything can be checked.
 
 use redis::{Cmd, Value, cmd};
-use whimbrel_core::slot::Slot;
+
+use crate::slots::slot_of;
 
 /// Keys that the writers write; the slots that move have their share of them.
 const WRITTEN_MAX: u64 = 2000;
@@ -53,7 +54,7 @@ impl Keys {
 
     /// The slot of a key.
     pub fn slot(self, number: u64) -> usize {
-        usize::from(Slot::of_key(self.name(number).as_bytes()).number())
+        usize::from(slot_of(self.name(number).as_bytes()))
     }
 
     fn kind(self, number: u64) -> Kind {

@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use serde::Serialize;
-use whimbrel_core::slot::Slot;
 
-use super::fleet::{Content, noise, stamp};
-use super::wire::{Reply, Wire};
+use crate::content::{Content, noise, stamp};
+use crate::slots::slot_of;
+use crate::wire::{Reply, Wire};
 
 /// Width of a bar of throughput over time.
 pub const BUCKET: Duration = Duration::from_millis(100);
@@ -309,7 +309,7 @@ impl Client {
         stamp(&mut self.value, self.random.u64(..));
         let mut by_node: BTreeMap<usize, Vec<&String>> = BTreeMap::new();
         for key in keys {
-            let slot = usize::from(Slot::of_key(key.as_bytes()).number());
+            let slot = usize::from(slot_of(key.as_bytes()));
             by_node.entry(self.plan.owner_of[slot]).or_default().push(key);
         }
         for (&node, keys) in &by_node {
@@ -343,7 +343,7 @@ impl Client {
 
     /// Whether the command was answered in the end.
     fn send(&mut self, key: &str, is_set: bool) -> bool {
-        let slot = usize::from(Slot::of_key(key.as_bytes()).number());
+        let slot = usize::from(slot_of(key.as_bytes()));
         let (mut node, mut is_asking) = (self.plan.owner_of[slot], false);
         let (mut redirections, mut tries) = (0, 0);
         while redirections <= REDIRECTIONS_MAX && tries <= TRIES_MAX {
@@ -448,41 +448,5 @@ mod tests {
         assert_eq!((within.commands, within.max_ms, within.p50_ms, within.per_s), (2, 300.0, 2.0, 20.0));
         assert_eq!(recorded.throughput(), [2, 1, 0, 1, 0]);
         assert_eq!(recorded.latencies(&(ms(900)..ms(900))).commands, 0);
-    }
-
-    #[test]
-    fn a_load_keeps_its_rate_and_follows_slots() {
-        use super::super::fleet::{Fleet, Names, even_layout};
-        use whimbrel_loadgen::interrupt::Interrupt;
-
-        let fleet =
-            Fleet::start(whimbrel_lab::Engine::Redis70, 0, &even_layout(2, 2), &[]).expect("it starts");
-        let content = Content { names: Names::within(0..=3), keys: 100, value_bytes: 50 };
-        fleet.fill(&content, &Interrupt::never()).expect("it takes the keys");
-        let plan = Plan {
-            addresses: fleet.addresses(),
-            owner_of: vec![0; 16_384],
-            content,
-            clients: 4,
-            pace: Pace::Rate(1000),
-        };
-        let load = Load::start(&plan);
-        thread::sleep(ms(200));
-        fleet.cluster.move_slot(2, 0, 1).expect("it moves");
-        thread::sleep(ms(300));
-        let recorded = load.stop();
-        assert!(recorded.moved > 0 && recorded.samples.len() > 100, "{}", recorded.samples.len());
-        assert!(recorded.samples.len() < 2000, "{} commands: the rate is not kept", recorded.samples.len());
-        let known = [Fault::Ask, Fault::Tryagain];
-        assert!(recorded.faults.keys().all(|fault| known.contains(fault)), "{:?}", recorded.faults);
-        let plan = Plan { pace: Pace::Saturate(16), ..plan };
-        let load = Load::start(&plan);
-        thread::sleep(ms(300));
-        fleet.cluster.move_slot(3, 0, 1).expect("it moves");
-        thread::sleep(ms(100));
-        let saturated = load.stop();
-        assert!(saturated.moved > 0 && !saturated.samples.is_empty());
-        assert_eq!(saturated.faults.get(&Fault::GivenUp), None, "{:?}", saturated.faults);
-        assert_eq!(fleet.amiss(100).expect("it answers"), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Readers and writers of the demo: cluster clients that follow MOVED, at a steady rate.
+//! Readers and writers: cluster clients that follow MOVED, at a steady rate.
 //!
 //! A command is due at its time, whether the one before was slow or not, and its latency counts from then: so a stall
 //! of the servers is seen by every command that falls into it.
@@ -15,6 +15,7 @@ use super::keys::Keys;
 
 /// Clients of each sort, each with a thread and a connection to every primary.
 pub const WRITERS: u64 = 8;
+/// As [`WRITERS`], of those that read.
 pub const READERS: u64 = 8;
 
 /// One client sends a command so often: 4000 commands a second of all together.
