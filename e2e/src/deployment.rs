@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use redis::{Client, Connection, ConnectionAddr, IntoConnectionInfo};
+pub use whimbrel_loadgen::slots::slot_of;
 
 /// Number of slots of a cluster.
 pub const SLOTS: u16 = 16384;
@@ -133,23 +134,6 @@ impl Primary {
     }
 }
 
-/// The slot of a key: CRC-16/XMODEM of its hash tag, or of all of it.
-pub fn slot_of(key: &[u8]) -> u16 {
-    let tag = key.iter().position(|&byte| byte == b'{').and_then(|open| {
-        let rest = &key[open + 1..];
-        let close = rest.iter().position(|&byte| byte == b'}')?;
-        (close > 0).then(|| &rest[..close])
-    });
-    let mut crc: u16 = 0;
-    for &byte in tag.unwrap_or(key) {
-        crc ^= u16::from(byte) << 8;
-        for _ in 0..8 {
-            crc = if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
-        }
-    }
-    crc % SLOTS
-}
-
 /// Milliseconds since the epoch. All servers of a test share this clock.
 pub fn now_ms() -> i64 {
     let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is past 1970");
@@ -211,21 +195,4 @@ fn sibling(seed: &Client, addr: &str, slots: Vec<RangeInclusive<u16>>) -> Result
     };
     let client = Client::open(info.set_addr(there).into_connection_info()?)?;
     Ok(Primary { client, name, slots })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slots_follow_the_hash_tag_rule() {
-        // From the cluster specification: the CRC of "123456789" is 0x31C3.
-        assert_eq!(slot_of(b"123456789"), 0x31C3);
-        assert_eq!(slot_of(b""), 0);
-        assert_eq!(slot_of(b"{user}a"), slot_of(b"user"));
-        assert_eq!(slot_of(b"x{user}{other}"), slot_of(b"user"));
-        assert_eq!(slot_of(b"{{a}}b"), slot_of(b"{a"));
-        assert_ne!(slot_of(b"{}{x}"), slot_of(b"x"));
-        assert_ne!(slot_of(b"a}b"), slot_of(b"b"));
-    }
 }

@@ -134,8 +134,12 @@ const ENGINE: &str = "whimbrel-engine";
 const FLOW: &str = "whimbrel-flow";
 const FRONT: &str = "whimbrel-front";
 const LAB: &str = "whimbrel-lab";
+const LOADGEN: &str = "whimbrel-loadgen";
 const CONTROL: &str = "whimbrel-control";
 const FLEET: &str = "whimbrel-fleet";
+
+/// What binaries may use: every library that is not for model checking.
+const ALL: &[&str] = &[CONTROL, FRONT, FLEET, FLOW, ENGINE, WIRE, CORE, LOADGEN, LAB];
 
 /// The arrows of `docs/architecture.md`. A crate that is missing here is a finding.
 const ARROWS: &[Arrows] = &[
@@ -148,12 +152,10 @@ const ARROWS: &[Arrows] = &[
     Arrows { name: LAB, may_use: &[], may_test_with: &[] },
     Arrows { name: CONTROL, may_use: &[FLEET, FLOW, ENGINE, WIRE, CORE], may_test_with: &[LAB] },
     Arrows { name: "whimbrel-sim", may_use: &[CORE], may_test_with: &[] },
-    Arrows {
-        name: "whimbrel",
-        may_use: &[CONTROL, FRONT, FLEET, FLOW, ENGINE, WIRE, CORE, LAB],
-        may_test_with: &[],
-    },
-    Arrows { name: "whimbrel-e2e", may_use: &[LAB], may_test_with: &[] },
+    Arrows { name: LOADGEN, may_use: &[LAB], may_test_with: &[] },
+    Arrows { name: "whimbrel", may_use: ALL, may_test_with: &[] },
+    Arrows { name: "whimbrel-bench", may_use: ALL, may_test_with: &[] },
+    Arrows { name: "whimbrel-e2e", may_use: &[LOADGEN, LAB], may_test_with: &[] },
     Arrows { name: "xtask", may_use: &[], may_test_with: &[] },
 ];
 
@@ -476,6 +478,8 @@ mod tests {
         );
         assert_eq!(broken(ENGINE, &[(LAB, None)]), ["whimbrel-engine may not depend on whimbrel-lab"]);
         assert_eq!(broken(FLOW, &[("whimbrel", Some("dev"))]), ["whimbrel-flow may not depend on whimbrel"]);
+        assert!(broken("whimbrel-bench", &[(CONTROL, None), (LOADGEN, None)]).is_empty());
+        assert_eq!(broken(LOADGEN, &[(CORE, None)]), ["whimbrel-loadgen may not depend on whimbrel-core"]);
         assert_eq!(broken("whimbrel-e2e", &[(FLOW, None)]), ["whimbrel-e2e may not depend on whimbrel-flow"]);
         assert_eq!(broken("new", &[]), ["new is not in the table of crates in xtask/src/tidy.rs"]);
     }

@@ -1,4 +1,11 @@
-//! The whimbrel binary: flags, progress, reports, exit codes, demo, bench.
+//! The whimbrel binary: flags, progress, reports, exit codes, demo.
+//!
+//! - [`commands`]: one module for each command;
+//! - [`settings`]: what the user typed, and what it resolves to;
+//! - [`ui`]: questions, progress, tables, words for errors, JSON;
+//! - [`exit`], [`paths`], [`safety`], [`signals`]: exit codes, where files are, files that are nobody else's, Ctrl-C.
+//!
+//! Commands use all of it; `ui` uses `settings`, and neither uses commands.
 
 /// Prints a line to standard output, wrapped at words on a terminal, and without what servers would have it do. That whoever reads it has left, as `head` does, is no failure of ours.
 macro_rules! say {
@@ -17,38 +24,25 @@ macro_rules! eprintln {
     }};
 }
 
-mod args;
-mod bench;
-mod cluster;
-mod confirm;
-mod copying;
-mod demo;
-mod display;
+mod commands;
 mod exit;
-mod fleeting;
-mod fronting;
-mod losses;
-mod moving;
+mod paths;
 mod safety;
-mod serving;
-mod sides;
-mod syncing;
+mod settings;
+mod signals;
 mod ui;
-mod verifying;
-mod which;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{CommandFactory, Parser};
-use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 use whimbrel_engine::error::Error;
 
-use crate::args::{Bench, Cli, Command};
 use crate::exit::Exit;
+use crate::settings::args::{Cli, Command};
+use crate::ui::errors;
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -61,8 +55,8 @@ fn main() -> ExitCode {
             return exit.into();
         }
     };
-    if let Err(e) = sides::hide_passwords(&cli.command) {
-        show_error(&e, false, Exit::Internal);
+    if let Err(e) = settings::endpoints::hide_passwords(&cli.command) {
+        errors::show_error(&e, false, Exit::Internal);
         return Exit::Internal.into();
     }
     if !matches!(cli.command, Command::Man { .. } | Command::Completions { .. }) {
@@ -74,28 +68,26 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Exit {
     match command {
-        Command::Copy(args) => block_on(|stop| async move { copying::run(&args, stop).await }),
-        Command::Verify(args) => block_on(|stop| async move { verifying::run(&args, stop).await }),
-        Command::Sync(args) => block_on(|stop| async move { syncing::run(&args, stop).await }),
-        Command::Cutover(args) => block_on(|stop| async move { syncing::cutover::run(&args, stop).await }),
-        Command::Unfence(args) => block_on(|_| async move { syncing::unfence::run(&args).await }),
-        Command::Watch(args) => block_on(|stop| async move { syncing::watch::run(&args, stop).await }),
-        Command::Reshard(args) => block_on(|stop| async move { moving::reshard(&args, stop).await }),
-        Command::Rebalance(args) => block_on(|stop| async move { moving::rebalance(&args, stop).await }),
-        Command::Drain(args) => block_on(|stop| async move { moving::drain(&args, stop).await }),
-        Command::Serve(args) => block_on(|stop| async move { serving::run(&args, stop).await }),
-        Command::Front(args) => block_on(|stop| async move { fronting::run(&args, stop).await }),
-        Command::Fleet(args) => block_on(|stop| async move { fleeting::run(&args, stop).await }),
-        Command::Jobs(args) => block_on(|stop| async move { moving::jobs::run(&args, stop).await }),
-        Command::Status(args) => block_on(|stop| async move { cluster::status::run(&args, stop).await }),
-        Command::Repair(args) => block_on(|stop| async move { cluster::repair::run(&args, stop).await }),
-        Command::Demo(args) => shown(demo::run(&args)),
-        Command::Bench { bench: Bench::Copy(args) } => shown(bench::copy::run(&args)),
-        Command::Bench { bench: Bench::Front(args) } => shown(bench::front::run(&args)),
-        Command::Bench { bench: Bench::Partitions(args) } => shown(bench::partitions::run(&args)),
-        Command::Bench { bench: Bench::Reshard(args) } => shown(bench::reshard::run(&args)),
-        Command::Bench { bench: Bench::Sync(args) } => shown(bench::sync::run(&args)),
-        Command::Bench { bench: Bench::Topology(args) } => shown(bench::topology::run(&args)),
+        Command::Copy(args) => block_on(|stop| async move { commands::copy::run(&args, stop).await }),
+        Command::Verify(args) => block_on(|stop| async move { commands::verify::run(&args, stop).await }),
+        Command::Sync(args) => block_on(|stop| async move { commands::sync::run(&args, stop).await }),
+        Command::Cutover(args) => block_on(|stop| async move { commands::cutover::run(&args, stop).await }),
+        Command::Unfence(args) => block_on(|_| async move { commands::unfence::run(&args).await }),
+        Command::Watch(args) => block_on(|stop| async move { commands::watch::run(&args, stop).await }),
+        Command::Reshard(args) => {
+            block_on(|stop| async move { commands::reshard::reshard(&args, stop).await })
+        }
+        Command::Rebalance(args) => {
+            block_on(|stop| async move { commands::reshard::rebalance(&args, stop).await })
+        }
+        Command::Drain(args) => block_on(|stop| async move { commands::reshard::drain(&args, stop).await }),
+        Command::Serve(args) => block_on(|stop| async move { commands::serve::run(&args, stop).await }),
+        Command::Front(args) => block_on(|stop| async move { commands::front::run(&args, stop).await }),
+        Command::Fleet(args) => block_on(|stop| async move { commands::fleet::run(&args, stop).await }),
+        Command::Jobs(args) => block_on(|stop| async move { commands::jobs::run(&args, stop).await }),
+        Command::Status(args) => block_on(|stop| async move { commands::status::run(&args, stop).await }),
+        Command::Repair(args) => block_on(|stop| async move { commands::repair::run(&args, stop).await }),
+        Command::Demo(args) => shown(commands::demo::run(&args)),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "whimbrel", &mut std::io::stdout());
             Exit::Success
@@ -109,7 +101,7 @@ fn block_on<F: Future<Output = Exit>>(job: impl FnOnce(CancellationToken) -> F) 
         Ok(runtime) => {
             let exit = runtime.block_on(async {
                 let stop = CancellationToken::new();
-                watch_signals(stop.clone());
+                signals::watch(stop.clone());
                 job(stop).await
             });
             // A look-up of a host name cannot be cancelled, and need not be waited for.
@@ -117,82 +109,10 @@ fn block_on<F: Future<Output = Exit>>(job: impl FnOnce(CancellationToken) -> F) 
             exit
         }
         Err(e) => {
-            show_error(&Error::own("start", e), false, Exit::Internal);
+            errors::show_error(&Error::own("start", e), false, Exit::Internal);
             Exit::Internal
         }
     }
-}
-
-static STOPPED_BY_USER: AtomicBool = AtomicBool::new(false);
-
-/// Nothing is in flight that a signal could stop half-way.
-static ONLY_LOOKS: AtomicBool = AtomicBool::new(false);
-
-/// Says that this command changes nothing: ending it is not worth a word.
-pub fn only_looks() {
-    ONLY_LOOKS.store(true, Ordering::Relaxed);
-}
-
-/// Nothing has begun yet: the user is being asked. Until it is dropped, being stopped is not worth a word.
-pub struct WhileAsking {
-    only_looked: bool,
-}
-
-impl WhileAsking {
-    /// From here on.
-    pub fn begin() -> WhileAsking {
-        WhileAsking { only_looked: ONLY_LOOKS.swap(true, Ordering::Relaxed) }
-    }
-}
-
-impl Drop for WhileAsking {
-    fn drop(&mut self) {
-        ONLY_LOOKS.store(self.only_looked, Ordering::Relaxed);
-    }
-}
-
-/// True after Ctrl-C or SIGTERM.
-pub fn stopped_by_user() -> bool {
-    STOPPED_BY_USER.load(Ordering::Relaxed)
-}
-
-/// What the process ends with after an error. `begun` is true once something may have been written.
-pub fn exit_of(error: &Error, begun: bool) -> Exit {
-    if begun && stopped_by_user() { Exit::Stopped } else { Exit::of(error, begun) }
-}
-
-/// Shows why a command ended that writes nothing, and says what the process ends with.
-pub fn end_of(error: &Error, as_json: bool) -> Exit {
-    let exit = Exit::of(error, false);
-    show_error(error, as_json, exit);
-    exit
-}
-
-/// The first signal stops cleanly, the second at once.
-fn watch_signals(stop: CancellationToken) {
-    tokio::spawn(async move {
-        let Ok(mut terminate) = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
-        else {
-            return;
-        };
-        loop {
-            tokio::select! {
-                ctrl_c = tokio::signal::ctrl_c() => if ctrl_c.is_err() { return },
-                _ = terminate.recv() => {}
-            }
-            if STOPPED_BY_USER.swap(true, Ordering::Relaxed) {
-                eprintln!(
-                    "stopped at once, half-way: `whimbrel jobs list` shows what is left of moving slots, and --resume \
-                     goes on with a copy or a sync"
-                );
-                std::process::exit(Exit::Stopped as i32);
-            }
-            if !ONLY_LOOKS.load(Ordering::Relaxed) {
-                eprintln!("stopping: what is in flight is finished; once more to stop at once");
-            }
-            stop.cancel();
-        }
-    });
 }
 
 fn start_logging() {
@@ -202,30 +122,6 @@ fn start_logging() {
         log.json().flatten_event(true).init();
     } else {
         log.with_ansi(std::io::stderr().is_terminal()).init();
-    }
-}
-
-/// Prints an error, on standard error: what is wrong, and on the next line what to do. With `--json` an object on standard output.
-pub fn show_error(error: &Error, as_json: bool, exit: Exit) {
-    show_error_of(&error.side.to_string(), error, str::to_owned, as_json, exit);
-}
-
-/// The same for a command that has other names than source and target: the `side`, and what `renamed` makes of a text.
-pub fn show_error_of(side: &str, error: &Error, renamed: impl Fn(&str) -> String, as_json: bool, exit: Exit) {
-    let of_side = |text: String| match text.strip_prefix(&error.side.to_string()) {
-        Some(rest) => renamed(&format!("{side}{rest}")),
-        None => renamed(&text),
-    };
-    if as_json {
-        let text = of_side(error.to_string());
-        say!("{}", json!({"event": "error", "side": side, "text": text, "exit": exit as u8}));
-        return;
-    }
-    let problem = of_side(error.problem());
-    // That it is our own, the prompt above has said.
-    eprintln!("error: {}", problem.strip_prefix("whimbrel: ").unwrap_or(&problem));
-    if let Some(remedy) = &error.remedy {
-        eprintln!("       {}", renamed(remedy));
     }
 }
 

@@ -8,7 +8,8 @@
 //! - [`strangers`]: what others do with the nodes of a cluster;
 //! - [`witness`]: a client of our own that notes what the users' clients meet;
 //! - [`report`]: what a job came to;
-//! - [`options`]: how keys move.
+//! - [`options`]: how keys move;
+//! - [`repair`]: finds and repairs what is wrong with a cluster, without jobs.
 //!
 //! **Architecture invariant:** what is to be done is decided in `whimbrel_core::migration` alone. This crate carries it
 //! out, says truthfully what came of it, and writes it down.
@@ -21,6 +22,7 @@ pub mod http;
 pub mod job;
 mod lobby;
 pub mod options;
+pub mod repair;
 pub mod report;
 pub mod service;
 pub mod store;

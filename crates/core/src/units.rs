@@ -57,6 +57,24 @@ pub fn parse_duration(text: &str) -> Result<Duration, ParseUnitError> {
         .map_err(|problem| ParseUnitError::Duration { input: text.to_owned(), problem })
 }
 
+/// Parses a count above 0: `50000`, `50,000`, `50_000`, `50k`, `1m`. Here `k` is a thousand and `m` a million.
+///
+/// Fails if the text has another form, is 0, or does not fit into 64 bits.
+pub fn parse_count(text: &str) -> Result<u64, ParseUnitError> {
+    let digits: String = text.chars().filter(|c| *c != ',' && *c != '_').collect();
+    let (digits, factor) = match digits.strip_suffix(['k', 'K']) {
+        Some(rest) => (rest, 1_000),
+        None => match digits.strip_suffix(['m', 'M']) {
+            Some(rest) => (rest, 1_000_000),
+            None => (digits.as_str(), 1),
+        },
+    };
+    match digits.parse::<u64>().ok().and_then(|n| n.checked_mul(factor)) {
+        Some(0) | None => Err(ParseUnitError::Count),
+        Some(n) => Ok(n),
+    }
+}
+
 /// A size for people, in the largest binary unit below it: `17 B`, `1.5 KiB`, `64.0 MiB`.
 pub fn format_bytes(bytes: u64) -> String {
     const UNITS: [(u64, &str); 5] =
@@ -110,7 +128,7 @@ pub fn format_duration_ms(duration_ms: u64) -> String {
     }
 }
 
-/// Why a text is not a size or a duration.
+/// Why a text is not a size, a duration or a count.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseUnitError {
     /// The text should be a size.
@@ -129,6 +147,9 @@ pub enum ParseUnitError {
         /// What is wrong with it.
         problem: UnitProblem,
     },
+    /// The text should be a count above 0.
+    #[error("write a number above 0, for example 50000 or 50k")]
+    Count,
 }
 
 /// What is wrong with a number that has a unit.
@@ -231,6 +252,24 @@ mod tests {
         ];
         for (text, duration_ms) in cases {
             assert_eq!(parse_duration(text), Ok(Duration::from_millis(duration_ms)), "{text}");
+        }
+    }
+
+    #[test]
+    fn counts() {
+        let cases = [
+            ("1", 1),
+            ("50000", 50_000),
+            ("50,000", 50_000),
+            ("50_000", 50_000),
+            ("50k", 50_000),
+            ("2M", 2_000_000),
+        ];
+        for (text, count) in cases {
+            assert_eq!(parse_count(text), Ok(count), "{text}");
+        }
+        for text in ["", "k", "0", "0k", "-1", "1.5k", "18446744073709551615k"] {
+            assert_eq!(parse_count(text), Err(ParseUnitError::Count), "{text}");
         }
     }
 

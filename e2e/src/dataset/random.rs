@@ -1,26 +1,22 @@
-//! Pseudo-random numbers that are the same on every machine and in every version.
+//! Pseudo-random numbers and bytes that follow from a seed.
 
-/// SplitMix64. Not for anything but test data.
+/// Not for anything but test data.
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub struct Random(fastrand::Rng);
 
 impl Random {
     /// Numbers that follow from `seed`.
     pub fn new(seed: u64) -> Self {
-        Self(seed)
+        Self(fastrand::Rng::with_seed(seed))
     }
 
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
+        self.0.u64(..)
     }
 
     /// A number below `limit`, which must not be 0.
     pub fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
+        self.0.u64(..limit)
     }
 
     /// A number from `low` to `high`, both included.
@@ -30,11 +26,8 @@ impl Random {
 
     /// `count` bytes of any value.
     pub fn bytes(&mut self, count: usize) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(count + 8);
-        while bytes.len() < count {
-            bytes.extend_from_slice(&self.next().to_le_bytes());
-        }
-        bytes.truncate(count);
+        let mut bytes = vec![0; count];
+        self.0.fill(&mut bytes);
         bytes
     }
 

@@ -149,14 +149,9 @@ fn a_large_field_among_small_ones_is_held_alone() {
 
 /// Bytes that do not compress, so that a payload is as long as what it holds.
 fn noise(count: usize) -> Vec<u8> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let words = std::iter::repeat_with(|| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    });
-    words.take(count.div_ceil(8)).flatten().take(count).collect()
+    let mut bytes = vec![0; count];
+    fastrand::Rng::with_seed(1).fill(&mut bytes);
+    bytes
 }
 
 /// Whether a large payload was asked for. A server is also probed with keys that do not exist, which takes it no time

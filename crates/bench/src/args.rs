@@ -1,0 +1,43 @@
+//! What the user types.
+
+use clap::{Parser, Subcommand};
+
+use crate::copy::BenchCopyArgs;
+use crate::front::BenchFrontArgs;
+use crate::partitions::BenchPartitionsArgs;
+use crate::reshard::BenchReshardArgs;
+use crate::sync::BenchSyncArgs;
+use crate::topology::BenchTopologyArgs;
+
+/// The command line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "whimbrel-bench",
+    bin_name = "./dev bench",
+    version,
+    about = "Measures whimbrel beside other ways to do the same, in one run",
+    max_term_width = 110,
+    propagate_version = true
+)]
+pub struct Cli {
+    /// Which measurement.
+    #[command(subcommand)]
+    pub bench: Bench,
+}
+
+/// The measurements.
+#[derive(Debug, Subcommand)]
+pub enum Bench {
+    /// A copy beside REPLICAOF, MIGRATE, and other tools that are on PATH
+    Copy(BenchCopyArgs),
+    /// Going through the front, beside a direct connection and, where it is on PATH, nutcracker
+    Front(BenchFrontArgs),
+    /// Moving partitions between members of a fleet, by its size, beside sending them the whole table
+    Partitions(BenchPartitionsArgs),
+    /// Moving slots beside the classic tools and the servers' own migration
+    Reshard(BenchReshardArgs),
+    /// How far a target is behind writers, beside REPLICAOF, and how long a cutover holds them
+    Sync(BenchSyncArgs),
+    /// Telling clients who owns which slot, beside servers, and a storm of clients that ask
+    Topology(BenchTopologyArgs),
+}

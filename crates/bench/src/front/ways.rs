@@ -1,0 +1,147 @@
+//! The ways to a server, and a front that runs between two.
+
+use std::fs::File;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use serde_json::Value;
+use whimbrel_lab::Server;
+use whimbrel_loadgen::interrupt::Interrupt;
+use whimbrel_loadgen::program::find_on_path;
+
+use crate::binaries::whimbrel_binary;
+
+/// How long a proxy may take to let clients in.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A way to the server.
+pub(super) struct Way {
+    pub(super) name: &'static str,
+    pub(super) address: SocketAddr,
+    /// Ends when it is dropped.
+    _proxy: Option<Proxy>,
+}
+
+/// A proxy that runs, killed when it is dropped.
+struct Proxy(Child);
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// To the server itself.
+pub(super) fn direct(server: &Server) -> anyhow::Result<Way> {
+    Ok(Way { name: "direct", address: server.addr().parse()?, _proxy: None })
+}
+
+/// Through the front, which shares so many connections to the server among its clients.
+pub(super) fn whimbrel(name: &'static str, share: u32, server: &Server) -> anyhow::Result<Way> {
+    let address = free_address()?;
+    let mut command = whimbrel_binary()?;
+    command.args(["front", "--quiet", "--source", &server.addr(), "--listen", &address.to_string()]);
+    command.args(["--share-connections", &share.to_string()]);
+    started(name, command, address, server)
+}
+
+/// Through twemproxy; `None` where it is not installed.
+pub(super) fn nutcracker(server: &Server) -> anyhow::Result<Option<Way>> {
+    let Some(program) = find_on_path("nutcracker") else { return Ok(None) };
+    let (address, statistics) = (free_address()?, free_address()?);
+    let config = server.dir().join("nutcracker.yml");
+    let text = format!(
+        "pool:\n  listen: {address}\n  redis: true\n  hash: fnv1a_64\n  distribution: modula\n  servers:\n   - {}:1\n",
+        server.addr()
+    );
+    std::fs::write(&config, text)?;
+    let mut command = Command::new(program);
+    command.arg("-c").arg(config).args(["-a", "127.0.0.1", "-s", &statistics.port().to_string()]);
+    command.arg("-o").arg(server.dir().join("nutcracker.log"));
+    started("nutcracker", command, address, server).map(Some)
+}
+
+/// A port that was free a moment ago.
+fn free_address() -> std::io::Result<SocketAddr> {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
+}
+
+fn started(
+    name: &'static str,
+    mut command: Command,
+    address: SocketAddr,
+    server: &Server,
+) -> anyhow::Result<Way> {
+    let said = server.dir().join(format!("{name}-output"));
+    let file = File::create(&said)?;
+    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+    let mut proxy = Proxy(command.spawn().with_context(|| format!("start {name}"))?);
+    let began = Instant::now();
+    while TcpStream::connect(address).is_err() {
+        if proxy.0.try_wait()?.is_some() || began.elapsed() > PATIENCE {
+            bail!("{name} lets nobody in: {}", std::fs::read_to_string(&said).unwrap_or_default());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(Way { name, address, _proxy: Some(proxy) })
+}
+
+/// A front between two servers, as a process of its own.
+pub(super) struct Running {
+    /// Where it listens.
+    pub(super) address: SocketAddr,
+    state: PathBuf,
+    _way: Way,
+}
+
+impl Running {
+    /// Starts it; no key moves yet.
+    pub(super) fn between(source: &Server, target: &Server) -> anyhow::Result<Running> {
+        let address = free_address()?;
+        let state = target.dir().join("state");
+        let mut command = whimbrel_binary()?;
+        command.args(["front", "--quiet", "--source", &source.addr(), "--target", &target.addr()]);
+        command.args(["--listen", &address.to_string(), "--state-dir"]).arg(&state);
+        let way = started("whimbrel", command, address, target)?;
+        Ok(Running { address, state, _way: way })
+    }
+
+    /// Has all keys moved.
+    pub(super) fn move_all(&self, limit: Duration, interrupt: &Interrupt) -> anyhow::Result<()> {
+        self.tell("start")?;
+        let began = Instant::now();
+        while self.status()?["phase"] != "done" {
+            interrupt.check()?;
+            if began.elapsed() > limit {
+                bail!("the keys have not moved in {} s", limit.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
+    /// How it stands.
+    pub(super) fn status(&self) -> anyhow::Result<Value> {
+        let answer: Value =
+            serde_json::from_str(&self.tell("status")?).context("read the status of the front")?;
+        Ok(answer["status"].clone())
+    }
+
+    fn tell(&self, what: &str) -> anyhow::Result<String> {
+        let mut command = whimbrel_binary()?;
+        command.args(["front", what]);
+        if what != "status" {
+            command.arg("--yes");
+        }
+        let output = command.args(["--json", "--state-dir"]).arg(&self.state).output()?;
+        if !output.status.success() {
+            bail!("front {what}: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(String::from_utf8(output.stdout)?)
+    }
+}

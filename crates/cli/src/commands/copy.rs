@@ -1,0 +1,335 @@
+//! `whimbrel copy`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::select::Selection;
+use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::endpoint::Address;
+use whimbrel_engine::error::{Error, ErrorKind, Result};
+use whimbrel_flow::copy::{self, CopyOptions, CopyReport, DbPair, Existing, Plan};
+use whimbrel_flow::journal::{self, Journal};
+use whimbrel_flow::progress::CopyProgress;
+use whimbrel_flow::retry::RetryPolicy;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::commands::losses;
+use crate::commands::verify;
+use crate::exit::Exit;
+use crate::paths::state_dir;
+use crate::settings::args::{CopyArgs, Limits};
+use crate::ui::confirm::confirm;
+use crate::ui::display::{Display, Form};
+use crate::ui::errors;
+
+/// Size of the pieces in which large values move.
+pub const CHUNK_BYTES: usize = 512 << 10;
+
+/// What goes on with a copy, or with a sync in the direction that the command says.
+pub const AGAIN: &str = "the same command with --resume";
+
+/// Runs the command.
+pub async fn run(args: &CopyArgs, stop: CancellationToken) -> Exit {
+    let mut begun = false;
+    run_inner(args, &stop, &mut begun)
+        .await
+        .unwrap_or_else(|e| end_of(&e, args.show.json, begun.then_some(AGAIN)))
+}
+
+/// Shows why a copy or a sync ended, and says what the process ends with. Once keys may have been written, `again` is what goes
+/// on with it.
+pub fn end_of(error: &Error, as_json: bool, again: Option<&str>) -> Exit {
+    let exit = errors::exit_of(error, again.is_some());
+    errors::show_error(error, as_json, exit);
+    if let Some(again) = again
+        && exit == Exit::Interrupted
+        && !as_json
+        && !matches!(error.kind, ErrorKind::Unfit(_))
+    {
+        eprintln!("         {again} goes on from here");
+    }
+    exit
+}
+
+/// How to copy, as far as copies and syncs have options in common: everything, and over what is there.
+pub fn options(selection: Selection, dbs: Vec<DbPair>, limits: &Limits, retry_for_ms: u64) -> CopyOptions {
+    CopyOptions {
+        selection,
+        types: Vec::new(),
+        dbs,
+        existing: Existing::Replace,
+        limit: None,
+        memory_bytes: limits.memory,
+        big_key_bytes: limits.big_key,
+        chunk_bytes: CHUNK_BYTES,
+        rate_keys: limits.rate_keys,
+        rate_bytes: limits.rate_bytes,
+        scan_count: limits.scan_count,
+        lanes: limits.lanes,
+        shards_at_once: limits.shards,
+        from_replicas: false,
+        retry: RetryPolicy { give_up_after_ms: retry_for_ms, ..RetryPolicy::default() },
+        job: String::new(),
+        mirror: false,
+    }
+}
+
+/// An address in the spelling that stands for all: a journal is found again by `localhost` that was begun by `127.0.0.1`.
+pub fn one_spelling(address: &Address) -> String {
+    let Address::Tcp(host, port) = address else { return address.to_string() };
+    let host = match host.trim_end_matches('.').to_ascii_lowercase() {
+        name if name == "localhost" => "127.0.0.1".to_owned(),
+        name => name.parse().map_or(name, |ip: std::net::IpAddr| ip.to_string()),
+    };
+    Address::Tcp(host, *port).to_string()
+}
+
+/// The short name of the job that is described so.
+pub fn job_of(description: &str) -> String {
+    format!("{:016x}", xxh3_64(description.as_bytes()))
+}
+
+async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) -> Result<Exit> {
+    let endpoints = args.sides.endpoints()?;
+    let selection = args.which.names.selection()?;
+    args.which.names.named_dbs(endpoints.1.db)?;
+    let (source, target) = args.sides.probe(endpoints, args.from_replicas).await?;
+    let dbs = args.which.names.dbs(&source, &target).await?;
+    let refuse_existing = !(args.replace || args.skip || args.fail || args.dry_run);
+    let existing = match (args.skip, args.fail) {
+        (true, _) => Existing::Skip,
+        (_, true) => Existing::Fail,
+        _ => Existing::Replace,
+    };
+    let mut options = CopyOptions {
+        types: args.which.types.clone(),
+        existing,
+        limit: args.limit,
+        from_replicas: args.from_replicas,
+        ..options(selection, dbs, &args.limits, args.sides.retry_for)
+    };
+    let description = describe(args, &options, &source, &target);
+    options.job = job_of(&description);
+    let name = format!("copy-{}", options.job);
+    let folder = state_dir(args.state_dir.as_deref())?;
+    let plan = copy::plan(&source, &target, &options, !args.resume, refuse_existing, args.dry_run, stop)
+        .await
+        .map_err(|e| {
+            let unfinished = !args.resume && refuse_existing && journal::exists(&folder, &name);
+            match &e.remedy {
+                Some(remedy) if unfinished && remedy.contains("--replace") => {
+                    let remedy = format!(
+                        "an earlier copy like this one did not finish: go on with --resume, or {remedy}"
+                    );
+                    e.with_remedy(remedy)
+                }
+                _ => e,
+            }
+        })?;
+    if !args.show.quiet {
+        show_plan(args, &plan, &options);
+    }
+    let overwrites = args.replace && !args.resume && holds_keys(&plan);
+    if args.dry_run {
+        if overwrites {
+            let losses = losses::count(&source, &target, (&options, false), stop).await?;
+            losses.show(&args.show);
+        }
+        return Ok(if stop.is_cancelled() { Exit::Stopped } else { Exit::Success });
+    }
+    if overwrites {
+        let question =
+            losses::question(&target, &plan, "replaced where the source has a key of the same name");
+        let decision = confirm(&question, args.ask.yes, false, args.show.json, stop).await?;
+        if let Some(exit) = decision.end(Exit::Success) {
+            return Ok(exit);
+        }
+    }
+    if !args.resume && journal::exists(&folder, &name) && !args.show.quiet {
+        say(
+            args,
+            "an earlier copy like this one did not finish; --resume would go on with it, this one starts anew",
+        );
+    }
+    if args.from_replicas && source.topology().shards.iter().all(|shard| shard.replicas.is_empty()) {
+        say(args, "the source names no replicas: its primaries are read");
+    }
+    let journal = Journal::open(&folder, &name, &description, args.resume)?;
+    let progress = Arc::new(CopyProgress::default());
+    let total: u64 = plan.dbs.iter().map(|d| d.source_keys).sum();
+    progress.keys_total.store(total, Ordering::Relaxed);
+    *begun = true;
+    if args.functions {
+        let n = whimbrel_flow::functions::copy(&source, &target, existing).await?;
+        say(args, &format!("{n} function libraries copied"));
+    } else if plan.functions_left > 0 {
+        progress.notice(format!(
+            "the source has {} function libraries that are not copied; --functions copies them",
+            plan.functions_left
+        ));
+    }
+    // With a part of the keys, or the rest of them, nobody knows how many there will be.
+    let whole = !args.resume && plan.dbs.iter().all(|d| d.selected_keys.is_some());
+    let known_total = whole.then_some(total);
+    let display = Display::of_copy(Form::of(&args.show), progress.clone(), &options, known_total);
+    let dbs = options.dbs.clone();
+    let outcome =
+        copy::copy(source.clone(), target.clone(), options, progress, Some(journal), stop.clone()).await;
+    display.finish().await;
+    let report = outcome?;
+    show_report(args, &report);
+    if !report.complete {
+        return Ok(Exit::Stopped);
+    }
+    let partial = report.counts.failed > 0 || report.evicted > 0 || !report.emptied.is_empty();
+    if args.verify {
+        // What else is on the target is known to be a copy's doing only where the target was empty.
+        let verify = verify::options_after_copy(args, &dbs, refuse_existing)?;
+        let result = verify::verify(source, target, verify, &args.show, None, stop.clone()).await?;
+        let t = &result.tally;
+        let only_the_failed = t.missing <= report.counts.failed && t.differing + t.extra + t.unstable == 0;
+        if !(result.is_equal() || partial && only_the_failed) {
+            return Ok(verify::exit_of(&result));
+        }
+    }
+    Ok(if partial { Exit::Partial } else { Exit::Success })
+}
+
+/// Whether the target has keys where the copy goes.
+pub fn holds_keys(plan: &Plan) -> bool {
+    plan.dbs.iter().any(|db| db.target_keys > 0)
+}
+
+/// What makes two copies the same copy. No password is in it.
+fn describe(args: &CopyArgs, options: &CopyOptions, source: &Deployment, target: &Deployment) -> String {
+    json!({
+        "source": one_spelling(&source.endpoint.address),
+        "target": one_spelling(&target.endpoint.address),
+        "dbs": options.dbs,
+        "match": args.which.names.matches,
+        "exclude": args.which.names.exclude,
+        "types": args.which.types,
+        "slots": args.which.names.slots.as_ref().map(ToString::to_string),
+        "existing": options.existing.described(),
+        "limit": options.limit,
+    })
+    .to_string()
+}
+
+fn say(args: &CopyArgs, text: &str) {
+    if args.show.json {
+        say!("{}", json!({"event": "notice", "text": text}));
+    } else if !args.show.quiet {
+        eprintln!("note     {text}");
+    }
+}
+
+/// What happens to keys that exist, in words.
+fn policy(args: &CopyArgs, plan: &Plan, options: &CopyOptions) -> &'static str {
+    if args.replace || args.skip || args.fail || args.resume {
+        options.existing.described()
+    } else if plan.dbs.iter().all(|d| d.target_keys == 0) {
+        "none given, none needed: the target is empty"
+    } else {
+        "none given: the copy would be refused; add --replace, --skip or --fail"
+    }
+}
+
+fn show_plan(args: &CopyArgs, plan: &Plan, options: &CopyOptions) {
+    if args.show.json {
+        say!(
+            "{}",
+            json!({"event": "plan", "dry_run": args.dry_run, "policy": policy(args, plan, options), "plan": plan})
+        );
+        return;
+    }
+    eprintln!("source   {}", plan.source);
+    eprintln!("target   {}", plan.target);
+    for db in &plan.dbs {
+        let selected = match db.selected_keys {
+            Some(n) if n != db.source_keys => format!(", {} of them selected", format_count(n)),
+            None => ", a part of them selected".to_owned(),
+            _ => String::new(),
+        };
+        eprintln!(
+            "db {:<5} {}{selected}; to db {}, which holds {}",
+            db.db.source,
+            format_count_of(db.source_keys, "key"),
+            db.db.target,
+            format_count(db.target_keys)
+        );
+    }
+    eprintln!("policy   {}", policy(args, plan, options));
+    if args.dry_run {
+        eprintln!("dry run: nothing was written");
+    }
+}
+
+fn show_report(args: &CopyArgs, report: &CopyReport) {
+    if args.show.json {
+        say!("{}", json!({"event": "report", "report": report}));
+        return;
+    }
+    let c = &report.counts;
+    let seconds = (report.duration_ms as f64 / 1000.0).max(0.001);
+    for notice in &report.notices {
+        eprintln!("note     {notice}");
+    }
+    for failure in report.failures.iter().take(20) {
+        eprintln!("failed   db {} key {}: {}", failure.db, failure.key, failure.reason);
+    }
+    if c.failed > 20 {
+        eprintln!("         … and {} more; --json lists up to 1,000", format_count(c.failed - 20));
+    }
+    let mut rest = String::new();
+    for (n, name) in
+        [(c.skipped, "skipped"), (c.gone, "gone meanwhile"), (c.failed, "failed"), (c.big, "in chunks")]
+    {
+        if n > 0 {
+            rest.push_str(&format!(", {} {name}", format_count(n)));
+        }
+    }
+    if report.evicted > 0 {
+        rest.push_str(&format!(", {} EVICTED by the target", format_count(report.evicted)));
+    }
+    if c.scanned > 0 && c.selected == 0
+        || c.selected == 0 && c.keys_total > 0 && report.complete && !report.resumed
+    {
+        eprintln!("note     no key is selected: see --match, --exclude, --type, --slots and --db");
+    }
+    let head = match (report.complete, report.resumed) {
+        (true, false) => "copied  ",
+        (true, true) => "resumed ",
+        (false, _) => "stopped ",
+    };
+    say!(
+        "{head} {}, {} in {}: {} keys/s, {}/s{rest}{}",
+        format_count_of(c.written, "key"),
+        format_bytes(c.bytes_written),
+        format_duration_ms(report.duration_ms),
+        format_count((c.written as f64 / seconds) as u64),
+        format_bytes((c.bytes_written as f64 / seconds) as u64),
+        if report.passes > 1 { format!("; {} passes", report.passes) } else { String::new() },
+    );
+    if !report.complete {
+        say!("         {AGAIN} goes on from here");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_one_spelling() {
+        let spelt = |host: &str| one_spelling(&Address::Tcp(host.to_owned(), 7000));
+        assert_eq!([spelt("localhost"), spelt("LOCALHOST."), spelt("127.0.0.1")], ["127.0.0.1:7000"; 3]);
+        assert_eq!(
+            (spelt("Db.Example"), spelt("0:0::1")),
+            ("db.example:7000".to_owned(), "[::1]:7000".to_owned())
+        );
+    }
+}

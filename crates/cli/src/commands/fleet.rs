@@ -1,0 +1,484 @@
+//! `whimbrel fleet`: asks the coordinator of a fleet, and watches until what was asked for is done.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+use whimbrel_control::fleet::{FleetStatus, MemberStatus};
+use whimbrel_core::units::{format_count, format_count_of};
+use whimbrel_engine::endpoint::Endpoint;
+use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
+use whimbrel_engine::link::{Link, LinkOptions};
+use whimbrel_fleet::login;
+
+use crate::exit::Exit;
+use crate::settings::args::{Beforehand, FleetArgs, FleetCommand};
+use crate::ui::confirm::{Question, confirm};
+use crate::ui::errors;
+use crate::ui::screen::Screen;
+use crate::ui::table::{Table, number, text};
+
+/// How often the coordinator is asked how it stands.
+const POLL: Duration = Duration::from_millis(200);
+
+/// How often it is told how many partitions are left.
+const TELL_EVERY: Duration = Duration::from_secs(1);
+
+/// How long a coordinator that is being restarted is waited for.
+const RECONNECT_MAX: Duration = Duration::from_secs(60);
+
+/// How long coordinators may take to elect one of them.
+const ELECTION_MAX: Duration = Duration::from_secs(10);
+
+/// `whimbrel fleet`.
+pub async fn run(args: &FleetArgs, stop: CancellationToken) -> Exit {
+    crate::signals::only_looks();
+    match try_run(args, &stop).await {
+        Ok(exit) => exit,
+        Err(e) => {
+            let exit = Exit::of(&e, false);
+            show_error(&e, args.command.at().json, exit);
+            exit
+        }
+    }
+}
+
+/// Prints an error of the coordinator, which is no side of a transfer.
+pub fn show_error(error: &Error, as_json: bool, exit: Exit) {
+    if error.side == Side::Own {
+        return errors::show_error(error, as_json, exit);
+    }
+    crate::ui::errors::show_error_of("coordinator", error, str::to_owned, as_json, exit);
+}
+
+/// What is waited for.
+enum Goal {
+    /// The member is none any more.
+    Gone(u32),
+    /// The member has nothing any more.
+    Empty(u32),
+    /// The backend has no data any more.
+    Bare(String),
+    /// Everybody has its part.
+    Settled,
+}
+
+impl Goal {
+    fn is_reached(&self, status: &FleetStatus) -> bool {
+        match self {
+            Goal::Gone(member) => status.member(*member).is_none(),
+            Goal::Empty(member) => status.member(*member).is_none_or(|member| member.owned == 0),
+            Goal::Bare(backend) => status.backend(backend).is_none_or(|backend| backend.partitions == 0),
+            Goal::Settled => status.is_settled(),
+        }
+    }
+
+    /// How many partitions it still takes.
+    fn left(&self, status: &FleetStatus) -> u64 {
+        match self {
+            Goal::Gone(member) | Goal::Empty(member) => {
+                status.member(*member).map_or(0, |member| member.owned)
+            }
+            Goal::Bare(backend) => status.backend(backend).map_or(0, |backend| backend.partitions),
+            Goal::Settled => status.remaining + status.unowned,
+        }
+    }
+}
+
+async fn try_run(args: &FleetArgs, stop: &CancellationToken) -> Result<Exit> {
+    let at = args.command.at();
+    let endpoints = at.endpoints()?.into_iter().map(Arc::new).collect();
+    let mut coordinator = Coordinator { endpoints, at: 0, link: None };
+    let status = coordinator.first_status().await?;
+    let (words, goal, wait) = match &args.command {
+        FleetCommand::Status(_) => return Ok(show(&status, at.json)),
+        FleetCommand::Join { which, weight, wait, .. } => {
+            let words = match (&which.member, &which.backend) {
+                (Some(member), _) => {
+                    let number = find(&status, member)?.member.to_string();
+                    let weight = weight.map(|weight| weight.to_string());
+                    ["JOIN".to_owned(), number].into_iter().chain(weight).collect()
+                }
+                (None, backend) => place(&status, backend.as_deref(), weight.unwrap_or(1))?,
+            };
+            (words, Goal::Settled, wait)
+        }
+        FleetCommand::Leave { member, wait, .. } => {
+            let number = find(&status, member)?.member;
+            (vec!["LEAVE".to_owned(), number.to_string()], Goal::Gone(number), wait)
+        }
+        FleetCommand::Drain { which, wait, .. } => match (&which.member, &which.backend) {
+            (Some(member), _) => {
+                let number = find(&status, member)?.member;
+                (vec!["DRAIN".to_owned(), number.to_string()], Goal::Empty(number), wait)
+            }
+            (None, backend) => {
+                let name = backend.clone().unwrap_or_default();
+                (place(&status, backend.as_deref(), 0)?, Goal::Bare(name), wait)
+            }
+        },
+        FleetCommand::Rebalance { wait, .. } => (vec!["REBALANCE".to_owned()], Goal::Settled, wait),
+    };
+    if let Some((ask, question)) = question(&args.command, &status, &goal) {
+        let decision = confirm(&question, ask.yes, false, at.json, stop).await?;
+        if let Some(exit) = decision.end(Exit::Success) {
+            return Ok(exit);
+        }
+    }
+    coordinator.order(&words).await?;
+    if wait.no_wait {
+        tell(at.json, "asked", "the coordinator has written it down and goes on by itself", &status);
+        return Ok(Exit::Success);
+    }
+    watch(&mut coordinator, &goal, at.json, stop).await
+}
+
+/// What is asked before somebody gives everything away.
+fn question(command: &FleetCommand, status: &FleetStatus, goal: &Goal) -> Option<(Beforehand, Question)> {
+    let (ask, and_leave) = match command {
+        FleetCommand::Leave { ask, .. } => (*ask, " and leave the fleet"),
+        FleetCommand::Drain { ask, .. } => (*ask, ""),
+        _ => return None,
+    };
+    let of_fleet = format!("of a fleet of {}", format_count_of(status.members.len() as u64, "member"));
+    let what = match goal {
+        Goal::Bare(backend) => format!("backend {backend} {of_fleet} give all its data"),
+        Goal::Gone(number) | Goal::Empty(number) => {
+            let name = status.member(*number).map_or("", |member| &member.name);
+            format!("member {number} ({name}) {of_fleet} give all its partitions")
+        }
+        Goal::Settled => return None,
+    };
+    let left = format_count(goal.left(status));
+    let text = format!("Have {what} ({left}) to others{and_leave}?");
+    Some((ask, Question::new(text).without_dry_run()))
+}
+
+async fn watch(
+    coordinator: &mut Coordinator,
+    goal: &Goal,
+    as_json: bool,
+    stop: &CancellationToken,
+) -> Result<Exit> {
+    let mut told: Option<((u64, String), Instant)> = None;
+    loop {
+        let Some(status) = stop.run_until_cancelled(coordinator.status_patiently()).await else {
+            return Ok(stopped(as_json));
+        };
+        let status = status?;
+        let left = goal.left(&status);
+        if goal.is_reached(&status) {
+            let members = status.members.len();
+            let words = format!(
+                "done     {members} members have {} partitions",
+                format_count(status.partitions.into())
+            );
+            tell(as_json, "done", &words, &status);
+            return Ok(Exit::Success);
+        }
+        let trouble = status.members.iter().map(|member| &member.trouble).find(|why| !why.is_empty());
+        let now = (left, trouble.cloned().unwrap_or_default());
+        if told.as_ref().is_none_or(|(before, at)| *before != now && at.elapsed() >= TELL_EVERY) {
+            let mut words = match left {
+                0 => "waiting  until all know where everything is".to_owned(),
+                left => format!("moving   {} partitions left", format_count(left)),
+            };
+            if !now.1.is_empty() {
+                words.push_str(&format!("; moves fail: {}", now.1));
+            }
+            tell(as_json, "progress", &words, &status);
+            told = Some((now, Instant::now()));
+        }
+        if stop.run_until_cancelled(tokio::time::sleep(POLL)).await.is_none() {
+            return Ok(stopped(as_json));
+        }
+    }
+}
+
+fn stopped(as_json: bool) -> Exit {
+    if as_json {
+        say!("{}", json!({"event": "stopped"}));
+    } else {
+        eprintln!("stopped  watching; the coordinator goes on: see whimbrel fleet status");
+    }
+    Exit::Stopped
+}
+
+fn tell(as_json: bool, event: &str, words: &str, status: &FleetStatus) {
+    if as_json {
+        say!(
+            "{}",
+            json!({"event": event, "moving": status.moving, "remaining": status.remaining, "fleet": status})
+        );
+    } else {
+        say!("{words}");
+    }
+}
+
+/// What gives a backend its part.
+fn place(status: &FleetStatus, name: Option<&str>, weight: u32) -> Result<Vec<String>> {
+    let name = name.unwrap_or_default();
+    if status.backend(name).is_none() {
+        return Err(Error::unfit(Side::Own, "", "find the backend", format!("there is no backend {name}"))
+            .with_remedy("name it as the coordinator does: see whimbrel fleet status"));
+    }
+    Ok(vec!["PLACE".to_owned(), name.to_owned(), weight.to_string()])
+}
+
+/// The member that is meant.
+fn find<'a>(status: &'a FleetStatus, named: &str) -> Result<&'a MemberStatus> {
+    let number = named.parse().ok().and_then(|number| status.member(number));
+    let is_meant = |member: &&MemberStatus| member.name == named || member.address == named;
+    let found: Vec<&MemberStatus> = match number {
+        Some(member) => vec![member],
+        None => status.members.iter().filter(is_meant).collect(),
+    };
+    match &found[..] {
+        [one] => Ok(one),
+        several => {
+            let what = match several.len() {
+                0 => format!("there is no member {named}"),
+                n => format!("{named} could be any of {n} members"),
+            };
+            Err(Error::unfit(Side::Own, "", "find the member", what)
+                .with_remedy("name it by its number: see whimbrel fleet status"))
+        }
+    }
+}
+
+fn show(status: &FleetStatus, as_json: bool) -> Exit {
+    let is_amiss = status.unowned > 0 || status.members.iter().any(|member| !member.connected);
+    let exit = if is_amiss { Exit::Amiss } else { Exit::Success };
+    if as_json {
+        say!(
+            "{}",
+            json!({"event": "fleet", "settled": status.is_settled(), "fleet": status, "exit": exit as u8})
+        );
+    } else {
+        page(status, Screen::of_stdout()).lines().for_each(|line| say!("{line}"));
+    }
+    exit
+}
+
+/// How a fleet stands, for people.
+pub fn page(status: &FleetStatus, screen: Screen) -> String {
+    let state = match (status.unowned, status.remaining, status.is_settled()) {
+        (0, 0, true) => "settled".to_owned(),
+        (0, 0, false) => "nothing left to move; not all know it yet".to_owned(),
+        (0, left, _) => {
+            format!("{} partitions left to move, {} moving now", format_count(left), status.moving)
+        }
+        (unowned, ..) => format!("{} partitions have nobody", format_count(unowned)),
+    };
+    let mut page = format!(
+        "fleet    {} partitions, {} members, term {}: {state}\nmoves    {} made, {} given up since the start\n",
+        format_count(status.partitions.into()),
+        status.members.len(),
+        status.term,
+        format_count(status.moved),
+        format_count(status.failed),
+    );
+    for backend in &status.backends {
+        let has = format_count(backend.partitions);
+        let part = match status.backends.len() {
+            1 => String::new(),
+            _ => format!(", data of {has} partitions, weight {}", backend.weight),
+        };
+        page.push_str(&format!("backend  {} {}{part}\n", backend.name, backend.url));
+    }
+    let mut rows = Table::new(
+        &[
+            number("MEMBER", 0),
+            text("NAME", 1),
+            text("ADDRESS", 2),
+            number("PARTITIONS", 1),
+            number("WEIGHT", 4),
+            number("LAG", 3),
+            number("REQUESTS", 5),
+            text("TABLE", 3),
+            text("VERSION", 6),
+            text("STATE", 0),
+        ],
+        2,
+    );
+    let mut troubles = String::new();
+    for member in &status.members {
+        let table = match member.equal {
+            Some(true) => "equal",
+            Some(false) => "differs",
+            None => "unknown",
+        };
+        let state = match (member.connected, member.leaving, member.weight) {
+            (false, ..) => match member.silent_ms {
+                Some(ms) => format!("not connected, silent for {} s", ms / 1_000),
+                None => "not heard of since the coordinator began".to_owned(),
+            },
+            (_, true, _) => "leaves".to_owned(),
+            (_, _, 0) => "drained".to_owned(),
+            _ => "serves".to_owned(),
+        };
+        rows.row(vec![
+            member.member.to_string(),
+            member.name.clone(),
+            member.address.clone(),
+            format_count(member.owned),
+            member.weight.to_string(),
+            format_count(member.lag),
+            format_count(member.held),
+            table.to_owned(),
+            member.version.clone(),
+            state,
+        ]);
+        if !member.trouble.is_empty() {
+            troubles.push_str(&format!("member {}: moves fail there: {}\n", member.member, member.trouble));
+        }
+    }
+    page.push('\n');
+    rows.lines(screen).iter().for_each(|line| page.push_str(&format!("{line}\n")));
+    page + &troubles
+}
+
+/// The coordinator that leads, which is looked for anew when it is not reached or does not lead any more.
+struct Coordinator {
+    endpoints: Vec<Arc<Endpoint>>,
+    /// Which of them is asked.
+    at: usize,
+    link: Option<Link>,
+}
+
+impl Coordinator {
+    async fn link(&mut self) -> Result<&mut Link> {
+        let link = match (self.link.take(), self.endpoints.get(self.at)) {
+            (Some(link), _) => link,
+            (None, Some(endpoint)) => {
+                let options = LinkOptions { reply_timeout_ms: 10_000, ..LinkOptions::default() };
+                login::open(endpoint, options).await?
+            }
+            (None, None) => return Err(Error::own("reach the coordinator", "none is named")),
+        };
+        Ok(self.link.insert(link))
+    }
+
+    /// Has something done, once: where the answer is lost it is not known whether it is.
+    async fn order(&mut self, words: &[String]) -> Result<()> {
+        let words: Vec<&[u8]> =
+            std::iter::once("FLEET").chain(words.iter().map(String::as_str)).map(str::as_bytes).collect();
+        self.link().await?.call(&words).await.map(drop)
+    }
+
+    /// How the fleet stands, as the one says that leads.
+    async fn status(&mut self) -> Result<FleetStatus> {
+        let mut failure = None;
+        for _ in 0..self.endpoints.len() {
+            match self.ask().await {
+                Err(e) if e.is_link() || stands_by(&e) => {
+                    self.link = None;
+                    self.at = (self.at + 1) % self.endpoints.len();
+                    // That one is not reached says less than that nobody leads.
+                    failure = failure.filter(stands_by).or(Some(e));
+                }
+                outcome => return outcome,
+            }
+        }
+        Err(failure.unwrap_or_else(|| Error::own("reach the coordinator", "none is named")))
+    }
+
+    /// As [`Coordinator::status`], while coordinators elect one of them.
+    async fn first_status(&mut self) -> Result<FleetStatus> {
+        let began = Instant::now();
+        loop {
+            match self.status().await {
+                Err(e) if self.endpoints.len() > 1 && stands_by(&e) && began.elapsed() < ELECTION_MAX => {
+                    tokio::time::sleep(POLL).await;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn ask(&mut self) -> Result<FleetStatus> {
+        let outcome = async {
+            let link = self.link().await?;
+            let reply = link.call(&[b"FLEET", b"STATUS"]).await?;
+            let json = reply.as_bytes().ok_or_else(|| link.unexpected("FLEET STATUS", &reply))?;
+            serde_json::from_slice(json).map_err(|_| {
+                let kind =
+                    ErrorKind::Unexpected("another status than this version of whimbrel knows".to_owned());
+                Error::new(Side::Source, link.address().to_string(), "FLEET STATUS", kind)
+                    .with_remedy("use the whimbrel that the coordinator runs")
+            })
+        };
+        let outcome = outcome.await;
+        if outcome.as_ref().is_err_and(Error::is_link) {
+            self.link = None;
+        }
+        outcome
+    }
+
+    /// As [`Coordinator::status`], while the coordinator may be starting again.
+    async fn status_patiently(&mut self) -> Result<FleetStatus> {
+        let began = Instant::now();
+        loop {
+            match self.status().await {
+                Err(e) if (e.is_link() || stands_by(&e)) && began.elapsed() < RECONNECT_MAX => {
+                    tokio::time::sleep(POLL).await
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+}
+
+/// Whether it says that another one leads, or nobody.
+fn stands_by(error: &Error) -> bool {
+    error.server().is_some_and(|e| e.text.starts_with("NOTLEADER "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status() -> FleetStatus {
+        let member = |number, name: &str, owned| MemberStatus {
+            member: number,
+            name: name.to_owned(),
+            address: format!("{name}:1"),
+            weight: 1,
+            connected: true,
+            owned,
+            equal: Some(true),
+            ..MemberStatus::default()
+        };
+        let members = vec![member(1, "a", 3), member(2, "b", 0), member(30, "b", 5)];
+        FleetStatus { members, partitions: 8, ..FleetStatus::default() }
+    }
+
+    #[test]
+    fn members_are_found_by_number_name_and_address() {
+        let status = status();
+        let number = |named| find(&status, named).map(|member| member.member).map_err(|e| e.to_string());
+        assert_eq!((number("30"), number("a"), number("a:1")), (Ok(30), Ok(1), Ok(1)));
+        assert!(number("b").expect_err("two").contains("any of 2"));
+        assert!(number("3").expect_err("none").contains("no member 3"));
+    }
+
+    #[test]
+    fn the_page_tells_what_is_amiss() {
+        let mut status = status();
+        let screen = |width| Screen { width, colour: false };
+        let settled = page(&status, screen(200));
+        assert!(settled.contains("settled") && !settled.contains("nobody"), "{settled}");
+        (status.members[0].connected, status.members[0].silent_ms) = (false, Some(2_500));
+        (status.unowned, status.members[1].equal) = (4, Some(false));
+        let page = |width| page(&status, screen(width));
+        for expected in ["4 partitions have nobody", "silent for 2 s", "differs"] {
+            assert!(page(200).contains(expected), "{expected} is not in {}", page(200));
+        }
+        for width in [80, 120] {
+            let table = page(width);
+            assert!(table.lines().all(|line| line.chars().count() <= width), "{table}");
+            assert!(table.contains("silent for 2 s"), "{table}");
+        }
+    }
+}

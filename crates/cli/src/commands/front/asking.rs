@@ -1,0 +1,173 @@
+//! `whimbrel front start`, `status`, `pause`, `resume`, `reverse` and `finish`.
+
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::units::{format_bytes, format_count, format_count_of};
+use whimbrel_engine::error::Result;
+
+use super::desk::{Answer, Question, ask};
+use crate::exit::Exit;
+use crate::paths::state_dir;
+use crate::settings::args::{Beforehand, FrontAt, FrontCommand};
+use crate::ui::confirm::confirm;
+use crate::ui::errors;
+
+/// Asks the front that runs, and shows what it answers.
+pub async fn run(command: &FrontCommand, stop: &CancellationToken) -> Exit {
+    let (at, ask, question) = match command {
+        FrontCommand::Start(change) => (&change.at, Some(change.ask), Question::Start),
+        FrontCommand::Status(at) => (at, None, Question::Status),
+        FrontCommand::Pause(at) => (at, None, Question::Pause),
+        FrontCommand::Resume(at) => (at, None, Question::Resume),
+        FrontCommand::Reverse(change) => (&change.at, Some(change.ask), Question::Reverse),
+        FrontCommand::Finish(change) => (&change.at, Some(change.ask), Question::Finish),
+    };
+    let outcome = async {
+        if let Some(ask) = ask.filter(|ask| !ask.yes)
+            && let Some(exit) = agree(at, question, ask, stop).await?
+        {
+            return Ok(exit);
+        }
+        Ok(show(at, question, &asked(at, question).await?))
+    };
+    outcome.await.unwrap_or_else(|e| errors::end_of(&e, at.json))
+}
+
+/// Asks the user, with what the front says of itself; what the process ends with where that is not agreed to.
+async fn agree(
+    at: &FrontAt,
+    question: Question,
+    ask: Beforehand,
+    stop: &CancellationToken,
+) -> Result<Option<Exit>> {
+    let status = asked(at, Question::Status).await?.status.unwrap_or_default();
+    let (from, to, _) = way(&status);
+    let text = match question {
+        Question::Reverse => format!("Have the keys move the other way, from {to} to {from}?"),
+        Question::Finish => {
+            let clients = format_count_of(status["clients"].as_u64().unwrap_or(0), "client");
+            format!(
+                "End the front from {from} to {to}? It disconnects {clients}, which have to find {to} themselves."
+            )
+        }
+        _ => format!("Move the keys of {from} to {to}?"),
+    };
+    let decision =
+        confirm(&crate::ui::confirm::Question::new(text).without_dry_run(), ask.yes, false, at.json, stop)
+            .await?;
+    Ok(decision.end(Exit::Success))
+}
+
+async fn asked(at: &FrontAt, question: Question) -> Result<Answer> {
+    ask(&state_dir(at.state_dir.as_deref())?, at.front, question).await
+}
+
+fn show(at: &FrontAt, question: Question, answer: &Answer) -> Exit {
+    let exit = match answer.exit {
+        0 => Exit::Success,
+        2 => Exit::Usage,
+        3 => Exit::Unreachable,
+        4 => Exit::Refused,
+        _ => Exit::Internal,
+    };
+    if at.json {
+        let line = json!({
+            "event": "front", "asked": question, "status": answer.status, "error": answer.error, "exit": exit as u8,
+        });
+        say!("{line}");
+        return exit;
+    }
+    if let Some(error) = &answer.error {
+        eprintln!("error: {error}");
+        return exit;
+    }
+    let status = answer.status.as_ref().unwrap_or(&Value::Null);
+    match question {
+        Question::Finish => {
+            let (_, to, _) = way(status);
+            say!("finished the front has ended; clients go to {to} themselves");
+        }
+        _ => show_status(status),
+    }
+    exit
+}
+
+/// Which server keys move from, which they move to, and what to say about that.
+fn way(status: &Value) -> (String, String, String) {
+    let text = |name: &str| status[name].as_str().unwrap_or("?").to_owned();
+    let (source, target) = (text("source"), text("target"));
+    let note = match status["turns"].as_u64() {
+        None | Some(0) => String::new(),
+        Some(1) => " (turned round once)".to_owned(),
+        Some(turns) => format!(" (turned round {turns} times)"),
+    };
+    match status["direction"].as_str() {
+        Some("to-source") => (target, source, note),
+        _ => (source, target, note),
+    }
+}
+
+/// What the filter of moved keys takes, and how often it is wrong: both mean nothing before it holds some.
+fn filter(moving: &Value) -> String {
+    let bytes = format_bytes(moving["filter_bytes"].as_u64().unwrap_or(0));
+    if moving["moved"].as_u64().unwrap_or(0) == 0 {
+        return format!("{bytes}, no key has moved yet");
+    }
+    let bits = moving["filter_bits_per_key"].as_f64().map_or("?".to_owned(), |bits| format!("{bits:.1}"));
+    let wrong = moving["filter_false_positives"].as_f64();
+    let wrong = wrong.map_or("?".to_owned(), |share| format!("{:.3} %", share * 100.0));
+    format!("{bytes}, {bits} bits a key, {wrong} of the answers wrong")
+}
+
+fn show_status(status: &Value) {
+    let text = |name: &str| status[name].as_str().unwrap_or("?").to_owned();
+    let (from, to, note) = way(status);
+    let back = if status["direction"] == "to-source" { "back " } else { "" };
+    say!("phase    {}: {from} {back}to {to}{note}", text("phase"));
+    say!("clients  {}", status["clients"]);
+    let moving = &status["moving"];
+    if moving.is_null() {
+        return;
+    }
+    let count = |name: &str| moving[name].as_u64().map_or_else(|| "?".to_owned(), format_count);
+    let note = match (moving["rebuilding"].as_bool(), moving["paused"].as_bool()) {
+        (Some(true), _) => "; the filter is made anew, every command moves its keys first",
+        (_, Some(true)) => "; paused but for the keys that commands need",
+        _ => "",
+    };
+    say!(
+        "keys     {} moved, {} left, {} cannot be moved{note}",
+        count("moved"),
+        count("left"),
+        count("staying")
+    );
+    say!(
+        "commands {} to {from}, {} to {to}, {} after a move; {} wait, {} gave up",
+        count("forwarded"),
+        count("direct"),
+        count("pulled"),
+        count("waiting"),
+        count("given_up"),
+    );
+    let slots = &moving["slots"];
+    if !slots.is_null() {
+        let count = |name: &str| slots[name].as_u64().map_or_else(|| "?".to_owned(), format_count);
+        say!("slots    {} done, {} moving, {} not begun", count("done"), count("moving"), count("not_begun"));
+    }
+    say!("filter   {}", filter(moving));
+    if let Some(trouble) = moving["trouble"].as_str() {
+        say!("trouble  {trouble}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_said_of_a_filter_without_keys() {
+        let of = |moved: u64| json!({"moved": moved, "filter_bytes": 75_008, "filter_bits_per_key": 12.04, "filter_false_positives": 0.001});
+        assert_eq!(filter(&of(0)), "73.2 KiB, no key has moved yet");
+        assert_eq!(filter(&of(50_000)), "73.2 KiB, 12.0 bits a key, 0.100 % of the answers wrong");
+    }
+}

@@ -1,0 +1,71 @@
+//! What the options of a front come to.
+
+use std::net::SocketAddr;
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use whimbrel_engine::endpoint::Endpoint;
+use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::link::LinkOptions;
+use whimbrel_engine::tls::Acceptor;
+use whimbrel_front::server::{FrontOptions, connections_each};
+
+use crate::settings::args::FrontArgs;
+
+/// File descriptors for what is not clients: the runtime, the listener, the standard streams.
+const OWN_FILES: u64 = 64;
+
+/// Refuses to make a server without a password public, unless that is wanted or clients have to show certificates.
+pub async fn refuse_open(args: &FrontArgs, listen: SocketAddr, server: &Endpoint) -> Result<()> {
+    if args.open_to_all || args.tls_client_ca.is_some() {
+        return Ok(());
+    }
+    whimbrel_front::exposure::refuse_open(listen, server, args.link_options()).await
+}
+
+/// How it behaves, where each client takes so many open files.
+pub fn options(args: &FrontArgs, files_each: u64) -> Result<FrontOptions> {
+    let Some(listen) = args.listen else { return Err(Error::own("listen", "no address is given")) };
+    let tls = match (&args.tls_cert, &args.tls_key) {
+        (Some(cert), Some(key)) => Some(Acceptor::new(cert, key, args.tls_client_ca.as_deref())?),
+        _ => None,
+    };
+    Ok(FrontOptions {
+        listen,
+        tls,
+        cluster_face: args.cluster_face.clone(),
+        scripts_declare_keys: args.scripts_declare_keys,
+        share_connections: args.share_connections as usize,
+        clients_max: make_room(args.max_clients, files_each)? as usize,
+        link: args.link_options(),
+    })
+}
+
+/// Says that fewer clients than wanted can be let in.
+pub fn note_fewer_clients(args: &FrontArgs, clients_max: usize) {
+    if clients_max < args.max_clients as usize {
+        eprintln!("note     no more files may be open for --max-clients {}: see ulimit -n", args.max_clients);
+    }
+}
+
+/// Open files that a client takes: its own connection, and one to each server that it may need.
+pub async fn files_each(source: &Endpoint, target: Option<&Endpoint>, link: LinkOptions) -> u64 {
+    let at_source = connections_each(source, link).await;
+    match target {
+        None => 1 + at_source,
+        // For a moment it has an old one and a new one.
+        Some(target) => 2 + at_source + connections_each(target, link).await,
+    }
+}
+
+/// Raises the limit of open files for so many clients, each of which takes some connections: its own and those to
+/// servers. Returns for how many it is enough, which are fewer where the system allows no more.
+fn make_room(clients: u32, files_each: u64) -> Result<u32> {
+    let fail = |e: nix::errno::Errno| Error::own("raise the limit of open files", e);
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).map_err(fail)?;
+    let needed = u64::from(clients) * files_each + OWN_FILES;
+    if soft < needed {
+        setrlimit(Resource::RLIMIT_NOFILE, needed.min(hard), hard).map_err(fail)?;
+    }
+    let places = needed.min(hard).saturating_sub(OWN_FILES) / files_each;
+    Ok(u32::try_from(places).unwrap_or(clients).min(clients))
+}

@@ -1,0 +1,23 @@
+//! The commands, each in a module of its name.
+//!
+//! `rebalance` and `drain` are with [`reshard`]. What several share: [`cluster`] for those about one cluster, [`losses`]
+//! for those that replace or remove keys.
+
+pub mod cluster;
+pub mod copy;
+pub mod cutover;
+pub mod demo;
+pub mod fleet;
+pub mod front;
+pub mod jobs;
+mod losses;
+pub mod repair;
+pub mod reshard;
+pub mod serve;
+pub mod status;
+pub mod sync;
+pub mod unfence;
+mod unfinished;
+pub mod verify;
+pub mod watch;
+mod words;

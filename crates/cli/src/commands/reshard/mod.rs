@@ -1,0 +1,232 @@
+//! Commands that move slots: `reshard`, `rebalance`, `drain`.
+
+mod plan;
+mod progress;
+mod report;
+mod submit;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+use whimbrel_control::options::TransferOptions;
+use whimbrel_control::service::{self, Method, Settings};
+use whimbrel_control::store::Store;
+use whimbrel_control::witness::Witness;
+use whimbrel_core::migration::{Rules, Verify};
+use whimbrel_core::node::NodeId;
+use whimbrel_core::plan::{self as planner, Balance, Move, PlanError};
+use whimbrel_core::slot::SlotSet;
+use whimbrel_core::units::format_count_of;
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::error::Result;
+
+use self::plan::{Plan, Situation, usage};
+use self::report::{exit_of, show_reports};
+use crate::commands::cluster;
+use crate::exit::Exit;
+use crate::paths::state_dir;
+use crate::settings::args::{
+    Balanced, ClusterArgs, DrainArgs, MethodChoice, MovingArgs, RebalanceArgs, ReshardArgs, Show,
+    VerifyChoice,
+};
+use crate::ui::confirm::{Question, confirm};
+use crate::ui::errors;
+
+/// Lanes for each job: more do not help, since a server has one thread for its keys.
+const LANES: usize = 4;
+
+/// Size of the pieces in which large values move.
+const CHUNK_BYTES: usize = 512 << 10;
+
+/// `whimbrel reshard`.
+pub async fn reshard(args: &ReshardArgs, stop: CancellationToken) -> Exit {
+    let wanted = |situation: &Situation| {
+        let mut targets = Vec::with_capacity(args.to.len());
+        for node in &args.to {
+            targets.push(situation.resolve(node)?);
+        }
+        if let (Some(from), Some(count)) = (&args.from, args.count) {
+            let [to] = &targets[..] else {
+                return Err(usage("--from takes slots for one --to"));
+            };
+            return planned(planner::take(&situation.shards, &situation.resolve(from)?, count, to));
+        }
+        if args.slots.is_empty() || args.slots.len() != targets.len() {
+            return Err(usage(
+                "each --slots needs its --to: --slots 0-99 --to NODE; or use --from, --count and --to",
+            ));
+        }
+        let wanted: Vec<(SlotSet, NodeId)> = args.slots.iter().cloned().zip(targets).collect();
+        planned(planner::reshard(&situation.shards, &wanted))
+    };
+    command(&args.at, &args.moving, stop, wanted).await
+}
+
+/// `whimbrel rebalance`.
+pub async fn rebalance(args: &RebalanceArgs, stop: CancellationToken) -> Exit {
+    let wanted = |situation: &Situation| {
+        let mut weights = BTreeMap::new();
+        for (node, weight) in &args.weight {
+            weights.insert(situation.resolve(node)?, *weight);
+        }
+        let costs = situation.costs(args.by);
+        let balance = Balance { use_empty: args.use_empty, threshold: args.threshold / 100.0 };
+        planned(planner::rebalance(&situation.shards, &weights, &costs, balance))
+    };
+    command(&args.at, &args.moving, stop, wanted).await
+}
+
+/// `whimbrel drain`.
+pub async fn drain(args: &DrainArgs, stop: CancellationToken) -> Exit {
+    let wanted = |situation: &Situation| {
+        let node = situation.resolve(&args.node)?;
+        let costs = situation.costs(Balanced::Slots);
+        planned(planner::drain(&situation.shards, &node, &BTreeMap::new(), &costs, false))
+    };
+    command(&args.at, &args.moving, stop, wanted).await
+}
+
+fn planned(plan: std::result::Result<Vec<Move>, PlanError>) -> Result<Vec<Move>> {
+    plan.map_err(|e| usage(&e.to_string()))
+}
+
+async fn command(
+    at: &ClusterArgs,
+    moving: &MovingArgs,
+    stop: CancellationToken,
+    wanted: impl Fn(&Situation) -> Result<Vec<Move>>,
+) -> Exit {
+    let mut begun = false;
+    match try_command(at, moving, &stop, wanted, &mut begun).await {
+        Ok(exit) => exit,
+        Err(e) => {
+            let exit = errors::exit_of(&e, begun);
+            cluster::show_error(&e, moving.show.json, exit);
+            exit
+        }
+    }
+}
+
+async fn try_command(
+    at: &ClusterArgs,
+    moving: &MovingArgs,
+    stop: &CancellationToken,
+    wanted: impl Fn(&Situation) -> Result<Vec<Move>>,
+    begun: &mut bool,
+) -> Result<Exit> {
+    let daemon = moving.daemon()?;
+    let deployment = Arc::new(cluster::connect(at).await?);
+    let situation = Situation::find(&deployment).await?;
+    let moves = wanted(&situation)?;
+    let involved: Vec<NodeId> = moves.iter().flat_map(|m| [m.source.clone(), m.target.clone()]).collect();
+    if daemon.is_none() {
+        // A daemon has jobs wait for those that it runs, and looks again before each.
+        situation.refuse_trouble(&involved)?;
+    }
+    let (method, mut why) = situation.method(&deployment, &moves, moving).await?;
+    if let Some(daemon) = &daemon {
+        why.push_str(&format!("; unless the daemon at {} was told otherwise", daemon.address));
+    }
+    let plan = Plan::new(&deployment, &situation, moves, (method, why), moving).await?;
+    plan.show(moving);
+    if plan.moves.is_empty() {
+        return Ok(Exit::Success);
+    }
+    let slots: usize = plan.moves.iter().map(|m| m.slots.len()).sum();
+    let cluster = &deployment.endpoint.address;
+    let question =
+        Question::new(format!("Move {} in the cluster at {cluster}?", format_count_of(slots as u64, "slot")));
+    let decision = confirm(&question, moving.yes, moving.dry_run, moving.show.json, stop).await?;
+    if let Some(exit) = decision.end(Exit::Success) {
+        return Ok(exit);
+    }
+    if let Some(daemon) = daemon {
+        return Ok(submit::run(daemon, at.link_options(), &deployment, &plan.moves, &moving.show, stop).await);
+    }
+    let store = Store::new(&state_dir(moving.state_dir.as_deref())?);
+    let keys_of = |node: &NodeId, slot| situation.keys_of(node, slot);
+    let jobs = service::prepare(&store, &deployment, &plan.moves, &settings(moving, method), keys_of).await?;
+    *begun = true;
+    run_begun(&deployment, jobs, &moving.show, stop).await
+}
+
+/// How a daemon moves slots, and why by this method: any primary may give some, and get some.
+///
+/// # Errors
+/// Where the cluster cannot be looked at, or its nodes lack the method that is asked for.
+pub async fn settings_of_daemon(
+    deployment: &Arc<Deployment>,
+    moving: &MovingArgs,
+) -> Result<(Settings, String)> {
+    let situation = Situation::find(deployment).await?;
+    let next = situation.shards.iter().cycle().skip(1);
+    let any = situation.shards.iter().zip(next).map(|(source, target)| Move {
+        source: source.id.clone(),
+        target: target.id.clone(),
+        // Which ones nobody knows yet.
+        slots: SlotSet::new(),
+    });
+    let (method, why) = situation.method(deployment, &any.collect::<Vec<_>>(), moving).await?;
+    Ok((settings(moving, method), why))
+}
+
+fn settings(moving: &MovingArgs, method: Method) -> Settings {
+    Settings {
+        method,
+        rules: Rules {
+            max_pause_ms: moving.max_pause_ms(),
+            verify: match moving.verify() {
+                VerifyChoice::None => Verify::None,
+                VerifyChoice::Counts => Verify::Counts,
+                VerifyChoice::Sample => Verify::Sample,
+                VerifyChoice::Full => Verify::Full,
+            },
+            brake: !moving.no_brake,
+            ..Rules::default()
+        },
+        transfer: TransferOptions {
+            lanes: LANES,
+            big_key_bytes: moving.big_key,
+            chunk_bytes: CHUNK_BYTES,
+            memory_bytes: moving.memory,
+            rate_keys: moving.rate_keys,
+            rate_bytes: moving.rate_bytes,
+            ..TransferOptions::default()
+        },
+        batch_keys: moving.batch_keys,
+    }
+}
+
+/// Runs jobs, shows how they stand, and tells what came of them.
+pub async fn run_begun(
+    deployment: &Arc<Deployment>,
+    jobs: Vec<service::Ready>,
+    show: &Show,
+    stop: &CancellationToken,
+) -> Result<Exit> {
+    let slots = jobs.iter().fold(SlotSet::new(), |all, job| all.union(&job.task.slots()));
+    let started = std::time::Instant::now();
+    let witness = Witness::start(deployment.clone(), &slots);
+    let display = progress::of_jobs(show, &jobs);
+    let outcome = service::run(deployment, jobs, stop).await;
+    display.finish().await;
+    let seen = witness.end().await;
+    let reports = outcome?;
+    let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let exit = exit_of(&reports);
+    show_reports(show, &reports, &seen, duration_ms, exit);
+    Ok(exit)
+}
+
+impl MethodChoice {
+    /// The word for it.
+    fn word(self) -> &'static str {
+        match self {
+            MethodChoice::Auto => "auto",
+            MethodChoice::External => "external",
+            MethodChoice::Native => "native",
+            MethodChoice::Legacy => "legacy",
+        }
+    }
+}

@@ -1,0 +1,562 @@
+//! `whimbrel sync`.
+
+pub mod desk;
+pub mod exposed;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use whimbrel_control::http::HttpServer;
+use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::endpoint::Endpoint;
+use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_engine::feed::{FeedKind, FeedOptions, TouchedLimits};
+use whimbrel_flow::copy::{self, CopyOptions, DbPair, Plan};
+use whimbrel_flow::journal::{self, Journal};
+use whimbrel_flow::retry::RetryPolicy;
+use whimbrel_flow::sync::{
+    self, Back, FenceNote, SyncOptions, SyncPhase, SyncReport, SyncShown, SyncState, SyncStatus,
+};
+use whimbrel_wire::value::Value;
+
+use self::desk::Desk;
+use self::exposed::{Current, Running};
+use crate::commands::copy as copy_command;
+use crate::commands::losses;
+use crate::commands::unfence;
+use crate::commands::words;
+use crate::exit::Exit;
+use crate::paths::state_dir;
+use crate::settings::args::{FeedChoice, SyncArgs};
+use crate::settings::endpoints::psync_names;
+use crate::ui::confirm::confirm;
+use crate::ui::display::{Display, Form, Lines, Speed, SpeedNow, eta};
+use crate::ui::row::{Cell, cell};
+
+/// How many may ask for a cutover at once; the others wait.
+const ASKS_MAX: usize = 4;
+
+/// How long the answer to a cutover may take to be written.
+const ANSWER_TIME: std::time::Duration = std::time::Duration::from_millis(100);
+
+/// The longest pause between two tries: what follows is behind by it when a link is there again.
+const RETRY_PAUSE_MAX_MS: u64 = 250;
+
+/// Touched elements of one key; of a key with more of them all is transferred again.
+const ELEMENTS_MAX: usize = 64 << 10;
+
+/// Failed keys that are listed without `--json`.
+const FAILURES_SHOWN: usize = 20;
+
+/// Runs the command.
+pub async fn run(args: &SyncArgs, stop: CancellationToken) -> Exit {
+    let mut again = None;
+    run_inner(args, &stop, &mut again)
+        .await
+        .unwrap_or_else(|e| copy_command::end_of(&e, args.show.json, again.as_deref()))
+}
+
+/// `again` is what goes on with the sync, once keys may have been written.
+async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option<String>) -> Result<Exit> {
+    let endpoints = endpoints(args)?;
+    let selection = args.names.selection()?;
+    args.names.named_dbs(endpoints.1.db)?;
+    let (source, target) = args.sides.probe(endpoints, false).await?;
+    let (dbs, all_dbs) = databases(args, &source, &target).await?;
+    let description = describe(args, &args.names.dbs, &source.endpoint, &target.endpoint);
+    let base = copy_command::options(selection, dbs, &args.limits, args.sides.retry_for);
+    let options = CopyOptions {
+        job: copy_command::job_of(&description),
+        mirror: true,
+        retry: RetryPolicy { pause_max_ms: RETRY_PAUSE_MAX_MS, ..base.retry },
+        ..base
+    };
+    let name = format!("sync-{}", options.job);
+    let folder = state_dir(args.state_dir.as_deref())?;
+    refuse_second(&folder, &name)?;
+    refuse_after_cutover(args, &folder, &source)?;
+    let refuse_existing = !args.mirror;
+    let plan = copy::plan(&source, &target, &options, !args.resume, refuse_existing, false, stop)
+        .await
+        .map_err(|e| remedied(e, !args.resume && journal::exists(&folder, &name)))?;
+    if !args.show.quiet {
+        show_plan(args, &name, &plan);
+    }
+    let loses = args.mirror && !args.resume && copy_command::holds_keys(&plan);
+    if args.dry_run {
+        if loses {
+            losses::count(&source, &target, (&options, true), stop).await?.show(&args.show);
+        }
+        return rehearse(args, &source, stop).await;
+    }
+    if loses {
+        let question =
+            losses::question(&target, &plan, "replaced, or removed where the source has no such key");
+        let decision = confirm(&question, args.ask.yes, false, args.show.json, stop).await?;
+        if let Some(exit) = decision.end(Exit::Success) {
+            return Ok(exit);
+        }
+    }
+    let current = Arc::new(Current::default());
+    // Its tasks end with this function.
+    let _exposing = expose(args, &current, stop).await?;
+    let journal = Journal::open(&folder, &name, &description, args.resume)?;
+    let status = Arc::new(SyncStatus::default());
+    if !args.functions && plan.functions_left > 0 {
+        status.copy.notice(format!(
+            "the source has {} function libraries that are not copied; --functions copies them",
+            plan.functions_left
+        ));
+    }
+    let mut options = SyncOptions {
+        copy: options,
+        feed: feed_options(args),
+        replication_only: args.feed == FeedChoice::Replication,
+        // Those that an earlier run has left count as well.
+        sweep_first: args.resume || plan.dbs.iter().any(|db| db.target_keys > 0),
+        functions: args.functions,
+        once: args.once,
+        all_dbs,
+        fence_file: FenceNote::file_of(&folder, &name),
+    };
+    *again = Some(copy_command::AGAIN.to_owned());
+    let desk = (Desk::new(&folder, &name), &*current);
+    let (mut report, mut back) =
+        attended(args, desk, (source, target), options.clone(), status, journal, copy_command::AGAIN, stop)
+            .await?;
+    let mut direction = Direction::Forth;
+    while let Some(from) = back.take() {
+        direction = direction.turned();
+        let (source, target) = direction.probe(args).await?;
+        let description = direction.describe(args, &source.endpoint, &target.endpoint);
+        for pair in &mut options.copy.dbs {
+            *pair = DbPair { source: pair.target, target: pair.source };
+        }
+        options.copy.job = copy_command::job_of(&description);
+        (options.sweep_first, options.once) = (false, false);
+        let name = format!("sync-{}", options.copy.job);
+        options.fence_file = FenceNote::file_of(&folder, &name);
+        let turned = direction.again(&source, &target);
+        *again = Some(turned.clone());
+        if !args.show.quiet {
+            say_back(args, &name, (&source, &target), &turned);
+        }
+        let mut journal = Journal::open(&folder, &name, &description, false)?;
+        journal.begin_with(SyncState::leading_back(&from))?;
+        let desk = (Desk::new(&folder, &name), &*current);
+        let status = Arc::new(SyncStatus::default());
+        let done =
+            attended(args, desk, (source, target), options.clone(), status, journal, &turned, stop).await?;
+        drop(from);
+        (report, back) = done;
+    }
+    let is_partial = report.counts.failed > 0 || report.evicted > 0;
+    Ok(match report.cutover.is_some() || report.caught_up {
+        true if is_partial => Exit::Partial,
+        true => Exit::Success,
+        false => Exit::Stopped,
+    })
+}
+
+/// Both sides, as they were named.
+fn endpoints(args: &SyncArgs) -> Result<(Endpoint, Endpoint)> {
+    let (source, target) = args.sides.endpoints()?;
+    let psync = psync_names(&args.source_psync)?;
+    Ok((Endpoint { psync, ..source }, target))
+}
+
+/// Only one process can run a sync.
+fn refuse_second(folder: &Path, name: &str) -> Result<()> {
+    if !journal::is_open(folder, name) {
+        return Ok(());
+    }
+    let what = format!("this very sync, {name}, runs already");
+    Err(Error::unfit(Side::Own, "", "sync", what).with_remedy("whimbrel watch shows it"))
+}
+
+/// Clients have been sent away from a source that was cut over: what they wrote to the target since would be replaced.
+fn refuse_after_cutover(args: &SyncArgs, folder: &Path, source: &Deployment) -> Result<()> {
+    let noted = unfence::notes_about(folder, source)?;
+    if args.again || noted.is_empty() {
+        return Ok(());
+    }
+    let at = source.endpoint.address.to_string();
+    let what = "a cutover has sent its clients to another server: what they wrote there since would be replaced by what \
+                is here";
+    Err(Error::unfit(Side::Source, at, "sync from it once more", what).with_remedy(
+        "go on with the way back, if one was begun (--reverse-sync): the two sides turned round, with --resume. If clients \
+         are to come back to this source without what they wrote since: whimbrel unfence. If they stay there and this is \
+         meant all the same: --again",
+    ))
+}
+
+fn feed_options(args: &SyncArgs) -> FeedOptions {
+    FeedOptions {
+        limits: TouchedLimits { bytes_max: args.feed_memory, elements_max: ELEMENTS_MAX },
+        kind: (args.feed == FeedChoice::Tracking).then_some(FeedKind::Tracking),
+        ..FeedOptions::default()
+    }
+}
+
+/// What a dry run tries of what only the real one does: the feeds are attached, and let go again.
+async fn rehearse(args: &SyncArgs, source: &Deployment, stop: &CancellationToken) -> Result<Exit> {
+    let feeds = sync::rehearse_feeds(source, feed_options(args), args.feed == FeedChoice::Replication);
+    let Some(feeds) = stop.run_until_cancelled(feeds).await else { return Ok(Exit::Stopped) };
+    for (address, kind) in feeds? {
+        if args.show.json {
+            say!("{}", json!({"event": "feed", "primary": address.to_string(), "feed": kind.to_string()}));
+        } else if !args.show.quiet {
+            eprintln!("feed     {address}: {kind}");
+        }
+    }
+    if !args.show.json && !args.show.quiet {
+        eprintln!("dry run: nothing was written");
+    }
+    Ok(Exit::Success)
+}
+
+/// Syncs, shows how it stands, serves those who ask, and tells what came of it.
+#[expect(clippy::too_many_arguments, reason = "each is another thing, and there are two callers")]
+async fn attended(
+    args: &SyncArgs,
+    (desk, current): (Desk, &Current),
+    (source, target): (Arc<Deployment>, Arc<Deployment>),
+    options: SyncOptions,
+    status: Arc<SyncStatus>,
+    journal: Journal<SyncState>,
+    again: &str,
+    stop: &CancellationToken,
+) -> Result<(SyncReport, Option<Back>)> {
+    let (asks, asked) = mpsc::channel(ASKS_MAX);
+    let running = Running {
+        name: desk.name().to_owned(),
+        source: source.endpoint.address.to_string(),
+        target: target.endpoint.address.to_string(),
+        status: status.clone(),
+    };
+    current.set(running.clone());
+    let attending = tokio::spawn(desk.clone().attend(running, asks));
+    let display = display(Form::of(&args.show), status.clone());
+    let outcome = sync::sync(source, target.clone(), options, status, journal, asked, stop.clone()).await;
+    display.finish().await;
+    if matches!(&outcome, Ok((report, _)) if report.cutover.is_some()) {
+        // Whoever asked for it is told before the process ends.
+        tokio::time::sleep(ANSWER_TIME).await;
+    }
+    attending.abort();
+    desk.clear();
+    let (mut report, back) = outcome?;
+    if report.cutover.as_ref().is_some_and(|cutover| cutover.lifted)
+        && let Err(e) = unfence::forget_all(desk.folder(), &target)
+    {
+        let notice = format!("the fence that was taken down is still noted: {e}");
+        if !args.show.quiet && !args.show.json {
+            eprintln!("note     {notice}");
+        }
+        report.notices.push(notice);
+    }
+    show_report(args, &report, again);
+    Ok((report, back))
+}
+
+/// Shows over HTTP how it stands, where that is wished.
+async fn expose(args: &SyncArgs, current: &Arc<Current>, stop: &CancellationToken) -> Result<JoinSet<()>> {
+    let mut tasks = JoinSet::new();
+    if let Some(listen) = args.http {
+        let server = HttpServer::bind(listen).await?;
+        let address = server.address()?;
+        tasks.spawn(server.serve(current.clone(), stop.clone()));
+        if args.show.json {
+            say!("{}", json!({"event": "http", "address": address.to_string()}));
+        } else if !args.show.quiet {
+            eprintln!("http     http://{address}/metrics, /healthz, /readyz, /status");
+        }
+    }
+    Ok(tasks)
+}
+
+/// Which of the two that were named is the source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Forth,
+    Back,
+}
+
+impl Direction {
+    fn turned(self) -> Direction {
+        match self {
+            Direction::Forth => Direction::Back,
+            Direction::Back => Direction::Forth,
+        }
+    }
+
+    /// Source and target, asked anew: what a target is asked for is not what a source is.
+    async fn probe(self, args: &SyncArgs) -> Result<(Arc<Deployment>, Arc<Deployment>)> {
+        let (mut source, mut target) = endpoints(args)?;
+        if self == Direction::Back {
+            (source, target) =
+                (Endpoint { side: Side::Source, ..target }, Endpoint { side: Side::Target, ..source });
+        }
+        args.sides.probe((source, target), false).await
+    }
+
+    /// What goes on with a sync that leads back, for people.
+    fn again(self, source: &Deployment, target: &Deployment) -> String {
+        match self {
+            Direction::Forth => copy_command::AGAIN.to_owned(),
+            Direction::Back => format!(
+                "whimbrel sync {} {} --resume, with the users, passwords and other options of the two sides turned round as \
+                 well,",
+                source.endpoint.address, target.endpoint.address
+            ),
+        }
+    }
+
+    /// As whoever resumes it would type it.
+    fn describe(self, args: &SyncArgs, source: &Endpoint, target: &Endpoint) -> String {
+        let turned = |text: &String| match (self, text.split_once(':')) {
+            (Direction::Back, Some((from, to))) => format!("{to}:{from}"),
+            _ => text.clone(),
+        };
+        let dbs: Vec<String> = args.names.dbs.iter().map(turned).collect();
+        describe(args, &dbs, source, target)
+    }
+}
+
+fn say_back(args: &SyncArgs, name: &str, (source, target): (&Deployment, &Deployment), again: &str) {
+    let (from, to) = (&source.endpoint.address, &target.endpoint.address);
+    if args.show.json {
+        say!(
+            "{}",
+            json!({"event": "back", "name": name, "source": from.to_string(), "target": to.to_string()})
+        );
+    } else {
+        eprintln!("back     {from} is followed into {to}");
+        eprintln!("sync     {name}; interrupted, {again} goes on with it");
+    }
+}
+
+/// The databases: what `--db` or the source's URL says, else all there are, empty ones included: they may not stay so. And
+/// whether it is all.
+async fn databases(args: &SyncArgs, source: &Deployment, target: &Deployment) -> Result<(Vec<DbPair>, bool)> {
+    let named = args.names.dbs(source, target).await?;
+    let all = args.names.dbs.is_empty() && source.endpoint.db.is_none();
+    if !all || source.is_cluster() || target.is_cluster() || target.endpoint.db.is_some() {
+        return Ok((named, all));
+    }
+    let (Some(ours), Some(theirs)) = (how_many(source).await?, how_many(target).await?) else {
+        return Ok((named, true));
+    };
+    let mut dbs: Vec<DbPair> = (0..ours.min(theirs)).map(|db| DbPair { source: db, target: db }).collect();
+    // One that the target does not have is complained about when it is looked at.
+    dbs.extend(named.into_iter().filter(|pair| pair.source >= ours.min(theirs)));
+    Ok((dbs, true))
+}
+
+/// How many databases a server has; `None` where it does not say.
+async fn how_many(deployment: &Deployment) -> Result<Option<u32>> {
+    let mut link = deployment.open(&deployment.endpoint.address, 0).await?;
+    let reply = link.ask(&[b"CONFIG", b"GET", b"databases"]).await?;
+    let number = reply.field("databases").and_then(Value::as_int);
+    Ok(number.and_then(|n| u32::try_from(n).ok()))
+}
+
+fn remedied(e: Error, is_unfinished: bool) -> Error {
+    let is_about_keys = e.remedy.as_deref().is_some_and(|remedy| remedy.contains("--replace"));
+    match (is_about_keys && e.side == Side::Target, is_unfinished) {
+        (false, _) => e,
+        (true, true) => e.with_remedy(
+            "an earlier sync like this one did not finish: go on with --resume, or add --mirror to begin anew",
+        ),
+        (true, false) => {
+            e.with_remedy("empty it; or add --mirror, which replaces or removes the keys that it holds")
+        }
+    }
+}
+
+/// What makes two syncs the same sync. No password is in it.
+fn describe(args: &SyncArgs, dbs: &[String], source: &Endpoint, target: &Endpoint) -> String {
+    json!({
+        "kind": "sync",
+        "source": copy_command::one_spelling(&source.address),
+        "target": copy_command::one_spelling(&target.address),
+        "databases": [source.db, target.db],
+        "db": dbs,
+        "match": args.names.matches,
+        "exclude": args.names.exclude,
+        "slots": args.names.slots.as_ref().map(ToString::to_string),
+    })
+    .to_string()
+}
+
+fn show_plan(args: &SyncArgs, name: &str, plan: &Plan) {
+    if args.show.json {
+        say!(
+            "{}",
+            json!({"event": "plan", "name": name, "dry_run": args.dry_run, "mirror": args.mirror, "plan": plan})
+        );
+        return;
+    }
+    eprintln!("source   {}", plan.source);
+    eprintln!("target   {}", plan.target);
+    for db in plan.dbs.iter().filter(|db| db.source_keys + db.target_keys > 0) {
+        eprintln!(
+            "db {:<5} {}; to db {}, which holds {}",
+            db.db.source,
+            format_count_of(db.source_keys, "key"),
+            db.db.target,
+            format_count(db.target_keys)
+        );
+    }
+    if args.mirror && plan.dbs.iter().any(|db| db.target_keys > 0) {
+        eprintln!("mirror   keys that only the target has are removed, those that differ are replaced");
+    }
+    eprintln!("sync     {name}");
+}
+
+fn display(form: Form, status: Arc<SyncStatus>) -> Display {
+    let started = std::time::Instant::now();
+    let mut noted = 0;
+    let mut speed = Speed::new();
+    Display::of_lines(form, move || {
+        let notes = status.copy.notices().split_off(noted);
+        noted += notes.len();
+        let shown = status.shown();
+        let counts = &shown.counts;
+        let elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let done = match shown.phase {
+            SyncPhase::Attaching | SyncPhase::Snapshotting if counts.keys_total > 0 => {
+                Some((counts.scanned.min(counts.read), counts.keys_total))
+            }
+            _ => None,
+        };
+        let speed = speed.of(counts.written, counts.bytes_written);
+        let rows = vec![row(&shown, &speed)];
+        let json = json!({"event": "progress", "elapsed_ms": elapsed_ms, "status": shown});
+        Lines { done, rows, json, notes }
+    })
+}
+
+fn row(shown: &SyncShown, speed: &SpeedNow) -> Vec<Cell> {
+    let c = &shown.counts;
+    let sum = |of: fn(&sync::SourceShown) -> u64| shown.sources.iter().map(of).sum::<u64>();
+    let mut row = vec![cell(8, format_duration_ms(speed.elapsed_ms))];
+    for source in &shown.sources {
+        if let Some(trouble) = &source.trouble {
+            row.push(cell(1, format!("NO LINK to {}: {trouble}", source.address)));
+        }
+    }
+    row.extend(shown.silences().map(|silence| cell(1, exposed::nothing_heard(silence))));
+    if let Some(trouble) = &shown.trouble {
+        row.push(cell(1, format!("tries again: {trouble}")));
+    }
+    let rate = || cell(3, format!("{} keys/s", format_count(speed.keys as u64)));
+    match shown.phase {
+        SyncPhase::Attaching => row.push(cell(0, "attaching feeds")),
+        SyncPhase::Snapshotting => row.extend([
+            cell(0, "snapshot"),
+            cell(2, eta(speed.left_ms(c.keys_total.saturating_sub(c.written)))),
+            rate(),
+            cell(4, format!("{} of {} keys", format_count(c.written), format_count(c.keys_total))),
+            cell(5, format_bytes(c.bytes_written)),
+        ]),
+        SyncPhase::Following => row.extend([
+            cell(0, "following"),
+            cell(2, format!("lag {}", lag(shown))),
+            rate(),
+            cell(4, format!("{} written", format_count_of(c.written, "key"))),
+            cell(5, format_bytes(c.bytes_written)),
+        ]),
+        SyncPhase::Reconciling => row.extend([
+            cell(0, "going through slots again whose changes may have been missed"),
+            cell(4, format!("{} compared", format_count_of(c.compared, "key"))),
+        ]),
+        SyncPhase::CuttingOver => {
+            row.push(cell(0, "cutting over"));
+            if let Some(external) = &shown.external {
+                row.push(cell(0, words::waiting(external)));
+            }
+        }
+        SyncPhase::CutOver => row.push(cell(0, "cut over")),
+        SyncPhase::Stopped => row.push(cell(0, "stopped")),
+    }
+    for (rank, n, name) in [
+        (6, sum(|source| source.touched), "touched keys wait"),
+        (6, c.gone, "removed"),
+        (1, c.failed, "FAILED"),
+        (7, c.big_in_flight, "in chunks now"),
+        (3, shown.doubtful_slots as u64, "slots in doubt"),
+        (7, sum(|source| source.resumed), "links resumed"),
+        (7, c.retries, "retries"),
+    ] {
+        if n > 0 {
+            row.push(cell(rank, format!("{} {name}", format_count(n))));
+        }
+    }
+    row
+}
+
+/// The longest lag, and the sum in bytes: unknown where that of one primary is.
+fn lag(shown: &SyncShown) -> String {
+    let lags: Option<Vec<(u64, u64)>> =
+        shown.sources.iter().map(|s| Some((s.lag_ms?, s.lag_bytes?))).collect();
+    let Some(lags) = lags else { return "unknown".to_owned() };
+    let ms = lags.iter().map(|(ms, _)| *ms).max().unwrap_or(0);
+    let bytes = format_bytes(lags.iter().map(|(_, bytes)| bytes).sum());
+    if ms < 10_000 { format!("{ms} ms, {bytes}") } else { format!("{}, {bytes}", format_duration_ms(ms)) }
+}
+
+fn show_report(args: &SyncArgs, report: &SyncReport, again: &str) {
+    if args.show.json {
+        say!("{}", json!({"event": "report", "report": report}));
+        return;
+    }
+    let c = &report.counts;
+    if args.show.quiet {
+        // Otherwise each was told when it came up.
+        report.notices.iter().for_each(|notice| eprintln!("note     {notice}"));
+    }
+    for failure in report.failures.iter().take(FAILURES_SHOWN) {
+        eprintln!("failed   db {} key {}: {}", failure.db, failure.key, failure.reason);
+    }
+    say!(
+        "{} {} written, {} in {}, {} removed{}{}",
+        match (report.cutover.is_some(), report.caught_up) {
+            (true, _) => "cut over",
+            (false, true) => "equal   ",
+            (false, false) => "stopped ",
+        },
+        format_count_of(c.written, "key"),
+        format_bytes(c.bytes_written),
+        format_duration_ms(report.duration_ms),
+        format_count(c.gone),
+        if c.failed > 0 { format!(", {} FAILED", format_count(c.failed)) } else { String::new() },
+        match report.reconciled_slots {
+            0 => String::new(),
+            slots => format!(", {} gone through again", format_count_of(slots, "slot")),
+        },
+    );
+    match &report.cutover {
+        Some(cutover) if cutover.external.is_some() => say!(
+            "writers  quiet for {} when the target took over; {} keys transferred meanwhile, {} compared in full",
+            format_duration_ms(cutover.pause_ms),
+            format_count(cutover.drained),
+            format_count(cutover.compared)
+        ),
+        Some(cutover) => say!(
+            "writes   paused for {} ms; {} transferred meanwhile, {} compared in full",
+            cutover.pause_ms,
+            format_count_of(cutover.drained, "key"),
+            format_count(cutover.compared)
+        ),
+        None if report.snapshot_done => {
+            say!("         what was touched before has been transferred; {again} goes on from here");
+        }
+        None => say!("         the snapshot is not complete; {again} goes on from here"),
+    }
+}

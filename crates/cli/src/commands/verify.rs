@@ -1,0 +1,287 @@
+//! `whimbrel verify`, and the verification at the end of `whimbrel copy --verify`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_flow::copy::DbPair;
+use whimbrel_flow::journal::{self, Journal};
+use whimbrel_flow::retry::RetryPolicy;
+use whimbrel_flow::verify::{self, Scope, Settle, VerifyOptions, VerifyProgress, VerifyReport, VerifyState};
+
+use crate::commands::copy::{job_of, one_spelling};
+use crate::exit::Exit;
+use crate::paths::state_dir;
+use crate::settings::args::{CopyArgs, Depth, Show, VerifyArgs};
+use crate::ui::display::{self, Display, Form, Lines};
+use crate::ui::errors;
+use crate::ui::row::cell;
+
+/// Runs the command.
+pub async fn run(args: &VerifyArgs, stop: CancellationToken) -> Exit {
+    match run_inner(args, stop).await {
+        Ok(report) => exit_of(&report),
+        Err(e) => errors::end_of(&e, args.show.json),
+    }
+}
+
+async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyReport> {
+    let endpoints = args.sides.endpoints()?;
+    let selection = args.which.names.selection()?;
+    let scope = args.sample.as_deref().map_or(Ok(Scope::All), scope)?;
+    let (source, target) = args.sides.probe(endpoints, args.from_replicas).await?;
+    let options = VerifyOptions {
+        depth: match args.depth {
+            Depth::Counts => verify::Depth::Counts,
+            Depth::Meta => verify::Depth::Meta,
+            Depth::Full => verify::Depth::Full,
+        },
+        scope,
+        selection,
+        types: args.which.types.clone(),
+        dbs: pairs(&args.which.names.dbs(&source, &target).await?),
+        ttl_tolerance_ms: args.ttl_tolerance,
+        settle: Settle { rounds: args.settle, ..Settle::default() },
+        retry: RetryPolicy { give_up_after_ms: args.sides.retry_for, ..RetryPolicy::default() },
+        differences_max: args.list,
+        from_replica: args.from_replicas,
+        check_extra: !args.ignore_extra,
+        read_rate_keys: args.rate_keys,
+        ..VerifyOptions::default()
+    };
+    let journal = open_journal(args, &options, &source, &target)?;
+    if !args.show.json && !args.show.quiet {
+        eprintln!("source   {}: {}", source.endpoint.address, source.facts.version);
+        eprintln!("target   {}: {}", target.endpoint.address, target.facts.version);
+    }
+    let is_journaled = journal.is_some();
+    let outcome = verify(source, target, options, &args.show, journal, stop).await;
+    let is_left = outcome.as_ref().map_or(true, |report| report.stopped_early);
+    if is_journaled && is_left && !args.show.json && !args.show.quiet {
+        eprintln!("         the same command with --resume goes on from here");
+    }
+    outcome
+}
+
+/// The journal, where there is one: a count, or a sample of a number of keys, is soon made again.
+fn open_journal(
+    args: &VerifyArgs,
+    options: &VerifyOptions,
+    source: &Deployment,
+    target: &Deployment,
+) -> Result<Option<Journal<VerifyState>>> {
+    if options.depth == verify::Depth::Counts || matches!(options.scope, Scope::SampleKeys(_)) {
+        if args.resume {
+            let what = "counts and samples of a number of keys are not gone on with";
+            return Err(Error::unfit(Side::Own, "", "go on", what).with_remedy("leave out --resume"));
+        }
+        return Ok(None);
+    }
+    let description = describe(args, options, source, target);
+    let name = format!("verify-{}", job_of(&description));
+    let folder = state_dir(args.state_dir.as_deref())?;
+    // Two may compare the same at the same time; only one of them can be gone on with.
+    if !args.resume && journal::is_open(&folder, &name) {
+        return Ok(None);
+    }
+    Journal::open(&folder, &name, &description, args.resume).map(Some)
+}
+
+/// What makes two verifications the same. No password is in it.
+fn describe(args: &VerifyArgs, options: &VerifyOptions, source: &Deployment, target: &Deployment) -> String {
+    let names = &args.which.names;
+    json!({
+        "source": one_spelling(&source.endpoint.address),
+        "target": one_spelling(&target.endpoint.address),
+        "dbs": options.dbs,
+        "match": names.matches,
+        "exclude": names.exclude,
+        "types": args.which.types,
+        "slots": names.slots.as_ref().map(ToString::to_string),
+        "depth": format!("{:?}", options.depth),
+        "sample": args.sample,
+        "ttl_tolerance_ms": args.ttl_tolerance,
+        "check_extra": options.check_extra,
+    })
+    .to_string()
+}
+
+fn scope(text: &str) -> Result<Scope> {
+    let fail = || {
+        Error::unfit(Side::Own, "", "reading the options", format!("--sample {text} is no sample"))
+            .with_remedy("write a number of keys, or a percentage such as 10%")
+    };
+    match text.strip_suffix('%') {
+        Some(percent) => match percent.parse() {
+            Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(Scope::SamplePercent(percent)),
+            _ => Err(fail()),
+        },
+        None => match text.parse() {
+            Ok(keys) if keys > 0 => Ok(Scope::SampleKeys(keys)),
+            _ => Err(fail()),
+        },
+    }
+}
+
+/// A full verification of what a copy was about.
+pub fn options_after_copy(args: &CopyArgs, dbs: &[DbPair], check_extra: bool) -> Result<VerifyOptions> {
+    Ok(VerifyOptions {
+        selection: args.which.names.selection()?,
+        types: args.which.types.clone(),
+        dbs: pairs(dbs),
+        retry: RetryPolicy { give_up_after_ms: args.sides.retry_for, ..RetryPolicy::default() },
+        from_replica: args.from_replicas,
+        check_extra,
+        ..VerifyOptions::default()
+    })
+}
+
+fn pairs(dbs: &[DbPair]) -> Vec<(u32, u32)> {
+    dbs.iter().map(|p| (p.source, p.target)).collect()
+}
+
+/// Verifies, shows the progress and the report.
+pub async fn verify(
+    source: Arc<Deployment>,
+    target: Arc<Deployment>,
+    options: VerifyOptions,
+    show: &Show,
+    journal: Option<Journal<VerifyState>>,
+    stop: CancellationToken,
+) -> Result<VerifyReport> {
+    let progress = Arc::new(VerifyProgress::default());
+    let display = Display::of_lines(Form::of(show), lines(progress.clone(), options.check_extra));
+    let (depth, scope) = (options.depth, options.scope);
+    let outcome = verify::verify_with_journal(source, target, options, progress, journal, stop).await;
+    display.finish().await;
+    let report = outcome?;
+    show_report(show, &report, depth, scope);
+    Ok(report)
+}
+
+/// What the process ends with after this verification.
+pub fn exit_of(report: &VerifyReport) -> Exit {
+    match (report.is_equal(), report.stopped_early) {
+        (true, _) => Exit::Success,
+        (false, true) => Exit::Stopped,
+        (false, false) => Exit::Different,
+    }
+}
+
+fn lines(progress: Arc<VerifyProgress>, check_extra: bool) -> impl FnMut() -> Lines + Send {
+    let started = Instant::now();
+    // What an earlier run has done says nothing about the pace of this one.
+    let mut before = None;
+    move || {
+        let n = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        let p = &progress;
+        let (compared, differing, bytes) = (n(&p.compared), n(&p.differing), n(&p.bytes));
+        let (rechecking, extra, total) = (n(&p.rechecking), n(&p.extra_checked), n(&p.total_estimate));
+        let seconds = started.elapsed().as_secs_f64().max(0.001);
+        // Keys are looked for on both sides, one after the other.
+        let all = if check_extra { 2 * total } else { total };
+        let done = (compared + extra).min(all);
+        let before = *before.get_or_insert(done);
+        let left_ms = left_ms((done - before, all.saturating_sub(before)), seconds);
+        let elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let some = |n: u64, name: &str| match n {
+            0 => String::new(),
+            n => format!("{} {name}", format_count(n)),
+        };
+        let looks = if check_extra { " looks" } else { " keys" };
+        let row = vec![
+            cell(6, format_duration_ms(elapsed_ms)),
+            cell(0, display::eta(left_ms)),
+            cell(1, format!("{} of {}{looks}", format_count(done), format_count(all))),
+            cell(2, some(differing, "differ")),
+            cell(3, format!("{}/s", format_count(((done - before) as f64 / seconds) as u64))),
+            cell(4, some(rechecking, "looked at again")),
+            cell(5, format!("{} compared", format_count(compared))),
+            cell(5, if check_extra { format!("{} looked for", format_count(extra)) } else { String::new() }),
+            cell(7, format_bytes(bytes)),
+        ];
+        let json = json!({
+            "event": "verify_progress", "compared": compared, "differing": differing, "bytes_compared": bytes,
+            "rechecking": rechecking, "extra_checked": extra, "keys_total": total,
+        });
+        Lines { done: Some((done, all)), rows: vec![row], json, notes: Vec::new() }
+    }
+}
+
+/// How long it takes to the end, at the pace until now.
+fn left_ms((done, all): (u64, u64), seconds: f64) -> Option<u64> {
+    let left = all.saturating_sub(done) as f64;
+    (done > 0).then(|| (left / done as f64 * seconds * 1000.0) as u64)
+}
+
+fn show_report(show: &Show, report: &VerifyReport, depth: verify::Depth, scope: Scope) {
+    if show.json {
+        say!("{}", json!({"event": "verify_report", "equal": report.is_equal(), "report": report}));
+        return;
+    }
+    for note in &report.notes {
+        eprintln!("note     {note}");
+    }
+    for d in &report.differences {
+        let key = d.key.as_deref().map_or_else(String::new, |key| format!("\"{key}\": "));
+        let kind = format!("{:?}", d.kind).to_lowercase();
+        say!("differs  db {} {key}{kind}: {}", d.db, d.detail);
+    }
+    if report.differences_cut {
+        say!("         … and more; --list N lists up to N");
+    }
+    for key in &report.unstable_keys {
+        say!("unstable {key}: it changed for as long as we looked");
+    }
+    let t = &report.tally;
+    let head = match (report.is_equal(), report.stopped_early) {
+        (true, _) => "verified",
+        (false, true) => "stopped ",
+        (false, false) => "DIFFERENT",
+    };
+    let mut rest = String::new();
+    for (n, name) in [
+        (t.differing, "differ"),
+        (t.missing, "missing on the target"),
+        (t.extra, "only on the target"),
+        (t.unstable, "unstable"),
+        (t.count_mismatches, "databases with other counts"),
+        (t.gone, "gone meanwhile"),
+        (t.opaque, "of module types compared by their dumps"),
+        (report.unsettled, "still open"),
+    ] {
+        if n > 0 {
+            rest.push_str(&format!(", {} {name}", format_count(n)));
+        }
+    }
+    // What kind of proof it is belongs to the line that is quoted as one.
+    let sample = if scope == Scope::All { "" } else { " of a sample" };
+    let how = if depth == verify::Depth::Meta { " by existence, type and expiry" } else { "" };
+    if depth == verify::Depth::Counts {
+        say!("{head} numbers of keys only, in {}{rest}", format_duration_ms(report.duration_ms));
+    } else {
+        say!(
+            "{head} {}{sample} equal{how}, {} compared, {} looked for on both sides, in {}{rest}",
+            format_count_of(t.equal, "key"),
+            format_bytes(report.bytes_compared),
+            format_count(t.extra_checked),
+            format_duration_ms(report.duration_ms),
+        );
+    }
+    for db in &report.dbs {
+        if let (Some(source), Some(target)) = (db.source_keys, db.target_keys) {
+            say!(
+                "counts   db {}: {} on the source, db {}: {} on the target",
+                db.source_db,
+                format_count_of(source, "key"),
+                db.target_db,
+                format_count(target)
+            );
+        }
+    }
+}

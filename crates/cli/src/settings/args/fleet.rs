@@ -1,0 +1,208 @@
+//! Commands about a fleet, and what makes `whimbrel serve` its coordinator.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use whimbrel_core::fleet::{PARTITIONS_DEFAULT, PARTITIONS_MAX};
+use whimbrel_engine::endpoint::Address;
+
+use super::Beforehand;
+
+use super::parse_ms;
+
+/// What makes `whimbrel serve` the coordinator of a fleet.
+#[derive(Debug, Args)]
+pub struct CoordinatorArgs {
+    /// Be the coordinator of a fleet of fronts. Its journal is in --state-dir, or in --store; without --cluster it is nothing else
+    #[arg(long, help_heading = "Fleet")]
+    pub fleet: bool,
+
+    /// How many partitions the fleet has. It stays the same as long as its journal is kept
+    #[arg(long, value_name = "N", default_value_t = PARTITIONS_DEFAULT, requires = "fleet", help_heading = "Fleet",
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(PARTITIONS_MAX)))]
+    pub partitions: u32,
+
+    /// A server or cluster that has the data, as NAME=URL, without a password: members have it of their own. Repeatable
+    #[arg(long, value_name = "NAME=URL", requires = "fleet", help_heading = "Fleet", value_parser = parse_backend)]
+    pub backend: Vec<(String, String)>,
+
+    /// How long a member may go on without hearing from the coordinator. What a lost member had is given away a little later
+    #[arg(long, value_name = "TIME", default_value = "3s", requires = "fleet", help_heading = "Fleet",
+          value_parser = parse_lease)]
+    pub lease: u64,
+
+    /// An etcd (3.4 or later) that has the journal, and elects one of several coordinators that name it:
+    /// etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...][/PREFIX], or etcds:// for TLS. Two fleets need two prefixes
+    #[arg(long, value_name = "URL", requires = "fleet", help_heading = "Fleet")]
+    pub store: Option<String>,
+
+    /// File whose first line is the password for --store (or set WHIMBREL_STORE_PASSWORD)
+    #[arg(long, value_name = "FILE", requires = "store", help_heading = "Fleet")]
+    pub store_password_file: Option<PathBuf>,
+
+    /// PEM file with the authorities to trust for etcds://; the system's own where it is not given
+    #[arg(long, value_name = "FILE", requires = "store", help_heading = "Fleet")]
+    pub store_ca: Option<PathBuf>,
+
+    /// How long the coordinator that leads may say nothing to --store before another one is elected, in whole seconds
+    #[arg(long, value_name = "TIME", default_value = "3s", requires = "store", help_heading = "Fleet",
+          value_parser = parse_reign)]
+    pub reign: u64,
+
+    /// Where members and people reach this coordinator, as others tell them while it leads [default: the address of --listen]
+    #[arg(long, value_name = "HOST:PORT", requires = "store", help_heading = "Fleet", value_parser = parse_address)]
+    pub announce: Option<String>,
+}
+
+/// In seconds: etcd knows no shorter ones.
+fn parse_reign(text: &str) -> Result<u64, String> {
+    match parse_ms(text)? {
+        ms @ 1_000..=600_000 if ms % 1_000 == 0 => Ok(ms / 1_000),
+        _ => Err("a reign is from 1s to 10m, in whole seconds".to_owned()),
+    }
+}
+
+fn parse_address(text: &str) -> Result<String, String> {
+    let is_plain = !text.contains(|c: char| c.is_whitespace() || c.is_control());
+    match Address::parse_tcp(text).filter(|address| address.host().is_some_and(|host| !host.is_empty())) {
+        Some(address) if is_plain => Ok(address.to_string()),
+        _ => Err("write HOST:PORT".to_owned()),
+    }
+}
+
+fn parse_backend(text: &str) -> Result<(String, String), String> {
+    let (name, url) = text.split_once('=').ok_or("write NAME=URL")?;
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() || !name.chars().all(is_plain) {
+        return Err("a name has letters, digits, - and _".to_owned());
+    }
+    if url.is_empty() || url.chars().any(char::is_control) {
+        return Err("write NAME=URL".to_owned());
+    }
+    Ok((name.to_owned(), url.to_owned()))
+}
+
+fn parse_lease(text: &str) -> Result<u64, String> {
+    match parse_ms(text)? {
+        ms @ 200..=600_000 => Ok(ms),
+        _ => Err("a lease is from 200ms to 10m".to_owned()),
+    }
+}
+
+/// `whimbrel fleet`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  whimbrel fleet status --server 127.0.0.1:7999
+  whimbrel fleet leave front-2 --server 127.0.0.1:7999      before its machine is switched off
+  whimbrel fleet drain 3 --server 127.0.0.1:7999            it stays a member, without partitions
+  whimbrel fleet join 3 --weight 2 --server 127.0.0.1:7999  and takes twice the part of others from now on
+  whimbrel fleet join --backend b --server 127.0.0.1:7999   another backend gets its part of the data
+  whimbrel fleet drain --backend a --server 127.0.0.1:7999  and the first one gives all of it away
+
+Members are named by number, name or address: see whimbrel fleet status. They join by themselves when they are started.
+The coordinator is whimbrel serve --fleet; of several, --server names all. What was asked for goes on there when this command is stopped.
+Ends with 0 when it is done, 3 where the coordinator cannot be reached, 4 where it refuses; fleet status with 8 where
+partitions have nobody or a member is not connected. See whimbrel --help")]
+pub struct FleetArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: FleetCommand,
+}
+
+/// What to do with a fleet.
+#[derive(Debug, Subcommand)]
+pub enum FleetCommand {
+    /// Show members, what they have, and what moves
+    Status(FleetAt),
+    /// Give a drained member its part of the partitions again, or any member another part; or a backend its part of the data
+    Join {
+        #[command(flatten)]
+        which: FleetWhich,
+        /// Its part in relation to others [default: the one that a member was started with; 1 for a backend]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        weight: Option<u32>,
+        #[command(flatten)]
+        at: FleetAt,
+        #[command(flatten)]
+        wait: FleetWait,
+    },
+    /// Have a member give all its partitions to others and leave the fleet
+    Leave {
+        /// The member: its number, name or address
+        member: String,
+        #[command(flatten)]
+        ask: Beforehand,
+        #[command(flatten)]
+        at: FleetAt,
+        #[command(flatten)]
+        wait: FleetWait,
+    },
+    /// Have a member give all its partitions to others and stay without any; or a backend all its data
+    Drain {
+        #[command(flatten)]
+        which: FleetWhich,
+        #[command(flatten)]
+        ask: Beforehand,
+        #[command(flatten)]
+        at: FleetAt,
+        #[command(flatten)]
+        wait: FleetWait,
+    },
+    /// Give everybody its part, what failed before included, and wait until all have it
+    Rebalance {
+        #[command(flatten)]
+        at: FleetAt,
+        #[command(flatten)]
+        wait: FleetWait,
+    },
+}
+
+impl FleetCommand {
+    /// Where the coordinator is.
+    pub fn at(&self) -> &FleetAt {
+        match self {
+            FleetCommand::Status(at) => at,
+            FleetCommand::Join { at, .. }
+            | FleetCommand::Leave { at, .. }
+            | FleetCommand::Drain { at, .. }
+            | FleetCommand::Rebalance { at, .. } => at,
+        }
+    }
+}
+
+/// A member or a backend.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct FleetWhich {
+    /// The member: its number, name or address
+    pub member: Option<String>,
+    /// The backend whose data is meant, by its name
+    #[arg(long, value_name = "NAME")]
+    pub backend: Option<String>,
+}
+
+/// Where the coordinator of a fleet is.
+#[derive(Debug, Args)]
+pub struct FleetAt {
+    /// The coordinator, as given with --listen to whimbrel serve: HOST:PORT, or redis:// with a password. Where there are several,
+    /// all of them: ADDR,ADDR or repeated. The one that leads is found
+    #[arg(long, value_name = "ADDR", required = true, value_delimiter = ',')]
+    pub server: Vec<String>,
+
+    /// File whose first line is its password (or set WHIMBREL_SERVE_PASSWORD)
+    #[arg(long, value_name = "FILE")]
+    pub server_password_file: Option<PathBuf>,
+
+    /// Print JSON, one object a line
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+}
+
+/// Whether to wait for the end.
+#[derive(Debug, Args)]
+pub struct FleetWait {
+    /// Do not wait until it is done, only until the coordinator has written it down
+    #[arg(long)]
+    pub no_wait: bool,
+}

@@ -1,0 +1,227 @@
+//! `whimbrel front`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use super::Beforehand;
+
+use super::{Show, SourceAccess, TargetAccess, parse_ms};
+
+/// `whimbrel front`.
+#[derive(Debug, Args)]
+#[command(
+    subcommand_negates_reqs = true,
+    args_conflicts_with_subcommands = true,
+    after_help = "\
+Clients connect to the front as they would to the source, with their own users and passwords, and see no difference.
+With --target, `whimbrel front start` moves the keys there while clients are served, and `whimbrel front reverse` back.
+With --join it is one of several that share the slots: docs/operating/fleet.md.
+docs/operating/front.md tells what is bounded, docs/front-commands.md what is done with which command.
+
+Examples:
+  whimbrel front --listen 127.0.0.1:6380 --source old:6379
+  whimbrel front --listen 0.0.0.0:6380 --source rediss://old:6379 --source-ca ca.pem --max-clients 20000
+  whimbrel front --listen 0.0.0.0:6380 --source old:6379 --tls-cert front.pem --tls-key front.key
+  whimbrel front --listen 0.0.0.0:6380 --source old:6379 --target new:6379
+  whimbrel front --listen 10.0.0.1:6380 --join 10.0.0.9:7999 --forward-listen 10.0.0.1:6381
+  whimbrel front start
+  whimbrel front status
+  whimbrel front reverse
+  whimbrel front finish
+
+Exit codes: see whimbrel --help"
+)]
+pub struct FrontArgs {
+    /// What to tell a front that runs; without it, one is run.
+    #[command(subcommand)]
+    pub command: Option<FrontCommand>,
+
+    /// Where clients connect to
+    #[arg(long, value_name = "IP:PORT", required = true)]
+    pub listen: Option<SocketAddr>,
+
+    /// Listen for others than this machine although a server wants no password: every client that reaches the front can then use it. Such a server
+    /// protects itself only from other machines, and a front is none
+    #[arg(long)]
+    pub open_to_all: bool,
+
+    #[command(flatten)]
+    pub joining: JoinArgs,
+
+    /// The source, a server or any node of a cluster: HOST:PORT, redis://, rediss:// (TLS), valkey://, valkeys:// (TLS) or unix://, with
+    /// the user and password by which the front itself looks at it; clients bring their own
+    #[arg(long, value_name = "SOURCE", required_unless_present = "join")]
+    pub source: Option<String>,
+
+    /// An empty server or cluster that the keys can be moved to, likewise
+    #[arg(long, value_name = "TARGET", conflicts_with = "join")]
+    pub target: Option<String>,
+
+    /// Present the front as a cluster with one node, for clients that only know clusters. They are told to reach it here; without a
+    /// port, on that of --listen
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = host_and_port, conflicts_with = "join")]
+    pub cluster_face: Option<(String, u16)>,
+
+    /// All scripts and functions use only keys that they declare: run them while keys move, too. A script that does not keep to that
+    /// gives wrong results
+    #[arg(long, requires = "target")]
+    pub scripts_declare_keys: bool,
+
+    /// Reads and writes of clients that need nothing of their own connection to the source go over N shared ones, for each user:
+    /// without pipelining that is faster. CLIENT LIST, SLOWLOG and MONITOR of the server show the shared ones then. Until keys begin to
+    /// move, and not for clusters
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=64), conflicts_with = "join")]
+    pub share_connections: u32,
+
+    #[command(flatten)]
+    pub source_access: SourceAccess,
+
+    #[command(flatten)]
+    pub target_access: TargetAccess,
+
+    /// Where it is kept how far the keys have moved [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
+    #[arg(long, value_name = "FOLDER", help_heading = "What else")]
+    pub state_dir: Option<PathBuf>,
+
+    /// Clients connect with TLS, and are shown the certificate in this PEM file
+    #[arg(long, value_name = "FILE", requires = "tls_key", help_heading = "TLS")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// The private key of --tls-cert, a PEM file
+    #[arg(long, value_name = "FILE", requires = "tls_cert", help_heading = "TLS")]
+    pub tls_key: Option<PathBuf>,
+
+    /// Clients have to show a certificate of the authority in this PEM file
+    #[arg(long, value_name = "FILE", requires = "tls_cert", help_heading = "TLS")]
+    pub tls_client_ca: Option<PathBuf>,
+
+    /// Accept any certificate of the servers. For tests only
+    #[arg(long, help_heading = "TLS")]
+    pub insecure: bool,
+
+    /// How long a connection attempt may take
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_ms, help_heading = "Limits")]
+    pub connect_timeout: u64,
+
+    /// How long the source may take to answer the front itself
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_ms, help_heading = "Limits")]
+    pub timeout: u64,
+
+    /// How long a command may wait until its keys have moved
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_ms, help_heading = "Limits")]
+    pub wait: u64,
+
+    /// Clients at once; more are turned away
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000),
+          help_heading = "Limits")]
+    pub max_clients: u32,
+
+    #[command(flatten)]
+    pub show: Show,
+}
+
+/// What makes a front a member of a fleet.
+#[derive(Debug, Args)]
+pub struct JoinArgs {
+    /// Be a member of the fleet whose coordinator, whimbrel serve --fleet, is there: HOST:PORT, or redis:// with its password. Where there are several,
+    /// all of them: COORDINATOR,COORDINATOR or repeated. Clients of clusters connect to --listen, and are told which member has which slot. The source is the one that the coordinator names, unless --source does
+    #[arg(long, value_name = "COORDINATOR", value_delimiter = ',', help_heading = "Fleet")]
+    pub join: Vec<String>,
+
+    /// File whose first line is the coordinator's password (or set WHIMBREL_SERVE_PASSWORD)
+    #[arg(long, value_name = "FILE", requires = "join", help_heading = "Fleet")]
+    pub join_password_file: Option<PathBuf>,
+
+    /// A server or node whose address the coordinator may name, and that is sent the password of --source-user without TLS: HOST:PORT, repeated or with
+    /// commas. Others are reached with TLS (rediss://), or not at all
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', requires = "join", help_heading = "Fleet")]
+    pub trust_backend: Vec<String>,
+
+    /// Where clients connect that know no clusters: what they ask goes to the member that has the slot
+    #[arg(
+        long,
+        value_name = "IP:PORT",
+        requires = "join",
+        conflicts_with = "tls_cert",
+        help_heading = "Fleet"
+    )]
+    pub forward_listen: Option<SocketAddr>,
+
+    /// Where clients and other members reach this one, without a port on that of --listen [default: what --listen says]
+    #[arg(long, value_name = "HOST[:PORT]", requires = "join", value_parser = host_and_port, help_heading = "Fleet")]
+    pub announce: Option<(String, u16)>,
+
+    /// What people call this member [default: where clients reach it]
+    #[arg(long, value_name = "NAME", requires = "join", help_heading = "Fleet")]
+    pub name: Option<String>,
+
+    /// Its part of the slots in relation to others; 0 for none
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "join", help_heading = "Fleet",
+          value_parser = clap::value_parser!(u32).range(..=1_000))]
+    pub weight: u32,
+
+    /// How long it may take to give all slots to other members when it is stopped. What is left then is given away when its lease has ended
+    #[arg(long, value_name = "TIME", default_value = "60s", requires = "join", value_parser = parse_ms, help_heading = "Fleet")]
+    pub leave_timeout: u64,
+}
+
+/// What a front that runs can be told.
+#[derive(Debug, Subcommand)]
+pub enum FrontCommand {
+    /// Begin to move the keys to the target
+    Start(FrontChange),
+    /// Show how it stands
+    Status(FrontAt),
+    /// Move only the keys that commands need
+    Pause(FrontAt),
+    /// Move all others too, again
+    Resume(FrontAt),
+    /// Have the keys move the other way from here on: back to the source, or to the target again
+    Reverse(FrontChange),
+    /// End the front, if all keys have moved; clients that are connected are disconnected
+    Finish(FrontChange),
+}
+
+/// Which front, for what changes where clients are served from.
+#[derive(Debug, Args)]
+pub struct FrontChange {
+    #[command(flatten)]
+    pub at: FrontAt,
+
+    #[command(flatten)]
+    pub ask: Beforehand,
+}
+
+/// Which front.
+#[derive(Debug, Args)]
+pub struct FrontAt {
+    /// The front, by what it was given with --listen [default: the only one that runs]
+    pub front: Option<SocketAddr>,
+
+    /// Where the front keeps its state [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
+    #[arg(long, value_name = "FOLDER")]
+    pub state_dir: Option<PathBuf>,
+
+    /// Print the outcome as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A host, and a port or 0. IPv6 addresses stand in brackets where a port follows.
+fn host_and_port(text: &str) -> Result<(String, u16), String> {
+    let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((host, rest)) => (host, rest.strip_prefix(':')),
+        None => match text.split_once(':') {
+            Some((_, rest)) if rest.contains(':') => (text, None),
+            Some((host, port)) => (host, Some(port)),
+            None => (text, None),
+        },
+    };
+    if host.is_empty() || host.contains(char::is_whitespace) {
+        return Err("give a host or an IP address, and a port if you like".to_owned());
+    }
+    let port = port.map_or(Ok(0), |port| port.parse().map_err(|_| format!("{port} is no port")))?;
+    Ok((host.to_owned(), port))
+}

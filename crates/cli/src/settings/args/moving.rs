@@ -1,0 +1,368 @@
+//! Commands that move slots, and those about their jobs.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use whimbrel_core::slot::SlotSet;
+
+use super::{ClusterArgs, Show, parse_bytes, parse_pause};
+use whimbrel_core::units::parse_count;
+
+/// By which means slots move.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum MethodChoice {
+    /// Whimbrel's own, which compares and bounds pauses; the servers' own on Redis 8.4 and later, where no other leaves
+    /// the source clean
+    #[default]
+    Auto,
+    /// Whimbrel's own: feed, snapshot, catch-up, fence, takeover
+    External,
+    /// The servers' own: CLUSTER MIGRATESLOTS of Valkey 9, CLUSTER MIGRATION IMPORT of Redis 8.4. Faster for small keys;
+    /// compares nothing and bounds no pause
+    Native,
+    /// SETSLOT and MIGRATE, key by key, as the classic tools do; for comparison
+    Legacy,
+}
+
+/// How thoroughly source and target are compared before each handover.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum VerifyChoice {
+    /// Not at all
+    None,
+    /// The number of keys of each slot
+    Counts,
+    /// That, and the values of a sample of keys
+    #[default]
+    Sample,
+    /// Every key
+    Full,
+}
+
+/// What all commands that move slots have.
+#[derive(Debug, Args)]
+pub struct MovingArgs {
+    /// By which means
+    #[arg(long, value_enum, default_value_t, help_heading = "Method")]
+    pub method: MethodChoice,
+
+    /// How long writes of a node may be paused at once (external) [default: 100ms]
+    #[arg(long, value_name = "TIME", value_parser = parse_pause, help_heading = "Method")]
+    pub max_pause: Option<u64>,
+
+    /// What is compared before slots are handed over (external) [default: sample]
+    #[arg(long, value_enum, value_name = "HOW", help_heading = "Method")]
+    pub verify: Option<VerifyChoice>,
+
+    /// Roll back rather than slow down writers that outrun the catch-up (external)
+    #[arg(long, help_heading = "Method")]
+    pub no_brake: bool,
+
+    /// Keys that are handed over at once, at most; by default what suits the servers (external)
+    #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Limits")]
+    pub batch_keys: Option<u64>,
+
+    /// Memory for chunks of large values (external)
+    #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = parse_bytes, help_heading = "Limits")]
+    pub memory: u64,
+
+    /// Values from this size on move in chunks (external)
+    #[arg(long, value_name = "BYTES", default_value = "4MiB", value_parser = parse_bytes, help_heading = "Limits")]
+    pub big_key: u64,
+
+    /// Keys per second for each source, at most (external)
+    #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Limits")]
+    pub rate_keys: Option<u64>,
+
+    /// Bytes per second for each source, at most (external)
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
+    pub rate_bytes: Option<u64>,
+
+    /// Where jobs are written down; by default $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel
+    #[arg(long, value_name = "FOLDER")]
+    pub state_dir: Option<PathBuf>,
+
+    /// Hand the moves to a daemon (whimbrel serve), by whose options they are made: HOST:PORT, or redis:// with a password
+    #[arg(long, value_name = "ADDR", help_heading = "Daemon", conflicts_with_all = [
+        "method", "max_pause", "verify", "no_brake", "batch_keys", "memory", "big_key", "rate_keys", "rate_bytes", "state_dir",
+    ])]
+    pub server: Option<String>,
+
+    /// File whose first line is the daemon's password (or set WHIMBREL_SERVE_PASSWORD)
+    #[arg(long, value_name = "FILE", requires = "server", help_heading = "Daemon")]
+    pub server_password_file: Option<PathBuf>,
+
+    /// Show the plan and do nothing
+    #[arg(long, conflicts_with = "yes")]
+    pub dry_run: bool,
+
+    /// Do not ask
+    #[arg(long, short)]
+    pub yes: bool,
+
+    #[command(flatten)]
+    pub show: Show,
+}
+
+/// How long writes may be paused unless told otherwise, in milliseconds.
+const MAX_PAUSE_MS: u64 = 100;
+
+impl MovingArgs {
+    /// How long writes of a node may be paused at once, in milliseconds.
+    pub fn max_pause_ms(&self) -> u64 {
+        self.max_pause.unwrap_or(MAX_PAUSE_MS)
+    }
+
+    /// What is compared before slots are handed over.
+    pub fn verify(&self) -> VerifyChoice {
+        self.verify.unwrap_or_default()
+    }
+
+    /// An option that was given and that only the external method knows.
+    pub fn external_only(&self) -> Option<&'static str> {
+        let compares = self.verify.is_some_and(|verify| verify != VerifyChoice::None);
+        [
+            (self.max_pause.is_some(), "--max-pause"),
+            (compares, "--verify"),
+            (self.no_brake, "--no-brake"),
+            (self.batch_keys.is_some(), "--batch-keys"),
+            (self.rate_keys.is_some(), "--rate-keys"),
+            (self.rate_bytes.is_some(), "--rate-bytes"),
+        ]
+        .into_iter()
+        .find_map(|(given, name)| given.then_some(name))
+    }
+}
+
+/// What makes no sense for a daemon, of the options that it shares with the commands that move slots. `--listen` is
+/// always there, so that each of these is refused.
+fn not_served(arg: clap::Arg) -> clap::Arg {
+    arg.hide(true).conflicts_with("listen")
+}
+
+/// `whimbrel serve`.
+#[derive(Debug, Args)]
+#[command(
+    mut_arg("cluster", |arg| arg.long("cluster").required(false).default_value("").hide_default_value(true)),
+    mut_arg("server", not_served),
+    mut_arg("server_password_file", not_served),
+    mut_arg("dry_run", not_served),
+    mut_arg("yes", not_served),
+    mut_arg("report", not_served),
+    mut_arg("quiet", not_served),
+    after_help = "\
+Examples:
+  whimbrel serve --cluster 10.0.0.1:7000 --listen 127.0.0.1:7999
+  whimbrel serve --cluster 10.0.0.1:7000 --listen 0.0.0.0:7999 --listen-password-file pw --max-pause 50ms
+
+  whimbrel reshard 10.0.0.1:7000 --slots 0-1023 --to 4fa81b --server 127.0.0.1:7999
+  valkey-cli -p 7999 CLUSTER MIGRATESLOTS SLOTSRANGE 0 1023 NODE 4fa81b…
+  valkey-cli -p 7999 CLUSTER GETSLOTMIGRATIONS
+  valkey-cli -p 7999 CLUSTER CANCELSLOTMIGRATIONS
+
+  whimbrel serve --fleet --listen 10.0.0.9:7999 --listen-password-file pw --backend main=10.0.0.1:6379
+  whimbrel fleet status --server 10.0.0.9:7999 --server-password-file pw
+
+It runs until Ctrl-C or SIGTERM, and ends with 0 then. Jobs that were interrupted go on when it runs again with the same
+--cluster and --state-dir. A fleet goes on from its journal there."
+)]
+pub struct ServeArgs {
+    // Its address is empty where none is given.
+    #[command(flatten)]
+    pub at: ClusterArgs,
+
+    /// Where to listen: IP:PORT. Port 0 takes a free one. Other addresses than loopback need a password
+    #[arg(long, value_name = "ADDR", help_heading = "Daemon")]
+    pub listen: SocketAddr,
+
+    /// File whose first line is the password that clients need (or set WHIMBREL_SERVE_PASSWORD)
+    #[arg(long, value_name = "FILE", help_heading = "Daemon")]
+    pub listen_password_file: Option<PathBuf>,
+
+    /// Show how it stands on IP:PORT: /metrics for Prometheus, /healthz, /readyz, /status. Read only, and without a login
+    #[arg(long, value_name = "ADDR", help_heading = "Daemon")]
+    pub http: Option<SocketAddr>,
+
+    #[command(flatten)]
+    pub coordinator: super::CoordinatorArgs,
+
+    #[command(flatten)]
+    pub moving: MovingArgs,
+}
+
+/// `whimbrel reshard`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  whimbrel reshard 10.0.0.1:7000 --slots 0-1023,5000 --to 4fa81b         a node by the beginning of its id
+  whimbrel reshard 10.0.0.1:7000 --slots 0-99 --to 10.0.0.4:7000 --slots 100-199 --to 10.0.0.5:7000
+  whimbrel reshard 10.0.0.1:7000 --from 4fa81b --count 512 --to 10.0.0.4:7000 --dry-run
+
+Nodes are named by id, by a unique beginning of it, or by address: see whimbrel status.
+Exit codes: see whimbrel --help")]
+pub struct ReshardArgs {
+    #[command(flatten)]
+    pub at: ClusterArgs,
+
+    /// Slots to move, as ranges: 0-1023,5000. Each --slots goes with the --to at its place
+    #[arg(long, value_name = "RANGES", value_parser = |t: &str| t.parse::<SlotSet>().map_err(|e| e.to_string()))]
+    pub slots: Vec<SlotSet>,
+
+    /// The node that gets them
+    #[arg(long, value_name = "NODE", required = true)]
+    pub to: Vec<String>,
+
+    /// Take slots of this node instead; with --count
+    #[arg(long, value_name = "NODE", conflicts_with = "slots", requires = "count")]
+    pub from: Option<String>,
+
+    /// How many slots to take
+    #[arg(long, value_name = "N", requires = "from")]
+    pub count: Option<usize>,
+
+    #[command(flatten)]
+    pub moving: MovingArgs,
+}
+
+/// What is balanced.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Balanced {
+    /// The number of slots
+    #[default]
+    Slots,
+    /// The number of keys
+    Keys,
+    /// Bytes: keys by the mean size of a key of their node
+    Bytes,
+    /// Operations per second: the node's present rate, spread over its keys
+    Ops,
+}
+
+/// `whimbrel rebalance`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  whimbrel rebalance 10.0.0.1:7000 --use-empty              give nodes that joined their share
+  whimbrel rebalance 10.0.0.1:7000 --by keys --dry-run
+  whimbrel rebalance 10.0.0.1:7000 --weight 4fa81b=2 --weight 10.0.0.4:7000=0
+
+Exit codes: see whimbrel --help")]
+pub struct RebalanceArgs {
+    #[command(flatten)]
+    pub at: ClusterArgs,
+
+    /// A node's share compared with others, 1 where none is given; 0 empties the node. Repeatable
+    #[arg(long, value_name = "NODE=W", value_parser = parse_weight)]
+    pub weight: Vec<(String, f64)>,
+
+    /// What is balanced
+    #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
+    pub by: Balanced,
+
+    /// Give primaries without slots a share, too
+    #[arg(long)]
+    pub use_empty: bool,
+
+    /// Move nothing where every node is within this many percent of its share
+    #[arg(long, value_name = "PERCENT", default_value_t = 0.0)]
+    pub threshold: f64,
+
+    #[command(flatten)]
+    pub moving: MovingArgs,
+}
+
+fn parse_weight(text: &str) -> Result<(String, f64), String> {
+    // Ids and addresses have no equals sign.
+    let (node, weight) = text.rsplit_once('=').ok_or("write NODE=WEIGHT")?;
+    let weight: f64 = weight.parse().map_err(|_| format!("{weight} is no number"))?;
+    if !(weight.is_finite() && weight >= 0.0) {
+        return Err("a weight is 0 or more".to_owned());
+    }
+    Ok((node.to_owned(), weight))
+}
+
+/// `whimbrel drain`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  whimbrel drain 10.0.0.1:7000 4fa81b                       move all slots of a node to the others
+  whimbrel drain 10.0.0.1:7000 10.0.0.4:7000 --dry-run
+
+The node stays a primary without slots, with its replicas. Exit codes: see whimbrel --help")]
+pub struct DrainArgs {
+    #[command(flatten)]
+    pub at: ClusterArgs,
+
+    /// The node to empty
+    #[arg(value_name = "NODE")]
+    pub node: String,
+
+    #[command(flatten)]
+    pub moving: MovingArgs,
+}
+
+/// What to do with jobs.
+#[derive(Debug, Subcommand)]
+pub enum JobsCommand {
+    /// List all jobs that are written down here, and copies and syncs that have not ended, with the command that goes on with each
+    List,
+    /// Show one job
+    Show {
+        /// Its name
+        job: String,
+    },
+    /// Roll a job back, whether it runs or not, as far as it is not fenced yet
+    Cancel {
+        /// Its name
+        job: String,
+        #[command(flatten)]
+        access: JobAccess,
+    },
+    /// Go on with jobs that were interrupted or wait
+    Resume {
+        /// Its name; all that are unfinished where none is given
+        job: Option<String>,
+        #[command(flatten)]
+        access: JobAccess,
+    },
+    /// Forget jobs that have ended
+    Clean,
+}
+
+/// How to reach the cluster of a job: an address without credentials is written down with it.
+#[derive(Debug, Args)]
+pub struct JobAccess {
+    /// Any node of the cluster, where it is not the one that was named first
+    #[arg(long, value_name = "CLUSTER")]
+    pub cluster: Option<String>,
+
+    #[command(flatten)]
+    pub access: super::ClusterAccess,
+
+    /// Accept any certificate. For tests only
+    #[arg(long, help_heading = "TLS")]
+    pub insecure: bool,
+}
+
+/// `whimbrel jobs`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  whimbrel jobs list
+  whimbrel jobs resume                                      after a crash or a power cut
+  whimbrel jobs cancel m6740f2a1-1f-0
+
+A job that is `suspended`, or that was killed, has not ended: resume it, or cancel it. Slots that were handed over before
+stay where they are.")]
+pub struct JobsArgs {
+    #[command(subcommand)]
+    pub command: JobsCommand,
+
+    /// Where jobs are written down
+    #[arg(long, value_name = "FOLDER", global = true)]
+    pub state_dir: Option<PathBuf>,
+
+    /// Print JSON, one object a line
+    #[arg(long, global = true, help_heading = "Output")]
+    pub json: bool,
+}

@@ -1,0 +1,255 @@
+//! What the user types to keep two deployments equal.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::Beforehand;
+
+use super::{ClusterArgs, Limits, Names, Show, Sides, parse_bytes, parse_ms, parse_pause, parse_quiet};
+
+/// How changes are learnt of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum FeedChoice {
+    /// A replication link where one can be had, else tracking
+    Auto,
+    /// A replication link, or nothing
+    Replication,
+    /// Invalidations of client-side caching, which do not report changes to consumer groups
+    Tracking,
+}
+
+/// `whimbrel sync`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The target is kept equal to the source: what is deleted there is removed here. Give it up with Ctrl-C; --resume goes on
+later. When it follows, `whimbrel cutover` has the target take over.
+
+Examples:
+  whimbrel sync old:6379 new:6379                     everything, into an empty target
+  whimbrel sync old:6379 new-cluster:7000 --db 0      one database, into a cluster
+  whimbrel sync old:6379 new:6379 --mirror            into a target that holds keys, which it loses or gets replaced
+  whimbrel sync old:6379 new:6379 --resume            go on where it was interrupted
+
+Exit codes: see whimbrel --help")]
+pub struct SyncArgs {
+    #[command(flatten)]
+    pub sides: Sides,
+
+    #[command(flatten)]
+    pub names: Names,
+
+    /// Into a target that holds keys: they are replaced, or removed where the source has no such key
+    #[arg(long, help_heading = "Existing keys")]
+    pub mirror: bool,
+
+    /// Sync from a source whose clients a cutover has sent away, although what they wrote elsewhere since is replaced
+    #[arg(long, help_heading = "Existing keys")]
+    pub again: bool,
+
+    /// Look at both sides, attach the feeds and let them go, with --mirror count the keys that the target would lose, write nothing
+    #[arg(long, conflicts_with = "yes", help_heading = "What else")]
+    pub dry_run: bool,
+
+    #[command(flatten)]
+    pub ask: Beforehand,
+
+    /// End as soon as nothing is left to transfer; --resume goes on from there later
+    #[arg(long, conflicts_with = "dry_run", help_heading = "What else")]
+    pub once: bool,
+
+    /// Copy function libraries too, and again at the cutover if they have changed
+    #[arg(long, help_heading = "What else")]
+    pub functions: bool,
+
+    /// Go on with the same sync where it was interrupted
+    #[arg(long, conflicts_with = "dry_run", help_heading = "What else")]
+    pub resume: bool,
+
+    /// Where journals are kept [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
+    #[arg(long, value_name = "FOLDER", help_heading = "What else")]
+    pub state_dir: Option<PathBuf>,
+
+    /// How changes of the source are learnt of
+    #[arg(long, value_enum, default_value_t = FeedChoice::Auto, help_heading = "What else")]
+    pub feed: FeedChoice,
+
+    /// What the source calls PSYNC, where a service has renamed it; HOST:PORT=NAME for one primary; repeatable
+    #[arg(long, value_name = "NAME", help_heading = "What else")]
+    pub source_psync: Vec<String>,
+
+    /// Names of touched keys remembered for each primary of the source; beyond it whole slots are transferred again
+    #[arg(long, value_name = "BYTES", default_value = "256MiB", value_parser = parse_bytes, help_heading = "Limits")]
+    pub feed_memory: u64,
+
+    #[command(flatten)]
+    pub limits: Limits,
+
+    /// Show how it stands on IP:PORT: /metrics for Prometheus, /healthz, /readyz, /status. Read only, and without a login
+    #[arg(long, value_name = "ADDR", help_heading = "Progress")]
+    pub http: Option<SocketAddr>,
+
+    #[command(flatten)]
+    pub show: Show,
+}
+
+/// `whimbrel unfence`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+CLUSTER is the source of the sync that was cut over; it may be a standalone server too. A client that writes to it from now on writes
+to data that nobody follows any more: `whimbrel cutover --fence acl --back` loses nothing instead, where --reverse-sync was given.
+
+Examples:
+  whimbrel unfence old:6379 --dry-run
+  whimbrel unfence old:6379
+
+Exit codes: see whimbrel --help")]
+pub struct UnfenceArgs {
+    #[command(flatten)]
+    pub at: ClusterArgs,
+
+    /// Where the sync kept its journal [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
+    #[arg(long, value_name = "FOLDER", help_heading = "What else")]
+    pub state_dir: Option<PathBuf>,
+
+    /// Say what would be done
+    #[arg(long, help_heading = "What else")]
+    pub dry_run: bool,
+
+    /// Print the outcome as JSON
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+}
+
+/// `whimbrel watch`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  whimbrel watch                                      a page for the sync that runs here, until Ctrl-C
+  whimbrel watch --once                               how it stands now
+  whimbrel watch --at mover.example.com:9400          one that runs elsewhere, with --http
+  whimbrel watch --json | jq '.status.sources[].lag_ms'
+
+Exit codes: see whimbrel --help")]
+pub struct WatchArgs {
+    /// The sync, or the beginning of its name [default: the only one that runs]
+    pub job: Option<String>,
+
+    /// Ask a sync on another machine, or the coordinator of a fleet, by the HOST:PORT that it was given with --http
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["job", "state_dir"])]
+    pub at: Option<String>,
+
+    /// Show it once and end
+    #[arg(long)]
+    pub once: bool,
+
+    /// Where the sync keeps its journal [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
+    #[arg(long, value_name = "FOLDER")]
+    pub state_dir: Option<PathBuf>,
+
+    /// Print a JSON object a line, once a second
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How writers are kept away from the source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum FenceChoice {
+    /// Not at all: they are let go when both sides are equal, and the sync goes on following those who still write
+    None,
+    /// They stay paused for --fence-for, and have to find the target meanwhile
+    Pause,
+    /// Every ACL user but whimbrel's own loses the right to write, on all nodes
+    Acl,
+    /// The source becomes a replica of nobody, which serves reads and refuses writes; not for clusters
+    ReadonlyReplica,
+    /// Not by whimbrel: you stop the writers when it says so; it waits until nobody writes any more (--quiet-for), compares
+    /// all keys, and needs no right to pause anybody
+    External,
+}
+
+/// How much is compared before the target takes over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CompareChoice {
+    /// Nothing
+    None,
+    /// The number of keys that do not expire
+    Counts,
+    /// That, and the content of a sample of keys
+    Sample,
+    /// The content of all keys, which takes as long as whimbrel verify
+    Full,
+}
+
+/// `whimbrel cutover`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Holds the writers of the source, transfers what is left, compares, fences the writers off. If that does not succeed within
+--max-pause, they are let go and the sync goes on as before.
+
+Examples:
+  whimbrel cutover --dry-run                          how long would writes be paused?
+  whimbrel cutover --fence acl --max-pause 100ms
+  whimbrel cutover --fence external --quiet-for 10s   you stop the writers: for services that forbid CLIENT PAUSE
+  whimbrel cutover sync-3f2a --fence pause --fence-for 30s
+  whimbrel cutover --fence acl --reverse-sync         and later, without losing what was written since:
+  whimbrel cutover --fence acl --back
+
+Exit codes: see whimbrel --help")]
+pub struct CutoverArgs {
+    /// The sync, or the beginning of its name [default: the only one that runs]
+    pub job: Option<String>,
+
+    /// How long writes may be paused
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_pause)]
+    pub max_pause: u64,
+
+    /// How writers are kept away from the source afterwards
+    #[arg(long, value_enum, required_unless_present = "dry_run")]
+    pub fence: Option<FenceChoice>,
+
+    /// With --fence pause: for how long
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_ms)]
+    pub fence_for: u64,
+
+    /// With --fence external: for how long nobody must have written to the source
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_quiet)]
+    pub quiet_for: u64,
+
+    /// With --fence external: how long to wait for that; then the cutover is given up, and the sync goes on
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_ms)]
+    pub wait_for_quiet: u64,
+
+    /// How much is compared before [default: sample; with --fence external: full]
+    #[arg(long, value_enum)]
+    pub compare: Option<CompareChoice>,
+
+    /// Be able to come back: the same process goes on following the target back into the source, which needs a fence that
+    /// does not hold whimbrel (acl or pause)
+    #[arg(long)]
+    pub reverse_sync: bool,
+
+    /// Come back, with the sync that a cutover with --reverse-sync has begun: let writers in again where they came from
+    #[arg(long, conflicts_with = "reverse_sync")]
+    pub back: bool,
+
+    /// Go on although keys are known that are not on the target
+    #[arg(long)]
+    pub accept_failures: bool,
+
+    /// Say what would happen and how long writes would be paused
+    #[arg(long, conflicts_with = "yes")]
+    pub dry_run: bool,
+
+    #[command(flatten)]
+    pub ask: Beforehand,
+
+    /// Where the sync keeps its journal [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
+    #[arg(long, value_name = "FOLDER")]
+    pub state_dir: Option<PathBuf>,
+
+    /// Print the outcome as JSON
+    #[arg(long)]
+    pub json: bool,
+}

@@ -1,0 +1,499 @@
+//! From what the user typed to endpoints that can be connected to.
+
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::sync::Arc;
+
+#[cfg(feature = "etcd")]
+use whimbrel_control::fleet::etcd::EtcdOptions;
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::endpoint::{Address, Endpoint, Secret, TlsOptions};
+use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
+use whimbrel_engine::link::LinkOptions;
+use whimbrel_engine::login::PasswordCommand;
+
+use crate::safety;
+#[cfg(feature = "etcd")]
+use crate::settings::args::CoordinatorArgs;
+use crate::settings::args::{
+    ClusterAccess, ClusterArgs, Command, FleetAt, FrontArgs, JobAccess, JobsCommand, JoinArgs, MovingArgs,
+    ServeArgs, Sides, SourceAccess, TargetAccess,
+};
+
+/// The options of one side, without regard to which.
+struct Access<'a> {
+    /// What its flags begin with, after the dashes.
+    prefix: &'static str,
+    user: Option<&'a String>,
+    password_file: Option<&'a Path>,
+    password_command: Option<&'a String>,
+    password_ttl_ms: u64,
+    password_variable: &'static str,
+    map: &'a [String],
+    tls: bool,
+    ca: Option<&'a Path>,
+    cert: Option<&'a Path>,
+    key: Option<&'a Path>,
+    server_name: Option<&'a String>,
+}
+
+/// The sides' options are types of their own, since each flag has its own name, but have the same fields.
+macro_rules! access_from {
+    ($options:ident, $prefix:literal, $password_variable:expr) => {
+        impl<'a> From<&'a $options> for Access<'a> {
+            fn from(a: &'a $options) -> Self {
+                Access {
+                    prefix: $prefix,
+                    user: a.user.as_ref(),
+                    password_file: a.password_file.as_deref(),
+                    password_command: a.password_command.as_ref(),
+                    password_ttl_ms: PASSWORD_TTL_MS,
+                    password_variable: $password_variable,
+                    map: &a.map,
+                    tls: a.tls,
+                    ca: a.ca.as_deref(),
+                    cert: a.cert.as_deref(),
+                    key: a.key.as_deref(),
+                    server_name: a.server_name.as_ref(),
+                }
+            }
+        }
+    };
+}
+
+/// For how long a password that a command prints is valid, where the command line has no option for it.
+const PASSWORD_TTL_MS: u64 = 600_000;
+
+const SOURCE_PASSWORD: &str = "WHIMBREL_SOURCE_PASSWORD";
+const TARGET_PASSWORD: &str = "WHIMBREL_TARGET_PASSWORD";
+const CLUSTER_PASSWORD: &str = "WHIMBREL_PASSWORD";
+const SERVE_PASSWORD: &str = "WHIMBREL_SERVE_PASSWORD";
+
+/// The variable that the password for the etcd of a fleet may come from.
+const STORE_PASSWORD: &str = "WHIMBREL_STORE_PASSWORD";
+
+access_from!(SourceAccess, "source-", SOURCE_PASSWORD);
+access_from!(TargetAccess, "target-", TARGET_PASSWORD);
+access_from!(ClusterAccess, "", CLUSTER_PASSWORD);
+
+impl Sides {
+    /// Both endpoints.
+    ///
+    /// # Errors
+    /// `Unfit` or `Own` for what cannot be understood or read; nothing has been contacted.
+    pub fn endpoints(&self) -> Result<(Endpoint, Endpoint)> {
+        let password_ttl_ms = self.password_ttl;
+        let source = Access { password_ttl_ms, ..Access::from(&self.source_access) };
+        let target = Access { password_ttl_ms, ..Access::from(&self.target_access) };
+        Ok((
+            endpoint(Side::Source, &self.source, &source, self.insecure)?,
+            endpoint(Side::Target, &self.target, &target, self.insecure)?,
+        ))
+    }
+
+    /// Looks at both sides. Where both are wrong, the source is told of first, always.
+    ///
+    /// # Errors
+    /// As [`Deployment::probe`].
+    pub async fn probe(
+        &self,
+        (source, target): (Endpoint, Endpoint),
+        from_replicas: bool,
+    ) -> Result<(Arc<Deployment>, Arc<Deployment>)> {
+        let (source, target) = tokio::join!(
+            Deployment::probe(source, self.link_options(from_replicas)),
+            Deployment::probe(target, self.link_options(false)),
+        );
+        Ok((Arc::new(source?), Arc::new(target?)))
+    }
+
+    /// How connections behave.
+    fn link_options(&self, readonly: bool) -> LinkOptions {
+        link_options(self.connect_timeout, self.timeout, readonly)
+    }
+}
+
+/// What `PSYNC` is called, as `NAME` or `HOST:PORT=NAME`.
+///
+/// # Errors
+/// `Unfit` for anything else.
+pub fn psync_names(texts: &[String]) -> Result<Vec<(Option<Address>, String)>> {
+    let name = |text: &String| {
+        let (at, name) = match text.rsplit_once('=') {
+            Some((at, name)) => (Some(Address::parse_tcp(at)), name),
+            None => (None, text.as_str()),
+        };
+        let is_name = !name.is_empty() && !name.contains([' ', ':']);
+        match at {
+            Some(None) => None,
+            Some(at) => is_name.then(|| (at, name.to_owned())),
+            None => is_name.then(|| (None, name.to_owned())),
+        }
+    };
+    let parse = |text: &String| {
+        name(text).ok_or_else(|| {
+            let what = format!("{text} is no name of a command");
+            Error::unfit(Side::Source, "", "reading the options", what)
+                .with_remedy("write --source-psync NAME, or HOST:PORT=NAME for one primary")
+        })
+    };
+    texts.iter().map(parse).collect()
+}
+
+/// The HOST:PORT of an address as it is typed; what is none stays as it is, and equals none.
+fn bare(address: &str) -> String {
+    Endpoint::parse(Side::Source, address).map_or_else(|_| address.to_owned(), |at| at.address.to_string())
+}
+
+impl FrontArgs {
+    /// The endpoint of the source.
+    ///
+    /// # Errors
+    /// As [`Sides::endpoints`].
+    pub fn source_endpoint(&self) -> Result<Endpoint> {
+        let source = self.source.as_deref().unwrap_or_default();
+        endpoint(Side::Source, source, &Access::from(&self.source_access), self.insecure)
+    }
+
+    /// The endpoints of servers that the coordinator names. A password goes only to those that are named here as well, or over TLS: else whoever
+    /// stands in the coordinator's place could have it sent anywhere.
+    pub fn source_maker(&self) -> impl Fn(&str) -> Result<Endpoint> + Send + Sync + 'static {
+        let (access, insecure) = (self.source_access.clone(), self.insecure);
+        let trusted: Vec<String> =
+            self.joining.trust_backend.iter().chain(&self.source).map(|at| bare(at)).collect();
+        move |source| {
+            let found = endpoint(Side::Source, source, &Access::from(&access), insecure)?;
+            let at = found.address.to_string();
+            if found.password.is_none() || found.tls.is_some() || trusted.contains(&at) {
+                return Ok(found);
+            }
+            let what = "only the coordinator names it, and the password would go there in clear";
+            let remedy = format!("say --trust-backend {at}, or give the coordinator a rediss:// address");
+            Err(Error::unfit(Side::Source, at, "log in", what).with_remedy(remedy))
+        }
+    }
+
+    /// The coordinators of the fleet that it is to join; none where it is not.
+    ///
+    /// # Errors
+    /// As [`Sides::endpoints`].
+    pub fn coordinators(&self) -> Result<Vec<Endpoint>> {
+        let JoinArgs { join, join_password_file, .. } = &self.joining;
+        join.iter().map(|at| daemon(at, "join-", join_password_file.as_deref())).collect()
+    }
+
+    /// The endpoint of the target, where one is named.
+    ///
+    /// # Errors
+    /// As [`Sides::endpoints`].
+    pub fn target_endpoint(&self) -> Result<Option<Endpoint>> {
+        let access = Access::from(&self.target_access);
+        self.target
+            .as_deref()
+            .map(|target| endpoint(Side::Target, target, &access, self.insecure))
+            .transpose()
+    }
+
+    /// How the front's own connections behave.
+    pub fn link_options(&self) -> LinkOptions {
+        link_options(self.connect_timeout, self.timeout, false)
+    }
+}
+
+impl ClusterArgs {
+    /// The endpoint.
+    ///
+    /// # Errors
+    /// As [`Sides::endpoints`].
+    pub fn endpoint(&self) -> Result<Endpoint> {
+        // A cluster is both sides of what moves in it. As a source it is only read while it is looked at.
+        endpoint(Side::Source, &self.cluster, &Access::from(&self.access), self.insecure)
+    }
+
+    /// How connections behave.
+    pub fn link_options(&self) -> LinkOptions {
+        link_options(self.connect_timeout, self.timeout, false)
+    }
+}
+
+impl JobAccess {
+    /// The endpoint of a job's cluster, which is `cluster`.
+    ///
+    /// # Errors
+    /// As [`Sides::endpoints`].
+    pub fn endpoint(&self, cluster: &str) -> Result<Endpoint> {
+        endpoint(Side::Source, cluster, &Access::from(&self.access), self.insecure)
+    }
+}
+
+impl MovingArgs {
+    /// The daemon that the moves are handed to, where one is named.
+    ///
+    /// # Errors
+    /// As [`Sides::endpoints`].
+    pub fn daemon(&self) -> Result<Option<Endpoint>> {
+        let file = self.server_password_file.as_deref();
+        self.server.as_deref().map(|server| daemon(server, "server-", file)).transpose()
+    }
+}
+
+impl FleetAt {
+    /// The coordinators.
+    ///
+    /// # Errors
+    /// As [`Sides::endpoints`].
+    pub fn endpoints(&self) -> Result<Vec<Endpoint>> {
+        let at = |server: &String| daemon(server, "server-", self.server_password_file.as_deref());
+        self.server.iter().map(at).collect()
+    }
+}
+
+/// A `whimbrel serve`.
+fn daemon(server: &str, prefix: &'static str, password_file: Option<&Path>) -> Result<Endpoint> {
+    let access = Access {
+        prefix,
+        user: None,
+        password_file,
+        password_command: None,
+        password_ttl_ms: PASSWORD_TTL_MS,
+        password_variable: SERVE_PASSWORD,
+        map: &[],
+        tls: false,
+        ca: None,
+        cert: None,
+        key: None,
+        server_name: None,
+    };
+    endpoint(Side::Source, server, &access, false)
+}
+
+#[cfg(feature = "etcd")]
+impl CoordinatorArgs {
+    /// The etcd that several coordinators share, where one is named.
+    ///
+    /// # Errors
+    /// `Unfit` for what is no address of one, or a user without a password; `Own` where a file cannot be read.
+    pub fn etcd(&self) -> Result<Option<EtcdOptions>> {
+        let Some(text) = &self.store else { return Ok(None) };
+        let mut store = EtcdOptions::parse(text)?;
+        if self.store_password_file.is_some() || store.password.is_none() {
+            store.password =
+                password(Side::Store, "store-", self.store_password_file.as_deref(), STORE_PASSWORD)?;
+        }
+        if store.user.is_some() && store.password.is_none() {
+            return Err(Error::unfit(
+                Side::Store,
+                "",
+                "reading the options",
+                "a user is named, but no password",
+            )
+            .with_remedy(format!(
+                "add it to the URL, set {STORE_PASSWORD}, or name a --store-password-file"
+            )));
+        }
+        for tls in store.endpoints.iter_mut().filter_map(|endpoint| endpoint.tls.as_mut()) {
+            tls.ca_file.clone_from(&self.store_ca);
+        }
+        Ok(Some(store))
+    }
+}
+
+impl ServeArgs {
+    /// The password that clients of the daemon need.
+    ///
+    /// # Errors
+    /// `Own` where the file cannot be read; `Unfit` for an empty password.
+    pub fn listen_password(&self) -> Result<Option<Secret>> {
+        let password = password(Side::Own, "listen-", self.listen_password_file.as_deref(), SERVE_PASSWORD)?;
+        if password.as_ref().is_some_and(|password| password.expose().is_empty()) {
+            return Err(Error::unfit(Side::Own, "", "reading the options", "the daemon's password is empty")
+                .with_remedy(format!("write one into the file, or unset {SERVE_PASSWORD}")));
+        }
+        Ok(password)
+    }
+}
+
+fn link_options(connect_timeout_ms: u64, reply_timeout_ms: u64, readonly: bool) -> LinkOptions {
+    LinkOptions { db: 0, readonly, connect_timeout_ms, reply_timeout_ms }
+}
+
+/// The addresses that a command holds, each with the variable that its password may come from instead.
+fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
+    fn both(sides: &Sides) -> Vec<(&String, &'static str)> {
+        vec![(&sides.source, SOURCE_PASSWORD), (&sides.target, TARGET_PASSWORD)]
+    }
+    fn moved<'a>(at: &'a ClusterArgs, moving: &'a MovingArgs) -> Vec<(&'a String, &'static str)> {
+        let daemon = moving.server.iter().map(|server| (server, SERVE_PASSWORD));
+        std::iter::once((&at.cluster, CLUSTER_PASSWORD)).chain(daemon).collect()
+    }
+    match command {
+        Command::Copy(args) => both(&args.sides),
+        Command::Verify(args) => both(&args.sides),
+        Command::Sync(args) => both(&args.sides),
+        Command::Unfence(args) => vec![(&args.at.cluster, CLUSTER_PASSWORD)],
+        Command::Status(args) => vec![(&args.at.cluster, CLUSTER_PASSWORD)],
+        Command::Repair(args) => vec![(&args.at.cluster, CLUSTER_PASSWORD)],
+        Command::Reshard(args) => moved(&args.at, &args.moving),
+        Command::Rebalance(args) => moved(&args.at, &args.moving),
+        Command::Drain(args) => moved(&args.at, &args.moving),
+        Command::Serve(args) => {
+            let store = args.coordinator.store.iter().map(|store| (store, STORE_PASSWORD));
+            std::iter::once((&args.at.cluster, CLUSTER_PASSWORD)).chain(store).collect()
+        }
+        Command::Fleet(args) => args.command.at().server.iter().map(|at| (at, SERVE_PASSWORD)).collect(),
+        Command::Front(args) => {
+            let coordinators = args.joining.join.iter().map(|at| (at, SERVE_PASSWORD));
+            let sides = [(&args.source, SOURCE_PASSWORD), (&args.target, TARGET_PASSWORD)];
+            let sides = sides.into_iter().filter_map(|(at, variable)| Some((at.as_ref()?, variable)));
+            sides.chain(coordinators).collect()
+        }
+        Command::Jobs(args) => match &args.command {
+            JobsCommand::Cancel { access, .. } | JobsCommand::Resume { access, .. } => {
+                access.cluster.iter().map(|cluster| (cluster, CLUSTER_PASSWORD)).collect()
+            }
+            JobsCommand::List | JobsCommand::Show { .. } | JobsCommand::Clean => Vec::new(),
+        },
+        Command::Cutover(_)
+        | Command::Watch(_)
+        | Command::Demo(_)
+        | Command::Completions { .. }
+        | Command::Man { .. } => Vec::new(),
+    }
+}
+
+/// Takes passwords out of the command line, where `ps` shows them to everybody on the machine: where an address holds
+/// one, the process replaces itself by one that finds it in its environment, which only its own user can read.
+///
+/// # Errors
+/// `Own` where the process cannot be replaced. Otherwise it returns only where there was nothing to hide.
+pub fn hide_passwords(command: &Command) -> Result<()> {
+    let mut hidden = Vec::new();
+    for (text, variable) in addresses(command) {
+        if let Some((shown, password)) = without_password(text) {
+            hidden.push((text.as_str(), shown, variable, password));
+        }
+    }
+    if hidden.is_empty() {
+        return Ok(());
+    }
+    let program = std::env::current_exe().map_err(|e| Error::own("hide a password", e))?;
+    let mut again = std::process::Command::new(program);
+    for arg in std::env::args_os().skip(1) {
+        // An address is an argument of its own, or follows the name of its option: --cluster=ADDRESS.
+        let (option, value) = match arg.to_str().and_then(|arg| arg.split_once('=')) {
+            Some((option, value)) if option.starts_with("--") => (format!("{option}="), value),
+            _ => (String::new(), arg.to_str().unwrap_or_default()),
+        };
+        let shown = |value: &str| {
+            hidden.iter().find(|(text, ..)| value == *text).map(|(_, shown, ..)| shown.as_str().to_owned())
+        };
+        // Some options take several addresses at once.
+        let each = || value.split(',').map(|one| shown(one).unwrap_or_else(|| one.to_owned()));
+        match shown(value) {
+            Some(shown) => again.arg(option + &shown),
+            None if value.split(',').any(|one| shown(one).is_some()) => {
+                again.arg(option + &each().collect::<Vec<_>>().join(","))
+            }
+            None => again.arg(arg),
+        };
+    }
+    for (_, _, variable, password) in &hidden {
+        again.env(variable, password.expose());
+    }
+    Err(Error::own("hide a password", again.exec()))
+}
+
+/// An address without its password, and the password; `None` where it has none. What is no address is complained about later, by
+/// whoever has to use it.
+fn without_password(text: &str) -> Option<(String, Secret)> {
+    #[cfg(feature = "etcd")]
+    if let Ok(store) = EtcdOptions::parse(text) {
+        return Some((EtcdOptions::without_password(text)?, store.password?));
+    }
+    let password = Endpoint::parse(Side::Own, text).ok()?.password?;
+    Some((Endpoint::without_password(text)?, password))
+}
+
+/// A password from a file, else from the environment.
+fn password(side: Side, prefix: &str, file: Option<&Path>, variable: &str) -> Result<Option<Secret>> {
+    let Some(path) = file else { return Ok(std::env::var(variable).ok().map(Secret::new)) };
+    safety::warn_if_shared(path, "the password file");
+    let text = std::fs::read_to_string(path).map_err(|e| {
+        let tried = format!("read the password file {}", path.display());
+        Error::new(side, "", tried, ErrorKind::Own(e.to_string()))
+            .with_remedy(format!("name a file that can be read with --{prefix}password-file"))
+    })?;
+    Ok(Some(Secret::new(text.lines().next().unwrap_or_default())))
+}
+
+/// A file that TLS needs and that cannot be read is a mistake of the command line, not of a server.
+fn check_file(side: Side, prefix: &str, option: &str, file: Option<&Path>) -> Result<()> {
+    let Some(path) = file else { return Ok(()) };
+    std::fs::File::open(path).map(drop).map_err(|e| {
+        let what = format!("TLS: {} cannot be read: {e}", path.display());
+        Error::unfit(side, "", "reading the options", what)
+            .with_remedy(format!("name a file that can be read with --{prefix}{option}"))
+    })
+}
+
+fn endpoint(side: Side, text: &str, access: &Access<'_>, insecure: bool) -> Result<Endpoint> {
+    let mut endpoint = Endpoint::parse(side, text)?;
+    if let Some(user) = access.user {
+        endpoint.user = Some(user.clone());
+    }
+    if let Some(command) = access.password_command {
+        let command = PasswordCommand::new(side, command, access.password_ttl_ms);
+        endpoint.password_command = Some(Arc::new(command));
+        endpoint.password = None;
+    // A file wins over the address, and the address over the environment.
+    } else if access.password_file.is_some() || endpoint.password.is_none() {
+        endpoint.password = password(side, access.prefix, access.password_file, access.password_variable)?;
+    }
+    if endpoint.user.is_some() && endpoint.password.is_none() && endpoint.password_command.is_none() {
+        let what = "a user is named, but no password";
+        return Err(Error::unfit(side, "", "reading the options", what).with_remedy(format!(
+            "add it to the URL, set {}, or name a password file",
+            access.password_variable
+        )));
+    }
+    let wants_tls =
+        access.tls || access.ca.is_some() || access.cert.is_some() || access.server_name.is_some();
+    if wants_tls && endpoint.tls.is_none() {
+        endpoint.tls = Some(TlsOptions::default());
+    }
+    if let Some(tls) = &mut endpoint.tls {
+        tls.ca_file = access.ca.map(Path::to_owned);
+        tls.cert_file = access.cert.map(Path::to_owned);
+        tls.key_file = access.key.map(Path::to_owned);
+        tls.server_name = access.server_name.cloned();
+        tls.insecure = insecure;
+        for (option, file) in [("ca", access.ca), ("cert", access.cert), ("key", access.key)] {
+            check_file(side, access.prefix, option, file)?;
+        }
+        if insecure {
+            let at = &endpoint.address;
+            eprintln!(
+                "warning  --insecure: any certificate is accepted from {at}, so anybody on the way can read and change all"
+            );
+        }
+        if let Some(key) = access.key {
+            safety::warn_if_shared(key, "the private key");
+        }
+    }
+    for pair in access.map {
+        let parsed = pair
+            .split_once('=')
+            .and_then(|(from, to)| Some((Address::parse_tcp(from)?, Address::parse_tcp(to)?)));
+        let Some(pair) = parsed else {
+            return Err(Error::unfit(
+                side,
+                "",
+                "reading the options",
+                format!("{pair} is no address map entry"),
+            )
+            .with_remedy("write ANNOUNCED_HOST:PORT=REACHABLE_HOST:PORT"));
+        };
+        endpoint.address_map.push(pair);
+    }
+    Ok(endpoint)
+}

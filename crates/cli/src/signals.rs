@@ -1,0 +1,67 @@
+//! Ctrl-C and SIGTERM: the first stops cleanly, the second at once.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::exit::Exit;
+
+static STOPPED_BY_USER: AtomicBool = AtomicBool::new(false);
+
+/// Nothing is in flight that a signal could stop half-way.
+static ONLY_LOOKS: AtomicBool = AtomicBool::new(false);
+
+/// Says that this command changes nothing: ending it is not worth a word.
+pub fn only_looks() {
+    ONLY_LOOKS.store(true, Ordering::Relaxed);
+}
+
+/// Nothing has begun yet: the user is being asked. Until it is dropped, being stopped is not worth a word.
+pub struct WhileAsking {
+    only_looked: bool,
+}
+
+impl WhileAsking {
+    /// From here on.
+    pub fn begin() -> WhileAsking {
+        WhileAsking { only_looked: ONLY_LOOKS.swap(true, Ordering::Relaxed) }
+    }
+}
+
+impl Drop for WhileAsking {
+    fn drop(&mut self) {
+        ONLY_LOOKS.store(self.only_looked, Ordering::Relaxed);
+    }
+}
+
+/// True after Ctrl-C or SIGTERM.
+pub fn stopped_by_user() -> bool {
+    STOPPED_BY_USER.load(Ordering::Relaxed)
+}
+
+/// The first signal stops cleanly, the second at once.
+pub fn watch(stop: CancellationToken) {
+    tokio::spawn(async move {
+        let Ok(mut terminate) = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
+        else {
+            return;
+        };
+        loop {
+            tokio::select! {
+                ctrl_c = tokio::signal::ctrl_c() => if ctrl_c.is_err() { return },
+                _ = terminate.recv() => {}
+            }
+            if STOPPED_BY_USER.swap(true, Ordering::Relaxed) {
+                eprintln!(
+                    "stopped at once, half-way: `whimbrel jobs list` shows what is left of moving slots, and --resume \
+                     goes on with a copy or a sync"
+                );
+                std::process::exit(Exit::Stopped as i32);
+            }
+            if !ONLY_LOOKS.load(Ordering::Relaxed) {
+                eprintln!("stopping: what is in flight is finished; once more to stop at once");
+            }
+            stop.cancel();
+        }
+    });
+}

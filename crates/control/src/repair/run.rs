@@ -1,0 +1,352 @@
+//! Carrying out what was decided.
+
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::node::NodeId;
+use whimbrel_core::slot::{Slot, SlotSet};
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::link::Link;
+use whimbrel_engine::nodes::mend::{self, SlotMark};
+use whimbrel_engine::nodes::{ClusterView, Counted, Finding, NodeName, Survey, SurveyOptions};
+use whimbrel_engine::slot_keys;
+use whimbrel_wire::value::Value;
+
+use super::decide::{Action, Change, Evidence, Fate, slots_text};
+use super::keys::{self, Manner, Tally};
+
+/// Slots that are open at the same time: an interruption leaves no more than these marked.
+const OPEN_SLOTS_MAX: usize = 256;
+
+/// Keys looked at to tell copies from the only ones.
+const EVIDENCE_KEYS_MAX: u64 = 4_096;
+
+/// How often and how long apart it is looked whether all nodes agree.
+const SETTLE_ROUNDS: u32 = 75;
+const SETTLE_PAUSE: Duration = Duration::from_millis(200);
+
+/// What servers have for `cluster-node-timeout` unless told otherwise.
+const NODE_TIMEOUT_DEFAULT_MS: u64 = 15_000;
+
+/// How long an election may take beyond the time until a replica asks for it.
+const ELECTION_SLACK: Duration = Duration::from_secs(10);
+
+/// How long one is waited for at most.
+const ELECTION_PATIENCE_MAX: Duration = Duration::from_secs(300);
+
+/// How many of those rounds pass before nodes that still take another one for the owner are told one by one.
+const PATIENT_ROUNDS: u32 = 15;
+
+/// Carries out actions on one cluster.
+pub struct Surgeon<'a> {
+    deployment: &'a Deployment,
+    /// Where the addresses are.
+    survey: &'a Survey,
+    stop: &'a CancellationToken,
+}
+
+impl<'a> Surgeon<'a> {
+    /// On the cluster as it was surveyed.
+    pub fn new(deployment: &'a Deployment, survey: &'a Survey, stop: &'a CancellationToken) -> Surgeon<'a> {
+        Surgeon { deployment, survey, stop }
+    }
+
+    fn name(&self, id: &NodeId) -> NodeName {
+        self.survey.name(id)
+    }
+
+    async fn link(&self, id: &NodeId) -> Result<Link> {
+        self.deployment.open(&self.name(id).address, 0).await
+    }
+
+    async fn mark(&self, node: &NodeId, slots: &SlotSet, mark: SlotMark) -> Result<()> {
+        mend::set_slots(self.deployment, &self.name(node).address, slots, &mark).await
+    }
+
+    fn manner(&self) -> Manner {
+        Manner { exact_expiry: self.deployment.capabilities.pexpiretime }
+    }
+
+    /// Compares what a node holds with what the owner holds, by up to 4,096 keys spread over the slots.
+    ///
+    /// # Errors
+    /// When one of the two does not answer.
+    pub async fn evidence(&self, holder: &NodeId, owner: &NodeId, slots: &SlotSet) -> Result<Evidence> {
+        let (mut holder, mut owner) = (self.link(holder).await?, self.link(owner).await?);
+        let mut evidence = Evidence::default();
+        let each = (EVIDENCE_KEYS_MAX / slots.len().max(1) as u64).clamp(1, 64);
+        for slot in slots {
+            let keys = slot_keys::first_names(&mut holder, &[slot], each).await?.concat();
+            let both = keys::count_present(&mut owner, slot, &keys).await?;
+            evidence.both += both;
+            evidence.only += keys.len() as u64 - both;
+            if evidence.both + evidence.only >= EVIDENCE_KEYS_MAX || self.stop.is_cancelled() {
+                break;
+            }
+        }
+        Ok(evidence)
+    }
+
+    /// Carries out one action.
+    ///
+    /// # Errors
+    /// When a node does not answer or refuses. What was open for it is closed all the same, as far as the node answers.
+    pub async fn carry_out(&self, action: &Action) -> Result<Tally> {
+        let slots = &action.slots;
+        match &action.change {
+            Change::Remind { primary, epoch, replicas } => {
+                self.remind(*epoch, replicas, slots).await?;
+                self.elected(primary, replicas).await.map(|()| Tally::default())
+            }
+            Change::ClearMarks { node } => {
+                self.mark(node, slots, SlotMark::Stable).await.map(|()| Tally::default())
+            }
+            Change::Claim { node, yielding } => {
+                self.claim(node, yielding, slots).await.map(|()| Tally::default())
+            }
+            Change::Announce { owner } => {
+                mend::bump_epoch(&mut self.link(owner).await?).await?;
+                self.settle(slots, owner).await.map(|()| Tally::default())
+            }
+            Change::Finish { source, target, mark_target } => {
+                self.in_pieces(slots, |piece| self.finish(source, target, *mark_target, piece)).await
+            }
+            Change::Empty { holder, owner, fate, .. } => {
+                let rescue = *fate != Some(Fate::Discard);
+                self.in_pieces(slots, |piece| self.empty(holder, owner, rescue, piece)).await
+            }
+            Change::EmptyReplica { primary, replica } => {
+                self.in_pieces(slots, |piece| self.empty_replica(primary, replica, piece)).await
+            }
+        }
+    }
+
+    async fn in_pieces<F: Future<Output = Result<Tally>>>(
+        &self,
+        slots: &SlotSet,
+        work: impl Fn(SlotSet) -> F,
+    ) -> Result<Tally> {
+        let mut tally = Tally::default();
+        let slots: Vec<Slot> = slots.iter().collect();
+        for piece in slots.chunks(OPEN_SLOTS_MAX) {
+            if self.stop.is_cancelled() {
+                break;
+            }
+            tally.add(work(piece.iter().copied().collect()).await?);
+        }
+        Ok(tally)
+    }
+
+    /// Those who yield first: a node that learns by gossip that it lost slots deletes its keys in them, and on Redis 8.0 may
+    /// crash over it. Who has been told to forget its slots does neither.
+    async fn claim(&self, node: &NodeId, yielding: &[NodeId], slots: &SlotSet) -> Result<()> {
+        for other in yielding {
+            mend::forget_owners(&mut self.link(other).await?, slots).await?;
+        }
+        mend::claim(&mut self.link(node).await?, slots).await?;
+        for other in yielding {
+            self.mark(other, slots, SlotMark::Node(node.clone())).await?;
+        }
+        self.settle(slots, node).await
+    }
+
+    /// Waits until every node that answers sees the owner. Where some still do not after a while, those are told one by
+    /// one: on Redis 7.0 two nodes were seen to take each other for the owner for good.
+    async fn settle(&self, slots: &SlotSet, owner: &NodeId) -> Result<()> {
+        let mut told = false;
+        for round in 0..SETTLE_ROUNDS {
+            let what = SurveyOptions { counts: Counted::Nothing, activity: false };
+            let survey = Survey::take_with(self.deployment, what).await?;
+            let agreed = !survey.findings().iter().any(|finding| match finding {
+                Finding::Unowned { slots: disputed, .. } | Finding::Disagreement { slots: disputed, .. } => {
+                    !disputed.intersection(slots).is_empty()
+                }
+                _ => false,
+            });
+            if agreed {
+                return Ok(());
+            }
+            if round >= PATIENT_ROUNDS && !told {
+                told = true;
+                for (node, state) in survey.answering_primaries().filter(|(node, _)| node.id != *owner) {
+                    // Who claims a slot himself would refuse, or lose keys over it.
+                    let mistaken = slots
+                        .difference(&state.slots)
+                        .iter()
+                        .filter(|slot| state.owners.of(*slot) != Some(owner))
+                        .collect();
+                    self.mark(&node.id, &mistaken, SlotMark::Node(owner.clone())).await?;
+                }
+            }
+            tokio::time::sleep(SETTLE_PAUSE).await;
+        }
+        let name = self.name(owner);
+        let what = format!("not every node has learned within 15 s that {name} owns {}", slots_text(slots));
+        Err(Error::unfit(self.deployment.side(), name.address.to_string(), "announce the owner", what)
+            .with_remedy("see that the nodes reach each other on the cluster bus, and run repair again"))
+    }
+
+    /// A replica repeats its primary's claim in all that it sends. Who hears it says nothing where the slots are those that
+    /// it knows of, whatever the epochs; where one differs it sends the replica what it knows of the owner of each. So
+    /// each replica forgets one slot, and gets it back with that answer. (The other way round, with the slot forgotten by
+    /// who answers, Redis 7.0 loses it when the primary comes back.)
+    async fn remind(&self, epoch: u64, replicas: &[NodeId], slots: &SlotSet) -> Result<()> {
+        let lesson: SlotSet = slots.iter().take(1).collect();
+        let mut links = Vec::new();
+        for replica in replicas {
+            let mut link = self.link(replica).await?;
+            // It may have heard since, and have been elected: what a primary forgets nobody serves.
+            let view = ClusterView::ask(&mut link).await?;
+            if !view.me().is_primary() && view.me().config_epoch < epoch {
+                mend::forget_owners(&mut link, &lesson).await?;
+            }
+            links.push((replica, link));
+        }
+        for _ in 0..SETTLE_ROUNDS {
+            let mut waiting = Vec::new();
+            for (replica, mut link) in links {
+                let view = ClusterView::ask(&mut link).await?;
+                let knows = view.me().is_primary()
+                    || view.me().config_epoch >= epoch
+                        && lesson.iter().all(|slot| view.primary_of(slot).is_some());
+                if !knows {
+                    waiting.push((replica, link));
+                }
+            }
+            links = waiting;
+            if links.is_empty() || self.stop.is_cancelled() {
+                return Ok(());
+            }
+            tokio::time::sleep(SETTLE_PAUSE).await;
+        }
+        let at = self.name(links[0].0).address.to_string();
+        let what = "it has not heard within 15 s of what its primary claimed last";
+        Err(Error::unfit(self.deployment.side(), at, "have the replica elected", what)
+            .with_remedy("see that the nodes reach each other on the cluster bus, and run repair again"))
+    }
+
+    /// Waits for one of the replicas to become a primary. They ask again four times the timeout of nodes after they were
+    /// refused.
+    async fn elected(&self, primary: &NodeId, replicas: &[NodeId]) -> Result<()> {
+        let mut links = Vec::new();
+        let mut node_timeout_ms = NODE_TIMEOUT_DEFAULT_MS;
+        for replica in replicas {
+            let mut link = self.link(replica).await?;
+            // Forbidden by an ACL or a service, it is as usual.
+            if let Ok(reply) = link.ask(&[b"CONFIG", b"GET", b"cluster-node-timeout"]).await
+                && let Some(ms) = reply.field("cluster-node-timeout").and_then(Value::as_str)
+            {
+                node_timeout_ms = ms.parse().unwrap_or(node_timeout_ms);
+            }
+            links.push(link);
+        }
+        let patience = Duration::from_millis(node_timeout_ms.saturating_mul(4)) + ELECTION_SLACK;
+        let patience = patience.min(ELECTION_PATIENCE_MAX);
+        let deadline = Instant::now() + patience;
+        while Instant::now() < deadline && !self.stop.is_cancelled() {
+            for link in &mut links {
+                if ClusterView::ask(link).await?.me().is_primary() {
+                    return Ok(());
+                }
+            }
+            tokio::time::sleep(SETTLE_PAUSE).await;
+        }
+        if self.stop.is_cancelled() {
+            return Ok(());
+        }
+        let what = format!("no replica has been elected within {} s", patience.as_secs());
+        let remedy = "look into the replicas' logs; where their data is too old for an election \
+                      (cluster-replica-validity-factor), decide whether to use CLUSTER FAILOVER TAKEOVER on one";
+        let at = self.name(primary).address.to_string();
+        Err(Error::unfit(self.deployment.side(), at, "wait for a failover", what).with_remedy(remedy))
+    }
+
+    async fn finish(
+        &self,
+        source: &NodeId,
+        target: &NodeId,
+        mark_target: bool,
+        slots: SlotSet,
+    ) -> Result<Tally> {
+        if mark_target {
+            self.mark(target, &slots, SlotMark::Importing(source.clone())).await?;
+        }
+        let (mut from, mut to) = (self.link(source).await?, self.link(target).await?);
+        let mut tally = Tally::default();
+        let mut done = SlotSet::new();
+        for slot in &slots {
+            if self.stop.is_cancelled() {
+                break;
+            }
+            let moved = keys::finish_slot(&mut from, &mut to, slot, self.manner()).await?;
+            // A slot with a key that cannot be moved stays open: its clients find all of its keys.
+            if moved.stuck == 0 {
+                done.insert(slot);
+            }
+            tally.add(moved);
+        }
+        // The new owner first: if the old one lost it first, nobody would have it for a moment.
+        let owned = SlotMark::Node(target.clone());
+        self.mark(target, &done, owned.clone()).await?;
+        self.mark(source, &done, owned).await?;
+        // The target's claim is announced by itself. That it stands is seen to by whoever looks at the cluster again.
+        Ok(tally)
+    }
+
+    async fn empty(&self, holder: &NodeId, owner: &NodeId, rescue: bool, slots: SlotSet) -> Result<Tally> {
+        self.opened(holder, owner, &slots, async {
+            let (mut from, mut to) = (self.link(holder).await?, self.link(owner).await?);
+            let mut tally = Tally::default();
+            for slot in &slots {
+                if self.stop.is_cancelled() {
+                    break;
+                }
+                tally.add(keys::empty_slot(&mut from, &mut to, slot, rescue, self.manner()).await?);
+            }
+            Ok(tally)
+        })
+        .await
+    }
+
+    async fn empty_replica(&self, primary: &NodeId, replica: &NodeId, slots: SlotSet) -> Result<Tally> {
+        let (mut from, mut of) = (self.link(primary).await?, self.link(replica).await?);
+        let view = ClusterView::ask(&mut from).await?;
+        let mut tally = Tally::default();
+        // Each owner's slots are opened towards it.
+        for owner in view.primaries().filter(|n| n.id != *primary) {
+            let slots = slots.intersection(&owner.slots);
+            let emptied = self.opened(primary, &owner.id, &slots, async {
+                let mut tally = Tally::default();
+                for slot in &slots {
+                    if self.stop.is_cancelled() {
+                        break;
+                    }
+                    tally.add(keys::empty_slot_of_replica(&mut from, &mut of, slot).await?);
+                }
+                Ok(tally)
+            });
+            tally.add(emptied.await?);
+        }
+        Ok(tally)
+    }
+
+    /// Does something while `holder` imports `slots` from `owner`: only so it takes commands for them, and its replicas
+    /// with it. The marks are cleared whatever comes of it.
+    async fn opened<T>(
+        &self,
+        holder: &NodeId,
+        owner: &NodeId,
+        slots: &SlotSet,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let marked = self.mark(holder, slots, SlotMark::Importing(owner.clone())).await;
+        let outcome = match marked {
+            Ok(()) => work.await,
+            Err(e) => Err(e),
+        };
+        let cleared = self.mark(holder, slots, SlotMark::Stable).await;
+        let outcome = outcome?;
+        cleared.map(|()| outcome)
+    }
+}
