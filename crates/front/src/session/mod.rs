@@ -10,7 +10,7 @@
 //! Requests are scanned for their ends and first words, replies for their ends; payloads are only copied. All that has
 //! arrived is passed on in one write. Each request is noted in `due`, so that a reply of our own comes in its turn.
 //!
-//! **Bounds.** A buffer that is full is not read into, so TCP slows down whoever fills it. A session with all buffers full
+//! **Bounds.** A buffer that is full is not read into, so TCP slows down the sender. A session with all buffers full
 //! holds `INBOX_BYTES_MAX` and `READ_BYTES` of requests, `OUT_BYTES_MAX` and that much more in each direction, and notes of
 //! `DUE_MAX` requests under way; with what buffers allocate ahead as they grow, and errors of our own among the notes, 4 MiB. One that
 //! is idle holds no buffers. The length of a value does not matter: it is passed on as it arrives.

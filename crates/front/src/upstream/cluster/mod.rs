@@ -1,4 +1,4 @@
-//! A cluster that looks like one server to whoever has a connection to it.
+//! A cluster that looks like one server to everyone with a connection to it.
 //!
 //! - `map`: which node has which slot, and the numbers of nodes;
 //! - `destination`: to which nodes a command goes;

@@ -12,7 +12,7 @@
 //! node of their keys, and their keys have to be in one slot, as in any cluster.
 //!
 //! A node that closes a connection on which something is due, or on which something is watched or listened to, ends the connection to the cluster: it is
-//! not known what was carried out. Whoever used it has to connect again, as with a server.
+//! not known what was carried out. The client has to connect again, as with a server.
 //!
 //! From the top down:
 //!
