@@ -22,6 +22,7 @@
 //! # Ok::<(), whimbrel_lab::LabError>(())
 //! ```
 
+mod binaries;
 mod cluster;
 mod engine;
 mod error;
@@ -33,8 +34,9 @@ mod proxy;
 mod server;
 mod tls;
 
+pub use binaries::Binaries;
 pub use cluster::{Cluster, ClusterBuilder, SLOTS};
-pub use engine::{Binaries, Engine};
+pub use engine::Engine;
 pub use error::LabError;
 pub use etcd::{Etcd, EtcdNode};
 pub use made_up::{made_up_id, made_up_nodes, made_up_port};

@@ -9,7 +9,7 @@ use rcgen::{
 };
 use tempfile::TempDir;
 
-use crate::LabError;
+use crate::error::LabError;
 
 /// A certificate authority, a server certificate for `127.0.0.1` and `localhost`, and a client certificate, in
 /// PEM files that vanish with the last clone.

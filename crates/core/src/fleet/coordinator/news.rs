@@ -1,8 +1,8 @@
 //! Who hears of changes when, and how those who missed some get what they lack.
 
 use super::{Coordinator, Output};
-use crate::fleet::Partition;
 use crate::fleet::message::{ITEMS_MAX, Order};
+use crate::fleet::table::Partition;
 use crate::fleet::table::{Change, MemberId, Row};
 
 /// So many changes are kept for those who have not heard of them. Who is further behind is asked for its versions.
