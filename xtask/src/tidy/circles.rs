@@ -1,7 +1,9 @@
 //! Circles of imports among the modules of a crate.
 //!
-//! A crate is looked at level by level: at each, a module is its file, and each of its children is one with all that is below it. An import from
-//! one of them to another is an arrow, and what the arrows lead back to stands in a circle. So files are free of circles, and so are folders. That a
+//! A crate is looked at level by level: at each, a module is its file, and each of its children is one with
+//! all that is below it. An import from
+//! one of them to another is an arrow, and what the arrows lead back to stands in a circle. So files are free
+//! of circles, and so are folders. That a
 //! parent declares its children is no import.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +22,8 @@ type Member = String;
 /// Who imports from whom, and one of the imports.
 type Arrows = BTreeMap<(Member, Member), String>;
 
-/// The circles of the crate whose first file is at `root`, each as a sentence. `read` gives the text of a file, if there is one.
+/// The circles of the crate whose first file is at `root`, each as a sentence. `read` gives the text of a
+/// file, if there is one.
 pub(super) fn of_crate(root: &str, read: &impl Fn(&str) -> Option<String>) -> Vec<String> {
     let mut modules = BTreeMap::new();
     load(root, ModulePath::new(), read, &mut modules);

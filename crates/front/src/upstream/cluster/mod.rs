@@ -8,8 +8,10 @@
 //!
 //! Redirections are followed here, and never passed on: they would lead a client past the front.
 //!
-//! **Bounds.** A connection to a cluster holds what a connection to a server does for each node that it uses, and so many bytes of requests that
-//! may have to be sent again as `connection` says. Long requests whose keys are not at their beginning are held whole, all together within
+//! **Bounds.** A connection to a cluster holds what a connection to a server does for each node that it uses,
+//! and so many bytes of requests that
+//! may have to be sent again as `connection` says. Long requests whose keys are not at their beginning are
+//! held whole, all together within
 //! `nodes::LONG_BYTES_MAX`.
 
 mod connection;
