@@ -9,7 +9,9 @@
 //!
 //! What is to be done is decided in `whimbrel_core::fleet` alone. The coordinator's side is `whimbrel_control::fleet`.
 
+mod cell;
 pub mod clock;
+mod data;
 pub mod frame;
 mod guard;
 pub mod login;
@@ -17,8 +19,11 @@ mod membership;
 pub mod outbox;
 pub mod protocol;
 mod session;
+mod shared;
 mod standing;
 
+pub use data::{AtBackends, Data, Failure};
 pub use guard::Guard;
-pub use membership::{AtBackends, Data, Failure, Membership, MembershipOptions, View};
-pub use standing::{Seen, Standing};
+pub use membership::{Membership, MembershipOptions, View};
+pub use shared::Seen;
+pub use standing::Standing;

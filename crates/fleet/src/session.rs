@@ -16,14 +16,14 @@ use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::{Io, LinkOptions};
 
+use crate::cell::Cell;
 use crate::clock;
+use crate::data::{Data, Failure};
 use crate::frame::Frames;
-use crate::guard::Cell;
 use crate::login;
-use crate::membership::{Data, Failure};
 use crate::outbox::Outbox;
 use crate::protocol::{COMMAND, FRAME_BYTES_MAX, FromCoordinator, FromMember, Hello};
-use crate::standing::Shared;
+use crate::shared::Shared;
 
 /// How often the machine is told that time passes.
 const TICK: Duration = Duration::from_millis(50);

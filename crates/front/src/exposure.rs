@@ -23,7 +23,7 @@ pub async fn refuse_open(listen: SocketAddr, server: &Endpoint, link: LinkOption
     if listen.ip().to_canonical().is_loopback() || !serves_anybody(server, link).await {
         return Ok(());
     }
-    let what = format!("it wants no password: whoever reaches {listen} could use it");
+    let what = format!("it wants no password: anybody who reaches {listen} could use it");
     Err(Error::unfit(server.side, server.address.to_string(), "serve it to others", what).with_remedy(
         "have the user default want a password or turn it off (ACL SETUSER default off), listen on 127.0.0.1, have clients \
          show certificates with --tls-client-ca, or say --open-to-all",

@@ -42,7 +42,7 @@ pub(crate) enum Question {
     Info,
     MyId,
     KeySlot(Slot),
-    /// `READONLY`, `READWRITE` and `ASKING`: whoever has one node may always read and write there.
+    /// `READONLY`, `READWRITE` and `ASKING`: a client that has one node may always read and write there.
     Agreed,
 }
 
@@ -80,7 +80,7 @@ impl Face {
         };
         let table = Table::new(id, vec![Group { primary, replicas: Vec::new() }], |_| Some(0));
         let face = Face::untold(tls);
-        face.tell(table);
+        face.publish(table);
         face
     }
 
@@ -95,7 +95,7 @@ impl Face {
     }
 
     /// From here on clients are told of this.
-    pub(crate) fn tell(&self, next: Table) {
+    pub(crate) fn publish(&self, next: Table) {
         let mut told = self.told.write().unwrap_or_else(PoisonError::into_inner);
         match &mut *told {
             Some((table, replies)) => {

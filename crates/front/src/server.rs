@@ -21,8 +21,8 @@ use crate::migrate::stages::Stages;
 pub use crate::session::context::Counts;
 use crate::session::context::SessionContext;
 use crate::session::state::Session;
-use crate::upstream::Place;
-use crate::upstream::shared::Trunks;
+use crate::upstream::Upstream;
+use crate::upstream::shared::SharedConnections;
 
 /// How long to wait after a connection could not be accepted: out of file descriptors, for example.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -53,7 +53,7 @@ pub struct FrontOptions {
 /// How many connections a client of a front may need to a source or target: to a cluster one to each primary, and one for requests that are
 /// redirected. 1 where it cannot be reached now.
 pub async fn connections_each(endpoint: &Endpoint, link: LinkOptions) -> u64 {
-    Place::find(endpoint, link).await.map_or(1, |found| found.place.connections_each())
+    Upstream::find(endpoint, link).await.map_or(1, |found| found.upstream.connections_each())
 }
 
 /// A front that listens.
@@ -71,14 +71,14 @@ impl Front {
     /// # Errors
     /// Where the source cannot be reached or is not what can be served; `Own` where the address cannot be listened on.
     pub async fn bind(options: FrontOptions, source: Endpoint) -> Result<Front> {
-        let found = Place::find(&source, options.link).await?;
-        Front::open(options, found.place, found.facts, None).await
+        let found = Upstream::find(&source, options.link).await?;
+        Front::open(options, found.upstream, found.facts, None).await
     }
 
     /// As [`Front::bind`], where keys may move between two servers.
     pub(crate) async fn open(
         options: FrontOptions,
-        source: Place,
+        source: Upstream,
         facts: ServerFacts,
         stages: Option<Arc<Stages>>,
     ) -> Result<Front> {
@@ -94,18 +94,18 @@ impl Front {
             }
             None => None,
         };
-        let trunks = match options.share_connections {
+        let connections = match options.share_connections {
             0 => None,
             _ if source.is_cluster() => {
                 return Err(source.not_shared());
             }
-            each => Some(Trunks::new(source.clone(), each).await?),
+            each => Some(SharedConnections::new(source.clone(), each).await?),
         };
         // Without stages a session would not know what its client has open at the server.
-        let stages = stages.or_else(|| trunks.is_some().then(Stages::forwarding));
+        let stages = stages.or_else(|| connections.is_some().then(Stages::forwarding));
         let mut front = Front::of(listener, options, source, facts, face);
         if let Some(shared) = Arc::get_mut(&mut front.shared) {
-            (shared.stages, shared.trunks) = (stages, trunks);
+            (shared.stages, shared.connections) = (stages, connections);
         }
         Ok(front)
     }
@@ -114,13 +114,14 @@ impl Front {
     pub(crate) fn of(
         listener: TcpListener,
         options: FrontOptions,
-        source: Place,
+        source: Upstream,
         facts: ServerFacts,
         face: Option<Arc<Face>>,
     ) -> Front {
         let connect_timeout_ms = options.link.connect_timeout_ms;
-        let (stages, trunks, counts) = (None, None, Counts::default());
-        let shared = Arc::new(SessionContext { source, connect_timeout_ms, stages, trunks, face, counts });
+        let (stages, connections, counts) = (None, None, Counts::default());
+        let shared =
+            Arc::new(SessionContext { source, connect_timeout_ms, stages, connections, face, counts });
         Front { listener, options, shared, facts }
     }
 
@@ -143,7 +144,7 @@ impl Front {
 
     /// Serves until `stop`. Then all connections are closed, as a server does that shuts down.
     pub async fn serve(self, stop: CancellationToken) {
-        let places = Arc::new(Semaphore::new(self.options.clients_max));
+        let permits = Arc::new(Semaphore::new(self.options.clients_max));
         let mut sessions = JoinSet::new();
         loop {
             let accepted = tokio::select! {
@@ -160,7 +161,7 @@ impl Front {
                 }
             };
             let counts = &self.shared.counts;
-            let Ok(place) = places.clone().try_acquire_owned() else {
+            let Ok(permit) = permits.clone().try_acquire_owned() else {
                 counts.turned_away.fetch_add(1, Ordering::Relaxed);
                 turn_away(&stream);
                 continue;
@@ -176,7 +177,7 @@ impl Front {
             sessions.spawn(async move {
                 meet(shared.clone(), stream, tls).await;
                 shared.counts.clients.fetch_sub(1, Ordering::Relaxed);
-                drop(place);
+                drop(permit);
             });
         }
         sessions.shutdown().await;

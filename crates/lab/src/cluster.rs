@@ -5,8 +5,11 @@ use std::time::{Duration, Instant};
 
 use redis::{Cmd, Connection, cmd};
 
+use crate::engine::Engine;
+use crate::error::LabError;
+use crate::ports;
 use crate::server::{NotReady, Server, ServerBuilder};
-use crate::{Engine, LabError, Tls, ports};
+use crate::tls::Tls;
 
 /// How many slots a cluster has.
 pub const SLOTS: u16 = 16_384;

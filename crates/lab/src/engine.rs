@@ -1,9 +1,4 @@
-use std::ffi::OsString;
 use std::fmt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
-use crate::LabError;
 
 /// A kind and version of server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -24,15 +19,6 @@ pub enum Engine {
     Valkey81,
     /// Valkey 9.1.
     Valkey91,
-}
-
-/// Where an engine's programs are.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Binaries {
-    /// The server.
-    pub server: PathBuf,
-    /// The command-line client.
-    pub cli: PathBuf,
 }
 
 impl Engine {
@@ -94,48 +80,12 @@ impl Engine {
     pub(crate) const fn is_before_7(self) -> bool {
         self.major() < 7
     }
-
-    /// The engine's programs: from the folder that `./dev engines` fills, or, for Redis 7.0, a server of that
-    /// version on `PATH`.
-    ///
-    /// # Errors
-    /// [`LabError::EngineMissing`] if there are none.
-    pub fn binaries(self) -> Result<Binaries, LabError> {
-        let family = if self.is_valkey() { "valkey" } else { "redis" };
-        let (server, cli) = (format!("{family}-server"), format!("{family}-cli"));
-        let cached = cache_dir().map(|dir| dir.join(self.name()).join("bin"));
-        let on_path = std::env::var_os("PATH").unwrap_or_default();
-        let system = std::env::split_paths(&on_path).filter(|_| self == Self::Redis70);
-        cached
-            .into_iter()
-            .chain(system.filter(|dir| is_redis_7_0(&dir.join("redis-server"))))
-            .map(|dir| Binaries { server: dir.join(&server), cli: dir.join(&cli) })
-            .find(|binaries| binaries.server.is_file() && binaries.cli.is_file())
-            .ok_or(LabError::EngineMissing { engine: self })
-    }
 }
 
 impl fmt::Display for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
-}
-
-/// The folder that `./dev engines` fills: `xtask` has the same rule.
-pub(crate) fn cache_dir() -> Option<PathBuf> {
-    let set =
-        |name: &str| std::env::var_os(name).filter(|value: &OsString| !value.is_empty()).map(PathBuf::from);
-    set("WHIMBREL_ENGINES_DIR")
-        .or_else(|| set("XDG_CACHE_HOME").map(|dir| dir.join("whimbrel/engines")))
-        .or_else(|| set("HOME").map(|dir| dir.join(".cache/whimbrel/engines")))
-}
-
-fn is_redis_7_0(server: &Path) -> bool {
-    server.is_file()
-        && Command::new(server)
-            .arg("--version")
-            .output()
-            .is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains(" v=7.0."))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 use std::io;
 
-use crate::Engine;
+use crate::engine::Engine;
 
 /// Why something in the lab did not work.
 #[derive(Debug, thiserror::Error)]

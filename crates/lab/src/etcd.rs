@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
+use crate::binaries;
+use crate::error::LabError;
+use crate::ports;
 use crate::process::{self, Process};
-use crate::{LabError, engine, ports};
 
 /// How long nodes may take to agree on a leader.
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -47,7 +49,7 @@ impl Etcd {
     /// # Errors
     /// When etcd is not on this machine, or does not become ready; then the error has the end of a log.
     pub fn start(nodes: usize) -> Result<Etcd, LabError> {
-        let cached = engine::cache_dir().map(|dir| dir.join("etcd/bin/etcd"));
+        let cached = binaries::cache_dir().map(|dir| dir.join("etcd/bin/etcd"));
         let binary = cached.filter(|path| path.is_file()).ok_or(LabError::EtcdMissing)?;
         let mut attempt = 1;
         loop {

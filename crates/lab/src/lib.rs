@@ -24,6 +24,7 @@
 //! # Ok::<(), whimbrel_lab::LabError>(())
 //! ```
 
+mod binaries;
 mod cluster;
 mod each;
 mod engine;
@@ -37,8 +38,9 @@ mod server;
 mod tls;
 mod wait;
 
+pub use binaries::Binaries;
 pub use cluster::{Cluster, ClusterBuilder, SLOTS};
-pub use engine::{Binaries, Engine};
+pub use engine::Engine;
 pub use error::LabError;
 pub use etcd::{Etcd, EtcdNode};
 pub use made_up::{made_up_id, made_up_nodes, made_up_port};

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use crate::Engine;
 use crate::cluster::SLOTS;
+use crate::engine::Engine;
 
 /// A `nodes.conf` for [`ServerBuilder::nodes_conf`](crate::ServerBuilder::nodes_conf): some primaries on loopback, of
 /// which the first is the server itself, and for each slot the number of its owner. Start it with a long

@@ -12,7 +12,7 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-use crate::LabError;
+use crate::error::LabError;
 
 /// A cluster node talks to the others on its port plus this.
 pub(crate) const BUS_OFFSET: u16 = 10_000;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
-use crate::LabError;
+use crate::error::LabError;
 
 const POLL: Duration = Duration::from_millis(5);
 

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::{LabError, ports};
+use crate::error::LabError;
+use crate::ports;
 
 /// More connections than this at once are turned away: each costs two threads.
 const CONNECTIONS_MAX: usize = 256;

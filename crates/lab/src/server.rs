@@ -12,9 +12,11 @@ use redis::{
 };
 use tempfile::TempDir;
 
+use crate::engine::Engine;
+use crate::error::LabError;
+use crate::ports;
 use crate::process::{self, Process};
 use crate::tls::{self, Tls};
-use crate::{Engine, LabError, ports};
 
 /// A large append-only file may have to be read first.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);

@@ -9,7 +9,7 @@ use rcgen::{
 };
 use tempfile::TempDir;
 
-use crate::LabError;
+use crate::error::LabError;
 
 /// The name in the client's certificate: servers can take it for that of a user.
 pub const CLIENT_NAME: &str = "whimbrel-lab-client";

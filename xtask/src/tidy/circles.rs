@@ -1,7 +1,9 @@
 //! Circles of imports among the modules of a crate.
 //!
-//! A crate is looked at level by level: at each, a module is its file, and each of its children is one with all that is below it. An import from
-//! one of them to another is an arrow, and what the arrows lead back to stands in a circle. So files are free of circles, and so are folders. That a
+//! A crate is looked at level by level: at each, a module is its file, and each of its children is one with
+//! all that is below it. An import from
+//! one of them to another is an arrow, and what the arrows lead back to stands in a circle. So files are free
+//! of circles, and so are folders. That a
 //! parent declares its children is no import.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,12 +17,13 @@ const MODULES_MIN: usize = 4;
 type ModulePath = Vec<String>;
 
 /// What stands at one level: the parent itself (empty), or one of its children.
-type Place = String;
+type Member = String;
 
 /// Who imports from whom, and one of the imports.
-type Arrows = BTreeMap<(Place, Place), String>;
+type Arrows = BTreeMap<(Member, Member), String>;
 
-/// The circles of the crate whose first file is at `root`, each as a sentence. `read` gives the text of a file, if there is one.
+/// The circles of the crate whose first file is at `root`, each as a sentence. `read` gives the text of a
+/// file, if there is one.
 pub(super) fn of_crate(root: &str, read: &impl Fn(&str) -> Option<String>) -> Vec<String> {
     let mut modules = BTreeMap::new();
     load(root, ModulePath::new(), read, &mut modules);
@@ -136,7 +139,7 @@ fn resolve(module: &[String], path: &str, modules: &BTreeMap<ModulePath, String>
 
 /// The arrows among a parent and its children.
 fn arrows_at(parent: &[String], imports: &BTreeSet<(ModulePath, ModulePath)>) -> Arrows {
-    let place = |module: &ModulePath| -> Option<Place> {
+    let place = |module: &ModulePath| -> Option<Member> {
         Some(module.strip_prefix(parent)?.first().cloned().unwrap_or_default())
     };
     let mut arrows = Arrows::new();
@@ -152,10 +155,10 @@ fn arrows_at(parent: &[String], imports: &BTreeSet<(ModulePath, ModulePath)>) ->
 
 /// All circles among these, each with an import for each of its arrows.
 fn circles(parent: &[String], arrows: &Arrows) -> Vec<String> {
-    let places: BTreeSet<&Place> = arrows.keys().flat_map(|(from, to)| [from, to]).collect();
-    let reached: BTreeMap<&Place, BTreeSet<&Place>> =
+    let places: BTreeSet<&Member> = arrows.keys().flat_map(|(from, to)| [from, to]).collect();
+    let reached: BTreeMap<&Member, BTreeSet<&Member>> =
         places.iter().map(|place| (*place, reached_from(place, arrows))).collect();
-    let mut circles: BTreeMap<Vec<&Place>, Vec<&str>> = BTreeMap::new();
+    let mut circles: BTreeMap<Vec<&Member>, Vec<&str>> = BTreeMap::new();
     for ((from, to), import) in arrows {
         if reached[to].contains(from) {
             let members = places
@@ -169,7 +172,7 @@ fn circles(parent: &[String], arrows: &Arrows) -> Vec<String> {
     circles.into_values().map(sentence).collect()
 }
 
-fn reached_from<'a>(place: &Place, arrows: &'a Arrows) -> BTreeSet<&'a Place> {
+fn reached_from<'a>(place: &Member, arrows: &'a Arrows) -> BTreeSet<&'a Member> {
     let mut reached = BTreeSet::new();
     let mut open = vec![place];
     while let Some(next) = open.pop() {

@@ -5,8 +5,8 @@
 
 use thiserror::Error;
 
-use super::Partition;
 use super::message::{Enrolled, ITEMS_MAX, Move, Order, Record, Report, ToCoordinator, ToMember};
+use super::table::Partition;
 use super::table::{Change, HOLDERS_MAX, Holders, MemberId, PARTITIONS_MAX, Row, SEGMENT};
 
 /// No message and no record is longer, in bytes: a full message of rows with the largest numbers.

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::Partition;
 use super::message::{Move, Order, Report, ToCoordinator, ToMember};
+use super::table::Partition;
 use super::table::{Applied, Change, MemberId, Row, Table};
 
 /// The events that a member handles.

@@ -1,6 +1,6 @@
 //! What coordinator and members say to each other, and what a coordinator writes down.
 
-use super::Partition;
+use super::table::Partition;
 use super::table::{Change, MemberId, Row};
 
 /// The most changes, rows, partitions or stamps in one message.

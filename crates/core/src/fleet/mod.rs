@@ -29,10 +29,7 @@ pub use member::{Action, Member, MemberInput};
 pub use message::{Enrolled, ITEMS_MAX, Move, Order, Record, Report, ToCoordinator, ToMember};
 pub use plan::{Step, Target, next_step, plan, plan_backends, transfers};
 pub use snapshot::Snapshot;
-pub use table::{Applied, Change, HOLDERS_MAX, Holders, MemberId, PARTITIONS_MAX, Row, SEGMENT, Table};
-
-/// A partition, counted from 0.
-pub type Partition = u32;
-
-/// How many partitions a fleet has by default: as many as there are hash slots.
-pub const PARTITIONS_DEFAULT: u32 = 16_384;
+pub use table::{
+    Applied, Change, HOLDERS_MAX, Holders, MemberId, PARTITIONS_DEFAULT, PARTITIONS_MAX, Partition, Row,
+    SEGMENT, Table,
+};

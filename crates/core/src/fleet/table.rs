@@ -2,7 +2,11 @@
 
 use std::fmt;
 
-use super::Partition;
+/// A partition, counted from 0.
+pub type Partition = u32;
+
+/// How many partitions a fleet has by default: as many as there are hash slots.
+pub const PARTITIONS_DEFAULT: u32 = 16_384;
 
 /// The most members that hold a partition: its owner and six others.
 pub const HOLDERS_MAX: usize = 7;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::job::Verify;
+use super::verify::Verify;
 use crate::node::NodeId;
 use crate::slot::SlotSet;
 

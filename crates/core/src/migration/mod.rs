@@ -39,10 +39,12 @@ mod slots;
 mod step;
 #[cfg(test)]
 mod tests;
+mod verify;
 
 pub use effect::{
     Action, Detail, Effect, Event, Observation, Outcome, Primary, Process, Reason, Reject, Seen, Why,
 };
-pub use job::{Batch, BatchState, Job, JobId, JobIdError, Rules, Summary, Verify, Work};
+pub use job::{Batch, BatchState, Job, JobId, JobIdError, Rules, Summary, Work};
 pub use phase::{End, Phase, Preparation, Reached, Streaming, Then, Undo};
 pub use step::step;
+pub use verify::Verify;

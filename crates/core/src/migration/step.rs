@@ -3,8 +3,9 @@
 use super::effect::{
     Action, Detail, Effect, Event, Observation, Outcome, Primary, Reason, Reject, Seen, Why,
 };
-use super::job::{Batch, BatchState, Job, Verify};
+use super::job::{Batch, BatchState, Job};
 use super::phase::{End, Phase, Preparation, Reached, Streaming, Then, Undo};
+use super::verify::Verify;
 use crate::slot::SlotSet;
 
 /// By how much more of the time writers are held back when that is not enough.

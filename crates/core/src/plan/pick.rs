@@ -1,6 +1,6 @@
 //! Which slots of a node make up a wanted load.
 
-use super::SlotCosts;
+use super::costs::SlotCosts;
 use crate::slot::{Slot, SlotSet};
 
 /// Below this part of what is wanted, single slots are not picked to come closer: each may be one more range.

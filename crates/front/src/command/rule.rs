@@ -1,4 +1,5 @@
-//! What may be done with a command: before keys move, while they do, in front of a cluster, and where the front presents itself as one.
+//! What may be done with a command: before keys move, while they do, in front of a cluster, and where the
+//! front presents itself as one.
 
 /// What a command means to the front. What is not in the table is passed on as it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +47,8 @@ pub enum Trait {
 /// What is done with a command that is known by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
-    /// The target answers it. It has nothing to do with keys, or its keys are told by the servers' table and are moved first.
+    /// The target answers it. It has nothing to do with keys, or its keys are told by the servers' table and
+    /// are moved first.
     Target,
     /// As above, and the front remembers something of it.
     Noted(Note),

@@ -1,4 +1,5 @@
-//! The table of commands that are not simply passed on: for each, how it is treated before keys move, while they move, in front of a cluster, and
+//! The table of commands that are not simply passed on: for each, how it is treated before keys move, while
+//! they move, in front of a cluster, and
 //! where the front presents itself as a cluster.
 
 use std::collections::HashMap;
@@ -9,6 +10,10 @@ use super::rule::{
     ClusterRule, DATABASES, FEED, FaceRule, KeyspaceQuery, MONITOR, Merge, Note, OTHER_SERVER, Rule, SILENT,
     TRACKING, Trait,
 };
+
+const LOGIN: Note = Note::Trait(Trait::Login);
+const HELLO: Note = Note::Trait(Trait::Hello);
+const NAME: Note = Note::Trait(Trait::Name);
 
 /// How a command is treated. `None`: as any that is not in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,12 +73,16 @@ impl Row {
 pub(super) const TABLE: &[Row] = &[
     row("MULTI").plain(Noted(Note::Multi)).migrating(Rule::Noted(Note::Multi)).clustered(ClusterRule::Multi),
     row("EXEC").plain(Noted(Note::Exec)).migrating(Rule::Noted(Note::Exec)).clustered(ClusterRule::Exec),
-    row("DISCARD").plain(Noted(Note::Exec)).migrating(Rule::Noted(Note::Exec)).clustered(ClusterRule::Discard),
+    row("DISCARD").plain(Noted(Note::Exec)).migrating(Rule::Noted(Note::Exec))
+        .clustered(ClusterRule::Discard),
     row("WATCH").plain(Noted(Note::Watch)).migrating(Rule::Noted(Note::Watch)).clustered(ClusterRule::Watch),
-    row("UNWATCH").plain(Noted(Note::Unwatch)).migrating(Rule::Noted(Note::Unwatch)).clustered(ClusterRule::Unwatch),
-    row("AUTH").plain(Noted(Note::Trait(Trait::Login))).migrating(Rule::Noted(Note::Trait(Trait::Login))).clustered(ClusterRule::Noted(Trait::Login)),
-    row("HELLO").plain(Noted(Note::Trait(Trait::Hello))).migrating(Rule::Noted(Note::Trait(Trait::Hello))).clustered(ClusterRule::Noted(Trait::Hello)),
-    row("CLIENT SETNAME").plain(Noted(Note::Trait(Trait::Name))).migrating(Rule::Noted(Note::Trait(Trait::Name))).clustered(ClusterRule::Noted(Trait::Name)),
+    row("UNWATCH").plain(Noted(Note::Unwatch)).migrating(Rule::Noted(Note::Unwatch))
+        .clustered(ClusterRule::Unwatch),
+    row("AUTH").plain(Noted(LOGIN)).migrating(Rule::Noted(LOGIN)).clustered(ClusterRule::Noted(Trait::Login)),
+    row("HELLO").plain(Noted(HELLO)).migrating(Rule::Noted(HELLO))
+        .clustered(ClusterRule::Noted(Trait::Hello)),
+    row("CLIENT SETNAME").plain(Noted(NAME)).migrating(Rule::Noted(NAME))
+        .clustered(ClusterRule::Noted(Trait::Name)),
     row("RESET").plain(Noted(Note::Reset)).migrating(Rule::Noted(Note::Reset)).clustered(ClusterRule::Reset),
     row("SELECT").plain(Noted(Note::Select)).migrating(Rule::Select).clustered(ClusterRule::Select),
     row("SCAN").migrating(Rule::Scan).clustered(ClusterRule::Scan),

@@ -23,13 +23,13 @@ use crate::migrate::arrived::{SlotCounts, Slots};
 use crate::migrate::direction::Direction;
 use crate::migrate::phase::{Phase, Stand, StateFile};
 use crate::migrate::stages::Stages;
-use crate::migrate::state::{Hub, Ready, Servers};
+use crate::migrate::state::{MigrationState, Ready, Servers};
 use crate::migrate::{flush, mover};
 use crate::server::{Front, FrontOptions};
 use crate::session::context::SessionContext;
-use crate::upstream::{Found, Place};
+use crate::upstream::{Found, Upstream};
 
-/// A front between two servers, for whoever tells it what to do.
+/// A front between two servers, for those who control it.
 #[derive(Debug)]
 pub struct Control {
     source: Arc<Endpoint>,
@@ -134,25 +134,25 @@ impl Front {
         let mut tasks = Tasks::default();
         let (first, facts, stages) = match phase {
             Phase::Forwarding => {
-                let found = Place::find(&from, link).await?;
-                (found.place, found.facts, Stages::forwarding())
+                let found = Upstream::find(&from, link).await?;
+                (found.upstream, found.facts, Stages::forwarding())
             }
             // What keys moved from is needed no more, and may be gone.
             Phase::Done => {
-                let found = Place::find(&to, link).await?;
-                let (place, facts) = (found.place.clone(), found.facts.clone());
-                (place, facts, Stages::moving(when_done(&from, found, link, wait, turns).await?))
+                let found = Upstream::find(&to, link).await?;
+                let (upstream, facts) = (found.upstream.clone(), found.facts.clone());
+                (upstream, facts, Stages::moving(when_done(&from, found, link, wait, turns).await?))
             }
             Phase::Finished => return Err(finished(&to, &state)),
             Phase::Moving => {
                 let (servers, facts) = survey(&from, &to, link, scripts_declare_keys).await?;
-                let (hub, moves) = Hub::new(servers, turns, wait, true);
+                let (migration, moves) = MigrationState::new(servers, turns, wait, true);
                 // Whatever the process before this one has sent and was not carried out yet never will be.
-                close_others(&hub).await?;
-                flush::recover(&hub, &flush_file(&state)).await?;
-                hub.ready.send_replace(Ready::Yes);
-                tasks = Tasks::of(&hub, moves, &state);
-                (hub.servers.source.clone(), facts, Stages::moving(hub))
+                close_others(&migration).await?;
+                flush::recover(&migration, &flush_file(&state)).await?;
+                migration.ready.send_replace(Ready::Yes);
+                tasks = Tasks::of(&migration, moves, &state);
+                (migration.servers.source.clone(), facts, Stages::moving(migration))
             }
         };
         let front = Front::open(options, first, facts, Some(stages.clone())).await?;
@@ -193,9 +193,9 @@ impl Control {
     async fn begin(&self, paused: bool) -> Result<()> {
         // One at a time.
         let mut tasks = self.tasks.lock().await;
-        match self.stages.hub() {
+        match self.stages.migration() {
             None => {}
-            Some(hub) if hub.is_done() => {
+            Some(migration) if migration.is_done() => {
                 return Err(refuse(
                     "start",
                     "all keys have moved already",
@@ -209,28 +209,28 @@ impl Control {
         must_be_empty(&servers.target).await?;
         // Whether it can be written is better known before clients are stopped.
         self.state.save(Phase::Forwarding.into())?;
-        let (hub, moves) = Hub::new(servers, 0, self.wait, false);
-        hub.paused.send_replace(paused);
-        self.stages.begin(hub.clone()).await;
+        let (migration, moves) = MigrationState::new(servers, 0, self.wait, false);
+        migration.paused.send_replace(paused);
+        self.stages.begin(migration.clone()).await;
         self.shared.source.none_open().await;
-        if let Some(trunks) = &self.shared.trunks {
-            trunks.close().await;
+        if let Some(connections) = &self.shared.connections {
+            connections.close().await;
         }
         let begun = async {
-            close_others(&hub).await?;
-            must_be_empty(&hub.servers.target).await?;
+            close_others(&migration).await?;
+            must_be_empty(&migration.servers.target).await?;
             // Clients wrote until now, and may have loaded libraries.
-            first_database_alone(&self.source, keyspace(&hub.servers.source).await?.1)?;
-            share_libraries(&hub).await?;
+            first_database_alone(&self.source, keyspace(&migration.servers.source).await?.1)?;
+            share_libraries(&migration).await?;
             self.state.save(Phase::Moving.into())
         };
         if let Err(error) = begun.await {
-            hub.ready.send_replace(Ready::Never);
+            migration.ready.send_replace(Ready::Never);
             self.stages.undo(None);
             return Err(error);
         }
-        hub.ready.send_replace(Ready::Yes);
-        *tasks = Tasks::of(&hub, moves, &self.state);
+        migration.ready.send_replace(Ready::Yes);
+        *tasks = Tasks::of(&migration, moves, &self.state);
         Ok(())
     }
 
@@ -239,15 +239,16 @@ impl Control {
     /// # Errors
     /// `Unfit` where no keys move.
     pub fn pause(&self, paused: bool) -> Result<()> {
-        let hub = self.stages.hub().filter(|hub| !hub.is_done());
+        let migration = self.stages.migration().filter(|migration| !migration.is_done());
         let tried = if paused { "pause" } else { "resume" };
-        let hub = hub.ok_or_else(|| refuse(tried, "no keys are moving", "see whimbrel front status"))?;
-        hub.paused.send_replace(paused);
+        let migration =
+            migration.ok_or_else(|| refuse(tried, "no keys are moving", "see whimbrel front status"))?;
+        migration.paused.send_replace(paused);
         Ok(())
     }
 
     /// Writes down that the front is needed no more, if all keys have moved. Clients can go to where they are themselves from then on, and
-    /// the front can end. Whoever runs it again is told so, and not served from the empty server.
+    /// the front can end. A front that is run again says so, and serves nobody from the empty server.
     ///
     /// # Errors
     /// `Unfit` where not all have; `Own` where the state cannot be written.
@@ -255,8 +256,11 @@ impl Control {
         let Ok(mut tasks) = self.tasks.try_lock() else {
             return Err(refuse("finish", "keys are about to move", "see whimbrel front status"));
         };
-        let hub = self.stages.hub();
-        let turns = match hub.as_ref().map(|hub| (hub.is_done(), hub.turns, hub.direction())) {
+        let migration = self.stages.migration();
+        let turns = match migration
+            .as_ref()
+            .map(|migration| (migration.is_done(), migration.turns, migration.direction()))
+        {
             Some((true, turns, _)) => turns,
             Some((false, _, direction)) => {
                 let what = format!("keys are still at the {}", direction.from());
@@ -270,21 +274,21 @@ impl Control {
     }
 
     fn phase(&self) -> Phase {
-        match self.stages.hub() {
+        match self.stages.migration() {
             None => Phase::Forwarding,
-            Some(hub) if hub.is_done() => Phase::Done,
+            Some(migration) if migration.is_done() => Phase::Done,
             Some(_) => Phase::Moving,
         }
     }
 
     /// How it stands.
     pub async fn status(&self) -> Status {
-        let hub = self.stages.hub();
-        let moving = match &hub {
-            Some(hub) => Some(moving_status(hub).await),
+        let migration = self.stages.migration();
+        let moving = match &migration {
+            Some(migration) => Some(moving_status(migration).await),
             None => None,
         };
-        let turns = hub.as_ref().map_or(0, |hub| hub.turns);
+        let turns = migration.as_ref().map_or(0, |migration| migration.turns);
         Status {
             phase: self.phase(),
             direction: Direction::after(turns),
@@ -297,25 +301,25 @@ impl Control {
     }
 }
 
-async fn moving_status(hub: &Hub) -> MovingStatus {
+async fn moving_status(migration: &MigrationState) -> MovingStatus {
     let left = async {
-        let mut link = hub.open_source().await?;
+        let mut link = migration.open_source().await?;
         let reply = link.call(&[b"DBSIZE"]).await?;
         Ok::<_, Error>(reply.as_int().and_then(|left| u64::try_from(left).ok()))
     };
-    let left = if hub.is_done() { Some(0) } else { left.await.ok().flatten() };
-    let tally = &hub.tally;
+    let left = if migration.is_done() { Some(0) } else { left.await.ok().flatten() };
+    let tally = &migration.tally;
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let ratio = |part: u64, whole: u64| (whole > 0).then(|| part as f64 / whole as f64);
     let (wrong, right) = (count(&tally.filter_wrong), count(&tally.filter_no));
-    let (filter_keys, filter_bytes) = hub.arrived.filtered();
+    let (filter_keys, filter_bytes) = migration.arrived.filtered();
     MovingStatus {
-        paused: *hub.paused.borrow(),
-        rebuilding: hub.is_rebuilding(),
+        paused: *migration.paused.borrow(),
+        rebuilding: migration.is_rebuilding(),
         moved: count(&tally.moved),
         left,
         staying: count(&tally.staying),
-        slots: hub.arrived.slots().map(Slots::counts),
+        slots: migration.arrived.slots().map(Slots::counts),
         filter_bytes,
         filter_keys,
         filter_bits_per_key: ratio(filter_bytes * 8, filter_keys),
@@ -326,34 +330,38 @@ async fn moving_status(hub: &Hub) -> MovingStatus {
         waiting: count(&tally.waiting),
         given_up: count(&tally.given_up),
         retries: count(&tally.retries),
-        trouble: hub.trouble(),
+        trouble: migration.trouble(),
     }
 }
 
 impl Tasks {
-    fn of(hub: &Arc<Hub>, moves: mpsc::UnboundedReceiver<bytes::Bytes>, state: &StateFile) -> Tasks {
+    fn of(
+        migration: &Arc<MigrationState>,
+        moves: mpsc::UnboundedReceiver<bytes::Bytes>,
+        state: &StateFile,
+    ) -> Tasks {
         let mut tasks = Tasks::default();
-        hub.flush_file.get_or_init(|| flush_file(state));
-        tasks.workers.spawn(mover::work(hub.clone(), moves));
-        tasks.sweep(hub, state);
+        migration.flush_file.get_or_init(|| flush_file(state));
+        tasks.workers.spawn(mover::work(migration.clone(), moves));
+        tasks.sweep(migration, state);
         tasks
     }
 
     /// Has everything moved, from the beginning.
-    fn sweep(&mut self, hub: &Arc<Hub>, state: &StateFile) {
-        let (hub, state) = (hub.clone(), state.clone());
+    fn sweep(&mut self, migration: &Arc<MigrationState>, state: &StateFile) {
+        let (migration, state) = (migration.clone(), state.clone());
         self.sweeper.spawn(async move {
-            if hub.is_rebuilding() {
-                mover::rebuild(&hub).await;
+            if migration.is_rebuilding() {
+                mover::rebuild(&migration).await;
             }
-            mover::sweep(&hub).await;
+            mover::sweep(&migration).await;
             // Not while both are being emptied: the next process would not go on with that.
-            let _gate = hub.gate.read().await;
+            let _gate = migration.gate.read().await;
             // Everything is as well without it: the next process goes through an empty source.
-            if let Err(error) = state.save(Stand { phase: Phase::Done, turns: hub.turns }) {
+            if let Err(error) = state.save(Stand { phase: Phase::Done, turns: migration.turns }) {
                 tracing::warn!(%error, "that all keys have moved could not be written down");
             }
-            hub.set_done();
+            migration.set_done();
         });
     }
 }
@@ -370,18 +378,20 @@ async fn survey(
     options: LinkOptions,
     scripts_declare_keys: bool,
 ) -> Result<(Servers, ServerFacts)> {
-    let from_found = Place::find(source, options).await?;
-    let mut to_found = Place::find(target, options).await?;
+    let from_found = Upstream::find(source, options).await?;
+    let mut to_found = Upstream::find(target, options).await?;
     for found in [&from_found, &to_found] {
         // Any node of a cluster tells where its primaries are.
         if found.facts.replica && !found.facts.cluster {
-            return Err(unfit(found.place.endpoint(), "it is a replica", "name its primary"));
+            return Err(unfit(found.upstream.endpoint(), "it is a replica", "name its primary"));
         }
     }
-    if from_found.facts.run_id == to_found.facts.run_id || from_found.place.shares_nodes(&to_found.place) {
+    if from_found.facts.run_id == to_found.facts.run_id
+        || from_found.upstream.shares_nodes(&to_found.upstream)
+    {
         return Err(unfit(target, "it is the source as well", "name another server"));
     }
-    let (mut from, mut to) = (from_found.place.link().await?, to_found.place.link().await?);
+    let (mut from, mut to) = (from_found.upstream.link().await?, to_found.upstream.link().await?);
     // After a turn it is the deployment that is called the source, of which that is not known yet.
     to_found.can.probe_payload_version(&mut to, PROBE_KEY, false).await?;
     if !from_found.can.pexpiretime {
@@ -391,8 +401,8 @@ async fn survey(
             "PEXPIRETIME is in Redis 7.0 and later",
         ));
     }
-    let (keys, other_database) = keyspace(&from_found.place).await?;
-    let keys = keys + keyspace(&to_found.place).await?.0;
+    let (keys, other_database) = keyspace(&from_found.upstream).await?;
+    let keys = keys + keyspace(&to_found.upstream).await?.0;
     for command in [&[&b"DUMP"[..], PROBE_KEY][..], &[b"UNLINK", PROBE_KEY], NOBODY] {
         must_run(&mut from, command).await?;
     }
@@ -404,7 +414,7 @@ async fn survey(
         target: CommandTable::ask(&mut to).await?,
         scripts_declare_keys,
     };
-    let is_one = !from_found.place.is_cluster();
+    let is_one = !from_found.upstream.is_cluster();
     let servers = Servers {
         link: options,
         source_can: from_found.can,
@@ -414,16 +424,16 @@ async fn survey(
         keys,
         other_database,
         source_run_id: is_one.then(|| from_found.facts.run_id.clone()),
-        source: from_found.place,
-        target: to_found.place,
+        source: from_found.upstream,
+        target: to_found.upstream,
     };
     Ok((servers, from_found.facts))
 }
 
 /// How many keys there are in database 0, and another database that has some.
-async fn keyspace(place: &Place) -> Result<(u64, Option<u32>)> {
+async fn keyspace(upstream: &Upstream) -> Result<(u64, Option<u32>)> {
     let (mut keys, mut other) = (0, None);
-    for mut node in place.each().await? {
+    for mut node in upstream.each().await? {
         for (db, counts) in Info::ask(&mut node, "keyspace").await?.keyspace() {
             match db {
                 0 => keys += counts.keys,
@@ -442,11 +452,11 @@ async fn when_done(
     options: LinkOptions,
     wait: Duration,
     turns: u32,
-) -> Result<Arc<Hub>> {
-    let table = CommandTable::ask(&mut target.place.link().await?).await?;
+) -> Result<Arc<MigrationState>> {
+    let table = CommandTable::ask(&mut target.upstream.link().await?).await?;
     let servers = Servers {
-        source: Place::server(source, options),
-        target: target.place,
+        source: Upstream::server(source, options),
+        target: target.upstream,
         link: options,
         source_can: target.can,
         target_can: target.can,
@@ -456,21 +466,21 @@ async fn when_done(
         other_database: None,
         source_run_id: None,
     };
-    let (hub, _) = Hub::new(servers, turns, wait, false);
-    hub.set_done();
-    hub.ready.send_replace(Ready::Yes);
-    Ok(hub)
+    let (migration, _) = MigrationState::new(servers, turns, wait, false);
+    migration.set_done();
+    migration.ready.send_replace(Ready::Yes);
+    Ok(migration)
 }
 
 /// Loads the function libraries of the source into the target. Nobody else is connected to either.
-async fn share_libraries(hub: &Hub) -> Result<()> {
-    let (mut source, mut target) = (hub.open_source().await?, hub.open_target().await?);
+async fn share_libraries(migration: &MigrationState) -> Result<()> {
+    let (mut source, mut target) = (migration.open_source().await?, migration.open_target().await?);
     let different = functions::share(&mut source, &mut target).await?;
     if different.is_empty() {
         return Ok(());
     }
     Err(unfit(
-        hub.servers.target.endpoint(),
+        migration.servers.target.endpoint(),
         &format!("it has other function libraries of the same names as the source: {}", different.join(", ")),
         "delete those at the target with FUNCTION DELETE, or load there what is right into both",
     ))
@@ -496,7 +506,7 @@ fn first_database_alone(source: &Endpoint, other: Option<u32>) -> Result<()> {
     })
 }
 
-async fn must_be_empty(target: &Place) -> Result<()> {
+async fn must_be_empty(target: &Upstream) -> Result<()> {
     match keyspace(target).await? {
         (0, None) => Ok(()),
         _ => Err(unfit(target.endpoint(), "it has keys", "a front moves keys to an empty server or cluster")),
@@ -504,8 +514,8 @@ async fn must_be_empty(target: &Place) -> Result<()> {
 }
 
 /// Closes all connections of clients on both servers but our own: what was sent there before, by whomever, is carried out by now or never.
-async fn close_others(hub: &Hub) -> Result<()> {
-    let (source, target) = (hub.servers.source.each().await?, hub.servers.target.each().await?);
+async fn close_others(migration: &MigrationState) -> Result<()> {
+    let (source, target) = (migration.servers.source.each().await?, migration.servers.target.each().await?);
     for mut link in source.into_iter().chain(target) {
         for kind in [&b"normal"[..], b"pubsub"] {
             let reply = link.call(&[b"CLIENT", b"KILL", b"TYPE", kind]).await?;

@@ -14,7 +14,7 @@ use whimbrel_flow::functions;
 use super::{Control, Tasks, close_others, first_database_alone, keyspace, must_be_empty, refuse, survey};
 use crate::migrate::direction::{Direction, TURNS_MAX};
 use crate::migrate::phase::{Phase, Stand};
-use crate::migrate::state::{Hub, Ready};
+use crate::migrate::state::{MigrationState, Ready};
 
 /// How long moves may take to come to their end, where commands would wait longer for them.
 const ENDED_WITHIN: Duration = Duration::from_secs(20);
@@ -50,37 +50,39 @@ impl Control {
     async fn turn(&self, paused: bool) -> Result<()> {
         // One at a time.
         let mut tasks = self.tasks.lock().await;
-        let hub = self.stages.hub().filter(|_| !tasks.is_finished);
-        let hub = hub.ok_or_else(|| unable("no keys have moved that could move back", SEE))?;
-        let turns = hub.turns + 1;
+        let migration = self.stages.migration().filter(|_| !tasks.is_finished);
+        let migration = migration.ok_or_else(|| unable("no keys have moved that could move back", SEE))?;
+        let turns = migration.turns + 1;
         if turns > TURNS_MAX {
             let what = format!("the direction has been turned {TURNS_MAX} times");
             return Err(unable(&what, "wait until it is done, and begin anew after whimbrel front finish"));
         }
-        if !hub.is_done() {
-            unsuspicious(&hub)?;
+        if !migration.is_done() {
+            unsuspicious(&migration)?;
         }
-        rebuilt(&hub).await?;
+        rebuilt(&migration).await?;
         let (from, to) = Direction::after(turns).ordered(self.source.clone(), self.target.clone());
         let (servers, _) = survey(&from, &to, self.link, self.scripts_declare_keys).await?;
         first_database_alone(&from, servers.other_database)?;
-        if hub.is_done() {
+        if migration.is_done() {
             must_be_empty(&servers.target).await?;
         }
-        let (next, moves) = Hub::new(servers, turns, self.wait, true);
+        let (next, moves) = MigrationState::new(servers, turns, self.wait, true);
         next.paused.send_replace(paused);
         // Moves that are under way end, and others do not begin. Clients go on meanwhile.
-        let at_rest = timeout(self.wait.min(ENDED_WITHIN), hub.gate.write()).await;
+        let at_rest = timeout(self.wait.min(ENDED_WITHIN), migration.gate.write()).await;
         let at_rest = at_rest.map_err(|_| unable("a move does not come to its end", SEE))?;
         // It has said that all is done, or never will.
         tasks.sweeper.shutdown().await;
-        let before =
-            Stand { phase: if hub.is_done() { Phase::Done } else { Phase::Moving }, turns: hub.turns };
-        if let Err(error) = self.go_round(&hub, &next, before).await {
+        let before = Stand {
+            phase: if migration.is_done() { Phase::Done } else { Phase::Moving },
+            turns: migration.turns,
+        };
+        if let Err(error) = self.go_round(&migration, &next, before).await {
             next.ready.send_replace(Ready::Never);
-            self.stages.undo(Some(hub.clone()));
-            if !hub.is_done() {
-                tasks.sweep(&hub, &self.state);
+            self.stages.undo(Some(migration.clone()));
+            if !migration.is_done() {
+                tasks.sweep(&migration, &self.state);
             }
             return Err(error);
         }
@@ -100,25 +102,30 @@ impl Control {
     }
 
     /// Has clients come to rest, and writes down the turn.
-    async fn go_round(&self, hub: &Hub, next: &Arc<Hub>, before: Stand) -> Result<()> {
+    async fn go_round(
+        &self,
+        migration: &MigrationState,
+        next: &Arc<MigrationState>,
+        before: Stand,
+    ) -> Result<()> {
         // Whether it can be written is better known before clients are stopped.
         self.state.save(before)?;
         self.stages.begin(next.clone()).await;
-        hub.servers.source.none_open().await;
-        hub.servers.target.none_open().await;
+        migration.servers.source.none_open().await;
+        migration.servers.target.none_open().await;
         close_others(next).await?;
         let (mut from, mut to) = (next.open_source().await?, next.open_target().await?);
         // Clients wrote until now, to whatever database and with whatever libraries if all keys had moved.
-        for place in [&next.servers.source, &next.servers.target] {
-            first_database_alone(place.endpoint(), keyspace(place).await?.1)?;
+        for upstream in [&next.servers.source, &next.servers.target] {
+            first_database_alone(upstream.endpoint(), keyspace(upstream).await?.1)?;
         }
-        if hub.is_done() {
+        if migration.is_done() {
             must_be_empty(&next.servers.target).await?;
             functions::mirror(&mut from, &mut to).await?;
         } else {
             // It may be another process since nothing moves.
-            hub.open_source().await?;
-            unsuspicious(hub)?;
+            migration.open_source().await?;
+            unsuspicious(migration)?;
         }
         let saved = self.state.save(Stand { phase: Phase::Moving, turns: next.turns });
         if saved.is_err() {
@@ -130,8 +137,8 @@ impl Control {
 }
 
 /// What the front has noticed on the source would become what clients are served.
-fn unsuspicious(hub: &Hub) -> Result<()> {
-    let text = hub.alarms().text(hub.direction());
+fn unsuspicious(migration: &MigrationState) -> Result<()> {
+    let text = migration.alarms().text(migration.direction());
     text.map_or(Ok(()), |text| {
         Err(unable(
             &text,
@@ -142,9 +149,9 @@ fn unsuspicious(hub: &Hub) -> Result<()> {
 }
 
 /// Waits until no key can be on both sides, but for one that is moved just then.
-async fn rebuilt(hub: &Hub) -> Result<()> {
+async fn rebuilt(migration: &MigrationState) -> Result<()> {
     let rebuilding = async {
-        while hub.is_rebuilding() {
+        while migration.is_rebuilding() {
             sleep(PAUSE).await;
         }
     };

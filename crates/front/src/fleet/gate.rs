@@ -40,7 +40,7 @@ const LINGER_MAX: Duration = Duration::from_secs(10);
 const LET_GO_MAX: usize = 1 << 10;
 
 /// While partitions are sealed all the time, connections on which something waits hear of it no more often.
-const STIR_PAUSE: Duration = Duration::from_millis(20);
+const SEAL_PAUSE: Duration = Duration::from_millis(20);
 
 /// The first digits of the names of members, "whimbrel"; the last ones are the member's number.
 const NAME: &str = "7768696d6272656c0000000000000000";
@@ -62,7 +62,7 @@ pub(crate) struct Gate {
     /// Requests that wait for something to happen.
     waits: Arc<Waits>,
     /// Counts how often something may have to be let go.
-    stirs: watch::Sender<u64>,
+    seals_seen: watch::Sender<u64>,
     /// Connections of which something that waits is to be let go, by the ids that their servers gave them.
     let_go: mpsc::Sender<(Address, i64)>,
     letting_go: Mutex<Option<mpsc::Receiver<(Address, i64)>>>,
@@ -79,7 +79,7 @@ impl Gate {
             lapse: Mutex::default(),
             news: watch::Sender::new(0),
             waits: Arc::default(),
-            stirs: watch::Sender::new(0),
+            seals_seen: watch::Sender::new(0),
             let_go,
             letting_go: Mutex::new(Some(letting_go)),
         })
@@ -102,9 +102,9 @@ impl Gate {
     }
 
     /// Waits until no request waits any more that keeps no slot.
-    pub(crate) async fn none_loose(&self) {
+    pub(crate) async fn none_unpinned(&self) {
         while self.waits.count_unpinned() > 0 {
-            self.stir();
+            self.notify_seals();
             sleep(FOLLOW_PAUSE).await;
         }
     }
@@ -112,12 +112,12 @@ impl Gate {
     /// From now on requests that wait for something to happen keep their slots. Those of before are to be ended.
     pub(crate) fn pin_waits(&self) {
         if self.waits.pin() {
-            self.stir();
+            self.notify_seals();
         }
     }
 
-    fn stir(&self) {
-        self.stirs.send_modify(|count| *count += 1);
+    fn notify_seals(&self) {
+        self.seals_seen.send_modify(|count| *count += 1);
     }
 
     /// Lets go of what is asked for, and passes on that partitions are sealed, for ever.
@@ -126,8 +126,8 @@ impl Gate {
         let mut seals = self.view.seals();
         let passes_on = async {
             while seals.changed().await.is_ok() {
-                self.stir();
-                sleep(STIR_PAUSE).await;
+                self.notify_seals();
+                sleep(SEAL_PAUSE).await;
             }
             std::future::pending::<()>().await
         };
@@ -184,10 +184,10 @@ impl Gate {
         loop {
             seen.mark_unchanged();
             if let Some(table) = self.table() {
-                self.face.tell(table);
+                self.face.publish(table);
             }
             if let Some(members) = members {
-                members.learn(&self.topology());
+                members.adopt(&self.topology());
             }
             if self.view.backends().len() > 1 {
                 self.pin_waits();
@@ -300,7 +300,7 @@ impl Admission for Gate {
     }
 
     fn seals(&self) -> watch::Receiver<u64> {
-        self.stirs.subscribe()
+        self.seals_seen.subscribe()
     }
 
     fn waits(&self) -> &Arc<Waits> {

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Each member serves the slots that it owns, and tells clients of clusters where all others are. For clients that know no clusters it has
-//! another port: what comes there goes to whoever owns its slot, as in front of a cluster whose primaries are the members.
+//! another port: what comes there goes to the member that owns its slot, as in front of a cluster whose primaries are the members.
 
 pub mod carrier;
 mod gate;
@@ -31,7 +31,7 @@ use self::gate::Gate;
 use self::porter::Porter;
 use crate::face::Face;
 use crate::server::{Front, FrontOptions, listen};
-use crate::upstream::Place;
+use crate::upstream::Upstream;
 use crate::upstream::cluster::Cluster;
 
 /// How long a member that has left goes on removing what it has carried away.
@@ -177,8 +177,8 @@ impl Joined {
         porter.begin(&gate, &cluster);
         // Before anything is served of it. What is not reached now is tried again and again.
         reach_backends(&gate, &cluster, &join.endpoint_of).await;
-        let place = Place::of(endpoint, link, cluster.clone());
-        let front = Front::of(listener, options, place, facts, Some(face));
+        let upstream = Upstream::of(endpoint, link, cluster.clone());
+        let front = Front::of(listener, options, upstream, facts, Some(face));
         let leave_patience = Duration::from_millis(join.leave_patience_ms);
         let endpoint_of = join.endpoint_of;
         Ok(Joined {
@@ -374,7 +374,7 @@ async fn forwarding(
         Endpoint { address: own.clone(), tls: None, address_map: Vec::new(), ..(*backend.endpoint).clone() };
     let endpoint = Arc::new(endpoint);
     let cluster = Cluster::of_members(backend, endpoint.clone(), gate.clone()).await?;
-    let place = Place::of(endpoint, options.link, cluster.clone());
+    let upstream = Upstream::of(endpoint, options.link, cluster.clone());
     let options = FrontOptions { listen: at, tls: None, ..options.clone() };
-    Ok((Front::of(listener, options, place, facts.clone(), None), cluster))
+    Ok((Front::of(listener, options, upstream, facts.clone(), None), cluster))
 }

@@ -25,7 +25,7 @@ use crate::upstream::admission::Admission;
 use crate::upstream::cluster::Cluster;
 
 /// How long requests that wait for something to happen may take to end, of those that began before there was a second backend.
-const LOOSE_PATIENCE: Duration = Duration::from_secs(5);
+const UNPINNED_PATIENCE: Duration = Duration::from_secs(5);
 
 /// So many slots are emptied at once of what is not needed any more.
 const CLEARED_AT_ONCE: usize = 4;
@@ -108,7 +108,7 @@ impl Porter {
     async fn look(&self, moving: &Move, to: u32) -> Result<(), Failure> {
         let (gate, _) = self.0.known()?;
         gate.pin_waits();
-        timeout(LOOSE_PATIENCE, gate.none_loose())
+        timeout(UNPINNED_PATIENCE, gate.none_unpinned())
             .await
             .map_err(|_| Failure("requests wait that began before there was another backend".to_owned()))?;
         let from = gate.view().backend(moving.partition);

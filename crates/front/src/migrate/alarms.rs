@@ -1,4 +1,4 @@
-//! What has gone wrong on a source that somebody else uses, or that forgot something: the front can notice it, not mend it.
+//! What has gone wrong on a source that somebody else uses, or that forgot something: the front can notice it, not repair it.
 
 use bytes::Bytes;
 

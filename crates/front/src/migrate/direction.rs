@@ -14,7 +14,7 @@ pub const TURNS_MAX: u32 = (1 << TURN_BITS) - 1;
 
 /// Which of the servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Home {
+pub(crate) enum Side {
     Source,
     Target,
 }

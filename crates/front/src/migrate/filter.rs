@@ -102,7 +102,7 @@ impl Layer {
         }
         let block = self.block(hash);
         for bit in probes(hash) {
-            // Release, as `contains` acquires: whoever finds the key sees what was done before it was put in.
+            // Release, as `contains` acquires: a reader that finds the key sees what was done before it was put in.
             block[(bit / 64) as usize].fetch_or(1 << (bit % 64), Ordering::Release);
         }
         true

@@ -22,10 +22,10 @@ use whimbrel_wire::encode::Outbox;
 use whimbrel_wire::value::Value;
 
 use crate::migrate::staging::MARKER_JOB;
-use crate::migrate::state::{Hub, RETRY_PAUSE};
+use crate::migrate::state::{MigrationState, RETRY_PAUSE};
 use crate::pipe::frame::{one_line, refusal};
 use crate::upstream::identity::{Identity, Replies};
-use crate::upstream::{Leash, Place};
+use crate::upstream::{KillHandle, Upstream};
 
 /// How long it waits until no key moves and none is read at the source.
 const REST_WAIT: Duration = Duration::from_secs(1);
@@ -42,18 +42,22 @@ fn marker() -> Vec<u8> {
 }
 
 /// Empties both servers for a client, and returns its reply; `None` where all keys have moved meanwhile, so that the target can answer.
-pub(crate) async fn flush(hub: Arc<Hub>, identity: Identity, words: Vec<Bytes>) -> Option<Vec<u8>> {
+pub(crate) async fn flush(
+    migration: Arc<MigrationState>,
+    identity: Identity,
+    words: Vec<Bytes>,
+) -> Option<Vec<u8>> {
     let is_known = |word: &Bytes| word.eq_ignore_ascii_case(b"ASYNC") || word.eq_ignore_ascii_case(b"SYNC");
     if words.len() > 2 || !words.iter().skip(1).all(is_known) {
         return Some(b"-ERR syntax error\r\n".to_vec());
     }
-    let limit = Duration::from_millis(hub.servers.link.reply_timeout_ms);
-    let places = [&hub.servers.source, &hub.servers.target];
-    if places.iter().any(|place| place.is_cluster()) {
+    let limit = Duration::from_millis(migration.servers.link.reply_timeout_ms);
+    let upstreams = [&migration.servers.source, &migration.servers.target];
+    if upstreams.iter().any(|upstream| upstream.is_cluster()) {
         return Some(refusal(&words[0], CLUSTERED));
     }
-    for place in places {
-        let asking = may_flush(place, &identity, &words);
+    for upstream in upstreams {
+        let asking = may_flush(upstream, &identity, &words);
         match timeout(limit, asking).await {
             Ok(Ok(None)) => {}
             Ok(Ok(Some(refused))) => return Some([b"-", &refused[..], b"\r\n"].concat()),
@@ -62,16 +66,16 @@ pub(crate) async fn flush(hub: Arc<Hub>, identity: Identity, words: Vec<Bytes>) 
         }
     }
     // A client that leaves must not end it half-way.
-    let flushing = tokio::spawn(flush_at_rest(hub, words));
+    let flushing = tokio::spawn(flush_at_rest(migration, words));
     flushing.await.unwrap_or_else(|_| Some(b"-ERR whimbrel front: it is ending\r\n".to_vec()))
 }
 
 /// What the server would refuse it with to this client; nothing is removed.
-async fn may_flush(place: &Place, identity: &Identity, words: &[Bytes]) -> Result<Option<Bytes>> {
-    let endpoint = place.endpoint();
+async fn may_flush(upstream: &Upstream, identity: &Identity, words: &[Bytes]) -> Result<Option<Bytes>> {
+    let endpoint = upstream.endpoint();
     let fail =
         |e| Error::new(endpoint.side, endpoint.address.to_string(), "ask for a right", ErrorKind::Broken(e));
-    let mut io = place.introduce(identity).await?;
+    let mut io = upstream.introduce(identity).await?;
     let mut out = Outbox::new();
     out.push(&[b"MULTI"]);
     out.command(words.len());
@@ -90,20 +94,20 @@ async fn may_flush(place: &Place, identity: &Identity, words: &[Bytes]) -> Resul
     Ok(None)
 }
 
-async fn flush_at_rest(hub: Arc<Hub>, words: Vec<Bytes>) -> Option<Vec<u8>> {
-    let Ok(_gate) = timeout(REST_WAIT, hub.gate.write()).await else { return Some(BUSY.to_vec()) };
-    if hub.is_done() {
+async fn flush_at_rest(migration: Arc<MigrationState>, words: Vec<Bytes>) -> Option<Vec<u8>> {
+    let Ok(_gate) = timeout(REST_WAIT, migration.gate.write()).await else { return Some(BUSY.to_vec()) };
+    if migration.is_done() {
         return None;
     }
-    let Some(file) = hub.flush_file.get().filter(|_| !hub.is_rebuilding()) else {
+    let Some(file) = migration.flush_file.get().filter(|_| !migration.is_rebuilding()) else {
         return Some(BUSY.to_vec());
     };
-    let closed = hub.locks.close();
+    let closed = migration.locks.close();
     if timeout(REST_WAIT, closed.emptied()).await.is_err() {
         return Some(BUSY.to_vec());
     }
     let begun = match write(file) {
-        Ok(()) => empty_both(&hub, &words, false).await,
+        Ok(()) => empty_both(&migration, &words, false).await,
         Err(error) => Err(Error::own(format!("write {}", file.display()), error)),
     };
     if let Err(error) = std::fs::remove_file(file) {
@@ -117,13 +121,13 @@ async fn flush_at_rest(hub: Arc<Hub>, words: Vec<Bytes>) -> Option<Vec<u8>> {
 ///
 /// # Errors
 /// Where the target cannot be asked.
-pub(crate) async fn recover(hub: &Hub, file: &Path) -> Result<()> {
+pub(crate) async fn recover(migration: &MigrationState, file: &Path) -> Result<()> {
     if !file.exists() {
         return Ok(());
     }
-    let mut target = hub.open_target().await?;
+    let mut target = migration.open_target().await?;
     if is_marked(&mut target).await? {
-        empty_both(hub, &[Bytes::from_static(b"FLUSHDB"), Bytes::from_static(b"ASYNC")], true).await?;
+        empty_both(migration, &[Bytes::from_static(b"FLUSHDB"), Bytes::from_static(b"ASYNC")], true).await?;
     }
     std::fs::remove_file(file).map_err(|e| Error::own(format!("remove {}", file.display()), e))
 }
@@ -149,38 +153,42 @@ struct Progress {
     /// The source may have been emptied.
     is_begun: bool,
     /// What ends the connection to the target that the last attempt had.
-    target: Option<Leash>,
+    target: Option<KillHandle>,
 }
 
 /// Empties the source and then the target, however often that has to be tried.
 ///
 /// # Errors
 /// What a server has refused before anything was removed.
-async fn empty_both(hub: &Hub, words: &[Bytes], is_begun: bool) -> Result<()> {
+async fn empty_both(migration: &MigrationState, words: &[Bytes], is_begun: bool) -> Result<()> {
     let mut progress = Progress { is_marked: is_begun, is_begun, target: None };
     loop {
-        match attempt(hub, words, &mut progress).await {
+        match attempt(migration, words, &mut progress).await {
             Ok(()) => {
-                hub.set_trouble(None);
+                migration.set_trouble(None);
                 return Ok(());
             }
             Err(Halt::Refused(error)) => return Err(error),
             Err(Halt::Failed(error)) => {
                 tracing::warn!(%error, "emptying both servers is tried again");
-                hub.set_trouble(Some(error.to_string()));
+                migration.set_trouble(Some(error.to_string()));
                 sleep(RETRY_PAUSE).await;
             }
         }
     }
 }
 
-async fn attempt(hub: &Hub, words: &[Bytes], progress: &mut Progress) -> std::result::Result<(), Halt> {
+async fn attempt(
+    migration: &MigrationState,
+    words: &[Bytes],
+    progress: &mut Progress,
+) -> std::result::Result<(), Halt> {
     if let Some(old) = &mut progress.target {
         // What still waits in it would remove what clients have written since.
-        old.cut().await?;
+        old.kill().await?;
     }
-    let (mut target, leash) = hub.servers.target.leashed().await?;
-    progress.target = Some(leash);
+    let (mut target, kill_handle) = migration.servers.target.killable().await?;
+    progress.target = Some(kill_handle);
     if progress.is_marked && !is_marked(&mut target).await? {
         return Ok(());
     }
@@ -191,7 +199,7 @@ async fn attempt(hub: &Hub, words: &[Bytes], progress: &mut Progress) -> std::re
     target.call(&[b"SET", &marker(), b"1"]).await.map_err(|error| refused(error, progress.is_begun))?;
     progress.is_marked = true;
     let words: Vec<&[u8]> = words.iter().map(|word| &word[..]).collect();
-    let mut source = hub.open_source().await?;
+    let mut source = migration.open_source().await?;
     let was_begun = std::mem::replace(&mut progress.is_begun, true);
     if let Err(error) = source.call(&words).await {
         let halt = refused(error, was_begun);

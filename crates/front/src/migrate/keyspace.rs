@@ -11,17 +11,16 @@ use whimbrel_wire::encode::Outbox;
 use whimbrel_wire::value::Value;
 
 use crate::command::rule::KeyspaceQuery;
-use crate::migrate::direction::{Home, TURN_BITS};
+use crate::migrate::direction::{Side, TURN_BITS};
 use crate::migrate::staging::is_hidden;
-use crate::migrate::state::Hub;
-use crate::pipe::frame::change_cursor;
-use crate::pipe::frame::one_line;
-use crate::upstream::Place;
+use crate::migrate::state::MigrationState;
+use crate::pipe::frame::{change_cursor, one_line};
+use crate::upstream::Upstream;
 use crate::upstream::identity::{Identity, Replies};
 use whimbrel_flow::typed::staging_key;
 
-/// Set in cursors of the target's half. No server has so many buckets that it uses this bit, and all clients can count so far.
-const TARGET_HALF: u64 = 1 << 52;
+/// Set in cursors of the target's phase. No server has so many buckets that it uses this bit, and all clients can count so far.
+const TARGET_PHASE: u64 = 1 << 52;
 
 /// Below that is the number of the turn. A cursor of another one says nothing of what is at which server now.
 const TURN_SHIFT: u32 = 52 - TURN_BITS;
@@ -29,9 +28,9 @@ const TURN: u64 = ((1 << TURN_BITS) - 1) << TURN_SHIFT;
 
 /// The part of an iteration over all keys that one of the servers gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Half {
+pub(crate) struct ScanPhase {
     /// The server.
-    pub(crate) home: Home,
+    pub(crate) side: Side,
     /// How often the direction has been turned round.
     pub(crate) turns: u32,
 }
@@ -42,30 +41,30 @@ const COUNTS_MAX: usize = 20;
 /// How long a question waits until nothing moves.
 const GATE_WAIT: Duration = Duration::from_secs(1);
 
-/// Where an iteration goes on: in which half, with which cursor of that server. `None` for what is no cursor.
-pub(crate) fn resume(cursor: &[u8], turns: u32, is_done: bool) -> Option<(Half, u64)> {
+/// Where an iteration goes on: in which phase, with which cursor of that server. `None` for what is no cursor.
+pub(crate) fn resume(cursor: &[u8], turns: u32, is_done: bool) -> Option<(ScanPhase, u64)> {
     let cursor: u64 = std::str::from_utf8(cursor).ok()?.parse().ok()?;
-    let at = |home| Half { home, turns };
+    let at = |side| ScanPhase { side, turns };
     let is_present = (cursor & TURN) >> TURN_SHIFT == u64::from(turns);
-    match cursor & TARGET_HALF {
-        TARGET_HALF if is_present => Some((at(Home::Target), cursor & !(TARGET_HALF | TURN))),
+    match cursor & TARGET_PHASE {
+        TARGET_PHASE if is_present => Some((at(Side::Target), cursor & !(TARGET_PHASE | TURN))),
         // The source is empty: what it had is at the target, which has not been gone through.
-        _ if is_done => Some((at(Home::Target), 0)),
-        0 if is_present => Some((at(Home::Source), cursor & !TURN)),
+        _ if is_done => Some((at(Side::Target), 0)),
+        0 if is_present => Some((at(Side::Source), cursor & !TURN)),
         // Keys have moved the other way since, past this cursor or not: it begins anew.
-        _ => Some((at(Home::Source), 0)),
+        _ => Some((at(Side::Source), 0)),
     }
 }
 
 /// The reply of a server to `SCAN`, with the cursor that the client has to come back with. An error is as it was.
-pub(crate) fn with_cursor(half: Half, reply: &[u8]) -> Vec<u8> {
-    let turn = u64::from(half.turns) << TURN_SHIFT;
+pub(crate) fn with_cursor(phase: ScanPhase, reply: &[u8]) -> Vec<u8> {
+    let turn = u64::from(phase.turns) << TURN_SHIFT;
     let cursor_for = |cursor| {
-        Some(match (half.home, cursor) {
-            (Home::Target, 0) => 0,
-            (Home::Target, cursor) => cursor | TARGET_HALF | turn,
-            (Home::Source, 0) => TARGET_HALF | turn,
-            (Home::Source, cursor) => cursor | turn,
+        Some(match (phase.side, cursor) {
+            (Side::Target, 0) => 0,
+            (Side::Target, cursor) => cursor | TARGET_PHASE | turn,
+            (Side::Source, 0) => TARGET_PHASE | turn,
+            (Side::Source, cursor) => cursor | turn,
         })
     };
     change_cursor(reply, cursor_for).unwrap_or_else(|| reply.to_vec())
@@ -73,33 +72,33 @@ pub(crate) fn with_cursor(half: Half, reply: &[u8]) -> Vec<u8> {
 
 /// The reply to a question about all keys, asked of both servers on connections of the client's own kind, while nothing moves.
 pub(crate) async fn ask_both(
-    hub: Arc<Hub>,
+    migration: Arc<MigrationState>,
     identity: Identity,
-    whole: KeyspaceQuery,
+    query: KeyspaceQuery,
     words: Vec<Bytes>,
 ) -> Vec<u8> {
-    let Ok(_gate) = timeout(GATE_WAIT, hub.gate.write()).await else {
+    let Ok(_gate) = timeout(GATE_WAIT, migration.gate.write()).await else {
         return b"-TRYAGAIN whimbrel front: keys are moving, and cannot be looked at as a whole right now\r\n".to_vec();
     };
-    if whole == KeyspaceQuery::Count && hub.is_rebuilding() {
+    if query == KeyspaceQuery::Count && migration.is_rebuilding() {
         return b"-TRYAGAIN whimbrel front: after a restart, keys are counted when the filter has been rebuilt\r\n"
             .to_vec();
     }
     let asking = async {
         let mut replies = tokio::try_join!(
-            ask(&hub.servers.source, &identity, &words),
-            ask(&hub.servers.target, &identity, &words)
+            ask(&migration.servers.source, &identity, &words),
+            ask(&migration.servers.target, &identity, &words)
         )?;
-        if let (KeyspaceQuery::Count, Value::Int(keys)) = (whole, &mut replies.1)
-            && !hub.on_their_way.is_empty()
+        if let (KeyspaceQuery::Count, Value::Int(keys)) = (query, &mut replies.1)
+            && !migration.on_their_way.is_empty()
         {
             // The client may ask; the number is without what is not whole yet.
-            *keys = count(&hub).await?;
+            *keys = count(&migration).await?;
         }
         Ok::<_, Error>(replies)
     };
-    match timeout(Duration::from_millis(hub.servers.link.reply_timeout_ms), asking).await {
-        Ok(Ok(replies)) => merged(&hub, whole, replies, identity.null()),
+    match timeout(Duration::from_millis(migration.servers.link.reply_timeout_ms), asking).await {
+        Ok(Ok(replies)) => merged(&migration, query, replies, identity.null()),
         Ok(Err(error)) => format!("-ERR whimbrel front: {}\r\n", one_line(&error.to_string())).into_bytes(),
         Err(_) => b"-ERR whimbrel front: a server does not answer\r\n".to_vec(),
     }
@@ -112,13 +111,13 @@ pub(crate) async fn ask_both(
 ///
 /// # Errors
 /// Whatever the link or the target reports; `Own` where it goes too fast to be counted.
-async fn count(hub: &Hub) -> Result<i64> {
+async fn count(migration: &MigrationState) -> Result<i64> {
     let mut names = Vec::new();
-    for key in &*hub.on_their_way.keys() {
-        names.push(Bytes::from(staging_key(&hub.job, key)));
+    for key in &*migration.on_their_way.keys() {
+        names.push(Bytes::from(staging_key(&migration.job, key)));
         names.push(key.clone());
     }
-    let mut target = hub.open_target().await?;
+    let mut target = migration.open_target().await?;
     for _ in 0..COUNTS_MAX {
         for name in &names {
             target.push(&[b"EXISTS", name]);
@@ -143,11 +142,11 @@ async fn count(hub: &Hub) -> Result<i64> {
     Err(Error::own("count keys", "large keys arrive while they are counted: try again"))
 }
 
-async fn ask(place: &Place, identity: &Identity, words: &[Bytes]) -> Result<Value> {
-    let endpoint = place.endpoint();
+async fn ask(upstream: &Upstream, identity: &Identity, words: &[Bytes]) -> Result<Value> {
+    let endpoint = upstream.endpoint();
     let fail =
         |e| Error::new(endpoint.side, endpoint.address.to_string(), "ask for all keys", ErrorKind::Broken(e));
-    let mut io = place.introduce(identity).await?;
+    let mut io = upstream.introduce(identity).await?;
     let mut out = Outbox::new();
     out.command(words.len());
     for word in words {
@@ -158,8 +157,8 @@ async fn ask(place: &Place, identity: &Identity, words: &[Bytes]) -> Result<Valu
     Replies::default().next(&mut io).await.map_err(fail)
 }
 
-fn merged(hub: &Hub, whole: KeyspaceQuery, replies: (Value, Value), null: &[u8]) -> Vec<u8> {
-    match (whole, replies) {
+fn merged(migration: &MigrationState, query: KeyspaceQuery, replies: (Value, Value), null: &[u8]) -> Vec<u8> {
+    match (query, replies) {
         (_, (Value::Error(text), _) | (_, Value::Error(text))) => [b"-", &text[..], b"\r\n"].concat(),
         (KeyspaceQuery::Count, (Value::Int(source), Value::Int(target))) => {
             format!(":{}\r\n", source + target).into_bytes()
@@ -187,7 +186,7 @@ fn merged(hub: &Hub, whole: KeyspaceQuery, replies: (Value, Value), null: &[u8])
             let target = target.as_bytes().is_none_or(|name| !is_hidden(name)).then_some(target);
             let target = target.unwrap_or(Value::Null);
             let key = match (source.is_null(), target.is_null()) {
-                (false, false) if prefers_target(hub) => target,
+                (false, false) if prefers_target(migration) => target,
                 (false, _) => source,
                 (true, _) => target,
             };
@@ -200,10 +199,10 @@ fn merged(hub: &Hub, whole: KeyspaceQuery, replies: (Value, Value), null: &[u8])
 }
 
 /// Decides by chance, as likely as the keys that have moved are among all.
-fn prefers_target(hub: &Hub) -> bool {
-    let moved = hub.arrived.keys();
-    let chance = hub.hash(format!("{:?}", Instant::now()).as_bytes());
-    chance % hub.servers.keys.max(moved + 1) < moved
+fn prefers_target(migration: &MigrationState) -> bool {
+    let moved = migration.arrived.keys();
+    let chance = migration.hash(format!("{:?}", Instant::now()).as_bytes());
+    chance % migration.servers.keys.max(moved + 1) < moved
 }
 
 fn bulk(text: &mut Vec<u8>, value: &Value, null: &[u8]) {
@@ -225,39 +224,39 @@ mod tests {
     #[test]
     fn an_iteration_goes_through_both_halves() {
         let reply = |cursor: &str| format!("*2\r\n${}\r\n{cursor}\r\n*1\r\n$1\r\nk\r\n", cursor.len());
-        let cursor_of = |home, turns, cursor: &str| {
-            let text = String::from_utf8(with_cursor(Half { home, turns }, reply(cursor).as_bytes()));
+        let cursor_of = |side, turns, cursor: &str| {
+            let text = String::from_utf8(with_cursor(ScanPhase { side, turns }, reply(cursor).as_bytes()));
             let text = text.expect("text");
             assert!(text.ends_with("\r\n*1\r\n$1\r\nk\r\n"), "{text}");
             text.split("\r\n").nth(2).expect("a cursor").to_owned()
         };
         for turns in [0, 1, TURNS_MAX] {
-            let at = |home, cursor| Some((Half { home, turns }, cursor));
-            let cursor_of = |home, cursor| cursor_of(home, turns, cursor);
+            let at = |side, cursor| Some((ScanPhase { side, turns }, cursor));
+            let cursor_of = |side, cursor| cursor_of(side, turns, cursor);
             let resume = |cursor: &str, is_done| resume(cursor.as_bytes(), turns, is_done);
-            assert_eq!(resume("0", false), at(Home::Source, 0));
-            let more = cursor_of(Home::Source, "17");
-            assert_eq!(resume(&more, false), at(Home::Source, 17));
+            assert_eq!(resume("0", false), at(Side::Source, 0));
+            let more = cursor_of(Side::Source, "17");
+            assert_eq!(resume(&more, false), at(Side::Source, 17));
             // What was found at the source so far is not all that had been there.
-            assert_eq!(resume(&more, true), at(Home::Target, 0));
-            let half = cursor_of(Home::Source, "0");
-            assert_eq!(resume(&half, false), at(Home::Target, 0));
-            let more = cursor_of(Home::Target, "17");
-            assert_eq!(resume(&more, false), at(Home::Target, 17));
-            assert_eq!(resume(&more, true), at(Home::Target, 17));
-            assert_eq!(cursor_of(Home::Target, "0"), "0");
+            assert_eq!(resume(&more, true), at(Side::Target, 0));
+            let phase = cursor_of(Side::Source, "0");
+            assert_eq!(resume(&phase, false), at(Side::Target, 0));
+            let more = cursor_of(Side::Target, "17");
+            assert_eq!(resume(&more, false), at(Side::Target, 17));
+            assert_eq!(resume(&more, true), at(Side::Target, 17));
+            assert_eq!(cursor_of(Side::Target, "0"), "0");
         }
         // One that the source gave before keys moved.
-        assert_eq!(cursor_of(Home::Source, 0, "17"), "17");
+        assert_eq!(cursor_of(Side::Source, 0, "17"), "17");
         assert_eq!(resume(b"x", 0, false), None);
-        let half = Half { home: Home::Source, turns: 0 };
-        assert_eq!(with_cursor(half, b"-ERR no\r\n"), b"-ERR no\r\n");
+        let phase = ScanPhase { side: Side::Source, turns: 0 };
+        assert_eq!(with_cursor(phase, b"-ERR no\r\n"), b"-ERR no\r\n");
         // After a turn none of them is worth anything.
-        for (home, cursor) in [(Home::Source, "17"), (Home::Source, "0"), (Home::Target, "17")] {
-            let old = cursor_of(home, 2, cursor);
-            let first = |home| Some((Half { home, turns: 3 }, 0));
-            assert_eq!(resume(old.as_bytes(), 3, false), first(Home::Source));
-            assert_eq!(resume(old.as_bytes(), 3, true), first(Home::Target));
+        for (side, cursor) in [(Side::Source, "17"), (Side::Source, "0"), (Side::Target, "17")] {
+            let old = cursor_of(side, 2, cursor);
+            let first = |side| Some((ScanPhase { side, turns: 3 }, 0));
+            assert_eq!(resume(old.as_bytes(), 3, false), first(Side::Source));
+            assert_eq!(resume(old.as_bytes(), 3, true), first(Side::Target));
         }
     }
 }

@@ -105,7 +105,7 @@ impl Drop for Closed<'_> {
 }
 
 impl Locks {
-    /// No key is locked. Keys whose move may begin are sent to `ready`; whoever moves one says [`Locks::finish`] afterwards.
+    /// No key is locked. Keys whose move may begin are sent to `ready`; the mover of one calls [`Locks::finish`] afterwards.
     pub fn new(ready: mpsc::UnboundedSender<Bytes>) -> Arc<Locks> {
         let parts = (0..PARTS).map(|_| Mutex::default()).collect();
         let (reads, closed) = (AtomicUsize::new(0), AtomicBool::new(false));
@@ -120,7 +120,7 @@ impl Locks {
 
     /// For a read at the source of no key in particular; `None` where readers are not let in.
     pub fn visit(self: &Arc<Locks>) -> Option<Visit> {
-        // Counted before it is asked, as whoever closes asks for the count afterwards: one of both notices the other.
+        // Counted before it is asked, as the one that closes asks for the count afterwards: one of both notices the other.
         self.reads.fetch_add(1, Ordering::SeqCst);
         let visit = Visit(self.clone());
         (!self.closed.load(Ordering::SeqCst)).then_some(visit)
@@ -192,7 +192,7 @@ impl Locks {
     pub fn finish(&self, key: &Bytes, moved: &Moved) {
         let lock = self.part(key).remove(key);
         for waiter in lock.and_then(|lock| lock.wanted).unwrap_or_default() {
-            // Whoever has lost patience is gone.
+            // A client that has lost patience is gone.
             let _ = waiter.send(moved.clone());
         }
     }

@@ -1,4 +1,5 @@
-//! Keys on their way from one server to another, while clients use them: what is known of each, what waits for it, and what moves it.
+//! Keys on their way from one server to another, while clients use them: what is known of each, what waits
+//! for it, and what moves it.
 //!
 //! `docs/design/front.md` tells why no answer is wrong meanwhile.
 

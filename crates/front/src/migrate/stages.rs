@@ -8,9 +8,9 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::migrate::state::Hub;
+use crate::migrate::state::MigrationState;
 
-/// How long clients may take to come to rest. Whoever has not by then is disconnected.
+/// How long clients may take to come to rest. A client that has not by then is disconnected.
 const REST: Duration = Duration::from_secs(1);
 
 /// How a front stands that has a target.
@@ -31,7 +31,7 @@ struct Present {
 #[derive(Debug, Default)]
 struct Stage {
     /// What moves keys, or has moved them; `None`: everything goes to the source.
-    hub: Option<Arc<Hub>>,
+    migration: Option<Arc<MigrationState>>,
     /// Tells sessions to come to rest.
     begin: CancellationToken,
     /// Tells those that have not to end.
@@ -44,7 +44,7 @@ pub(crate) enum Entrance {
     /// In front of the source alone.
     Forwarding(Ticket),
     /// In front of both.
-    Moving(Arc<Hub>, Ticket),
+    Moving(Arc<MigrationState>, Ticket),
 }
 
 /// That of a session. While there is one of a stage, the next does not begin.
@@ -60,8 +60,8 @@ impl Stages {
         Arc::new(Stages { stage: Mutex::default() })
     }
 
-    pub(crate) fn moving(hub: Arc<Hub>) -> Arc<Stages> {
-        Arc::new(Stages { stage: Mutex::new(Stage { hub: Some(hub), ..Stage::default() }) })
+    pub(crate) fn moving(migration: Arc<MigrationState>) -> Arc<Stages> {
+        Arc::new(Stages { stage: Mutex::new(Stage { migration: Some(migration), ..Stage::default() }) })
     }
 
     fn stage(&self) -> MutexGuard<'_, Stage> {
@@ -75,20 +75,21 @@ impl Stages {
         stage.present.sessions.fetch_add(1, Ordering::AcqRel);
         let (begin, evict) = (stage.begin.child_token(), stage.evict.child_token());
         let ticket = Ticket { present: stage.present.clone(), begin, evict };
-        match &stage.hub {
+        match &stage.migration {
             None => Entrance::Forwarding(ticket),
-            Some(hub) => Entrance::Moving(hub.clone(), ticket),
+            Some(migration) => Entrance::Moving(migration.clone(), ticket),
         }
     }
 
     /// What moves keys; `None` before that begins.
-    pub(crate) fn hub(&self) -> Option<Arc<Hub>> {
-        self.stage().hub.clone()
+    pub(crate) fn migration(&self) -> Option<Arc<MigrationState>> {
+        self.stage().migration.clone()
     }
 
-    /// From here on new sessions wait for `hub`. Returns when no session of before talks to a server any more.
-    pub(crate) async fn begin(&self, hub: Arc<Hub>) {
-        let before = std::mem::replace(&mut *self.stage(), Stage { hub: Some(hub), ..Stage::default() });
+    /// From here on new sessions wait for `migration`. Returns when no session of before talks to a server any more.
+    pub(crate) async fn begin(&self, migration: Arc<MigrationState>) {
+        let before =
+            std::mem::replace(&mut *self.stage(), Stage { migration: Some(migration), ..Stage::default() });
         before.begin.cancel();
         if timeout(REST, before.present.none()).await.is_err() {
             before.evict.cancel();
@@ -96,9 +97,9 @@ impl Stages {
         }
     }
 
-    /// It could not begin after all: everything is as it was with `hub`, or without one.
-    pub(crate) fn undo(&self, hub: Option<Arc<Hub>>) {
-        *self.stage() = Stage { hub, ..Stage::default() };
+    /// It could not begin after all: everything is as it was with `migration`, or without one.
+    pub(crate) fn undo(&self, migration: Option<Arc<MigrationState>>) {
+        *self.stage() = Stage { migration, ..Stage::default() };
     }
 }
 
@@ -113,7 +114,7 @@ impl Present {
 impl Drop for Ticket {
     fn drop(&mut self) {
         self.present.sessions.fetch_sub(1, Ordering::AcqRel);
-        // Kept for whoever looks later.
+        // Kept for one that looks later.
         self.present.left.notify_one();
     }
 }

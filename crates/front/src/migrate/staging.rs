@@ -15,7 +15,7 @@ pub(crate) const JOB: &str = "front";
 /// The job in the name of the marker that a [flush](super::flush) leaves.
 pub(crate) const MARKER_JOB: &str = "front-flush";
 
-/// Large keys that are on their way. It changes only while the hub's gate is held.
+/// Large keys that are on their way. It changes only while the migration's gate is held.
 #[derive(Debug, Default)]
 pub(crate) struct OnTheirWay(Mutex<Vec<Bytes>>);
 

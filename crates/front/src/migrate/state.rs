@@ -23,8 +23,8 @@ use crate::migrate::arrived::Arrived;
 use crate::migrate::direction::Direction;
 use crate::migrate::locks::{Locks, Moved, Shared};
 use crate::migrate::staging::OnTheirWay;
-use crate::pipe::memory::Reserve;
-use crate::upstream::Place;
+use crate::pipe::memory::MemoryBudget;
+use crate::upstream::Upstream;
 use crate::upstream::cluster::ask_keys;
 
 /// Between two tries of what went wrong.
@@ -42,8 +42,8 @@ const LONG_BYTES_MAX: u64 = 256 << 20;
 /// What both servers are: the source is the one that keys move from, see [`Direction`].
 #[derive(Debug)]
 pub(crate) struct Servers {
-    pub(crate) source: Place,
-    pub(crate) target: Place,
+    pub(crate) source: Upstream,
+    pub(crate) target: Upstream,
     pub(crate) link: LinkOptions,
     pub(crate) source_can: Capabilities,
     pub(crate) target_can: Capabilities,
@@ -93,9 +93,9 @@ pub(crate) struct Tally {
 }
 
 #[derive(Debug)]
-pub(crate) struct Hub {
+pub(crate) struct MigrationState {
     pub(crate) servers: Servers,
-    /// How often the direction has been turned round. There is a hub for each turn.
+    /// How often the direction has been turned round. There is a migration for each turn.
     pub(crate) turns: u32,
     /// Part of the names of staging keys. What a crash has left of them is none of the next turn's.
     pub(crate) job: String,
@@ -117,14 +117,14 @@ pub(crate) struct Hub {
     rebuilding: AtomicBool,
     done: AtomicBool,
     /// For what clients send that has to be held whole.
-    pub(crate) long: Arc<Reserve>,
+    pub(crate) long: Arc<MemoryBudget>,
     /// For questions about the words of a command.
     asking: tokio::sync::Mutex<Option<Link>>,
     trouble: Mutex<Option<String>>,
     alarms: Mutex<Alarms>,
 }
 
-impl Hub {
+impl MigrationState {
     /// Nothing has moved that is known of. With `rebuilding` every command moves its keys first until the filter has been built from the
     /// target: after a crash, and after a turn.
     pub(crate) fn new(
@@ -132,9 +132,9 @@ impl Hub {
         turns: u32,
         wait: Duration,
         rebuilding: bool,
-    ) -> (Arc<Hub>, mpsc::UnboundedReceiver<Bytes>) {
+    ) -> (Arc<MigrationState>, mpsc::UnboundedReceiver<Bytes>) {
         let (ready, moves) = mpsc::unbounded_channel();
-        let hub = Hub {
+        let migration = MigrationState {
             locks: Locks::new(ready),
             arrived: Arrived::new(servers.keys, servers.source.is_cluster()),
             tally: Tally::default(),
@@ -148,7 +148,7 @@ impl Hub {
             known: (0..KNOWN_MAX).map(|_| AtomicU64::new(0)).collect(),
             rebuilding: AtomicBool::new(rebuilding),
             done: AtomicBool::new(false),
-            long: Reserve::new(LONG_BYTES_MAX),
+            long: MemoryBudget::new(LONG_BYTES_MAX),
             asking: tokio::sync::Mutex::new(None),
             trouble: Mutex::new(None),
             alarms: Mutex::new(Alarms { other_database: servers.other_database, ..Alarms::default() }),
@@ -156,7 +156,7 @@ impl Hub {
             turns,
             job: format!("front{turns}"),
         };
-        (Arc::new(hub), moves)
+        (Arc::new(migration), moves)
     }
 
     /// Which way keys move.
@@ -191,7 +191,7 @@ impl Hub {
     }
 
     /// A key is home. Its lock is held.
-    pub(crate) fn learn(&self, key: &[u8]) {
+    pub(crate) fn note_home(&self, key: &[u8]) {
         let hash = self.hash(key);
         self.arrived.insert(key, hash);
         self.known[hash as usize % KNOWN_MAX].store(hash, Ordering::Release);
@@ -203,7 +203,7 @@ impl Hub {
     }
 
     /// Holds keys for a read at the source. `None` where one of them is not certainly there, or nowhere.
-    pub(crate) fn hold(&self, keys: &[Bytes]) -> Option<Box<[Shared]>> {
+    pub(crate) fn lock_for_read(&self, keys: &[Bytes]) -> Option<Box<[Shared]>> {
         let held = keys.iter().map(|key| self.locks.try_share(key)).collect::<Option<Box<[Shared]>>>()?;
         // Again, now that no move can come in between: one may have ended since it was asked.
         self.may_forward(keys).then_some(held)
@@ -237,7 +237,7 @@ impl Hub {
     ///
     /// # Errors
     /// What to tell the client: they cannot be moved, or not within the limit.
-    pub(crate) async fn pull(self: Arc<Hub>, keys: Vec<Bytes>) -> std::result::Result<(), String> {
+    pub(crate) async fn pull(self: Arc<MigrationState>, keys: Vec<Bytes>) -> std::result::Result<(), String> {
         let pulling = async {
             for keys in keys.chunks(KEYS_AT_ONCE) {
                 let unknown = keys.iter().filter(|key| !self.is_known(key));

@@ -8,33 +8,33 @@ pub(crate) const REQUEST_BYTES_MAX: usize = 64 << 20;
 
 /// A bound on bytes that many may hold together.
 #[derive(Debug)]
-pub(crate) struct Reserve {
+pub(crate) struct MemoryBudget {
     held: AtomicU64,
     bytes_max: u64,
 }
 
 /// A part of it, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Room {
-    reserve: Arc<Reserve>,
+pub(crate) struct MemoryPermit {
+    budget: Arc<MemoryBudget>,
     bytes: u64,
 }
 
-impl Reserve {
-    pub(crate) fn new(bytes_max: u64) -> Arc<Reserve> {
-        Arc::new(Reserve { held: AtomicU64::new(0), bytes_max })
+impl MemoryBudget {
+    pub(crate) fn new(bytes_max: u64) -> Arc<MemoryBudget> {
+        Arc::new(MemoryBudget { held: AtomicU64::new(0), bytes_max })
     }
 
     /// `None` where all together hold too much already.
-    pub(crate) fn take(self: &Arc<Reserve>, bytes: u64) -> Option<Room> {
+    pub(crate) fn take(self: &Arc<MemoryBudget>, bytes: u64) -> Option<MemoryPermit> {
         let held = self.held.fetch_add(bytes, Ordering::Relaxed);
-        let room = Room { reserve: self.clone(), bytes };
-        (held + bytes <= self.bytes_max).then_some(room)
+        let permit = MemoryPermit { budget: self.clone(), bytes };
+        (held + bytes <= self.bytes_max).then_some(permit)
     }
 }
 
-impl Drop for Room {
+impl Drop for MemoryPermit {
     fn drop(&mut self) {
-        self.reserve.held.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.budget.held.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }

@@ -1,4 +1,5 @@
-//! Bytes on their way: how they are read and written, the few frames that the front makes itself, and what may be held in memory.
+//! Bytes on their way: how they are read and written, the few frames that the front makes itself, and what
+//! may be held in memory.
 //!
 //! Nothing here knows what is at either end.
 

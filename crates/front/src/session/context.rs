@@ -5,18 +5,18 @@ use std::sync::atomic::AtomicU64;
 
 use crate::face::Face;
 use crate::migrate::stages::Stages;
-use crate::upstream::Place;
-use crate::upstream::shared::Trunks;
+use crate::upstream::Upstream;
+use crate::upstream::shared::SharedConnections;
 
 /// What sessions share.
 #[derive(Debug)]
 pub(crate) struct SessionContext {
-    pub(crate) source: Place,
+    pub(crate) source: Upstream,
     pub(crate) connect_timeout_ms: u64,
     /// Where there is a target that keys can move to.
     pub(crate) stages: Option<Arc<Stages>>,
     /// Where connections to the source are shared.
-    pub(crate) trunks: Option<Arc<Trunks>>,
+    pub(crate) connections: Option<Arc<SharedConnections>>,
     /// Where it presents itself as a cluster.
     pub(crate) face: Option<Arc<Face>>,
     pub(crate) counts: Counts,

@@ -16,31 +16,21 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, sleep};
 use whimbrel_wire::request::Request;
 
+use super::due::{Change, Due, Special};
 use super::elements;
+use super::link::{INBOX_BYTES_MAX, Link};
+use super::moving::{Extent, Moving, Settled, Step, settled};
+use super::state::{Session, WHOLE_BYTES_MAX};
 use crate::command::plan::{Plan, select};
-use crate::command::rule::{Handling, Note, Trait};
-use crate::command::rule::{KeyspaceQuery, Rule};
-use crate::command::table::find;
-use crate::command::table::find_by_words;
+use crate::command::rule::{Handling, KeyspaceQuery, Note, Rule, Trait};
+use crate::command::table::{find, find_by_words};
 use crate::face::Question;
-use crate::migrate::direction::Home;
+use crate::migrate::direction::Side;
 use crate::migrate::flush::flush;
-use crate::migrate::keyspace::{Half, ask_both, resume};
+use crate::migrate::keyspace::{ScanPhase, ask_both, resume};
 use crate::pipe::frame::{REFUSED_COMMAND, as_array, one_line, refusal};
 use crate::pipe::memory::REQUEST_BYTES_MAX;
-use crate::session::due::Change;
-use crate::session::due::Due;
-use crate::session::due::Special;
-use crate::session::link::INBOX_BYTES_MAX;
-use crate::session::link::Link;
-use crate::session::moving::Extent;
-use crate::session::moving::Moving;
-use crate::session::moving::Settled;
-use crate::session::moving::Step;
-use crate::session::moving::settled;
-use crate::session::state::Session;
-use crate::session::state::WHOLE_BYTES_MAX;
-use crate::upstream::identity::SAYING_BYTES_MAX;
+use crate::upstream::identity::INTRODUCTION_BYTES_MAX;
 
 /// A client that has not taken in a reply of the source for so long is disconnected if a key in it is to be moved.
 const STALLED: Duration = Duration::from_secs(10);
@@ -73,11 +63,11 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     /// The source has closed the connection. If the client waits for nothing there it need not notice; true if so.
     pub(super) fn turn_to_target(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(moving) = &mut self.moving else { return false };
-        if moving.at == Home::Target || !self.due.is_empty() || self.passing.is_some() {
+        if moving.at == Side::Target || !self.due.is_empty() || self.passing.is_some() {
             return false;
         }
-        self.link = moving.link(cx, Home::Target, &self.identity);
-        moving.at = Home::Target;
+        self.link = moving.link(cx, Side::Target, &self.identity);
+        moving.at = Side::Target;
         true
     }
 
@@ -149,7 +139,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             }
             Err(bad) => {
                 if let Some(answer) = bad.answer() {
-                    self.say(answer.into_bytes());
+                    self.push_reply(answer.into_bytes());
                 }
                 self.leave();
                 self.inbox.clear();
@@ -171,7 +161,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         settled: Settled,
     ) -> Step {
         match settled {
-            Settled::Send => match self.be_at(moving, cx, Home::Target) {
+            Settled::Send => match self.be_at(moving, cx, Side::Target) {
                 None => self.send(moving, extent, Due::Reply),
                 Some(step) => {
                     moving.settled = Some(Settled::Send);
@@ -179,7 +169,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                 }
             },
             Settled::Say(reply) => {
-                self.say(reply);
+                self.push_reply(reply);
                 self.go_on(moving, extent, false)
             }
             Settled::Refuse(error) => self.refuse(moving, cx, extent, error),
@@ -188,7 +178,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
 
     /// Looks at a request, of which the first two words are known at least.
     fn decide(&mut self, moving: &mut Moving, cx: &mut Context<'_>, extent: Extent) -> Step {
-        let hub = moving.hub.clone();
+        let migration = moving.migration.clone();
         let args = self.requests.args();
         let count = args.len() + usize::try_from(self.requests.args_left()).unwrap_or(usize::MAX / 2);
         let words: Vec<&[u8]> = args.iter().map_while(|range| self.inbox.get(range.clone())).collect();
@@ -205,36 +195,38 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             if !extent.whole {
                 return self.await_more(moving, cx);
             }
-            let may_be_of_another = !hub.is_done() || hub.turns > 0;
-            if (moving.multi || moving.alone) && may_be_of_another && elements::is_unmarked(&words, hub.turns)
+            let may_be_of_another = !migration.is_done() || migration.turns > 0;
+            if (moving.multi || moving.alone)
+                && may_be_of_another
+                && elements::is_unmarked(&words, migration.turns)
             {
                 let error = refusal(name, elements::NOT_BOUND);
                 return self.refuse(moving, cx, extent, error);
             }
         }
         moving.watch |= name.eq_ignore_ascii_case(b"WATCH");
-        let plan = match hub.is_done() {
+        let plan = match migration.is_done() {
             // No key is in it.
             _ if self.asking.is_some() => Plan::Target,
             true => after_all(&words),
-            false => hub.servers.tables.plan(&words, count),
+            false => migration.servers.tables.plan(&words, count),
         };
         if let Plan::Refused(why) = plan {
             let error = refusal(name, why);
             return self.refuse(moving, cx, extent, error);
         }
         // After a turn that is the target's alone: cursors of the source have no mark that tells of which turn they are.
-        let is_iteration = hub.turns > 0 && elements::iterates(name);
+        let is_iteration = migration.turns > 0 && elements::iterates(name);
         let bytes = |at: &usize| words.get(*at).map(|word| Bytes::copy_from_slice(word));
         match plan {
             Plan::Read(at) | Plan::Write(at) if !extent.whole => match at.iter().map(bytes).collect() {
                 Some(keys) => moving.pull(keys),
                 None => self.await_more(moving, cx),
             },
-            Plan::Target if hub.is_done() => self.pass(moving, cx, extent, Due::Reply),
+            Plan::Target if migration.is_done() => self.pass(moving, cx, extent, Due::Reply),
             _ if !extent.whole => self.await_more(moving, cx),
             Plan::Target => self.pass(moving, cx, extent, Due::Reply),
-            Plan::Read(at) | Plan::Write(at) if hub.all_known(&keys(&words, &at)) => {
+            Plan::Read(at) | Plan::Write(at) if migration.all_known(&keys(&words, &at)) => {
                 self.pass(moving, cx, extent, Due::Reply)
             }
             Plan::Read(at) if !(moving.multi || moving.alone || is_iteration) => {
@@ -247,10 +239,10 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             }
             Plan::Asked => {
                 let words: Vec<Bytes> = words.iter().map(|word| Bytes::copy_from_slice(word)).collect();
-                hub.tally.pulled.fetch_add(1, Ordering::Relaxed);
+                migration.tally.pulled.fetch_add(1, Ordering::Relaxed);
                 moving.wait(async move {
-                    match hub.keys_of(&words).await {
-                        Ok(keys) => settled(hub.pull(keys).await),
+                    match migration.keys_of(&words).await {
+                        Ok(keys) => settled(migration.pull(keys).await),
                         Err(why) => Settled::Refuse(format!("-{}\r\n", one_line(&why)).into_bytes()),
                     }
                 })
@@ -276,16 +268,17 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         let is_bound = moving.multi || moving.alone;
         match what {
             Rule::Noted(note) => {
-                if let Some(step) = self.be_at(moving, cx, Home::Target) {
+                if let Some(step) = self.be_at(moving, cx, Side::Target) {
                     return step;
                 }
                 let due = match note {
-                    Note::Trait(what) if !is_bound && extent.len <= SAYING_BYTES_MAX => {
+                    Note::Trait(what) if !is_bound && extent.len <= INTRODUCTION_BYTES_MAX => {
                         Due::Special(Box::new(Special::Noted(what, self.inbox[..extent.len].into())))
                     }
                     // Its protocol has to be known where it is told of a cluster.
                     Note::Trait(what)
-                        if moving.hub.is_done() && (what != Trait::Hello || self.shared.face.is_none()) =>
+                        if moving.migration.is_done()
+                            && (what != Trait::Hello || self.shared.face.is_none()) =>
                     {
                         moving.is_unknown = true;
                         Due::Reply
@@ -316,35 +309,35 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                 self.send(moving, extent, due)
             }
             Rule::Subscribe => {
-                if let Some(step) = self.be_at(moving, cx, Home::Target) {
+                if let Some(step) = self.be_at(moving, cx, Side::Target) {
                     return step;
                 }
                 moving.alone = true;
                 self.counted = false;
                 self.send(moving, extent, Due::Reply)
             }
-            Rule::Select if moving.hub.is_done() => self.select_any(moving, cx, extent, &words),
+            Rule::Select if moving.migration.is_done() => self.select_any(moving, cx, extent, &words),
             Rule::Select => match select(words.get(1).map(|word| &word[..])) {
                 Ok(()) => self.pass(moving, cx, extent, Due::Reply),
                 Err(why) => self.refuse(moving, cx, extent, refusal(&name, why)),
             },
             // Once the direction has been turned, a cursor without a mark could be that of either server.
-            Rule::Scan if is_bound && moving.hub.is_done() && moving.hub.turns == 0 => {
+            Rule::Scan if is_bound && moving.migration.is_done() && moving.migration.turns == 0 => {
                 self.pass(moving, cx, extent, Due::Reply)
             }
             Rule::Scan | Rule::Both(_) | Rule::Flush if is_bound => {
                 let why = "not in a transaction, nor after a subscription, while keys move";
                 self.refuse(moving, cx, extent, refusal(&name, why))
             }
-            Rule::Scan => self.scan_half(moving, cx, extent, words),
+            Rule::Scan => self.scan_phase(moving, cx, extent, words),
             // What the client did before has to be counted.
             Rule::Both(_) | Rule::Flush if !self.due.is_empty() => Step::HeldUp,
             Rule::Both(whole) => self.ask_both(moving, whole, words),
             Rule::Flush => {
-                let (hub, identity) = (moving.hub.clone(), self.identity.clone());
-                moving.wait(
-                    async move { flush(hub, identity, words).await.map_or(Settled::Send, Settled::Say) },
-                )
+                let (migration, identity) = (moving.migration.clone(), self.identity.clone());
+                moving.wait(async move {
+                    flush(migration, identity, words).await.map_or(Settled::Send, Settled::Say)
+                })
             }
             Rule::Target
             | Rule::Elements
@@ -364,7 +357,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         extent: Extent,
         words: &[Bytes],
     ) -> Step {
-        if let Some(step) = self.be_at(moving, cx, Home::Target) {
+        if let Some(step) = self.be_at(moving, cx, Side::Target) {
             return step;
         }
         let is_first = words.get(1).is_some_and(|database| &database[..] == b"0");
@@ -385,40 +378,40 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         extent: Extent,
         keys: Vec<Bytes>,
     ) -> Step {
-        let hub = moving.hub.clone();
-        if !hub.may_forward(&keys) || !hub.servers.source.takes_together(&keys) {
+        let migration = moving.migration.clone();
+        if !migration.may_forward(&keys) || !migration.servers.source.takes_together(&keys) {
             return moving.pull(keys);
         }
         // Nothing is held while the other server still answers.
-        if let Some(step) = self.be_at(moving, cx, Home::Source) {
+        if let Some(step) = self.be_at(moving, cx, Side::Source) {
             return step;
         }
-        let Some(held) = hub.hold(&keys) else { return moving.pull(keys) };
-        hub.tally.forwarded.fetch_add(1, Ordering::Relaxed);
-        hub.tally.filter_no.fetch_add(held.len() as u64, Ordering::Relaxed);
+        let Some(held) = migration.lock_for_read(&keys) else { return moving.pull(keys) };
+        migration.tally.forwarded.fetch_add(1, Ordering::Relaxed);
+        migration.tally.filter_no.fetch_add(held.len() as u64, Ordering::Relaxed);
         if moving.stall.is_none() {
             moving.stall = Some(Box::pin(sleep(STALLED)));
         }
         self.send(moving, extent, Due::Special(Box::new(Special::Held(held))))
     }
 
-    fn scan_half(
+    fn scan_phase(
         &mut self,
         moving: &mut Moving,
         cx: &mut Context<'_>,
         extent: Extent,
         words: Vec<Bytes>,
     ) -> Step {
-        let (turns, is_done) = (moving.hub.turns, moving.hub.is_done());
-        let Some((half, cursor)) = words.get(1).and_then(|cursor| resume(cursor, turns, is_done)) else {
+        let (turns, is_done) = (moving.migration.turns, moving.migration.is_done());
+        let Some((phase, cursor)) = words.get(1).and_then(|cursor| resume(cursor, turns, is_done)) else {
             return self.pass(moving, cx, extent, Due::Reply);
         };
-        if let Some(step) = self.be_at(moving, cx, half.home) {
+        if let Some(step) = self.be_at(moving, cx, phase.side) {
             return step;
         }
-        let visit = match half.home {
-            Home::Target => None,
-            Home::Source => match moving.hub.locks.visit() {
+        let visit = match phase.side {
+            Side::Target => None,
+            Side::Source => match moving.migration.locks.visit() {
                 Some(visit) => Some(visit),
                 None => {
                     let error = b"-TRYAGAIN whimbrel front: all keys are being removed\r\n".to_vec();
@@ -431,37 +424,37 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         if let Link::Up(server) = &mut self.link {
             server.to.extend_from_slice(&as_array(&words));
         }
-        self.owe(Due::Special(Box::new(Special::Scanned(BytesMut::new(), half, visit))));
+        self.owe(Due::Special(Box::new(Special::Scanned(BytesMut::new(), phase, visit))));
         self.go_on(moving, extent, false)
     }
 
     fn ask_both(&mut self, moving: &mut Moving, whole: KeyspaceQuery, words: Vec<Bytes>) -> Step {
-        let (hub, identity) = (moving.hub.clone(), self.identity.clone());
-        moving.wait(async move { Settled::Say(ask_both(hub, identity, whole, words).await) })
+        let (migration, identity) = (moving.migration.clone(), self.identity.clone());
+        moving.wait(async move { Settled::Say(ask_both(migration, identity, whole, words).await) })
     }
 
     /// Sends a request to the target as it is.
     fn pass(&mut self, moving: &mut Moving, cx: &mut Context<'_>, extent: Extent, due: Due) -> Step {
-        if let Some(step) = self.be_at(moving, cx, Home::Target) {
+        if let Some(step) = self.be_at(moving, cx, Side::Target) {
             return step;
         }
-        moving.hub.tally.direct.fetch_add(1, Ordering::Relaxed);
+        moving.migration.tally.direct.fetch_add(1, Ordering::Relaxed);
         self.send(moving, extent, due)
     }
 
     /// Sends a request to where the session is.
     fn send(&mut self, moving: &mut Moving, extent: Extent, due: Due) -> Step {
         let is_bound = moving.multi || moving.alone;
-        if moving.at == Home::Target
+        if moving.at == Side::Target
             && extent.whole
-            && let Some(request) = self.iteration_at_target(moving.hub.turns, is_bound)
+            && let Some(request) = self.iteration_at_target(moving.migration.turns, is_bound)
         {
             if let Link::Up(server) = &mut self.link {
                 server.to.extend_from_slice(&request);
             }
             // In a transaction the reply is another one.
-            let half = Half { home: Home::Target, turns: moving.hub.turns };
-            let scanned = || Due::Special(Box::new(Special::Iterated(BytesMut::new(), half)));
+            let phase = ScanPhase { side: Side::Target, turns: moving.migration.turns };
+            let scanned = || Due::Special(Box::new(Special::Iterated(BytesMut::new(), phase)));
             self.owe(if is_bound { due } else { scanned() });
             return self.go_on(moving, extent, false);
         }
@@ -494,16 +487,16 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             self.requests.forget(extent.len);
         }
         moving.inbox_bytes_max = INBOX_BYTES_MAX;
-        moving.room.clear();
+        moving.memory.clear();
         Step::Moved
     }
 
     /// Answers a request with an error, and has a transaction fail that it belongs to.
     fn refuse(&mut self, moving: &mut Moving, cx: &mut Context<'_>, extent: Extent, error: Vec<u8>) -> Step {
         if moving.alone {
-            self.say_or_have_said(error);
+            self.push_error(error);
         } else if moving.multi {
-            if let Some(step) = self.be_at(moving, cx, Home::Target) {
+            if let Some(step) = self.be_at(moving, cx, Side::Target) {
                 moving.settled = Some(Settled::Refuse(error));
                 return step;
             }
@@ -513,7 +506,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             }
             self.owe(Due::Special(Box::new(Special::Replaced(BytesMut::new(), error))));
         } else {
-            self.say(error);
+            self.push_reply(error);
         }
         self.go_on(moving, extent, false)
     }
@@ -524,9 +517,9 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         if self.inbox.len() < max {
             return Step::Nothing;
         }
-        let room = (max < REQUEST_BYTES_MAX).then(|| moving.hub.long.take(max as u64)).flatten();
-        if let Some(room) = room {
-            moving.room.push(room);
+        let permit = (max < REQUEST_BYTES_MAX).then(|| moving.migration.long.take(max as u64)).flatten();
+        if let Some(permit) = permit {
+            moving.memory.push(permit);
             moving.inbox_bytes_max = max * 2;
             // It is read from again.
             return Step::Moved;
@@ -537,8 +530,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     }
 
     /// Goes to a server. `None` where the session is there; else what comes first.
-    fn be_at(&mut self, moving: &mut Moving, cx: &mut Context<'_>, home: Home) -> Option<Step> {
-        if moving.at == home {
+    fn be_at(&mut self, moving: &mut Moving, cx: &mut Context<'_>, side: Side) -> Option<Step> {
+        if moving.at == side {
             return None;
         }
         let is_idle =
@@ -546,11 +539,11 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         if !self.due.is_empty() || !is_idle {
             return Some(Step::HeldUp);
         }
-        let next = moving.link(cx, home, &self.identity);
+        let next = moving.link(cx, side, &self.identity);
         if let Link::Up(server) = std::mem::replace(&mut self.link, next) {
             moving.parked = Some(server);
         }
-        moving.at = home;
+        moving.at = side;
         Some(Step::Moved)
     }
 }

@@ -6,7 +6,7 @@ use bytes::BytesMut;
 
 use crate::command::rule::Trait;
 use crate::face::Question;
-use crate::migrate::keyspace::Half;
+use crate::migrate::keyspace::ScanPhase;
 use crate::migrate::locks;
 
 /// What a client is owed, in the order of its requests.
@@ -33,9 +33,9 @@ pub(super) enum Special {
     /// A reply that the client does not get; it gets this instead.
     Replaced(BytesMut, Vec<u8>),
     /// A reply to `SCAN`, which is changed. Until that of the source has arrived, its read is under way.
-    Scanned(BytesMut, Half, Option<locks::Visit>),
+    Scanned(BytesMut, ScanPhase, Option<locks::Visit>),
     /// A reply of the target to what iterates over the elements of a key, likewise.
-    Iterated(BytesMut, Half),
+    Iterated(BytesMut, ScanPhase),
     /// A reply to something that only a cluster knows.
     Faced(BytesMut, Question),
 }

@@ -4,8 +4,8 @@
 //! nowhere, and elements are missed. Those of the target carry a bit and the number of the turn, as with `SCAN`. One without it came from the
 //! source, or from another turn, so an iteration that comes to the target with it begins there anew: elements may be given twice, none is missed.
 
-use crate::migrate::direction::Home;
-use crate::migrate::keyspace::{Half, resume};
+use crate::migrate::direction::Side;
+use crate::migrate::keyspace::{ScanPhase, resume};
 use crate::pipe::frame::as_array;
 
 /// Why an iteration cannot go on where replies cannot be changed, and cursors go out without their bit.
@@ -33,7 +33,7 @@ impl Cursor {
         let cursor: u64 = std::str::from_utf8(word).ok()?.parse().ok()?;
         Some(match (cursor, resume(word, turns, false)?) {
             (0, _) => Cursor::Start,
-            (_, (Half { home: Home::Target, .. }, cursor)) => Cursor::OfTarget(cursor),
+            (_, (ScanPhase { side: Side::Target, .. }, cursor)) => Cursor::OfTarget(cursor),
             (cursor, _) => Cursor::Unmarked(cursor),
         })
     }

@@ -5,7 +5,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use whimbrel_wire::request::Request;
 
 use super::link::Link;
-use super::sharing::Wish;
+use super::sharing::Route;
 use super::state::{Session, WHOLE_BYTES_MAX};
 use crate::command::rule::Handling;
 use crate::command::table::{find, is_container};
@@ -23,7 +23,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             let (len, whole) = match self.requests.scan(rest) {
                 Ok(Request::Array(len)) => (len, true),
                 Ok(Request::Inline(len, words)) if !words.is_empty() => {
-                    if !self.is_where_it_goes(Wish::Own) {
+                    if !self.is_where_it_goes(Route::Own) {
                         break;
                     }
                     // It goes on as an array, so that there is one form from here on.
@@ -48,7 +48,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                 Err(bad) => {
                     self.pass_on(plain_from, taken);
                     if let Some(answer) = bad.answer() {
-                        self.say(answer.into_bytes());
+                        self.push_reply(answer.into_bytes());
                     }
                     self.leave();
                     self.inbox.clear();
@@ -56,8 +56,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                 }
             };
             if self.sharing.is_some() && self.passing.is_none() {
-                let wish = self.wish(taken, whole.then_some(len));
-                if !self.is_where_it_goes(wish) {
+                let route = self.route_of(taken, whole.then_some(len));
+                if !self.is_where_it_goes(route) {
                     break;
                 }
             }
@@ -81,7 +81,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                             let error = refusal(name, why);
                             self.pass_on(plain_from, taken);
                             plain_from = taken;
-                            self.say_or_have_said(error);
+                            self.push_error(error);
                             false
                         }
                         Handling::Subscribe => {
@@ -139,7 +139,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         let second = words.get(1).map(Vec::as_slice);
         let request = as_array(words);
         match find(name, second).handling() {
-            Handling::Refused(why) => return self.say_or_have_said(refusal(name, why)),
+            Handling::Refused(why) => return self.push_error(refusal(name, why)),
             Handling::Subscribe => self.counted = false,
             Handling::Noted(note) if self.plain.is_some() || self.shared.face.is_some() => {
                 self.note(note, Some(request.as_slice().into()), second == Some(b"0"));

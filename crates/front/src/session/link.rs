@@ -10,10 +10,10 @@ use whimbrel_engine::error::Result;
 use whimbrel_engine::link::Io;
 use whimbrel_wire::boundary::Boundary;
 
+use super::context::SessionContext;
 use crate::pipe::io::read;
-use crate::session::context::SessionContext;
 use crate::upstream::identity::Identity;
-use crate::upstream::shared::Line;
+use crate::upstream::shared::Handle;
 
 /// A client that has sent so much which has not been passed on yet is not read from. A header and a line fit in.
 pub(super) const INBOX_BYTES_MAX: usize = 128 << 10;
@@ -37,7 +37,7 @@ pub(super) enum Way {
     /// By the client's own connection.
     Own(Io),
     /// By one that several clients share.
-    Shared(Line),
+    Shared(Handle),
 }
 
 pub(super) type Connecting = Pin<Box<dyn Future<Output = Result<Io>> + Send>>;
@@ -64,7 +64,7 @@ impl Server {
     pub(super) fn read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         match &mut self.way {
             Way::Own(io) => read(io, cx, &mut self.from),
-            Way::Shared(line) => line.take(cx, &mut self.from).map(Ok),
+            Way::Shared(handle) => handle.take(cx, &mut self.from).map(Ok),
         }
     }
 

@@ -12,17 +12,17 @@ use whimbrel_engine::error::Error;
 use super::call::Call;
 use super::due::Change;
 use super::link::{Connecting, INBOX_BYTES_MAX, Link, Server};
-use crate::migrate::direction::Home;
+use crate::migrate::direction::Side;
 use crate::migrate::stages::Ticket;
-use crate::migrate::state::{Hub, Ready};
+use crate::migrate::state::{MigrationState, Ready};
 use crate::pipe::frame::one_line;
-use crate::pipe::memory::Room;
+use crate::pipe::memory::MemoryPermit;
 use crate::upstream::identity::Identity;
 
 pub(super) struct Moving {
-    pub(super) hub: Arc<Hub>,
+    pub(super) migration: Arc<MigrationState>,
     /// Where the session's connection leads to.
-    pub(super) at: Home,
+    pub(super) at: Side,
     /// The connection to the other one, where there is one.
     pub(super) parked: Option<Box<Server>>,
     /// What the first request in the inbox waits for.
@@ -38,7 +38,7 @@ pub(super) struct Moving {
     /// A request is in the inbox that has to wait.
     pub(super) held_up: bool,
     pub(super) inbox_bytes_max: usize,
-    pub(super) room: Vec<Room>,
+    pub(super) memory: Vec<MemoryPermit>,
     pub(super) stall: Option<Pin<Box<Sleep>>>,
     /// In another database, which can be once all keys have moved.
     pub(super) elsewhere: bool,
@@ -54,12 +54,12 @@ pub(super) struct Waiting {
 }
 
 /// One of those that wait.
-struct Counted(Arc<Hub>);
+struct Counted(Arc<MigrationState>);
 
 impl Counted {
-    fn new(hub: &Arc<Hub>) -> Counted {
-        hub.tally.waiting.fetch_add(1, Ordering::Relaxed);
-        Counted(hub.clone())
+    fn new(migration: &Arc<MigrationState>) -> Counted {
+        migration.tally.waiting.fetch_add(1, Ordering::Relaxed);
+        Counted(migration.clone())
     }
 }
 
@@ -98,10 +98,10 @@ pub(super) struct Extent {
 }
 
 impl Moving {
-    pub(super) fn new(hub: Arc<Hub>, ticket: Ticket) -> Moving {
+    pub(super) fn new(migration: Arc<MigrationState>, ticket: Ticket) -> Moving {
         Moving {
-            hub,
-            at: Home::Target,
+            migration,
+            at: Side::Target,
             parked: None,
             waiting: None,
             settled: None,
@@ -110,7 +110,7 @@ impl Moving {
             alone: false,
             held_up: false,
             inbox_bytes_max: INBOX_BYTES_MAX,
-            room: Vec::new(),
+            memory: Vec::new(),
             stall: None,
             elsewhere: false,
             is_unknown: false,
@@ -139,31 +139,31 @@ impl Moving {
     }
 
     /// A connection for a client that has said so much of itself.
-    pub(super) fn connect(&self, home: Home, identity: &Identity) -> Connecting {
-        let (hub, identity) = (self.hub.clone(), identity.clone());
+    pub(super) fn connect(&self, side: Side, identity: &Identity) -> Connecting {
+        let (migration, identity) = (self.migration.clone(), identity.clone());
         Box::pin(async move {
-            let mut ready = hub.ready.subscribe();
+            let mut ready = migration.ready.subscribe();
             match ready.wait_for(|ready| *ready != Ready::NotYet).await.map(|ready| *ready) {
                 Ok(Ready::Yes) => {}
                 _ => return Err(Error::own("serve", "it could not begin to move keys: connect again")),
             }
-            match home {
-                Home::Source => hub.servers.source.introduce(&identity).await,
-                Home::Target => hub.servers.target.introduce(&identity).await,
+            match side {
+                Side::Source => migration.servers.source.introduce(&identity).await,
+                Side::Target => migration.servers.target.introduce(&identity).await,
             }
         })
     }
 
     /// The parked connection, to go back to that server, or a new one.
-    pub(super) fn link(&mut self, cx: &mut Context<'_>, home: Home, identity: &Identity) -> Link {
+    pub(super) fn link(&mut self, cx: &mut Context<'_>, side: Side, identity: &Identity) -> Link {
         if let Some(mut server) = self.parked.take() {
             let is_alive = server.read(cx).is_pending();
             // With a connection to the target its watches are gone, so that is the client's end as well.
-            if is_alive || home == Home::Target && self.watch {
+            if is_alive || side == Side::Target && self.watch {
                 return Link::Up(server);
             }
         }
-        Link::Connecting(self.connect(home, identity))
+        Link::Connecting(self.connect(side, identity))
     }
 
     pub(super) fn forget_parked(&mut self) {
@@ -171,14 +171,14 @@ impl Moving {
     }
 
     pub(super) fn wait(&mut self, future: impl Future<Output = Settled> + Send + 'static) -> Step {
-        self.waiting = Some(Waiting { future: Box::pin(future), _counted: Counted::new(&self.hub) });
+        self.waiting = Some(Waiting { future: Box::pin(future), _counted: Counted::new(&self.migration) });
         Step::Moved
     }
 
     pub(super) fn pull(&mut self, keys: Vec<Bytes>) -> Step {
-        let hub = self.hub.clone();
-        hub.tally.pulled.fetch_add(1, Ordering::Relaxed);
-        self.wait(async move { settled(hub.pull(keys).await) })
+        let migration = self.migration.clone();
+        migration.tally.pulled.fetch_add(1, Ordering::Relaxed);
+        self.wait(async move { settled(migration.pull(keys).await) })
     }
 }
 

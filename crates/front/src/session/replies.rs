@@ -29,7 +29,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         }
         let read = server.read(cx);
         if let (Some(sharing), Poll::Ready(Ok(bytes))) = (&mut self.sharing, &read) {
-            sharing.got(*bytes);
+            sharing.note_bytes(*bytes);
         }
         if matches!(read, Poll::Ready(Ok(0) | Err(_))) && self.turn_to_target(cx) {
             return Ok(true);
@@ -55,7 +55,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
 
     /// Hands replies to the client, those of our own in their turn.
     pub(super) fn take_replies(&mut self) -> Result<bool, Ended> {
-        let mut moved = self.say_own();
+        let mut moved = self.push_own();
         let Link::Up(server) = &mut self.link else { return Ok(moved) };
         let mut passed = 0;
         while passed < server.from.len() {
@@ -92,7 +92,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                 Some(kind) => {
                     let first = if is_own(self.due.front()) { None } else { self.due.pop_front() };
                     if let Some(sharing) = &mut self.sharing {
-                        sharing.heard(first.as_ref(), kind);
+                        sharing.note_reply(first.as_ref(), kind);
                     }
                     let said = match first {
                         None | Some(Due::Reply) => None,
@@ -127,7 +127,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     }
 
     /// Says what of our own is first in turn.
-    pub(super) fn say_own(&mut self) -> bool {
+    pub(super) fn push_own(&mut self) -> bool {
         let is_between = match &self.link {
             Link::Up(server) => server.boundary.is_between(),
             // With two servers a client may be between both.
@@ -148,7 +148,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             self.is_reading();
         }
         if let (true, Some(farewell)) = (written, &mut self.farewell) {
-            // Whoever still takes something in may take all of it.
+            // A client that still takes something in may take all of it.
             farewell.as_mut().reset(Instant::now() + FAREWELL);
         }
         Ok(written)
@@ -167,19 +167,19 @@ fn arrived(
     let is_agreed = kind != b'-' && kind != b'!';
     match special {
         Special::Replaced(_, own) => return Some(own),
-        Special::Scanned(reply, half, visit) => {
+        Special::Scanned(reply, phase, visit) => {
             // It has been carried out.
             drop(visit);
-            return Some(without_hidden(with_cursor(half, &reply)));
+            return Some(without_hidden(with_cursor(phase, &reply)));
         }
-        Special::Iterated(reply, half) => return Some(with_cursor(half, &reply)),
+        Special::Iterated(reply, phase) => return Some(with_cursor(phase, &reply)),
         Special::Faced(reply, asked) => {
             let answer = face.and_then(|face| face.answer(asked, &reply, identity.protocol()));
             return Some(answer.map_or_else(|| reply.to_vec(), |answer| answer.to_vec()));
         }
         Special::Noted(what, request) if is_agreed => match plain {
             Some(plain) if plain.is_in_transaction() => plain.agreed(Change::Unkept),
-            _ => identity.say(what, request),
+            _ => identity.note(what, request),
         },
         Special::Reset if is_agreed => {
             identity.forget();

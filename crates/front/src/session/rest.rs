@@ -3,25 +3,22 @@
 use tokio::io::{AsyncRead, AsyncWrite};
 use whimbrel_wire::request::{RequestLimits, RequestScanner};
 
+use super::due::{Change, Due, Special};
+use super::link::Link;
+use super::moving::Moving;
+use super::plain::Plain;
+use super::state::{Session, Stage};
 use crate::command::rule::Note;
-use crate::migrate::direction::Home;
+use crate::migrate::direction::Side;
 use crate::migrate::stages::Entrance;
-use crate::session::due::Change;
-use crate::session::due::Due;
-use crate::session::due::Special;
-use crate::session::link::Link;
-use crate::session::moving::Moving;
-use crate::session::plain::Plain;
-use crate::session::state::Session;
-use crate::session::state::Stage;
-use crate::upstream::identity::SAYING_BYTES_MAX;
+use crate::upstream::identity::INTRODUCTION_BYTES_MAX;
 
 impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     /// Remembers what has to be known of a command when keys begin to move. `request` is the whole of it, where it has arrived.
     pub(super) fn note(&mut self, note: Note, request: Option<Box<[u8]>>, is_first: bool) {
         let is_plain = self.plain.is_some();
         let special = match (note, request) {
-            (Note::Trait(what), Some(request)) if request.len() <= SAYING_BYTES_MAX => {
+            (Note::Trait(what), Some(request)) if request.len() <= INTRODUCTION_BYTES_MAX => {
                 Special::Noted(what, request)
             }
             (Note::Reset, _) => Special::Reset,
@@ -60,7 +57,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     /// it is looked at again.
     pub(super) fn go_over(&mut self) {
         let moving = match self.shared.stages.as_ref().map(|stages| stages.enter()) {
-            Some(Entrance::Moving(hub, ticket)) => Moving::new(hub, ticket),
+            Some(Entrance::Moving(migration, ticket)) => Moving::new(migration, ticket),
             Some(Entrance::Forwarding(ticket)) => {
                 // It could not begin after all.
                 self.plain = Some(Box::new(Plain::new(ticket)));
@@ -68,7 +65,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             }
             None => return,
         };
-        self.link = Link::Connecting(moving.connect(Home::Target, &self.identity));
+        self.link = Link::Connecting(moving.connect(Side::Target, &self.identity));
         // What has arrived of a request is looked at again, for all of its words.
         self.requests = RequestScanner::new(RequestLimits::default());
         self.asking = None;

@@ -12,21 +12,16 @@ use tokio::time::timeout;
 use whimbrel_engine::error::Result;
 use whimbrel_wire::request::{RequestLimits, RequestScanner};
 
+use super::context::SessionContext;
+use super::link::{Link, Server, Way, connect};
+use super::moving::Moving;
+use super::plain::Plain;
+use super::sharing::Sharing;
+use super::state::{FAREWELL, Session, Stage};
 use crate::face;
-use crate::migrate::direction::Home;
+use crate::migrate::direction::Side;
 use crate::migrate::stages::Entrance;
 use crate::pipe::io::{Ended, read, write};
-use crate::session::context::SessionContext;
-use crate::session::link::Link;
-use crate::session::link::Server;
-use crate::session::link::Way;
-use crate::session::link::connect;
-use crate::session::moving::Moving;
-use crate::session::plain::Plain;
-use crate::session::sharing::Sharing;
-use crate::session::state::FAREWELL;
-use crate::session::state::Session;
-use crate::session::state::Stage;
 use crate::upstream::identity::Identity;
 
 /// Room for notes that an idle session keeps.
@@ -37,13 +32,15 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         let (plain, moving) = match shared.stages.as_ref().map(|stages| stages.enter()) {
             None => (None, None),
             Some(Entrance::Forwarding(ticket)) => (Some(Box::new(Plain::new(ticket))), None),
-            Some(Entrance::Moving(hub, ticket)) => (None, Some(Box::new(Moving::new(hub, ticket)))),
+            Some(Entrance::Moving(migration, ticket)) => {
+                (None, Some(Box::new(Moving::new(migration, ticket))))
+            }
         };
-        let sharing = shared.trunks.as_ref().filter(|_| plain.is_some());
-        let sharing = sharing.map(|trunks| Box::new(Sharing::new(trunks.clone())));
+        let sharing = shared.connections.as_ref().filter(|_| plain.is_some());
+        let sharing = sharing.map(|connections| Box::new(Sharing::new(connections.clone())));
         let identity = Identity::default();
         let connecting = match &moving {
-            Some(moving) => moving.connect(Home::Target, &identity),
+            Some(moving) => moving.connect(Side::Target, &identity),
             None => connect(&shared),
         };
         let mut session = Session {
@@ -88,7 +85,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             return Poll::Ready(());
         }
         loop {
-            match self.turn(cx) {
+            match self.step(cx) {
                 Ok(true) => {}
                 Ok(false) if self.is_over(cx) || self.is_stalled(cx) => return Poll::Ready(()),
                 Ok(false) if self.is_at_rest() => self.go_over(),
@@ -102,7 +99,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     }
 
     /// Moves what can be moved; true where anything was.
-    fn turn(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+    fn step(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let mut moved = self.poll_connecting(cx);
         self.watch_parked(cx);
         moved |= self.read_client(cx)?;
@@ -152,7 +149,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                 tracing::warn!(%error, "the server cannot be reached for a client");
                 self.shared.counts.unreachable.fetch_add(1, Ordering::Relaxed);
                 self.link = Link::Lost;
-                self.say(format!("-ERR whimbrel front: {error}\r\n").into_bytes());
+                self.push_reply(format!("-ERR whimbrel front: {error}\r\n").into_bytes());
                 self.leave();
             }
         }

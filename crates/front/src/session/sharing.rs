@@ -4,29 +4,29 @@ use std::sync::Arc;
 
 use super::due::{Due, Special};
 use super::link::Server;
-use crate::upstream::shared::{Line, Trunks};
+use crate::upstream::shared::{Handle, SharedConnections};
 
-/// Whoever gets so much at once has his own connection from then on: others would wait for it.
+/// A client that gets so much at once has its own connection from then on: others would wait for it.
 const AT_ONCE_BYTES_MAX: usize = 256 << 10;
 
 pub(super) struct Sharing {
-    pub(super) trunks: Arc<Trunks>,
-    /// The client's own connection, while it is at a trunk.
+    pub(super) connections: Arc<SharedConnections>,
+    /// The client's own connection, while it is at a shared connection.
     pub(super) parked: Option<Box<Server>>,
-    /// Its line to a trunk, while it is not.
-    pub(super) idle_line: Option<Line>,
+    /// Its handle to a shared connection, while it is not.
+    pub(super) idle_handle: Option<Handle>,
     /// The server has answered it with something but an error.
     pub(super) is_let_in: bool,
     /// It keeps to its own connection.
     pub(super) is_alone: bool,
-    /// It has been at a trunk since its own connection was marked.
+    /// It has been at a shared connection since its own connection was marked.
     pub(super) is_unmarked: bool,
 }
 
 /// Where a request should go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wish {
-    /// Over a trunk.
+pub(super) enum Route {
+    /// Over a shared connection.
     Shared,
     /// Over the client's own connection.
     Own,
@@ -35,11 +35,11 @@ pub(super) enum Wish {
 }
 
 impl Sharing {
-    pub(super) fn new(trunks: Arc<Trunks>) -> Sharing {
+    pub(super) fn new(connections: Arc<SharedConnections>) -> Sharing {
         Sharing {
-            trunks,
+            connections,
             parked: None,
-            idle_line: None,
+            idle_handle: None,
             is_let_in: false,
             is_alone: false,
             is_unmarked: false,
@@ -47,7 +47,7 @@ impl Sharing {
     }
 
     /// A reply has arrived, to something that is not special or to something that is.
-    pub(super) fn heard(&mut self, due: Option<&Due>, kind: u8) {
+    pub(super) fn note_reply(&mut self, due: Option<&Due>, kind: u8) {
         match due {
             Some(Due::Reply) => self.is_let_in |= kind != b'-' && kind != b'!',
             Some(Due::Special(special)) if matches!(**special, Special::Reset) => self.is_let_in = false,
@@ -56,7 +56,7 @@ impl Sharing {
     }
 
     /// So much has arrived at once.
-    pub(super) fn got(&mut self, bytes: usize) {
+    pub(super) fn note_bytes(&mut self, bytes: usize) {
         self.is_alone |= bytes > AT_ONCE_BYTES_MAX;
     }
 }

@@ -9,6 +9,7 @@ use bytes::BytesMut;
 use tokio::time::{Sleep, sleep};
 use whimbrel_wire::request::RequestScanner;
 
+use super::context::SessionContext;
 use super::due::{Due, Special};
 use super::link::Link;
 use super::moving::Moving;
@@ -17,7 +18,6 @@ use super::sharing::Sharing;
 use crate::face::Question;
 use crate::pipe::frame::{REFUSED_COMMAND, as_array};
 use crate::pipe::io::OUT_BYTES_MAX;
-use crate::session::context::SessionContext;
 use crate::upstream::identity::Identity;
 
 /// A client with so many requests under way is not read from.
@@ -91,15 +91,15 @@ impl<C> Session<C> {
     }
 
     /// A reply of our own, after all that are due before it.
-    pub(super) fn say(&mut self, reply: Vec<u8>) {
+    pub(super) fn push_reply(&mut self, reply: Vec<u8>) {
         self.due.push_back(Due::Special(Box::new(Special::Own(reply))));
     }
 
     /// An error of our own in its turn. Where replies are not counted only the server knows when that is: it is sent something that it
     /// refuses, with the reason among its words, as which it comes back.
-    pub(super) fn say_or_have_said(&mut self, error: Vec<u8>) {
+    pub(super) fn push_error(&mut self, error: Vec<u8>) {
         if self.counted {
-            return self.say(error);
+            return self.push_reply(error);
         }
         let why = error.strip_prefix(b"-ERR ").unwrap_or(&error).trim_ascii().to_vec();
         if let Link::Up(server) = &mut self.link {

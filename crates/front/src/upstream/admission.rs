@@ -1,4 +1,5 @@
-//! Whether a request may be carried out here: what a connection to a cluster asks, and the fleet that this front is a member of answers.
+//! Whether a request may be carried out here: what a connection to a cluster asks, and the fleet that this
+//! front is a member of answers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,7 +25,8 @@ pub(crate) enum Verdict {
 
 /// Knows which slots this front serves, and who serves the others.
 pub(crate) trait Admission: fmt::Debug + Send + Sync + 'static {
-    /// Who serves a slot. To be asked right before a request is sent, and the guard kept until it has been answered.
+    /// Who serves a slot. To be asked right before a request is sent, and the guard kept until it has been
+    /// answered.
     fn verdict(&self, slot: Slot) -> Verdict;
 
     /// Whether this front owns the slot, as far as it knows.
@@ -57,7 +59,8 @@ pub(crate) trait Admission: fmt::Debug + Send + Sync + 'static {
     /// Requests that wait for something to happen.
     fn waits(&self) -> &Arc<Waits>;
 
-    /// What waits on a connection is to be let go of. Where too many are, this one is when it is asked for again.
+    /// What waits on a connection is to be let go of. Where too many are, this one is when it is asked for
+    /// again.
     fn let_go(&self, address: Address, id: i64);
 }
 
@@ -134,7 +137,8 @@ impl Waits {
         self.are_pinned.load(Ordering::SeqCst)
     }
 
-    /// From now on requests that wait keep their slots. True the first time; those of before are to be ended then.
+    /// From now on requests that wait keep their slots. True the first time; those of before are to be ended
+    /// then.
     pub(crate) fn pin(&self) -> bool {
         !self.are_pinned.swap(true, Ordering::SeqCst)
     }

@@ -19,7 +19,7 @@ use crate::command::rule::Trait;
 use crate::pipe::frame::as_array;
 
 /// The longest request that is kept.
-pub(crate) const SAYING_BYTES_MAX: usize = 16 << 10;
+pub(crate) const INTRODUCTION_BYTES_MAX: usize = 16 << 10;
 
 /// What a client has said about itself.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
@@ -34,14 +34,14 @@ pub(crate) struct Identity {
 /// Passwords are in it.
 impl fmt::Debug for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Identity({})", self.sayings().len())
+        write!(f, "Identity({})", self.introductions().len())
     }
 }
 
 impl Identity {
     /// A server has agreed to this request. It takes the place of what the client said of the same before, and of nothing else:
     /// a `HELLO` may name a user, a name and a protocol, or none of them.
-    pub(crate) fn say(&mut self, what: Trait, request: Box<[u8]>) {
+    pub(crate) fn note(&mut self, what: Trait, request: Box<[u8]>) {
         let Ok(Value::Array(words)) = Value::parse(&Bytes::from(request)) else { return };
         let words: Vec<Vec<u8>> =
             words.iter().map(|word| word.as_bytes().map(|word| word.to_vec()).unwrap_or_default()).collect();
@@ -84,7 +84,7 @@ impl Identity {
     }
 
     /// What to say to another server: first who it is, without which the rest may be refused.
-    fn sayings(&self) -> Vec<Vec<u8>> {
+    fn introductions(&self) -> Vec<Vec<u8>> {
         let hello = self.protocol.as_ref().map(|version| as_array(&[b"HELLO".to_vec(), version.clone()]));
         let name = self.name.as_ref();
         let name = name.map(|name| as_array(&[b"CLIENT".to_vec(), b"SETNAME".to_vec(), name.clone()]));
@@ -108,16 +108,18 @@ impl Identity {
     ///
     /// # Errors
     /// `Broken`, or `Server` where the server does not agree to what another one has agreed to.
-    pub(crate) async fn say_all(&self, mut io: Io, endpoint: &Endpoint, address: &Address) -> Result<Io> {
+    pub(crate) async fn introduce(&self, mut io: Io, endpoint: &Endpoint, address: &Address) -> Result<Io> {
         let fail = |kind| Error::new(endpoint.side, address.to_string(), "connect", kind);
-        let sayings = self.sayings();
-        if sayings.is_empty() {
+        let introductions = self.introductions();
+        if introductions.is_empty() {
             return Ok(io);
         }
-        io.write_all_buf(&mut sayings.concat().as_slice()).await.map_err(|e| fail(ErrorKind::Broken(e)))?;
+        io.write_all_buf(&mut introductions.concat().as_slice())
+            .await
+            .map_err(|e| fail(ErrorKind::Broken(e)))?;
         io.flush().await.map_err(|e| fail(ErrorKind::Broken(e)))?;
         let mut replies = Replies::default();
-        for _ in sayings {
+        for _ in introductions {
             let reply = replies.next(&mut io).await.map_err(|e| fail(ErrorKind::Broken(e)))?;
             if let Some(refused) = ServerError::of(&reply) {
                 return Err(fail(ErrorKind::Server(refused))
@@ -164,12 +166,12 @@ mod tests {
             let text = String::from_utf8_lossy(saying).into_owned();
             text.split("\r\n").skip(2).step_by(2).collect::<Vec<_>>().join(" ")
         };
-        identity.sayings().iter().map(words).collect()
+        identity.introductions().iter().map(words).collect()
     }
 
     fn say(identity: &mut Identity, what: Trait, text: &str) {
         let words: Vec<Vec<u8>> = text.split(' ').map(|word| word.as_bytes().to_vec()).collect();
-        identity.say(what, as_array(&words).into());
+        identity.note(what, as_array(&words).into());
     }
 
     #[test]

@@ -25,7 +25,7 @@ use crate::upstream::identity::Identity;
 
 /// Where keys are.
 #[derive(Debug, Clone)]
-pub(crate) struct Place {
+pub(crate) struct Upstream {
     endpoint: Arc<Endpoint>,
     link: LinkOptions,
     cluster: Option<Arc<dyn Connector>>,
@@ -34,21 +34,21 @@ pub(crate) struct Place {
 /// What is there, as it was found.
 #[derive(Debug)]
 pub(crate) struct Found {
-    pub(crate) place: Place,
+    pub(crate) upstream: Upstream,
     pub(crate) facts: ServerFacts,
     pub(crate) can: Capabilities,
 }
 
 /// By which connections to servers are ended for certain that are not answered any more.
 #[derive(Debug)]
-pub(crate) struct Leash {
-    place: Place,
+pub(crate) struct KillHandle {
+    upstream: Upstream,
     ids: Ids,
     /// What serves a connection to a cluster.
     task: Option<JoinHandle<()>>,
 }
 
-impl Place {
+impl Upstream {
     /// Looks at what is there. Writes nothing.
     ///
     /// # Errors
@@ -62,17 +62,17 @@ impl Place {
         } else {
             None
         };
-        Ok(Found { place: Place { endpoint, link, cluster }, facts, can })
+        Ok(Found { upstream: Upstream { endpoint, link, cluster }, facts, can })
     }
 
     /// What looks like a cluster.
-    pub(crate) fn of(endpoint: Arc<Endpoint>, link: LinkOptions, cluster: Arc<dyn Connector>) -> Place {
-        Place { endpoint, link, cluster: Some(cluster) }
+    pub(crate) fn of(endpoint: Arc<Endpoint>, link: LinkOptions, cluster: Arc<dyn Connector>) -> Upstream {
+        Upstream { endpoint, link, cluster: Some(cluster) }
     }
 
     /// A server of which nothing has to be known.
-    pub(crate) fn server(endpoint: &Arc<Endpoint>, link: LinkOptions) -> Place {
-        Place { endpoint: endpoint.clone(), link, cluster: None }
+    pub(crate) fn server(endpoint: &Arc<Endpoint>, link: LinkOptions) -> Upstream {
+        Upstream { endpoint: endpoint.clone(), link, cluster: None }
     }
 
     pub(crate) fn endpoint(&self) -> &Arc<Endpoint> {
@@ -84,9 +84,9 @@ impl Place {
     }
 
     /// Whether both are one cluster, or parts of one.
-    pub(crate) fn shares_nodes(&self, other: &Place) -> bool {
-        let ids = |place: &Place| -> Vec<String> {
-            let Some(cluster) = &place.cluster else { return Vec::new() };
+    pub(crate) fn shares_nodes(&self, other: &Upstream) -> bool {
+        let ids = |upstream: &Upstream| -> Vec<String> {
+            let Some(cluster) = &upstream.cluster else { return Vec::new() };
             cluster.deployment().topology().shards.iter().map(|shard| shard.id.clone()).collect()
         };
         let own = ids(self);
@@ -123,11 +123,11 @@ impl Place {
     /// A connection for a client who has said so much of himself before.
     ///
     /// # Errors
-    /// As [`Identity::say_all`].
+    /// As [`Identity::introduce`].
     pub(crate) async fn introduce(&self, identity: &Identity) -> Result<Io> {
         let said = async {
             let io = self.io().await?;
-            identity.say_all(io, &self.endpoint, &self.endpoint.address).await
+            identity.introduce(io, &self.endpoint, &self.endpoint.address).await
         };
         timeout(self.limit(), said).await.unwrap_or_else(|_| Err(self.in_vain()))
     }
@@ -148,11 +148,11 @@ impl Place {
         timeout(self.limit(), greeted).await.unwrap_or_else(|_| Err(self.in_vain()))
     }
 
-    /// As [`Place::link`], with what ends it for certain.
+    /// As [`Upstream::link`], with what ends it for certain.
     ///
     /// # Errors
-    /// As [`Place::link`], and what `CLIENT ID` is answered with.
-    pub(crate) async fn leashed(&self) -> Result<(Link, Leash)> {
+    /// As [`Upstream::link`], and what `CLIENT ID` is answered with.
+    pub(crate) async fn killable(&self) -> Result<(Link, KillHandle)> {
         let ids = Ids::default();
         let (link, task) = match &self.cluster {
             Some(cluster) => {
@@ -167,7 +167,7 @@ impl Place {
                 (link, None)
             }
         };
-        Ok((link, Leash { place: self.clone(), ids, task }))
+        Ok((link, KillHandle { upstream: self.clone(), ids, task }))
     }
 
     /// A connection of our own to each server that has keys: a cluster's primaries.
@@ -245,12 +245,12 @@ pub(crate) fn were_at_rest(before: &Option<Claims>, after: &Option<Claims>) -> b
     before == after && before.as_ref().is_none_or(Claims::are_at_rest)
 }
 
-impl Leash {
+impl KillHandle {
     /// Ends the connections, which nobody may use any more. When it returns nothing that was sent on them will be carried out later.
     ///
     /// # Errors
     /// Where a server does not answer. It has to be called again then.
-    pub(crate) async fn cut(&mut self) -> Result<()> {
+    pub(crate) async fn kill(&mut self) -> Result<()> {
         if let Some(task) = self.task.take() {
             task.abort();
             // It is over then, however it ended.
@@ -259,9 +259,9 @@ impl Leash {
         loop {
             let last = self.ids().last().cloned();
             let Some((address, id)) = last else { return Ok(()) };
-            match kill(&self.place, &address, id).await {
+            match kill(&self.upstream, &address, id).await {
                 Ok(()) => {}
-                // Whoever is no primary any more carries nothing out for a client.
+                // A node that is no primary any more carries nothing out for a client.
                 Err(_) if self.is_demoted(&address).await? => {}
                 Err(error) => return Err(error),
             }
@@ -274,14 +274,14 @@ impl Leash {
     }
 
     async fn is_demoted(&self, address: &Address) -> Result<bool> {
-        let Some(cluster) = &self.place.cluster else { return Ok(false) };
+        let Some(cluster) = &self.upstream.cluster else { return Ok(false) };
         let topology = cluster.deployment().refresh().await?;
         Ok(topology.unowned() == 0 && topology.shards.iter().all(|shard| shard.primary != *address))
     }
 }
 
-async fn kill(place: &Place, address: &Address, id: i64) -> Result<()> {
-    let mut link = Link::open(&place.endpoint, address, place.link).await?;
+async fn kill(upstream: &Upstream, address: &Address, id: i64) -> Result<()> {
+    let mut link = Link::open(&upstream.endpoint, address, upstream.link).await?;
     link.call(&[b"CLIENT", b"KILL", b"ID", id.to_string().as_bytes()]).await?;
     Ok(())
 }

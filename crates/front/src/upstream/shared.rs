@@ -1,24 +1,24 @@
 //! Connections to the server that several clients share.
 //!
 //! Every client has a connection of its own. What needs nothing of that, a read or write of keys by a client without a transaction, a watch or another
-//! database, may go over a trunk instead: what many clients send goes out in one write and comes back in one read, which spares the front
+//! database, may go over a shared connection instead: what many clients send goes out in one write and comes back in one read, which spares the front
 //! and the server most of their system calls.
 //!
 //! ```text
-//! session ─ line ─▶ ┐                       ┌─▶ ear ─ session
-//! session ─ line ─▶ ┴ to ─▶ server ─▶ from ─┴─▶ ear ─ session
+//! session ─ handle ─▶ ┐                       ┌─▶ sink ─ session
+//! session ─ handle ─▶ ┴ to ─▶ server ─▶ from ─┴─▶ sink ─ session
 //! ```
 //!
-//! All clients of a trunk are the same user with the same protocol, and each has been let in by the server on its own connection before: a trunk
+//! All clients of a shared connection are the same user with the same protocol, and each has been let in by the server on its own connection before: a connection
 //! that was opened when the server asked for no password admits nobody later.
 //!
-//! **Order.** A client has lines to one trunk at a time, and replies come in the order of requests.
+//! **Order.** A client has handles to one connection at a time, and replies come in the order of requests.
 //!
 //! **Bounds.** [`TO_BYTES_MAX`] wait to be sent, and what one read of each client adds. A client that does not take in its replies has
-//! [`EAR_BYTES_MAX`] and two reads of them held; after that the trunk waits for him, for [`STALL`] in all, and then lets go of him. There are at
-//! most [`IDENTITIES_MAX`] times as many trunks as were asked for.
+//! [`SINK_BYTES_MAX`] and two reads of them held; after that the shared connection waits for it, for [`STALL`] in all, and then closes its sink. There are at
+//! most [`IDENTITIES_MAX`] times as many connections as were asked for.
 //!
-//! **Ends.** A trunk that breaks takes with it the clients to whom something is due, as their own connections would. Nothing is sent twice.
+//! **Ends.** A shared connection that breaks takes with it the clients to whom something is due, as their own connections would. Nothing is sent twice.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::poll_fn;
@@ -37,14 +37,14 @@ use whimbrel_wire::boundary::{Boundary, Passed};
 
 use crate::command::keys::CommandTable;
 use crate::pipe::io::{Ended, read, write};
-use crate::upstream::Place;
+use crate::upstream::Upstream;
 use crate::upstream::identity::Identity;
 
 /// Who has so much to send that nobody has taken yet takes no more requests.
 const TO_BYTES_MAX: usize = 1 << 20;
 
 /// Replies that a client has not taken.
-const EAR_BYTES_MAX: usize = 1 << 20;
+const SINK_BYTES_MAX: usize = 1 << 20;
 
 /// How long in all a client may keep others waiting with replies that it does not take.
 const STALL: Duration = Duration::from_secs(1);
@@ -55,34 +55,34 @@ const IDENTITIES_MAX: usize = 64;
 /// No command that is shared has a longer name.
 const NAME_BYTES_MAX: usize = 32;
 
-/// All trunks of a front.
+/// All shared connections of a front.
 #[derive(Debug)]
-pub(crate) struct Trunks {
-    place: Place,
+pub(crate) struct SharedConnections {
+    upstream: Upstream,
     /// So many for clients of one identity.
     each: usize,
     /// Commands that may be shared, in upper case.
     names: HashSet<Vec<u8>>,
     next: AtomicUsize,
-    open: Mutex<HashMap<Identity, Vec<Weak<Trunk>>>>,
+    open: Mutex<HashMap<Identity, Vec<Weak<SharedConnection>>>>,
     tasks: Mutex<JoinSet<()>>,
 }
 
-/// A connection that is shared. It ends when nobody has a line to it any more.
+/// A connection that is shared. It ends when nobody has a handle to it any more.
 #[derive(Debug)]
-struct Trunk(Arc<Mutex<Queue>>);
+struct SharedConnection(Arc<Mutex<Queue>>);
 
-/// What has not been handed to the task of a trunk yet.
+/// What has not been handed to the task of a shared connection yet.
 #[derive(Debug, Default)]
 struct Queue {
     to: BytesMut,
     /// Whose requests those are, and how many in a row.
-    asking: Vec<(Arc<Ear>, usize)>,
+    asking: Vec<(Arc<ReplySink>, usize)>,
     /// The task that waits for more.
     task: Option<Waker>,
     /// Clients that wait for room.
-    crowd: Vec<Waker>,
-    /// Nobody has a line any more.
+    waiters: Vec<Waker>,
+    /// Nobody has a handle any more.
     is_left: bool,
     /// The task has ended.
     is_closed: bool,
@@ -90,25 +90,25 @@ struct Queue {
 
 /// Where replies arrive for one client.
 #[derive(Debug, Default)]
-struct Ear(Mutex<Heard>);
+struct ReplySink(Mutex<Replies>);
 
 #[derive(Debug, Default)]
-struct Heard {
+struct Replies {
     from: BytesMut,
     session: Option<Waker>,
-    /// The trunk, which waits until there is room.
-    trunk: Option<Waker>,
+    /// The connection, which waits until there is room.
+    connection: Option<Waker>,
     /// How long it has waited for this client.
     kept_waiting: Duration,
     /// Nothing more will come, or nobody listens.
     is_lost: bool,
 }
 
-/// A client's way to a trunk.
+/// A client's way to a shared connection.
 #[derive(Debug)]
-pub(crate) struct Line {
-    trunk: Arc<Trunk>,
-    ear: Arc<Ear>,
+pub(crate) struct Handle {
+    connection: Arc<SharedConnection>,
+    sink: Arc<ReplySink>,
     identity: Identity,
 }
 
@@ -116,16 +116,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Trunks {
+impl SharedConnections {
     /// `each` for clients of one identity, at least one. The server is asked which commands read or write keys and do nothing else.
     ///
     /// # Errors
     /// As [`CommandTable::ask`].
-    pub(crate) async fn new(place: Place, each: usize) -> Result<Arc<Trunks>> {
-        let table = CommandTable::ask(&mut place.link().await?).await?;
+    pub(crate) async fn new(upstream: Upstream, each: usize) -> Result<Arc<SharedConnections>> {
+        let table = CommandTable::ask(&mut upstream.link().await?).await?;
         let names = table.plain_names().map(|name| name.to_ascii_uppercase());
-        Ok(Arc::new(Trunks {
-            place,
+        Ok(Arc::new(SharedConnections {
+            upstream,
             each: each.max(1),
             names: names.filter(|name| name.len() <= NAME_BYTES_MAX).collect(),
             next: AtomicUsize::new(0),
@@ -143,29 +143,30 @@ impl Trunks {
         self.names.contains(&*upper)
     }
 
-    /// A line for a client; `None` where there are too many identities.
-    pub(crate) fn line(self: &Arc<Trunks>, identity: &Identity) -> Option<Line> {
+    /// A handle for a client; `None` where there are too many identities.
+    pub(crate) fn handle(self: &Arc<SharedConnections>, identity: &Identity) -> Option<Handle> {
         let identity = identity.unnamed();
         let mut open = lock(&self.open);
-        open.retain(|_, trunks| trunks.iter().any(|trunk| trunk.strong_count() > 0));
+        open.retain(|_, connections| connections.iter().any(|connection| connection.strong_count() > 0));
         if open.len() >= IDENTITIES_MAX && !open.contains_key(&identity) {
             return None;
         }
-        let trunks =
+        let connections =
             open.entry(identity.clone()).or_insert_with(|| (0..self.each).map(|_| Weak::new()).collect());
-        let place = &mut trunks[self.next.fetch_add(1, Ordering::Relaxed) % self.each];
-        let trunk = place.upgrade().filter(|trunk| !lock(&trunk.0).is_closed).unwrap_or_else(|| {
-            let queue = Arc::new(Mutex::new(Queue::default()));
-            let mut tasks = lock(&self.tasks);
-            while tasks.try_join_next().is_some() {}
-            tasks.spawn(Task::new(queue.clone()).run(self.place.clone(), identity.clone()));
-            Arc::new(Trunk(queue))
-        });
-        *place = Arc::downgrade(&trunk);
-        Some(Line { trunk, ear: Arc::default(), identity })
+        let slot = &mut connections[self.next.fetch_add(1, Ordering::Relaxed) % self.each];
+        let connection =
+            slot.upgrade().filter(|connection| !lock(&connection.0).is_closed).unwrap_or_else(|| {
+                let queue = Arc::new(Mutex::new(Queue::default()));
+                let mut tasks = lock(&self.tasks);
+                while tasks.try_join_next().is_some() {}
+                tasks.spawn(Task::new(queue.clone()).run(self.upstream.clone(), identity.clone()));
+                Arc::new(SharedConnection(queue))
+            });
+        *slot = Arc::downgrade(&connection);
+        Some(Handle { connection, sink: Arc::default(), identity })
     }
 
-    /// Ends all trunks. When it returns nothing is sent on them any more.
+    /// Ends all connections. When it returns nothing is sent on them any more.
     pub(crate) async fn close(&self) {
         lock(&self.open).clear();
         let mut tasks = std::mem::take(&mut *lock(&self.tasks));
@@ -173,7 +174,7 @@ impl Trunks {
     }
 }
 
-impl Drop for Trunk {
+impl Drop for SharedConnection {
     fn drop(&mut self) {
         let mut queue = lock(&self.0);
         queue.is_left = true;
@@ -183,43 +184,43 @@ impl Drop for Trunk {
     }
 }
 
-impl Drop for Line {
+impl Drop for Handle {
     fn drop(&mut self) {
-        let mut heard = lock(&self.ear.0);
-        (heard.is_lost, heard.from) = (true, BytesMut::new());
-        if let Some(trunk) = heard.trunk.take() {
-            trunk.wake();
+        let mut replies = lock(&self.sink.0);
+        (replies.is_lost, replies.from) = (true, BytesMut::new());
+        if let Some(connection) = replies.connection.take() {
+            connection.wake();
         }
     }
 }
 
-impl Line {
-    /// Whether requests of this client can be sent. Where the trunk has ended, what was sent is lost.
+impl Handle {
+    /// Whether requests of this client can be sent. Where the connection has ended, what was sent is lost.
     pub(crate) fn is_open_for(&self, identity: &Identity) -> bool {
-        self.identity.is_same_user(identity) && !lock(&self.trunk.0).is_closed
+        self.identity.is_same_user(identity) && !lock(&self.connection.0).is_closed
     }
 
     /// Hands over `count` requests, if there is room; true where that was so.
     ///
     /// # Errors
-    /// [`Ended`] where the trunk has ended.
+    /// [`Ended`] where the connection has ended.
     pub(crate) fn send(
         &self,
         cx: &mut Context<'_>,
         requests: &mut BytesMut,
         count: usize,
     ) -> std::result::Result<bool, Ended> {
-        let mut queue = lock(&self.trunk.0);
+        let mut queue = lock(&self.connection.0);
         if queue.is_closed {
             return Err(Ended);
         }
         if queue.to.len() >= TO_BYTES_MAX {
-            queue.crowd.push(cx.waker().clone());
+            queue.waiters.push(cx.waker().clone());
             return Ok(false);
         }
         queue.to.extend_from_slice(requests);
         requests.clear();
-        queue.asking.push((self.ear.clone(), count));
+        queue.asking.push((self.sink.clone(), count));
         let task = queue.task.take();
         drop(queue);
         if let Some(task) = task {
@@ -230,62 +231,62 @@ impl Line {
 
     /// Takes what has arrived, as from a connection: nothing at the end.
     pub(crate) fn take(&self, cx: &mut Context<'_>, into: &mut BytesMut) -> Poll<usize> {
-        let mut heard = lock(&self.ear.0);
-        if heard.from.is_empty() {
-            if heard.is_lost {
+        let mut replies = lock(&self.sink.0);
+        if replies.from.is_empty() {
+            if replies.is_lost {
                 return Poll::Ready(0);
             }
-            if heard.session.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker())) {
-                heard.session = Some(cx.waker().clone());
+            if replies.session.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker())) {
+                replies.session = Some(cx.waker().clone());
             }
             return Poll::Pending;
         }
-        let bytes = heard.from.len();
+        let bytes = replies.from.len();
         if into.is_empty() {
-            *into = std::mem::take(&mut heard.from);
+            *into = std::mem::take(&mut replies.from);
         } else {
-            into.extend_from_slice(&heard.from);
-            heard.from.clear();
+            into.extend_from_slice(&replies.from);
+            replies.from.clear();
         }
-        let trunk = heard.trunk.take();
-        drop(heard);
-        if let Some(trunk) = trunk {
-            trunk.wake();
+        let connection = replies.connection.take();
+        drop(replies);
+        if let Some(connection) = connection {
+            connection.wake();
         }
         Poll::Ready(bytes)
     }
 }
 
-impl Ear {
+impl ReplySink {
     /// Hands over replies, or a piece of one. Where the client has too much of them, how long it has kept others waiting before.
-    fn hear(&self, bytes: &[u8]) -> Option<Duration> {
-        let mut heard = lock(&self.0);
-        if heard.is_lost {
+    fn push(&self, bytes: &[u8]) -> Option<Duration> {
+        let mut replies = lock(&self.0);
+        if replies.is_lost {
             return None;
         }
-        heard.from.extend_from_slice(bytes);
-        let waited = (heard.from.len() >= EAR_BYTES_MAX).then_some(heard.kept_waiting);
-        let session = heard.session.take();
-        drop(heard);
+        replies.from.extend_from_slice(bytes);
+        let waited = (replies.from.len() >= SINK_BYTES_MAX).then_some(replies.kept_waiting);
+        let session = replies.session.take();
+        drop(replies);
         if let Some(session) = session {
             session.wake();
         }
         waited
     }
 
-    fn lose(&self) {
-        let mut heard = lock(&self.0);
-        heard.is_lost = true;
-        if let Some(session) = heard.session.take() {
+    fn close(&self) {
+        let mut replies = lock(&self.0);
+        replies.is_lost = true;
+        if let Some(session) = replies.session.take() {
             session.wake();
         }
     }
 
     /// Whether it still has too much.
     fn is_full(&self, cx: &mut Context<'_>) -> bool {
-        let mut heard = lock(&self.0);
-        let is_full = !heard.is_lost && heard.from.len() >= EAR_BYTES_MAX;
-        heard.trunk = is_full.then(|| cx.waker().clone());
+        let mut replies = lock(&self.0);
+        let is_full = !replies.is_lost && replies.from.len() >= SINK_BYTES_MAX;
+        replies.connection = is_full.then(|| cx.waker().clone());
         is_full
     }
 }
@@ -297,13 +298,13 @@ struct Task {
     from: BytesMut,
     boundary: Boundary,
     /// Who gets the next replies, and how many in a row.
-    asking: VecDeque<(Arc<Ear>, usize)>,
+    asking: VecDeque<(Arc<ReplySink>, usize)>,
     full: Option<Full>,
 }
 
 /// A client that has too much, for whom everybody waits.
 struct Full {
-    ear: Arc<Ear>,
+    sink: Arc<ReplySink>,
     since: Instant,
     until: Pin<Box<Sleep>>,
 }
@@ -313,10 +314,10 @@ impl Drop for Task {
     fn drop(&mut self) {
         let mut queue = lock(&self.queue);
         queue.is_closed = true;
-        let (asking, crowd) = (std::mem::take(&mut queue.asking), std::mem::take(&mut queue.crowd));
+        let (asking, waiters) = (std::mem::take(&mut queue.asking), std::mem::take(&mut queue.waiters));
         drop(queue);
-        self.asking.drain(..).chain(asking).for_each(|(ear, _)| ear.lose());
-        crowd.into_iter().for_each(Waker::wake);
+        self.asking.drain(..).chain(asking).for_each(|(sink, _)| sink.close());
+        waiters.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -332,8 +333,8 @@ impl Task {
         }
     }
 
-    async fn run(mut self, place: Place, identity: Identity) {
-        let mut io = match place.introduce(&identity).await {
+    async fn run(mut self, upstream: Upstream, identity: Identity) {
+        let mut io = match upstream.introduce(&identity).await {
             Ok(io) => io,
             Err(error) => {
                 tracing::warn!(%error, "the server cannot be reached for clients that share a connection");
@@ -357,14 +358,14 @@ impl Task {
             queue.to.clear();
         }
         self.asking.extend(queue.asking.drain(..));
-        let crowd = std::mem::take(&mut queue.crowd);
+        let waiters = std::mem::take(&mut queue.waiters);
         drop(queue);
-        crowd.into_iter().for_each(Waker::wake);
+        waiters.into_iter().for_each(Waker::wake);
     }
 
     /// Until more is asked; an error at the end.
     fn poll(&mut self, cx: &mut Context<'_>, io: &mut Io) -> Poll<std::result::Result<(), Ended>> {
-        while self.turn(cx, io)? {}
+        while self.step(cx, io)? {}
         let mut queue = lock(&self.queue);
         if queue.is_left {
             return Poll::Ready(Err(Ended));
@@ -377,7 +378,7 @@ impl Task {
         Poll::Pending
     }
 
-    fn turn(&mut self, cx: &mut Context<'_>, io: &mut Io) -> std::result::Result<bool, Ended> {
+    fn step(&mut self, cx: &mut Context<'_>, io: &mut Io) -> std::result::Result<bool, Ended> {
         let mut moved = !self.to.is_empty() && write(io, cx, &mut self.to)?;
         if self.is_held_up(cx) {
             return Ok(moved);
@@ -396,15 +397,15 @@ impl Task {
     /// Whether somebody has to take in replies first.
     fn is_held_up(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(full) = &mut self.full else { return false };
-        let is_full = full.ear.is_full(cx);
+        let is_full = full.sink.is_full(cx);
         if is_full && full.until.as_mut().poll(cx).is_pending() {
             return true;
         }
         if is_full {
             tracing::info!("a client that does not take in its replies is let go");
-            full.ear.lose();
+            full.sink.close();
         }
-        lock(&full.ear.0).kept_waiting += full.since.elapsed();
+        lock(&full.sink.0).kept_waiting += full.since.elapsed();
         self.full = None;
         false
     }
@@ -433,21 +434,21 @@ impl Task {
             passed += bytes;
             *left -= 1;
             if *left == 0 {
-                self.give(start, passed);
+                self.hand_over(start, passed);
                 self.asking.pop_front();
                 start = passed;
             }
         }
-        self.give(start, passed);
+        self.hand_over(start, passed);
         self.from.advance(passed);
         Ok(())
     }
 
-    fn give(&mut self, from: usize, to: usize) {
-        let Some((ear, _)) = self.asking.front().filter(|_| from < to) else { return };
-        if let Some(waited) = ear.hear(&self.from[from..to]) {
+    fn hand_over(&mut self, from: usize, to: usize) {
+        let Some((sink, _)) = self.asking.front().filter(|_| from < to) else { return };
+        if let Some(waited) = sink.push(&self.from[from..to]) {
             let until = Box::pin(sleep(STALL.saturating_sub(waited)));
-            self.full = Some(Full { ear: ear.clone(), since: Instant::now(), until });
+            self.full = Some(Full { sink: sink.clone(), since: Instant::now(), until });
         }
     }
 }

@@ -2,15 +2,16 @@
 
 mod moving;
 mod news;
+mod running;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::Partition;
 use super::message::{Enrolled, Move, Order, Record, Report, ToCoordinator, ToMember};
 use super::plan::{Target, plan, plan_backends, transfers};
 use super::snapshot::Snapshot;
+use super::table::Partition;
 use super::table::{Change, MemberId, Row, Table};
-use moving::Running;
+use running::Running;
 
 /// The backend that has everything until others are given a part: new rows name it.
 const FIRST_BACKEND: u32 = 0;

@@ -7,10 +7,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::running::{Running, Stage};
 use super::{Coordinator, Output, Then};
-use crate::fleet::Partition;
 use crate::fleet::message::{Move, Order, Record};
 use crate::fleet::plan::{Step, next_step};
+use crate::fleet::table::Partition;
 use crate::fleet::table::{Applied, Change, Holders, MemberId, Row};
 
 /// Data that could not be carried is tried again after this many times [`Options::retry_ms`](super::Options::retry_ms); and whenever some could not, all
@@ -20,32 +21,6 @@ const DATA_REST: u64 = 2;
 
 /// How many partitions of an owner are searched for a move. More would make a step slow where all destinations are busy.
 const LOOK_MAX: usize = 64;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Stage {
-    /// The source gives its data to the destination.
-    Transferring,
-    /// A change is not on disk yet. `commits`: it is the move's own, else nothing moves by it.
-    Writing { commits: bool },
-    /// The change is decided. The destination has not said yet that it knows; until then the source keeps its data, sealed, and
-    /// hears nothing: if the destination is lost, the partition goes back to it.
-    Committing(Change),
-}
-
-/// A partition that is being changed. Nothing else happens to it meanwhile.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Running {
-    /// None where nothing moves: a new owner without data, or fewer holders.
-    moving: Option<Move>,
-    /// The row that everybody but the destination knows until it is over.
-    base: Row,
-    after: Holders,
-    /// The backend then.
-    backend: u32,
-    stage: Stage,
-    again_ms: u64,
-    until_ms: u64,
-}
 
 /// What is to be moved of a partition next.
 #[derive(Debug, Clone, Copy)]

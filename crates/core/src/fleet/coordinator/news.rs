@@ -1,8 +1,8 @@
 //! Who hears of changes when, and how those who missed some get what they lack.
 
 use super::{Coordinator, Output};
-use crate::fleet::Partition;
 use crate::fleet::message::{ITEMS_MAX, Order};
+use crate::fleet::table::Partition;
 use crate::fleet::table::{Change, MemberId, Row};
 
 /// Changes that are kept for members that have not heard of them. A member that is further behind is asked for its versions.

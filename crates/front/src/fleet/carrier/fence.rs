@@ -8,8 +8,7 @@ use whimbrel_engine::probe::Capabilities;
 use whimbrel_flow::typed::{staging_job, staging_key};
 use whimbrel_wire::value::Value;
 
-use super::attempt::Refusal;
-use crate::fleet::carrier::attempt::Token;
+use super::attempt::{Refusal, Token};
 
 /// The job that fences belong to. They have the names of staging keys, so the other tools leave them out as they do these: a comparison
 /// does not count them, and what brings a target into line with a source does not remove them. They are in their slot, so whatever moves
@@ -65,7 +64,7 @@ pub fn is_fence(name: &[u8]) -> bool {
 
 /// Which of the two sides of a move a fence is taken at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Place {
+pub(super) enum MoveEnd {
     /// Its keys are the slot's.
     Origin,
     /// Its keys are left of an earlier attempt, which has left its fence as well.
@@ -74,7 +73,7 @@ pub(super) enum Place {
 
 /// A fence that was taken: what the fence is for as long as nobody takes it again.
 ///
-/// Whoever takes it, with an equal token too, makes it another one. So what an earlier call of the same attempt has sent, and lies in a
+/// An attempt that takes it, with an equal token too, makes it another one. So what an earlier call of the same attempt has sent, and lies in a
 /// connection that was given up, is refused as well: it could remove what the later call has written, or what clients have by then.
 #[derive(Debug, Clone)]
 pub(super) struct Hold {
@@ -88,13 +87,13 @@ pub(super) fn push_claim(
     link: &mut Link,
     slot: Slot,
     token: Token,
-    place: Place,
+    place: MoveEnd,
     capabilities: &Capabilities,
 ) {
     let script = if capabilities.functions { format!("{WITHOUT_ROOM}{CLAIM}") } else { CLAIM.to_owned() };
     let number = match place {
-        Place::Origin => String::new(),
-        Place::Destination => slot.to_string(),
+        MoveEnd::Origin => String::new(),
+        MoveEnd::Destination => slot.to_string(),
     };
     let (fence, absent) = (fence_key(slot), absent_key(slot));
     link.push(&[

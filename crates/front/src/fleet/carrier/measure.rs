@@ -7,8 +7,8 @@ use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Capabilities;
 use whimbrel_flow::typed::memory_bytes_of;
 
+use super::attempt::LOAD_KEYS_MAX;
 use super::names::{count, names};
-use crate::fleet::carrier::attempt::LOAD_KEYS_MAX;
 use crate::migrate::carry::LARGE_BYTES;
 
 /// A slot that takes more memory is not moved.

@@ -28,7 +28,7 @@ use whimbrel_engine::probe::Capabilities;
 
 pub use self::attempt::{CARRY_KEYS_MAX, LOAD_KEYS_MAX, Refusal, Route, Token};
 pub use self::fence::is_fence;
-use self::fence::{Hold, Place};
+use self::fence::{Hold, MoveEnd};
 pub use self::measure::{LOAD_BYTES_MAX, LOAD_KEY_BYTES_MAX, Load, measure};
 use self::names::{FIRST_NAMES, Seen, claim, look_again, names};
 use self::payloads::{GROUP_BYTES, GROUP_KEYS, Item, Life, Reader};
@@ -65,8 +65,8 @@ pub async fn carry_slot(
     route: &Route<'_>,
 ) -> Result<Carried, Refusal> {
     let (origin, destination) = tokio::join!(
-        claim(from, slot, token, Place::Origin, route.from),
-        claim(to, slot, token, Place::Destination, route.to),
+        claim(from, slot, token, MoveEnd::Origin, route.from),
+        claim(to, slot, token, MoveEnd::Destination, route.to),
     );
     let (mut origin, destination) = (origin?, destination?);
     let cleared = sweep(to, &destination).await?;
@@ -99,7 +99,7 @@ pub async fn clear_slot(
     token: Token,
     capabilities: &Capabilities,
 ) -> Result<u64, Refusal> {
-    let seen = claim(at, slot, token, Place::Origin, capabilities).await?;
+    let seen = claim(at, slot, token, MoveEnd::Origin, capabilities).await?;
     sweep(at, &seen).await
 }
 
@@ -113,7 +113,7 @@ pub async fn clear_what_was_left(
     token: Token,
     capabilities: &Capabilities,
 ) -> Result<u64, Refusal> {
-    match claim(at, slot, token, Place::Destination, capabilities).await {
+    match claim(at, slot, token, MoveEnd::Destination, capabilities).await {
         Ok(seen) => sweep(at, &seen).await,
         Err(Refusal::Occupied { .. }) => Ok(0),
         Err(refusal) => Err(refusal),

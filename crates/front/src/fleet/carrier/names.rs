@@ -8,9 +8,8 @@ use whimbrel_engine::probe::Capabilities;
 use whimbrel_engine::slot_keys;
 use whimbrel_wire::value::Value;
 
-use super::attempt::Refusal;
-use super::fence::{Hold, Place, absent_key, fence_key, is_fence, push_claim, script_error};
-use crate::fleet::carrier::attempt::Token;
+use super::attempt::{Refusal, Token};
+use super::fence::{Hold, MoveEnd, absent_key, fence_key, is_fence, push_claim, script_error};
 
 /// Names that are asked for before it is known how many there are. Most slots have fewer.
 pub(super) const FIRST_NAMES: u64 = 1_000;
@@ -36,7 +35,7 @@ pub(super) async fn claim(
     link: &mut Link,
     slot: Slot,
     token: Token,
-    place: Place,
+    place: MoveEnd,
     capabilities: &Capabilities,
 ) -> Result<Seen, Refusal> {
     push_claim(link, slot, token, place, capabilities);

@@ -1,6 +1,6 @@
 //! Moves large keys in chunks, apart from all others, which do not wait behind them.
 //!
-//! A large key is copied while clients read it at the source; whoever writes to it waits. Then readers are shut out, and it is removed from
+//! A large key is copied while clients read it at the source; a client that writes to it waits. Then readers are shut out, and it is removed from
 //! the source. The target gets it under a name of its own first, and in one step under the right one.
 
 use std::sync::Arc;
@@ -32,10 +32,10 @@ impl Worker {
 
     /// Moves a large key that is wanted, and that readers may hold. None holds it when this returns.
     async fn bring_large_home(&mut self, key: &Bytes) -> Moved {
-        let hub = self.hub.clone();
+        let migration = self.migration.clone();
         {
-            let _gate = hub.gate.read().await;
-            hub.on_their_way.begin(key);
+            let _gate = migration.gate.read().await;
+            migration.on_their_way.begin(key);
         }
         let mut is_tried_again = false;
         let copied = loop {
@@ -49,9 +49,9 @@ impl Worker {
             }
         };
         // From here on nobody reads it at the source any more.
-        hub.locks.shut_out(key).await;
+        migration.locks.shut_out(key).await;
         // Nobody counts keys from when it is removed there until it is no more on its way.
-        let _gate = hub.gate.read().await;
+        let _gate = migration.gate.read().await;
         let moved = match copied {
             Ok(Some(Outcome::Gone)) => Moved::WasHome,
             Ok(Some(Outcome::Unholdable(why))) => {
@@ -65,23 +65,23 @@ impl Worker {
             }
             Err(refused) => refused,
         };
-        hub.on_their_way.end(key);
+        migration.on_their_way.end(key);
         moved
     }
 
     /// `None` where the target has another key of this name.
     async fn copy(&mut self, key: &[u8], is_tried_again: bool) -> Result<Option<Outcome>> {
-        let hub = self.hub.clone();
+        let migration = self.migration.clone();
         let (source, target) = self.links().await?;
-        let route = route(&hub, is_tried_again);
+        let route = route(&migration, is_tried_again);
         let outcome = copy(source, target, key, &route).await?;
-        hub.set_trouble(None);
+        migration.set_trouble(None);
         Ok((outcome != Outcome::Skipped || route.may_be_there).then_some(outcome))
     }
 
     /// Removes a key from the source that the target has, however often that has to be tried.
     async fn remove(&mut self, key: &[u8]) {
-        let hub = self.hub.clone();
+        let migration = self.migration.clone();
         loop {
             let removed = async {
                 let (source, _) = self.links().await?;
@@ -92,7 +92,7 @@ impl Worker {
             self.source = None;
             sleep(RETRY_PAUSE).await;
         }
-        hub.set_trouble(None);
-        hub.tally.moved.fetch_add(1, Ordering::Relaxed);
+        migration.set_trouble(None);
+        migration.tally.moved.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -23,22 +23,22 @@ use tokio::task::JoinSet;
 use self::large::LARGE_WORKERS;
 pub(crate) use self::sweep::{rebuild, sweep};
 use self::worker::Worker;
-use crate::migrate::state::Hub;
+use crate::migrate::state::MigrationState;
 
 /// Keys that are moved at the same time.
 pub const WORKERS: usize = 8;
 
 /// Runs the workers until all of them are dropped with the future.
-pub(crate) async fn work(hub: Arc<Hub>, moves: mpsc::UnboundedReceiver<Bytes>) {
+pub(crate) async fn work(migration: Arc<MigrationState>, moves: mpsc::UnboundedReceiver<Bytes>) {
     let moves = Arc::new(Mutex::new(moves));
     let (large, large_moves) = mpsc::unbounded_channel();
     let large_moves = Arc::new(Mutex::new(large_moves));
     let mut workers = JoinSet::new();
     for _ in 0..WORKERS {
-        workers.spawn(Worker::new(&hub, &large).run(moves.clone()));
+        workers.spawn(Worker::new(&migration, &large).run(moves.clone()));
     }
     for _ in 0..LARGE_WORKERS {
-        workers.spawn(Worker::new(&hub, &large).run_large(large_moves.clone()));
+        workers.spawn(Worker::new(&migration, &large).run_large(large_moves.clone()));
     }
     while workers.join_next().await.is_some() {}
 }

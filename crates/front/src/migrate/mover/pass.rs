@@ -11,7 +11,7 @@ use whimbrel_wire::value::Value;
 
 use crate::migrate::locks::Moved;
 use crate::migrate::staging::is_hidden;
-use crate::migrate::state::Hub;
+use crate::migrate::state::MigrationState;
 
 /// Keys that the background wants at the same time.
 const BACKGROUND_KEYS: usize = 16;
@@ -21,7 +21,7 @@ const SCAN_COUNT: &[u8] = b"500";
 
 /// One iteration over the source.
 pub(super) struct Pass {
-    pub(super) hub: Arc<Hub>,
+    pub(super) migration: Arc<MigrationState>,
     pub(super) source: Link,
     /// Keys that move.
     pub(super) wanted: JoinSet<(Bytes, Option<Moved>)>,
@@ -44,8 +44,8 @@ impl Pass {
         // Nothing is assembled at the source: a crash has left them in another turn.
         sum_of(&mut self.source, b"UNLINK", &staged).await?;
         for key in keys {
-            resumed(&self.hub).await;
-            if self.hub.is_known(&key) {
+            resumed(&self.migration).await;
+            if self.migration.is_known(&key) {
                 // Moved since the reply was made, or it has come back: then it must not be taken for the key.
                 if self.stuck.insert(key.clone()) {
                     self.home.push(key);
@@ -59,9 +59,9 @@ impl Pass {
                 let ended = self.wanted.join_next().await;
                 self.ended(ended);
             }
-            let hub = self.hub.clone();
+            let migration = self.migration.clone();
             self.wanted.spawn(async move {
-                let moved = hub.locks.want(&key).await.ok();
+                let moved = migration.locks.want(&key).await.ok();
                 (key, moved)
             });
         }
@@ -98,7 +98,7 @@ impl Pass {
 
     /// All keys that iterations over the nodes give.
     pub(super) async fn scan(&mut self) -> Result<()> {
-        for mut node in self.hub.servers.source.each().await? {
+        for mut node in self.migration.servers.source.each().await? {
             let mut cursor = Bytes::from_static(b"0");
             loop {
                 let (next, keys) = scan(&mut node, &cursor).await?;
@@ -134,9 +134,9 @@ pub(super) fn number(link: &Link, command: &str, reply: &Value) -> Result<u64> {
 }
 
 /// Waits while the background is paused.
-pub(super) async fn resumed(hub: &Hub) {
-    // The sender is the hub's own, so it cannot have gone.
-    let _ = hub.paused.subscribe().wait_for(|paused| !paused).await;
+pub(super) async fn resumed(migration: &MigrationState) {
+    // The sender is the migration's own, so it cannot have gone.
+    let _ = migration.paused.subscribe().wait_for(|paused| !paused).await;
 }
 
 pub(super) async fn scan(link: &mut Link, cursor: &Bytes) -> Result<(Bytes, Vec<Bytes>)> {

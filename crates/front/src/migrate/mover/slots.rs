@@ -33,9 +33,9 @@ type Node = (Link, BTreeSet<Slot>);
 impl Pass {
     /// All keys that the nodes have, one group of slots after the other.
     pub(super) async fn by_slot(&mut self, slots: &Slots) -> Result<()> {
-        let place = self.hub.servers.source.clone();
-        let mut claims = place.claims().await?;
-        let mut nodes = place.each_with_slots().await?;
+        let upstream = self.migration.servers.source.clone();
+        let mut claims = upstream.claims().await?;
+        let mut nodes = upstream.each_with_slots().await?;
         for number in groups() {
             let (done, open): (Vec<Slot>, Vec<Slot>) = group(number).partition(|slot| slots.is_done(*slot));
             if !self.is_scanned {
@@ -55,13 +55,13 @@ impl Pass {
             let left = counts(&mut nodes, &open).await?;
             // Those that have begun since see that the source has nothing, and write nothing.
             let wanted = self.wanted_slots();
-            let now = place.claims().await?;
+            let now = upstream.claims().await?;
             if were_at_rest(&claims, &now) {
                 let is_done = |slot: &&Slot| left.get(*slot) == Some(&0) && !wanted.contains(*slot);
                 open.iter().filter(is_done).for_each(|slot| slots.finish(*slot));
             }
             if claims != now {
-                nodes = place.each_with_slots().await?;
+                nodes = upstream.each_with_slots().await?;
             }
             claims = now;
         }
@@ -101,7 +101,7 @@ impl Pass {
 
     fn wanted_slots(&self) -> BTreeSet<Slot> {
         let mut wanted = BTreeSet::new();
-        self.hub.locks.for_each_wanted(|key| {
+        self.migration.locks.for_each_wanted(|key| {
             wanted.insert(Slot::of_key(key));
         });
         wanted

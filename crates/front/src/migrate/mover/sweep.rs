@@ -13,28 +13,28 @@ use whimbrel_engine::probe::Info;
 
 use super::pass::{Pass, number, scan, sum_of};
 use crate::migrate::staging::is_hidden;
-use crate::migrate::state::Hub;
-use crate::upstream::{Place, were_at_rest};
+use crate::migrate::state::MigrationState;
+use crate::upstream::{Upstream, were_at_rest};
 
 /// Between two passes over a source in which something is left that does not move.
 const PASS_PAUSE: Duration = Duration::from_secs(1);
 
 /// Puts all keys of the target into the filter, and removes what a crash has left of them at the source. Until then every
 /// command moves its keys first.
-pub(crate) async fn rebuild(hub: &Hub) {
-    while let Err(error) = try_rebuild(hub).await {
+pub(crate) async fn rebuild(migration: &MigrationState) {
+    while let Err(error) = try_rebuild(migration).await {
         tracing::warn!(%error, "the filter is begun again");
-        hub.set_trouble(Some(error.to_string()));
+        migration.set_trouble(Some(error.to_string()));
         sleep(PASS_PAUSE).await;
     }
-    hub.set_trouble(None);
-    hub.rebuilt();
+    migration.set_trouble(None);
+    migration.rebuilt();
 }
 
-async fn try_rebuild(hub: &Hub) -> Result<()> {
-    let mut source = hub.open_source().await?;
-    let mut anywhere = hub.open_target().await?;
-    let target = &hub.servers.target;
+async fn try_rebuild(migration: &MigrationState) -> Result<()> {
+    let mut source = migration.open_source().await?;
+    let mut anywhere = migration.open_target().await?;
+    let target = &migration.servers.target;
     let before = target.claims().await?;
     for mut node in target.each().await? {
         let mut cursor = Bytes::from_static(b"0");
@@ -42,12 +42,14 @@ async fn try_rebuild(hub: &Hub) -> Result<()> {
             let (next, keys) = scan(&mut node, &cursor).await?;
             let (staged, keys): (Vec<Bytes>, Vec<Bytes>) = keys.into_iter().partition(|key| is_hidden(key));
             // Begun by the one that died. Where it has just been begun again, that is noticed, and it begins once more.
-            let left: Vec<Bytes> =
-                staged.into_iter().filter(|name| !hub.on_their_way.has_staged(&hub.job, name)).collect();
+            let left: Vec<Bytes> = staged
+                .into_iter()
+                .filter(|name| !migration.on_their_way.has_staged(&migration.job, name))
+                .collect();
             sum_of(&mut anywhere, b"UNLINK", &left).await?;
             sum_of(&mut source, b"UNLINK", &keys).await?;
             for key in &keys {
-                hub.note_arrival(key);
+                migration.note_arrival(key);
             }
             if &next[..] == b"0" {
                 break;
@@ -64,14 +66,14 @@ async fn try_rebuild(hub: &Hub) -> Result<()> {
 }
 
 /// Goes over the source until it is empty, and nothing of it is under way. Returns then.
-pub(crate) async fn sweep(hub: &Arc<Hub>) {
+pub(crate) async fn sweep(migration: &Arc<MigrationState>) {
     loop {
-        match pass(hub).await {
-            Ok(0) => return none_under_way(hub).await,
+        match pass(migration).await {
+            Ok(0) => return none_under_way(migration).await,
             Ok(_) => sleep(PASS_PAUSE).await,
             Err(error) => {
                 tracing::warn!(%error, "the keys of the source are gone through again");
-                hub.set_trouble(Some(error.to_string()));
+                migration.set_trouble(Some(error.to_string()));
                 sleep(PASS_PAUSE).await;
             }
         }
@@ -80,29 +82,37 @@ pub(crate) async fn sweep(hub: &Arc<Hub>) {
 
 /// Waits for the moves that were wanted when the source had been found empty. One of them may hold what was still there, of a key that has expired
 /// since. Those that are wanted later find nothing, and write nothing.
-async fn none_under_way(hub: &Hub) {
+async fn none_under_way(migration: &MigrationState) {
     let mut wanted = Vec::new();
-    hub.locks.for_each_wanted(|key| wanted.push(Bytes::copy_from_slice(key)));
+    migration.locks.for_each_wanted(|key| wanted.push(Bytes::copy_from_slice(key)));
     for key in wanted {
         // Where it has ended, this is one more that finds nothing.
-        let _ = hub.locks.want(&key).await;
+        let _ = migration.locks.want(&key).await;
     }
 }
 
 /// Moves what one iteration over the source gives, and returns how many keys are left after it, in all databases.
-async fn pass(hub: &Arc<Hub>) -> Result<u64> {
-    let source = hub.open_source().await?;
-    let (hub, wanted) = (hub.clone(), JoinSet::new());
+async fn pass(migration: &Arc<MigrationState>) -> Result<u64> {
+    let source = migration.open_source().await?;
+    let (migration, wanted) = (migration.clone(), JoinSet::new());
     let (home, stuck) = (Vec::new(), HashSet::new());
-    let mut pass =
-        Pass { hub: hub.clone(), source, wanted, staying: 0, home, returned: 0, stuck, is_scanned: false };
-    match hub.arrived.slots() {
+    let mut pass = Pass {
+        migration: migration.clone(),
+        source,
+        wanted,
+        staying: 0,
+        home,
+        returned: 0,
+        stuck,
+        is_scanned: false,
+    };
+    match migration.arrived.slots() {
         None => pass.scan().await?,
         Some(slots) => pass.by_slot(slots).await?,
     }
-    hub.tally.staying.store(pass.staying, Ordering::Relaxed);
-    let (left, other_database) = count(&hub.servers.source).await?;
-    let mut alarms = hub.alarms();
+    migration.tally.staying.store(pass.staying, Ordering::Relaxed);
+    let (left, other_database) = count(&migration.servers.source).await?;
+    let mut alarms = migration.alarms();
     alarms.returned = pass.returned;
     alarms.other_database = other_database;
     Ok(left)
@@ -110,10 +120,10 @@ async fn pass(hub: &Arc<Hub>) -> Result<u64> {
 
 /// How many keys there are, in all databases, and a database other than 0 that has some. Where there seem to be none although one could be on
 /// its way from one node of a cluster to another, it is one.
-async fn count(place: &Place) -> Result<(u64, Option<u32>)> {
-    let before = place.claims().await?;
+async fn count(upstream: &Upstream) -> Result<(u64, Option<u32>)> {
+    let before = upstream.claims().await?;
     let (mut left, mut other) = (0, None);
-    for mut node in place.each().await? {
+    for mut node in upstream.each().await? {
         let reply = node.call(&[b"DBSIZE"]).await?;
         left += number(&node, "DBSIZE", &reply)?;
         for (db, counts) in Info::ask(&mut node, "keyspace").await?.keyspace() {
@@ -123,7 +133,7 @@ async fn count(place: &Place) -> Result<(u64, Option<u32>)> {
             }
         }
     }
-    if left == 0 && !were_at_rest(&before, &place.claims().await?) {
+    if left == 0 && !were_at_rest(&before, &upstream.claims().await?) {
         left = 1;
     }
     Ok((left, other))

@@ -13,17 +13,16 @@ use whimbrel_wire::value::Value;
 
 use crate::migrate::carry::{Carried, Route, carry, is_large};
 use crate::migrate::locks::Moved;
-use crate::migrate::state::Hub;
-use crate::migrate::state::RETRY_PAUSE;
-use crate::upstream::Leash;
+use crate::migrate::state::{MigrationState, RETRY_PAUSE};
+use crate::upstream::KillHandle;
 
 pub(super) struct Worker {
-    pub(super) hub: Arc<Hub>,
+    pub(super) migration: Arc<MigrationState>,
     /// Where large keys go.
     large: mpsc::UnboundedSender<Bytes>,
     pub(super) source: Option<Link>,
     /// With what ends it.
-    target: Option<(Link, Leash)>,
+    target: Option<(Link, KillHandle)>,
 }
 
 /// What came of an attempt to move a key.
@@ -34,8 +33,8 @@ enum Attempt {
 }
 
 impl Worker {
-    pub(super) fn new(hub: &Arc<Hub>, large: &mpsc::UnboundedSender<Bytes>) -> Worker {
-        Worker { hub: hub.clone(), large: large.clone(), source: None, target: None }
+    pub(super) fn new(migration: &Arc<MigrationState>, large: &mpsc::UnboundedSender<Bytes>) -> Worker {
+        Worker { migration: migration.clone(), large: large.clone(), source: None, target: None }
     }
 
     pub(super) async fn run(mut self, moves: Arc<Mutex<mpsc::UnboundedReceiver<Bytes>>>) {
@@ -44,14 +43,14 @@ impl Worker {
             let Some(key) = key else { return };
             let moved = {
                 // Nobody counts keys while one of them may be on both sides.
-                let hub = self.hub.clone();
-                let _gate = hub.gate.read().await;
+                let migration = self.migration.clone();
+                let _gate = migration.gate.read().await;
                 self.bring_home(&key, false).await
             };
             match moved {
                 Some(moved) => self.end(&key, &moved),
                 None => {
-                    self.hub.locks.let_in(&key);
+                    self.migration.locks.let_in(&key);
                     // Its workers end with this one.
                     let _ = self.large.send(key);
                 }
@@ -63,10 +62,10 @@ impl Worker {
     pub(super) fn end(&self, key: &Bytes, moved: &Moved) {
         if matches!(moved, Moved::Home | Moved::WasHome) {
             // Before the lock is let go, or a reader could take the key for one of the source.
-            self.hub.learn(key);
-            self.hub.alarms().not_taken(key);
+            self.migration.note_home(key);
+            self.migration.alarms().not_taken(key);
         }
-        self.hub.locks.finish(key, moved);
+        self.migration.locks.finish(key, moved);
     }
 
     /// Moves a key whose lock is held, however often that has to be tried. `None` where it is too large to be moved at once, unless `of_any_size`.
@@ -90,7 +89,7 @@ impl Worker {
 
     /// What follows where the target has another key of this name.
     pub(super) fn taken(&self, key: &[u8]) -> Moved {
-        self.hub.alarms().taken = Some(Bytes::copy_from_slice(key));
+        self.migration.alarms().taken = Some(Bytes::copy_from_slice(key));
         Moved::Refused("the target has another one of this name, which was not moved there".into())
     }
 
@@ -100,7 +99,7 @@ impl Worker {
         // be taken for the key itself.
         if is_final(&error) && self.is_as_before(key).await {
             let text = error.to_string();
-            self.hub.set_trouble(Some(text.clone()));
+            self.migration.set_trouble(Some(text.clone()));
             return Some(Moved::Refused(text.into()));
         }
         self.note(&error);
@@ -111,9 +110,9 @@ impl Worker {
     }
 
     async fn attempt(&mut self, key: &[u8], is_first: bool, of_any_size: bool) -> Result<Attempt> {
-        let hub = self.hub.clone();
-        let route = route(&hub, !is_first);
-        let is_in_filter = !hub.is_rebuilding() && hub.may_have_arrived(key);
+        let migration = self.migration.clone();
+        let route = route(&migration, !is_first);
+        let is_in_filter = !migration.is_rebuilding() && migration.may_have_arrived(key);
         // What the target has is home, but for what a crash has left, or an attempt that failed half-way.
         if is_first && is_in_filter {
             let (_, target) = self.links().await?;
@@ -127,8 +126,8 @@ impl Worker {
         let (source, target) = self.links().await?;
         let carried = carry(source, target, key, &route).await?;
         if carried == Carried::Home {
-            hub.set_trouble(None);
-            hub.tally.moved.fetch_add(1, Ordering::Relaxed);
+            migration.set_trouble(None);
+            migration.tally.moved.fetch_add(1, Ordering::Relaxed);
         }
         Ok(Attempt::Carried(carried))
     }
@@ -136,7 +135,7 @@ impl Worker {
     /// The connection to the source, made anew where there is none.
     pub(super) async fn source(&mut self) -> Result<&mut Link> {
         if self.source.is_none() {
-            self.source = Some(self.hub.open_source().await?);
+            self.source = Some(self.migration.open_source().await?);
         }
         self.source.as_mut().ok_or_else(not_open)
     }
@@ -144,7 +143,7 @@ impl Worker {
     /// Both connections.
     pub(super) async fn links(&mut self) -> Result<(&mut Link, &mut Link)> {
         if self.target.is_none() {
-            self.target = Some(self.hub.servers.target.leashed().await?);
+            self.target = Some(self.migration.servers.target.killable().await?);
         }
         self.source().await?;
         match (&mut self.source, &mut self.target) {
@@ -156,8 +155,8 @@ impl Worker {
     /// The move of a key begins again, because of this.
     pub(super) fn note(&self, error: &Error) {
         tracing::warn!(%error, "the move of a key begins again");
-        self.hub.tally.retries.fetch_add(1, Ordering::Relaxed);
-        self.hub.set_trouble(Some(error.to_string()));
+        self.migration.tally.retries.fetch_add(1, Ordering::Relaxed);
+        self.migration.set_trouble(Some(error.to_string()));
     }
 
     /// Whether the target has nothing of a key, and nothing is on its way there.
@@ -165,7 +164,7 @@ impl Worker {
         self.source = None;
         self.replace_target().await;
         let Some((target, _)) = &mut self.target else { return false };
-        let staged = staging_key(&self.hub.job, key);
+        let staged = staging_key(&self.migration.job, key);
         target.call(&[b"UNLINK", &staged]).await.is_ok()
             && matches!(target.call(&[b"EXISTS", key]).await, Ok(Value::Int(0)))
     }
@@ -173,13 +172,13 @@ impl Worker {
     /// After an error: a new connection to the target, once the old one has been ended. Otherwise a `RESTORE` that still waits in it could be
     /// carried out later, when the key has been deleted, and bring it back.
     async fn replace_target(&mut self) {
-        let mut old = self.target.take().map(|(_, leash)| leash);
+        let mut old = self.target.take().map(|(_, kill_handle)| kill_handle);
         loop {
             let replaced = async {
                 if let Some(old) = &mut old {
-                    old.cut().await?;
+                    old.kill().await?;
                 }
-                self.hub.servers.target.leashed().await
+                self.migration.servers.target.killable().await
             };
             match replaced.await {
                 Ok(target) => {
@@ -187,7 +186,7 @@ impl Worker {
                     return;
                 }
                 Err(error) => {
-                    self.hub.set_trouble(Some(error.to_string()));
+                    self.migration.set_trouble(Some(error.to_string()));
                     sleep(RETRY_PAUSE).await;
                 }
             }
@@ -204,14 +203,14 @@ fn is_final(error: &Error) -> bool {
 }
 
 /// What both sides are and can do.
-pub(super) fn route(hub: &Hub, is_tried_again: bool) -> Route<'_> {
-    let servers = &hub.servers;
+pub(super) fn route(migration: &MigrationState, is_tried_again: bool) -> Route<'_> {
+    let servers = &migration.servers;
     Route {
         source: &servers.source_can,
         target: &servers.target_can,
         dialects: servers.dialects,
-        job: &hub.job,
-        may_be_there: is_tried_again || hub.is_rebuilding(),
+        job: &migration.job,
+        may_be_there: is_tried_again || migration.is_rebuilding(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! A cluster that looks like one server to whoever has a connection to it.
+//! A cluster that looks like one server to everyone with a connection to it.
 //!
 //! - `map`: which node has which slot, and the numbers of nodes;
 //! - `destination`: to which nodes a command goes;
@@ -8,8 +8,10 @@
 //!
 //! Redirections are followed here, and never passed on: they would lead a client past the front.
 //!
-//! **Bounds.** A connection to a cluster holds what a connection to a server does for each node that it uses, and so many bytes of requests that
-//! may have to be sent again as `connection` says. Long requests whose keys are not at their beginning are held whole, all together within
+//! **Bounds.** A connection to a cluster holds what a connection to a server does for each node that it uses,
+//! and so many bytes of requests that
+//! may have to be sent again as `connection` says. Long requests whose keys are not at their beginning are
+//! held whole, all together within
 //! `nodes::LONG_BYTES_MAX`.
 
 mod connection;

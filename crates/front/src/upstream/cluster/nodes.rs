@@ -17,7 +17,7 @@ use whimbrel_wire::value::Value;
 
 use super::map::{FIRST, Map, NODES_MAX};
 use crate::command::keys::CommandTable;
-use crate::pipe::memory::Reserve;
+use crate::pipe::memory::MemoryBudget;
 use crate::upstream::admission::{Admission, NoFleet};
 
 /// Requests whose keys are not all at their beginning are held whole: all connections together so much of them.
@@ -38,7 +38,7 @@ pub(crate) struct Cluster<A> {
     refreshing: tokio::sync::Mutex<()>,
     /// For questions about the words of a command.
     asking: tokio::sync::Mutex<Option<Link>>,
-    pub(super) reserve: Arc<Reserve>,
+    pub(super) budget: Arc<MemoryBudget>,
     pub(super) open: Arc<Open>,
     pub(super) role: Role<A>,
 }
@@ -84,7 +84,7 @@ impl Open {
 impl Drop for Counted {
     fn drop(&mut self) {
         self.0.count.fetch_sub(1, Ordering::AcqRel);
-        // Kept for whoever looks later.
+        // Kept for one that looks later.
         self.0.left.notify_one();
     }
 }
@@ -140,7 +140,7 @@ impl<A: Admission> Cluster<A> {
             map: RwLock::new(Arc::new(Map::of(&deployment.topology()))),
             refreshing: tokio::sync::Mutex::new(()),
             asking: tokio::sync::Mutex::new(None),
-            reserve: Reserve::new(LONG_BYTES_MAX),
+            budget: MemoryBudget::new(LONG_BYTES_MAX),
             open: Arc::default(),
             deployment: Arc::new(deployment),
             further: RwLock::default(),
@@ -161,7 +161,7 @@ impl<A: Admission> Cluster<A> {
             further.push((number, Arc::new(deployment)));
         }
         drop(further);
-        self.learn_backends();
+        self.adopt_backends();
     }
 
     /// The backend of this number, and which of its nodes has a slot.
@@ -207,7 +207,7 @@ impl<A: Admission> Cluster<A> {
             return;
         }
         if let Role::Members(gate) = &self.role {
-            return self.learn(&gate.topology());
+            return self.adopt(&gate.topology());
         }
         let mut asked = JoinSet::new();
         for (_, deployment) in self.backends() {
@@ -225,19 +225,19 @@ impl<A: Admission> Cluster<A> {
         }
         while let Some(told) = asked.join_next().await {
             if matches!(told, Ok(true)) {
-                self.learn_backends();
+                self.adopt_backends();
             }
         }
     }
 
     /// Takes in who has which slot now, where there is one backend, or these are the members.
-    pub(crate) fn learn(&self, topology: &Topology) {
+    pub(crate) fn adopt(&self, topology: &Topology) {
         let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
         *map = Arc::new(map.next(&[(FIRST, topology)]));
     }
 
     /// Takes in what all backends have last told.
-    fn learn_backends(&self) {
+    fn adopt_backends(&self) {
         let told: Vec<(u32, Arc<Topology>)> =
             self.backends().iter().map(|(number, deployment)| (*number, deployment.topology())).collect();
         let told: Vec<(u32, &Topology)> =
@@ -282,16 +282,16 @@ pub(crate) async fn ask_keys(
     limit: Duration,
 ) -> std::result::Result<Vec<Bytes>, String> {
     let asking = async {
-        let mut place = kept.lock().await;
+        let mut kept = kept.lock().await;
         // One that was kept may have been closed for want of use.
-        if let Some(link) = place.take()
+        if let Some(link) = kept.take()
             && let Ok((link, reply)) = ask(link, words).await
         {
-            *place = Some(link);
+            *kept = Some(link);
             return Ok(reply);
         }
         let (link, reply) = ask(open.await?, words).await?;
-        *place = Some(link);
+        *kept = Some(link);
         Ok::<_, Error>(reply)
     };
     match timeout(limit, asking).await {

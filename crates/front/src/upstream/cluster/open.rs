@@ -25,8 +25,10 @@ pub(crate) trait Connector: fmt::Debug + Send + Sync {
     /// A connection for a client.
     fn open_for_client(self: Arc<Self>) -> Io;
 
-    /// A connection of our own, on which nobody has logged in. Where there are `ids`, each connection to a node is noted there before anything
-    /// else is sent on it. The future ends when nothing is sent any more for the connection: soon after it was dropped.
+    /// A connection of our own, on which nobody has logged in. Where there are `ids`, each connection to a
+    /// node is noted there before anything
+    /// else is sent on it. The future ends when nothing is sent any more for the connection: soon after it
+    /// was dropped.
     fn open(self: Arc<Self>, ids: Option<Ids>) -> (Io, JoinHandle<()>);
 
     /// Waits until no connection of a client is served any more. Those that were dropped end at once.

@@ -37,8 +37,8 @@ async fn what_comes_of_an_earlier_attempt_does_nothing(engine: Engine) {
     let mut pair = Pair::of(engine, engine).await;
     pair.a.fill(40).await;
     // Taken, and then it stands still.
-    let early_a = pair.a.claim(token(1), Place::Origin).await.expect("taken").hold;
-    let early_b = pair.b.claim(token(1), Place::Destination).await.expect("taken").hold;
+    let early_a = pair.a.claim(token(1), MoveEnd::Origin).await.expect("taken").hold;
+    let early_b = pair.b.claim(token(1), MoveEnd::Destination).await.expect("taken").hold;
     // In the middle of it.
     let some = [item(&mut pair.a, "{a}1").await];
     assert_eq!(early_b.restore(&mut pair.b.link, &some, true).await.expect("written"), None);
@@ -54,9 +54,9 @@ async fn what_comes_of_an_earlier_attempt_does_nothing(engine: Engine) {
     assert_eq!(pair.b.text(&["GET", "{a}1"]).await.as_deref(), Some("acknowledged"));
     assert_eq!((pair.a.all().await.len(), pair.b.all().await.len()), (40, 40));
     // The fence of the origin alone says it as well, and that of the destination alone.
-    pair.a.claim(token(3), Place::Origin).await.expect("taken");
+    pair.a.claim(token(3), MoveEnd::Origin).await.expect("taken");
     assert_superseded(pair.carry(token(2)).await, token(3));
-    pair.b.claim(token(4), Place::Origin).await.expect("taken");
+    pair.b.claim(token(4), MoveEnd::Origin).await.expect("taken");
     assert_superseded(pair.carry(token(3)).await, token(4));
     assert_eq!(pair.b.text(&["GET", "{a}1"]).await.as_deref(), Some("acknowledged"));
 }
@@ -67,8 +67,9 @@ async fn a_later_attempt_ends_one_between_two_groups(engine: Engine) {
     let Pair { a, b } = &mut pair;
     let (from_can, to_can) = (a.can, b.can);
     let route = Route { from: &from_can, to: &to_can, dialects: (a.dialect, b.dialect) };
-    let origin = claim(&mut a.link, slot(), token(1), Place::Origin, &a.can).await.expect("taken");
-    let destination = claim(&mut b.link, slot(), token(1), Place::Destination, &b.can).await.expect("taken");
+    let origin = claim(&mut a.link, slot(), token(1), MoveEnd::Origin, &a.can).await.expect("taken");
+    let destination =
+        claim(&mut b.link, slot(), token(1), MoveEnd::Destination, &b.can).await.expect("taken");
     let mut copy = Copying {
         hold: &destination.hold,
         route: &route,
@@ -80,7 +81,7 @@ async fn a_later_attempt_ends_one_between_two_groups(engine: Engine) {
     let first = copy.note(first);
     copy.write(&mut b.link, &first).await.expect("written");
     assert_eq!(b.all().await.len(), 256);
-    claim(&mut b.own, slot(), Token { version: 1, term: 2 }, Place::Origin, &b.can).await.expect("taken");
+    claim(&mut b.own, slot(), Token { version: 1, term: 2 }, MoveEnd::Origin, &b.can).await.expect("taken");
     let late = Token { version: 1, term: 2 };
     assert_superseded(copy.all(&mut a.link, &mut b.link, reader).await, late);
     assert_eq!(b.all().await.len(), 256);
@@ -88,10 +89,10 @@ async fn a_later_attempt_ends_one_between_two_groups(engine: Engine) {
     let outcome = verify(&mut a.link, &mut b.link, holds, &copy.lives, 0).await;
     assert_superseded(outcome, late);
     // In the middle of removing.
-    let seen = claim(&mut b.link, slot(), Token { version: 1, term: 3 }, Place::Origin, &b.can)
+    let seen = claim(&mut b.link, slot(), Token { version: 1, term: 3 }, MoveEnd::Origin, &b.can)
         .await
         .expect("taken");
-    claim(&mut b.own, slot(), token(2), Place::Origin, &b.can).await.expect("taken");
+    claim(&mut b.own, slot(), token(2), MoveEnd::Origin, &b.can).await.expect("taken");
     assert_superseded(sweep(&mut b.link, &seen).await, token(2));
     assert_eq!(b.all().await.len(), 256);
 }
@@ -99,7 +100,7 @@ async fn a_later_attempt_ends_one_between_two_groups(engine: Engine) {
 async fn an_attempt_may_be_repeated_and_voids_what_it_sent_before(engine: Engine) {
     let mut pair = Pair::of(engine, engine).await;
     pair.a.fill(300).await;
-    let before = pair.b.claim(token(7), Place::Destination).await.expect("taken").hold;
+    let before = pair.b.claim(token(7), MoveEnd::Destination).await.expect("taken").hold;
     for _ in 0..3 {
         assert_eq!(pair.carry(token(7)).await.expect("carried").keys, 300);
         pair.assert_equal().await;
@@ -126,9 +127,9 @@ async fn tokens_of_any_size_are_told_apart() {
             of(u64::MAX, 0),
         ];
         for pair in rising.windows(2) {
-            side.claim(pair[0], Place::Origin).await.expect("taken");
-            side.claim(pair[1], Place::Origin).await.expect("taken");
-            assert_superseded(side.claim(pair[0], Place::Origin).await, pair[1]);
+            side.claim(pair[0], MoveEnd::Origin).await.expect("taken");
+            side.claim(pair[1], MoveEnd::Origin).await.expect("taken");
+            assert_superseded(side.claim(pair[0], MoveEnd::Origin).await, pair[1]);
         }
         assert_eq!(
             side.ask(&["PTTL", std::str::from_utf8(&fence_key(slot())).expect("text")]).await,
@@ -172,7 +173,7 @@ async fn a_fence_that_is_gone_or_strange_stops_everything() {
     let mut pair = Pair::of(Engine::Valkey91, Engine::Redis80).await;
     pair.a.fill(3).await;
     pair.carry(token(5)).await.expect("carried");
-    let hold = pair.b.claim(token(5), Place::Destination).await.expect("taken").hold;
+    let hold = pair.b.claim(token(5), MoveEnd::Destination).await.expect("taken").hold;
     let fence = String::from_utf8(fence_key(slot())).expect("text");
     pair.b.ask(&["DEL", &fence]).await;
     let names = [Bytes::from_static(b"{a}1")];

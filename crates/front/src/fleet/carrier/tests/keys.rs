@@ -150,8 +150,9 @@ async fn what_expires_on_its_way_does_not_come_back(engine: Engine) {
     a.ask(&["SET", "{a}late", "v", "PX", "400"]).await;
     let (from_can, to_can) = (a.can, b.can);
     let route = Route { from: &from_can, to: &to_can, dialects: (a.dialect, b.dialect) };
-    let origin = claim(&mut a.link, slot(), token(1), Place::Origin, &a.can).await.expect("taken");
-    let destination = claim(&mut b.link, slot(), token(1), Place::Destination, &b.can).await.expect("taken");
+    let origin = claim(&mut a.link, slot(), token(1), MoveEnd::Origin, &a.can).await.expect("taken");
+    let destination =
+        claim(&mut b.link, slot(), token(1), MoveEnd::Destination, &b.can).await.expect("taken");
     assert_eq!((origin.count, origin.names.len()), (5, 5));
     let mut copy = Copying {
         hold: &destination.hold,
@@ -192,8 +193,9 @@ async fn a_hash_whose_fields_expire_on_their_way_is_no_failure(engine: Engine) {
     let Pair { a, b } = &mut pair;
     let (from_can, to_can) = (a.can, b.can);
     let route = Route { from: &from_can, to: &to_can, dialects: (a.dialect, b.dialect) };
-    let origin = claim(&mut a.link, slot(), token(1), Place::Origin, &a.can).await.expect("taken");
-    let destination = claim(&mut b.link, slot(), token(1), Place::Destination, &b.can).await.expect("taken");
+    let origin = claim(&mut a.link, slot(), token(1), MoveEnd::Origin, &a.can).await.expect("taken");
+    let destination =
+        claim(&mut b.link, slot(), token(1), MoveEnd::Destination, &b.can).await.expect("taken");
     let mut copy = Copying {
         hold: &destination.hold,
         route: &route,
@@ -289,7 +291,7 @@ async fn a_slot_is_measured_without_its_fence() {
         assert_eq!(before.keys, 701);
         assert!(before.largest_bytes > 1 << 20 && before.bytes > before.largest_bytes, "{before:?}");
         assert!(!before.is_too_much());
-        a.claim(token(1), Place::Origin).await.expect("taken");
+        a.claim(token(1), MoveEnd::Origin).await.expect("taken");
         assert_eq!(measure(&mut a.link, slot(), &a.can).await.expect("measured"), before);
         a.ask(&["SETRANGE", "{a}huge", &LOAD_KEY_BYTES_MAX.to_string(), "x"]).await;
         let after = measure(&mut a.link, slot(), &a.can).await.expect("measured");
@@ -310,8 +312,8 @@ async fn who_writes_meanwhile_is_noticed() {
     for (version, (what, key, is_at_a, expected)) in (1..).zip(cases) {
         pair.carry(token(version)).await.expect("carried");
         let Pair { a, b } = &mut pair;
-        let origin = a.claim(token(version), Place::Origin).await.expect("taken").hold;
-        let destination = b.claim(token(version), Place::Destination).await.expect("taken").hold;
+        let origin = a.claim(token(version), MoveEnd::Origin).await.expect("taken").hold;
+        let destination = b.claim(token(version), MoveEnd::Destination).await.expect("taken").hold;
         let lives = (0..5).map(|key| (Bytes::from(format!("{TAG}{key}")), Life::Endless)).collect();
         verify(&mut a.link, &mut b.link, (&origin, &destination), &lives, 0).await.expect("right");
         let side = if is_at_a { &mut *a } else { &mut *b };
@@ -327,8 +329,8 @@ async fn who_writes_meanwhile_is_noticed() {
     }
     // What has a time of its own may be gone when that has come, and not before.
     let Pair { a, b } = &mut pair;
-    let origin = a.claim(token(9), Place::Origin).await.expect("taken").hold;
-    let destination = b.claim(token(9), Place::Destination).await.expect("taken").hold;
+    let origin = a.claim(token(9), MoveEnd::Origin).await.expect("taken").hold;
+    let destination = b.claim(token(9), MoveEnd::Destination).await.expect("taken").hold;
     b.fill(5).await;
     let now = look_again(&mut b.link, &destination, 1).await.expect("a look").now_ms;
     for (life, is_right) in [(Life::Until(now), true), (Life::Until(now + 3_600_000), false)] {

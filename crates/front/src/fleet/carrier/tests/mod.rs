@@ -16,7 +16,7 @@ use whimbrel_lab::{Cluster, Engine};
 use whimbrel_wire::payload::Dialect;
 use whimbrel_wire::value::Value;
 
-use super::fence::{Hold, Place, fence_key};
+use super::fence::{Hold, MoveEnd, fence_key};
 use super::names::{claim, names};
 use super::{Carried, Refusal, Route, Seen, Token, carry_slot, clear_slot};
 
@@ -98,7 +98,7 @@ impl Backend {
         }
     }
 
-    async fn claim(&mut self, token: Token, place: Place) -> Result<Seen, Refusal> {
+    async fn claim(&mut self, token: Token, place: MoveEnd) -> Result<Seen, Refusal> {
         claim(&mut self.link, slot(), token, place, &self.can).await
     }
 

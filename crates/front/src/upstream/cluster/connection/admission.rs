@@ -9,24 +9,15 @@ use whimbrel_core::slot::Slot;
 use whimbrel_fleet::Guard;
 use whimbrel_wire::value::Value;
 
+use super::due::{At, What};
+use super::news::{FleetNews, next};
+use super::node::State;
+use super::request::{Admitted, CROSS_SLOT, First, Multi, Step, Waiting};
+use super::state::{Conn, PAUSE};
 use crate::command::rule::ClusterRule;
 use crate::pipe::frame::{as_array, refusal};
 use crate::pipe::io::Ended;
-use crate::upstream::admission::Admission;
-use crate::upstream::admission::Verdict;
-use crate::upstream::cluster::connection::due::At;
-use crate::upstream::cluster::connection::due::What;
-use crate::upstream::cluster::connection::news::Heed;
-use crate::upstream::cluster::connection::news::next;
-use crate::upstream::cluster::connection::node::State;
-use crate::upstream::cluster::connection::request::Admitted;
-use crate::upstream::cluster::connection::request::CROSS_SLOT;
-use crate::upstream::cluster::connection::request::First;
-use crate::upstream::cluster::connection::request::Multi;
-use crate::upstream::cluster::connection::request::Step;
-use crate::upstream::cluster::connection::request::Waiting;
-use crate::upstream::cluster::connection::state::Conn;
-use crate::upstream::cluster::connection::state::PAUSE;
+use crate::upstream::admission::{Admission, Verdict};
 use crate::upstream::cluster::nodes::Role;
 
 /// A request of a slot that nobody serves waits so long. That is longer than it takes to give away what a lost member had.
@@ -193,10 +184,10 @@ impl<A: Admission> Conn<A> {
     }
 
     /// Hears of the end of the lease, and of members that have come or gone; true where there was something.
-    pub(super) fn heed(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
-        match &mut self.heeds {
-            Heed::Nothing => Ok(false),
-            Heed::Lapse(lapse) => {
+    pub(super) fn hear_fleet_news(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+        match &mut self.fleet_news {
+            FleetNews::Nothing => Ok(false),
+            FleetNews::Lapse(lapse) => {
                 if lapse.as_mut().poll(cx).is_pending() {
                     return Ok(false);
                 }
@@ -204,12 +195,12 @@ impl<A: Admission> Conn<A> {
                 if self.due.iter().any(|due| due.guard.is_some() || due.wait.is_some()) {
                     return Err(Ended);
                 }
-                self.heeds = Heed::of(&self.cluster);
+                self.fleet_news = FleetNews::of(&self.cluster);
                 Ok(true)
             }
-            Heed::News(news) => {
+            FleetNews::Members(news) => {
                 let Poll::Ready(told) = news.as_mut().poll(cx) else { return Ok(false) };
-                self.heeds = Heed::News(next(told));
+                self.fleet_news = FleetNews::Members(next(told));
                 self.leave_the_lost()?;
                 Ok(true)
             }
@@ -232,7 +223,7 @@ impl<A: Admission> Conn<A> {
                 State::Up(_) | State::Failed(_) => {}
             }
         }
-        let bound = [self.ear, self.watching].into_iter().flatten();
+        let bound = [self.listening, self.watching].into_iter().flatten();
         let mut lost = bound.filter_map(|number| self.nodes.get(usize::from(number))?.as_deref());
         if lost.any(|node| !gate.knows(&node.address)) { Err(Ended) } else { Ok(()) }
     }

@@ -9,15 +9,12 @@ use std::task::{Context, Poll};
 use tokio::time::sleep;
 use whimbrel_fleet::Guard;
 
+use super::due::{At, Wait};
+use super::news::{SealNotice, next};
+use super::node::State;
+use super::state::{Conn, PAUSE};
 use crate::pipe::io::Ended;
 use crate::upstream::admission::Admission;
-use crate::upstream::cluster::connection::due::At;
-use crate::upstream::cluster::connection::due::Wait;
-use crate::upstream::cluster::connection::news::Stirs;
-use crate::upstream::cluster::connection::news::next;
-use crate::upstream::cluster::connection::node::State;
-use crate::upstream::cluster::connection::state::Conn;
-use crate::upstream::cluster::connection::state::PAUSE;
 
 impl<A: Admission> Conn<A> {
     /// What was sent last may wait for something to happen.
@@ -28,37 +25,37 @@ impl<A: Admission> Conn<A> {
             Some(wait) => due.wait = Some(Wait::Unpinned(wait)),
             None => (due.guard, due.wait) = (guard, Some(Wait::Pinned(false))),
         }
-        if self.stirs.is_none() {
+        if self.seal_notice.is_none() {
             // What has happened before is looked at once.
             let again = Some(Box::pin(sleep(PAUSE)));
-            self.stirs = Some(Stirs { told: next(gate.seals()), again });
+            self.seal_notice = Some(SealNotice { told: next(gate.seals()), again });
         }
     }
 
     /// Lets go of what waits in a slot that is to move; true where something was looked at.
-    pub(super) fn stirred(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
-        let Some(stirs) = &mut self.stirs else { return Ok(false) };
+    pub(super) fn end_sealed_waits(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+        let Some(seal_notice) = &mut self.seal_notice else { return Ok(false) };
         let mut looks = false;
-        if let Poll::Ready(told) = stirs.told.as_mut().poll(cx) {
-            stirs.told = next(told);
+        if let Poll::Ready(told) = seal_notice.told.as_mut().poll(cx) {
+            seal_notice.told = next(told);
             looks = true;
         }
-        if let Some(again) = &mut stirs.again
+        if let Some(again) = &mut seal_notice.again
             && again.as_mut().poll(cx).is_ready()
         {
-            stirs.again = None;
+            seal_notice.again = None;
             looks = true;
         }
         if !looks {
             return Ok(false);
         }
         if !self.due.iter().any(|due| due.wait.is_some()) {
-            self.stirs = None;
+            self.seal_notice = None;
             return Ok(true);
         }
         let is_told = self.let_go()?;
-        if let Some(stirs) = self.stirs.as_mut().filter(|_| is_told) {
-            stirs.again = Some(Box::pin(sleep(PAUSE)));
+        if let Some(seal_notice) = self.seal_notice.as_mut().filter(|_| is_told) {
+            seal_notice.again = Some(Box::pin(sleep(PAUSE)));
         }
         Ok(true)
     }

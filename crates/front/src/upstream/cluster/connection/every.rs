@@ -4,18 +4,14 @@ use std::task::Context;
 
 use bytes::{Bytes, BytesMut};
 
+use super::due::{At, Due, What};
+use super::parts::Parts;
+use super::state::Conn;
 use crate::command::rule::Merge;
-use crate::pipe::frame::as_array;
-use crate::pipe::frame::change_cursor;
+use crate::pipe::frame::{as_array, change_cursor};
 use crate::pipe::io::Ended;
 use crate::upstream::admission::Admission;
-use crate::upstream::cluster::connection::due::At;
-use crate::upstream::cluster::connection::due::Due;
-use crate::upstream::cluster::connection::due::What;
-use crate::upstream::cluster::connection::parts::Parts;
-use crate::upstream::cluster::connection::state::Conn;
-use crate::upstream::cluster::map::Map;
-use crate::upstream::cluster::map::NODES_MAX;
+use crate::upstream::cluster::map::{Map, NODES_MAX};
 
 /// In a cursor: the node, above what the node itself gave.
 const NODE_SHIFT: u32 = 39;
@@ -56,7 +52,7 @@ impl<A: Admission> Conn<A> {
         let primaries = self.map.primaries().to_vec();
         if primaries.is_empty() {
             self.refresh();
-            self.say(b"-CLUSTERDOWN Hash slot not served\r\n".to_vec());
+            self.push_reply(b"-CLUSTERDOWN Hash slot not served\r\n".to_vec());
             return Ok(());
         }
         self.parts = Parts { merge: Some(merge), expected: primaries.len(), ..Parts::default() };
@@ -81,7 +77,7 @@ impl<A: Admission> Conn<A> {
         let mask = (NODES_MAX as u64 - 1) << shift;
         let number = u16::try_from((cursor & mask) >> shift).unwrap_or(u16::MAX);
         let Some(node) = self.map.primaries().iter().copied().find(|node| *node >= number) else {
-            self.say(b"*2\r\n$1\r\n0\r\n*0\r\n".to_vec());
+            self.push_reply(b"*2\r\n$1\r\n0\r\n*0\r\n".to_vec());
             return Ok(());
         };
         // One that is no primary any more has no keys of its own: the next ones follow.

@@ -9,22 +9,13 @@ use std::task::Context;
 use bytes::{Bytes, BytesMut};
 use whimbrel_core::slot::Slot;
 
+use super::due::{At, Due, Held, What};
+use super::request::{Admitted, CROSS_SLOT, EXEC_ABORT, First, Multi, QUEUED_BYTES_MAX, Step};
+use super::state::Conn;
 use crate::command::rule::ClusterRule;
 use crate::pipe::frame::as_array;
 use crate::pipe::io::Ended;
 use crate::upstream::admission::Admission;
-use crate::upstream::cluster::connection::due::At;
-use crate::upstream::cluster::connection::due::Due;
-use crate::upstream::cluster::connection::due::Held;
-use crate::upstream::cluster::connection::due::What;
-use crate::upstream::cluster::connection::request::Admitted;
-use crate::upstream::cluster::connection::request::CROSS_SLOT;
-use crate::upstream::cluster::connection::request::EXEC_ABORT;
-use crate::upstream::cluster::connection::request::First;
-use crate::upstream::cluster::connection::request::Multi;
-use crate::upstream::cluster::connection::request::QUEUED_BYTES_MAX;
-use crate::upstream::cluster::connection::request::Step;
-use crate::upstream::cluster::connection::state::Conn;
 use crate::upstream::cluster::destination::Destination;
 
 const TOO_LONG: &[u8] =
@@ -56,13 +47,13 @@ impl<A: Admission> Conn<A> {
                 queued.push(Bytes::copy_from_slice(&self.inbox[..first.len]));
                 self.bound_slot = Some(*slot);
                 self.advance(first.len, first.whole, None);
-                self.say(b"+QUEUED\r\n".to_vec());
+                self.push_reply(b"+QUEUED\r\n".to_vec());
                 Ok(Some(Step::Taken))
             }
             Destination::Slot(_) => {
                 *failed = true;
                 self.advance(first.len, first.whole, None);
-                self.say(CROSS_SLOT.to_vec());
+                self.push_reply(CROSS_SLOT.to_vec());
                 Ok(Some(Step::Taken))
             }
             Destination::Rule(ClusterRule::Exec) if first.words.len() == 1 => {
@@ -71,14 +62,16 @@ impl<A: Admission> Conn<A> {
             Destination::Rule(ClusterRule::Discard) if first.words.len() == 1 => {
                 self.advance(first.len, first.whole, None);
                 self.end_transaction(cx)?;
-                self.say(b"+OK\r\n".to_vec());
+                self.push_reply(b"+OK\r\n".to_vec());
                 Ok(Some(Step::Taken))
             }
             Destination::Rule(rule @ (ClusterRule::Exec | ClusterRule::Discard)) => {
                 *failed = true;
                 self.advance(first.len, first.whole, None);
                 let name = if *rule == ClusterRule::Exec { "exec" } else { "discard" };
-                self.say(format!("-ERR wrong number of arguments for '{name}' command\r\n").into_bytes());
+                self.push_reply(
+                    format!("-ERR wrong number of arguments for '{name}' command\r\n").into_bytes(),
+                );
                 Ok(Some(Step::Taken))
             }
             _ => Ok(None),
@@ -96,7 +89,7 @@ impl<A: Admission> Conn<A> {
         if let Some(answer) = answer {
             self.advance(first.len, first.whole, None);
             self.end_transaction(cx)?;
-            self.say(answer.to_vec());
+            self.push_reply(answer.to_vec());
             return Ok(Step::Taken);
         }
         // Whether it is watched at all has to be known first.
@@ -111,7 +104,7 @@ impl<A: Admission> Conn<A> {
                 Err(Admitted::Answer(answer)) => {
                     self.advance(first.len, first.whole, None);
                     self.end_transaction(cx)?;
-                    self.say(answer);
+                    self.push_reply(answer);
                     return Ok(Step::Taken);
                 }
                 Err(_) => return Ok(Step::Waits),

@@ -1,24 +1,32 @@
-//! One connection to a cluster: at one end it looks like a connection to a server, at the other it has one to each node that it needs.
+//! One connection to a cluster: at one end it looks like a connection to a server, at the other it has one to
+//! each node that it needs.
 //!
-//! Requests go to the nodes that have their keys, replies come back in the order of the requests. Only the node is read from whose reply is next, so
+//! Requests go to the nodes that have their keys, replies come back in the order of the requests. Only the
+//! node is read from whose reply is next, so
 //! nothing has to be held for its turn.
 //!
-//! **Redirections.** A request of which a node says that the slot has moved is sent again, to the node that has it, on a connection that is used for
-//! such requests alone: on the usual one other replies may come before. Until nothing is due any more no further requests are taken then, so
-//! requests for one key keep their order. Therefore requests are kept until their replies have come, if they are no longer than `state::WHOLE_BYTES_MAX`. A longer
+//! **Redirections.** A request of which a node says that the slot has moved is sent again, to the node that
+//! has it, on a connection that is used for
+//! such requests alone: on the usual one other replies may come before. Until nothing is due any more no
+//! further requests are taken then, so
+//! requests for one key keep their order. Therefore requests are kept until their replies have come, if they
+//! are no longer than `state::WHOLE_BYTES_MAX`. A longer
 //! one is answered with an error instead.
 //!
-//! **What belongs to a connection** (user, protocol, name) is told to each node before anything else is. Transactions and watches are with the
+//! **What belongs to a connection** (user, protocol, name) is told to each node before anything else is.
+//! Transactions and watches are with the
 //! node of their keys, and their keys have to be in one slot, as in any cluster.
 //!
-//! A node that closes a connection on which something is due, or on which something is watched or listened to, ends the connection to the cluster: it is
-//! not known what was carried out. Whoever used it has to connect again, as with a server.
+//! A node that closes a connection on which something is due, or on which something is watched or listened
+//! to, ends the connection to the cluster: it is
+//! not known what was carried out. The client has to connect again, as with a server.
 //!
 //! From the top down:
 //!
 //! - `serve`: the loop of a connection;
 //! - `take`: requests on their way to nodes; `replies`: replies on their way back;
-//! - `held`: transactions before a fleet; `blocking`: requests before a fleet that may wait for something to happen;
+//! - `held`: transactions before a fleet; `blocking`: requests before a fleet that may wait for something to
+//!   happen;
 //! - `admission`: whether a member of a fleet may carry a request out;
 //! - `every`: requests that go to all primaries, or to one after the other;
 //! - `send`: a request goes to a node, or is answered here; `nodes`: connections to nodes;

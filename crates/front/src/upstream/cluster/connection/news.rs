@@ -12,26 +12,26 @@ use crate::upstream::cluster::nodes::{Cluster, Role};
 pub(super) type Told = Pin<Box<dyn Future<Output = watch::Receiver<u64>> + Send>>;
 
 /// What a connection has to hear of while nothing else happens on it.
-pub(super) enum Heed {
+pub(super) enum FleetNews {
     Nothing,
     /// The end of the lease.
     Lapse(Pin<Box<WaitForCancellationFutureOwned>>),
     /// Members that have come or gone.
-    News(Told),
+    Members(Told),
 }
 
-impl Heed {
-    pub(super) fn of<A: Admission>(cluster: &Cluster<A>) -> Heed {
+impl FleetNews {
+    pub(super) fn of<A: Admission>(cluster: &Cluster<A>) -> FleetNews {
         match &cluster.role {
-            Role::None => Heed::Nothing,
-            Role::Backend(gate) => Heed::Lapse(Box::pin(gate.lapse())),
-            Role::Members(gate) => Heed::News(next(gate.news())),
+            Role::None => FleetNews::Nothing,
+            Role::Backend(gate) => FleetNews::Lapse(Box::pin(gate.lapse())),
+            Role::Members(gate) => FleetNews::Members(next(gate.news())),
         }
     }
 }
 
 /// Tells when something may have to be let go.
-pub(super) struct Stirs {
+pub(super) struct SealNotice {
     pub(super) told: Told,
     /// Until it is said again: the request may have arrived at the server after that.
     pub(super) again: Option<Pin<Box<Sleep>>>,

@@ -15,17 +15,13 @@ use whimbrel_engine::link::Io;
 use whimbrel_wire::boundary::Boundary;
 use whimbrel_wire::value::Value;
 
+use super::due::At;
+use super::node::{Connecting, Node, State};
+use super::request::Multi;
+use super::state::Conn;
 use crate::pipe::frame::as_array;
-use crate::pipe::io::Ended;
-use crate::pipe::io::read;
-use crate::pipe::io::write;
+use crate::pipe::io::{Ended, read, write};
 use crate::upstream::admission::Admission;
-use crate::upstream::cluster::connection::due::At;
-use crate::upstream::cluster::connection::node::Connecting;
-use crate::upstream::cluster::connection::node::Node;
-use crate::upstream::cluster::connection::node::State;
-use crate::upstream::cluster::connection::request::Multi;
-use crate::upstream::cluster::connection::state::Conn;
 use crate::upstream::identity::Replies;
 
 /// Connections that have to be ended for certain: so many for one to the cluster. It is replaced then.
@@ -46,7 +42,7 @@ impl<A: Admission> Conn<A> {
                     true => Io::anonymous(endpoint, &address, deployment.options).await?,
                     false => Io::open(endpoint, &address).await?,
                 };
-                identity.say_all(io, endpoint, &address).await
+                identity.introduce(io, endpoint, &address).await
             });
             let in_vain = || ErrorKind::Connect(io::ErrorKind::TimedOut.into());
             let mut io = opened.await.unwrap_or_else(|_| {
@@ -83,7 +79,7 @@ impl<A: Admission> Conn<A> {
     }
 
     pub(super) fn is_bound_to(&self, number: u16) -> bool {
-        self.watching == Some(number) || self.ear == Some(number) || self.multi == Multi::At(number)
+        self.watching == Some(number) || self.listening == Some(number) || self.multi == Multi::At(number)
     }
 
     /// The node of a number, with a connection that is alive as far as can be seen.
@@ -144,7 +140,7 @@ impl<A: Admission> Conn<A> {
             if let State::Up(io) = &mut node.state {
                 moved |= write(&mut **io, cx, &mut node.to)?;
                 if closes && node.to.is_empty() && node.due > 0 {
-                    // As a server would learn it: whoever waits for something to happen is let go of.
+                    // As a server would learn it: a client that waits for something to happen is released.
                     let _ = Pin::new(&mut **io).poll_shutdown(cx);
                 }
             }

@@ -8,18 +8,15 @@ use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Code, Result, ServerError};
 use whimbrel_wire::boundary::Passed;
 
+use super::due::{At, Due, What};
+use super::every::with_cursor;
+use super::node::State;
+use super::parts::COLLECTED_BYTES_MAX;
+use super::request::Multi;
+use super::state::{Conn, PAUSE};
 use crate::pipe::frame::{as_array, one_line};
 use crate::pipe::io::{Ended, OUT_BYTES_MAX, READ_BYTES, read};
 use crate::upstream::admission::Admission;
-use crate::upstream::cluster::connection::due::At;
-use crate::upstream::cluster::connection::due::Due;
-use crate::upstream::cluster::connection::due::What;
-use crate::upstream::cluster::connection::every::with_cursor;
-use crate::upstream::cluster::connection::node::State;
-use crate::upstream::cluster::connection::parts::COLLECTED_BYTES_MAX;
-use crate::upstream::cluster::connection::request::Multi;
-use crate::upstream::cluster::connection::state::Conn;
-use crate::upstream::cluster::connection::state::PAUSE;
 
 /// The longest error of a server.
 pub(super) const ERROR_BYTES_MAX: usize = 64 << 10;
@@ -94,7 +91,8 @@ impl<A: Admission> Conn<A> {
     pub(super) fn take_frames(&mut self, at: At) -> Result<bool, Ended> {
         let mut moved = false;
         loop {
-            let is_mine = self.due.front().map_or(self.ear.map(At::Node) == Some(at), |head| head.at == at);
+            let is_mine =
+                self.due.front().map_or(self.listening.map(At::Node) == Some(at), |head| head.at == at);
             let is_collected = self.due.front().is_some_and(|head| head.what.is_collected());
             if !is_mine || self.pause.is_some() {
                 return Ok(moved);
@@ -152,7 +150,7 @@ impl<A: Admission> Conn<A> {
             Multi::At(number) => Some(number),
             _ => None,
         };
-        for number in [self.ear, self.watching, bound].into_iter().flatten() {
+        for number in [self.listening, self.watching, bound].into_iter().flatten() {
             let is_full = self.to_client.len() >= OUT_BYTES_MAX;
             let Some(node) = self.node_at(At::Node(number)) else { return Err(Ended) };
             let State::Up(io) = &mut node.state else { continue };
@@ -164,7 +162,7 @@ impl<A: Admission> Conn<A> {
                 Poll::Ready(Ok(0) | Err(_)) => return Err(Ended),
                 Poll::Ready(Ok(_)) => moved = true,
             }
-            if self.ear == Some(number) {
+            if self.listening == Some(number) {
                 moved |= self.take_frames(At::Node(number))?;
             }
         }
@@ -190,7 +188,7 @@ impl<A: Admission> Conn<A> {
             What::Reply | What::Own(_) | What::Swallowed | What::Fence | What::Held(_) | What::Watched => {}
             What::Replaced(own) => self.to_client.extend_from_slice(&own),
             What::Noted(what, request) if is_agreed => {
-                self.identity.say(what, request.as_ref().into());
+                self.identity.note(what, request.as_ref().into());
                 self.forget_all_but(due.at);
             }
             What::Reset if is_agreed => {
@@ -321,7 +319,7 @@ impl<A: Admission> Conn<A> {
         self.pause = Some(Box::pin(sleep(PAUSE)));
     }
 
-    /// After a pause: the first that is due is sent to whoever has its slot by now.
+    /// After a pause: the first that is due is sent to the node that has its slot by now.
     pub(super) fn again(&mut self) {
         self.map = self.cluster.map();
         let Some(head) = self.due.front() else { return };

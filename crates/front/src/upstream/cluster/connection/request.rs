@@ -47,7 +47,7 @@ pub(super) struct First {
     pub(super) words: Vec<Bytes>,
     /// It may wait for something to happen, for as long as it takes.
     pub(super) blocks: bool,
-    /// Its key is a channel, and channels are where the first backend has the slot, whoever has its data.
+    /// Its key is a channel, and channels are where the first backend has the slot, whichever has its data.
     pub(super) is_channel: bool,
 }
 

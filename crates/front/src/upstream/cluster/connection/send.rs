@@ -2,19 +2,13 @@
 
 use std::task::Context;
 
-use crate::pipe::frame::REFUSED_COMMAND;
-use crate::pipe::frame::as_array;
+use super::due::{At, Due, What};
+use super::request::{First, Multi, Step};
+use super::state::{Conn, WHOLE_BYTES_MAX};
+use crate::pipe::frame::{REFUSED_COMMAND, as_array};
 use crate::pipe::io::Ended;
 use crate::pipe::memory::REQUEST_BYTES_MAX;
 use crate::upstream::admission::Admission;
-use crate::upstream::cluster::connection::due::At;
-use crate::upstream::cluster::connection::due::Due;
-use crate::upstream::cluster::connection::due::What;
-use crate::upstream::cluster::connection::request::First;
-use crate::upstream::cluster::connection::request::Multi;
-use crate::upstream::cluster::connection::request::Step;
-use crate::upstream::cluster::connection::state::Conn;
-use crate::upstream::cluster::connection::state::WHOLE_BYTES_MAX;
 use bytes::Bytes;
 use whimbrel_core::slot::Slot;
 use whimbrel_fleet::Guard;
@@ -30,13 +24,13 @@ impl<A: Admission> Conn<A> {
             self.requests.forget(len);
         }
         self.inbox_bytes_max = WHOLE_BYTES_MAX;
-        self.room.clear();
+        self.memory.clear();
         self.asking = None;
         self.inbox.split_to(len).freeze()
     }
 
     /// Keeps a guard until the reply to what was sent last has come.
-    pub(super) fn hold(&mut self, guard: Option<Guard>) {
+    pub(super) fn keep_guard(&mut self, guard: Option<Guard>) {
         if let Some(due) = self.due.back_mut() {
             due.guard = guard;
         }
@@ -70,14 +64,14 @@ impl<A: Admission> Conn<A> {
         Ok(main)
     }
 
-    pub(super) fn say(&mut self, reply: Vec<u8>) {
+    pub(super) fn push_reply(&mut self, reply: Vec<u8>) {
         self.due.push_back(Due::new(At::Here, What::Own(reply)));
     }
 
     /// A whole request is answered here.
     pub(super) fn answer(&mut self, first: First, reply: Vec<u8>) -> Result<Step, Ended> {
         self.advance(first.len, first.whole, None);
-        self.say(reply);
+        self.push_reply(reply);
         Ok(Step::Taken)
     }
 
@@ -89,10 +83,10 @@ impl<A: Admission> Conn<A> {
         whole: bool,
         error: Vec<u8>,
     ) -> Result<Step, Ended> {
-        if let (true, Some(ear)) = (self.alone, self.ear) {
+        if let (true, Some(listening)) = (self.alone, self.listening) {
             self.advance(len, whole, None);
             let why = error.strip_prefix(b"-").unwrap_or(&error).trim_ascii_end().to_vec();
-            self.node(cx, ear)?.to.extend_from_slice(&as_array(&[REFUSED_COMMAND.to_vec(), why]));
+            self.node(cx, listening)?.to.extend_from_slice(&as_array(&[REFUSED_COMMAND.to_vec(), why]));
             return Ok(Step::Taken);
         }
         if let Multi::At(node) = self.multi {
@@ -112,11 +106,11 @@ impl<A: Admission> Conn<A> {
         if self.inbox.len() < self.inbox_bytes_max {
             return Ok(Step::Waits);
         }
-        let room = (self.inbox_bytes_max < REQUEST_BYTES_MAX)
-            .then(|| self.cluster.reserve.take(self.inbox_bytes_max as u64))
+        let permit = (self.inbox_bytes_max < REQUEST_BYTES_MAX)
+            .then(|| self.cluster.budget.take(self.inbox_bytes_max as u64))
             .flatten();
-        if let Some(room) = room {
-            self.room.push(room);
+        if let Some(permit) = permit {
+            self.memory.push(permit);
             self.inbox_bytes_max *= 2;
             // It is read from again.
             return Ok(Step::Taken);

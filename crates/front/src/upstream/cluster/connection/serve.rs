@@ -9,15 +9,12 @@ use tokio::io::{AsyncWriteExt, DuplexStream};
 use tokio_util::sync::CancellationToken;
 use whimbrel_wire::request::{RequestLimits, RequestScanner};
 
-use crate::pipe::io::Ended;
-use crate::pipe::io::read;
-use crate::pipe::io::write;
+use super::news::FleetNews;
+use super::parts::Parts;
+use super::request::Multi;
+use super::state::{Conn, WHOLE_BYTES_MAX};
+use crate::pipe::io::{Ended, read, write};
 use crate::upstream::admission::Admission;
-use crate::upstream::cluster::connection::news::Heed;
-use crate::upstream::cluster::connection::parts::Parts;
-use crate::upstream::cluster::connection::request::Multi;
-use crate::upstream::cluster::connection::state::Conn;
-use crate::upstream::cluster::connection::state::WHOLE_BYTES_MAX;
 use crate::upstream::cluster::nodes::{Cluster, Ids};
 use crate::upstream::identity::Identity;
 
@@ -31,7 +28,7 @@ impl<A: Admission> Conn<A> {
     ) -> Conn<A> {
         Conn {
             map: cluster.map(),
-            heeds: Heed::of(&cluster),
+            fleet_news: FleetNews::of(&cluster),
             cluster,
             client,
             gone: Box::pin(gone.cancelled_owned()),
@@ -40,7 +37,7 @@ impl<A: Admission> Conn<A> {
             requests: RequestScanner::new(RequestLimits::default()),
             inbox: BytesMut::new(),
             inbox_bytes_max: WHOLE_BYTES_MAX,
-            room: Vec::new(),
+            memory: Vec::new(),
             to_client: BytesMut::new(),
             nodes: Vec::new(),
             detour: None,
@@ -55,8 +52,8 @@ impl<A: Admission> Conn<A> {
             watch_lost: false,
             bound_slot: None,
             waiting: None,
-            stirs: None,
-            ear: None,
+            seal_notice: None,
+            listening: None,
             alone: false,
             settling: false,
             refreshing: None,
@@ -79,7 +76,7 @@ impl<A: Admission> Conn<A> {
             return Poll::Ready(());
         }
         loop {
-            match self.turn(cx) {
+            match self.step(cx) {
                 Ok(true) => {}
                 Ok(false) if self.is_over() => return Poll::Ready(()),
                 Ok(false) => {
@@ -91,9 +88,9 @@ impl<A: Admission> Conn<A> {
         }
     }
 
-    fn turn(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
-        let mut moved = self.heed(cx)?;
-        moved |= self.stirred(cx)?;
+    fn step(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+        let mut moved = self.hear_fleet_news(cx)?;
+        moved |= self.end_sealed_waits(cx)?;
         moved |= self.refreshed(cx);
         moved |= self.read_client(cx)?;
         moved |= self.take(cx)?;

@@ -13,16 +13,13 @@ use whimbrel_core::slot::Slot;
 use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::request::RequestScanner;
 
-use crate::pipe::memory::Room;
+use super::due::Due;
+use super::news::{FleetNews, SealNotice};
+use super::node::Node;
+use super::parts::Parts;
+use super::request::{Asking, Multi, Waiting};
+use crate::pipe::memory::MemoryPermit;
 use crate::upstream::admission::Admission;
-use crate::upstream::cluster::connection::due::Due;
-use crate::upstream::cluster::connection::news::Heed;
-use crate::upstream::cluster::connection::news::Stirs;
-use crate::upstream::cluster::connection::node::Node;
-use crate::upstream::cluster::connection::parts::Parts;
-use crate::upstream::cluster::connection::request::Asking;
-use crate::upstream::cluster::connection::request::Multi;
-use crate::upstream::cluster::connection::request::Waiting;
 use crate::upstream::cluster::map::Map;
 use crate::upstream::cluster::nodes::{Cluster, Ids, Role};
 use crate::upstream::identity::Identity;
@@ -51,7 +48,7 @@ pub(in crate::upstream::cluster) struct Conn<A> {
     pub(super) requests: RequestScanner,
     pub(super) inbox: BytesMut,
     pub(super) inbox_bytes_max: usize,
-    pub(super) room: Vec<Room>,
+    pub(super) memory: Vec<MemoryPermit>,
     pub(super) to_client: BytesMut,
     /// By their numbers.
     pub(super) nodes: Vec<Option<Box<Node>>>,
@@ -72,11 +69,11 @@ pub(in crate::upstream::cluster) struct Conn<A> {
     pub(super) bound_slot: Option<Slot>,
     /// The first request waits for somebody who serves its slot.
     pub(super) waiting: Option<Waiting>,
-    pub(super) heeds: Heed,
+    pub(super) fleet_news: FleetNews,
     /// While requests are under way that may wait for something to happen.
-    pub(super) stirs: Option<Stirs>,
+    pub(super) seal_notice: Option<SealNotice>,
     /// The node that tells of messages.
-    pub(super) ear: Option<u16>,
+    pub(super) listening: Option<u16>,
     /// With the older protocol, once it has begun to listen: replies are not counted, and everything goes to that node.
     pub(super) alone: bool,
     /// No more requests are taken until nothing is due.

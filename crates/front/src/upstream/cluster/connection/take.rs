@@ -7,33 +7,20 @@ use whimbrel_core::slot::Slot;
 use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::request::Request;
 
-use crate::command::rule::ClusterRule;
-use crate::command::rule::Trait;
+use super::due::{At, What};
+use super::request::{Admitted, Asking, CROSS_SLOT, EXEC_ABORT, First, Multi, QUEUED_BYTES_MAX, Step};
+use super::state::{Conn, DUE_MAX, KEPT_BYTES_MAX};
+use crate::command::rule::{ClusterRule, Trait};
 use crate::face::NO_CLUSTER;
 use crate::pipe::frame::{REFUSED_COMMAND, as_array, refusal};
 use crate::pipe::io::{Ended, OUT_BYTES_MAX};
 use crate::upstream::admission::Admission;
-use crate::upstream::cluster::connection::due::At;
-use crate::upstream::cluster::connection::due::What;
-use crate::upstream::cluster::connection::request::Admitted;
-use crate::upstream::cluster::connection::request::Asking;
-use crate::upstream::cluster::connection::request::CROSS_SLOT;
-use crate::upstream::cluster::connection::request::EXEC_ABORT;
-use crate::upstream::cluster::connection::request::First;
-use crate::upstream::cluster::connection::request::Multi;
-use crate::upstream::cluster::connection::request::QUEUED_BYTES_MAX;
-use crate::upstream::cluster::connection::request::Step;
-use crate::upstream::cluster::connection::state::Conn;
-use crate::upstream::cluster::connection::state::DUE_MAX;
-use crate::upstream::cluster::connection::state::KEPT_BYTES_MAX;
-use crate::upstream::cluster::destination::Destination;
-use crate::upstream::cluster::destination::destination;
-use crate::upstream::cluster::destination::of_keys;
-use crate::upstream::identity::SAYING_BYTES_MAX;
+use crate::upstream::cluster::destination::{Destination, destination, of_keys};
+use crate::upstream::identity::INTRODUCTION_BYTES_MAX;
 
 const ONE_NODE: &str = "a cluster has many nodes: connect to the one that it is meant for";
 const IN_TRANSACTION: &str = "in a transaction it cannot be sent to several nodes of a cluster";
-const ONE_EAR: &str = "one connection can listen to one node of a cluster: use another one for this";
+const ONE_LISTENING: &str = "one connection can listen to one node of a cluster: use another one for this";
 
 impl<A: Admission> Conn<A> {
     /// Takes requests for as long as there is room for what comes of them.
@@ -75,7 +62,7 @@ impl<A: Admission> Conn<A> {
         let (len, whole) = match self.requests.scan(&self.inbox) {
             Ok(Request::Array(len)) => (len, true),
             Ok(Request::Nothing(len) | Request::Inline(len, _)) => {
-                // Whoever has a connection to a cluster sends arrays.
+                // All that have a connection to a cluster send arrays.
                 self.inbox.advance(len);
                 self.requests.next();
                 return Ok(Step::Taken);
@@ -173,7 +160,7 @@ impl<A: Admission> Conn<A> {
                 if blocks {
                     self.hold_waiting(guard)
                 } else {
-                    self.hold(guard)
+                    self.keep_guard(guard)
                 }
                 Ok(Step::Taken)
             }
@@ -230,7 +217,7 @@ impl<A: Admission> Conn<A> {
                         {
                             due.what = What::Watched;
                         }
-                        self.hold(guard);
+                        self.keep_guard(guard);
                         Ok(Step::Taken)
                     }
                 },
@@ -266,12 +253,12 @@ impl<A: Admission> Conn<A> {
                 self.settling = true;
                 Ok(Step::Waits)
             }
-            ClusterRule::Noted(_) if first.len > SAYING_BYTES_MAX => {
+            ClusterRule::Noted(_) if first.len > INTRODUCTION_BYTES_MAX => {
                 self.answer(first, refusal(&name, "it is too long"))
             }
-            ClusterRule::Noted(what) => self.tell(cx, first, what),
+            ClusterRule::Noted(what) => self.introduce(cx, first, what),
             ClusterRule::Reset => {
-                (self.multi, self.watching, self.ear, self.bound_slot) = (Multi::No, None, None, None);
+                (self.multi, self.watching, self.listening, self.bound_slot) = (Multi::No, None, None, None);
                 self.watch_lost = false;
                 let main = self.main()?;
                 let request = self.advance(first.len, first.whole, None);
@@ -294,11 +281,13 @@ impl<A: Admission> Conn<A> {
     }
 
     /// What a client says of itself: to one node, and to those where something of it is open. The others learn it when they are needed.
-    fn tell(&mut self, cx: &mut Context<'_>, first: First, what: Trait) -> Result<Step, Ended> {
+    fn introduce(&mut self, cx: &mut Context<'_>, first: First, what: Trait) -> Result<Step, Ended> {
         let request = self.advance(first.len, first.whole, None);
         let main = self.main()?;
         self.send(cx, main, &request, What::Noted(what, request.clone()), None)?;
-        for node in [self.watching, self.ear.filter(|ear| self.watching != Some(*ear))].into_iter().flatten()
+        for node in [self.watching, self.listening.filter(|listening| self.watching != Some(*listening))]
+            .into_iter()
+            .flatten()
         {
             if node != main {
                 self.send(cx, node, &request, What::Swallowed, None)?;
@@ -317,16 +306,16 @@ impl<A: Admission> Conn<A> {
             }
             _ => None,
         };
-        let node = match (self.ear, at_slot) {
-            (Some(ear), Some(owner)) if ear != owner => {
-                let error = refusal(&first.words[0], ONE_EAR);
+        let node = match (self.listening, at_slot) {
+            (Some(listening), Some(owner)) if listening != owner => {
+                let error = refusal(&first.words[0], ONE_LISTENING);
                 return self.answer(first, error);
             }
-            (Some(ear), _) => ear,
+            (Some(listening), _) => listening,
             (None, Some(owner)) => owner,
             (None, None) => self.main()?,
         };
-        self.ear = Some(node);
+        self.listening = Some(node);
         let request = self.advance(first.len, first.whole, None);
         self.node(cx, node)?.to.extend_from_slice(&request);
         if self.identity.protocol() == Protocol::Resp2 {
@@ -347,13 +336,15 @@ impl<A: Admission> Conn<A> {
         first: First,
         destination: Destination,
     ) -> Result<Step, Ended> {
-        let Some(ear) = self.ear else { return Err(Ended) };
+        let Some(listening) = self.listening else { return Err(Ended) };
         // Nobody knows here when the reply has come, so the slot could not be kept until then: where data moves between backends it has to be.
         let may_move = self.gate().is_some_and(|gate| gate.waits().are_pinned());
         let is_its_own = match &destination {
-            Destination::Slot(slot) => self.map.owner(*slot) == Some(ear) && (!may_move || first.is_channel),
+            Destination::Slot(slot) => {
+                self.map.owner(*slot) == Some(listening) && (!may_move || first.is_channel)
+            }
             Destination::Rule(ClusterRule::ListenAtSlot) => match of_keys(&first.words[1..]) {
-                Destination::Slot(slot) => self.map.owner(slot) == Some(ear),
+                Destination::Slot(slot) => self.map.owner(slot) == Some(listening),
                 destination => destination == Destination::Anyone,
             },
             Destination::Anyone
@@ -362,14 +353,14 @@ impl<A: Admission> Conn<A> {
             ) => true,
             _ => false,
         };
-        let rest_to = is_its_own.then_some(ear);
+        let rest_to = is_its_own.then_some(listening);
         let mut request = self.advance(first.len, first.whole, rest_to);
         if !is_its_own {
             // It comes back as an error, when it is its turn.
             let why = b"whimbrel front: after a subscription this needs another connection".to_vec();
             request = as_array(&[REFUSED_COMMAND.to_vec(), why]).into();
         }
-        self.node(cx, ear)?.to.extend_from_slice(&request);
+        self.node(cx, listening)?.to.extend_from_slice(&request);
         Ok(Step::Taken)
     }
 
@@ -384,11 +375,11 @@ impl<A: Admission> Conn<A> {
         if let Some(step) = self.hold_back(cx, &first, &destination)? {
             return Ok(step);
         }
-        let mut place = None;
+        let mut owner = None;
         if let Destination::Slot(slot) = destination {
             match self.admit_together(cx, slot) {
                 // What is queued is carried out by `EXEC`.
-                Admitted::Open(guard) => place = self.place_of(guard.as_ref(), slot),
+                Admitted::Open(guard) => owner = self.place_of(guard.as_ref(), slot),
                 Admitted::Waits => return Ok(Step::Waits),
                 Admitted::Answer(answer) => return self.refuse(cx, first.len, first.whole, answer),
             }
@@ -396,7 +387,7 @@ impl<A: Admission> Conn<A> {
         let Multi::Open { queued, bytes, failed } = &mut self.multi else { return Err(Ended) };
         match destination {
             Destination::Slot(_) => {
-                let Some(owner) = place else { return self.dispatch(cx, first, destination) };
+                let Some(owner) = owner else { return self.dispatch(cx, first, destination) };
                 self.begin_at(cx, owner)?;
                 self.pass_bound(cx, first, owner)
             }
@@ -475,7 +466,7 @@ impl<A: Admission> Conn<A> {
                     (self.multi, self.watching, self.bound_slot) = (Multi::No, None, None);
                 }
                 self.pass_bound(cx, first, node)?;
-                self.hold(guard);
+                self.keep_guard(guard);
                 return Ok(Step::Taken);
             }
             Destination::Rule(ClusterRule::Reset | ClusterRule::Quit) => {

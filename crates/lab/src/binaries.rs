@@ -1,0 +1,55 @@
+//! Where the programs of engines are.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::engine::Engine;
+use crate::error::LabError;
+
+/// Where an engine's programs are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Binaries {
+    /// The server.
+    pub server: PathBuf,
+    /// The command-line client.
+    pub cli: PathBuf,
+}
+
+impl Engine {
+    /// The engine's programs: from the folder that `./dev engines` fills, or, for Redis 7.0, a server of that
+    /// version on `PATH`.
+    ///
+    /// # Errors
+    /// [`LabError::EngineMissing`] if there are none.
+    pub fn binaries(self) -> Result<Binaries, LabError> {
+        let family = if self.is_valkey() { "valkey" } else { "redis" };
+        let (server, cli) = (format!("{family}-server"), format!("{family}-cli"));
+        let cached = cache_dir().map(|dir| dir.join(self.name()).join("bin"));
+        let on_path = std::env::var_os("PATH").unwrap_or_default();
+        let system = std::env::split_paths(&on_path).filter(|_| self == Self::Redis70);
+        cached
+            .into_iter()
+            .chain(system.filter(|dir| is_redis_7_0(&dir.join("redis-server"))))
+            .map(|dir| Binaries { server: dir.join(&server), cli: dir.join(&cli) })
+            .find(|binaries| binaries.server.is_file() && binaries.cli.is_file())
+            .ok_or(LabError::EngineMissing { engine: self })
+    }
+}
+
+/// The folder that `./dev engines` fills: `xtask` has the same rule.
+pub(crate) fn cache_dir() -> Option<PathBuf> {
+    let set =
+        |name: &str| std::env::var_os(name).filter(|value: &OsString| !value.is_empty()).map(PathBuf::from);
+    set("WHIMBREL_ENGINES_DIR")
+        .or_else(|| set("XDG_CACHE_HOME").map(|dir| dir.join("whimbrel/engines")))
+        .or_else(|| set("HOME").map(|dir| dir.join(".cache/whimbrel/engines")))
+}
+
+fn is_redis_7_0(server: &Path) -> bool {
+    server.is_file()
+        && Command::new(server)
+            .arg("--version")
+            .output()
+            .is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains(" v=7.0."))
+}
