@@ -23,7 +23,7 @@ pub enum Exit {
     /// It began, and something that trying again did not help stopped it. `--resume` goes on.
     Interrupted = 7,
     /// `status` found a problem in the cluster; `repair` was not told to repair it, or could not repair all of it.
-    Amiss = 8,
+    Problem = 8,
     /// Stopped by the user, cleanly. `--resume` goes on.
     Stopped = 130,
 }
@@ -43,7 +43,7 @@ impl Exit {
         ),
         (Exit::Different, "verify found differences"),
         (Exit::Interrupted, "stopped half-way by an error that trying again did not help; --resume goes on"),
-        (Exit::Amiss, "something is wrong in the cluster: status found it, or repair left it"),
+        (Exit::Problem, "something is wrong in the cluster: status found it, or repair left it"),
         (Exit::Stopped, "stopped by Ctrl-C or SIGTERM; --resume, or jobs resume, goes on"),
     ];
 

@@ -25,7 +25,7 @@ use whimbrel_engine::handover::{FenceKind, Handover, HandoverOptions, Members, P
 use whimbrel_flow::budget::{Rate, Rates};
 use whimbrel_flow::functions;
 use whimbrel_flow::slots::{
-    Level, Quiet, QuietGuard, SlotMover, SlotOptions, SlotProgress, count_keys, has_other_databases,
+    Level, SlotMover, SlotOptions, SlotProgress, TargetGate, TargetGateGuard, count_keys, has_other_databases,
 };
 
 use crate::options::TransferOptions;
@@ -137,7 +137,7 @@ pub(crate) struct Executor {
     mover: Option<SlotMover>,
     paused: Option<(Paused, Instant)>,
     /// From before the pause until the writers are let go.
-    quiet: Option<QuietGuard>,
+    quiet: Option<TargetGateGuard>,
     sealed_at: Option<Instant>,
     /// The slots that were taken over together with their fence.
     taken: Option<SlotSet>,
@@ -571,15 +571,15 @@ impl Executor {
         self.learn(repeated, started.elapsed());
         let max_pause_ms = self.rules.max_pause_ms;
         let mover = self.mover().await?;
-        if let Some(obstinate) = mover.obstinate().filter(|o| o.read_ms > max_pause_ms) {
+        if let Some(unstable) = mover.unstable().filter(|o| o.read_ms > max_pause_ms) {
             let message = format!(
                 "{} {} changes whenever it is read, and the last read took {} ms, more than the longest pause of {} ms; \
                  stop its writers for a while, or allow a longer pause with --max-pause",
-                obstinate.kind, obstinate.key, obstinate.read_ms, max_pause_ms
+                unstable.kind, unstable.key, unstable.read_ms, max_pause_ms
             );
             return Err(because(Why::TooLarge, message));
         }
-        let changing_ms = mover.obstinate().map_or(0, |o| o.read_ms);
+        let changing_ms = mover.unstable().map_or(0, |o| o.read_ms);
         let left = (touched.len() + mover.changing()) as u64;
         if self.rules.verify == Verify::Full && !self.compared_ahead {
             self.mover().await?.compare_ahead(slots).await?;
@@ -760,8 +760,8 @@ async fn hold_back(handover: &mut Handover, percent: u8, max_pause_ms: u64, prog
 }
 
 /// What all jobs of this process with that target share.
-fn quiet_of(target: &Address) -> Quiet {
-    static ALL: OnceLock<Mutex<HashMap<Address, Quiet>>> = OnceLock::new();
+fn quiet_of(target: &Address) -> TargetGate {
+    static ALL: OnceLock<Mutex<HashMap<Address, TargetGate>>> = OnceLock::new();
     let all = ALL.get_or_init(Mutex::default);
     all.lock().unwrap_or_else(PoisonError::into_inner).entry(target.clone()).or_default().clone()
 }

@@ -49,7 +49,7 @@ const STATUS_BYTES_MAX: usize = 4 << 20;
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// What can be seen of a process.
-pub trait Exposed: Send + Sync + 'static {
+pub trait MetricsSource: Send + Sync + 'static {
     /// Its numbers now.
     fn metrics(&self) -> Vec<Metric>;
 
@@ -164,13 +164,16 @@ impl HttpServer {
     }
 
     /// Answers until `stop`.
-    pub async fn serve(self, exposed: Arc<dyn Exposed>, stop: CancellationToken) {
+    pub async fn serve(self, exposed: Arc<dyn MetricsSource>, stop: CancellationToken) {
         let router = Router::new()
             .route("/metrics", get(metrics))
-            .route("/healthz", get(|State(at): State<Arc<dyn Exposed>>| async move { verdict(at.health()) }))
+            .route(
+                "/healthz",
+                get(|State(at): State<Arc<dyn MetricsSource>>| async move { verdict(at.health()) }),
+            )
             .route(
                 "/readyz",
-                get(|State(at): State<Arc<dyn Exposed>>| async move { verdict(at.readiness()) }),
+                get(|State(at): State<Arc<dyn MetricsSource>>| async move { verdict(at.readiness()) }),
             )
             .route("/status", get(status))
             .with_state(exposed);
@@ -232,7 +235,7 @@ pub async fn status_at(at: &str) -> Result<serde_json::Value> {
     }
 }
 
-async fn metrics(State(exposed): State<Arc<dyn Exposed>>) -> Response {
+async fn metrics(State(exposed): State<Arc<dyn MetricsSource>>) -> Response {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Metrics(exposed.metrics())));
     let mut text = String::new();
@@ -242,7 +245,7 @@ async fn metrics(State(exposed): State<Arc<dyn Exposed>>) -> Response {
     }
 }
 
-async fn status(State(exposed): State<Arc<dyn Exposed>>, headers: HeaderMap) -> Response {
+async fn status(State(exposed): State<Arc<dyn MetricsSource>>, headers: HeaderMap) -> Response {
     if !headers.get(header::HOST).and_then(|host| host.to_str().ok()).is_some_and(is_own_name) {
         let why = "ask by the address of this machine, or by its own name: a page that a browser shows could have made up any \
                    other one\n";

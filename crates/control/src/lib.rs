@@ -6,7 +6,7 @@
 //! - [`fleet`]: the coordinator of members that share the partitions of one table;
 //! - [`store`]: where jobs are written down;
 //! - [`strangers`]: what others do with the nodes of a cluster;
-//! - [`witness`]: a client of our own that notes what the users' clients meet;
+//! - [`canary`]: a client of our own that notes what the users' clients meet;
 //! - [`report`]: what a job came to;
 //! - [`options`]: how keys move;
 //! - [`repair`]: finds and repairs what is wrong with a cluster, without jobs.
@@ -14,6 +14,7 @@
 //! **Architecture invariant:** what is to be done is decided in `whimbrel_core::migration` alone. This crate carries it
 //! out, says truthfully what came of it, and writes it down.
 
+pub mod canary;
 pub mod daemon;
 mod executor;
 mod failpoint;
@@ -27,7 +28,6 @@ pub mod report;
 pub mod service;
 pub mod store;
 pub mod strangers;
-pub mod witness;
 
 pub use executor::JobProgress;
 

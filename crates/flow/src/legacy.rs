@@ -162,14 +162,14 @@ fn as_transient(mut error: Error) -> Error {
 }
 
 /// One node, with a connection that is opened when it is needed.
-struct Party {
+struct Peer {
     endpoint: Arc<Endpoint>,
     address: Address,
     options: LinkOptions,
     link: Option<Link>,
 }
 
-impl Party {
+impl Peer {
     async fn link(&mut self) -> Result<&mut Link> {
         if self.link.is_none() {
             self.link = Some(Link::open(&self.endpoint, &self.address, self.options).await?);
@@ -186,9 +186,9 @@ struct Mover {
     options: LegacyOptions,
     source_id: NodeId,
     target_id: NodeId,
-    source: Party,
-    target: Party,
-    others: Vec<Party>,
+    source: Peer,
+    target: Peer,
+    others: Vec<Peer>,
     /// Host and port under which the nodes themselves know the target.
     announced: (String, String),
     /// Slots that the target had before the first was moved: of a call that was cut off.
@@ -221,7 +221,7 @@ impl Mover {
                 .max(u64::from(options.migrate_timeout_ms) + GRACE_MS),
             ..deployment.options
         };
-        let party = |side: Side, node: &Node| Party {
+        let party = |side: Side, node: &Node| Peer {
             endpoint: Arc::new(Endpoint { side, ..(**own).clone() }),
             address: node.address.clone(),
             options: link_options,
@@ -445,7 +445,7 @@ impl Mover {
 }
 
 /// `CLUSTER SETSLOT slot STATE node`.
-async fn setslot(party: &mut Party, slot: &str, state: &str, node: &str) -> Result<()> {
+async fn setslot(party: &mut Peer, slot: &str, state: &str, node: &str) -> Result<()> {
     let words: [&[u8]; 5] = [b"CLUSTER", b"SETSLOT", slot.as_bytes(), state.as_bytes(), node.as_bytes()];
     let link = party.link().await?;
     let reply = link.ask(&words).await?;

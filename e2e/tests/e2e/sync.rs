@@ -1014,7 +1014,7 @@ fn a_sync_that_is_asked_answers_or_is_given_up() {
         let event: serde_json::Value = serde_json::from_str(line).ok()?;
         (event["event"] == "plan").then(|| event["name"].as_str().map(str::to_owned)).flatten()
     });
-    // As one that was asked between the opening of its journal and the first look at its desk.
+    // As one that was asked between the opening of its journal and the first look at its control file.
     let folder = job.state.path().join("whimbrel");
     let file = |ending: &str| folder.join(format!("{}.{ending}", plan.as_deref().expect("a plan")));
     let wish = serde_json::json!({

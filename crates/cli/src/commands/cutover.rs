@@ -10,7 +10,7 @@ use whimbrel_engine::error::Result;
 use whimbrel_engine::seal::FenceKind;
 use whimbrel_flow::sync::Compare;
 
-use crate::commands::sync::desk::{Desk, Reply, Wish};
+use crate::commands::sync::control_file::{ControlFile, CutoverRequest, Reply};
 use crate::exit::Exit;
 use crate::paths::state_dir;
 use crate::settings::args::{CompareChoice, CutoverArgs, FenceChoice};
@@ -55,13 +55,13 @@ enum Asked {
 
 async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
     let folder = state_dir(args.state_dir.as_deref())?;
-    let desk = Desk::find(&folder, args.job.as_deref().unwrap_or_default())?;
-    let card = desk.card().unwrap_or_default();
+    let control_file = ControlFile::find(&folder, args.job.as_deref().unwrap_or_default())?;
+    let card = control_file.card().unwrap_or_default();
     let side =
         |name: &str| card[name].as_str().map_or(format!("the {name}"), |at| format!("the {name} ({at})"));
     let (source, target) = (side("source"), side("target"));
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let wish = Wish {
+    let wish = CutoverRequest {
         id: format!("{}-{}", std::process::id(), since.as_nanos()),
         pid: std::process::id(),
         max_pause_ms: args.max_pause,
@@ -88,7 +88,7 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
         dry_run: args.dry_run,
     };
     if !args.json {
-        eprintln!("sync     {}", desk.name());
+        eprintln!("sync     {}", control_file.name());
     }
     let question = question(args, &source, &target);
     let decision = confirm(&question, args.ask.yes || args.dry_run, false, args.json, stop).await?;
@@ -99,10 +99,10 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
         true => COMPARED_WITHIN + Duration::from_millis(args.wait_for_quiet),
         false => ANSWER_WITHIN + Duration::from_millis(args.max_pause),
     };
-    let answer = desk.ask(&wish, within);
+    let answer = control_file.ask(&wish, within);
     let signals = async {
         match is_external(args) && !args.dry_run {
-            true => signal(args, &desk, &source).await,
+            true => signal(args, &control_file, &source).await,
             false => std::future::pending().await,
         }
     };
@@ -112,19 +112,19 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
         never = signals => match never {},
         () = stop.cancelled() => {
             // Writers may be held already; then it is too late, and what came of it has to be known.
-            desk.withdraw(&wish)?;
+            control_file.withdraw(&wish)?;
             answer.await
         }
     }?;
-    Ok(Asked::Answered(reply, Sides { source, target, is_attended: desk.is_attended() }))
+    Ok(Asked::Answered(reply, Sides { source, target, is_attended: control_file.is_attended() }))
 }
 
 /// Says when the writers may be stopped, and how far it is, for as long as it is asked.
-async fn signal(args: &CutoverArgs, desk: &Desk, source: &str) -> std::convert::Infallible {
+async fn signal(args: &CutoverArgs, control_file: &ControlFile, source: &str) -> std::convert::Infallible {
     let (mut before, mut said) = (None, Instant::now());
     loop {
         sleep(LOOK_PERIOD).await;
-        let card = desk.card().unwrap_or_default();
+        let card = control_file.card().unwrap_or_default();
         let external = &card["status"]["external"];
         let Some(stage) = external["stage"].as_str().map(str::to_owned) else { continue };
         let is_new = before.as_ref() != Some(&stage);

@@ -249,7 +249,7 @@ fn find<'a>(status: &'a FleetStatus, named: &str) -> Result<&'a MemberStatus> {
 
 fn show(status: &FleetStatus, as_json: bool) -> Exit {
     let is_amiss = status.unowned > 0 || status.members.iter().any(|member| !member.connected);
-    let exit = if is_amiss { Exit::Amiss } else { Exit::Success };
+    let exit = if is_amiss { Exit::Problem } else { Exit::Success };
     if as_json {
         say!(
             "{}",

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::repair::decide::{self, Action, Change, Fate, Plan, Told};
 use whimbrel_control::repair::keys::Tally;
-use whimbrel_control::repair::run::Surgeon;
+use whimbrel_control::repair::run::Repairer;
 use whimbrel_control::store::{Entry, Store};
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::{format_count, format_count_of};
@@ -56,13 +56,13 @@ async fn run_inner(args: &RepairArgs, stop: &CancellationToken, begun: &mut bool
     }
     refuse_if_busy(&deployment, &survey, &own_name)?;
     if plan.actions.is_empty() {
-        return Ok(Exit::Amiss);
+        return Ok(Exit::Problem);
     }
     let cluster = deployment.endpoint.address.to_string();
     let question = format!("Do this in the cluster at {cluster}, and what follows from it?");
     let decision =
         confirm(&Question::typed(question, cluster), args.yes, args.dry_run, args.json, stop).await?;
-    if let Some(exit) = decision.end(Exit::Amiss) {
+    if let Some(exit) = decision.end(Exit::Problem) {
         return Ok(exit);
     }
     // From here on others see that a job is running. Somebody may have begun one while we were asking.
@@ -72,7 +72,7 @@ async fn run_inner(args: &RepairArgs, stop: &CancellationToken, begun: &mut bool
     let (mut survey, mut plan) = (survey, plan);
     let mut total = Tally::default();
     for _ in 0..ROUNDS_MAX {
-        let surgeon = Surgeon::new(&deployment, &survey, stop);
+        let surgeon = Repairer::new(&deployment, &survey, stop);
         for action in &plan.actions {
             if stop.is_cancelled() {
                 return Ok(Exit::Stopped);
@@ -93,7 +93,7 @@ async fn run_inner(args: &RepairArgs, stop: &CancellationToken, begun: &mut bool
     let findings = remaining(&survey, &own_name);
     let healthy = Survey::is_healthy(&findings);
     show_outcome(args, &total, &findings, &plan, healthy);
-    Ok(if healthy { Exit::Success } else { Exit::Amiss })
+    Ok(if healthy { Exit::Success } else { Exit::Problem })
 }
 
 /// A survey in which nothing is amiss that may pass by itself, or does not pass for a while.
@@ -125,7 +125,7 @@ async fn plan(
     stop: &CancellationToken,
 ) -> Result<Plan> {
     let mut plan = decide::decide(survey);
-    let surgeon = Surgeon::new(deployment, survey, stop);
+    let surgeon = Repairer::new(deployment, survey, stop);
     for action in &mut plan.actions {
         let Change::Empty { holder, owner, copied, fate } = &mut action.change else { continue };
         let evidence = surgeon.evidence(holder, owner, &action.slots).await?;

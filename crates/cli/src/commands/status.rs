@@ -46,7 +46,7 @@ async fn run_inner(args: &StatusArgs) -> Result<Exit> {
         let screen = Screen::of_stdout();
         say!("{}", as_text(&deployment, &survey, &findings, healthy, screen).trim_end());
     }
-    Ok(if healthy { Exit::Success } else { Exit::Amiss })
+    Ok(if healthy { Exit::Success } else { Exit::Problem })
 }
 
 /// The primaries, those with the lowest slots first, those without slots and without an answer last.

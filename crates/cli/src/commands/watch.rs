@@ -11,7 +11,7 @@ use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::{format_bytes, format_count, format_count_of};
 use whimbrel_engine::error::Result;
 
-use crate::commands::sync::desk::Desk;
+use crate::commands::sync::control_file::ControlFile;
 use crate::commands::sync::exposed::nothing_heard;
 use crate::exit::Exit;
 use crate::paths::state_dir;
@@ -31,7 +31,7 @@ const CLEAR: &str = "\x1b[H\x1b[J";
 /// Where it is seen how a sync stands.
 enum View {
     /// In the state folder.
-    Desk(Desk),
+    ControlFile(ControlFile),
     /// Over HTTP.
     At(String),
 }
@@ -42,25 +42,25 @@ impl View {
             return Ok(View::At(at.clone()));
         }
         let folder = state_dir(args.state_dir.as_deref())?;
-        Desk::find(&folder, args.job.as_deref().unwrap_or_default()).map(View::Desk)
+        ControlFile::find(&folder, args.job.as_deref().unwrap_or_default()).map(View::ControlFile)
     }
 
     /// How it stands; `None` where nothing is shown yet.
     async fn card(&self) -> Result<Option<Value>> {
         match self {
-            View::Desk(desk) => Ok(desk.card()),
+            View::ControlFile(control_file) => Ok(control_file.card()),
             View::At(at) => Ok(Some(http::status_at(at).await?).filter(Value::is_object)),
         }
     }
 
     /// Whether the process is known to have ended.
     fn has_ended(&self) -> bool {
-        matches!(self, View::Desk(desk) if !desk.is_attended())
+        matches!(self, View::ControlFile(control_file) if !control_file.is_attended())
     }
 
     fn name(&self) -> &str {
         match self {
-            View::Desk(desk) => desk.name(),
+            View::ControlFile(control_file) => control_file.name(),
             View::At(at) => at,
         }
     }

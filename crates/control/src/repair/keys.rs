@@ -95,7 +95,7 @@ pub async fn count_present(link: &mut Link, slot: Slot, keys: &[Bytes]) -> Resul
 }
 
 /// A value on its way.
-struct Parcel {
+struct KeyState {
     payload: Bytes,
     /// When it expires, in milliseconds since the epoch; 0 for never.
     expires_ms: i64,
@@ -103,13 +103,18 @@ struct Parcel {
 
 /// How the nodes are spoken to.
 #[derive(Debug, Clone, Copy)]
-pub struct Manner {
+pub struct ReadOptions {
     /// `PEXPIRETIME` is understood: times of expiry are exact. Otherwise they are late by up to a round trip.
     pub exact_expiry: bool,
 }
 
 /// Reads keys where they are. `None` for those that are gone. The link may be one to an importing node: then `asking`.
-async fn read(link: &mut Link, keys: &[Bytes], asking: bool, manner: Manner) -> Result<Vec<Option<Parcel>>> {
+async fn read(
+    link: &mut Link,
+    keys: &[Bytes],
+    asking: bool,
+    manner: ReadOptions,
+) -> Result<Vec<Option<KeyState>>> {
     let expiry: &[u8] = if manner.exact_expiry { b"PEXPIRETIME" } else { b"PTTL" };
     for key in keys {
         for command in [&b"DUMP"[..], expiry] {
@@ -141,8 +146,8 @@ async fn read(link: &mut Link, keys: &[Bytes], asking: bool, manner: Manner) -> 
         let payload = gone_is_null(link, payload, b"DUMP")?.into_bytes();
         let expiry_ms = gone_is_null(link, expiry_ms, expiry)?.as_int();
         parcels.push(match (payload, expiry_ms) {
-            (Some(payload), Some(-1)) => Some(Parcel { payload, expires_ms: 0 }),
-            (Some(payload), Some(ms @ 0..)) => Some(Parcel { payload, expires_ms: since_ms + ms }),
+            (Some(payload), Some(-1)) => Some(KeyState { payload, expires_ms: 0 }),
+            (Some(payload), Some(ms @ 0..)) => Some(KeyState { payload, expires_ms: since_ms + ms }),
             _ => None,
         });
     }
@@ -158,7 +163,7 @@ fn gone_is_null(link: &Link, reply: Value, command: &[u8]) -> Result<Value> {
 }
 
 /// How one key fared.
-enum Fared {
+enum Outcome {
     Written,
     /// It was there already.
     Present,
@@ -168,10 +173,10 @@ enum Fared {
 /// Writes parcels, absolute expiries and all, without touching a key that is there unless `replace`.
 async fn write(
     link: &mut Link,
-    parcels: &[(&Bytes, &Parcel)],
+    parcels: &[(&Bytes, &KeyState)],
     asking: bool,
     replace: bool,
-) -> Result<Vec<Fared>> {
+) -> Result<Vec<Outcome>> {
     for (key, parcel) in parcels {
         if asking {
             link.push(&[b"ASKING"]);
@@ -195,9 +200,9 @@ async fn write(
         }
         let reply = link.reply().await?;
         fared.push(match ServerError::of(&reply) {
-            None => Fared::Written,
-            Some(e) if e.code == Code::BusyKey => Fared::Present,
-            Some(e) => Fared::Refused(e),
+            None => Outcome::Written,
+            Some(e) if e.code == Code::BusyKey => Outcome::Present,
+            Some(e) => Outcome::Refused(e),
         });
     }
     Ok(fared)
@@ -287,7 +292,7 @@ pub async fn empty_slot(
     owner: &mut Link,
     slot: Slot,
     rescue: bool,
-    manner: Manner,
+    manner: ReadOptions,
 ) -> Result<Tally> {
     let mut tally = Tally::default();
     let mut stuck: HashSet<Bytes> = HashSet::new();
@@ -307,13 +312,13 @@ pub async fn empty_slot(
             let before = tally.moved;
             for portion in portions(holder, &lacking, true).await? {
                 let parcels = read(holder, &portion, true, manner).await?;
-                let full: Vec<(&Bytes, &Parcel)> =
+                let full: Vec<(&Bytes, &KeyState)> =
                     portion.iter().zip(&parcels).filter_map(|(k, p)| Some((k, p.as_ref()?))).collect();
                 for ((key, _), fared) in full.iter().zip(write(owner, &full, false, false).await?) {
                     match fared {
-                        Fared::Written => tally.moved += 1,
-                        Fared::Present => {}
-                        Fared::Refused(e) => {
+                        Outcome::Written => tally.moved += 1,
+                        Outcome::Present => {}
+                        Outcome::Refused(e) => {
                             tally.stuck(format!("the owner refuses a key: {}", e.text));
                             stuck.insert((*key).clone());
                         }
@@ -342,7 +347,12 @@ pub async fn empty_slot(
 ///
 /// # Errors
 /// When a node does not answer, or refuses what it should not.
-pub async fn finish_slot(source: &mut Link, target: &mut Link, slot: Slot, manner: Manner) -> Result<Tally> {
+pub async fn finish_slot(
+    source: &mut Link,
+    target: &mut Link,
+    slot: Slot,
+    manner: ReadOptions,
+) -> Result<Tally> {
     let mut tally = Tally::default();
     let mut stuck: HashSet<Bytes> = HashSet::new();
     while let Some(keys) = next_batch(source, slot, &stuck).await? {
@@ -395,7 +405,12 @@ enum Moved {
     Refused(Bytes, ServerError),
 }
 
-async fn move_watched(source: &mut Link, target: &mut Link, keys: &[Bytes], manner: Manner) -> Result<Moved> {
+async fn move_watched(
+    source: &mut Link,
+    target: &mut Link,
+    keys: &[Bytes],
+    manner: ReadOptions,
+) -> Result<Moved> {
     if keys.is_empty() {
         return Ok(Moved::All(0));
     }
@@ -408,10 +423,10 @@ async fn move_watched(source: &mut Link, target: &mut Link, keys: &[Bytes], mann
         gone_is_null(source, reply, b"WATCH")?;
     }
     let parcels = read(source, keys, false, manner).await?;
-    let full: Vec<(&Bytes, &Parcel)> =
+    let full: Vec<(&Bytes, &KeyState)> =
         keys.iter().zip(&parcels).filter_map(|(k, p)| Some((k, p.as_ref()?))).collect();
     for ((key, _), fared) in full.iter().zip(write(target, &full, true, true).await?) {
-        if let Fared::Refused(e) = fared {
+        if let Outcome::Refused(e) = fared {
             source.call(&[b"UNWATCH"]).await?;
             return Ok(Moved::Refused((*key).clone(), e));
         }

@@ -8,13 +8,13 @@ use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::Link;
-use whimbrel_engine::nodes::mend::{self, SlotMark};
+use whimbrel_engine::nodes::repair::{self, SlotMark};
 use whimbrel_engine::nodes::{ClusterView, Counted, Finding, NodeName, Survey, SurveyOptions};
 use whimbrel_engine::slot_keys;
 use whimbrel_wire::value::Value;
 
 use super::decide::{Action, Change, Evidence, Fate, slots_text};
-use super::keys::{self, Manner, Tally};
+use super::keys::{self, ReadOptions, Tally};
 
 /// Slots that are open at the same time: an interruption leaves no more than these marked.
 const OPEN_SLOTS_MAX: usize = 256;
@@ -39,17 +39,17 @@ const ELECTION_PATIENCE_MAX: Duration = Duration::from_secs(300);
 const PATIENT_ROUNDS: u32 = 15;
 
 /// Carries out actions on one cluster.
-pub struct Surgeon<'a> {
+pub struct Repairer<'a> {
     deployment: &'a Deployment,
     /// Where the addresses are.
     survey: &'a Survey,
     stop: &'a CancellationToken,
 }
 
-impl<'a> Surgeon<'a> {
+impl<'a> Repairer<'a> {
     /// On the cluster as it was surveyed.
-    pub fn new(deployment: &'a Deployment, survey: &'a Survey, stop: &'a CancellationToken) -> Surgeon<'a> {
-        Surgeon { deployment, survey, stop }
+    pub fn new(deployment: &'a Deployment, survey: &'a Survey, stop: &'a CancellationToken) -> Repairer<'a> {
+        Repairer { deployment, survey, stop }
     }
 
     fn name(&self, id: &NodeId) -> NodeName {
@@ -61,11 +61,11 @@ impl<'a> Surgeon<'a> {
     }
 
     async fn mark(&self, node: &NodeId, slots: &SlotSet, mark: SlotMark) -> Result<()> {
-        mend::set_slots(self.deployment, &self.name(node).address, slots, &mark).await
+        repair::set_slots(self.deployment, &self.name(node).address, slots, &mark).await
     }
 
-    fn manner(&self) -> Manner {
-        Manner { exact_expiry: self.deployment.capabilities.pexpiretime }
+    fn manner(&self) -> ReadOptions {
+        ReadOptions { exact_expiry: self.deployment.capabilities.pexpiretime }
     }
 
     /// Compares what a node holds with what the owner holds, by up to 4,096 keys spread over the slots.
@@ -106,7 +106,7 @@ impl<'a> Surgeon<'a> {
                 self.claim(node, yielding, slots).await.map(|()| Tally::default())
             }
             Change::Announce { owner } => {
-                mend::bump_epoch(&mut self.link(owner).await?).await?;
+                repair::bump_epoch(&mut self.link(owner).await?).await?;
                 self.settle(slots, owner).await.map(|()| Tally::default())
             }
             Change::Finish { source, target, mark_target } => {
@@ -142,9 +142,9 @@ impl<'a> Surgeon<'a> {
     /// crash over it. Who has been told to forget its slots does neither.
     async fn claim(&self, node: &NodeId, yielding: &[NodeId], slots: &SlotSet) -> Result<()> {
         for other in yielding {
-            mend::forget_owners(&mut self.link(other).await?, slots).await?;
+            repair::forget_owners(&mut self.link(other).await?, slots).await?;
         }
-        mend::claim(&mut self.link(node).await?, slots).await?;
+        repair::claim(&mut self.link(node).await?, slots).await?;
         for other in yielding {
             self.mark(other, slots, SlotMark::Node(node.clone())).await?;
         }
@@ -199,7 +199,7 @@ impl<'a> Surgeon<'a> {
             // It may have heard since, and have been elected: what a primary forgets nobody serves.
             let view = ClusterView::ask(&mut link).await?;
             if !view.me().is_primary() && view.me().config_epoch < epoch {
-                mend::forget_owners(&mut link, &lesson).await?;
+                repair::forget_owners(&mut link, &lesson).await?;
             }
             links.push((replica, link));
         }

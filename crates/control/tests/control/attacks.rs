@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_control::daemon::queue::Queue;
 use whimbrel_control::daemon::{Daemon, DaemonOptions, Services};
 use whimbrel_control::fleet::{Coordination, Fleet, FleetOptions, FleetStatus};
-use whimbrel_control::http::{Exposed, HttpServer, Metric};
+use whimbrel_control::http::{HttpServer, Metric, MetricsSource};
 use whimbrel_core::fleet::{MemberId, Move, Options, Order, Report, ToCoordinator};
 use whimbrel_engine::endpoint::{Endpoint, Secret};
 use whimbrel_engine::error::Side;
@@ -274,7 +274,7 @@ async fn silent_connections_keep_nobody_from_logging_in() {
 /// A process that is well.
 struct Well;
 
-impl Exposed for Well {
+impl MetricsSource for Well {
     fn metrics(&self) -> Vec<Metric> {
         Vec::new()
     }

@@ -324,12 +324,12 @@ const BUSY: &str = "another slot migration is under way";
 #[derive(Debug)]
 struct Nodes {
     kind: NativeKind,
-    source: Party,
-    target: Party,
+    source: PeerLink,
+    target: PeerLink,
 }
 
 #[derive(Debug)]
-struct Party {
+struct PeerLink {
     peer: Peer,
     endpoint: Arc<Endpoint>,
     options: LinkOptions,
@@ -339,7 +339,7 @@ struct Party {
 
 impl Nodes {
     fn new(deployment: &Deployment, kind: NativeKind, source: &Peer, target: &Peer) -> Nodes {
-        let party = |side: Side, peer: &Peer| Party {
+        let party = |side: Side, peer: &Peer| PeerLink {
             peer: peer.clone(),
             // Both belong to one deployment; an error says which of the two it is about.
             endpoint: Arc::new(Endpoint { side, ..(*deployment.endpoint).clone() }),
@@ -365,14 +365,14 @@ impl Nodes {
         }
     }
 
-    fn party(&self, side: Side) -> &Party {
+    fn party(&self, side: Side) -> &PeerLink {
         match side {
             Side::Target => &self.target,
             _ => &self.source,
         }
     }
 
-    async fn link(&mut self, side: Side) -> Result<(Link, &mut Party)> {
+    async fn link(&mut self, side: Side) -> Result<(Link, &mut PeerLink)> {
         let party = match side {
             Side::Target => &mut self.target,
             _ => &mut self.source,

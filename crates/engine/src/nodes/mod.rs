@@ -8,11 +8,11 @@
 //! - [`key_counts`]: how many keys one node holds in each slot, whether it owns the slot or not;
 //! - [`Survey`]: what every node says, at about the same time, and the [findings](Finding) in it;
 //! - [`ClusterView::table`]: the same as a slot table, for clients to be told;
-//! - [`mend`]: changing who owns what, one node at a time.
+//! - [`repair`]: changing who owns what, one node at a time.
 
 mod counts;
 mod findings;
-pub mod mend;
+pub mod repair;
 mod survey;
 mod table;
 mod view;

@@ -64,7 +64,7 @@ const RUN_KEYS_MAX: usize = 1 << 10;
 /// Keys that a full comparison remembers as touched since, before it gives up remembering.
 const RECHECK_KEYS_MAX: usize = 100_000;
 
-/// How many times a key may change while it is read before it counts as [`Obstinate`].
+/// How many times a key may change while it is read before it counts as [`UnstableKey`].
 const CHANGED_READS_MAX: u32 = 2;
 
 /// How slots are moved.
@@ -85,24 +85,24 @@ pub struct SlotOptions {
     /// A key that took longer than this when it last moved in chunks does not do so under a pause, in milliseconds.
     pub drain_ms_max: u64,
     /// Shared by all movers with the same target.
-    pub quiet: Quiet,
+    pub quiet: TargetGate,
 }
 
 /// Lets one job have a target to itself while writers wait for it: the others move no keys there meanwhile.
 #[derive(Debug, Clone, Default)]
-pub struct Quiet(Arc<RwLock<()>>);
+pub struct TargetGate(Arc<RwLock<()>>);
 
 /// The target is quiet for as long as this lives.
 #[derive(Debug)]
-pub struct QuietGuard {
+pub struct TargetGateGuard {
     _lock: OwnedRwLockWriteGuard<()>,
 }
 
-impl Quiet {
+impl TargetGate {
     /// Waits until what is on its way to the target has arrived, and keeps others from sending more. Chunks of large keys
     /// are not waited for: they are small.
-    pub async fn begin(&self) -> QuietGuard {
-        QuietGuard { _lock: self.0.clone().write_owned().await }
+    pub async fn begin(&self) -> TargetGateGuard {
+        TargetGateGuard { _lock: self.0.clone().write_owned().await }
     }
 }
 
@@ -141,7 +141,7 @@ struct Node {
 
 /// A key that changes every time it is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Obstinate {
+pub struct UnstableKey {
     /// Its name, for people.
     pub key: String,
     /// Its type.
@@ -518,14 +518,14 @@ impl SlotMover {
 
     /// A key that changed during each of several reads, where there is one: the one that takes longest. Under a pause it
     /// does not change, and arrives with the rest.
-    pub fn obstinate(&self) -> Option<Obstinate> {
+    pub fn unstable(&self) -> Option<UnstableKey> {
         let batch = self.shared.batch();
         let (key, changing) = batch
             .again
             .iter()
             .filter(|(_, changing)| changing.reads >= CHANGED_READS_MAX)
             .max_by_key(|(_, changing)| changing.read_ms)?;
-        Some(Obstinate {
+        Some(UnstableKey {
             key: crate::copy::shown(key),
             kind: changing.kind.clone(),
             read_ms: changing.read_ms,

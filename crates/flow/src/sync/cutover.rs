@@ -18,7 +18,7 @@ use whimbrel_engine::seal::{Fence, FenceKind, Reached, Seal, check_rights};
 
 use super::compare::{Sample, chance_of_one_percent};
 use super::consumers::Streams;
-use super::external::{ExternalReport, Quiet};
+use super::external::{ExternalReport, QuietWait};
 use super::{Back, Position, Round, Source, SyncPhase, Syncer};
 use crate::copy;
 use crate::copy::Shared;
@@ -114,7 +114,7 @@ impl Syncer {
         withdrawn: &CancellationToken,
     ) -> Result<CutoverReport> {
         for _ in 0..MENDS_MAX {
-            self.mend().await?;
+            self.repair().await?;
             if self.is_calm() {
                 break;
             }
@@ -167,7 +167,7 @@ impl Syncer {
         };
         if let FenceKind::External { quiet_ms, wait_ms } = options.fence {
             let bounds =
-                Quiet { quiet: Duration::from_millis(quiet_ms), wait: Duration::from_millis(wait_ms) };
+                QuietWait { quiet: Duration::from_millis(quiet_ms), wait: Duration::from_millis(wait_ms) };
             if options.dry_run {
                 report.external = Some(self.rehearse_quiet().await?);
                 return Ok(report);
@@ -193,7 +193,7 @@ impl Syncer {
             if self.is_calm() {
                 break;
             }
-            self.mend().await?;
+            self.repair().await?;
             self.status.phase(SyncPhase::CuttingOver);
         }
         self.check(options)?;

@@ -68,7 +68,7 @@ const UNSEEN: [&str; 13] = [
 
 /// Bounds of the wait for a source that nobody writes to.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Quiet {
+pub(super) struct QuietWait {
     /// For how long nobody must have written.
     pub(super) quiet: Duration,
     /// How long is waited for that, all in all.
@@ -162,7 +162,7 @@ impl Watch {
         clients.into_iter().map(|(client, _)| client.clone()).collect()
     }
 
-    fn shown(&self, stage: ExternalStage, quiet: Quiet) -> ExternalShown {
+    fn shown(&self, stage: ExternalStage, quiet: QuietWait) -> ExternalShown {
         ExternalShown {
             stage,
             quiet_ms: millis(self.since),
@@ -236,7 +236,7 @@ impl Syncer {
     pub(super) async fn take_over_when_quiet(
         &mut self,
         options: &CutoverOptions,
-        quiet: Quiet,
+        quiet: QuietWait,
         report: &mut CutoverReport,
         lift: Option<&Fence>,
         chosen: &(Sample, Streams),
@@ -264,7 +264,7 @@ impl Syncer {
     async fn when_quiet(
         &mut self,
         options: &CutoverOptions,
-        quiet: Quiet,
+        quiet: QuietWait,
         report: &mut CutoverReport,
         (watch, (sample, streams)): (&mut Watch, &(Sample, Streams)),
         withdrawn: &CancellationToken,
@@ -319,7 +319,7 @@ impl Syncer {
 
     async fn wait_until_quiet(
         &mut self,
-        quiet: Quiet,
+        quiet: QuietWait,
         watch: &mut Watch,
         withdrawn: &CancellationToken,
     ) -> Result<()> {
@@ -333,7 +333,7 @@ impl Syncer {
                 return Err(refused("the sync was stopped"));
             }
             if !self.is_in_order() {
-                self.mend().await?;
+                self.repair().await?;
                 self.status.phase(SyncPhase::CuttingOver);
                 watch.looks.clear();
             }

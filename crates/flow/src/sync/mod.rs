@@ -181,7 +181,7 @@ pub struct SyncReport {
 /// What comes after an epoch.
 enum Next {
     Stop,
-    Mend,
+    Repair,
     Cutover(Box<Ask>),
 }
 
@@ -368,7 +368,7 @@ impl Syncer {
             }
             self.state.sweep = false;
         }
-        self.mend().await?;
+        self.repair().await?;
         loop {
             if self.options.once && self.catch_up().await? {
                 self.caught_up = true;
@@ -376,7 +376,7 @@ impl Syncer {
             }
             match self.epoch(asks).await? {
                 Next::Stop => return Ok(None),
-                Next::Mend => self.mend().await?,
+                Next::Repair => self.repair().await?,
                 Next::Cutover(ask) => {
                     let Ask { options, withdrawn, answer } = *ask;
                     self.status.phase(SyncPhase::CuttingOver);
@@ -543,7 +543,7 @@ impl Syncer {
     }
 
     /// Puts in order what a round cannot deal with. Nothing is under way meanwhile.
-    async fn mend(&mut self) -> Result<()> {
+    async fn repair(&mut self) -> Result<()> {
         let (again, open) = copy::doubtful(&self.shared, &self.seen.0, &self.seen.1).await?;
         self.seen = (self.shared.source.topology(), self.shared.target.topology());
         self.doubt = self.doubt.union(&again);
@@ -622,7 +622,7 @@ impl Syncer {
         match failure {
             Some(_) if stop.is_cancelled() => Ok(Next::Stop),
             Some(e) => Err(e),
-            None => Ok(next.unwrap_or(Next::Mend)),
+            None => Ok(next.unwrap_or(Next::Repair)),
         }
     }
 

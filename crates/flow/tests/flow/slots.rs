@@ -15,7 +15,7 @@ use whimbrel_engine::error::Side;
 use whimbrel_engine::feed::{Feed, FeedKind, FeedOptions};
 use whimbrel_engine::link::LinkOptions;
 use whimbrel_flow::budget::Rates;
-use whimbrel_flow::slots::{Level, Quiet, SlotMover, SlotOptions, SlotProgress, count_keys};
+use whimbrel_flow::slots::{Level, SlotMover, SlotOptions, SlotProgress, TargetGate, count_keys};
 use whimbrel_lab::{Cluster, Engine};
 
 whimbrel_lab::for_each_engine! {
@@ -142,7 +142,7 @@ impl Scene {
             rates: Rates::default(),
             job: "test".to_owned(),
             drain_ms_max: 60_000,
-            quiet: Quiet::default(),
+            quiet: TargetGate::default(),
         };
         let progress = Arc::new(SlotProgress::default());
         let (deployment, stop) = (self.deployment.clone(), CancellationToken::new());

@@ -5,7 +5,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_core::units::{format_bytes, format_count, format_count_of};
 use whimbrel_engine::error::Result;
 
-use super::desk::{Answer, Question, ask};
+use super::control_socket::{Answer, Question, ask};
 use crate::exit::Exit;
 use crate::paths::state_dir;
 use crate::settings::args::{Beforehand, FrontAt, FrontCommand};

@@ -1,7 +1,7 @@
 //! `whimbrel front`: serves clients in front of a server, or in front of two while keys move.
 
 mod asking;
-mod desk;
+mod control_socket;
 mod joining;
 mod options;
 
@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_front::server::Front;
 
-use self::desk::Desk;
+use self::control_socket::ControlSocket;
 use self::options::{files_each, note_fewer_clients, options, refuse_open};
 use crate::exit::Exit;
 use crate::paths::state_dir;
@@ -53,14 +53,19 @@ async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
     }
     let at = source.address.to_string();
     let to = target.as_ref().map(|target| target.address.to_string());
-    let (front, desk) = match target {
+    let (front, control_socket) = match target {
         None => (Front::bind(options, source).await?, None),
         Some(target) => {
-            let desk =
-                Desk::open(&state_dir(args.state_dir.as_deref())?, listen, &at, &target.address.to_string())?;
+            let control_socket = ControlSocket::open(
+                &state_dir(args.state_dir.as_deref())?,
+                listen,
+                &at,
+                &target.address.to_string(),
+            )?;
             let wait = Duration::from_millis(args.wait);
-            let (front, control) = Front::between(options, source, target, &desk.state(), wait).await?;
-            (front, Some((desk, control)))
+            let (front, control) =
+                Front::between(options, source, target, &control_socket.state(), wait).await?;
+            (front, Some((control_socket, control)))
         }
     };
     let (address, version) = (front.address()?, front.source().version.clone());
@@ -77,10 +82,10 @@ async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
         }
         note_fewer_clients(args, clients_max);
     }
-    match desk {
+    match control_socket {
         None => front.serve(stop).await,
-        Some((desk, control)) => {
-            let attended = desk.attend(control, stop.clone());
+        Some((control_socket, control)) => {
+            let attended = control_socket.attend(control, stop.clone());
             tokio::select! {
                 () = front.serve(stop) => {}
                 never = attended => match never? {},

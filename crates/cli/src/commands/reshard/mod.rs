@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
+use whimbrel_control::canary::Canary;
 use whimbrel_control::options::TransferOptions;
 use whimbrel_control::service::{self, Method, Settings};
 use whimbrel_control::store::Store;
-use whimbrel_control::witness::Witness;
 use whimbrel_core::migration::{Rules, Verify};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::plan::{self as planner, Balance, Move, PlanError};
@@ -207,11 +207,11 @@ pub async fn run_begun(
 ) -> Result<Exit> {
     let slots = jobs.iter().fold(SlotSet::new(), |all, job| all.union(&job.task.slots()));
     let started = std::time::Instant::now();
-    let witness = Witness::start(deployment.clone(), &slots);
+    let canary = Canary::start(deployment.clone(), &slots);
     let display = progress::of_jobs(show, &jobs);
     let outcome = service::run(deployment, jobs, stop).await;
     display.finish().await;
-    let seen = witness.end().await;
+    let seen = canary.end().await;
     let reports = outcome?;
     let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     let exit = exit_of(&reports);

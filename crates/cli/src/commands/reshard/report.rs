@@ -1,8 +1,8 @@
 //! What came of jobs that moved slots.
 
 use serde_json::json;
+use whimbrel_control::canary::CanaryReport;
 use whimbrel_control::report::{Ending, JobReport};
-use whimbrel_control::witness::Testimony;
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 
 use crate::exit::Exit;
@@ -21,7 +21,7 @@ pub fn exit_of(reports: &[JobReport]) -> Exit {
 }
 
 /// Prints what came of the jobs, and what our own client met meanwhile.
-pub fn show_reports(show: &Show, reports: &[JobReport], seen: &Testimony, duration_ms: u64, exit: Exit) {
+pub fn show_reports(show: &Show, reports: &[JobReport], seen: &CanaryReport, duration_ms: u64, exit: Exit) {
     let sum = |of: fn(&JobReport) -> u64| reports.iter().map(of).sum::<u64>();
     let longest_ms = reports.iter().map(|r| r.pauses.longest_ms).max().unwrap_or(0);
     let slots: usize = reports.iter().map(|r| r.slots_handed_over.len()).sum();
@@ -33,7 +33,7 @@ pub fn show_reports(show: &Show, reports: &[JobReport], seen: &Testimony, durati
                 "event": "report", "duration_ms": duration_ms, "slots": slots, "keys": sum(|r| r.keys),
                 "bytes": sum(|r| r.bytes), "braked_ms": sum(|r| r.braked_ms),
                 "pauses": {"count": sum(|r| r.pauses.count), "total_ms": sum(|r| r.pauses.total_ms), "longest_ms": longest_ms},
-                "verified": verified, "witness": seen, "jobs": reports, "exit": exit as u8,
+                "verified": verified, "canary": seen, "jobs": reports, "exit": exit as u8,
             })
         );
         return;
@@ -110,7 +110,7 @@ pub fn show_reports(show: &Show, reports: &[JobReport], seen: &Testimony, durati
 }
 
 /// What our own client met with while slots moved.
-pub fn say_seen(seen: &Testimony) {
+pub fn say_seen(seen: &CanaryReport) {
     say!(
         "clients  ours asked {}: {} MOVED, {} ASK, {} TRYAGAIN, {} CLUSTERDOWN, {} other errors, {} ms at most",
         format_count_of(seen.requests, "time"),

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
+use whimbrel_control::canary::{Canary, CanaryReport};
 use whimbrel_control::daemon::migrations::JobState;
-use whimbrel_control::witness::{Testimony, Witness};
 use whimbrel_core::plan::Move;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::{format_count_of, format_duration_ms};
@@ -238,13 +238,13 @@ async fn watch(
 ) -> Result<Exit> {
     let started = Instant::now();
     let slots = jobs.iter().fold(SlotSet::new(), |all, job| all.union(&job.planned.slots));
-    let witness = Witness::start(deployment.clone(), &slots);
+    let canary = Canary::start(deployment.clone(), &slots);
     let shared = Arc::new(Mutex::new(jobs));
     let shown = shared.clone();
     let display = Display::of_lines(Form::of(show), move || lines(&lock(&shown), started));
     let outcome = until_ended(daemon, &shared, stop).await;
     display.finish().await;
-    let seen = witness.end().await;
+    let seen = canary.end().await;
     outcome?;
     let jobs = lock(&shared).clone();
     report(daemon, deployment, &jobs, show, &seen, started).await
@@ -339,7 +339,7 @@ async fn report(
     deployment: &Arc<Deployment>,
     jobs: &[Submitted],
     show: &Show,
-    seen: &Testimony,
+    seen: &CanaryReport,
     started: Instant,
 ) -> Result<Exit> {
     let view = whimbrel_control::view_of(deployment).await?;
@@ -386,7 +386,7 @@ async fn report(
         say!(
             "{}",
             json!({
-                "event": "report", "server": server, "duration_ms": duration_ms, "slots": moved, "witness": seen,
+                "event": "report", "server": server, "duration_ms": duration_ms, "slots": moved, "canary": seen,
                 "jobs": rows, "exit": exit as u8,
             })
         );

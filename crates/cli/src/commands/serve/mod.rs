@@ -15,7 +15,7 @@ use whimbrel_control::daemon::migrations::{JobState, JobView};
 use whimbrel_control::daemon::queue::Queue;
 use whimbrel_control::daemon::{Daemon, DaemonOptions, Jobs, Services};
 use whimbrel_control::fleet::{Fleet, FleetStatus, Role};
-use whimbrel_control::http::{Exposed, HttpServer, Metric, MetricKind};
+use whimbrel_control::http::{HttpServer, Metric, MetricKind, MetricsSource};
 use whimbrel_control::store::Store;
 use whimbrel_core::units::format_count_of;
 use whimbrel_engine::error::{Error, Result, Side};
@@ -230,7 +230,7 @@ impl Shown {
     }
 }
 
-impl Exposed for Shown {
+impl MetricsSource for Shown {
     fn metrics(&self) -> Vec<Metric> {
         let jobs = self.jobs();
         let mut states: BTreeMap<&str, f64> = BTreeMap::new();

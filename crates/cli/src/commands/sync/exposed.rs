@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Serialize;
-use whimbrel_control::http::{Exposed, Label, Metric, MetricKind};
+use whimbrel_control::http::{Label, Metric, MetricKind, MetricsSource};
 use whimbrel_core::units::format_duration_ms;
 use whimbrel_flow::sync::{SourceShown, SyncPhase, SyncShown, SyncStatus};
 
@@ -26,7 +26,7 @@ pub struct Running {
 
 /// How a sync stands, for others.
 #[derive(Debug, Serialize)]
-pub struct Card<'a> {
+pub struct StatusSnapshot<'a> {
     /// Its name.
     pub name: &'a str,
     /// The source, without credentials.
@@ -39,8 +39,13 @@ pub struct Card<'a> {
 
 impl Running {
     /// What is shown of it.
-    pub fn card(&self) -> Card<'_> {
-        Card { name: &self.name, source: &self.source, target: &self.target, status: self.status.shown() }
+    pub fn card(&self) -> StatusSnapshot<'_> {
+        StatusSnapshot {
+            name: &self.name,
+            source: &self.source,
+            target: &self.target,
+            status: self.status.shown(),
+        }
     }
 }
 
@@ -59,7 +64,7 @@ impl Current {
     }
 }
 
-impl Exposed for Current {
+impl MetricsSource for Current {
     fn metrics(&self) -> Vec<Metric> {
         use MetricKind::{Counter, Gauge};
         let Some(running) = self.get() else { return Vec::new() };

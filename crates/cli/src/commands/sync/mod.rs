@@ -1,6 +1,6 @@
 //! `whimbrel sync`.
 
-pub mod desk;
+pub mod control_file;
 pub mod exposed;
 
 use std::path::Path;
@@ -24,7 +24,7 @@ use whimbrel_flow::sync::{
 };
 use whimbrel_wire::value::Value;
 
-use self::desk::Desk;
+use self::control_file::ControlFile;
 use self::exposed::{Current, Running};
 use crate::commands::copy as copy_command;
 use crate::commands::losses;
@@ -125,10 +125,18 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
         fence_file: FenceNote::file_of(&folder, &name),
     };
     *again = Some(copy_command::AGAIN.to_owned());
-    let desk = (Desk::new(&folder, &name), &*current);
-    let (mut report, mut back) =
-        attended(args, desk, (source, target), options.clone(), status, journal, copy_command::AGAIN, stop)
-            .await?;
+    let control_file = (ControlFile::new(&folder, &name), &*current);
+    let (mut report, mut back) = attended(
+        args,
+        control_file,
+        (source, target),
+        options.clone(),
+        status,
+        journal,
+        copy_command::AGAIN,
+        stop,
+    )
+    .await?;
     let mut direction = Direction::Forth;
     while let Some(from) = back.take() {
         direction = direction.turned();
@@ -148,10 +156,11 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
         }
         let mut journal = Journal::open(&folder, &name, &description, false)?;
         journal.begin_with(SyncState::leading_back(&from))?;
-        let desk = (Desk::new(&folder, &name), &*current);
+        let control_file = (ControlFile::new(&folder, &name), &*current);
         let status = Arc::new(SyncStatus::default());
         let done =
-            attended(args, desk, (source, target), options.clone(), status, journal, &turned, stop).await?;
+            attended(args, control_file, (source, target), options.clone(), status, journal, &turned, stop)
+                .await?;
         drop(from);
         (report, back) = done;
     }
@@ -224,7 +233,7 @@ async fn rehearse(args: &SyncArgs, source: &Deployment, stop: &CancellationToken
 #[expect(clippy::too_many_arguments, reason = "each is another thing, and there are two callers")]
 async fn attended(
     args: &SyncArgs,
-    (desk, current): (Desk, &Current),
+    (control_file, current): (ControlFile, &Current),
     (source, target): (Arc<Deployment>, Arc<Deployment>),
     options: SyncOptions,
     status: Arc<SyncStatus>,
@@ -234,13 +243,13 @@ async fn attended(
 ) -> Result<(SyncReport, Option<Back>)> {
     let (asks, asked) = mpsc::channel(ASKS_MAX);
     let running = Running {
-        name: desk.name().to_owned(),
+        name: control_file.name().to_owned(),
         source: source.endpoint.address.to_string(),
         target: target.endpoint.address.to_string(),
         status: status.clone(),
     };
     current.set(running.clone());
-    let attending = tokio::spawn(desk.clone().attend(running, asks));
+    let attending = tokio::spawn(control_file.clone().attend(running, asks));
     let display = display(Form::of(&args.show), status.clone());
     let outcome = sync::sync(source, target.clone(), options, status, journal, asked, stop.clone()).await;
     display.finish().await;
@@ -249,10 +258,10 @@ async fn attended(
         tokio::time::sleep(ANSWER_TIME).await;
     }
     attending.abort();
-    desk.clear();
+    control_file.clear();
     let (mut report, back) = outcome?;
     if report.cutover.as_ref().is_some_and(|cutover| cutover.lifted)
-        && let Err(e) = unfence::forget_all(desk.folder(), &target)
+        && let Err(e) = unfence::forget_all(control_file.folder(), &target)
     {
         let notice = format!("the fence that was taken down is still noted: {e}");
         if !args.show.quiet && !args.show.json {

@@ -66,7 +66,7 @@ pub struct Answer {
 
 /// The files of a front that this process runs.
 #[derive(Debug)]
-pub struct Desk {
+pub struct ControlSocket {
     socket: PathBuf,
     state: PathBuf,
     listener: UnixListener,
@@ -74,13 +74,13 @@ pub struct Desk {
     _lock: Flock<File>,
 }
 
-impl Desk {
+impl ControlSocket {
     /// Makes sure that nobody else runs a front between these two servers, and takes questions. How far the keys have moved is kept by
     /// the servers, whatever it listens on; questions find it by that.
     ///
     /// # Errors
     /// `Unfit` where somebody does; `Own` where the folder cannot be written.
-    pub fn open(folder: &Path, listen: SocketAddr, source: &str, target: &str) -> Result<Desk> {
+    pub fn open(folder: &Path, listen: SocketAddr, source: &str, target: &str) -> Result<ControlSocket> {
         let fail = |e: &dyn std::fmt::Display| {
             Error::own(format!("take questions in {}", folder.display()), e)
                 .with_remedy("name another folder with --state-dir; a long name cannot be that of a socket")
@@ -102,7 +102,7 @@ impl Desk {
         let _ = std::fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket).map_err(|e| fail(&e))?;
         std::fs::set_permissions(&socket, Permissions::from_mode(0o600)).map_err(|e| fail(&e))?;
-        Ok(Desk { socket, state: pair.with_extension("state"), listener, _lock: lock })
+        Ok(ControlSocket { socket, state: pair.with_extension("state"), listener, _lock: lock })
     }
 
     /// Where it is kept how far the front is.
@@ -127,7 +127,7 @@ impl Desk {
     }
 }
 
-impl Drop for Desk {
+impl Drop for ControlSocket {
     fn drop(&mut self) {
         // It may be gone.
         let _ = std::fs::remove_file(&self.socket);

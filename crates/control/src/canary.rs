@@ -22,9 +22,9 @@ const PERIOD: Duration = Duration::from_millis(5);
 /// Redirections that are followed for one request.
 const HOPS_MAX: usize = 5;
 
-/// What the witness met.
+/// What the canary met.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Testimony {
+pub struct CanaryReport {
     /// Requests.
     pub requests: u64,
     /// `MOVED` replies, which clients follow.
@@ -41,31 +41,31 @@ pub struct Testimony {
     pub longest_ms: u64,
 }
 
-/// A running witness.
+/// A running canary.
 #[derive(Debug)]
-pub struct Witness {
+pub struct Canary {
     stop: CancellationToken,
-    task: JoinHandle<Testimony>,
+    task: JoinHandle<CanaryReport>,
 }
 
-impl Witness {
+impl Canary {
     /// Begins to ask for names in `slots`, one after another.
-    pub fn start(deployment: Arc<Deployment>, slots: &SlotSet) -> Witness {
+    pub fn start(deployment: Arc<Deployment>, slots: &SlotSet) -> Canary {
         let stop = CancellationToken::new();
         let slots: Vec<Slot> = slots.iter().collect();
         let task = tokio::spawn(watch(deployment, slots, stop.clone()));
-        Witness { stop, task }
+        Canary { stop, task }
     }
 
     /// Ends it, and tells what it met.
-    pub async fn end(self) -> Testimony {
+    pub async fn end(self) -> CanaryReport {
         self.stop.cancel();
         self.task.await.unwrap_or_default()
     }
 }
 
-async fn watch(deployment: Arc<Deployment>, slots: Vec<Slot>, stop: CancellationToken) -> Testimony {
-    let mut seen = Testimony::default();
+async fn watch(deployment: Arc<Deployment>, slots: Vec<Slot>, stop: CancellationToken) -> CanaryReport {
+    let mut seen = CanaryReport::default();
     let mut client = Client { deployment, links: HashMap::new(), owners: HashMap::new() };
     let mut turn = 0;
     while !stop.is_cancelled() && !slots.is_empty() {
@@ -92,8 +92,8 @@ struct Client {
 
 impl Client {
     /// One request; an error where no answer was to be had.
-    async fn ask(&mut self, slot: Slot, seen: &mut Testimony) -> Result<()> {
-        let key = format!("whimbrel:witness:{{{}}}", tag_for_slot(slot));
+    async fn ask(&mut self, slot: Slot, seen: &mut CanaryReport) -> Result<()> {
+        let key = format!("whimbrel:canary:{{{}}}", tag_for_slot(slot));
         let mut asking = false;
         let mut at = match self.owners.get(&slot) {
             Some(address) => address.clone(),

@@ -40,7 +40,7 @@ const SHOWN_WITHIN: Duration = Duration::from_secs(30);
 
 /// A cutover that somebody asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wish {
+pub struct CutoverRequest {
     /// Tells its answer from that to another.
     pub id: String,
     /// The process that asks: when it is gone, the wish is withdrawn.
@@ -64,7 +64,7 @@ pub struct Wish {
 /// What came of it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Reply {
-    /// Which [`Wish`] it answers.
+    /// Which [`CutoverRequest`] it answers.
     pub id: String,
     /// The report, where it succeeded.
     pub report: Option<serde_json::Value>,
@@ -76,12 +76,12 @@ pub struct Reply {
 
 /// The files of one sync.
 #[derive(Debug, Clone)]
-pub struct Desk {
+pub struct ControlFile {
     folder: PathBuf,
     name: String,
 }
 
-impl Wish {
+impl CutoverRequest {
     /// The ending of the file with its answer.
     fn answer(&self) -> String {
         format!("answer-{}", self.id)
@@ -98,17 +98,17 @@ impl Wish {
     }
 }
 
-impl Desk {
+impl ControlFile {
     /// Of the sync of this name.
-    pub fn new(folder: &Path, name: &str) -> Desk {
-        Desk { folder: folder.to_owned(), name: name.to_owned() }
+    pub fn new(folder: &Path, name: &str) -> ControlFile {
+        ControlFile { folder: folder.to_owned(), name: name.to_owned() }
     }
 
     /// The desks of all syncs that run.
     ///
     /// # Errors
     /// `Own` where the folder cannot be read.
-    fn running(folder: &Path) -> Result<Vec<Desk>> {
+    fn running(folder: &Path) -> Result<Vec<ControlFile>> {
         let files = match std::fs::read_dir(folder) {
             Ok(files) => files,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -122,19 +122,20 @@ impl Desk {
             })
             .collect();
         names.sort_unstable();
-        let desks = names.iter().map(|name| Desk::new(folder, name));
-        Ok(desks.filter(Desk::is_attended).collect())
+        let desks = names.iter().map(|name| ControlFile::new(folder, name));
+        Ok(desks.filter(ControlFile::is_attended).collect())
     }
 
     /// The one that runs and whose name begins with `wanted`; where that is empty, the only one.
     ///
     /// # Errors
     /// `Unfit` where there is none, or more than one; `Own` where the folder cannot be read.
-    pub fn find(folder: &Path, wanted: &str) -> Result<Desk> {
-        let running = Desk::running(folder)?;
-        let mut found: Vec<Desk> = running.into_iter().filter(|desk| desk.name.starts_with(wanted)).collect();
+    pub fn find(folder: &Path, wanted: &str) -> Result<ControlFile> {
+        let running = ControlFile::running(folder)?;
+        let mut found: Vec<ControlFile> =
+            running.into_iter().filter(|control_file| control_file.name.starts_with(wanted)).collect();
         match (found.pop(), found.is_empty()) {
-            (Some(desk), true) => Ok(desk),
+            (Some(control_file), true) => Ok(control_file),
             (None, _) => {
                 let which = if wanted.is_empty() { "" } else { " by this name" };
                 let what = format!("no sync runs in {}{which}", folder.display());
@@ -145,7 +146,7 @@ impl Desk {
                     ))
             }
             (Some(last), false) => {
-                let names: Vec<&str> = found.iter().chain([&last]).map(Desk::name).collect();
+                let names: Vec<&str> = found.iter().chain([&last]).map(ControlFile::name).collect();
                 let what = format!("several run: {}", names.join(", "));
                 Err(Error::unfit(Side::Own, "", "find the sync", what).with_remedy("name the one you mean"))
             }
@@ -181,8 +182,8 @@ impl Desk {
         journal::write_whole(&path, content).map_err(|e| Error::own(format!("write {}", path.display()), e))
     }
 
-    /// As [`Desk::put`], where nothing is there yet.
-    fn put_new(&self, ending: &str, content: &Wish) -> Result<()> {
+    /// As [`ControlFile::put`], where nothing is there yet.
+    fn put_new(&self, ending: &str, content: &CutoverRequest) -> Result<()> {
         let (path, draft) = (self.path(ending), self.path(&format!("{ending}-{}", content.id)));
         let written = serde_json::to_string(content).map_err(std::io::Error::other);
         let written = written.and_then(|text| journal::make_anew(&draft)?.write_all(text.as_bytes()));
@@ -216,12 +217,12 @@ impl Desk {
     pub async fn attend(self, running: Running, asks: mpsc::Sender<Ask>) -> std::convert::Infallible {
         // Perhaps left over from an earlier run. A process of the same number may run by now that asked for nothing: so it is
         // not carried out, and one that was asked while this began is told to ask again.
-        if let Some(wish) = self.take::<Wish>("ask") {
+        if let Some(wish) = self.take::<CutoverRequest>("ask") {
             self.reply(&wish, too_early(&wish));
         }
         let serve = async {
             loop {
-                if let Some(wish) = self.take::<Wish>("ask") {
+                if let Some(wish) = self.take::<CutoverRequest>("ask") {
                     let reply = self.pass_on(&wish, &asks).await;
                     let _: Option<bool> = self.take(&wish.withdrawal());
                     self.reply(&wish, reply);
@@ -241,7 +242,7 @@ impl Desk {
         never
     }
 
-    fn reply(&self, wish: &Wish, reply: Reply) {
+    fn reply(&self, wish: &CutoverRequest, reply: Reply) {
         if wish.is_awaited()
             && let Err(error) = self.put(&wish.answer(), &reply)
         {
@@ -249,7 +250,7 @@ impl Desk {
         }
     }
 
-    async fn pass_on(&self, wish: &Wish, asks: &mpsc::Sender<Ask>) -> Reply {
+    async fn pass_on(&self, wish: &CutoverRequest, asks: &mpsc::Sender<Ask>) -> Reply {
         let options = CutoverOptions {
             max_pause_ms: wish.max_pause_ms,
             fence: wish.fence,
@@ -303,7 +304,7 @@ impl Desk {
     ///
     /// # Errors
     /// `Own` where it does not run, ends before it answers, is stopped or hangs, or does not answer within `limit`.
-    pub async fn ask(&self, wish: &Wish, limit: Duration) -> Result<Reply> {
+    pub async fn ask(&self, wish: &CutoverRequest, limit: Duration) -> Result<Reply> {
         self.put_new("ask", wish)?;
         let asked = Instant::now();
         let mut looked = asked;
@@ -349,7 +350,7 @@ impl Desk {
     ///
     /// # Errors
     /// `Own` where the file cannot be written.
-    pub fn withdraw(&self, wish: &Wish) -> Result<()> {
+    pub fn withdraw(&self, wish: &CutoverRequest) -> Result<()> {
         self.put(&wish.withdrawal(), &true)
     }
 
@@ -362,7 +363,7 @@ impl Desk {
     }
 }
 
-fn too_early(wish: &Wish) -> Reply {
+fn too_early(wish: &CutoverRequest) -> Reply {
     let error = "cut over: the sync has only just begun: ask again".to_owned();
     Reply { id: wish.id.clone(), report: None, error: Some(error), exit: Exit::Refused as u8 }
 }
@@ -376,11 +377,11 @@ mod tests {
     fn no_question_is_lost_between_a_look_and_the_next() {
         const QUESTIONS: u32 = 5_000;
         let folder = tempfile::tempdir().expect("a folder");
-        let desk = Desk::new(folder.path(), "sync-x");
-        let asking = desk.clone();
+        let control_file = ControlFile::new(folder.path(), "sync-x");
+        let asking = control_file.clone();
         let asker = std::thread::spawn(move || {
             for number in 0..QUESTIONS {
-                let wish = Wish {
+                let wish = CutoverRequest {
                     id: number.to_string(),
                     pid: std::process::id(),
                     max_pause_ms: 1,
@@ -401,7 +402,7 @@ mod tests {
         });
         let mut taken = 0;
         while !asker.is_finished() {
-            taken += u32::from(desk.take::<Wish>("ask").is_some());
+            taken += u32::from(control_file.take::<CutoverRequest>("ask").is_some());
         }
         asker.join().expect("it asks to the end");
         assert_eq!(taken, QUESTIONS);
