@@ -7,7 +7,7 @@
 //!
 //! Commands use all of it; `ui` uses `settings`, and neither uses commands.
 
-/// Prints a line to standard output, wrapped at words on a terminal, and without what servers would have it do. That whoever reads it has left, as `head` does, is no failure of ours.
+/// Prints a line to standard output, wrapped at words on a terminal, and without what servers would have it do. A reader that has left, as `head` does, is no failure of ours.
 macro_rules! say {
     ($($words:tt)*) => {{
         use std::io::Write as _;

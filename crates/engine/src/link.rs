@@ -609,7 +609,7 @@ impl Io {
         Io(Kind::Within { pipe, _guard: Box::new(guard) })
     }
 
-    /// Connects, with the TLS of `endpoint`, and says nothing: for who speaks for somebody else, who logs in himself.
+    /// Connects, with the TLS of `endpoint`, and says nothing: for a caller that speaks for a client, which logs in itself.
     ///
     /// # Errors
     /// `Connect` or `Tls`.

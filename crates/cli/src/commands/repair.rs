@@ -24,7 +24,7 @@ use crate::ui::json as describe;
 use crate::ui::screen::Screen;
 
 /// How often the cluster is looked at again and what follows is done: a repair may bring up more, for example replicas
-/// that kept what their primary lost. Each round sees fewer things amiss, or none that can be mended.
+/// that kept what their primary lost. Each round sees fewer problems, or none that can be repaired.
 const ROUNDS_MAX: usize = 4;
 
 /// Views of nodes differ for a moment after every change. Only what still differs after so many looks counts: before
@@ -96,7 +96,7 @@ async fn run_inner(args: &RepairArgs, stop: &CancellationToken, begun: &mut bool
     Ok(if healthy { Exit::Success } else { Exit::Problem })
 }
 
-/// A survey in which nothing is amiss that may pass by itself, or does not pass for a while.
+/// A survey without problems that may pass by themselves, or do not pass for a while.
 async fn settled_survey(deployment: &Deployment, looks_max: usize) -> Result<Survey> {
     let mut survey = Survey::take(deployment).await?;
     for _ in 1..looks_max {
@@ -182,7 +182,7 @@ async fn announce(deployment: &Deployment, survey: &Survey, own_name: &str) -> R
     Ok(links)
 }
 
-/// What is amiss, without our own connections.
+/// The problems, without our own connections.
 fn remaining(survey: &Survey, own_name: &str) -> Vec<Finding> {
     let is_own = |f: &Finding| matches!(f, Finding::Job { what, .. } if what.starts_with(own_name));
     survey.findings().into_iter().filter(|f| !is_own(f)).collect()
@@ -225,7 +225,7 @@ fn action_json(survey: &Survey, action: &Action) -> Value {
     value
 }
 
-/// Shows what is amiss, which jobs that were interrupted can be gone on with instead, and what would be done.
+/// Shows the problems, which jobs that were interrupted can be gone on with instead, and what would be done.
 fn show_plan(
     args: &RepairArgs,
     survey: &Survey,

@@ -78,7 +78,7 @@ async fn watch(args: &WatchArgs, stop: &CancellationToken) -> Result<Exit> {
     loop {
         if let Some(card) = view.card().await? {
             if show(args, &card, last.as_ref()).is_err() || args.once {
-                // Once is enough, or whoever read it has left.
+                // Once is enough, or its reader has left.
                 return Ok(Exit::Success);
             }
             last = Some(card);

@@ -404,7 +404,7 @@ pub fn hide_passwords(command: &Command) -> Result<()> {
 }
 
 /// An address without its password, and the password; `None` where it has none. What is no address is complained about later, by
-/// whoever has to use it.
+/// the caller that has to use it.
 fn without_password(text: &str) -> Option<(String, Secret)> {
     #[cfg(feature = "etcd")]
     if let Ok(store) = EtcdOptions::parse(text) {

@@ -121,7 +121,7 @@ async fn ask(question: &Question, stop: &CancellationToken) -> std::io::Result<b
     std::thread::spawn(move || {
         let mut answer = String::new();
         let outcome = std::io::stdin().lock().read_line(&mut answer).map(|_| answer);
-        // Whoever asked may have gone.
+        // The caller may have gone.
         let _ = tell.send(outcome);
     });
     loop {

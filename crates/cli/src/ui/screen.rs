@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn colours_take_no_room_and_programs_get_lines() {
         let colourful = Screen { width: 30, colour: true };
-        let text = format!("{}    well, it is as it is here", colourful.bad("amiss"));
+        let text = format!("{}    well, it is as it is here", colourful.bad("wrong"));
         assert_eq!(text.len(), 43);
         assert_eq!(colourful.wrapped(&text), text.replace(" here", "\n         here"));
         let json = r#"{"event": "report", "text": "long enough to be wrapped"}"#;

@@ -309,7 +309,7 @@ impl<'a> Draft<'a> {
         self.primaries.iter().position(|p| p.id == id)
     }
 
-    /// Who shall own a slot that nobody says is his own. The documentation of `whimbrel repair` has these rules.
+    /// Which node shall own a slot that no node claims. The documentation of `whimbrel repair` has these rules.
     fn new_owner(&mut self, slot: Slot, named: &[(&'a NodeId, usize)]) -> Owner<'a> {
         let holders: Vec<usize> =
             (0..self.primaries.len()).filter(|i| self.primaries[*i].keys(slot) > 0).collect();

@@ -170,7 +170,7 @@ impl<'a> Repairer<'a> {
             if round >= PATIENT_ROUNDS && !told {
                 told = true;
                 for (node, state) in survey.answering_primaries().filter(|(node, _)| node.id != *owner) {
-                    // Who claims a slot himself would refuse, or lose keys over it.
+                    // A node that claims the slot itself would refuse, or lose keys over it.
                     let mistaken = slots
                         .difference(&state.slots)
                         .iter()

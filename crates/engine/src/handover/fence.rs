@@ -568,7 +568,7 @@ impl Handover {
                     let what = format!("slot {} is owned by {}, which is down", slot.number(), owner.id);
                     return Err(self.source.unfit("give slots back", what));
                 }
-                // Somebody has moved it on: it must not be taken from him, and there is nothing to give back.
+                // It has been moved on: it must not be taken from its new owner, and there is nothing to give back.
                 Some(_) => {
                     elsewhere.insert(slot);
                 }

@@ -463,7 +463,7 @@ impl Handover {
     }
 
     /// Finds the nodes on which replicas must be kept from following `slots`: the source and its replicas, where these are
-    /// its last. Changes nothing; whoever means to survive his own death writes [`Handover::sheltered`] down before
+    /// its last. Changes nothing; a caller that means to survive a crash writes [`Handover::sheltered`] down before
     /// [`Handover::mark_importing`].
     ///
     /// # Errors

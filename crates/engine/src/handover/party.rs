@@ -349,8 +349,8 @@ impl Party {
         self.run(async |link| link.ask(&[b"CLIENT", b"SETNAME", name.as_bytes()]).await).await.map(drop)
     }
 
-    /// The number of the latest of our own connections on this server: of two candidates the later one gives way. Who does
-    /// not know his number gives way to all.
+    /// The number of the latest of our own connections on this server: of two candidates the later one gives way. One that does
+    /// not know its number gives way to all.
     pub(super) fn number(&self) -> i64 {
         self.own.last().copied().unwrap_or(i64::MAX)
     }

@@ -45,7 +45,7 @@ pub enum Finding {
         /// Which.
         nodes: Vec<NodeName>,
     },
-    /// Nobody says that these slots are his own.
+    /// No node claims these slots.
     Unowned {
         /// Which.
         slots: SlotSet,
@@ -259,7 +259,7 @@ type OwnerIndex = u16;
 /// How the nodes see one slot, where that needs attention.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Sight {
-    /// Who says that the slot is his own, as indexes into the survey.
+    /// The nodes that claim the slot, as indexes into the survey.
     claimants: Vec<usize>,
     /// For each owner who says so, as indexes into the survey.
     said: BTreeMap<OwnerIndex, Vec<usize>>,

@@ -3,7 +3,7 @@
 //! A lock is held by any number of readers, or by one move. Readers only ever *try*: where a move wants the key, they wait for
 //! the move like everybody else, so readers cannot keep a move away for ever. A move that is wanted while readers hold the key begins when
 //! the last of them lets go. While a large key is only copied readers may come and go as before: nothing of the source's changes. They are
-//! [shut out](Locks::shut_out) before it is removed there. Nobody waits while he holds a lock, so there is no deadlock.
+//! [shut out](Locks::shut_out) before it is removed there. Nothing waits while it holds a lock, so there is no deadlock.
 
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, RandomState};
@@ -64,7 +64,7 @@ enum Stage {
     Moving,
     /// It is copied, and readers may hold it.
     Copying,
-    /// It has been copied. The last reader tells the mover that he has gone.
+    /// It has been copied. The last reader tells the mover that it has gone.
     Emptying(oneshot::Sender<()>),
 }
 

@@ -107,7 +107,7 @@ impl Upstream {
         Error::new(self.endpoint.side, self.endpoint.address.to_string(), "connect", kind)
     }
 
-    /// A connection for a client, who will log in himself.
+    /// A connection for a client, which will log in itself.
     ///
     /// # Errors
     /// As [`Io::anonymous`].
@@ -120,7 +120,7 @@ impl Upstream {
         }
     }
 
-    /// A connection for a client who has said so much of himself before.
+    /// A connection for a client that has introduced itself before.
     ///
     /// # Errors
     /// As [`Identity::introduce`].

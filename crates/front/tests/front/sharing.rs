@@ -61,7 +61,7 @@ fn many_clients_have_few_connections_for_reads_and_writes() {
     });
     assert_eq!((own.len(), own.intersection(&shared).count()), (12, 0), "{own:?}");
     clients[0].ask(&["STRLEN", "k"], ":60\r\n");
-    // Whoever has changed what commands do on his connection stays on it.
+    // A client that has changed what commands do on its connection stays on it.
     let own = askers(&source, "\"own", || clients[0].ask(&["ECHO", "own"], "$3\r\nown\r\n"));
     for is_alone in [false, true] {
         let read = || clients[0].ask(&["GETRANGE", "k", "0", "0"], "$1\r\nx\r\n");

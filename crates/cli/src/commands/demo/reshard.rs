@@ -480,17 +480,17 @@ impl Proof {
     /// Compares every replica with its primary by number and by the servers' own checksum.
     fn replicas(&mut self, cluster: &Cluster, interrupt: &Interrupt) -> anyhow::Result<()> {
         let deadline = Instant::now() + SETTLE_TIMEOUT;
-        let mut amiss = replicas_amiss(cluster)?;
-        while amiss.is_some() && Instant::now() < deadline {
+        let mut problem = replicas_problem(cluster)?;
+        while problem.is_some() && Instant::now() < deadline {
             interrupt.check()?;
             thread::sleep(SETTLE_PAUSE);
-            amiss = replicas_amiss(cluster)?;
+            problem = replicas_problem(cluster)?;
         }
-        let words = match &amiss {
+        let words = match &problem {
             None => "equal to their primaries, by DBSIZE and by DEBUG DIGEST",
             Some(words) => words,
         };
-        self.line("Replicas", amiss.is_none(), words)
+        self.line("Replicas", problem.is_none(), words)
     }
 
     fn clients(&mut self, watched: &Watched) -> anyhow::Result<()> {
@@ -517,7 +517,7 @@ impl Proof {
     }
 }
 
-fn replicas_amiss(cluster: &Cluster) -> anyhow::Result<Option<String>> {
+fn replicas_problem(cluster: &Cluster) -> anyhow::Result<Option<String>> {
     let state = |node: &Server| -> anyhow::Result<(u64, String)> {
         let mut connection = patient_connection(node)?;
         Ok((cmd("DBSIZE").query(&mut connection)?, cmd("DEBUG").arg("DIGEST").query(&mut connection)?))

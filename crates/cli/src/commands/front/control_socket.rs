@@ -1,6 +1,6 @@
 //! How other processes talk to a front: by a socket in the state folder.
 //!
-//! - `front-NAME.lock`: held by whoever runs the front;
+//! - `front-NAME.lock`: held by the process that runs the front;
 //! - `front-NAME.state`: how far it is, see `whimbrel_front::migrate::phase`;
 //! - `front-NAME.socket`: takes one question on a connection, a line, and answers with a line of JSON.
 //!
@@ -155,7 +155,7 @@ async fn serve(stream: UnixStream, control: &Control, finished: &CancellationTok
     };
     let text = serde_json::to_string(&answer)? + "\n";
     let told = timeout(PATIENCE, stream.get_mut().write_all(text.as_bytes())).await;
-    // Also where whoever asked has gone.
+    // Also where the process that asked has gone.
     if question == Question::Finish && done.is_ok() {
         finished.cancel();
     }

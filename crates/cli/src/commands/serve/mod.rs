@@ -76,7 +76,7 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
     }
     // Its tasks end with this function.
     let _exposing = log.expose(args.http, stop).await?;
-    // Where the coordinator cannot go on, the rest ends as well: whoever started this sees to it that it starts again.
+    // Where the coordinator cannot go on, the rest ends as well: its supervisor starts it again.
     let stop = stop.child_token();
     let moves = async {
         if let Some(queue) = &queue {

@@ -1,9 +1,9 @@
 //! How other processes see a sync and ask it for something: by files in the state folder.
 //!
-//! - `NAME.journal`: held open by whoever runs the sync;
+//! - `NAME.journal`: held open by the process that runs the sync;
 //! - `NAME.json`: how it stands, replaced about once a second;
 //! - `NAME.ask`: somebody asks for a cutover; only one at a time can;
-//! - `NAME.withdrawn-ID`: whoever asked would rather not;
+//! - `NAME.withdrawn-ID`: the process that asked has withdrawn it;
 //! - `NAME.answer-ID`: what came of it.
 //!
 //! All are replaced as a whole. No password and no value is in any of them.
@@ -208,7 +208,7 @@ impl ControlFile {
         let taken = self.path(&format!("{ending}-taken"));
         std::fs::rename(self.path(ending), &taken).ok()?;
         let text = safety::read_own(&taken);
-        // Taken is taken, whatever it says, and whoever wrote it.
+        // Taken is taken, whatever it says, and whichever process wrote it.
         std::fs::remove_file(&taken).ok()?;
         serde_json::from_str(&text?).ok()
     }

@@ -254,7 +254,7 @@ async fn attended(
     let outcome = sync::sync(source, target.clone(), options, status, journal, asked, stop.clone()).await;
     display.finish().await;
     if matches!(&outcome, Ok((report, _)) if report.cutover.is_some()) {
-        // Whoever asked for it is told before the process ends.
+        // The process that asked hears of it before this one ends.
         tokio::time::sleep(ANSWER_TIME).await;
     }
     attending.abort();
@@ -326,7 +326,7 @@ impl Direction {
         }
     }
 
-    /// As whoever resumes it would type it.
+    /// As the user who resumes it would type it.
     fn describe(self, args: &SyncArgs, source: &Endpoint, target: &Endpoint) -> String {
         let turned = |text: &String| match (self, text.split_once(':')) {
             (Direction::Back, Some((from, to))) => format!("{to}:{from}"),
