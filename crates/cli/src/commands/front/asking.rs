@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn nothing_is_said_of_a_filter_without_keys() {
         let of = |moved: u64| json!({"moved": moved, "filter_bytes": 75_008, "filter_bits_per_key": 12.04, "filter_false_positives": 0.001});
-        assert_eq!(filter(&of(0)), "73.2 KiB, no key has moved yet");
-        assert_eq!(filter(&of(50_000)), "73.2 KiB, 12.0 bits a key, 0.100 % of the answers wrong");
+        assert_eq!(filter(&of(0)), "73.3 KiB, no key has moved yet");
+        assert_eq!(filter(&of(50_000)), "73.3 KiB, 12.0 bits a key, 0.100 % of the answers wrong");
     }
 }
