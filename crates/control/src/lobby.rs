@@ -1,7 +1,7 @@
 //! Connections of which nothing is known yet: few, and no address can keep others out.
 //!
-//! Nobody is turned away at the door. Where there are too many, the one ends that has waited longest, of the address that has most: so
-//! whoever says what it wants at once is heard, however many others are silent.
+//! No connection is turned away at first. Where there are too many, the one ends that has waited longest, of the address that has most: so
+//! a client that says at once what it wants is heard, however many others are silent.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -176,7 +176,8 @@ mod tests {
         assert_eq!(many.iter().filter(|waiting| is_over(waiting)).count(), 3);
         assert!(!others.iter().any(is_over));
         drop((many, others));
-        assert_eq!((lobby.inside().count, lobby.inside().by_origin.len()), (0, 0));
+        let inside = lobby.inside();
+        assert_eq!((inside.count, inside.by_origin.len()), (0, 0));
     }
 
     #[test]

@@ -156,16 +156,16 @@ pub struct WatchArgs {
 /// How writers are kept away from the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum FenceChoice {
-    /// Not at all: they are let go when both sides are equal, and the sync goes on following those who still write
+    /// Not at all: writes resume when both sides are equal, and the sync goes on following clients that still write
     None,
-    /// They stay paused for --fence-for, and have to find the target meanwhile
+    /// Writes stay paused for --fence-for, and clients have to find the target meanwhile
     Pause,
     /// Every ACL user but whimbrel's own loses the right to write, on all nodes
     Acl,
     /// The source becomes a replica of nobody, which serves reads and refuses writes; not for clusters
     ReadonlyReplica,
-    /// Not by whimbrel: you stop the writers when it says so; it waits until nobody writes any more (--quiet-for), compares
-    /// all keys, and needs no right to pause anybody
+    /// By you: stop the writers when whimbrel says so. It waits until nothing is written any more (--quiet-for), compares all
+    /// keys, and needs no right to pause clients
     External,
 }
 
