@@ -34,7 +34,7 @@ fn what_was_typed_before_the_question_is_no_answer() {
     let leaving = cluster.node_id(2).to_owned();
     let folder = tempfile::tempdir().expect("a folder");
     let state = folder.path().to_str().expect("a plain name");
-    let mut terminal = Terminal::new(120);
+    let mut terminal = Terminal::new(200);
     terminal.press("y\n");
     let mut asked = terminal.start(&["drain", &seed, &leaving, "--state-dir", state], &[]);
     asked.wait_for(&format!("in the cluster at {seed}? [y/N] "));
@@ -101,7 +101,7 @@ fn replacing_and_removing_keys_asks_and_a_dry_run_counts_them() {
     assert!(looked.stdout.contains(r#""removed":0,"replaced":1"#), "{}", looked.stdout);
     unchanged();
     // A yes is too easily said where keys are lost.
-    let terminal = Terminal::new(120);
+    let terminal = Terminal::new(200);
     let mut asked = terminal.start(&sync, &[]);
     let question = format!("The target, {to}, holds 3 keys: they are replaced, or removed");
     asked.wait_for(&question);
@@ -109,7 +109,7 @@ fn replacing_and_removing_keys_asks_and_a_dry_run_counts_them() {
     asked.press("y\n");
     asked.expect_code(STOPPED);
     unchanged();
-    let terminal = Terminal::new(120);
+    let terminal = Terminal::new(200);
     let mut asked = terminal.start(&sync, &[]);
     asked.wait_for("to go on: ");
     asked.press(&format!("{to}\n"));
@@ -135,7 +135,7 @@ fn a_cutover_asks() {
     Invocation::unasked(&["cutover", "--state-dir", state, "--dry-run", "--max-pause", "5s"])
         .run()
         .expect_code(0);
-    let terminal = Terminal::new(120);
+    let terminal = Terminal::new(200);
     let mut asked = terminal.start(&cutover, &[]);
     asked.wait_for(&format!("and have the target ({}) take over? [y/N] ", target.addr()));
     asked.press("y\n");
@@ -156,7 +156,7 @@ fn what_changes_where_a_front_has_its_clients_served_from_asks() {
     Invocation::unasked(&["front", "start", "--yes", "--state-dir", state]).run().expect_code(0);
     let mut client = front.connect();
     redis::cmd("PING").exec(&mut client).expect("it is served");
-    let terminal = Terminal::new(120);
+    let terminal = Terminal::new(200);
     let mut asked = terminal.start(&["front", "finish", "--state-dir", state], &[]);
     asked.wait_for("It disconnects 1 client, ");
     asked.interrupt();
@@ -173,7 +173,7 @@ fn members_of_a_fleet_are_emptied_after_a_question() {
     for what in ["drain", "leave"] {
         is_refused(&["fleet", what, "front-0", "--server", &at]);
     }
-    let terminal = Terminal::new(120);
+    let terminal = Terminal::new(200);
     let mut asked = terminal.start(&["fleet", "drain", "front-0", "--server", &at], &[]);
     asked.wait_for("(front-0) of a fleet of 2 members give all its partitions");
     asked.press("no\n");
@@ -211,7 +211,7 @@ fn a_repair_has_the_cluster_named() {
     let cluster = cluster();
     cluster.nodes()[0].call(&["CLUSTER", "DELSLOTS", "5"]);
     let seed = cluster.seed();
-    let mut terminal = Terminal::new(120);
+    let mut terminal = Terminal::new(200);
     terminal.press(&format!("y\n{seed}\n"));
     let mut asked = terminal.start(&["repair", &seed], &[]);
     asked.wait_for(&format!("Type {seed} to go on: "));
@@ -220,7 +220,7 @@ fn a_repair_has_the_cluster_named() {
     asked.press("y\n");
     asked.expect_code(STOPPED);
     Invocation::unasked(&["status", &seed]).run().expect_code(AMISS);
-    let terminal = Terminal::new(120);
+    let terminal = Terminal::new(200);
     let mut asked = terminal.start(&["repair", &seed], &[]);
     asked.wait_for("to go on: ");
     asked.press(&format!("{seed}\n"));

@@ -98,7 +98,9 @@ impl Screen {
             .break_words(false)
             .word_splitter(WordSplitter::NoHyphenation)
             .word_separator(WordSeparator::Custom(words));
-        wrap(line, options).join("\n")
+        // A question ends with a blank, behind which the answer is typed.
+        let blanks = &line[line.trim_end_matches(' ').len()..];
+        wrap(line, options).join("\n") + blanks
     }
 }
 
@@ -190,6 +192,7 @@ mod tests {
         assert_eq!(colourful.wrapped(json), json);
         assert_eq!(screen(UNBOUNDED).wrapped(&"word ".repeat(1_000)), "word ".repeat(1_000));
         assert_eq!(screen(30).good("well"), "well");
+        assert!(screen(30).wrapped("move all these slots to the other node? [y/N] ").ends_with("[y/N] "));
         assert_eq!(colourful.bad("ill"), "\x1b[31mill\x1b[0m");
     }
 }
