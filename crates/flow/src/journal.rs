@@ -240,7 +240,7 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
     pub fn open(folder: &Path, name: &str, description: &str, resume: bool) -> Result<Journal<S>> {
         let path = folder.join(format!("{name}.journal"));
         let fail = |what: String| {
-            Error::own(format!("journal {}", path.display()), what)
+            Error::own("open the journal", format!("the journal {} cannot be used: {what}", path.display()))
                 .with_remedy("choose another folder with --state-dir")
         };
         std::fs::create_dir_all(folder).map_err(|e| fail(e.to_string()))?;
@@ -344,7 +344,7 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
     }
 
     fn fail(&self, what: &dyn std::fmt::Display) -> Error {
-        Error::own(format!("journal {}", self.path.display()), what)
+        Error::own("keep the journal", format!("the journal {} cannot be used: {what}", self.path.display()))
             .with_remedy("see that the disk has room, or remove the file and start again")
     }
 }

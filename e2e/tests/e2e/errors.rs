@@ -593,12 +593,12 @@ fn state_folders() {
     copy(&source.addr(), &target.addr())
         .with(&["--state-dir", &below])
         .on(&target)
-        .ends(INTERNAL, &["whimbrel", "journal", &below, "--state-dir"]);
+        .ends(INTERNAL, &["the journal", "cannot be used", &below, "--state-dir"]);
     copy(&source.addr(), &target.addr())
         .with(&["--resume"])
         .state(folder.path())
         .on(&target)
-        .ends(INTERNAL, &["whimbrel", "no unfinished job like this one", "--resume"]);
+        .ends(INTERNAL, &["no unfinished job like this one", "--resume"]);
 }
 
 #[test]
