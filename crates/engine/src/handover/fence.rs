@@ -32,6 +32,10 @@ const UNOWNED_PATIENCE: Duration = Duration::from_millis(10);
 /// How often the source is asked whether it has learned.
 const SETTLE_POLL: Duration = Duration::from_millis(1);
 
+/// How long the target's replicas may keep it from announcing a take-over, in milliseconds, for each of two commands. It takes one
+/// or two.
+const ANNOUNCE_MS: u64 = 50;
+
 /// Time that a take-over needs to arrive, before a pause that it relies on ends.
 const TAKE_OVER_RESERVE: Duration = Duration::from_secs(3);
 
@@ -357,7 +361,7 @@ impl Handover {
         }
         // Owners are not made to give up what they have and take it again.
         let is_repeated = slots.difference(&self.taken).is_empty();
-        if is_repeated || !self.claim(slots, slots).await? {
+        if is_repeated || !self.claim_and_announce(slots).await? {
             self.claim_what_is_missing(slots).await?;
         }
         self.note_taken(slots);
@@ -370,8 +374,43 @@ impl Handover {
         self.taken = slots.clone();
     }
 
-    /// Deletes the slots `known` in the target's view, and adds `added`, with a new epoch and a broadcast. False where one
-    /// of these was refused.
+    /// Claims `slots`, and has the target tell all others at once. False where something was refused: then some of the slots
+    /// may have been claimed.
+    async fn claim_and_announce(&mut self, slots: &SlotSet) -> Result<bool> {
+        let traits = self.target.traits;
+        let is_silent = traits.setslot_waits && !traits.bump_announces;
+        let Some(messenger) = last(slots).filter(|_| is_silent) else {
+            return self.claim(slots, slots).await;
+        };
+        // The claim is heard of by chance, after up to some seconds. So one slot is left out, and follows with the command that
+        // broadcasts, which must not be part of a transaction.
+        let mut rest = slots.clone();
+        rest.remove(messenger);
+        Ok(self.claim(&rest, &rest).await? && self.claim_aloud(messenger).await?)
+    }
+
+    /// Claims one slot with a broadcast of all that the target has. False where that was refused, by the target or by its
+    /// replicas' not answering: then the slot is as before.
+    async fn claim_aloud(&mut self, slot: Slot) -> Result<bool> {
+        let importing = Mark::Importing(self.source.id.clone());
+        let node = Mark::Node(self.target.id.clone());
+        self.target
+            .run(async |link| {
+                let is_claimed = importing.set_within(link, slot, ANNOUNCE_MS).await?
+                    && node.set_within(link, slot, ANNOUNCE_MS).await?;
+                if !is_claimed {
+                    // Also on the replicas, which may have followed.
+                    Mark::Stable.set_within(link, slot, ANNOUNCE_MS).await?;
+                }
+                // Wakes the server, so that it sends its broadcast now.
+                link.ask(&[b"PING"]).await?;
+                Ok(is_claimed)
+            })
+            .await
+    }
+
+    /// Deletes the slots `known` in the target's view, and adds `added`, with a new epoch and a broadcast (on Valkey 8.0 without
+    /// one). False where one of these was refused.
     async fn claim(&mut self, known: &SlotSet, added: &SlotSet) -> Result<bool> {
         let traits = self.target.traits;
         let importing = Mark::Importing(self.source.id.clone());

@@ -38,7 +38,9 @@
 //!   pause, and the take-over broadcasts once.
 //! - `BUMPEPOCH` in the transaction that adds slots announces them at once, but answers `STILL` and announces nothing where
 //!   the node's epoch is the highest already. So on Valkey, where `SETSLOT` cannot be used in a transaction and would make
-//!   writers wait for replicas, the source's epoch is raised above the target's beforehand.
+//!   writers wait for replicas, the source's epoch is raised above the target's beforehand. Valkey 8.0 announces nothing
+//!   even so. There the transaction leaves out one slot, and a `SETSLOT` for that follows: without it, others would hear
+//!   of the new owner by chance, most of a second later for each batch.
 //! - Since Valkey 8 a `SETSLOT` of a node with replicas takes effect between two turns of the event loop, and its broadcast
 //!   leaves in the next: on an idle server after up to 100 ms, unless a command wakes it. So each take-over is followed
 //!   by a `PING`.

@@ -116,19 +116,42 @@ pub(super) enum Mark {
 impl Mark {
     /// Queues the command.
     pub(super) fn push(&self, link: &mut Link, slot: Slot) {
+        self.push_with(link, slot, None);
+    }
+
+    /// Runs the command, which waits for the node's replicas for `timeout_ms` at most: Valkey 8.0 and later. False where it was
+    /// refused: then the node has not changed, but its replicas may have.
+    ///
+    /// # Errors
+    /// Where the connection fails.
+    pub(super) async fn set_within(&self, link: &mut Link, slot: Slot, timeout_ms: u64) -> Result<bool> {
+        self.push_with(link, slot, Some(timeout_ms));
+        link.flush().await?;
+        let refused = ServerError::of(&link.reply().await?);
+        if let Some(refused) = &refused {
+            tracing::info!(%slot, mark = ?self, refused = refused.text, "a slot's mark was refused");
+        }
+        Ok(refused.is_none())
+    }
+
+    fn push_with(&self, link: &mut Link, slot: Slot, timeout_ms: Option<u64>) {
         let (word, id): (&[u8], _) = match self {
             Mark::Importing(id) => (b"IMPORTING", Some(id)),
             Mark::Stable => (b"STABLE", None),
             Mark::Node(id) => (b"NODE", Some(id)),
         };
         let outbox = link.outbox();
-        outbox.command(4 + usize::from(id.is_some()));
+        outbox.command(4 + usize::from(id.is_some()) + 2 * usize::from(timeout_ms.is_some()));
         outbox.arg(b"CLUSTER");
         outbox.arg(b"SETSLOT");
         outbox.arg_int(i64::from(slot.number()));
         outbox.arg(word);
         if let Some(id) = id {
             outbox.arg(id.as_str().as_bytes());
+        }
+        if let Some(timeout_ms) = timeout_ms {
+            outbox.arg(b"TIMEOUT");
+            outbox.arg(timeout_ms.to_string().as_bytes());
         }
     }
 }
