@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use whimbrel_wire::payload::{self, Dialect};
 use whimbrel_wire::value::Value;
 
-use crate::error::{Code, Result, ServerError};
+use crate::error::{Code, Result, ServerError, Side};
 use crate::link::Link;
 
 /// The reply of `INFO` as fields.
@@ -274,8 +274,12 @@ impl Capabilities {
     }
 }
 
-/// The server's limit for a command, where it tells.
+/// The server's limit for a command, where it tells. Only values that are written are long, so a source is not asked, where this user
+/// may have no right to ask it.
 async fn query_bytes_max(link: &mut Link) -> Result<Option<u64>> {
+    if link.endpoint().side != Side::Target {
+        return Ok(None);
+    }
     let reply = link.ask(&[b"CONFIG", b"GET", QUERY_LIMIT_OPTION.as_bytes()]).await?;
     Ok(reply.field(QUERY_LIMIT_OPTION).and_then(Value::as_str).and_then(|text| text.parse().ok()))
 }
