@@ -421,6 +421,10 @@ impl Mover {
             _ => "it may be half moved: both nodes serve it, and the same command finishes it",
         };
         error.tried = format!("{}, slot {slot} ({left})", error.tried).into();
+        // What was tried is not shown where the reason speaks for itself.
+        if let ErrorKind::Unfit(what) = &mut error.kind {
+            what.push_str(&format!(" ({left})"));
+        }
         error
     }
 

@@ -67,7 +67,7 @@ mod tests {
                        id=9 addr=10.0.0.1:7 name= idle=0 flags=N cmd=exec user=app\n";
         let found: Vec<_> = clients.lines().filter_map(|line| writing(line, "s:1")).collect();
         let addresses: Vec<&str> = found.iter().map(|client| client.address.as_str()).collect();
-        assert_eq!(addresses, ["10.0.0.1:1", "10.0.0.1:2", "10.0.0.1:9"]);
+        assert_eq!(addresses, ["10.0.0.1:1", "10.0.0.1:2", "10.0.0.1:7"]);
         assert_eq!((found[0].name.as_str(), found[0].user.as_str()), ("worker", "app"));
         assert_eq!((found[1].user.as_str(), found[1].server.as_str()), ("", "s:1"));
     }
