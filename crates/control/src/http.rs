@@ -30,7 +30,7 @@ use whimbrel_engine::error::{Error, Result};
 use crate::lobby::Lobby;
 
 /// Connections at once, and those of one address. Of more the oldest ends.
-pub(crate) const CONNECTIONS_MAX: usize = 64;
+const CONNECTIONS_MAX: usize = 64;
 const CONNECTIONS_EACH: usize = 32;
 
 /// How long a request may take to arrive.

@@ -42,7 +42,6 @@ use whimbrel_engine::endpoint::Secret;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::nodes::ClusterView;
 use whimbrel_fleet::login::Verifier;
-use whimbrel_fleet::protocol::MEMBERS_MAX;
 use whimbrel_wire::value::Value;
 
 use self::connection::{Client, Connection};
@@ -57,9 +56,6 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Connections that have not logged in, or not said anything yet: all together, and those of one address.
 const STRANGERS_MAX: usize = 128;
 const STRANGERS_EACH: usize = 32;
-
-/// Connections that a server has open at most beside those that have logged in: strangers, members, and those of HTTP.
-pub const FURTHER_CONNECTIONS: usize = STRANGERS_MAX + MEMBERS_MAX + crate::http::CONNECTIONS_MAX;
 
 /// How long to wait after a connection could not be accepted: out of file descriptors, for example.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
