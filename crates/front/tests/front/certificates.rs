@@ -68,7 +68,7 @@ fn nor_in_front_of_a_cluster() {
 fn a_certificate_is_no_hindrance_where_it_is_no_login() {
     let _alone = alone();
     let tls = Tls::new().expect("certificates").requiring_client_cert();
-    let source = Server::builder(Engine::Redis62).tls(&tls).start().expect("a server");
+    let source = Server::builder(Engine::Redis70).tls(&tls).start().expect("a server");
     let served = Served::at(&by_certificate(&source.tls_url().expect("it has TLS"), &tls), 100);
     served.client().ask(&["SET", "k", "v"], "+OK\r\n");
 }
