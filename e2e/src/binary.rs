@@ -86,8 +86,8 @@ pub struct Invocation {
 }
 
 impl Invocation {
-    /// With these arguments, the environment of the test, and [`RUN_TIMEOUT`]. What asks before it changes data is
-    /// agreed to.
+    /// With these arguments, the environment of the test, and [`RUN_TIMEOUT`]. What asks before it changes
+    /// data is agreed to.
     pub fn new<A: AsRef<OsStr>>(args: &[A]) -> Self {
         let mut invocation = Self::unasked(args);
         if would_ask(&invocation.args) {
@@ -152,8 +152,8 @@ impl Invocation {
     }
 }
 
-/// Whether `whimbrel` asks with these arguments, which have no answer: those of the commands that move slots, and of
-/// `repair`, are left to their tests.
+/// Whether `whimbrel` asks with these arguments, which have no answer: those of the commands that move slots,
+/// and of `repair`, are left to their tests.
 fn would_ask(args: &[OsString]) -> bool {
     let has = |what: &str| args.iter().any(|arg| arg == what);
     let word = |i: usize| args.get(i).and_then(|arg| arg.to_str()).unwrap_or_default();

@@ -62,7 +62,8 @@ pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 }
 
 impl Fleet {
-    /// With so many members in front of a backend, and all partitions where they belong. `more` are arguments of the coordinator besides.
+    /// With so many members in front of a backend, and all partitions where they belong. `more` are arguments
+    /// of the coordinator besides.
     #[track_caller]
     pub fn start(backend: &str, members: usize, more: &[&str]) -> Fleet {
         let folder = tempfile::tempdir().expect("a folder");
@@ -148,8 +149,8 @@ impl Fleet {
 
     /// Panics unless everything is there that was acknowledged, as clients of clusters see it.
     ///
-    /// On a busy machine a member may have to join once more after the fleet has settled. Its part comes back to it, and then
-    /// it is looked again.
+    /// On a busy machine a member may have to join once more after the fleet has settled. Its part comes back
+    /// to it, and then it is looked again.
     #[track_caller]
     pub fn assert_kept(&self, record: &Record) {
         let look = || record.check(&Deployment::at(self.members[0].address()).ok()?).ok();

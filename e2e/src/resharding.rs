@@ -1,4 +1,5 @@
-//! A cluster whose slots `whimbrel` moves while clients are at work, and everything that is looked at afterwards.
+//! A cluster whose slots `whimbrel` moves while clients are at work, and everything that is looked at
+//! afterwards.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
-//! Who owns which slots of a cluster, told by every node for itself, and whether each node holds exactly what it must.
+//! Who owns which slots of a cluster, told by every node for itself, and whether each node holds exactly what
+//! it must.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -87,9 +88,9 @@ pub fn wait_until_follows(primary: &Server, replica: &Server) {
     }
 }
 
-/// Panics unless, within half a minute, every slot has one owner that all running nodes agree on, no slot is marked
-/// as importing or migrating, every key is where it belongs, and every replica holds what its primary holds. Meant
-/// for clusters that nobody writes to.
+/// Panics unless, within half a minute, every slot has one owner that all running nodes agree on, no slot is
+/// marked as importing or migrating, every key is where it belongs, and every replica holds what its primary
+/// holds. Meant for clusters that nobody writes to.
 #[track_caller]
 pub fn assert_sound(cluster: &Cluster) {
     let deadline = Instant::now() + SETTLE_TIMEOUT;
@@ -173,7 +174,8 @@ pub fn troubles(cluster: &Cluster) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// Every key of every node that calls itself a primary. Meant for clusters that are sound, and that nobody writes to.
+/// Every key of every node that calls itself a primary. Meant for clusters that are sound, and that nobody
+/// writes to.
 ///
 /// Fails when a node that runs does not answer, or two primaries hold the same key.
 pub fn keys(cluster: &Cluster) -> Result<Snapshot> {

@@ -1,4 +1,5 @@
-//! RESP2: the same acceptance, the same boundary and the same value as redis-protocol, but for known differences.
+//! RESP2: the same acceptance, the same boundary and the same value as redis-protocol, but for known
+//! differences.
 #![no_main]
 
 use bytes::Bytes;
@@ -19,8 +20,9 @@ fn value_of(frame: &BytesFrame) -> Value {
     }
 }
 
-/// Whether we refuse on purpose what redis-protocol takes: it takes a bare LF in a line, any two bytes after a bulk
-/// string, and every integer that Rust parses (with a plus sign, with any number of zeros in front) also as a length.
+/// Whether we refuse on purpose what redis-protocol takes: it takes a bare LF in a line, any two bytes after
+/// a bulk string, and every integer that Rust parses (with a plus sign, with any number of zeros in front)
+/// also as a length.
 fn is_stricter_on_purpose(bytes: &[u8], refused: Malformed) -> bool {
     let line = bytes[refused.at..].split(|byte| *byte == b'\r').next().unwrap_or_default();
     match refused.what {

@@ -1,5 +1,5 @@
-//! Key patterns: any pattern and any key give an answer, in bounded time, and what is said about a pattern is true of
-//! the keys that it matches. A hang is found by the fuzzer's own time limit.
+//! Key patterns: any pattern and any key give an answer, in bounded time, and what is said about a pattern is
+//! true of the keys that it matches. A hang is found by the fuzzer's own time limit.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

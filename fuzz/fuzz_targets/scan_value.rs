@@ -1,5 +1,5 @@
-//! Any bytes in any pieces: scanner and parser never panic, agree with each other, and the judgement does not depend
-//! on the pieces.
+//! Any bytes in any pieces: scanner and parser never panic, agree with each other, and the judgement does not
+//! depend on the pieces.
 //!
 //! Input: one byte that picks how the stream is cut, then the stream.
 #![no_main]

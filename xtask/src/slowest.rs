@@ -29,7 +29,8 @@ fn read(path: &Path) -> anyhow::Result<Vec<Timed>> {
     report.split("<testcase ").skip(1).map(timed).collect()
 }
 
-/// What follows `<testcase `. In XML a `>` or `"` of a value is escaped, and so is a `<` in what a test has printed.
+/// What follows `<testcase `. In XML a `>` or `"` of a value is escaped, and so is a `<` in what a test has
+/// printed.
 fn timed(rest: &str) -> anyhow::Result<Timed> {
     let tag = rest.split('>').next().unwrap_or_default();
     let value = |attribute: &str| {

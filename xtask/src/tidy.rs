@@ -14,8 +14,8 @@ use serde::Deserialize;
 
 use self::source::{Views, blank, expand_imports, line_of, without_test_modules, words};
 
-/// Checks the repository in the current folder, which must be its root, and prints `path:line: rule: message` for
-/// each finding. Fails if there are any, or if the repository cannot be read.
+/// Checks the repository in the current folder, which must be its root, and prints `path:line: rule: message`
+/// for each finding. Fails if there are any, or if the repository cannot be read.
 pub fn run() -> anyhow::Result<()> {
     let metadata = read_metadata()?;
     let mut findings: Vec<Finding> = Vec::new();
@@ -331,7 +331,8 @@ fn names_issue(line: &str) -> bool {
     line.split('#').skip(1).any(|after| after.starts_with(|c: char| c.is_ascii_digit()))
 }
 
-/// Whether `folder` is in the line as the start of a path, not in the middle of a longer one or of an address.
+/// Whether `folder` is in the line as the start of a path, not in the middle of a longer one or of an
+/// address.
 fn has_absolute_path(line: &str, folder: &str) -> bool {
     line.match_indices(folder).any(|(at, _)| {
         let before = line[..at].chars().next_back();

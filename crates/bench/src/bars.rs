@@ -51,7 +51,8 @@ impl Bars<'_> {
             let x = LEFT + at as f64 * 130.0;
             let _ = writeln!(
                 svg,
-                "<rect x=\"{x:.1}\" y=\"36\" width=\"12\" height=\"12\" fill=\"{}\"/>\n<text x=\"{:.1}\" y=\"46\">{}</text>",
+                "<rect x=\"{x:.1}\" y=\"36\" width=\"12\" height=\"12\" fill=\"{}\"/>\n<text x=\"{:.1}\" \
+                    y=\"46\">{}</text>",
                 COLORS[at % COLORS.len()],
                 x + 18.0,
                 escaped(contender)
@@ -71,7 +72,8 @@ impl Panel<'_> {
         let _ = writeln!(
             svg,
             "<text x=\"{x:.1}\" y=\"{:.1}\" font-weight=\"bold\">{}</text>\n\
-             <rect x=\"{x:.1}\" y=\"{TOP}\" width=\"{:.1}\" height=\"{PANEL_HEIGHT}\" fill=\"none\" stroke=\"#999999\"/>",
+             <rect x=\"{x:.1}\" y=\"{TOP}\" width=\"{:.1}\" height=\"{PANEL_HEIGHT}\" fill=\"none\" \
+             stroke=\"#999999\"/>",
             TOP - 10.0,
             escaped(self.name),
             bars.settings.len() as f64 * group_width

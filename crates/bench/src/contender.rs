@@ -111,23 +111,34 @@ impl Contender {
     /// How it is configured.
     pub fn how(self) -> String {
         match self {
-            Self::Whimbrel => "whimbrel copy SOURCE TARGET --quiet; lanes and limits as they are by default".to_owned(),
+            Self::Whimbrel => "whimbrel copy SOURCE TARGET --quiet; lanes and limits as they are by \
+                default"
+                .to_owned(),
             Self::WhimbrelSync => {
-                "whimbrel sync SOURCE TARGET --once --quiet: feed, snapshot, catch-up; all else by default".to_owned()
+                "whimbrel sync SOURCE TARGET --once --quiet: feed, snapshot, catch-up; all else by \
+                    default"
+                    .to_owned()
             }
-            Self::Replicaof => "REPLICAOF on the target until master_link_status is up and DBSIZE is equal, then \
-                 REPLICAOF NO ONE; the source sends without a file and without delay (repl-diskless-sync yes, \
+            Self::Replicaof => "REPLICAOF on the target until master_link_status is up and DBSIZE is equal, \
+                then \
+                 REPLICAOF NO ONE; the source sends without a file and without delay (repl-diskless-sync \
+                 yes, \
                  repl-diskless-sync-delay 0), the target loads as it does by default"
                 .to_owned(),
             Self::Migrate => format!(
                 "SCAN COUNT {MIGRATE_SCAN_COUNT}, then MIGRATE … COPY REPLACE KEYS in batches of \
                  {MIGRATE_BATCH_KEYS}, one connection"
             ),
-            Self::GoRedisMigrate => "go-redis-migrate copy SOURCE TARGET --pattern=*; all else by default".to_owned(),
-            Self::RedisShakeScan => "redis-shake with scan_reader; all else by default".to_owned(),
-            Self::RedisShakeSync => "redis-shake with sync_reader, try_diskless = true, sync_aof = false (so that it \
-                 ends after the snapshot); all else by default"
+            Self::GoRedisMigrate => "go-redis-migrate copy SOURCE TARGET --pattern=*; all else by \
+                default"
                 .to_owned(),
+            Self::RedisShakeScan => "redis-shake with scan_reader; all else by default".to_owned(),
+            Self::RedisShakeSync => {
+                "redis-shake with sync_reader, try_diskless = true, sync_aof = false (so \
+                that it \
+                 ends after the snapshot); all else by default"
+                    .to_owned()
+            }
         }
     }
 
@@ -143,7 +154,8 @@ impl Contender {
     /// Copies everything.
     ///
     /// # Errors
-    /// When the user stops us, or something of our own fails. What the contender fails at is no error: see [`Ran`].
+    /// When the user stops us, or something of our own fails. What the contender fails at is no error: see
+    /// [`Ran`].
     pub fn run(self, turn: &Turn<'_>) -> anyhow::Result<Ran> {
         match self {
             Self::Whimbrel => run_program(turn, &mut whimbrel(turn, &["copy"])?),

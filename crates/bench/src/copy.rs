@@ -42,7 +42,8 @@ pub struct BenchCopyArgs {
     #[arg(long, default_value = "redis-7.0")]
     pub engine: String,
 
-    /// Data sets: strings (100 bytes each), mixed (all types), large (16 KiB strings); repeatable or with commas
+    /// Data sets: strings (100 bytes each), mixed (all types), large (16 KiB strings); repeatable or with
+    /// commas
     #[arg(long, value_delimiter = ',', default_values = ["strings", "mixed", "large"])]
     pub data: Vec<String>,
 
@@ -63,11 +64,12 @@ pub struct BenchCopyArgs {
     pub json: bool,
 }
 
-/// Measures, and prints tables or one JSON document on standard output; what happens meanwhile on standard error.
+/// Measures, and prints tables or one JSON document on standard output; what happens meanwhile on standard
+/// error.
 ///
 /// # Errors
-/// When servers do not start or go away, or something of our own fails. A contender that fails or loses keys is a
-/// result and no error; if it is whimbrel, the exit code says so.
+/// When servers do not start or go away, or something of our own fails. A contender that fails or loses keys
+/// is a result and no error; if it is whimbrel, the exit code says so.
 pub fn run(args: &BenchCopyArgs) -> anyhow::Result<Exit> {
     match Plan::of(args) {
         Ok(plan) => interrupt::run(Exit::Stopped, |interrupt| plan.measure(args, interrupt)),

@@ -1,5 +1,5 @@
-//! `./dev bench sync`: how far a target is behind while writers are at work, beside `REPLICAOF`, and how long the
-//! cutover holds them.
+//! `./dev bench sync`: how far a target is behind while writers are at work, beside `REPLICAOF`, and how long
+//! the cutover holds them.
 
 use std::fs::File;
 use std::io::Write;
@@ -98,7 +98,8 @@ struct CatchingUp {
     cut_s: f64,
     /// From when the link was there again until the last marker had arrived that was written before.
     took_s: f64,
-    /// So many times as fast as the writers: what was written during the cut and while it caught up, over the latter.
+    /// So many times as fast as the writers: what was written during the cut and while it caught up, over the
+    /// latter.
     times_write_rate: f64,
     /// The most memory that the process had resident, from its start to its end.
     peak_resident_bytes: u64,
@@ -416,7 +417,8 @@ impl Report {
         let most = |value: fn(&Cutover) -> f64| self.cutovers.iter().map(value).fold(0.0, f64::max);
         let catching_up = self.catching_up.as_ref().map_or_else(String::new, |up| {
             format!(
-                "\nafter a cut of {:.1} s: caught up in {:.1} s, {:.1} times as fast as the writers; {} resident at most",
+                "\nafter a cut of {:.1} s: caught up in {:.1} s, {:.1} times as fast as the writers; {} \
+                    resident at most",
                 up.cut_s,
                 up.took_s,
                 up.times_write_rate,
@@ -424,7 +426,8 @@ impl Report {
             )
         });
         format!(
-            "{}\n\n{}\ncutovers: {}, and {} refused; writers held for {:.0} ms (median; {:.0} at most), {:.0} ms estimated; \
+            "{}\n\n{}\ncutovers: {}, and {} refused; writers held for {:.0} ms (median; {:.0} at most), \
+                {:.0} ms estimated; \
              the longest write around them {:.1} ms (median; {:.1} at most){catching_up}",
             self.machine.describe(),
             aligned(&rows),

@@ -22,7 +22,8 @@ pub enum Exit {
     Different = 6,
     /// It began, and something that trying again did not help stopped it. `--resume` goes on.
     Interrupted = 7,
-    /// `status` found a problem in the cluster; `repair` was not told to repair it, or could not repair all of it.
+    /// `status` found a problem in the cluster; `repair` was not told to repair it, or could not repair all
+    /// of it.
     Problem = 8,
     /// Stopped by the user, cleanly. `--resume` goes on.
     Stopped = 130,
@@ -38,7 +39,8 @@ impl Exit {
         (Exit::Refused, "refused before writing: the target is not empty, full, a replica, …"),
         (
             Exit::Partial,
-            "done, except for keys that could not be copied (listed), that the target evicted (counted), or of a database that was emptied \
+            "done, except for keys that could not be copied (listed), that the target evicted (counted), or \
+                of a database that was emptied \
              meanwhile",
         ),
         (Exit::Different, "verify found differences"),

@@ -3,11 +3,13 @@
 //! - [`commands`]: one module for each command;
 //! - [`settings`]: what the user typed, and what it resolves to;
 //! - [`ui`]: questions, progress, tables, words for errors, JSON;
-//! - [`exit`], [`paths`], [`safety`], [`signals`]: exit codes, where files are, files that are nobody else's, Ctrl-C.
+//! - [`exit`], [`paths`], [`safety`], [`signals`]: exit codes, where files are, files that are nobody else's,
+//!   Ctrl-C.
 //!
 //! Commands use all of it; `ui` uses `settings`, and neither uses commands.
 
-/// Prints a line to standard output, wrapped at words on a terminal, and without what servers would have it do. A reader that has left, as `head` does, is no failure of ours.
+/// Prints a line to standard output, wrapped at words on a terminal, and without what servers would have it
+/// do. A reader that has left, as `head` does, is no failure of ours.
 macro_rules! say {
     ($($words:tt)*) => {{
         use std::io::Write as _;
@@ -15,8 +17,8 @@ macro_rules! say {
     }};
 }
 
-/// In the place of the macro of this name, which panics where nobody reads standard error any more: a process whose log has ended goes on,
-/// and ends when it is told to.
+/// In the place of the macro of this name, which panics where nobody reads standard error any more: a process
+/// whose log has ended goes on, and ends when it is told to.
 macro_rules! eprintln {
     ($($words:tt)*) => {{
         use std::io::Write as _;

@@ -21,8 +21,8 @@ pub fn keep_files_private() {
     umask(Mode::from_bits_truncate(SHARED));
 }
 
-/// Refuses a state folder that others have made, or can write to: what is in it are orders to whimbrel. That which nobody named is
-/// closed to others where an older version left it open.
+/// Refuses a state folder that others have made, or can write to: what is in it are orders to whimbrel. That
+/// which nobody named is closed to others where an older version left it open.
 ///
 /// # Errors
 /// `Unfit` for such a folder; `Own` where it cannot be closed.
@@ -50,7 +50,8 @@ pub fn check_folder(folder: &Path, is_default: bool) -> Result<()> {
     Ok(())
 }
 
-/// What a file says that nobody but our own user can have written; `None` where somebody else can, or there is none.
+/// What a file says that nobody but our own user can have written; `None` where somebody else can, or there
+/// is none.
 pub fn read_own(path: &Path) -> Option<String> {
     let mut file = File::options().read(true).custom_flags(OFlag::O_NOFOLLOW.bits()).open(path).ok()?;
     let about = file.metadata().ok()?;

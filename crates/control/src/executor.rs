@@ -1,11 +1,12 @@
 //! Carries out the effects of the state machine for one job, with the external method.
 //!
-//! **Order under the pause.** The source is paused; the feed reaches the source's offset; what is left is transferred;
-//! the target's replicas acknowledge; both sides are compared; the fence finds out whether anything was written since.
-//! Each step relies on the one before, and `core::migration` asks for them in this order only.
+//! **Order under the pause.** The source is paused; the feed reaches the source's offset; what is left is
+//! transferred; the target's replicas acknowledge; both sides are compared; the fence finds out whether
+//! anything was written since. Each step relies on the one before, and `core::migration` asks for them in
+//! this order only.
 //!
-//! Errors become outcomes here: what certainly did not happen is refused, and of a fence, a takeover or a giving back
-//! that got no answer nobody knows, so it is said to be unknown and looked into.
+//! Errors become outcomes here: what certainly did not happen is refused, and of a fence, a takeover or a
+//! giving back that got no answer nobody knows, so it is said to be unknown and looked into.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -42,7 +43,8 @@ const TOUCHED_ELEMENTS_MAX: usize = 65_536;
 /// How fast keys are taken to move before anything was measured, per second.
 const KEYS_PER_S_FIRST: f64 = 30_000.0;
 
-/// What a handover takes besides transferring keys, in milliseconds: the feed's last bytes, the replicas' answers.
+/// What a handover takes besides transferring keys, in milliseconds: the feed's last bytes, the replicas'
+/// answers.
 const DRAIN_FIXED_MS: f64 = 2.0;
 
 /// What counting one slot's keys on both sides takes, in milliseconds.
@@ -89,8 +91,8 @@ pub struct JobProgress {
 }
 
 impl JobProgress {
-    /// How many keys of the job are at the target, of how many: those of batches that were handed over, and those of the batch at hand.
-    /// What moves again, because it was written to meanwhile, counts once.
+    /// How many keys of the job are at the target, of how many: those of batches that were handed over, and
+    /// those of the batch at hand. What moves again, because it was written to meanwhile, counts once.
     pub fn keys(&self) -> (u64, u64) {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let of_batch = load(&self.moved.keys).saturating_sub(load(&self.moved_before_batch));
@@ -141,7 +143,8 @@ pub(crate) struct Executor {
     sealed_at: Option<Instant>,
     /// The slots that were taken over together with their fence.
     taken: Option<SlotSet>,
-    /// The nodes of both shards as they were when the job last looked: a promoted replica is found among them.
+    /// The nodes of both shards as they were when the job last looked: a promoted replica is found among
+    /// them.
     members: Option<Members>,
     /// Nodes whose replicas are kept from following the slots, as the last handover knew.
     sheltered: Vec<NodeId>,
@@ -193,8 +196,8 @@ impl Executor {
         self.members.as_ref()
     }
 
-    /// The nodes on which `cluster-allow-replica-migration` has to be switched on again, to be written down with the job
-    /// before it is switched off.
+    /// The nodes on which `cluster-allow-replica-migration` has to be switched on again, to be written down
+    /// with the job before it is switched off.
     pub(crate) fn sheltered(&self) -> &[NodeId] {
         &self.sheltered
     }
@@ -379,8 +382,10 @@ impl Executor {
             && self.handover().await?.may_come_back_and_take(&former).await?
         {
             let message = format!(
-                "the target's shard failed over, and its former primary {former} is down with slots marked as importing: \
-                 when it comes back it would take them by itself, with old keys; start again when it is back, or after \
+                "the target's shard failed over, and its former primary {former} is down with slots marked \
+                    as importing: \
+                 when it comes back it would take them by itself, with old keys; start again when it is \
+                 back, or after \
                  CLUSTER FORGET"
             );
             return Err(because(Why::Permanent, message));
@@ -406,14 +411,16 @@ impl Executor {
         let open = seen.source.open.union(&seen.target.open);
         if !open.is_empty() {
             let message = format!(
-                "slots {open} are marked as migrating or importing: a migration is running, or one was left half-done; \
+                "slots {open} are marked as migrating or importing: a migration is running, or one was left \
+                    half-done; \
                  see `whimbrel repair`"
             );
             return Err(because(Why::Busy, message));
         }
         if seen.target.keys > 0 {
             let message = format!(
-                "the target holds {} keys in slots that are not its own, left over from something; see `whimbrel repair`",
+                "the target holds {} keys in slots that are not its own, left over from something; see \
+                    `whimbrel repair`",
                 seen.target.keys
             );
             return Err(because(Why::Busy, message));
@@ -422,7 +429,8 @@ impl Executor {
         for address in [handover.source_address().clone(), handover.target_address().clone()] {
             if has_other_databases(&mut self.deployment.open(&address, 0).await?).await? {
                 let message = format!(
-                    "{address} holds keys in another database than 0, which this method does not move; use --method native"
+                    "{address} holds keys in another database than 0, which this method does not move; use \
+                        --method native"
                 );
                 return Err(because(Why::Permanent, message));
             }
@@ -573,7 +581,8 @@ impl Executor {
         let mover = self.mover().await?;
         if let Some(unstable) = mover.unstable().filter(|o| o.read_ms > max_pause_ms) {
             let message = format!(
-                "{} {} changes whenever it is read, and the last read took {} ms, more than the longest pause of {} ms; \
+                "{} {} changes whenever it is read, and the last read took {} ms, more than the longest \
+                    pause of {} ms; \
                  stop its writers for a while, or allow a longer pause with --max-pause",
                 unstable.kind, unstable.key, unstable.read_ms, max_pause_ms
             );
@@ -601,8 +610,8 @@ impl Executor {
     async fn pause(&mut self, pause_ms: u64) -> Done {
         self.feed()?;
         self.mover().await?;
-        // Before the pause: what other jobs have on their way to the target would make writers wait longer. And before
-        // the epochs are looked at: a takeover of another job would change the target's.
+        // Before the pause: what other jobs have on their way to the target would make writers wait longer.
+        // And before the epochs are looked at: a takeover of another job would change the target's.
         let target = self.handover().await?.target_address().clone();
         self.quiet = Some(quiet_of(&target).begin().await);
         self.handover().await?.raise_epoch().await?;
@@ -658,7 +667,8 @@ impl Executor {
                 return Err(e.into());
             }
         }
-        // What the feed has read by now is transferred as well, if nothing of it waits: the fence goes by the later offset.
+        // What the feed has read by now is transferred as well, if nothing of it waits: the fence goes by the
+        // later offset.
         let read_on = self.feed()?.offset();
         if touched.is_empty()
             && let Some((Paused { offset: Some(offset), .. }, _)) = &mut self.paused
@@ -715,8 +725,9 @@ impl Executor {
         let paused = paused.clone();
         let handover = self.handover().await?;
         let fenced = if handover.fence_kind() == FenceKind::Redirecting {
-            // From the fence on clients are sent to the target, so there must be no moment in which it sends them back, not
-            // even that of a journal. What a process that dies in between leaves is looked into as after any fence.
+            // From the fence on clients are sent to the target, so there must be no moment in which it sends
+            // them back, not even that of a journal. What a process that dies in between leaves is looked
+            // into as after any fence.
             let fenced = handover.fence_and_take_over(slots, &paused).await?;
             self.taken = fenced.held.then(|| slots.clone());
             fenced
@@ -742,7 +753,8 @@ impl Executor {
 
 /// Holds writers back for a share of the time, until dropped. Ends with an error only.
 async fn hold_back(handover: &mut Handover, percent: u8, max_pause_ms: u64, progress: &JobProgress) -> Error {
-    // Half of the longest pause, so that writers see many short ones and none that is worse than a handover's.
+    // Half of the longest pause, so that writers see many short ones and none that is worse than a
+    // handover's.
     let pause_ms = (max_pause_ms / 2).max(1);
     let period = Duration::from_millis(pause_ms * 100 / u64::from(percent.clamp(1, 100)));
     loop {
@@ -750,7 +762,8 @@ async fn hold_back(handover: &mut Handover, percent: u8, max_pause_ms: u64, prog
             return e;
         }
         tokio::time::sleep(Duration::from_millis(pause_ms)).await;
-        // Servers notice the end of a pause every 100 ms only; one that overlaps with the next would never end.
+        // Servers notice the end of a pause every 100 ms only; one that overlaps with the next would never
+        // end.
         if let Err(e) = handover.release().await {
             return e;
         }

@@ -1,9 +1,10 @@
 //! Places where tests make the process die or wait, to see that what comes after mends it.
 //!
-//! `WHIMBREL_FAILPOINT=NAME[:before|:after][@BATCH]` kills the process with `SIGKILL` right before or after (which is
-//! the default) the effect of that name, of the batch of that number where one is given, counted from 0.
-//! `WHIMBREL_FAILPOINT_PAUSE` has the same form; the process waits there until the file that `WHIMBREL_FAILPOINT_FILE`
-//! names exists, or a minute has passed. While it waits there is a file of that name with `.reached` after it. Neither variable does anything unless it is set.
+//! `WHIMBREL_FAILPOINT=NAME[:before|:after][@BATCH]` kills the process with `SIGKILL` right before or after
+//! (which is the default) the effect of that name, of the batch of that number where one is given, counted
+//! from 0. `WHIMBREL_FAILPOINT_PAUSE` has the same form; the process waits there until the file that
+//! `WHIMBREL_FAILPOINT_FILE` names exists, or a minute has passed. While it waits there is a file of that
+//! name with `.reached` after it. Neither variable does anything unless it is set.
 
 use std::time::Duration;
 

@@ -1,7 +1,8 @@
-//! How a process stands, over HTTP, for those who watch many: `/metrics` for Prometheus, `/healthz` and `/readyz` for whoever
-//! starts processes, `/status` as JSON.
+//! How a process stands, over HTTP, for those who watch many: `/metrics` for Prometheus, `/healthz` and
+//! `/readyz` for whoever starts processes, `/status` as JSON.
 //!
-//! Read only, and without a login: whoever reaches the port sees addresses and names of keys, but no password and no value.
+//! Read only, and without a login: whoever reaches the port sees addresses and names of keys, but no password
+//! and no value.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -247,15 +248,16 @@ async fn metrics(State(exposed): State<Arc<dyn MetricsSource>>) -> Response {
 
 async fn status(State(exposed): State<Arc<dyn MetricsSource>>, headers: HeaderMap) -> Response {
     if !headers.get(header::HOST).and_then(|host| host.to_str().ok()).is_some_and(is_own_name) {
-        let why = "ask by the address of this machine, or by its own name: a page that a browser shows could have made up any \
+        let why = "ask by the address of this machine, or by its own name: a page that a browser shows could \
+            have made up any \
                    other one\n";
         return (StatusCode::MISDIRECTED_REQUEST, why).into_response();
     }
     ([(header::CONTENT_TYPE, "application/json")], format!("{}\n", exposed.status())).into_response()
 }
 
-/// Whether a `Host` header names this machine, and cannot be a name of somebody else's which leads here: then a page from there
-/// could read the answer in a browser.
+/// Whether a `Host` header names this machine, and cannot be a name of somebody else's which leads here: then
+/// a page from there could read the answer in a browser.
 fn is_own_name(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,

@@ -1,7 +1,9 @@
-//! Runs one job of the external method: asks the state machine, writes down what it says, and has it carried out.
+//! Runs one job of the external method: asks the state machine, writes down what it says, and has it carried
+//! out.
 //!
 //! **Invariant:** the job is on disk before its next effect begins. Two states are left out, `draining` and
-//! `comparing`: resuming from them is the same as resuming from `pausing`, which was written, and writers are waiting.
+//! `comparing`: resuming from them is the same as resuming from `pausing`, which was written, and writers are
+//! waiting.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -49,7 +51,8 @@ pub struct Record {
     /// Addresses of the cluster's nodes when the job was made, for when the one above is gone.
     #[serde(default)]
     pub nodes: Vec<String>,
-    /// How many keys each of its batches had when the job was made; empty where a whimbrel made it that did not count.
+    /// How many keys each of its batches had when the job was made; empty where a whimbrel made it that did
+    /// not count.
     #[serde(default)]
     pub batch_keys: Vec<u64>,
     /// The job itself.
@@ -135,7 +138,8 @@ impl View {
     }
 }
 
-/// Runs a job until it ends, is cancelled, or has to wait for somebody. A job whose phase is not `queued` is resumed.
+/// Runs a job until it ends, is cancelled, or has to wait for somebody. A job whose phase is not `queued` is
+/// resumed.
 ///
 /// `cancel` rolls the batch at hand back, where it is not fenced yet, and ends the job after it otherwise.
 ///
@@ -293,9 +297,9 @@ async fn drive(
     }
 }
 
-/// Whether stopping here would leave slots without an owner, or writers paused: then the job goes on, although it cannot be
-/// written down. Should the process die as well, what is on disk says `fencing`, or later, and resuming from there begins
-/// with a look at what is true.
+/// Whether stopping here would leave slots without an owner, or writers paused: then the job goes on,
+/// although it cannot be written down. Should the process die as well, what is on disk says `fencing`, or
+/// later, and resuming from there begins with a look at what is true.
 fn must_go_on(phase: &Phase) -> bool {
     match phase {
         Phase::TakingOver { .. } | Phase::Releasing | Phase::Confirming | Phase::GivingBack { .. } => true,
@@ -351,7 +355,8 @@ pub fn status(record: &Record) -> Status {
     }
 }
 
-/// Why a job is not done. Of one that has ended it says as well what has moved: batches that were handed over stay where they are.
+/// Why a job is not done. Of one that has ended it says as well what has moved: batches that were handed over
+/// stay where they are.
 fn message(job: &Job) -> String {
     let reason = job.summary().reason.map(|reason| reason.to_string()).unwrap_or_default();
     if !matches!(job.phase(), Phase::Ended(End::Failed(_) | End::Cancelled)) {

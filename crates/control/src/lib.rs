@@ -11,8 +11,8 @@
 //! - [`options`]: how keys move;
 //! - [`repair`]: finds and repairs what is wrong with a cluster, without jobs.
 //!
-//! **Architecture invariant:** what is to be done is decided in `whimbrel_core::migration` alone. This crate carries it
-//! out, says truthfully what came of it, and writes it down.
+//! **Architecture invariant:** what is to be done is decided in `whimbrel_core::migration` alone. This crate
+//! carries it out, says truthfully what came of it, and writes it down.
 
 pub mod canary;
 pub mod daemon;

@@ -1,7 +1,8 @@
 //! Connections of which nothing is known yet: few, and no address can keep others out.
 //!
-//! No connection is turned away at first. Where there are too many, the one ends that has waited longest, of the address that has most: so
-//! a client that says at once what it wants is heard, however many others are silent.
+//! No connection is turned away at first. Where there are too many, the one ends that has waited longest, of
+//! the address that has most: so a client that says at once what it wants is heard, however many others are
+//! silent.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -109,7 +110,8 @@ impl Inside {
 }
 
 impl Waiting {
-    /// Cancelled when the place is needed for somebody else: then the connection has to end. Never after this was dropped.
+    /// Cancelled when the place is needed for somebody else: then the connection has to end. Never after this
+    /// was dropped.
     pub(crate) fn ends(&self) -> CancellationToken {
         self.ends.clone()
     }

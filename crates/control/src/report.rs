@@ -46,7 +46,8 @@ pub struct JobReport {
     /// Those that the target owns now.
     #[serde(serialize_with = "as_text")]
     pub slots_handed_over: SlotSet,
-    /// Those that were neither handed over nor rolled back, because their owner or keys are not what they should be.
+    /// Those that were neither handed over nor rolled back, because their owner or keys are not what they
+    /// should be.
     #[serde(serialize_with = "as_text")]
     pub slots_left_as_is: SlotSet,
     /// `external`, `native` or `legacy`.

@@ -1,4 +1,5 @@
-//! Makes jobs of planned moves and runs them, each by its method, those with different sources at the same time.
+//! Makes jobs of planned moves and runs them, each by its method, those with different sources at the same
+//! time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -122,8 +123,8 @@ pub async fn cut(
     Ok((fence, parts))
 }
 
-/// A job that is not an external one, as it is written down: nothing but what is to be reached, since the servers, or
-/// the next try, see to the rest.
+/// A job that is not an external one, as it is written down: nothing but what is to be reached, since the
+/// servers, or the next try, see to the rest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlainRecord {
     /// The cluster, as `HOST:PORT`, without credentials.
@@ -348,8 +349,8 @@ pub async fn prepare(
     Ok(jobs)
 }
 
-/// Runs jobs: those of one source one after another, those of different sources at the same time. After one that does
-/// not end well no other is begun; those that run are finished.
+/// Runs jobs: those of one source one after another, those of different sources at the same time. After one
+/// that does not end well no other is begun; those that run are finished.
 ///
 /// # Errors
 /// `Own` where a journal cannot be written.

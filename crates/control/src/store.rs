@@ -3,8 +3,8 @@
 //! One folder, and in it for each job:
 //!
 //! - `ID.job`: its journal, a redb file. Whoever runs the job has it open, and locked;
-//! - `ID.json`: how it stands, for `whimbrel jobs list`, replaced as a whole every now and then. The journal knows better,
-//!   but can be read only while nobody runs the job;
+//! - `ID.json`: how it stands, for `whimbrel jobs list`, replaced as a whole every now and then. The journal
+//!   knows better, but can be read only while nobody runs the job;
 //! - `ID.cancel`: somebody wants the job cancelled. Whoever runs it looks for this file.
 //!
 //! No password and no value is in any of them; names of keys may be in the reason why a job failed.

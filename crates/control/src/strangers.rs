@@ -1,4 +1,5 @@
-//! What others do with the nodes of a cluster, or have left half-done there: slots are not moved into its way.
+//! What others do with the nodes of a cluster, or have left half-done there: slots are not moved into its
+//! way.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +19,8 @@ const REMEDY: &str = "wait for it, or see `whimbrel status` and, where it was st
 /// What is known to be one's own, and so nobody else's.
 #[derive(Debug, Clone, Default)]
 pub struct Own {
-    /// The slots of jobs that have not ended: their marks may be there, whether the jobs run or were interrupted.
+    /// The slots of jobs that have not ended: their marks may be there, whether the jobs run or were
+    /// interrupted.
     pub slots: SlotSet,
     /// The nodes of those jobs.
     pub nodes: BTreeSet<NodeId>,
@@ -26,11 +28,12 @@ pub struct Own {
 
 /// Refuses to move slots between the nodes `involved` while somebody else is at work there.
 ///
-/// A job that runs shows in the list of clients of its two nodes, between two batches as well. Where a user may not have
-/// that list, the marks of slots still tell.
+/// A job that runs shows in the list of clients of its two nodes, between two batches as well. Where a user
+/// may not have that list, the marks of slots still tell.
 ///
 /// # Errors
-/// `Unfit` where somebody is, or where something was left half-done; whatever keeps the cluster from being asked.
+/// `Unfit` where somebody is, or where something was left half-done; whatever keeps the cluster from being
+/// asked.
 pub async fn refuse(deployment: &Deployment, involved: &BTreeSet<NodeId>, own: &Own) -> Result<()> {
     let what = SurveyOptions { counts: Counted::Nothing, activity: true };
     let survey = Survey::take_with(deployment, what).await?;
@@ -39,8 +42,9 @@ pub async fn refuse(deployment: &Deployment, involved: &BTreeSet<NodeId>, own: &
     found.map_or(Ok(()), |(node, what)| Err(refusal(node, what)))
 }
 
-/// What is going on at a node, in words; `None` where nothing is. What whimbrels do there counts where the node is
-/// `involved`: they may move slots of one cluster at the same time, as long as they have no node in common.
+/// What is going on at a node, in words; `None` where nothing is. What whimbrels do there counts where the
+/// node is `involved`: they may move slots of one cluster at the same time, as long as they have no node in
+/// common.
 pub fn trouble_at(node: &Surveyed, involved: bool, own: &Own) -> Option<String> {
     let state = match &node.answer {
         Ok(state) => state,
@@ -57,7 +61,8 @@ pub fn trouble_at(node: &Surveyed, involved: bool, own: &Own) -> Option<String> 
     let (importing, migrating) = (importing.difference(&own.slots), migrating.difference(&own.slots));
     (!importing.is_empty() || !migrating.is_empty()).then(|| {
         format!(
-            "it has {} marked as importing and {} as migrating: a migration is running, or one was left half-done",
+            "it has {} marked as importing and {} as migrating: a migration is running, or one was left \
+                half-done",
             format_count_of(importing.len() as u64, "slot"),
             format_count_of(migrating.len() as u64, "slot"),
         )

@@ -11,8 +11,8 @@
 //!
 //! The corners are as the servers have them: a class without its `]` goes to the end of the pattern, `[]`
 //! matches nothing and `[^]` one byte of any kind, `]` may not come first in a class, a `\` at the end of the
-//! pattern stands for itself, and the key without a name is matched by the pattern `*` and by the empty pattern
-//! only (not by `**`).
+//! pattern stands for itself, and the key without a name is matched by the pattern `*` and by the empty
+//! pattern only (not by `**`).
 //!
 //! One thing is not the same on all servers: a range with an ASCII and a non-ASCII end depends on the sign of
 //! C's `char`, that is, on the server's processor. Here bytes have no sign. [`Pattern::is_portable`] says
@@ -133,8 +133,8 @@ impl Pattern {
         self.portable
     }
 
-    /// The slot that all matching keys are in, where the pattern alone says so: it is literal, or has a literal
-    /// hash tag that no other brace can come before.
+    /// The slot that all matching keys are in, where the pattern alone says so: it is literal, or has a
+    /// literal hash tag that no other brace can come before.
     pub fn tag_slot(&self) -> Option<Slot> {
         if self.is_literal() {
             return Some(Slot::of_key(&self.literal_prefix));

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 /// The name that a cluster node gave itself: 40 lower-case hexadecimal digits, as in `CLUSTER MYID`.
 ///
-/// It belongs to the server process's configuration, not to its address: a node keeps its name when it restarts
-/// or moves, and a failover makes another node, with another name, the primary of the shard.
+/// It belongs to the server process's configuration, not to its address: a node keeps its name when it
+/// restarts or moves, and a failover makes another node, with another name, the primary of the shard.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct NodeId(String);

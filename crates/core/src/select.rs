@@ -31,8 +31,8 @@ impl Selection {
             && self.slots.as_ref().is_none_or(SlotSet::is_full)
     }
 
-    /// The pattern that a server can be given with `SCAN … MATCH` to send fewer keys: the only one to include,
-    /// unless it matches everything or is [not portable](Pattern::is_portable).
+    /// The pattern that a server can be given with `SCAN … MATCH` to send fewer keys: the only one to
+    /// include, unless it matches everything or is [not portable](Pattern::is_portable).
     ///
     /// What the server then sends still has to pass [`Selection::admits`], as exclusions and slots are not in
     /// the pattern.

@@ -1,11 +1,11 @@
 //! The slot table: which shard owns which slot, and what changed when it changed.
 //!
-//! A [`Table`] answers two questions without a search: who owns a slot, and which ranges a shard has. A change of it returns
-//! a [`Change`], which says what has to be built again of anything that is built from the table. The replies to clients
-//! are such a thing; they are built in the crate `wire`.
+//! A [`Table`] answers two questions without a search: who owns a slot, and which ranges a shard has. A
+//! change of it returns a [`Change`], which says what has to be built again of anything that is built from
+//! the table. The replies to clients are such a thing; they are built in the crate `wire`.
 //!
-//! Ranges come from one walk over the slots, when a table is made. After that only the lists of the shards that gave or
-//! got a slot are edited: neither depends on the number of nodes times the number of slots.
+//! Ranges come from one walk over the slots, when a table is made. After that only the lists of the shards
+//! that gave or got a slot are edited: neither depends on the number of nodes times the number of slots.
 
 use std::collections::BTreeSet;
 
@@ -110,7 +110,8 @@ pub struct Table {
     myself: NodeId,
     /// In the order in which they were given.
     shards: Vec<Shard>,
-    /// For each slot the index of its shard plus one, or [`NOBODY`]. Invariant: says the same as the shards' ranges.
+    /// For each slot the index of its shard plus one, or [`NOBODY`]. Invariant: says the same as the shards'
+    /// ranges.
     owners: Box<[u32; SLOTS]>,
     /// How many slots have an owner.
     assigned: usize,
@@ -137,8 +138,8 @@ impl Change {
 }
 
 impl Table {
-    /// The table in the eyes of the node `myself`. `owner_of` is asked once for each slot, in ascending order, for the
-    /// index in `groups`; an index that is not there counts as nobody.
+    /// The table in the eyes of the node `myself`. `owner_of` is asked once for each slot, in ascending
+    /// order, for the index in `groups`; an index that is not there counts as nobody.
     pub fn new(myself: NodeId, groups: Vec<Group>, mut owner_of: impl FnMut(Slot) -> Option<usize>) -> Table {
         let shards = groups.into_iter().map(|group| Shard { group, ranges: Vec::new() }).collect();
         let mut table = Table { myself, shards, owners: Box::new([NOBODY; SLOTS]), assigned: 0 };
@@ -184,8 +185,8 @@ impl Table {
         ranges.get(at).map(|range| (*range, index))
     }
 
-    /// The ranges that begin within `window`, with their owners, in ascending order; the last may end beyond it. With
-    /// [`SlotRange::FULL`] these are all: one walk over the slots.
+    /// The ranges that begin within `window`, with their owners, in ascending order; the last may end beyond
+    /// it. With [`SlotRange::FULL`] these are all: one walk over the slots.
     pub fn ranges_from(&self, window: SlotRange) -> impl Iterator<Item = (SlotRange, usize)> {
         let (mut at, last) = (place(window.start()), place(window.end()));
         // What goes on from before the window began before it.
@@ -208,8 +209,8 @@ impl Table {
         })
     }
 
-    /// Gives slots to a shard, or to nobody; an index that is not there is nobody. Costs as much as the slots that change
-    /// and the ranges of those who gave and got them, whatever the size of the cluster.
+    /// Gives slots to a shard, or to nobody; an index that is not there is nobody. Costs as much as the slots
+    /// that change and the ranges of those who gave and got them, whatever the size of the cluster.
     pub fn assign(&mut self, slots: &SlotSet, owner: Option<usize>) -> Change {
         let owner = owner.filter(|index| *index < self.shards.len());
         let mut change = Change::default();

@@ -1,8 +1,9 @@
 //! Sizes, durations and counts as people type and read them.
 //!
-//! Sizes are in binary units unless the unit says otherwise: `k`, `K` and `KiB` are 1024 bytes, `KB` is 1000; the
-//! same goes for `m`, `g` and `t`. Durations are in `ms`, `s`, `m`, `h` or `d`, and in seconds without a unit. Upper
-//! and lower case are the same, a fraction as in `1.5GiB` is allowed, a blank before the unit as well.
+//! Sizes are in binary units unless the unit says otherwise: `k`, `K` and `KiB` are 1024 bytes, `KB` is 1000;
+//! the same goes for `m`, `g` and `t`. Durations are in `ms`, `s`, `m`, `h` or `d`, and in seconds without a
+//! unit. Upper and lower case are the same, a fraction as in `1.5GiB` is allowed, a blank before the unit as
+//! well.
 
 use std::time::Duration;
 
@@ -41,23 +42,24 @@ const DURATION_UNITS: &[(&str, u64)] = &[
 
 /// Parses a size in bytes: `4MiB`, `64k`, `1GB`, `1.5g`, `4096`. See the head of this module for the units.
 ///
-/// A fraction of a byte is dropped. Fails if the text has another form, if its unit is unknown, or if the size
-/// does not fit into 64 bits.
+/// A fraction of a byte is dropped. Fails if the text has another form, if its unit is unknown, or if the
+/// size does not fit into 64 bits.
 pub fn parse_bytes(text: &str) -> Result<u64, ParseUnitError> {
     parse_scaled(text, SIZE_UNITS).map_err(|problem| ParseUnitError::Size { input: text.to_owned(), problem })
 }
 
 /// Parses a duration: `500ms`, `10s`, `2m`, `1h`, `1.5d`, or a plain number of seconds.
 ///
-/// The result has whole milliseconds; a fraction of one is dropped. Fails if the text has another form, if its
-/// unit is unknown, or if the milliseconds do not fit into 64 bits.
+/// The result has whole milliseconds; a fraction of one is dropped. Fails if the text has another form, if
+/// its unit is unknown, or if the milliseconds do not fit into 64 bits.
 pub fn parse_duration(text: &str) -> Result<Duration, ParseUnitError> {
     parse_scaled(text, DURATION_UNITS)
         .map(Duration::from_millis)
         .map_err(|problem| ParseUnitError::Duration { input: text.to_owned(), problem })
 }
 
-/// Parses a count above 0: `50000`, `50,000`, `50_000`, `50k`, `1m`. Here `k` is a thousand and `m` a million.
+/// Parses a count above 0: `50000`, `50,000`, `50_000`, `50k`, `1m`. Here `k` is a thousand and `m` a
+/// million.
 ///
 /// Fails if the text has another form, is 0, or does not fit into 64 bits.
 pub fn parse_count(text: &str) -> Result<u64, ParseUnitError> {
@@ -169,8 +171,8 @@ pub enum UnitProblem {
     TooLarge,
 }
 
-/// Parses a decimal number with a unit and returns their product, rounded down. Integers all the way: floating
-/// point would be off above 2^53.
+/// Parses a decimal number with a unit and returns their product, rounded down. Integers all the way:
+/// floating point would be off above 2^53.
 fn parse_scaled(text: &str, units: &[(&str, u64)]) -> Result<u64, UnitProblem> {
     let text = text.trim();
     let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -295,7 +297,8 @@ mod tests {
         }
         assert_eq!(
             parse_duration("5 weeks").expect_err("no such unit").to_string(),
-            "\"5 weeks\" is not a duration: the unit \"weeks\" is unknown; expected for example 500ms, 10s, 2m or 1h"
+            "\"5 weeks\" is not a duration: the unit \"weeks\" is unknown; expected for example 500ms, 10s, \
+                2m or 1h"
         );
     }
 

@@ -78,8 +78,9 @@ impl Topology {
         self.shards.get(usize::from(index).checked_sub(1)?)
     }
 
-    /// Whether `asked`, which tells of `now`, seems to have left the cluster that this is: it knows of none of the other nodes
-    /// that have slots, and of no owner for some slot. One that was reset knows of itself at most.
+    /// Whether `asked`, which tells of `now`, seems to have left the cluster that this is: it knows of none
+    /// of the other nodes that have slots, and of no owner for some slot. One that was reset knows of itself
+    /// at most.
     fn is_left_by(&self, now: &Topology, asked: &Address) -> bool {
         let knows = |node: &Address| now.nodes().any(|other| other == node);
         let mut others = self.nodes().filter(|node| *node != asked).peekable();
@@ -144,8 +145,8 @@ impl Deployment {
     /// Connects and finds out what is there. Writes nothing.
     ///
     /// # Errors
-    /// Whatever keeps us from connecting or asking; `Unfit` where a cluster has no slots, or a database other than 0
-    /// was named for a cluster.
+    /// Whatever keeps us from connecting or asking; `Unfit` where a cluster has no slots, or a database other
+    /// than 0 was named for a cluster.
     pub async fn probe(endpoint: Endpoint, options: LinkOptions) -> Result<Deployment> {
         let endpoint = Arc::new(endpoint);
         let mut link = Link::open(&endpoint, &endpoint.address, LinkOptions { db: 0, ..options }).await?;
@@ -170,8 +171,8 @@ impl Deployment {
         Ok(deployment)
     }
 
-    /// Finds out which payloads it takes, without writing anything. A target's is asked when it is probed; this is for others that keys are
-    /// carried to.
+    /// Finds out which payloads it takes, without writing anything. A target's is asked when it is probed;
+    /// this is for others that keys are carried to.
     ///
     /// # Errors
     /// As [`Link::open`] and [`Capabilities::probe_payload_version`].
@@ -221,7 +222,8 @@ impl Deployment {
         self.topology.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Asks the nodes for the topology, one after another until one answers. A standalone server has none to ask for.
+    /// Asks the nodes for the topology, one after another until one answers. A standalone server has none to
+    /// ask for.
     ///
     /// # Errors
     /// The last node's, where none answered.
@@ -256,8 +258,8 @@ impl Deployment {
         Err(failure.unwrap_or_else(|| Error::own("refresh the topology", "no node is known")))
     }
 
-    /// Slots that are on the move: marked as importing or migrating on any primary. `CLUSTER SLOTS` does not show
-    /// them, and each has keys on two nodes.
+    /// Slots that are on the move: marked as importing or migrating on any primary. `CLUSTER SLOTS` does not
+    /// show them, and each has keys on two nodes.
     ///
     /// # Errors
     /// As [`Deployment::open`] and [`Link::call`], of any primary.
@@ -279,9 +281,9 @@ impl Deployment {
         Ok(open)
     }
 
-    /// Who claims which slots, by the nodes' own words. Where two are equal and [at rest](Claims::are_at_rest), no key has gone from
-    /// one node to another between them: a slot that changes its owner raises an epoch, which is among the words. A standalone server
-    /// claims nothing.
+    /// Who claims which slots, by the nodes' own words. Where two are equal and [at
+    /// rest](Claims::are_at_rest), no key has gone from one node to another between them: a slot that changes
+    /// its owner raises an epoch, which is among the words. A standalone server claims nothing.
     ///
     /// # Errors
     /// As [`Deployment::refresh`], [`Deployment::open`] and [`Link::call`], of any primary.
@@ -313,7 +315,8 @@ impl Deployment {
         Link::open(&self.endpoint, address, LinkOptions { db, ..self.options }).await
     }
 
-    /// As [`Deployment::open`], where the node is one `side` of a transfer inside this deployment: its errors say so.
+    /// As [`Deployment::open`], where the node is one `side` of a transfer inside this deployment: its errors
+    /// say so.
     ///
     /// # Errors
     /// As [`Link::open`].

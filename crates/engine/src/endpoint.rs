@@ -108,15 +108,17 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Parses `HOST:PORT`, `HOST`, `redis://`, `rediss://`, `valkey://`, `valkeys://` or `unix://` with user, password and
-    /// database: `rediss://USER:PASSWORD@HOST:PORT/DB`, `unix://USER:PASSWORD@/path/to.sock?db=2`.
+    /// Parses `HOST:PORT`, `HOST`, `redis://`, `rediss://`, `valkey://`, `valkeys://` or `unix://` with user,
+    /// password and database: `rediss://USER:PASSWORD@HOST:PORT/DB`,
+    /// `unix://USER:PASSWORD@/path/to.sock?db=2`.
     ///
     /// # Errors
     /// A message that names the part that is wrong; it never repeats a password.
     pub fn parse(side: Side, text: &str) -> Result<Endpoint> {
         let fail = |what: &str| {
             Error::new(side, "", "reading the address", ErrorKind::Unfit(what.to_owned())).with_remedy(
-                "write HOST:PORT, redis://USER:PASSWORD@HOST:PORT/DB, rediss://… (TLS), valkey://…, valkeys://… (TLS) or \
+                "write HOST:PORT, redis://USER:PASSWORD@HOST:PORT/DB, rediss://… (TLS), valkey://…, \
+                    valkeys://… (TLS) or \
                  unix:///PATH",
             )
         };
@@ -143,8 +145,9 @@ impl Endpoint {
         if tls {
             endpoint.tls = Some(TlsOptions::default());
         }
-        // `Url` wants a host for its own schemes only; ours are opaque to it, which keeps empty hosts legal. After a user
-        // it wants one all the same, and a socket has none: what is before its path is taken off first.
+        // `Url` wants a host for its own schemes only; ours are opaque to it, which keeps empty hosts legal.
+        // After a user it wants one all the same, and a socket has none: what is before its path is taken off
+        // first.
         let (login, rest) = match split_login(text) {
             Some((login, rest)) => (Some(login), rest),
             None => (None, text.to_owned()),
@@ -218,8 +221,8 @@ impl Endpoint {
         Some(url.to_string())
     }
 
-    /// What to connect to for an address that a server announced: the address map applied, and an empty or unknown
-    /// host replaced by the host that told us.
+    /// What to connect to for an address that a server announced: the address map applied, and an empty or
+    /// unknown host replaced by the host that told us.
     pub fn reach(&self, announced: &Address, told_by: &Address) -> Address {
         let full = match announced {
             Address::Tcp(host, port) if host.is_empty() || host == "?" => match told_by.host() {
@@ -237,8 +240,8 @@ const DEFAULT_PORT: u16 = 6379;
 /// What is written as a user and, after a colon, a password.
 type Login<'a> = (&'a str, Option<&'a str>);
 
-/// Splits `SCHEME://USER:PASSWORD@/PATH`, which has no host, into its login and the address without it. `None` for
-/// anything else.
+/// Splits `SCHEME://USER:PASSWORD@/PATH`, which has no host, into its login and the address without it.
+/// `None` for anything else.
 fn split_login(text: &str) -> Option<(Login<'_>, String)> {
     let (scheme, rest) = text.split_once("://")?;
     let path = rest.find('/').map_or("", |at| &rest[at..]);

@@ -154,8 +154,8 @@ impl Error {
         matches!(&self.kind, ErrorKind::Malformed(e) if e.is_too_large())
     }
 
-    /// True where the connection is of no further use and a new one may help: the link broke, timed out, or could
-    /// not be made.
+    /// True where the connection is of no further use and a new one may help: the link broke, timed out, or
+    /// could not be made.
     pub fn is_link(&self) -> bool {
         matches!(
             self.kind,
@@ -221,16 +221,16 @@ impl std::error::Error for Error {}
 pub struct ServerError {
     /// What it means for us.
     pub code: Code,
-    /// The text, without the arguments that servers quote after a command they do not know: they may be user data, or
-    /// a password. Shortened where it is long.
+    /// The text, without the arguments that servers quote after a command they do not know: they may be user
+    /// data, or a password. Shortened where it is long.
     pub text: String,
 }
 
 /// The codes of error replies that lead to different actions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Code {
-    /// The slot belongs to another node: ask there, and refresh the topology. The address is `HOST:PORT`; the host
-    /// is empty where the server does not know its own name, and then means the host that answered.
+    /// The slot belongs to another node: ask there, and refresh the topology. The address is `HOST:PORT`; the
+    /// host is empty where the server does not know its own name, and then means the host that answered.
     Moved(Slot, String),
     /// This key is already at the node that imports the slot: ask there, once, after `ASKING`.
     Ask(Slot, String),

@@ -27,8 +27,9 @@ pub fn commands(absolute: bool) -> usize {
 
 /// Queues the question when `key` expires: `PEXPIRETIME` where the server has it (`absolute`).
 ///
-/// `PTTL` counts from the server's clock at that very command, in a transaction as well. So the clock is read before and
-/// after it, and where both times are the same millisecond, the sum is the expiry to the millisecond.
+/// `PTTL` counts from the server's clock at that very command, in a transaction as well. So the clock is read
+/// before and after it, and where both times are the same millisecond, the sum is the expiry to the
+/// millisecond.
 pub fn ask(out: &mut Outbox, absolute: bool, key: &[u8]) {
     question(absolute, key, &mut |command| out.push(command));
 }

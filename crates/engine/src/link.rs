@@ -52,9 +52,9 @@ const READ_BYTES: usize = 64 << 10;
 
 /// A connection to one server: greeted, authenticated, on its database.
 ///
-/// Commands are queued in [`Link::outbox`], sent by [`Link::flush`], and answered in order by [`Link::reply`]. After any
-/// error other than [`ErrorKind::Server`], and after a future of it was dropped half-way, a link is out of step with
-/// the server and must be thrown away.
+/// Commands are queued in [`Link::outbox`], sent by [`Link::flush`], and answered in order by
+/// [`Link::reply`]. After any error other than [`ErrorKind::Server`], and after a future of it was dropped
+/// half-way, a link is out of step with the server and must be thrown away.
 #[derive(Debug)]
 pub struct Link {
     endpoint: Arc<Endpoint>,
@@ -126,7 +126,8 @@ impl Link {
         })
     }
 
-    /// Logs in on a connection that nobody has said anything on yet. What it may take is the caller's to bound.
+    /// Logs in on a connection that nobody has said anything on yet. What it may take is the caller's to
+    /// bound.
     ///
     /// # Errors
     /// As [`Link::open`], but for `Connect` and `Tls`.
@@ -160,7 +161,8 @@ impl Link {
         }
     }
 
-    /// Logs out: from here on the server sees the user `default`, logged in only where that needs no password.
+    /// Logs out: from here on the server sees the user `default`, logged in only where that needs no
+    /// password.
     async fn log_out(&mut self) -> Result<()> {
         let reset = self.ask(&[b"RESET"]).await?;
         if ServerError::of(&reset).is_none() {
@@ -216,8 +218,8 @@ impl Link {
         self.outbox.push(args);
     }
 
-    /// Whether it logs in again by itself before its password expires, when commands are sent and all earlier ones have been
-    /// answered. Links on which more arrives than answers must not.
+    /// Whether it logs in again by itself before its password expires, when commands are sent and all earlier
+    /// ones have been answered. Links on which more arrives than answers must not.
     pub(crate) fn keeps_login(&mut self, keeps: bool) {
         self.keeps_login = keeps;
     }
@@ -326,9 +328,9 @@ impl Link {
         }
     }
 
-    /// Waits, without a limit of time, until bytes arrive that nobody asked for: pushes, or a command stream. They are
-    /// added to [`Link::received`]; at most about `bytes_max` at once. Dropping the future loses nothing, so that a
-    /// caller can wait for something else at the same time.
+    /// Waits, without a limit of time, until bytes arrive that nobody asked for: pushes, or a command stream.
+    /// They are added to [`Link::received`]; at most about `bytes_max` at once. Dropping the future loses
+    /// nothing, so that a caller can wait for something else at the same time.
     ///
     /// # Errors
     /// `Broken` or `Closed`.
@@ -343,8 +345,9 @@ impl Link {
         }
     }
 
-    /// The bytes that have arrived and were not read as a frame. A caller that reads them in its own way removes what
-    /// it has read, and must not mix that with frames: a frame that has partly arrived is none of its business.
+    /// The bytes that have arrived and were not read as a frame. A caller that reads them in its own way
+    /// removes what it has read, and must not mix that with frames: a frame that has partly arrived is none
+    /// of its business.
     pub fn received(&mut self) -> &mut BytesMut {
         &mut self.inbox
     }
@@ -387,8 +390,8 @@ impl Link {
         Ok(replies)
     }
 
-    /// The next `n` replies, in order, where they are no longer than `bytes_max` together. A string that would make
-    /// them longer is refused at its header: nothing of it is held.
+    /// The next `n` replies, in order, where they are no longer than `bytes_max` together. A string that
+    /// would make them longer is refused at its header: nothing of it is held.
     ///
     /// # Errors
     /// As [`Link::frame`]; [`Error::is_too_large`] for longer ones.
@@ -426,8 +429,8 @@ impl Link {
         self.check(reply, args.first().copied().unwrap_or_default())
     }
 
-    /// Tries a command that changes nothing, and returns the server's refusal where this user may not run it. Other
-    /// errors, a key that is out of bounds among them, are none of its business.
+    /// Tries a command that changes nothing, and returns the server's refusal where this user may not run it.
+    /// Other errors, a key that is out of bounds among them, are none of its business.
     ///
     /// # Errors
     /// As [`Link::ask`].
@@ -563,8 +566,8 @@ impl Link {
                             "name it in the URL, in a file, or in the environment variable that --help tells",
                         ));
                 }
-                // A name and replica reads are a courtesy: a proxy or an ACL may forbid them, and a standalone
-                // server knows no READONLY.
+                // A name and replica reads are a courtesy: a proxy or an ACL may forbid them, and a
+                // standalone server knows no READONLY.
                 ("CLIENT SETNAME" | "READONLY", _) => {}
                 ("AUTH", _) => {
                     return Err(self.fail("log in", ErrorKind::Auth(e.text)));
@@ -580,7 +583,8 @@ impl Link {
     }
 }
 
-/// A stream of bytes to a server: plain, TLS, a socket in the file system, or something in this process that stands for one.
+/// A stream of bytes to a server: plain, TLS, a socket in the file system, or something in this process that
+/// stands for one.
 pub struct Io(Kind);
 
 enum Kind {
@@ -603,13 +607,15 @@ impl std::fmt::Debug for Io {
 }
 
 impl Io {
-    /// One end of a pipe, at whose other end something in this process answers as a server would. `guard` is dropped together with it,
-    /// so that whoever answers can learn at once that nobody listens any more: what is left in the pipe would hide it.
+    /// One end of a pipe, at whose other end something in this process answers as a server would. `guard` is
+    /// dropped together with it, so that whoever answers can learn at once that nobody listens any more: what
+    /// is left in the pipe would hide it.
     pub fn within(pipe: DuplexStream, guard: impl Send + Sync + 'static) -> Io {
         Io(Kind::Within { pipe, _guard: Box::new(guard) })
     }
 
-    /// Connects, with the TLS of `endpoint`, and says nothing: for a caller that speaks for a client, which logs in itself.
+    /// Connects, with the TLS of `endpoint`, and says nothing: for a caller that speaks for a client, which
+    /// logs in itself.
     ///
     /// # Errors
     /// `Connect` or `Tls`.
@@ -662,11 +668,13 @@ impl Io {
 }
 
 impl Io {
-    /// As [`Io::open`], with nobody logged in: servers can be told to take the certificate of `endpoint` for a login
-    /// (`tls-auth-clients-user`), and that is ours, not that of the client who this connection is for.
+    /// As [`Io::open`], with nobody logged in: servers can be told to take the certificate of `endpoint` for
+    /// a login (`tls-auth-clients-user`), and that is ours, not that of the client who this connection is
+    /// for.
     ///
     /// # Errors
-    /// `Connect` or `Tls`; what [`Link::call`] reports; `Unfit` where the server cannot be told to forget the login.
+    /// `Connect` or `Tls`; what [`Link::call`] reports; `Unfit` where the server cannot be told to forget the
+    /// login.
     pub async fn anonymous(endpoint: &Arc<Endpoint>, address: &Address, options: LinkOptions) -> Result<Io> {
         let io = Io::open(endpoint, address).await?;
         if endpoint.tls.as_ref().is_none_or(|tls| tls.cert_file.is_none()) {

@@ -30,8 +30,8 @@ pub struct Token {
     pub renew_at: Option<Instant>,
 }
 
-/// A command whose first line of output is the password. It is run by `sh -c` when a connection is made, and what it printed is
-/// used again for three quarters of the time that a password is valid.
+/// A command whose first line of output is the password. It is run by `sh -c` when a connection is made, and
+/// what it printed is used again for three quarters of the time that a password is valid.
 pub struct PasswordCommand {
     side: Side,
     command: String,
@@ -76,7 +76,8 @@ impl PasswordCommand {
         Ok(token)
     }
 
-    /// The server has refused a password: it is not used again. True where it was not made just now, so that another may do.
+    /// The server has refused a password: it is not used again. True where it was not made just now, so that
+    /// another may do.
     pub(crate) async fn refused(&self) -> bool {
         let last = self.last.lock().await.take();
         last.is_none_or(|(_, made)| made.elapsed() > Duration::from_secs(1))

@@ -51,8 +51,8 @@ impl Info {
         self.field(name)?.parse().ok()
     }
 
-    /// How often a command was called, with all its subcommands unless one is named after a bar, from the `commandstats`
-    /// section.
+    /// How often a command was called, with all its subcommands unless one is named after a bar, from the
+    /// `commandstats` section.
     pub fn calls(&self, command: &str) -> u64 {
         let calls = |(name, value): (&String, &String)| {
             let name = name.strip_prefix("cmdstat_")?.strip_prefix(command)?;
@@ -108,14 +108,15 @@ pub struct ServerFacts {
     pub version: String,
     /// Which family of payload formats and commands it speaks.
     pub dialect: Dialect,
-    /// Changes with every start of the process; `SCAN` cursors and data not written to disk do not outlive it.
+    /// Changes with every start of the process; `SCAN` cursors and data not written to disk do not outlive
+    /// it.
     pub run_id: String,
     /// True where it runs as part of a cluster.
     pub cluster: bool,
     /// True where it is a replica.
     pub replica: bool,
-    /// In a cluster: it tells a replica who owns what, if that one's idea of its primary's slots differs from its own.
-    /// Valkey 8.0 and later tell primaries only.
+    /// In a cluster: it tells a replica who owns what, if that one's idea of its primary's slots differs from
+    /// its own. Valkey 8.0 and later tell primaries only.
     pub corrects_replicas: bool,
     /// Bytes of its data set, by its own estimate.
     pub dataset_bytes: u64,
@@ -175,8 +176,8 @@ pub struct Capabilities {
     pub restore: bool,
     /// `SET` with `PXAT`, and `XGROUP CREATECONSUMER` (Redis 6.2 and later).
     pub set_pxat: bool,
-    /// The longest command that it takes, in bytes (`client-query-buffer-limit`); `None` where it does not tell. It closes
-    /// the connection on a longer one.
+    /// The longest command that it takes, in bytes (`client-query-buffer-limit`); `None` where it does not
+    /// tell. It closes the connection on a longer one.
     pub query_bytes_max: Option<u64>,
     /// The highest version of a `DUMP` payload that it accepts; `None` until asked with
     /// [`Capabilities::probe_payload_version`], or where it does not let us restore.
@@ -239,11 +240,11 @@ impl Capabilities {
         Ok(())
     }
 
-    /// Finds the highest payload version that `link`'s server accepts, without writing anything: it is offered
-    /// payloads of an impossible type, and says which of version and content it objects to.
+    /// Finds the highest payload version that `link`'s server accepts, without writing anything: it is
+    /// offered payloads of an impossible type, and says which of version and content it objects to.
     ///
-    /// `key` names a key of a slot that the server owns, or, with `importing`, of one that it is importing; the key is
-    /// never written.
+    /// `key` names a key of a slot that the server owns, or, with `importing`, of one that it is importing;
+    /// the key is never written.
     ///
     /// # Errors
     /// As [`Link::replies`].
@@ -274,8 +275,8 @@ impl Capabilities {
     }
 }
 
-/// The server's limit for a command, where it tells. Only values that are written are long, so a source is not asked, where this user
-/// may have no right to ask it.
+/// The server's limit for a command, where it tells. Only values that are written are long, so a source is
+/// not asked, where this user may have no right to ask it.
 async fn query_bytes_max(link: &mut Link) -> Result<Option<u64>> {
     if link.endpoint().side != Side::Target {
         return Ok(None);

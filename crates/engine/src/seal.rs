@@ -1,9 +1,10 @@
 //! Holding all writers of a deployment at one moment, and keeping them out afterwards.
 //!
-//! A [`Seal`] pauses writes on every primary (`CLIENT PAUSE … WRITE`); readers go on. The servers let writers go by
-//! themselves when its time is up, so that nobody is held for ever by a whimbrel that died.
+//! A [`Seal`] pauses writes on every primary (`CLIENT PAUSE … WRITE`); readers go on. The servers let writers
+//! go by themselves when its time is up, so that nobody is held for ever by a whimbrel that died.
 //!
-//! A [`Fence`] is what keeps writers out once the other side is the one that counts. See [`FenceKind`] for the ways.
+//! A [`Fence`] is what keeps writers out once the other side is the one that counts. See [`FenceKind`] for
+//! the ways.
 
 mod rights;
 mod waiting;
@@ -56,8 +57,8 @@ impl Seal {
         Ok(Seal { links, until: None })
     }
 
-    /// Holds all writers from now on, for `limit_ms` at most, and tells how far the primaries are. Where one refuses, the
-    /// others are let go.
+    /// Holds all writers from now on, for `limit_ms` at most, and tells how far the primaries are. Where one
+    /// refuses, the others are let go.
     ///
     /// # Errors
     /// As [`Link::call`].
@@ -131,7 +132,8 @@ pub enum FenceKind {
     Acl,
     /// The server becomes a replica of nobody: it serves reads and refuses writes. Not for clusters.
     ReadonlyReplica,
-    /// Not by us: somebody else stops the writers, before the target takes over, and keeps them away afterwards.
+    /// Not by us: somebody else stops the writers, before the target takes over, and keeps them away
+    /// afterwards.
     External {
         /// For how long nobody must have written, in milliseconds.
         quiet_ms: u64,
@@ -157,7 +159,8 @@ struct FencedUser {
 }
 
 impl FencedUser {
-    /// Whether it holds what a server tells of a user's commands, and nothing else that `ACL SETUSER` would take for a rule.
+    /// Whether it holds what a server tells of a user's commands, and nothing else that `ACL SETUSER` would
+    /// take for a rule.
     fn is_plausible(&self) -> bool {
         let is_command = |rule: &str| {
             let name = rule.strip_prefix(['+', '-']).map(|name| name.strip_prefix('@').unwrap_or(name));
@@ -219,12 +222,12 @@ impl Fence {
         Ok(Fence { kind, users })
     }
 
-    /// Puts it up. Writers should be held meanwhile. With [`FenceKind::None`] and [`FenceKind::Pause`] there is nothing
-    /// to do here but to release, or to hold longer; with [`FenceKind::External`] nothing at all.
+    /// Puts it up. Writers should be held meanwhile. With [`FenceKind::None`] and [`FenceKind::Pause`] there
+    /// is nothing to do here but to release, or to hold longer; with [`FenceKind::External`] nothing at all.
     ///
     /// # Errors
-    /// `Unfit` where there are users that the plan does not know; as [`Deployment::open`] and [`Link::call`]. Part of it
-    /// may be up then, and [`Fence::lift`] takes that down.
+    /// `Unfit` where there are users that the plan does not know; as [`Deployment::open`] and [`Link::call`].
+    /// Part of it may be up then, and [`Fence::lift`] takes that down.
     pub async fn raise(&self, deployment: &Deployment) -> Result<()> {
         if self.kind == FenceKind::ReadonlyReplica {
             let mut link = deployment.open(&deployment.endpoint.address, 0).await?;
@@ -240,8 +243,9 @@ impl Fence {
         Ok(())
     }
 
-    /// Ends the clients that could still take or leave something behind it: those that wait in a command, are in a
-    /// transaction, or watch keys for one. To be called when it is up, and before writers are let go. Returns how many.
+    /// Ends the clients that could still take or leave something behind it: those that wait in a command, are
+    /// in a transaction, or watch keys for one. To be called when it is up, and before writers are let go.
+    /// Returns how many.
     ///
     /// # Errors
     /// As [`Deployment::open`] and [`Link::call`].
@@ -309,7 +313,8 @@ impl Fence {
         self
     }
 
-    /// Whether putting up a fence can have come to this. What was written by somebody else must not give rights to users.
+    /// Whether putting up a fence can have come to this. What was written by somebody else must not give
+    /// rights to users.
     pub fn is_plausible(&self) -> bool {
         (self.kind == FenceKind::Acl || self.users.is_empty())
             && self.users.iter().all(FencedUser::is_plausible)

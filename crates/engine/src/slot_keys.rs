@@ -1,9 +1,11 @@
-//! Which keys a node holds in its slots, and how many: the one place that asks `CLUSTER COUNTKEYSINSLOT` and `CLUSTER GETKEYSINSLOT`.
+//! Which keys a node holds in its slots, and how many: the one place that asks `CLUSTER COUNTKEYSINSLOT` and
+//! `CLUSTER GETKEYSINSLOT`.
 //!
-//! A node answers for slots that it does not own as well. Redis 8.4 and later are the exception: they answer as if such slots were empty.
+//! A node answers for slots that it does not own as well. Redis 8.4 and later are the exception: they answer
+//! as if such slots were empty.
 //!
-//! `push_…` queues a question on the link and `…_in` reads its reply, for callers that pipeline them with other commands. The others do a
-//! round trip of their own.
+//! `push_…` queues a question on the link and `…_in` reads its reply, for callers that pipeline them with
+//! other commands. The others do a round trip of their own.
 
 use bytes::Bytes;
 use whimbrel_core::slot::Slot;
@@ -12,11 +14,12 @@ use whimbrel_wire::value::Value;
 use crate::error::Result;
 use crate::link::Link;
 
-/// Commands sent before their replies are read: enough to hide the round trip, few enough that neither the server nor
-/// we hold more than some tens of KiB.
+/// Commands sent before their replies are read: enough to hide the round trip, few enough that neither the
+/// server nor we hold more than some tens of KiB.
 const PIPELINED: usize = 1_024;
 
-/// Names asked for beyond those that were counted: so many keys may have come meanwhile without a second question.
+/// Names asked for beyond those that were counted: so many keys may have come meanwhile without a second
+/// question.
 pub const SLACK: u64 = 64;
 
 /// Asks how many keys the node holds in a slot; see [`count_in`].
@@ -97,8 +100,8 @@ pub async fn first_names(link: &mut Link, slots: &[Slot], most: u64) -> Result<V
     replies.into_iter().map(|reply| names_in(link, reply)).collect()
 }
 
-/// All names of a slot that held `count` keys a moment ago. Servers list the newest first, or in any order, so a list that
-/// is as long as was asked for may lack some of the old ones: then more are asked for.
+/// All names of a slot that held `count` keys a moment ago. Servers list the newest first, or in any order,
+/// so a list that is as long as was asked for may lack some of the old ones: then more are asked for.
 ///
 /// # Errors
 /// As [`Link::call`].

@@ -49,7 +49,8 @@ pub(crate) fn client_config(options: &TlsOptions) -> Result<Arc<ClientConfig>, S
 pub struct Acceptor(TlsAcceptor);
 
 impl Acceptor {
-    /// Shows the certificate of these PEM files. With `client_ca`, clients have to show one of that authority.
+    /// Shows the certificate of these PEM files. With `client_ca`, clients have to show one of that
+    /// authority.
     ///
     /// # Errors
     /// `Own` with the name of the file and what is wrong with it.
@@ -144,8 +145,8 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     Ok(certs)
 }
 
-/// Accepts any certificate, because the user said `--insecure`. Signatures are still checked, so the peer at least
-/// holds the key of the certificate it shows.
+/// Accepts any certificate, because the user said `--insecure`. Signatures are still checked, so the peer at
+/// least holds the key of the certificate it shows.
 #[derive(Debug)]
 struct AcceptAny {
     provider: Arc<CryptoProvider>,

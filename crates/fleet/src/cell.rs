@@ -1,5 +1,6 @@
-//! One word for each partition: who owns it, whether it is sealed here, and how many requests of it are under way. They are
-//! in one word so that no request begins between *it is sealed* and *nothing of it is under way any more*.
+//! One word for each partition: who owns it, whether it is sealed here, and how many requests of it are under
+//! way. They are in one word so that no request begins between *it is sealed* and *nothing of it is under way
+//! any more*.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

@@ -22,7 +22,8 @@ pub trait Data: Send + Sync + 'static {
     /// Where that cannot be done: the move is given up.
     fn transfer(&self, moving: &Move) -> impl Future<Output = std::result::Result<(), Failure>> + Send;
 
-    /// Gives the destination what has changed meanwhile. No request of the partition is under way, and none begins.
+    /// Gives the destination what has changed meanwhile. No request of the partition is under way, and none
+    /// begins.
     ///
     /// # Errors
     /// Where that cannot be done: the move is given up.
@@ -31,8 +32,9 @@ pub trait Data: Send + Sync + 'static {
     /// The data of this partition is not needed here any more.
     fn discard(&self, partition: Partition);
 
-    /// By this move the data of its partition has another backend: what is left at the one of this number is not needed any more. Where that
-    /// cannot be removed now it may stay: nobody looks for it there, and the next move there begins with removing it.
+    /// By this move the data of its partition has another backend: what is left at the one of this number is
+    /// not needed any more. Where that cannot be removed now it may stay: nobody looks for it there, and the
+    /// next move there begins with removing it.
     fn leave(&self, moving: &Move, backend: u32);
 }
 

@@ -1,4 +1,5 @@
-//! Frames: the length of what they have as four bytes, lowest first, then a byte for their kind, and then that.
+//! Frames: the length of what they have as four bytes, lowest first, then a byte for their kind, and then
+//! that.
 
 use std::io;
 
@@ -34,7 +35,8 @@ pub fn put(out: &mut Vec<u8>, kind: u8, fill: impl FnOnce(&mut Vec<u8>)) {
     out[start + 4] = kind;
 }
 
-/// The kind of the frame that `bytes` begin with and how long its content is; none where its head has not arrived.
+/// The kind of the frame that `bytes` begin with and how long its content is; none where its head has not
+/// arrived.
 ///
 /// # Errors
 /// [`TooLong`] where it says that it has more than `bytes_max`.
@@ -58,8 +60,8 @@ impl<R: AsyncRead + Unpin> Frames<R> {
         Frames { from, buffer: begun, bytes_max }
     }
 
-    /// Waits for the next frame: its kind, and what it has; none at the end of the connection. Dropping the future loses
-    /// nothing. Memory follows what has arrived, not what is announced.
+    /// Waits for the next frame: its kind, and what it has; none at the end of the connection. Dropping the
+    /// future loses nothing. Memory follows what has arrived, not what is announced.
     ///
     /// # Errors
     /// When the connection breaks, ends in the middle of a frame, or what comes is no frame.

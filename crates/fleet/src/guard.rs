@@ -10,8 +10,8 @@ use whimbrel_core::fleet::{MemberId, Partition};
 use crate::cell::Cell;
 use crate::shared::Shared;
 
-/// This member serves the partition, and a request of it is under way for as long as this lives: the partition is not given
-/// away before.
+/// This member serves the partition, and a request of it is under way for as long as this lives: the
+/// partition is not given away before.
 ///
 /// It says nothing about the lease, which goes on to run: see [`Guard::lease_left`].
 #[derive(Debug)]
@@ -39,19 +39,20 @@ impl Guard {
         self.partition
     }
 
-    /// Which backend has the data of the partition. It stays the same for as long as this lives and its lease runs.
+    /// Which backend has the data of the partition. It stays the same for as long as this lives and its lease
+    /// runs.
     pub fn backend(&self) -> u32 {
         self.shared.cell(self.partition).map_or(0, Cell::backend)
     }
 
-    /// Whether the partition waits until this guard, and all others of it, are gone. A request that may wait for something to happen has to
-    /// be ended then.
+    /// Whether the partition waits until this guard, and all others of it, are gone. A request that may wait
+    /// for something to happen has to be ended then.
     pub fn is_sealed(&self) -> bool {
         self.shared.cell(self.partition).is_some_and(Cell::is_sealed)
     }
 
-    /// For how long the request may still be carried out. It grows as the lease is renewed. What is not done by then has to
-    /// be cut off, or somebody else may be serving the partition at the same time.
+    /// For how long the request may still be carried out. It grows as the lease is renewed. What is not done
+    /// by then has to be cut off, or somebody else may be serving the partition at the same time.
     pub fn lease_left(&self) -> Duration {
         let left = self.shared.lease_left();
         // Looked at last: the lease of a later life is set after its number.

@@ -1,13 +1,14 @@
 //! What connects the members of a fleet with their coordinator.
 //!
-//! - [`Membership`]: one member. It reaches the coordinator through the RESP port of `whimbrel serve`, keeps its lease, and
-//!   knows who serves which partition;
+//! - [`Membership`]: one member. It reaches the coordinator through the RESP port of `whimbrel serve`, keeps
+//!   its lease, and knows who serves which partition;
 //! - [`protocol`]: what goes over the connection besides the messages of `core::fleet`;
 //! - [`login`]: how each side proves to the other that it knows the password;
 //! - [`frame`], [`outbox`]: bytes in pieces of bounded length, and queues of bounded length;
 //! - [`clock`]: the clock that leases need.
 //!
-//! What is to be done is decided in `whimbrel_core::fleet` alone. The coordinator's side is `whimbrel_control::fleet`.
+//! What is to be done is decided in `whimbrel_core::fleet` alone. The coordinator's side is
+//! `whimbrel_control::fleet`.
 
 mod cell;
 pub mod clock;

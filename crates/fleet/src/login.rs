@@ -1,13 +1,15 @@
-//! How members and `whimbrel fleet` log in at the coordinator: each side proves that it knows the password, and none says it.
+//! How members and `whimbrel fleet` log in at the coordinator: each side proves that it knows the password,
+//! and none says it.
 //!
 //! ```text
 //! FLEET LOGIN user nonce   ▶   ◀ salt, iterations, nonce
 //! FLEET PROVE proof        ▶   ◀ proof
 //! ```
 //!
-//! Keys and proofs are those of SCRAM-SHA-256 (RFC 5802, RFC 7677). Only the words are packed in another way: RESP carries bytes, so nothing
-//! has to be text. Who listens can try passwords at leisure, [`ITERATIONS`] rounds for each: a password should be long. Who stands between
-//! the two can pass everything on, and needs TLS to be kept out.
+//! Keys and proofs are those of SCRAM-SHA-256 (RFC 5802, RFC 7677). Only the words are packed in another way:
+//! RESP carries bytes, so nothing has to be text. Who listens can try passwords at leisure, [`ITERATIONS`]
+//! rounds for each: a password should be long. Who stands between the two can pass everything on, and needs
+//! TLS to be kept out.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -149,7 +151,8 @@ fn iterations(count: u32) -> NonZeroU32 {
     NonZeroU32::new(count).unwrap_or(NonZeroU32::MIN)
 }
 
-/// Connects to a coordinator. Where `coordinator` has a password, both sides have proved that they know it when this returns.
+/// Connects to a coordinator. Where `coordinator` has a password, both sides have proved that they know it
+/// when this returns.
 ///
 /// # Errors
 /// As [`Link::open`]; `Auth` where either side does not prove it.

@@ -25,8 +25,8 @@ const RETRY_MS: u64 = 500;
 /// How a member takes part.
 #[derive(Debug, Clone)]
 pub struct MembershipOptions {
-    /// The RESP ports of `whimbrel serve --fleet`, with their passwords. Where there are several, one of them leads; all are tried,
-    /// and the one that takes this member is kept to.
+    /// The RESP ports of `whimbrel serve --fleet`, with their passwords. Where there are several, one of them
+    /// leads; all are tried, and the one that takes this member is kept to.
     pub coordinators: Vec<Endpoint>,
     /// How it is connected to.
     pub link: LinkOptions,
@@ -38,12 +38,14 @@ pub struct MembershipOptions {
     pub weight: u32,
 }
 
-/// What a member knows, at any time. It goes on to be answered when the member has ended: then nothing is this member's.
+/// What a member knows, at any time. It goes on to be answered when the member has ended: then nothing is
+/// this member's.
 #[derive(Debug, Clone)]
 pub struct View(Arc<Shared>);
 
 impl View {
-    /// Who serves a partition now. To be asked right before a request is carried out, and the guard kept until it has been.
+    /// Who serves a partition now. To be asked right before a request is carried out, and the guard kept
+    /// until it has been.
     pub fn standing(&self, partition: Partition) -> Standing {
         self.0.standing(partition)
     }
@@ -63,12 +65,14 @@ impl View {
         self.0.cell(partition).map_or(0, Cell::backend)
     }
 
-    /// The version of a partition's row, and the backend that it names: both of one row. None where that is being changed right now.
+    /// The version of a partition's row, and the backend that it names: both of one row. None where that is
+    /// being changed right now.
     pub fn place(&self, partition: Partition) -> Option<(u64, u32)> {
         self.0.cell(partition).and_then(Cell::place)
     }
 
-    /// Tells when a partition was sealed of which requests are under way: those that may wait for something to happen have to be ended.
+    /// Tells when a partition was sealed of which requests are under way: those that may wait for something
+    /// to happen have to be ended.
     pub fn seals(&self) -> watch::Receiver<u64> {
         self.0.seals.subscribe()
     }
@@ -104,8 +108,9 @@ impl View {
     }
 }
 
-/// One member: it reaches the coordinator, again and again where that is lost, keeps the lease, and gives partitions away when
-/// told to. It ends when it is dropped, without leaving: then its partitions are given away when its lease has run out.
+/// One member: it reaches the coordinator, again and again where that is lost, keeps the lease, and gives
+/// partitions away when told to. It ends when it is dropped, without leaving: then its partitions are given
+/// away when its lease has run out.
 #[derive(Debug)]
 pub struct Membership {
     view: View,
@@ -146,7 +151,8 @@ impl Membership {
     /// Waits until it ends by itself: it has left, or it cannot go on.
     ///
     /// # Errors
-    /// `Own` where the coordinator is one of another fleet, or speaks another language than [`COMMAND`] says, or the system has no randomness.
+    /// `Own` where the coordinator is one of another fleet, or speaks another language than [`COMMAND`] says,
+    /// or the system has no randomness.
     pub async fn ended(&mut self) -> Result<()> {
         match (&mut self.task).await {
             Ok(outcome) => outcome,
@@ -154,8 +160,8 @@ impl Membership {
         }
     }
 
-    /// Asks to leave: all partitions are given to others, then it [ends](Membership::ended). Requests are served and passed on as before
-    /// until that is done.
+    /// Asks to leave: all partitions are given to others, then it [ends](Membership::ended). Requests are
+    /// served and passed on as before until that is done.
     pub fn ask_to_leave(&self) {
         self.leaves.send_replace(true);
     }

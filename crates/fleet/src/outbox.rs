@@ -10,8 +10,8 @@ use tokio::time::timeout;
 
 use crate::frame;
 
-/// A queue of frames that is bounded in bytes. Where it is full, the connection is given up: what is said in a fleet may be
-/// lost, and a new connection begins with a question for what was missed.
+/// A queue of frames that is bounded in bytes. Where it is full, the connection is given up: what is said in
+/// a fleet may be lost, and a new connection begins with a question for what was missed.
 #[derive(Debug)]
 pub struct Outbox {
     queue: Mutex<Queue>,

@@ -1,8 +1,9 @@
-//! What coordinator and members say on their connection: the messages of `core::fleet`, and what only their runtimes need.
+//! What coordinator and members say on their connection: the messages of `core::fleet`, and what only their
+//! runtimes need.
 //!
-//! A member connects to the coordinator as any client does, [logs in](crate::login), and says [`COMMAND`]. After `+OK` both sides send
-//! frames. The member says [`Hello`] first. From then on it speaks for the member that has joined by the token of its `Hello`, and for
-//! nobody else.
+//! A member connects to the coordinator as any client does, [logs in](crate::login), and says [`COMMAND`].
+//! After `+OK` both sides send frames. The member says [`Hello`] first. From then on it speaks for the member
+//! that has joined by the token of its `Hello`, and for nobody else.
 
 use whimbrel_core::fleet::{MESSAGE_BYTES_MAX, MemberId, ToCoordinator, ToMember};
 
@@ -24,7 +25,8 @@ pub const TEXT_BYTES_MAX: usize = 255;
 /// Who a member is, besides its number.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hello {
-    /// By which it has joined, or is going to. Only it and the coordinators know it: it proves whose number is whose.
+    /// By which it has joined, or is going to. Only it and the coordinators know it: it proves whose number
+    /// is whose.
     pub token: u64,
     /// What people call it.
     pub name: String,
@@ -50,7 +52,8 @@ pub struct Backend {
 /// Who is where.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Directory {
-    /// All members. Empty where the coordinator has not heard of this one's address: then what was said before holds.
+    /// All members. Empty where the coordinator has not heard of this one's address: then what was said
+    /// before holds.
     pub members: Vec<(MemberId, String)>,
     /// All backends.
     pub backends: Vec<Backend>,

@@ -31,14 +31,16 @@ const TICK: Duration = Duration::from_millis(50);
 /// How often the coordinator hears how this member stands, in ticks.
 const STATE_TICKS: u64 = 10;
 
-/// A move that failed is tried again after a moment. Of one that has not failed for so long nobody has to know.
+/// A move that failed is tried again after a moment. Of one that has not failed for so long nobody has to
+/// know.
 const TROUBLE_LASTS: Duration = Duration::from_secs(10);
 
 /// How long to wait between attempts to connect: first, and at most.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// A coordinator that says nothing for so long is not reached any more. It answers each renewal, several in a lease.
+/// A coordinator that says nothing for so long is not reached any more. It answers each renewal, several in a
+/// lease.
 const SILENCE_MIN: Duration = Duration::from_secs(2);
 
 /// A coordinator that takes nothing in for so long is not reached any more.
@@ -89,8 +91,8 @@ pub(crate) struct Runner<D> {
     silence_max: Duration,
 }
 
-/// Tries all coordinators at once, each again and again, until one takes this member: only the one that leads does. One that
-/// does not answer therefore keeps nobody waiting for the others.
+/// Tries all coordinators at once, each again and again, until one takes this member: only the one that leads
+/// does. One that does not answer therefore keeps nobody waiting for the others.
 async fn connect(
     coordinators: &[Arc<Endpoint>],
     options: LinkOptions,
@@ -301,7 +303,8 @@ impl<D: Data> Runner<D> {
 
     fn step_done(&mut self, (moving, which, outcome): Step) -> std::result::Result<(), Ended> {
         if let Err(why) = &outcome {
-            tracing::warn!(partition = moving.partition, to = %moving.destination, %why, "a partition stays here");
+            tracing::warn!(partition = moving.partition, to = %moving.destination, %why, "a partition stays \
+                here");
         }
         if let Err(why) = &outcome {
             // Names of keys may be in it: nothing of it may move somebody's cursor.
@@ -333,8 +336,8 @@ impl<D: Data> Runner<D> {
         self.outbox.push(said.kind(), |out| said.encode(out));
     }
 
-    /// Tells the machine, shows what it came to, and does what it wants: in this order, so that nobody begins a request of a
-    /// sealed partition after it was looked whether any is under way.
+    /// Tells the machine, shows what it came to, and does what it wants: in this order, so that nobody begins
+    /// a request of a sealed partition after it was looked whether any is under way.
     fn tell(
         &mut self,
         input: MemberInput,
@@ -350,7 +353,8 @@ impl<D: Data> Runner<D> {
             self.shared.follow(&self.machine, 0..self.machine.table().partitions())
         };
         if !fits {
-            let what = "the fleet at this address has another number of partitions than the one this was a member of";
+            let what = "the fleet at this address has another number of partitions than the one this was a \
+                member of";
             return Err(Ended::Broken(
                 Error::own("join the fleet", what).with_remedy("start this process anew"),
             ));

@@ -121,8 +121,8 @@ impl Shared {
         self.directory.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Takes in who is where. Who is listed without an address keeps the one that is known: a coordinator that has just begun
-    /// has not heard of all yet.
+    /// Takes in who is where. Who is listed without an address keeps the one that is known: a coordinator
+    /// that has just begun has not heard of all yet.
     pub(crate) fn take_directory(&self, directory: Directory) {
         let before = self.known();
         let members = directory.members.into_iter().map(|(member, address)| {
@@ -135,7 +135,8 @@ impl Shared {
         self.seen.send_modify(|_| {});
     }
 
-    /// Takes over what the machine says of these partitions. First what ends: what begins may not be seen before.
+    /// Takes over what the machine says of these partitions. First what ends: what begins may not be seen
+    /// before.
     ///
     /// False where the fleet has another number of partitions than it had.
     pub(crate) fn follow(&self, machine: &Member, partitions: impl IntoIterator<Item = Partition>) -> bool {

@@ -20,8 +20,8 @@ pub enum Standing {
         /// Where clients reach it, as HOST:PORT.
         address: Arc<str>,
     },
-    /// Nobody that is known: it is being moved away from here, this member's lease has ended, or it is not said yet who has it.
-    /// That does not last: ask again after the next change, or a little later.
+    /// Nobody that is known: it is being moved away from here, this member's lease has ended, or it is not
+    /// said yet who has it. That does not last: ask again after the next change, or a little later.
     Nobody,
 }
 

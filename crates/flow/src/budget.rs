@@ -9,8 +9,8 @@ use tokio::time::Instant;
 /// Granularity of the memory budget.
 const UNIT_BYTES: u64 = 1 << 10;
 
-/// Bounds the bytes of values that have been read (or are being read) and not yet written. A reader waits until the
-/// writers have freed enough: a slow target slows the reading and never grows memory.
+/// Bounds the bytes of values that have been read (or are being read) and not yet written. A reader waits
+/// until the writers have freed enough: a slow target slows the reading and never grows memory.
 #[derive(Debug, Clone)]
 pub struct MemoryBudget {
     units: Arc<Semaphore>,
@@ -31,18 +31,18 @@ impl MemoryBudget {
         MemoryBudget { units: Arc::new(Semaphore::new(units_max as usize)), units_max }
     }
 
-    /// Waits for `bytes` of room. More than the whole budget is granted when everything else has drained, so that
-    /// a single large value can pass.
+    /// Waits for `bytes` of room. More than the whole budget is granted when everything else has drained, so
+    /// that a single large value can pass.
     pub async fn take(&self, bytes: u64) -> MemoryPermit {
         let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX).clamp(1, self.units_max);
-        // The semaphore is never closed; a permit is missing only if that changes, and then nothing is bounded less
-        // than before.
+        // The semaphore is never closed; a permit is missing only if that changes, and then nothing is
+        // bounded less than before.
         MemoryPermit { _permit: self.units.clone().acquire_many_owned(units).await.ok() }
     }
 }
 
-/// Bounds how many values are moved in chunks at once: a chunk is in memory on its way, up to several times over, and
-/// takes nothing from the [`MemoryBudget`].
+/// Bounds how many values are moved in chunks at once: a chunk is in memory on its way, up to several times
+/// over, and takes nothing from the [`MemoryBudget`].
 #[derive(Debug, Clone)]
 pub struct BigTransfers {
     places: Arc<Semaphore>,
@@ -54,8 +54,8 @@ pub struct BigTransferPermit {
     _permit: Option<OwnedSemaphorePermit>,
 }
 
-/// How many chunks one transfer may hold: the one being read with the buffer it arrives in, its copy as commands, and
-/// those commands on their way out, each with room to grow.
+/// How many chunks one transfer may hold: the one being read with the buffer it arrives in, its copy as
+/// commands, and those commands on their way out, each with room to grow.
 const CHUNKS_PER_TRANSFER: u64 = 8;
 
 /// Most transfers at once; more only take turns on the servers.
@@ -93,7 +93,8 @@ impl Rate {
         Rate { per_second: per_second.max(1) as f64, free_at: Mutex::new(Instant::now()) }
     }
 
-    /// Waits until `amount` may pass. An amount above the rate passes at once and makes the next ones wait longer.
+    /// Waits until `amount` may pass. An amount above the rate passes at once and makes the next ones wait
+    /// longer.
     pub async fn take(&self, amount: u64) {
         let wait_until = {
             let mut free_at = self.free_at.lock().await;

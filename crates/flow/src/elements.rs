@@ -1,7 +1,7 @@
 //! Follows a large hash, set or sorted set by its elements.
 //!
-//! What is transferred is the state of each changed element, read from the source now, not the command that changed
-//! it. So doing it twice, or late, changes nothing, exactly as with whole keys.
+//! What is transferred is the state of each changed element, read from the source now, not the command that
+//! changed it. So doing it twice, or late, changes nothing, exactly as with whole keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -152,7 +152,8 @@ async fn clear_expiry(source: &mut Link, key: &[u8], absolute: bool) -> Result<E
     Ok(found)
 }
 
-/// Reads the state of some elements, as the commands that bring it about. `None` where the key is of another type now.
+/// Reads the state of some elements, as the commands that bring it about. `None` where the key is of another
+/// type now.
 async fn read(
     source: &mut Link,
     change: &Change<'_>,
@@ -232,10 +233,11 @@ async fn read(
     Ok(Some(commands))
 }
 
-/// Sends the commands; false where the target has no such key (any more), and so may have made a fragment of them.
+/// Sends the commands; false where the target has no such key (any more), and so may have made a fragment of
+/// them.
 ///
-/// Where keys of the target can expire it is one transaction: no key expires in the middle of one, so that it exists for
-/// the commands if it did when it was asked for.
+/// Where keys of the target can expire it is one transaction: no key expires in the middle of one, so that it
+/// exists for the commands if it did when it was asked for.
 async fn send(target: &mut Link, key: &Bytes, commands: &Commands, asking: bool) -> Result<bool> {
     let before: &[u8] = if asking { b"ASKING" } else { b"MULTI" };
     target.push(&[before]);

@@ -72,8 +72,9 @@ async fn holds(link: &mut Link, name: &str, code: &[u8]) -> Result<bool> {
         .is_some_and(|theirs| theirs == code))
 }
 
-/// Loads the libraries of one primary of a cluster into another that lacks them, as one that has just joined does.
-/// Returns the names of those that both have with different code: which of them is right nobody here can know.
+/// Loads the libraries of one primary of a cluster into another that lacks them, as one that has just joined
+/// does. Returns the names of those that both have with different code: which of them is right nobody here
+/// can know.
 ///
 /// # Errors
 /// Whatever the servers answer. Where `FUNCTION` does not exist, or is not allowed, there is nothing to load.
@@ -98,11 +99,12 @@ pub async fn share(source: &mut Link, target: &mut Link) -> Result<Vec<String>> 
     Ok(different)
 }
 
-/// Gives the target exactly the libraries of the source. Those that differ or that the source lacks are deleted first, so nobody may use the
-/// target meanwhile.
+/// Gives the target exactly the libraries of the source. Those that differ or that the source lacks are
+/// deleted first, so nobody may use the target meanwhile.
 ///
 /// # Errors
-/// Whatever the servers answer. Where the source has no `FUNCTION`, or does not allow it, there is nothing to do.
+/// Whatever the servers answer. Where the source has no `FUNCTION`, or does not allow it, there is nothing to
+/// do.
 pub async fn mirror(source: &mut Link, target: &mut Link) -> Result<()> {
     if source.may_run(&[b"FUNCTION", b"LIST"]).await?.is_some() {
         return Ok(());

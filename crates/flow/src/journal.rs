@@ -1,8 +1,8 @@
 //! What a killed copy needs in order to go on.
 //!
-//! One redb file for each job, in the state folder. It holds the job's description (so that a copy is only ever
-//! resumed with what it was started with), for each shard and database how far every key has been acknowledged, and which
-//! keys could not be copied. No password and no value is in it.
+//! One redb file for each job, in the state folder. It holds the job's description (so that a copy is only
+//! ever resumed with what it was started with), for each shard and database how far every key has been
+//! acknowledged, and which keys could not be copied. No password and no value is in it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -34,8 +34,8 @@ const UNFINISHED_MAX: usize = 10_000;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UnitMark {
-    /// Every key up to this position has been dealt with. Survives a restart of whimbrel; void when the server's
-    /// process is another.
+    /// Every key up to this position has been dealt with. Survives a restart of whimbrel; void when the
+    /// server's process is another.
     At(Mark),
     /// All keys have been dealt with in this pass.
     Done,
@@ -111,8 +111,8 @@ pub fn write_whole(path: &Path, content: &impl Serialize) -> std::io::Result<()>
     std::fs::rename(&draft, path)
 }
 
-/// A new and empty file that only its user can read, in the place of what may have that name. A symbolic link is replaced, never
-/// followed.
+/// A new and empty file that only its user can read, in the place of what may have that name. A symbolic link
+/// is replaced, never followed.
 ///
 /// # Errors
 /// Whatever the file system reports.
@@ -231,12 +231,12 @@ pub struct Journal<S = JournalState> {
 }
 
 impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
-    /// Opens the journal of the job that `description` describes. The job's name is derived from it: the same copy
-    /// finds its journal again. With `resume` what it holds is gone on with; otherwise it starts empty.
+    /// Opens the journal of the job that `description` describes. The job's name is derived from it: the same
+    /// copy finds its journal again. With `resume` what it holds is gone on with; otherwise it starts empty.
     ///
     /// # Errors
-    /// `Own` where the folder or file cannot be used, where another whimbrel has it open, or where there is nothing to
-    /// resume.
+    /// `Own` where the folder or file cannot be used, where another whimbrel has it open, or where there is
+    /// nothing to resume.
     pub fn open(folder: &Path, name: &str, description: &str, resume: bool) -> Result<Journal<S>> {
         let path = folder.join(format!("{name}.journal"));
         let fail = |what: String| {
@@ -252,7 +252,10 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
             )
             .with_remedy(match name.starts_with("copy-") {
                 false => "leave out --resume, or repeat the options of the one that was interrupted",
-                true => "leave out --resume, or repeat the options of the one that was interrupted, --replace, --skip or --fail included",
+                true => {
+                    "leave out --resume, or repeat the options of the one that was interrupted, \
+                    --replace, --skip or --fail included"
+                }
             }));
         }
         let db = Database::create(&path).map_err(|e| match e {

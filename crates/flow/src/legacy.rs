@@ -1,13 +1,13 @@
 //! The classic way to move slots: `SETSLOT IMPORTING` and `MIGRATING`, `MIGRATE` key by key, `SETSLOT NODE`.
 //!
-//! This is what `redis-cli` and `valkey-cli` do. It is here to be compared with, and for servers where every other way is
-//! forbidden: clients see `ASK` and `TRYAGAIN` while a slot moves, `MIGRATE` blocks both servers for as long as a key
-//! takes, and every slot costs several commands at every primary.
+//! This is what `redis-cli` and `valkey-cli` do. It is here to be compared with, and for servers where every
+//! other way is forbidden: clients see `ASK` and `TRYAGAIN` while a slot moves, `MIGRATE` blocks both servers
+//! for as long as a key takes, and every slot costs several commands at every primary.
 //!
-//! A slot on its way is served by both nodes, so that being cut off in the middle of one loses nothing, but leaves it
-//! marked: the same call finishes it. There is no way back for one that is half moved: without its marks the source would
-//! answer for keys that are already at the target. A source that loses its last slot becomes a replica of the target, where
-//! `cluster-allow-replica-migration` is not switched off.
+//! A slot on its way is served by both nodes, so that being cut off in the middle of one loses nothing, but
+//! leaves it marked: the same call finishes it. There is no way back for one that is half moved: without its
+//! marks the source would answer for keys that are already at the target. A source that loses its last slot
+//! becomes a replica of the target, where `cluster-allow-replica-migration` is not switched off.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,8 +33,8 @@ pub struct LegacyOptions {
     pub keys_per_migrate: usize,
     /// How long one `MIGRATE` may wait for the target; the classic tools take 60 s.
     pub migrate_timeout_ms: u32,
-    /// Overwrite keys that the target has already and that differ. Keys that are equal on both, as a `MIGRATE` whose
-    /// reply was lost leaves them, are always overwritten.
+    /// Overwrite keys that the target has already and that differ. Keys that are equal on both, as a
+    /// `MIGRATE` whose reply was lost leaves them, are always overwritten.
     pub replace: bool,
     /// Tell the other primaries of each slot, as the classic tools do, and do not leave it to gossip.
     pub tell_all: bool,
@@ -92,13 +92,13 @@ pub struct LegacyReport {
     pub cancelled: bool,
 }
 
-/// Moves slots one after another, as the classic tools do. `cancel` is looked at between slots: the current one is finished
-/// first, so that none is left half moved.
+/// Moves slots one after another, as the classic tools do. `cancel` is looked at between slots: the current
+/// one is finished first, so that none is left half moved.
 ///
 /// # Errors
-/// `Unfit` where the nodes are not two primaries of this cluster, or the target has other values for keys that are to
-/// move; what a server refuses; what breaks for longer than the retries last. The slots before the
-/// one that failed have moved; the message says which slot it is, and whether it is left half moved.
+/// `Unfit` where the nodes are not two primaries of this cluster, or the target has other values for keys
+/// that are to move; what a server refuses; what breaks for longer than the retries last. The slots before
+/// the one that failed have moved; the message says which slot it is, and whether it is left half moved.
 pub async fn move_slots(
     deployment: &Deployment,
     source: &NodeId,
@@ -146,7 +146,8 @@ pub async fn move_slots(
     Ok(report)
 }
 
-/// `MIGRATE` reports a target that it cannot reach as an error of its own: worth another try, as a broken link is.
+/// `MIGRATE` reports a target that it cannot reach as an error of its own: worth another try, as a broken
+/// link is.
 fn as_transient(mut error: Error) -> Error {
     let text = error.server().filter(|e| e.text.starts_with("IOERR")).map(|e| e.text.clone());
     if let Some(text) = text {
@@ -295,8 +296,8 @@ impl Mover {
         Ok(view.me().slots.contains(slot))
     }
 
-    /// Sends keys until the source has none left. No new ones can come: for a key that is not there, a MIGRATING slot sends
-    /// clients to the target.
+    /// Sends keys until the source has none left. No new ones can come: for a key that is not there, a
+    /// MIGRATING slot sends clients to the target.
     async fn move_keys(&mut self, slot: Slot, count: &mut impl FnMut(u64)) -> Result<()> {
         let most = self.options.keys_per_migrate.clamp(1, KEYS_PER_MIGRATE_MAX) as u64;
         let number = slot.to_string();
@@ -435,8 +436,8 @@ impl Mover {
             return Ok(false);
         }
         let stable: [&[u8]; 4] = [b"CLUSTER", b"SETSLOT", number.as_bytes(), b"STABLE"];
-        // The target first: from then on it takes no new keys of the slot, and a count of none stays true. Clients that
-        // the source sends to it come back to the source for that moment.
+        // The target first: from then on it takes no new keys of the slot, and a count of none stays true.
+        // Clients that the source sends to it come back to the source for that moment.
         self.target.link().await?.call(&stable).await?;
         if slot_keys::count(self.target.link().await?, slot).await? > 0 {
             let source = self.source_id.to_string();

@@ -1,8 +1,8 @@
 //! Enumerates the keys of one shard and database.
 //!
-//! `SCAN` gives every key that exists during the whole of an iteration, at least once. That holds for one process of
-//! the server only: the cursor means nothing to another process, since each has its own hash seed. So the cursor is
-//! tied to the `run_id` it came from, and another `run_id` starts the iteration again.
+//! `SCAN` gives every key that exists during the whole of an iteration, at least once. That holds for one
+//! process of the server only: the cursor means nothing to another process, since each has its own hash seed.
+//! So the cursor is tied to the `run_id` it came from, and another `run_id` starts the iteration again.
 
 use std::sync::Arc;
 
@@ -21,8 +21,8 @@ use crate::retry::{Backoff, RetryPolicy};
 pub struct Unit {
     /// The id of the shard's primary when the unit was made; empty for a standalone server.
     pub shard_id: String,
-    /// The slots it owned then. After a failover, when the id is gone, they tell who took its place. A single slot
-    /// would not do: it may move to another shard while the rest stays.
+    /// The slots it owned then. After a failover, when the id is gone, they tell who took its place. A single
+    /// slot would not do: it may move to another shard while the rest stays.
     pub slots: SlotSet,
     /// The database.
     pub db: u32,
@@ -38,8 +38,8 @@ impl Unit {
         topology.shards.iter().map(unit).collect()
     }
 
-    /// The shard that this unit is about, as it is now: the one with the same id, else the one that has most of its
-    /// slots.
+    /// The shard that this unit is about, as it is now: the one with the same id, else the one that has most
+    /// of its slots.
     pub fn shard<'a>(&self, topology: &'a Topology) -> Option<&'a Shard> {
         let shared = |s: &Shard| s.slots.intersection(&self.slots).len();
         topology
@@ -97,8 +97,8 @@ pub struct ScanOptions {
     pub type_name: Option<String>,
 }
 
-/// An iteration over one unit. The next page is asked for before the last one is handed out, so that the server
-/// works while we do.
+/// An iteration over one unit. The next page is asked for before the last one is handed out, so that the
+/// server works while we do.
 #[derive(Debug)]
 pub struct KeyScan {
     deployment: Arc<Deployment>,
@@ -151,7 +151,8 @@ impl KeyScan {
                     self.link = None;
                     self.in_flight = false;
                     backoff.pause(e).await?;
-                    // After a failover somebody else owns the shard. A failed refresh is the next try's problem.
+                    // After a failover somebody else owns the shard. A failed refresh is the next try's
+                    // problem.
                     if let Err(e) = self.deployment.refresh().await {
                         tracing::debug!(error = %e, "topology refresh failed");
                     }

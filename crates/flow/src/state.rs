@@ -26,8 +26,8 @@ impl Body {
         }
     }
 
-    /// Makes a payload fit for a target that accepts payloads up to `version_max`, or decides that it cannot travel as
-    /// one. `dialects` are the source's and the target's.
+    /// Makes a payload fit for a target that accepts payloads up to `version_max`, or decides that it cannot
+    /// travel as one. `dialects` are the source's and the target's.
     pub(crate) fn fit(self, dialects: (Dialect, Dialect), version_max: Option<u16>) -> Body {
         let Body::Dump(dump) = self else { return self };
         let Some(max) = version_max else { return Body::Typed };
@@ -52,14 +52,15 @@ pub(crate) const GROUP_KEYS_MAX: usize = 512;
 /// Groups are sized to this many bytes of values.
 pub(crate) const GROUP_BYTES: u64 = 512 << 10;
 
-/// How many elements `MEMORY USAGE` looks at first, and from which answer on it is asked to look at all of them. Where
-/// there are more elements than samples the answer is above that, even if each takes ten bytes only, so none that was
-/// left out goes unnoticed; and one that is already too large never costs the server a walk through all of it.
+/// How many elements `MEMORY USAGE` looks at first, and from which answer on it is asked to look at all of
+/// them. Where there are more elements than samples the answer is above that, even if each takes ten bytes
+/// only, so none that was left out goes unnoticed; and one that is already too large never costs the server a
+/// walk through all of it.
 pub(crate) const SAMPLES_FIRST: &[u8] = b"400";
 pub(crate) const SAMPLED_BYTES_MAX: u64 = 4 << 10;
 
-/// From this size of a value on, or on average, sizes are asked before values: a group of unexpectedly large values
-/// would fill the server's output buffer.
+/// From this size of a value on, or on average, sizes are asked before values: a group of unexpectedly large
+/// values would fill the server's output buffer.
 pub(crate) const CAREFUL_VALUE_BYTES: u64 = 64 << 10;
 pub(crate) const CAREFUL_AVERAGE_BYTES: u64 = 2 << 10;
 

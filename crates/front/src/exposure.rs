@@ -1,8 +1,8 @@
 //! Servers that serve anybody, and a front that would let anybody come.
 //!
 //! A server without a password protects itself: in protected mode it answers only on loopback, and so do its
-//! `enable-*-command local`. To the server a front is a client on its own machine or network, so a front that others reach
-//! takes that protection away. It is started only where somebody says that it may be.
+//! `enable-*-command local`. To the server a front is a client on its own machine or network, so a front that
+//! others reach takes that protection away. It is started only where somebody says that it may be.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,7 +25,8 @@ pub async fn refuse_open(listen: SocketAddr, server: &Endpoint, link: LinkOption
     }
     let what = format!("it wants no password: anybody who reaches {listen} could use it");
     Err(Error::unfit(server.side, server.address.to_string(), "serve it to others", what).with_remedy(
-        "have the user default want a password or turn it off (ACL SETUSER default off), listen on 127.0.0.1, have clients \
+        "have the user default want a password or turn it off (ACL SETUSER default off), listen on \
+            127.0.0.1, have clients \
          show certificates with --tls-client-ca, or say --open-to-all",
     ))
 }

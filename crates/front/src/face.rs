@@ -1,8 +1,10 @@
-//! The face of a cluster: clients that only know clusters are told of one with a single primary, which is the front.
+//! The face of a cluster: clients that only know clusters are told of one with a single primary, which is the
+//! front.
 //!
-//! A question like `CLUSTER SLOTS` is passed on as everything is, so that the server says whether its user may ask it, and in its turn. A
-//! server that is no cluster answers that it is none; in the place of that answer the client gets the one that has lain ready since the
-//! front began, or since the last change of its fleet (`whimbrel_wire::topology`). Whatever else the server answers is passed on.
+//! A question like `CLUSTER SLOTS` is passed on as everything is, so that the server says whether its user
+//! may ask it, and in its turn. A server that is no cluster answers that it is none; in the place of that
+//! answer the client gets the one that has lain ready since the front began, or since the last change of its
+//! fleet (`whimbrel_wire::topology`). Whatever else the server answers is passed on.
 
 use std::sync::{PoisonError, RwLock};
 

@@ -37,12 +37,14 @@ pub struct FrontOptions {
     pub listen: SocketAddr,
     /// How clients are met with TLS; `None`: they come without.
     pub tls: Option<Acceptor>,
-    /// It presents itself as a cluster of one node, which clients reach here: a host or an IP address, and a port; where the port is
-    /// 0, that which it listens on.
+    /// It presents itself as a cluster of one node, which clients reach here: a host or an IP address, and a
+    /// port; where the port is 0, that which it listens on.
     pub cluster_face: Option<(String, u16)>,
-    /// It has been promised that scripts and functions use no other keys than those they declare, so they are run while keys move.
+    /// It has been promised that scripts and functions use no other keys than those they declare, so they are
+    /// run while keys move.
     pub scripts_declare_keys: bool,
-    /// So many connections to the server are shared by clients of the same user, for what needs none of its own; 0: none are.
+    /// So many connections to the server are shared by clients of the same user, for what needs none of its
+    /// own; 0: none are.
     pub share_connections: usize,
     /// Clients at once; more are told so and closed, in the words of the servers.
     pub clients_max: usize,
@@ -50,8 +52,8 @@ pub struct FrontOptions {
     pub link: LinkOptions,
 }
 
-/// How many connections a client of a front may need to a source or target: to a cluster one to each primary, and one for requests that are
-/// redirected. 1 where it cannot be reached now.
+/// How many connections a client of a front may need to a source or target: to a cluster one to each primary,
+/// and one for requests that are redirected. 1 where it cannot be reached now.
 pub async fn connections_each(endpoint: &Endpoint, link: LinkOptions) -> u64 {
     Upstream::find(endpoint, link).await.map_or(1, |found| found.upstream.connections_each())
 }
@@ -69,7 +71,8 @@ impl Front {
     /// Looks at the source, and begins to listen. Clients are served once [`Front::serve`] runs.
     ///
     /// # Errors
-    /// Where the source cannot be reached or is not what can be served; `Own` where the address cannot be listened on.
+    /// Where the source cannot be reached or is not what can be served; `Own` where the address cannot be
+    /// listened on.
     pub async fn bind(options: FrontOptions, source: Endpoint) -> Result<Front> {
         let found = Upstream::find(&source, options.link).await?;
         Front::open(options, found.upstream, found.facts, None).await
@@ -211,7 +214,8 @@ async fn meet(shared: Arc<SessionContext>, stream: TcpStream, tls: Option<Accept
     }
 }
 
-/// No delay, and the probes by which a client is noticed that vanished without a word: the server cannot see it.
+/// No delay, and the probes by which a client is noticed that vanished without a word: the server cannot see
+/// it.
 fn set_options(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let probes = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 3).with_retries(3);

@@ -27,8 +27,8 @@ const MOVE_TIMEOUT_MS: u32 = 30_000;
 
 /// A cluster of real servers on loopback, formed by this crate and not by the engines' own tools.
 ///
-/// Nodes have a fixed index: first the primaries as created, then the replicas of primary 0, of primary 1, and so
-/// on. A failover changes roles, not indexes.
+/// Nodes have a fixed index: first the primaries as created, then the replicas of primary 0, of primary 1,
+/// and so on. A failover changes roles, not indexes.
 pub struct Cluster {
     nodes: Vec<Server>,
     ids: Vec<String>,
@@ -154,7 +154,8 @@ const SETTLE_PAUSE: Duration = Duration::from_millis(25);
 impl Cluster {
     /// Describes a cluster to start.
     pub fn builder(engine: Engine) -> ClusterBuilder {
-        // Otherwise a replica may leave its primary for one that has lost its own, and tests would be surprised.
+        // Otherwise a replica may leave its primary for one that has lost its own, and tests would be
+        // surprised.
         let template = match engine {
             // It knows no other way than to ask for more replicas than there ever are.
             Engine::Redis60 => Server::builder(engine).arg("cluster-migration-barrier", "1000"),
@@ -178,7 +179,8 @@ impl Cluster {
         &self.nodes[self.replica_indexes(i)]
     }
 
-    /// The nodes that are primaries now, by index, as they say themselves. Nodes that do not run are not asked.
+    /// The nodes that are primaries now, by index, as they say themselves. Nodes that do not run are not
+    /// asked.
     ///
     /// # Errors
     /// When a running node does not answer.
@@ -228,8 +230,8 @@ impl Cluster {
             .ok_or_else(|| LabError::Cluster(format!("no running node owns slot {slot}")))
     }
 
-    /// Moves a slot with all its keys between two primaries, in the way that works on every version: mark, migrate
-    /// key by key, tell every primary.
+    /// Moves a slot with all its keys between two primaries, in the way that works on every version: mark,
+    /// migrate key by key, tell every primary.
     ///
     /// # Errors
     /// When a node refuses; the slot may then be left half moved.
@@ -250,8 +252,8 @@ impl Cluster {
                 setslot(other, "NODE", &self.ids[to])?;
             }
         }
-        // A claim of the old owner that was under way can undo this: Redis 7.0 was seen with two nodes that each said the
-        // slot was the other's, for good. So it is looked at for a while, and said again.
+        // A claim of the old owner that was under way can undo this: Redis 7.0 was seen with two nodes that
+        // each said the slot was the other's, for good. So it is looked at for a while, and said again.
         for _ in 0..SETTLE_ROUNDS {
             std::thread::sleep(SETTLE_PAUSE);
             if !self.own_entry(to)?.owns(slot) {
@@ -302,8 +304,8 @@ impl Cluster {
         self.nodes[i].kill9()
     }
 
-    /// Waits until a replica has taken over from primary `i`, which was killed or suspended, and the other nodes
-    /// agree. Returns the index of the new primary.
+    /// Waits until a replica has taken over from primary `i`, which was killed or suspended, and the other
+    /// nodes agree. Returns the index of the new primary.
     ///
     /// # Errors
     /// When that takes too long, or `i` was not created as a primary with replicas.
@@ -334,8 +336,8 @@ impl Cluster {
         (0..self.nodes.len()).filter(|&index| self.nodes[index].is_running())
     }
 
-    /// The primaries share the slots evenly, and their epochs differ from the start: otherwise the nodes would have
-    /// to sort that out among themselves first.
+    /// The primaries share the slots evenly, and their epochs differ from the start: otherwise the nodes
+    /// would have to sort that out among themselves first.
     fn assign_slots(&self) -> Result<(), LabError> {
         for (index, epoch) in (0..self.nodes.len()).zip(1_u64..) {
             self.tell(index, "CLUSTER SET-CONFIG-EPOCH", cmd("CLUSTER").arg("SET-CONFIG-EPOCH").arg(epoch))?;

@@ -177,7 +177,8 @@ impl EtcdNode {
         self.process().signal(Signal::SIGCONT)
     }
 
-    /// Starts it again, after [`kill9`](Self::kill9), on the same ports and with the same data, and waits until it answers.
+    /// Starts it again, after [`kill9`](Self::kill9), on the same ports and with the same data, and waits
+    /// until it answers.
     ///
     /// # Errors
     /// When it does not become ready.

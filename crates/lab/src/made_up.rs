@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 use crate::cluster::SLOTS;
 use crate::engine::Engine;
 
-/// A `nodes.conf` for [`ServerBuilder::nodes_conf`](crate::ServerBuilder::nodes_conf): some primaries on loopback, of
-/// which the first is the server itself, and for each slot the number of its owner. Start it with a long
-/// `cluster-node-timeout`, so that the others are not found to be missing.
+/// A `nodes.conf` for [`ServerBuilder::nodes_conf`](crate::ServerBuilder::nodes_conf): some primaries on
+/// loopback, of which the first is the server itself, and for each slot the number of its owner. Start it
+/// with a long `cluster-node-timeout`, so that the others are not found to be missing.
 ///
 /// Panics for an owner that is not there.
 pub fn made_up_nodes(engine: Engine, primaries: usize, owner_of: impl Fn(usize) -> Option<usize>) -> String {

@@ -1,9 +1,10 @@
 //! Choosing ports that nobody else uses.
 //!
-//! A port belongs to the process that got it until that process ends, also while nothing listens on it: a server that
-//! a test restarts finds its port free. Processes that run side by side agree by names of abstract sockets, which the
-//! kernel gives to one process at a time and takes back when the process ends. Programs that know nothing of this may
-//! still take a port, so this only makes collisions unlikely with them.
+//! A port belongs to the process that got it until that process ends, also while nothing listens on it: a
+//! server that a test restarts finds its port free. Processes that run side by side agree by names of
+//! abstract sockets, which the kernel gives to one process at a time and takes back when the process ends.
+//! Programs that know nothing of this may still take a port, so this only makes collisions unlikely with
+//! them.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::{Ipv4Addr, TcpListener};
@@ -30,7 +31,8 @@ static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| {
 /// What keeps other processes from the ports of this one.
 static RESERVED: Mutex<Vec<UnixListener>> = Mutex::new(Vec::new());
 
-/// A port on loopback that nobody listens on, nor on its bus port (10,000 higher), and that this process keeps.
+/// A port on loopback that nobody listens on, nor on its bus port (10,000 higher), and that this process
+/// keeps.
 ///
 /// # Errors
 /// [`LabError::NoFreePort`] if every port of the range is taken.

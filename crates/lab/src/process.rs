@@ -21,8 +21,8 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts `command` as the leader of a process group of its own: what it forks can be killed along with it, and
-    /// a Ctrl-C on the terminal does not reach it.
+    /// Starts `command` as the leader of a process group of its own: what it forks can be killed along with
+    /// it, and a Ctrl-C on the terminal does not reach it.
     pub(crate) fn spawn(mut command: Command) -> io::Result<Self> {
         command.process_group(0);
         let child = Spawner::spawn(command)?;
@@ -88,8 +88,8 @@ impl Drop for Process {
 
 /// Starts every child from one thread that lives as long as this process.
 ///
-/// `setpriv` asks the kernel to kill the child when its parent dies. For the kernel the parent is the *thread*
-/// that started it, and threads of tests and thread pools come and go.
+/// `setpriv` asks the kernel to kill the child when its parent dies. For the kernel the parent is the
+/// *thread* that started it, and threads of tests and thread pools come and go.
 struct Spawner {
     requests: mpsc::Sender<Request>,
     has_setpriv: bool,

@@ -109,8 +109,8 @@ impl Proxy {
         }
     }
 
-    /// From now on nothing passes in either direction, on all connections: they stay open, and new ones are accepted. What a network does that
-    /// loses everything.
+    /// From now on nothing passes in either direction, on all connections: they stay open, and new ones are
+    /// accepted. What a network does that loses everything.
     pub fn stall(&self) {
         lock(&self.links).stalled.store(u64::MAX, Ordering::Release);
     }
@@ -140,8 +140,8 @@ impl Proxy {
         Ok(())
     }
 
-    /// Closes all connections, and passes new ones on to another server: what a service does that keeps its name when
-    /// it fails over.
+    /// Closes all connections, and passes new ones on to another server: what a service does that keeps its
+    /// name when it fails over.
     ///
     /// # Errors
     /// As [`Proxy::start`] and [`Proxy::heal`].

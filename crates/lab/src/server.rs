@@ -74,8 +74,8 @@ pub(crate) enum NotReady {
 }
 
 impl ServerBuilder {
-    /// A directive of the configuration file, with or without leading dashes. The value is written as it stands,
-    /// so it may be several words; an empty one becomes `""`.
+    /// A directive of the configuration file, with or without leading dashes. The value is written as it
+    /// stands, so it may be several words; an empty one becomes `""`.
     #[must_use]
     pub fn arg(mut self, directive: &str, value: &str) -> Self {
         self.directives.push((directive.trim_start_matches('-').to_owned(), value.to_owned()));
@@ -118,8 +118,8 @@ impl ServerBuilder {
         self
     }
 
-    /// Runs in cluster mode with this as its `nodes.conf`, as if it had met those nodes. Its own port is corrected by the
-    /// server.
+    /// Runs in cluster mode with this as its `nodes.conf`, as if it had met those nodes. Its own port is
+    /// corrected by the server.
     #[must_use]
     pub fn nodes_conf(mut self, text: &str) -> Self {
         self.nodes_conf = Some(text.to_owned());
@@ -136,8 +136,8 @@ impl ServerBuilder {
     /// Starts the server and waits until it serves requests.
     ///
     /// # Errors
-    /// When the engine is not on this machine, or the server does not become ready; then the error has the end of
-    /// its log.
+    /// When the engine is not on this machine, or the server does not become ready; then the error has the
+    /// end of its log.
     pub fn start(&self) -> Result<Server, LabError> {
         let mut attempt = 1;
         loop {
@@ -191,8 +191,8 @@ impl ServerBuilder {
         })
     }
 
-    /// The configuration file. Passwords stand here, where only this user reads them, and not among the process's
-    /// arguments.
+    /// The configuration file. Passwords stand here, where only this user reads them, and not among the
+    /// process's arguments.
     fn config(&self, dir: &Path, port: u16, tls_port: Option<u16>, unix_socket: Option<&Path>) -> String {
         let mut lines = vec![
             "bind 127.0.0.1".to_owned(),
@@ -394,7 +394,8 @@ impl Server {
         self.process().kill9()
     }
 
-    /// SIGTERM, so that it leaves in order, and waits for the end. One that has not ended after 15 seconds is killed.
+    /// SIGTERM, so that it leaves in order, and waits for the end. One that has not ended after 15 seconds is
+    /// killed.
     ///
     /// # Errors
     /// When a signal cannot be sent.
@@ -406,8 +407,8 @@ impl Server {
         if process.wait(STOP_TIMEOUT) { Ok(()) } else { process.kill9() }
     }
 
-    /// Starts it again with the same ports, folder and configuration, and waits until it serves requests. If it
-    /// still runs it is stopped first.
+    /// Starts it again with the same ports, folder and configuration, and waits until it serves requests. If
+    /// it still runs it is stopped first.
     ///
     /// # Errors
     /// When it does not become ready, or somebody else took its port meanwhile.
@@ -436,8 +437,8 @@ impl Server {
         self.process().signal(Signal::SIGCONT)
     }
 
-    /// Processor time used by the process, and by those of its children that have ended (they write snapshots), in
-    /// user and kernel mode, in seconds.
+    /// Processor time used by the process, and by those of its children that have ended (they write
+    /// snapshots), in user and kernel mode, in seconds.
     ///
     /// # Errors
     /// When the process has ended.

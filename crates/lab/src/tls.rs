@@ -14,8 +14,8 @@ use crate::error::LabError;
 /// The name in the client's certificate: servers can take it for that of a user.
 pub const CLIENT_NAME: &str = "whimbrel-lab-client";
 
-/// A certificate authority, a server certificate for `127.0.0.1` and `localhost`, and a client certificate, in
-/// PEM files that vanish with the last clone.
+/// A certificate authority, a server certificate for `127.0.0.1` and `localhost`, and a client certificate,
+/// in PEM files that vanish with the last clone.
 #[derive(Debug, Clone)]
 pub struct Tls {
     dir: Arc<TempDir>,

@@ -9,8 +9,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// How often it is looked.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Waits until something holds, instead of a sleep that is too short on a busy machine and too long on an idle one. `what`
-/// completes the sentence "it is never so that".
+/// Waits until something holds, instead of a sleep that is too short on a busy machine and too long on an
+/// idle one. `what` completes the sentence "it is never so that".
 ///
 /// Panics after two minutes.
 #[track_caller]

@@ -1,4 +1,5 @@
-//! Whether two servers hold the same, found out by plain reads: nothing here is shared with `whimbrel verify`.
+//! Whether two servers hold the same, found out by plain reads: nothing here is shared with
+//! `whimbrel verify`.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +19,8 @@ pub struct Comparison {
     pub target_keys: u64,
     /// Random keys of the source that were looked at in full.
     pub sampled: u64,
-    /// How many of those were missing on the target or differed in type, in content or in whether they expire.
+    /// How many of those were missing on the target or differed in type, in content or in whether they
+    /// expire.
     pub different: u64,
     /// One of those.
     pub example: Option<String>,

@@ -1,7 +1,7 @@
 //! The keys that are copied.
 //!
-//! Always the same for the same name and number. Values are pseudo-random bytes, which no server can compress, so
-//! that what is measured is moving data and not packing it.
+//! Always the same for the same name and number. Values are pseudo-random bytes, which no server can
+//! compress, so that what is measured is moving data and not packing it.
 
 use anyhow::ensure;
 use fastrand::Rng;
@@ -62,7 +62,8 @@ impl DataSet {
             }
             Self::Large => "strings of 16 KiB",
             Self::Demo => {
-                "80 % strings of 100 bytes, the rest hashes, lists, sets, sorted sets and streams; 10 % expire"
+                "80 % strings of 100 bytes, the rest hashes, lists, sets, sorted sets and streams; 10 % \
+                    expire"
             }
         }
     }

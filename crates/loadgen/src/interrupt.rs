@@ -41,9 +41,9 @@ impl Interrupt {
     }
 }
 
-/// Does the work in a thread of its own while this thread, which must be the main one, takes the signals: the kernel
-/// prefers it, so that no system call of the work is cut short. The first signal is only noticed, the second ends the
-/// process at once. Being stopped is no failure: the outcome is `stopped` then.
+/// Does the work in a thread of its own while this thread, which must be the main one, takes the signals: the
+/// kernel prefers it, so that no system call of the work is cut short. The first signal is only noticed, the
+/// second ends the process at once. Being stopped is no failure: the outcome is `stopped` then.
 ///
 /// # Errors
 /// When the work fails, or signals cannot be listened to.

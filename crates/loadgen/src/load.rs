@@ -1,8 +1,8 @@
 //! Clients that read and write at a given rate while slots move, and note when each command was due and done.
 //!
 //! A rate is kept from outside: a command is due at its time, whether the one before was slow or not, and its
-//! latency counts from then. So a stall of the server is seen by every command that falls into it. Without a rate the
-//! clients saturate: each sends a pipeline of SET as soon as the one before is answered.
+//! latency counts from then. So a stall of the server is seen by every command that falls into it. Without a
+//! rate the clients saturate: each sends a pipeline of SET as soon as the one before is answered.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

@@ -1,4 +1,5 @@
-//! The least that a load needs to speak to a server: commands out, replies in, little processor time for either.
+//! The least that a load needs to speak to a server: commands out, replies in, little processor time for
+//! either.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

@@ -108,8 +108,8 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Executes an effect completely, or finds that its conditions are not met. `None` if it is not ended yet and waits
-    /// for something else to happen.
+    /// Executes an effect completely, or finds that its conditions are not met. `None` if it is not ended yet
+    /// and waits for something else to happen.
     pub fn execute(self, world: &World, order: Order) -> Option<(World, Ended)> {
         let mut world = *world;
         if let Some(why) = self.obstacle(&world, order) {

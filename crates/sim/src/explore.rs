@@ -13,8 +13,8 @@ use crate::world::{ABSENT, BATCHES, Fence, SLOTS, World};
 /// How much may happen in one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// How many things may go wrong: a reply is lost, an effect is done in part, late or not at all, a node dies or
-    /// restarts, the executor dies, somebody cancels.
+    /// How many things may go wrong: a reply is lost, an effect is done in part, late or not at all, a node
+    /// dies or restarts, the executor dies, somebody cancels.
     pub faults: u8,
     /// How many writes clients make.
     pub writes: u8,
@@ -278,8 +278,8 @@ impl Machine {
     }
 }
 
-/// The same job without what nothing depends on, so that fewer are different: reasons, and counts of batches that are
-/// handed over.
+/// The same job without what nothing depends on, so that fewer are different: reasons, and counts of batches
+/// that are handed over.
 fn canonical(job: &Job) -> Job {
     fn forget_reasons(value: &mut Value) {
         match value {
@@ -304,8 +304,8 @@ fn canonical(job: &Job) -> Job {
     serde_json::from_value(value).expect("a job can be read from a journal")
 }
 
-/// Visits every state that can be reached within the limits, by the shortest ways, until one is found that must
-/// not be.
+/// Visits every state that can be reached within the limits, by the shortest ways, until one is found that
+/// must not be.
 pub fn explore(fence: Fence, bug: Option<Bug>, limits: Limits) -> Report {
     let driver = Driver { fence, bug };
     let mut machine = Machine::new(driver);
@@ -375,7 +375,8 @@ pub fn explore(fence: Fence, bug: Option<Bug>, limits: Limits) -> Report {
     Report { states: worlds.len(), steps, jobs: machine.jobs.len(), ends, found }
 }
 
-/// A world from which the way without further faults leads in a circle, if there is one. Ends lead to themselves.
+/// A world from which the way without further faults leads in a circle, if there is one. Ends lead to
+/// themselves.
 fn stuck(nexts: &[u32]) -> Option<u32> {
     #[derive(Clone, Copy, PartialEq)]
     enum Mark {

@@ -1,10 +1,11 @@
-//! Model checking of [`whimbrel_core::migration`]: the real [`step`](whimbrel_core::migration::step) in a small world
-//! in which everything that can go wrong does, in every order.
+//! Model checking of [`whimbrel_core::migration`]: the real [`step`](whimbrel_core::migration::step) in a
+//! small world in which everything that can go wrong does, in every order.
 //!
-//! The world ([`world`]) is two shards, two batches, three slots of one key each, and clients that write; nodes die, are
-//! replaced or restart, pauses run out, gossip is late. The driver ([`driver`]) executes effects as the executor does,
-//! or in part, or too late, loses replies, and dies. The explorer ([`mod@explore`]) visits every state that can be
-//! reached with a given number of faults, and checks in each that
+//! The world ([`world`]) is two shards, two batches, three slots of one key each, and clients that write;
+//! nodes die, are replaced or restart, pauses run out, gossip is late. The driver ([`driver`]) executes
+//! effects as the executor does, or in part, or too late, loses replies, and dies. The explorer
+//! ([`mod@explore`]) visits every state that can be reached with a given number of faults, and checks in each
+//! that
 //!
 //! - no two nodes accept writes to a slot;
 //! - a node that accepts writes to a slot has every acknowledged write to it;

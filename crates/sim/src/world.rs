@@ -1,6 +1,7 @@
 //! The cluster that jobs are let loose on: what its nodes believe and hold, and what they do by themselves.
 
-/// How many slots there are, each with one key. The first batch has two, so that a takeover can stop half-way.
+/// How many slots there are, each with one key. The first batch has two, so that a takeover can stop
+/// half-way.
 pub const SLOTS: usize = 3;
 
 /// Which slots are in each batch.
@@ -14,14 +15,14 @@ pub fn numbers(bits: u8) -> impl Iterator<Item = usize> {
 /// How the source is kept from accepting writes until the takeover is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fence {
-    /// The source redirects to the target at once: it gives the slots up and assigns them to the target in one
-    /// transaction.
+    /// The source redirects to the target at once: it gives the slots up and assigns them to the target in
+    /// one transaction.
     Redirecting,
     /// A long pause; the source learns of its loss by gossip, and deletes its keys then.
     Gossip,
-    /// The source gives the slots up without assigning them. Its target is one that takes slots by itself when their
-    /// owner stops claiming them, and the source one that claims unassigned slots again after a restart if it
-    /// holds keys of them.
+    /// The source gives the slots up without assigning them. Its target is one that takes slots by itself
+    /// when their owner stops claiming them, and the source one that claims unassigned slots again after a
+    /// restart if it holds keys of them.
     Bare,
 }
 
@@ -41,12 +42,13 @@ pub struct SlotState {
     pub marked: bool,
     /// Whether the target's claim has reached everybody else: the source, all replicas, the other primaries.
     pub known: bool,
-    /// What the source and its replica hold. Clients' writes reach both: what an engine loses by replicating later
-    /// is not ours to prevent.
+    /// What the source and its replica hold. Clients' writes reach both: what an engine loses by replicating
+    /// later is not ours to prevent.
     pub at_source: i8,
     /// What the target's primary holds.
     pub at_target: i8,
-    /// What the target's replica holds. Clients' writes reach it at once; what is staged, when it is waited for.
+    /// What the target's replica holds. Clients' writes reach it at once; what is staged, when it is waited
+    /// for.
     pub at_replica: i8,
 }
 
@@ -137,8 +139,8 @@ pub struct World {
     pub slipped: bool,
     /// Whether the executor's knowledge that the source is fenced is young enough for a takeover.
     pub fresh: bool,
-    /// The slots, by bits, whose owner died before its claim had reached anybody. While there are any, the source does
-    /// not fail on top of that.
+    /// The slots, by bits, whose owner died before its claim had reached anybody. While there are any, the
+    /// source does not fail on top of that.
     pub orphaned: u8,
     /// Whether the executor's process runs.
     pub executor: bool,
@@ -349,8 +351,8 @@ impl World {
         Some(self)
     }
 
-    /// The source's primary is replaced by another process of the same node, which takes longer than gossip and than
-    /// commands linger: a restarted primary waits before it accepts anything.
+    /// The source's primary is replaced by another process of the same node, which takes longer than gossip
+    /// and than commands linger: a restarted primary waits before it accepts anything.
     pub fn source_restarts(mut self, fence: Fence) -> Option<World> {
         self.faults = self.faults.checked_sub(1)?;
         if !self.source.alive || self.orphaned != 0 || self.has_news() {

@@ -1,8 +1,8 @@
 //! Finds where replies end while they are passed on.
 //!
-//! [`Scanner`](crate::scan::Scanner) wants a whole frame in one buffer. A proxy must not hold a value of 500 MB to find its
-//! end, so this one keeps numbers only: how many elements are still to come, and how many bytes of the present string. Depth
-//! needs no bound then, since it is not remembered.
+//! [`Scanner`](crate::scan::Scanner) wants a whole frame in one buffer. A proxy must not hold a value of 500
+//! MB to find its end, so this one keeps numbers only: how many elements are still to come, and how many
+//! bytes of the present string. Depth needs no bound then, since it is not remembered.
 
 use memchr::memchr;
 
@@ -14,8 +14,8 @@ const LINE_BYTES_MAX: usize = 1 << 20;
 /// What became of the bytes that were shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Passed {
-    /// This many bytes belong to the present frame, which goes on. The rest, which is no more than part of a line, has to
-    /// be shown again with what follows it.
+    /// This many bytes belong to the present frame, which goes on. The rest, which is no more than part of a
+    /// line, has to be shown again with what follows it.
     Part(usize),
     /// This many bytes complete the present frame.
     Frame {

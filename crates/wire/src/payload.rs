@@ -97,8 +97,8 @@ pub struct Payload<'a> {
 
 /// Takes a payload apart without a look at its checksum, which costs nothing.
 ///
-/// This is enough to decide what is to be done with a payload: the server that it goes to verifies the checksum.
-/// Fails if the payload is too short to be one.
+/// This is enough to decide what is to be done with a payload: the server that it goes to verifies the
+/// checksum. Fails if the payload is too short to be one.
 pub fn peek(serialized: &[u8]) -> Result<Payload<'_>, PayloadError> {
     let (object, footer) = split(serialized)?;
     let Some((&object_type, body)) = object.split_first() else {
@@ -109,8 +109,8 @@ pub fn peek(serialized: &[u8]) -> Result<Payload<'_>, PayloadError> {
 
 /// Takes a payload apart and verifies its checksum.
 ///
-/// A checksum of 0 means that none was computed, as in snapshots, and is accepted; `RESTORE` itself does not accept
-/// it. Fails if the payload is too short to be one, or if it was damaged.
+/// A checksum of 0 means that none was computed, as in snapshots, and is accepted; `RESTORE` itself does not
+/// accept it. Fails if the payload is too short to be one, or if it was damaged.
 pub fn parse(serialized: &[u8]) -> Result<Payload<'_>, PayloadError> {
     let payload = peek(serialized)?;
     digest_verified(serialized)?;
@@ -119,8 +119,9 @@ pub fn parse(serialized: &[u8]) -> Result<Payload<'_>, PayloadError> {
 
 /// The footer that `serialized` has to get instead of its own to be of version `rdb_version`.
 ///
-/// With this a large payload can be sent as it is, but for its last [`Footer::LEN`] bytes, without a copy of it.
-/// The old checksum is verified in the same pass, since a new one would hide any damage. Fails as [`parse`] does.
+/// With this a large payload can be sent as it is, but for its last [`Footer::LEN`] bytes, without a copy of
+/// it. The old checksum is verified in the same pass, since a new one would hide any damage. Fails as
+/// [`parse`] does.
 pub fn new_footer(serialized: &[u8], rdb_version: u16) -> Result<Footer, PayloadError> {
     peek(serialized)?;
     let digest = digest_verified(serialized)?;
@@ -188,9 +189,9 @@ pub enum Verdict {
 
 /// Says what is to be done with a payload of `source` so that `target` takes it.
 ///
-/// `target_max_version` is the newest version that the target's `RESTORE` accepts. An object type that is not known
-/// here gives [`Verdict::TypedCopy`], even between equal servers: nothing can be said about it. Module types are
-/// known, but whether the target has the module only the target can say.
+/// `target_max_version` is the newest version that the target's `RESTORE` accepts. An object type that is not
+/// known here gives [`Verdict::TypedCopy`], even between equal servers: nothing can be said about it. Module
+/// types are known, but whether the target has the module only the target can say.
 pub fn verdict(
     object_type: u8,
     payload_version: u16,
@@ -213,8 +214,8 @@ pub fn verdict(
 /// From this type byte on, Redis and Valkey mean different things by the same byte.
 const FIRST_DIVERGED_TYPE: u8 = 22;
 
-/// Whether objects of this type may have elements that expire one by one. Its key goes with the last of them, whether it has a time to
-/// live itself or not.
+/// Whether objects of this type may have elements that expire one by one. Its key goes with the last of them,
+/// whether it has a time to live itself or not.
 pub fn has_mortal_elements(object_type: u8, dialect: Dialect) -> bool {
     matches!((object_type, dialect), (22..=25, Dialect::Redis) | (22, Dialect::Valkey))
 }
@@ -239,7 +240,8 @@ pub fn min_version_of(object_type: u8, dialect: Dialect) -> Option<u16> {
         (14, _) => 7,
         // Stream.
         (15, _) => 9,
-        // Hash as listpack, sorted set as listpack, list as quicklist of listpacks, stream with more counters.
+        // Hash as listpack, sorted set as listpack, list as quicklist of listpacks, stream with more
+        // counters.
         (16..=19, _) => 10,
         // Set as listpack, stream with more about its consumers.
         (20..=21, _) => 11,
@@ -272,10 +274,10 @@ pub const PROBE_LEN: usize = 1 + Footer::LEN;
 
 /// A payload that no server takes, with which a server can be asked for the versions that it accepts.
 ///
-/// Its footer is right for `rdb_version`, its object type does not exist. `RESTORE` of it writes nothing. It says
-/// `Bad data format` if the version is accepted, and `DUMP payload version or checksum are wrong` if it is not.
-/// Any other answer (permissions, memory, a slot of another node, a key that exists) came earlier and says nothing
-/// about the version.
+/// Its footer is right for `rdb_version`, its object type does not exist. `RESTORE` of it writes nothing. It
+/// says `Bad data format` if the version is accepted, and `DUMP payload version or checksum are wrong` if it
+/// is not. Any other answer (permissions, memory, a slot of another node, a key that exists) came earlier and
+/// says nothing about the version.
 pub fn empty_probe(rdb_version: u16) -> [u8; PROBE_LEN] {
     const NO_OBJECT_TYPE: u8 = 0xff;
     let mut probe = [NO_OBJECT_TYPE; PROBE_LEN];
@@ -312,7 +314,8 @@ mod tests {
 
     /// What `DUMP` of real servers answered: payload in hexadecimal, object type, version.
     const RECORDED: &[(&str, u8, u16)] = &[
-        // Redis 7.0: SET k hello; SADD k a b; SADD k 1 2; XADD k 1-1 f v; HSET k f v; RPUSH k a b; ZADD k 1.5 a.
+        // Redis 7.0: SET k hello; SADD k a b; SADD k 1 2; XADD k 1-1 f v; HSET k f v; RPUSH k a b; ZADD k 1.5
+        // a.
         ("000568656c6c6f0a006372df766534200a", 0, 10),
         ("0202016201610a0075d99d835ef85f65", 2, 10),
         ("0b0c0200000002000000010002000a006f7938b134eb202e", 11, 10),
@@ -541,7 +544,8 @@ mod tests {
             let _ = rewrite_footer(&bytes, 10);
         }
 
-        /// What is passed on is never of a version that the target refuses, and never of a form it does not know.
+        /// What is passed on is never of a version that the target refuses, and never of a form it does not
+        /// know.
         #[test]
         fn targets_get_only_what_they_take(
             object_type in any::<u8>(),

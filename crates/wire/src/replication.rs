@@ -1,16 +1,16 @@
 //! What a primary sends to a replica: the reply to `PSYNC`, perhaps a snapshot, then its command stream.
 //!
-//! A [`Parser`] is fed bytes as they arrive, split anywhere, and tells a [`Sink`] of each command and its arguments.
-//! The sink says of each argument whether it wants to see it; one that is not wanted, and the snapshot, pass through
-//! without being held, however large they are. Bytes of the command stream are counted exactly, since the sum is the
-//! replication offset.
+//! A [`Parser`] is fed bytes as they arrive, split anywhere, and tells a [`Sink`] of each command and its
+//! arguments. The sink says of each argument whether it wants to see it; one that is not wanted, and the
+//! snapshot, pass through without being held, however large they are. Bytes of the command stream are counted
+//! exactly, since the sum is the replication offset.
 //!
 //! The protocol has no specification. What is relied on, from the servers' sources and tested against them:
 //!
-//! - `PSYNC` is answered with `+FULLRESYNC <replid> <offset>`, `+CONTINUE`, `+CONTINUE <replid>` or an error. While
-//!   the primary prepares, it sends bare newlines to keep the link alive;
-//! - a snapshot is `$<length>` and that many bytes, or `$EOF:<40 bytes>`, the snapshot, and the same 40 bytes again;
-//!   neither is followed by a line break. It does not count towards the offset;
+//! - `PSYNC` is answered with `+FULLRESYNC <replid> <offset>`, `+CONTINUE`, `+CONTINUE <replid>` or an error.
+//!   While the primary prepares, it sends bare newlines to keep the link alive;
+//! - a snapshot is `$<length>` and that many bytes, or `$EOF:<40 bytes>`, the snapshot, and the same 40 bytes
+//!   again; neither is followed by a line break. It does not count towards the offset;
 //! - commands are arrays of bulk strings. Between them a bare newline may stand, and counts.
 
 use memchr::{memchr, memmem};
@@ -38,7 +38,8 @@ pub enum Opening {
     },
     /// The commands follow from the offset that was asked for.
     Continue {
-        /// The id of the replication history, where the primary names one: it may differ from the one asked for.
+        /// The id of the replication history, where the primary names one: it may differ from the one asked
+        /// for.
         replid: Option<String>,
     },
     /// The primary refused, with this text. Nothing follows.
@@ -50,8 +51,8 @@ pub enum Opening {
 pub trait Sink {
     /// A command of this many arguments begins, its name included.
     fn command(&mut self, args: u64);
-    /// Argument `index` (0 for the name) is `len_bytes` long. Where this returns true it is held until it is complete
-    /// and handed to [`Sink::argument`]; else it is skipped.
+    /// Argument `index` (0 for the name) is `len_bytes` long. Where this returns true it is held until it is
+    /// complete and handed to [`Sink::argument`]; else it is skipped.
     fn wants(&mut self, index: u64, len_bytes: u64) -> bool;
     /// A wanted argument.
     fn argument(&mut self, index: u64, bytes: &[u8]);
@@ -100,8 +101,8 @@ pub struct Parser {
 }
 
 impl Parser {
-    /// A parser in front of the reply to `PSYNC <replid> <offset + 1>`. For `PSYNC ? -1` the offset does not matter,
-    /// since the reply has it.
+    /// A parser in front of the reply to `PSYNC <replid> <offset + 1>`. For `PSYNC ? -1` the offset does not
+    /// matter, since the reply has it.
     pub fn new(offset: u64) -> Parser {
         Parser {
             state: State::Opening,
@@ -127,8 +128,8 @@ impl Parser {
         )
     }
 
-    /// The replication offset after the last complete command: what a primary calls `master_repl_offset` when that
-    /// command was its last.
+    /// The replication offset after the last complete command: what a primary calls `master_repl_offset` when
+    /// that command was its last.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -136,8 +137,8 @@ impl Parser {
     /// Takes in what has arrived, all of it. Wanted arguments that lie in `bytes` as a whole are not copied.
     ///
     /// # Errors
-    /// [`Malformed`] where this is no replication link; `at` then counts from the start of `bytes`. The parser is of
-    /// no further use.
+    /// [`Malformed`] where this is no replication link; `at` then counts from the start of `bytes`. The
+    /// parser is of no further use.
     pub fn feed(&mut self, bytes: &[u8], sink: &mut impl Sink) -> Result<(), Malformed> {
         let mut at = 0;
         while at < bytes.len() {
@@ -148,7 +149,8 @@ impl Parser {
         Ok(())
     }
 
-    /// Consumes at least one byte of `rest`, which is not empty, and at most up to the end of the current part.
+    /// Consumes at least one byte of `rest`, which is not empty, and at most up to the end of the current
+    /// part.
     fn step(&mut self, rest: &[u8], sink: &mut impl Sink) -> Result<usize, &'static str> {
         match &mut self.state {
             State::Command | State::Header | State::Argument { .. } | State::LineBreak { .. } => {
@@ -344,8 +346,8 @@ impl Parser {
         Ok((Some(number), used))
     }
 
-    /// Adds to the line in `partial`; true where it is complete, and then without its line break. Also how many bytes
-    /// were used.
+    /// Adds to the line in `partial`; true where it is complete, and then without its line break. Also how
+    /// many bytes were used.
     fn take_line(&mut self, rest: &[u8], bytes_max: usize) -> Result<(bool, usize), &'static str> {
         let end = memchr(b'\n', rest);
         let used = end.map_or(rest.len(), |i| i + 1);
@@ -364,8 +366,8 @@ impl Parser {
     }
 }
 
-/// Looks for the mark in the bytes of which `tail` holds the last ones: how many of `rest` were used, and whether the
-/// mark ends there.
+/// Looks for the mark in the bytes of which `tail` holds the last ones: how many of `rest` were used, and
+/// whether the mark ends there.
 fn marked_step(mark: &[u8; MARK_BYTES], tail: &mut Vec<u8>, rest: &[u8]) -> (usize, bool) {
     // A mark that began in the tail ends within this many bytes.
     let known = tail.len();
@@ -472,7 +474,16 @@ mod tests {
             }
             (bytes, 1000)
         });
-        prop_oneof![full, Just((b"+CONTINUE\r\n".to_vec(), 77)), Just((b"\n+CONTINUE 9aab\r\n".to_vec(), 77)),]
+        prop_oneof![
+            full,
+            Just((b"+CONTINUE\r\n".to_vec(), 77)),
+            Just((
+                b"\n+CONTINUE \
+            9aab\r\n"
+                    .to_vec(),
+                77
+            )),
+        ]
     }
 
     fn parse_in_pieces(bytes: &[u8], cuts: &[usize], len_max: u64) -> (Record, u64, bool) {

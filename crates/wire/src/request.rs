@@ -1,8 +1,8 @@
 //! Finds the commands in the bytes that a client sends, as servers read them.
 //!
-//! A command is an array of bulk strings, or a line of words ("inline", what a person types into a terminal). The scanner
-//! remembers where it stopped, so a command that arrives in a thousand reads is walked once. A long one need not be held
-//! as a whole: what has been passed on is [forgotten](RequestScanner::forget).
+//! A command is an array of bulk strings, or a line of words ("inline", what a person types into a terminal).
+//! The scanner remembers where it stopped, so a command that arrives in a thousand reads is walked once. A
+//! long one need not be held as a whole: what has been passed on is [forgotten](RequestScanner::forget).
 //!
 //! The errors are those of the servers, word for word, so that a client sees no difference.
 //! Protocol: <https://redis.io/docs/latest/develop/reference/protocol-spec/>.
@@ -89,8 +89,8 @@ impl RequestScanner {
         self.keep_max = args_max;
     }
 
-    /// Where the arguments are that have been seen of the present command, from the start of the buffer. The last one
-    /// may reach beyond its end.
+    /// Where the arguments are that have been seen of the present command, from the start of the buffer. The
+    /// last one may reach beyond its end.
     pub fn args(&self) -> &[Range<usize>] {
         &self.args
     }
@@ -100,14 +100,15 @@ impl RequestScanner {
         self.left.is_some()
     }
 
-    /// How many arguments of the present array are still to come, the one whose bytes are arriving not counted.
+    /// How many arguments of the present array are still to come, the one whose bytes are arriving not
+    /// counted.
     pub fn args_left(&self) -> u64 {
         self.left.unwrap_or(0)
     }
 
-    /// Looks for the end of the command that starts at `buf[0]`. Between calls the caller may only append to the buffer,
-    /// or [forget](RequestScanner::forget). After a complete command the caller removes its bytes, calls
-    /// [`RequestScanner::next`], and calls again.
+    /// Looks for the end of the command that starts at `buf[0]`. Between calls the caller may only append to
+    /// the buffer, or [forget](RequestScanner::forget). After a complete command the caller removes its
+    /// bytes, calls [`RequestScanner::next`], and calls again.
     ///
     /// # Errors
     /// [`BadRequest`] where servers would hang up. The scanner must not be used afterwards.
@@ -169,10 +170,11 @@ impl RequestScanner {
         self.unseen = 0;
     }
 
-    /// Tells that the caller removes `bytes` from the start of the buffer, in the middle of a command: they have been
-    /// passed on. What has been said of arguments holds no longer.
+    /// Tells that the caller removes `bytes` from the start of the buffer, in the middle of a command: they
+    /// have been passed on. What has been said of arguments holds no longer.
     ///
-    /// The caller may remove no header that has not been scanned: at most [`RequestScanner::forgettable`] bytes.
+    /// The caller may remove no header that has not been scanned: at most [`RequestScanner::forgettable`]
+    /// bytes.
     pub fn forget(&mut self, bytes: usize) {
         debug_assert!(bytes <= self.pos, "bytes that were not scanned are forgotten");
         self.pos -= bytes;
@@ -185,8 +187,8 @@ impl RequestScanner {
         self.pos.min(buf.len())
     }
 
-    /// Looks at the two bytes that end the argument before `pos`, as far as they are there. Some servers do not, others hang up:
-    /// on a connection that clients share, that would end all of them.
+    /// Looks at the two bytes that end the argument before `pos`, as far as they are there. Some servers do
+    /// not, others hang up: on a connection that clients share, that would end all of them.
     fn look_at_end(&mut self, buf: &[u8]) -> Result<(), BadRequest> {
         while self.unseen > 0 {
             let byte = self.pos.checked_sub(self.unseen).and_then(|at| buf.get(at));
@@ -238,7 +240,8 @@ fn is_http(name: &[u8]) -> bool {
     name.eq_ignore_ascii_case(b"POST") || name.eq_ignore_ascii_case(b"Host:")
 }
 
-/// The number in a header, as strict as all servers: no plus sign, no zero before it, and both bytes at the end of its line.
+/// The number in a header, as strict as all servers: no plus sign, no zero before it, and both bytes at the
+/// end of its line.
 fn header(buf: &[u8], start: usize, end: usize) -> Option<i64> {
     let digits = buf.get(start..end)?.strip_suffix(b"\r")?;
     let is_plain = match digits {
@@ -260,7 +263,8 @@ fn line(buf: &[u8], start: usize, end: usize) -> &[u8] {
     line.strip_suffix(b"\r").unwrap_or(line)
 }
 
-/// The words of a line, with quotes and escapes as servers understand them; `None` where quotes are unbalanced.
+/// The words of a line, with quotes and escapes as servers understand them; `None` where quotes are
+/// unbalanced.
 fn split_words(line: &[u8]) -> Option<Vec<Vec<u8>>> {
     let is_space = |byte: u8| matches!(byte, b' ' | b'\t' | b'\n' | b'\r' | 0x0b | 0x0c);
     let mut words = Vec::new();

@@ -1,9 +1,9 @@
 //! Finds frame boundaries in a RESP2 or RESP3 byte stream.
 //!
-//! The scanner remembers where it stopped, so a frame that arrives in a thousand reads is walked once. Payloads of
-//! bulk strings are skipped by their length and never looked at, except for their closing CRLF. What the peer can
-//! make us hold is bounded by [`Limits`]: nesting depth, elements in one aggregate, bytes of one string, of one line
-//! and of a whole frame.
+//! The scanner remembers where it stopped, so a frame that arrives in a thousand reads is walked once.
+//! Payloads of bulk strings are skipped by their length and never looked at, except for their closing CRLF.
+//! What the peer can make us hold is bounded by [`Limits`]: nesting depth, elements in one aggregate, bytes
+//! of one string, of one line and of a whole frame.
 //!
 //! Protocol: <https://redis.io/docs/latest/develop/reference/protocol-spec/>. Streamed strings and aggregates
 //! (`$?`, `*?`) are part of the RESP3 draft but no server sends them; they are refused as malformed.
@@ -11,17 +11,20 @@
 use memchr::memchr;
 use thiserror::Error;
 
-/// Bounds on what a peer may send. A frame beyond one of them is malformed, and the connection is of no further use.
+/// Bounds on what a peer may send. A frame beyond one of them is malformed, and the connection is of no
+/// further use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// How deep aggregates may nest. A scalar has depth 0, an aggregate without elements as well; an attribute is one
-    /// level. [`Value::parse`](crate::value::Value::parse) takes no more than 64, whatever is set here.
+    /// How deep aggregates may nest. A scalar has depth 0, an aggregate without elements as well; an
+    /// attribute is one level. [`Value::parse`](crate::value::Value::parse) takes no more than 64, whatever
+    /// is set here.
     pub depth_max: usize,
     /// How many direct elements one aggregate may announce (a map of n pairs has 2n).
     pub elements_max: u64,
     /// The longest bulk string. Redis' own `proto-max-bulk-len` is 512 MiB unless raised.
     pub bulk_bytes_max: u64,
-    /// The longest line: a simple string, an error, a number or a header. Counted with its type byte and its CR.
+    /// The longest line: a simple string, an error, a number or a header. Counted with its type byte and its
+    /// CR.
     pub line_bytes_max: usize,
     /// The longest whole frame.
     pub frame_bytes_max: u64,
@@ -50,7 +53,8 @@ pub(crate) const FRAME_BYTES_MIN: usize = 3;
 pub enum Progress {
     /// The frame is complete and this many bytes long.
     Complete(usize),
-    /// The frame needs at least this many more bytes. A hint for sizing the next read, never more than are needed.
+    /// The frame needs at least this many more bytes. A hint for sizing the next read, never more than are
+    /// needed.
     Incomplete(usize),
 }
 
@@ -74,8 +78,8 @@ impl Malformed {
     }
 }
 
-/// Incremental boundary finder. One scanner serves one connection; after [`Progress::Complete`] it is ready for the
-/// next frame.
+/// Incremental boundary finder. One scanner serves one connection; after [`Progress::Complete`] it is ready
+/// for the next frame.
 #[derive(Debug)]
 pub struct Scanner {
     limits: Limits,
@@ -105,25 +109,26 @@ impl Scanner {
         self.limits
     }
 
-    /// Sets the longest whole frame from here on. In the middle of a frame it holds for the headers still to come. A
-    /// string that goes beyond it is refused at its header, before its bytes have arrived.
+    /// Sets the longest whole frame from here on. In the middle of a frame it holds for the headers still to
+    /// come. A string that goes beyond it is refused at its header, before its bytes have arrived.
     pub fn limit_frames(&mut self, bytes_max: u64) {
         self.limits.frame_bytes_max = bytes_max;
     }
 
     /// Looks for the end of the frame that starts at `buf[0]`.
     ///
-    /// Between calls the caller may only append to the buffer. After `Complete(n)` the caller removes the first `n`
-    /// bytes before the next call.
+    /// Between calls the caller may only append to the buffer. After `Complete(n)` the caller removes the
+    /// first `n` bytes before the next call.
     ///
     /// # Errors
-    /// [`Malformed`] where the bytes are not RESP or a limit is exceeded. The scanner must not be used afterwards.
+    /// [`Malformed`] where the bytes are not RESP or a limit is exceeded. The scanner must not be used
+    /// afterwards.
     pub fn scan(&mut self, buf: &[u8]) -> Result<Progress, Malformed> {
         debug_assert!(buf.len() >= self.pos, "bytes of an unfinished frame were removed");
         loop {
             let Some(line_end) = self.line_end(buf)? else {
-                // A peer that speaks another protocol is refused at once, not when a line feed happens to come: a TLS
-                // server answers a plain greeting with an alert of seven bytes, and then waits.
+                // A peer that speaks another protocol is refused at once, not when a line feed happens to
+                // come: a TLS server answers a plain greeting with an alert of seven bytes, and then waits.
                 if buf.get(self.pos).is_some_and(|kind| !TYPE_BYTES.contains(kind)) {
                     return Err(self.malformed("unknown type byte"));
                 }
@@ -290,7 +295,8 @@ pub(crate) fn parse_int(line: &[u8]) -> Option<i64> {
 
 /// A double as RESP3 writes it, including `inf`, `-inf` and `nan`.
 pub(crate) fn parse_double(line: &[u8]) -> Option<f64> {
-    // Rust's parser accepts all forms that servers send ("1.5", "1e10", "inf", "nan") and a few more ("infinity").
+    // Rust's parser accepts all forms that servers send ("1.5", "1e10", "inf", "nan") and a few more
+    // ("infinity").
     std::str::from_utf8(line).ok()?.parse().ok()
 }
 

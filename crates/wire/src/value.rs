@@ -8,8 +8,8 @@ use crate::scan::{FRAME_BYTES_MIN, Malformed, is_big_number, parse_double, parse
 
 /// One RESP2 or RESP3 value. Strings share the memory of the frame they were parsed from.
 ///
-/// `Null` stands for the RESP3 null and for both nulls of RESP2. Attributes are dropped: no command we use has one
-/// that matters.
+/// `Null` stands for the RESP3 null and for both nulls of RESP2. Attributes are dropped: no command we use
+/// has one that matters.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
     /// `_`, `$-1` or `*-1`.
@@ -41,8 +41,8 @@ pub enum Value {
 }
 
 impl Value {
-    /// Parses a frame that [`Scanner`](crate::scan::Scanner) has found complete. It is as strict as the scanner, but
-    /// for the limits: it has none except a nesting depth of 64.
+    /// Parses a frame that [`Scanner`](crate::scan::Scanner) has found complete. It is as strict as the
+    /// scanner, but for the limits: it has none except a nesting depth of 64.
     ///
     /// # Errors
     /// [`Malformed`] where the bytes are not exactly one frame.
@@ -150,8 +150,8 @@ impl Value {
     }
 }
 
-/// Recursive over a frame whose depth the scanner has bounded; the bound is repeated here because the parser is
-/// public and may be handed bytes that no scanner has seen.
+/// Recursive over a frame whose depth the scanner has bounded; the bound is repeated here because the parser
+/// is public and may be handed bytes that no scanner has seen.
 const DEPTH_MAX: usize = 64;
 
 struct Parser<'a> {

@@ -1,10 +1,12 @@
 //! Clients of a cluster that write and read all the while, and know exactly what they must find.
 //!
-//! Each client has its own connections and its own keys, so that the writes of a key have one order. What a server
-//! answers is compared with what it must answer, and at the end every key with what it must hold. A write without an
-//! answer may have been done or not; both are right, and its keys are left alone from then on.
+//! Each client has its own connections and its own keys, so that the writes of a key have one order. What a
+//! server answers is compared with what it must answer, and at the end every key with what it must hold. A
+//! write without an answer may have been done or not; both are right, and its keys are left alone from then
+//! on.
 //!
-//! The clients follow MOVED as all cluster clients do. Everything else that is no reply is noted: see [`Observed`].
+//! The clients follow MOVED as all cluster clients do. Everything else that is no reply is noted: see
+//! [`Observed`].
 
 mod client;
 mod observed;
@@ -114,8 +116,8 @@ impl Drop for Hold<'_> {
 }
 
 impl ClusterWriters {
-    /// Starts the clients, which learn the slots from any of `addresses` (`HOST:PORT`). Keys of the same prefix must
-    /// not be there yet.
+    /// Starts the clients, which learn the slots from any of `addresses` (`HOST:PORT`). Keys of the same
+    /// prefix must not be there yet.
     ///
     /// Panics if the load has no tags.
     pub fn start(addresses: &[String], load: &Load) -> Self {
@@ -162,9 +164,9 @@ impl ClusterWriters {
         true
     }
 
-    /// Lets no command be sent until the hold is dropped, and waits until none is under way, but not for those that
-    /// a server has paused. For crashes that must not lose what a server acknowledged before its replicas had it:
-    /// that is the server's promise, not ours.
+    /// Lets no command be sent until the hold is dropped, and waits until none is under way, but not for
+    /// those that a server has paused. For crashes that must not lose what a server acknowledged before its
+    /// replicas had it: that is the server's promise, not ours.
     pub fn hold(&self) -> Hold<'_> {
         self.shared.held.store(true, Ordering::SeqCst);
         let deadline = Instant::now() + HOLD_PATIENCE;
@@ -381,8 +383,8 @@ impl Record {
         self.subjects.iter().flat_map(Subject::keys)
     }
 
-    /// Waits until what expires soon has expired, then compares every key with what the cluster holds; ordered by
-    /// name.
+    /// Waits until what expires soon has expired, then compares every key with what the cluster holds;
+    /// ordered by name.
     ///
     /// Fails when a server cannot be read or a slot has no owner.
     pub fn check(&self, deployment: &Deployment) -> Result<Vec<Trouble>> {

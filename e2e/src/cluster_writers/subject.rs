@@ -371,7 +371,8 @@ impl Model {
         (next, expected)
     }
 
-    /// How what was found of the keys (those of [`Self::keys`], in order) contradicts the model; none if it does not.
+    /// How what was found of the keys (those of [`Self::keys`], in order) contradicts the model; none if it
+    /// does not.
     pub(super) fn contradiction(&self, found: &[Option<&KeyState>]) -> Option<Contradiction> {
         let expected = self.states();
         debug_assert_eq!(expected.len(), found.len());

@@ -91,8 +91,8 @@ pub struct NodeKeys {
     pub strays: BTreeSet<Vec<u8>>,
 }
 
-/// Reads everything that one node holds; `owns` says which slots are its own. A replica must have been told READONLY.
-/// `field_expiries` says whether the server knows expiries of hash fields.
+/// Reads everything that one node holds; `owns` says which slots are its own. A replica must have been told
+/// READONLY. `field_expiries` says whether the server knows expiries of hash fields.
 ///
 /// Fails when the node does not answer.
 pub fn node_keys(

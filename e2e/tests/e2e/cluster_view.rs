@@ -152,7 +152,8 @@ fn kinds(status: &Json) -> BTreeMap<String, usize> {
     kinds
 }
 
-/// Repairs, and returns the plan and the report. The plan must have been shown before by a dry run that changed nothing.
+/// Repairs, and returns the plan and the report. The plan must have been shown before by a dry run that
+/// changed nothing.
 fn repair(cluster: &Cluster, args: &[&str], code: i32) -> (Json, Json) {
     let seed = cluster.seed();
     let all = |more: &[&str]| {
@@ -471,7 +472,8 @@ fn a_slot_without_owner_goes_to_who_has_its_keys(engine: Engine) {
 fn a_slot_between_fence_and_takeover_goes_back_to_its_source(engine: Engine) {
     let cluster = start(engine);
     fill(&cluster);
-    // The target holds copies, of which one is older than what the source has; the source has given the slot up.
+    // The target holds copies, of which one is older than what the source has; the source has given the slot
+    // up.
     set_slot(&cluster, 1, "IMPORTING", 0);
     migrate(&cluster, 0, 1, 0..KEYS, true);
     call(&cluster, 0, &format!("SET {} newer", key(SLOT, 4)));
@@ -484,7 +486,8 @@ fn a_slot_between_fence_and_takeover_goes_back_to_its_source(engine: Engine) {
     whimbrel(&["repair", &cluster.seed(), "--yes"]).expect_code(SUCCESS);
     assert_sound(&cluster);
     let owner = cluster.owner_of(SLOT).expect("it has an owner");
-    // Since Valkey 8 the target takes the slot over by itself, with what it has, once the source no longer claims it.
+    // Since Valkey 8 the target takes the slot over by itself, with what it has, once the source no longer
+    // claims it.
     if owner == 0 || !engine.is_valkey() {
         assert_mended_within(&cluster, 0, &Snapshot { strays: Vec::new(), ..before }, MIGRATE_DRIFT_MS);
     }
@@ -508,13 +511,15 @@ fn a_node_that_takes_another_one_for_the_owner_is_told(engine: Engine) {
     let cluster = start(engine);
     fill(&cluster);
     let before = everything(&cluster);
-    // The epoch of node 1 is above that of node 0, but some servers find out by themselves that it makes no claim.
+    // The epoch of node 1 is above that of node 0, but some servers find out by themselves that it makes no
+    // claim.
     set_slot(&cluster, 2, "NODE", 1);
     whimbrel(&["repair", &cluster.seed(), "--yes"]).expect_code(SUCCESS);
     assert_mended(&cluster, 0, &before);
 }
 
-/// A server that raises its epoch and dies before its replica has heard of it leaves a replica that nobody votes for.
+/// A server that raises its epoch and dies before its replica has heard of it leaves a replica that nobody
+/// votes for.
 fn a_replica_that_nobody_votes_for_is_told_what_its_primary_claimed(engine: Engine) {
     let cluster = Cluster::builder(engine)
         .replicas(1)
@@ -603,7 +608,8 @@ fn a_running_migration_is_not_disturbed(engine: Engine) {
     assert_eq!(raw_views(&cluster), before);
 }
 
-/// The documented rights are enough to look; without them it is said that rights are missing, not that nodes are.
+/// The documented rights are enough to look; without them it is said that rights are missing, not that nodes
+/// are.
 fn looking_needs_the_documented_rights(engine: Engine) {
     let cluster = Cluster::builder(engine).start().expect("the cluster starts");
     let lines = documented("whimbrel-look", &["Looking at a cluster"], "pass");

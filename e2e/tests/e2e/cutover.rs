@@ -73,7 +73,8 @@ const WAITS: [&str; 5] = [
     "XREADGROUP GROUP g waiting BLOCK 150000 STREAMS stream >",
 ];
 
-/// A server with clients that wait, one in a transaction and one that watches a key; and a sync that follows it.
+/// A server with clients that wait, one in a transaction and one that watches a key; and a sync that follows
+/// it.
 struct Waiting {
     source: Server,
     target: Server,

@@ -18,7 +18,8 @@ const KEYS: usize = 2_000;
 
 const EXTERNAL: [&str; 2] = ["--method", "external"];
 
-/// States of a job that has begun and has copied nothing. Which one is listed depends on when it was last written down.
+/// States of a job that has begun and has copied nothing. Which one is listed depends on when it was last
+/// written down.
 const BEGUN: [&str; 3] = ["sending-establish-command", "reading-establish-response", "snapshotting"];
 
 /// Two shards; slots 0-199 have keys.
@@ -337,8 +338,8 @@ fn jobs_wait_and_are_cancelled(engine: Engine) {
     assert_eq!(scene.cluster.owner_of(9).expect("an owner"), 1);
 }
 
-/// Told to stop while a job runs and another one waits, it says which are interrupted; `watch` shows both before, `repair` the
-/// one that has marked slots.
+/// Told to stop while a job runs and another one waits, it says which are interrupted; `watch` shows both
+/// before, `repair` the one that has marked slots.
 fn what_a_stop_interrupts_is_named(engine: Engine) {
     let scene = scene(engine);
     let daemon = Served::by(held(
@@ -381,7 +382,8 @@ fn what_a_stop_interrupts_is_named(engine: Engine) {
     assert!(listed.contains("STARTED") && listed.matches(":").count() > 8, "{listed}");
 }
 
-/// The daemon is killed at a place of a job, while clients write; another one, on the same folder, finishes it.
+/// The daemon is killed at a place of a job, while clients write; another one, on the same folder, finishes
+/// it.
 fn jobs_survive_the_daemon(engine: Engine) {
     let scene = scene(engine);
     let before = scene.unwritten();
@@ -442,7 +444,8 @@ fn a_job_that_fails_half_way_says_what_has_moved(engine: Engine) {
     shards::assert_sound(&scene.cluster);
 }
 
-/// Another daemon, which knows nothing of the first one's jobs, keeps away from their nodes, and the job goes on to its end.
+/// Another daemon, which knows nothing of the first one's jobs, keeps away from their nodes, and the job goes
+/// on to its end.
 fn a_second_daemon_keeps_away(engine: Engine) {
     let layout = [vec![0..=4999], vec![5000..=9999], vec![10000..=16383]];
     let scene = filled(Scene::of(engine, 0, &layout).start());

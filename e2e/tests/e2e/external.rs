@@ -16,8 +16,9 @@ use whimbrel_lab::{Cluster, Engine, Server};
 const FORBIDDEN: &str =
     "user mover on >secret ~* &* +@all -psync -sync -replconf -config -acl -client|pause -client|unpause";
 
-/// The last client to write does so for so long after all others have stopped: twice, once with writes that a tracking feed
-/// sees, and once with changes of a consumer group, which it does not see. Longer than [`QUIET`] each.
+/// The last client to write does so for so long after all others have stopped: twice, once with writes that a
+/// tracking feed sees, and once with changes of a consumer group, which it does not see. Longer than
+/// [`QUIET`] each.
 const STRAGGLES: Duration = Duration::from_secs(4);
 const QUIET: &str = "2s";
 

@@ -1,5 +1,5 @@
-//! Things go wrong while a copy runs: killed processes, failovers, cut links, slots on the move. Afterwards both sides
-//! are equal, by a comparison that shares no code with whimbrel.
+//! Things go wrong while a copy runs: killed processes, failovers, cut links, slots on the move. Afterwards
+//! both sides are equal, by a comparison that shares no code with whimbrel.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,8 @@ use whimbrel_lab::{Cluster, Engine, Proxy, Server};
 /// Far more than any of these takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Keys besides the data set of all types. With the rate below a copy takes a few seconds, so that there is a middle.
+/// Keys besides the data set of all types. With the rate below a copy takes a few seconds, so that there is a
+/// middle.
 const KEYS: usize = 120_000;
 const RATE: &str = "40000";
 

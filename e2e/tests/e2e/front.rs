@@ -153,7 +153,8 @@ fn what_cannot_be_served_is_said_before_listening() {
     assert!(refused.stderr.contains("listen on"), "{}", refused.stderr);
 }
 
-/// A client of the `redis` crate that trusts this authority, and shows the client's certificate where told to.
+/// A client of the `redis` crate that trusts this authority, and shows the client's certificate where told
+/// to.
 fn with_tls(front: &Front, tls: &Tls, shows: bool) -> redis::RedisResult<Connection> {
     let read = |path| fs::read(path).expect("a file");
     let client_tls = shows.then(|| redis::ClientTlsConfig {
@@ -226,7 +227,8 @@ fn clients_have_to_show_a_certificate_where_told_so() {
     }
 }
 
-/// A client that only knows clusters works through the front before, while and after keys move, and is told what the servers tell.
+/// A client that only knows clusters works through the front before, while and after keys move, and is told
+/// what the servers tell.
 fn clients_of_clusters_find_one_node(engine: Engine) {
     let source = Server::builder(engine).start().expect("a server");
     let target = Server::builder(engine).start().expect("a server");
@@ -310,7 +312,8 @@ fn the_face_of_a_cluster_shows_nothing_that_the_server_hides() {
     assert_eq!(&said, b"-NOAUTH");
 }
 
-/// A connection that has subscribed once is one whose replies nobody can count. What is refused there is refused in its turn all the same.
+/// A connection that has subscribed once is one whose replies nobody can count. What is refused there is
+/// refused in its turn all the same.
 fn what_is_refused_comes_in_its_turn_also_after_a_subscription(engine: Engine) {
     let source = Server::builder(engine).start().expect("a server");
     let front = Front::before(&source.url(), &[]);

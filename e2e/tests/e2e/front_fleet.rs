@@ -1,4 +1,5 @@
-//! Fronts that share the slots of one server: who is asked, who answers, and what is left when processes are killed meanwhile.
+//! Fronts that share the slots of one server: who is asked, who answers, and what is left when processes are
+//! killed meanwhile.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
@@ -440,8 +441,8 @@ fn what_cannot_be_joined_is_said() {
 
 // ---- While processes come and go ----
 
-/// Clients that know no clusters append to lists through any member, and read them. Of each list an order of all that was appended is known in
-/// the end, so each answer can be checked against it.
+/// Clients that know no clusters append to lists through any member, and read them. Of each list an order of
+/// all that was appended is known in the end, so each answer can be checked against it.
 struct Appenders {
     stop: Arc<AtomicBool>,
     done: Arc<AtomicU64>,
@@ -578,8 +579,9 @@ fn append(
     events
 }
 
-/// Whether all that was seen of a list fits one order in which each request was carried out at one moment between its beginning and its
-/// end. Appending tells the place, so there is one such order at most: that of the list.
+/// Whether all that was seen of a list fits one order in which each request was carried out at one moment
+/// between its beginning and its end. Appending tells the place, so there is one such order at most: that of
+/// the list.
 fn check_list(held: &[String], events: &[&Event]) -> Result<(), String> {
     let mut places: HashMap<&str, usize> = HashMap::new();
     for (at, token) in held.iter().enumerate() {
@@ -806,7 +808,8 @@ fn all_answered(through: &[String]) -> Duration {
     began.elapsed()
 }
 
-/// The longest time that somebody had to wait for an answer for each list, while it is asked again and again for at least so long.
+/// The longest time that somebody had to wait for an answer for each list, while it is asked again and again
+/// for at least so long.
 #[track_caller]
 fn longest_wait(through: &[String], lasts: Duration) -> Duration {
     let (began, mut longest) = (Instant::now(), Duration::ZERO);
@@ -816,8 +819,8 @@ fn longest_wait(through: &[String], lasts: Duration) -> Duration {
     longest
 }
 
-/// Does all faults in turn, to victims by chance, for as long as `lasts`. Tells the longest time after each in which there was no answer for each list.
-/// With two backends data moves between them meanwhile.
+/// Does all faults in turn, to victims by chance, for as long as `lasts`. Tells the longest time after each
+/// in which there was no answer for each list. With two backends data moves between them meanwhile.
 fn disturb(fleet: &mut Fleet, appenders: &Appenders, lasts: Duration, moves: bool) -> Vec<(Fault, Duration)> {
     let seed = u64::from(std::process::id());
     println!("seed {seed}");
@@ -866,8 +869,8 @@ fn fault_and_back(
     (member, coordinator, node): (usize, usize, usize),
     answered: &dyn Fn(Duration) -> Duration,
 ) -> Duration {
-    // Of several coordinators another one leads when it goes on. Where it is the only one, what was moving waits for it, and all others for as long as leases
-    // last: it is looked afterwards.
+    // Of several coordinators another one leads when it goes on. Where it is the only one, what was moving
+    // waits for it, and all others for as long as leases last: it is looked afterwards.
     let is_only = fleet.etcd.is_none();
     let meanwhile = || match is_only {
         true => {

@@ -18,7 +18,8 @@ const CLIENTS: usize = 16;
 const KEYS_EACH: usize = 6;
 /// They are not written to; they take the time in which the front is killed.
 const STABLE_KEYS: usize = 15_000;
-/// All clients are at about the same few of them at a time, and go on to others that nobody has touched before.
+/// All clients are at about the same few of them at a time, and go on to others that nobody has touched
+/// before.
 const COUNTERS: usize = 3_000;
 const QUEUES: usize = 4;
 const KILLS: usize = 3;
@@ -319,7 +320,8 @@ impl Kind {
     }
 }
 
-/// What a key should be: the items of a list, a set or a stream, the pairs of a hash or sorted set. Empty: it is not there.
+/// What a key should be: the items of a list, a set or a stream, the pairs of a hash or sorted set. Empty: it
+/// is not there.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct State {
     items: Vec<String>,

@@ -89,7 +89,8 @@ fn assert_kept(source: &Deployment, target: &Deployment, prefix: &str) {
     assert_eq!((lost, theirs.len()), (0, ours.len()), "lost, and copied, of {} keys {prefix}*", ours.len());
 }
 
-/// A client deletes keys of all types while they are copied: between SCAN and the reading of the value as well.
+/// A client deletes keys of all types while they are copied: between SCAN and the reading of the value as
+/// well.
 #[test]
 fn keys_deleted_while_they_are_copied() {
     for (from, to) in [(Engine::Redis70, Engine::Valkey91), (Engine::Valkey81, Engine::Redis80)] {
@@ -256,7 +257,8 @@ fn functions_are_never_forgotten_in_silence() {
     Comparison::default().functions().assert_equal(&at(source.addr()), &at(target.addr()));
 }
 
-/// Counters of streams after deletions, groups with pending entries and idle consumers: by DUMP and in chunks.
+/// Counters of streams after deletions, groups with pending entries and idle consumers: by DUMP and in
+/// chunks.
 #[test]
 fn streams_with_a_past() {
     for (from, to) in [
@@ -354,7 +356,8 @@ fn sigterm_is_heard() {
     assert_equal(&at(&from), &at(&to));
 }
 
-/// Under thousands of writes a second nothing that was left alone may be missing or changed, and nothing made up.
+/// Under thousands of writes a second nothing that was left alone may be missing or changed, and nothing made
+/// up.
 #[test]
 fn under_writes() {
     for (from, to, clustered) in [
@@ -397,7 +400,8 @@ fn under_writes() {
             .map(|name| String::from_utf8_lossy(name).into_owned())
             .collect();
         assert_eq!(made_up, [""; 0]);
-        // A value of a key that was written to is one that it had, whole: all its elements are of one generation.
+        // A value of a key that was written to is one that it had, whole: all its elements are of one
+        // generation.
         for (name, fields) in churned_hashes(&target) {
             let first = fields.values().next().expect("no hash is empty");
             assert!(
@@ -468,8 +472,8 @@ fn churned_hashes(server: &Server) -> Vec<(String, BTreeMap<String, String>)> {
         .collect()
 }
 
-/// `CLUSTER SHARDS` kills nodes of a cluster that was upgraded in place from Redis 7.0 with fragmented slots. Here such
-/// a cluster is made, upgraded, and copied from.
+/// `CLUSTER SHARDS` kills nodes of a cluster that was upgraded in place from Redis 7.0 with fragmented slots.
+/// Here such a cluster is made, upgraded, and copied from.
 fn a_fragmented_cluster_upgraded_in_place(engine: Engine) {
     let cluster = Cluster::builder(Engine::Redis70).primaries(3).start().expect("the cluster starts");
     for slot in (0..60).step_by(2) {

@@ -145,8 +145,8 @@ const DATA: &[&str] = &[
     "XGROUP CREATE stream:empty waiting $ MKSTREAM",
 ];
 
-/// What these say is to be the same on both sides. `XPENDING` and `XINFO` tell some things relative to now, and are
-/// looked at apart.
+/// What these say is to be the same on both sides. `XPENDING` and `XINFO` tell some things relative to now,
+/// and are looked at apart.
 const LOOKS: &[&str] = &[
     "GET string:plain",
     "GET string:mortal",

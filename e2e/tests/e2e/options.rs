@@ -282,7 +282,8 @@ fn limit() {
     }
 }
 
-/// Keys on both sides that differ, that are the same, and that one side has alone; small ones and some in chunks.
+/// Keys on both sides that differ, that are the same, and that one side has alone; small ones and some in
+/// chunks.
 fn plant_existing(source: &Server, target: &Server) {
     let long = "x".repeat(6000);
     for (server, word) in [(source, "new"), (target, "old")] {

@@ -1,5 +1,5 @@
-//! Every pair of servers in both directions, standalone and cluster: a data set of every type arrives equal, by a
-//! comparison that shares no code with whimbrel, and `verify` agrees.
+//! Every pair of servers in both directions, standalone and cluster: a data set of every type arrives equal,
+//! by a comparison that shares no code with whimbrel, and `verify` agrees.
 
 use std::time::Duration;
 
@@ -80,8 +80,8 @@ fn empty(deployment: &Deployment) {
     }
 }
 
-/// From one engine to all four. The largest data set, with collections of a million elements, goes to each as a
-/// standalone server, and to a cluster of its own kind.
+/// From one engine to all four. The largest data set, with collections of a million elements, goes to each as
+/// a standalone server, and to a cluster of its own kind.
 fn copies_to_all(engine: Engine) {
     let start = |engine| {
         let server = Server::builder(engine).start().expect("the server starts");

@@ -129,8 +129,8 @@ fn a_password_command_that_does_not_work_says_so() {
     }
 }
 
-/// A service that gives `PSYNC` another name. A stock server cannot be started like that, since it looks at the name itself: so
-/// a proxy stands for it, which knows `XSYNC` and no `PSYNC`.
+/// A service that gives `PSYNC` another name. A stock server cannot be started like that, since it looks at
+/// the name itself: so a proxy stands for it, which knows `XSYNC` and no `PSYNC`.
 fn renaming(server: &Server) -> String {
     const NAMES: [(&[u8], &[u8]); 2] = [(b"PSYNC", b"QSYNC"), (b"XSYNC", b"PSYNC")];
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");

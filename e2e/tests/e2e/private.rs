@@ -1,4 +1,5 @@
-//! What is nobody else's business stays so, and what others have written is no order; servers' words only show.
+//! What is nobody else's business stays so, and what others have written is no order; servers' words only
+//! show.
 
 use std::fs::{self, Permissions};
 use std::io::{Read, Write};

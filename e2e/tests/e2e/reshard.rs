@@ -99,7 +99,8 @@ fn moving_without_psync_loses_nothing(engine: Engine) {
     assert!(writers.wait_for(WARM / 3, PATIENCE));
     let record = writers.stop();
     eprintln!("{engine}: {}", record.observed);
-    // Without an offset nobody can wait at the target for the fence: clients may be sent back and forth for a moment.
+    // Without an offset nobody can wait at the target for the fence: clients may be sent back and forth for a
+    // moment.
     record.observed.assert_only_redirected();
     scene.assert_kept(&record);
     scene.assert_unchanged(&before);
@@ -174,7 +175,8 @@ fn the_native_method_moves_slots_under_writers() {
     scene.assert_unchanged(&before);
 }
 
-/// Redis 8.4 and later hide keys of slots that a node does not own: only the servers' own migration leaves nothing behind.
+/// Redis 8.4 and later hide keys of slots that a node does not own: only the servers' own migration leaves
+/// nothing behind.
 #[test]
 fn servers_that_hide_keys_are_moved_by_their_own_method_alone() {
     let scene = Scene::of(Engine::Redis86, 1, &[vec![0..=8191], vec![8192..=16383]]).start();

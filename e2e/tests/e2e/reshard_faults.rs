@@ -1,9 +1,9 @@
-//! Whimbrel is killed, nodes are killed, jobs are cancelled, in every phase of a move, while clients read and write.
-//! Afterwards every slot has one owner that all agree on, nothing acknowledged is lost, no key is left where it does
-//! not belong, and replicas hold what their primaries hold.
+//! Whimbrel is killed, nodes are killed, jobs are cancelled, in every phase of a move, while clients read and
+//! write. Afterwards every slot has one owner that all agree on, nothing acknowledged is lost, no key is left
+//! where it does not belong, and replicas hold what their primaries hold.
 //!
-//! In `share` each engine meets a part of the cases, such that all engines together meet all; in `matrix` it meets the
-//! rest of them.
+//! In `share` each engine meets a part of the cases, such that all engines together meet all; in `matrix` it
+//! meets the rest of them.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -111,7 +111,8 @@ fn scene_with_failovers(engine: Engine) -> Scene {
     filled(scene.start())
 }
 
-/// How soon every shard serves clients again once a failover is over. Far more than it takes, far less than a person waits.
+/// How soon every shard serves clients again once a failover is over. Far more than it takes, far less than a
+/// person waits.
 const SERVES_WITHIN: Duration = Duration::from_secs(60);
 
 /// Indexes of the nodes of the third shard.
@@ -315,9 +316,9 @@ fn nodes_are_killed(engine: Engine, cases: Cases) {
         };
         let node = &scene.cluster.nodes()[index];
         {
-            // What a server acknowledges before its replica has it may be lost with it: that is the server's promise. And
-            // a replica that has not heard of its primary's epoch is not elected: that is what `repair` is for, with a
-            // test of its own.
+            // What a server acknowledges before its replica has it may be lost with it: that is the server's
+            // promise. And a replica that has not heard of its primary's epoch is not elected: that is what
+            // `repair` is for, with a test of its own.
             let _hold = writers.hold();
             if matches!(victim, Victim::Source | Victim::Target) {
                 wait_until_replica_follows(&scene, index);
@@ -351,7 +352,8 @@ fn nodes_are_killed(engine: Engine, cases: Cases) {
         scene.cluster.wait_ok().unwrap_or_else(|error| panic!("{case}: {error}"));
         rejoin_its_shard(&scene, index);
         if output.code() != Some(0) {
-            // What the node had marked when it died it has still marked, and nobody could clear that meanwhile.
+            // What the node had marked when it died it has still marked, and nobody could clear that
+            // meanwhile.
             whimbrel_e2e::binary::run(&["repair", &scene.cluster.seed(), "--yes"]).expect_code(0);
         }
         assert!(writers.wait_for(200, PATIENCE), "{case}: the writers have stopped");
@@ -390,8 +392,8 @@ fn serves_again(scene: &Scene, case: &str) {
     }
 }
 
-/// A primary that comes back and finds its slots with several others becomes a replica of the last one to say so. For
-/// the next case it has to be one of its own shard again.
+/// A primary that comes back and finds its slots with several others becomes a replica of the last one to say
+/// so. For the next case it has to be one of its own shard again.
 fn rejoin_its_shard(scene: &Scene, index: usize) {
     let shards = scene.cluster.primaries().len();
     let mate = (index + shards) % scene.cluster.nodes().len();
@@ -453,7 +455,8 @@ fn wait_for_failover(scene: &Scene, case: &str) {
     }
 }
 
-/// While a node's last slots move, it and its replicas are kept from following them. That is put back, whoever does it.
+/// While a node's last slots move, it and its replicas are kept from following them. That is put back,
+/// whoever does it.
 fn settings_are_put_back_by_who_goes_on(engine: Engine) {
     let scene = Scene::of(engine, 1, &[vec![0..=399], vec![400..=16383]])
         .cluster(|cluster| cluster.arg("cluster-allow-replica-migration", "yes"))
@@ -483,7 +486,8 @@ fn settings_are_put_back_by_who_goes_on(engine: Engine) {
     assert_eq!(shards::slots_of(&scene.cluster, 0).expect("it answers").len(), 0);
 }
 
-/// A job that was killed late knows little of what came after it. Slots that have been moved on since stay where they are.
+/// A job that was killed late knows little of what came after it. Slots that have been moved on since stay
+/// where they are.
 fn slots_that_somebody_moved_on_stay_there(engine: Engine, cases: Cases) {
     let all = vec![
         ("clean-up:before", "resume"),
@@ -568,7 +572,8 @@ fn settings_are_put_back_where_a_job_fails(engine: Engine) {
     shards::assert_sound(&scene.cluster);
 }
 
-/// Whether a replica of this node may go to another primary, and the node become a replica when it has no slots left.
+/// Whether a replica of this node may go to another primary, and the node become a replica when it has no
+/// slots left.
 fn migration_is_allowed(node: &Server) -> bool {
     let setting = node.call(&["CONFIG", "GET", "cluster-allow-replica-migration"]);
     format!("{setting:?}").contains("yes")
@@ -629,7 +634,8 @@ fn keys_are_flushed(engine: Engine, cases: Cases) {
     }
 }
 
-/// A target without memory, marks of somebody else, a second whimbrel: refused or rolled back, with the reason.
+/// A target without memory, marks of somebody else, a second whimbrel: refused or rolled back, with the
+/// reason.
 fn what_cannot_go_well_is_refused(engine: Engine) {
     let scene = scene(engine);
     let before = scene.unwritten();
@@ -670,8 +676,9 @@ fn what_cannot_go_well_is_refused(engine: Engine) {
     assert_eq!(owner(&scene, "at last"), (target, source));
 }
 
-/// A server takes in no new owner of a slot that it imports, so the marks of a move must not outlive the source's primary:
-/// the target's whole shard would answer CLUSTERDOWN. Nobody repairs anything here, and the node stays dead.
+/// A server takes in no new owner of a slot that it imports, so the marks of a move must not outlive the
+/// source's primary: the target's whole shard would answer CLUSTERDOWN. Nobody repairs anything here, and the
+/// node stays dead.
 fn a_failover_of_the_source_takes_no_shard_down(engine: Engine) {
     let scene = scene_with_failovers(engine);
     let before = scene.unwritten();

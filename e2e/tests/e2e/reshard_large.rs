@@ -1,5 +1,5 @@
-//! Large collections move while their elements change: within the longest pause, or the job is refused before the
-//! fence and says why.
+//! Large collections move while their elements change: within the longest pause, or the job is refused before
+//! the fence and says why.
 //!
 //! `WHIMBREL_LARGE_MB=200` makes each of them as large as that.
 
@@ -186,8 +186,8 @@ fn move_large(engine: Engine, kinds: &[Kind]) -> Told {
     told
 }
 
-/// The two servers remove keys whose time has come when each sees fit, the source none at all under a pause: that is no
-/// difference, however many keys a slot has.
+/// The two servers remove keys whose time has come when each sees fit, the source none at all under a pause:
+/// that is no difference, however many keys a slot has.
 fn slots_full_of_expiring_keys_move(engine: Engine) {
     const KEYS: u64 = 6_000;
     let scene = Scene::of(engine, 0, &[vec![0..=8191], vec![8192..=16383]]).start();

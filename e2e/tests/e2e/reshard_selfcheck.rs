@@ -1,4 +1,5 @@
-//! The judges of resharding are judged: what clients of a cluster see and must find, and whether a cluster is sound.
+//! The judges of resharding are judged: what clients of a cluster see and must find, and whether a cluster is
+//! sound.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -39,7 +40,8 @@ fn planted_losses_are_found(engine: Engine) {
     let record = writers.stop();
     record.observed.assert_only_moved();
     assert!(record.observed.moved > 0 && record.observed.longest.is_some(), "{}", record.observed);
-    // MIGRATE sends times that are left, not times of expiry: those may be off by a millisecond, and nothing else.
+    // MIGRATE sends times that are left, not times of expiry: those may be off by a millisecond, and nothing
+    // else.
     let drifted = record.check(&deployment).unwrap();
     assert!(drifted.iter().all(|trouble| trouble.words.contains("expiry is")), "{drifted:#?}");
     let drifted: BTreeSet<String> = drifted.into_iter().map(|trouble| trouble.name).collect();

@@ -123,13 +123,15 @@ fn a_large_string_of_a_cluster_is_not_held() {
     assert_equal(&at(source.seed()), &at(target.addr()));
 }
 
-/// An element is the least that can be moved, so one that is itself larger than the budget is held all the same.
+/// An element is the least that can be moved, so one that is itself larger than the budget is held all the
+/// same.
 const COPIES_OF_AN_ELEMENT: u64 = 3;
 
 #[test]
 fn a_large_field_among_small_ones_is_held_alone() {
     const FIELD_BYTES: usize = 100_000_000;
-    // The second has few enough to be looked at one by one, were it not for how few a server looks at unless told.
+    // The second has few enough to be looked at one by one, were it not for how few a server looks at unless
+    // told.
     for small in [2_000, 7] {
         let (source, target) = (server(Engine::Redis70), server(Engine::Redis80));
         let mut pipe = redis::pipe();
@@ -154,8 +156,8 @@ fn noise(count: usize) -> Vec<u8> {
     bytes
 }
 
-/// Whether a large payload was asked for. A server is also probed with keys that do not exist, which takes it no time
-/// worth counting.
+/// Whether a large payload was asked for. A server is also probed with keys that do not exist, which takes it
+/// no time worth counting.
 fn was_dumped(server: &Server) -> bool {
     let text: String = redis::cmd("INFO")
         .arg("commandstats")

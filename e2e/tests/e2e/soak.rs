@@ -1,5 +1,5 @@
-//! Syncs of ten minutes: whimbrel is killed, its links are cut, both sides fail over, and clients write keys of every type
-//! all the while. They run by `./dev soak`; `WHIMBREL_SOAK_SECONDS` makes them shorter.
+//! Syncs of ten minutes: whimbrel is killed, its links are cut, both sides fail over, and clients write keys
+//! of every type all the while. They run by `./dev soak`; `WHIMBREL_SOAK_SECONDS` makes them shorter.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -79,7 +79,8 @@ fn cut_all(proxies: &[&Proxy]) {
     });
 }
 
-/// The primary of the first shard dies when its replica has everything that was acknowledged, and comes back as replica.
+/// The primary of the first shard dies when its replica has everything that was acknowledged, and comes back
+/// as replica.
 fn fail_over(cluster: &Cluster, writers: &ClusterWriters) {
     {
         let _hold = writers.hold();

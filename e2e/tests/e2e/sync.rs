@@ -1,6 +1,6 @@
-//! Deployments are kept equal while clients write to every type, whimbrel is killed, links are cut, primaries fail over and
-//! slots move. After the cutover both sides are equal by a comparison that shares no code with whimbrel, and what was
-//! acknowledged by the source is on the target.
+//! Deployments are kept equal while clients write to every type, whimbrel is killed, links are cut, primaries
+//! fail over and slots move. After the cutover both sides are equal by a comparison that shares no code with
+//! whimbrel, and what was acknowledged by the source is on the target.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
@@ -66,7 +66,8 @@ fn a_cluster_becomes_a_cluster_while_slots_move_and_a_primary_fails_over() {
     let job = Sync::new(&source.seed(), &target.seed(), &[]);
     let mut sync = job.start(&[]);
     wait_until_following(&mut sync);
-    // Of the source by whimbrel, of the target by its own means, in both cases while keys of these slots are written.
+    // Of the source by whimbrel, of the target by its own means, in both cases while keys of these slots are
+    // written.
     for (cluster, method) in [(&source, "external"), (&target, "native")] {
         let (seed, state) = (cluster.seed(), tempfile::tempdir().expect("a folder"));
         let state = state.path().to_str().expect("a plain path");
@@ -81,7 +82,8 @@ fn a_cluster_becomes_a_cluster_while_slots_move_and_a_primary_fails_over() {
         source.move_slot(slot, 1, 0).expect("the slot moves");
     }
     {
-        // What a server acknowledges before its replica has it may be lost with it: that is the server's promise.
+        // What a server acknowledges before its replica has it may be lost with it: that is the server's
+        // promise.
         let _hold = writers.hold();
         shards::wait_until_follows(&source.nodes()[0], &source.replicas_of(0)[0]);
         source.kill9(0).expect("it can be killed");
@@ -119,7 +121,8 @@ fn a_cluster_becomes_a_server_and_what_it_cannot_hold_is_told() {
     finish(&job, sync, writers, &source.seed(), &target.addr(), &comparison());
 }
 
-/// A service that forbids replication: consumer groups, of which the feed knows nothing, arrive with the cutover.
+/// A service that forbids replication: consumer groups, of which the feed knows nothing, arrive with the
+/// cutover.
 #[test]
 fn tracking_will_do_where_replication_is_forbidden() {
     let rule = "user sync on >secret ~* &* +@all -psync -sync -replconf";
@@ -641,9 +644,9 @@ fn a_large_key_that_changes_all_the_time_arrives() {
         .assert_equal(&deployment(source.addr()), &deployment(target.addr()));
 }
 
-/// Another kind of load: the fastest there is, for `WHIMBREL_SYNC_SECONDS`.
-/// On both sides a node joins and gets its share, and the one by which the cluster was named is drained, forgotten, and no
-/// longer of that cluster.
+/// Another kind of load: the fastest there is, for `WHIMBREL_SYNC_SECONDS`. On both sides a node joins and
+/// gets its share, and the one by which the cluster was named is drained, forgotten, and no longer of that
+/// cluster.
 #[test]
 fn nodes_join_and_leave() {
     let start =
@@ -728,8 +731,8 @@ fn a_full_target_is_told_of() {
     stop(sync);
 }
 
-/// Keys that are followed by their elements are emptied, all at once, and made anew while the sync makes up for it; and one
-/// gets what the target cannot hold.
+/// Keys that are followed by their elements are emptied, all at once, and made anew while the sync makes up
+/// for it; and one gets what the target cannot hold.
 #[test]
 fn elements_are_not_added_to_what_is_not_there_any_more() {
     let source = Server::builder(Engine::Redis80).start().expect("the source starts");
@@ -787,8 +790,9 @@ fn elements_are_not_added_to_what_is_not_there_any_more() {
     stop(sync);
 }
 
-/// Hashes, sets and sorted sets of many elements, of which some change all the time: what changes is transferred, not all of
-/// them. Some are deleted and made anew, get a time to live and lose it, and so do fields.
+/// Hashes, sets and sorted sets of many elements, of which some change all the time: what changes is
+/// transferred, not all of them. Some are deleted and made anew, get a time to live and lose it, and so do
+/// fields.
 #[test]
 fn large_keys_are_followed_by_their_elements() {
     const ELEMENTS: u64 = 20_000;

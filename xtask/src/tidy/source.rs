@@ -100,7 +100,8 @@ fn piece_length(rest: &str, before: Option<char>) -> usize {
     match rest.as_bytes()[0] {
         b'"' => 1 + quoted_length(&rest[1..], '"'),
         b'\'' => {
-            // A character literal has its second quote after one character or an escape; else it is a lifetime.
+            // A character literal has its second quote after one character or an escape; else it is a
+            // lifetime.
             let mut inside = rest[1..].chars();
             match (inside.next(), inside.next()) {
                 (Some('\\'), _) | (Some(_), Some('\'')) => 1 + quoted_length(&rest[1..], '\''),

@@ -1,4 +1,5 @@
-//! What was answered wrongly while keys arrived, as a picture: a bar for each scheme, side by side for each setting.
+//! What was answered wrongly while keys arrived, as a picture: a bar for each scheme, side by side for each
+//! setting.
 
 use super::moving::Seen;
 use crate::bars::{Bars, Panel};

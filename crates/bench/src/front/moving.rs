@@ -1,11 +1,13 @@
-//! The experiment of "Toward Fast Query Serving in Key-Value Store Migration with Approximate Telemetry" (Braverman and
-//! Liu), scaled to one machine: queries are sent to the target while its keys are still arriving.
+//! The experiment of "Toward Fast Query Serving in Key-Value Store Migration with Approximate Telemetry"
+//! (Braverman and Liu), scaled to one machine: queries are sent to the target while its keys are still
+//! arriving.
 //!
-//! Three schemes take turns. Without a filter the target alone answers. The paper's has a Bloom filter at the target, to which a key is
-//! added when it has arrived; what is not in it is forwarded to the source. The third is `whimbrel front`.
+//! Three schemes take turns. Without a filter the target alone answers. The paper's has a Bloom filter at the
+//! target, to which a key is added when it has arrived; what is not in it is forwarded to the source. The
+//! third is `whimbrel front`.
 //!
-//! A value begins with its version. Each key has one thread that writes it, so its versions are carried out in order, and a read has to
-//! see the version that was acknowledged before it was sent, or a later one.
+//! A value begins with its version. Each key has one thread that writes it, so its versions are carried out
+//! in order, and a read has to see the version that was acknowledged before it was sent, or a later one.
 
 use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -140,8 +142,8 @@ impl Bloom {
     }
 }
 
-/// Runs all schemes, with each skew and each share of writes, as the paper does: shares of writes with the least
-/// skew, and skews with the most writes.
+/// Runs all schemes, with each skew and each share of writes, as the paper does: shares of writes with the
+/// least skew, and skews with the most writes.
 pub(super) fn measure(
     engine: Engine,
     args: &BenchFrontArgs,
@@ -297,7 +299,8 @@ impl Run<'_> {
         self.ranks.pick(random).wrapping_mul(1_000_000_007) % self.keys
     }
 
-    /// Copies all keys as the paper's mover does. Whoever wrote at the target before a key came keeps what was written.
+    /// Copies all keys as the paper's mover does. Whoever wrote at the target before a key came keeps what
+    /// was written.
     fn move_all(&self, interrupt: &Interrupt) -> anyhow::Result<()> {
         let (mut from, mut to) = (self.source.try_connection()?, self.target.try_connection()?);
         for first in (0..self.keys).step_by(BATCH as usize) {

@@ -158,8 +158,8 @@ fn get() -> Exchange {
     Exchange { command: "GET", requests: (0..KEYS).map(request).collect(), reply_bytes }
 }
 
-/// Loads a way from all connections until time is up, from one thread: a load generator that takes a core of its own
-/// leaves none for a proxy. Returns requests a second.
+/// Loads a way from all connections until time is up, from one thread: a load generator that takes a core of
+/// its own leaves none for a proxy. Returns requests a second.
 async fn load(
     way: &Way,
     exchange: &Arc<Exchange>,

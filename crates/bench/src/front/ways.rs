@@ -56,7 +56,8 @@ pub(super) fn nutcracker(server: &Server) -> anyhow::Result<Option<Way>> {
     let (address, statistics) = (free_address()?, free_address()?);
     let config = server.dir().join("nutcracker.yml");
     let text = format!(
-        "pool:\n  listen: {address}\n  redis: true\n  hash: fnv1a_64\n  distribution: modula\n  servers:\n   - {}:1\n",
+        "pool:\n  listen: {address}\n  redis: true\n  hash: fnv1a_64\n  distribution: modula\n  servers:\n   \
+            - {}:1\n",
         server.addr()
     );
     std::fs::write(&config, text)?;

@@ -1,4 +1,5 @@
-//! What a move costs by the size of the fleet, as a picture: a bar for each way to tell of it, side by side for each size.
+//! What a move costs by the size of the fleet, as a picture: a bar for each way to tell of it, side by side
+//! for each size.
 
 use whimbrel_core::units::format_count;
 

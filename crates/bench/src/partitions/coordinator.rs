@@ -1,5 +1,5 @@
-//! The coordinator of the measured fleet, in the process of the benchmark: the real machine, a real journal, and members in
-//! processes of their own.
+//! The coordinator of the measured fleet, in the process of the benchmark: the real machine, a real journal,
+//! and members in processes of their own.
 
 use std::collections::HashMap;
 use std::io::Write as _;
@@ -445,7 +445,8 @@ impl Fleet {
         }
     }
 
-    /// What was done before there were changes: everybody gets the whole table after each move. It is encoded once.
+    /// What was done before there were changes: everybody gets the whole table after each move. It is encoded
+    /// once.
     fn publish_table(&mut self, moving: &Move) {
         let rows: Vec<(Partition, Row)> =
             (0..).zip(self.coordinator.table().rows().iter().copied()).collect();

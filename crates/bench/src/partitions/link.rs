@@ -1,11 +1,13 @@
-//! What goes over the connections between the processes of the measurement: the fleet's own frames, read and written by threads.
+//! What goes over the connections between the processes of the measurement: the fleet's own frames, read and
+//! written by threads.
 
 use std::io::{Read, Write};
 
 use anyhow::{Context, bail};
 use whimbrel_fleet::frame::{self, HEAD_BYTES};
 
-/// No frame is longer, in bytes. The data of one partition goes in one frame: all entries, where there is one partition.
+/// No frame is longer, in bytes. The data of one partition goes in one frame: all entries, where there is one
+/// partition.
 const FRAME_MAX: usize = 64 << 20;
 
 /// What a frame is.

@@ -1,4 +1,5 @@
-//! A member of the measured fleet: a process that holds entries in memory, and gives them away when it is told to.
+//! A member of the measured fleet: a process that holds entries in memory, and gives them away when it is
+//! told to.
 
 use std::collections::HashMap;
 use std::io::Write as _;
@@ -229,7 +230,8 @@ impl Process {
         Ok(())
     }
 
-    /// The stamp of its table, then for each partition that it has entries of its number, how many, and their digest.
+    /// The stamp of its table, then for each partition that it has entries of its number, how many, and their
+    /// digest.
     fn tell_holdings(&mut self) {
         let (member, data) = (&self.member, &self.data);
         link::frame(&mut self.said, Kind::Holdings, |out| {

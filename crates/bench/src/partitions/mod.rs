@@ -1,5 +1,5 @@
-//! `./dev bench partitions`: what it costs to move a partition in a fleet, by its size. The experiment of Hazelcast's
-//! *Speed-Up Partition Migrations*, with members in processes of their own.
+//! `./dev bench partitions`: what it costs to move a partition in a fleet, by its size. The experiment of
+//! Hazelcast's *Speed-Up Partition Migrations*, with members in processes of their own.
 
 mod chart;
 mod coordinator;

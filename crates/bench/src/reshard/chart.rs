@@ -63,7 +63,8 @@ fn draw(svg: &mut String, panel: &Panel, (x, y): (f64, f64), seconds_max: f64, r
         "<text x=\"{x:.1}\" y=\"{:.1}\" font-weight=\"bold\">{}</text>\n\
          <text x=\"{x:.1}\" y=\"{:.1}\" fill=\"#555555\">{}</text>\n\
          <rect x=\"{:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{PANEL_HEIGHT}\" fill=\"#f4d9a6\"/>\n\
-         <rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{PANEL_WIDTH}\" height=\"{PANEL_HEIGHT}\" fill=\"none\" stroke=\"#999999\"/>",
+         <rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{PANEL_WIDTH}\" height=\"{PANEL_HEIGHT}\" fill=\"none\" \
+         stroke=\"#999999\"/>",
         y - 20.0,
         escaped(&panel.title),
         y - 6.0,

@@ -104,7 +104,8 @@ impl Contender {
     pub const fn how(self) -> &'static str {
         match self {
             Self::Legacy => {
-                "redis-cli or valkey-cli of the same version: --cluster rebalance (reshard, where certain slots move), \
+                "redis-cli or valkey-cli of the same version: --cluster rebalance (reshard, where certain \
+                    slots move), \
                  all else by default"
             }
             Self::External => "whimbrel rebalance, drain or reshard --method external, all else by default",
@@ -132,7 +133,8 @@ impl Contender {
     /// Moves the slots.
     ///
     /// # Errors
-    /// When the user stops us, or something of our own fails. What the contender fails at is no error: see [`Ran`].
+    /// When the user stops us, or something of our own fails. What the contender fails at is no error: see
+    /// [`Ran`].
     pub fn run(self, turn: &Turn<'_>) -> anyhow::Result<Ran> {
         match self {
             Self::Legacy => run_program(turn, &mut engine_cli(turn, &[])?),

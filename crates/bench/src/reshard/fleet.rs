@@ -165,8 +165,9 @@ impl Fleet {
         Ok(())
     }
 
-    /// What is amiss after a turn, once it has had some time to settle: slots that nodes disagree on or that are
-    /// marked, keys too many or too few, replicas that differ in number from their primaries. `None` if all is well.
+    /// What is amiss after a turn, once it has had some time to settle: slots that nodes disagree on or that
+    /// are marked, keys too many or too few, replicas that differ in number from their primaries. `None` if
+    /// all is well.
     ///
     /// # Errors
     /// When a node does not answer.

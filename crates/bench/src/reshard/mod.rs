@@ -101,8 +101,8 @@ pub struct BenchReshardArgs {
     #[arg(long)]
     pub only_load: bool,
 
-    /// Contenders to leave out: legacy, whimbrel-external, cli-atomic, migrateslots, whimbrel-native; repeatable or
-    /// with commas
+    /// Contenders to leave out: legacy, whimbrel-external, cli-atomic, migrateslots, whimbrel-native;
+    /// repeatable or with commas
     #[arg(long, value_delimiter = ',')]
     pub without: Vec<String>,
 
@@ -153,11 +153,12 @@ fn directive(text: &str) -> Result<(String, String), String> {
     parts.map(|(name, value)| (name.to_owned(), value.to_owned())).ok_or_else(|| "not NAME=VALUE".to_owned())
 }
 
-/// Measures, and prints tables or one JSON document on standard output; what happens meanwhile on standard error.
+/// Measures, and prints tables or one JSON document on standard output; what happens meanwhile on standard
+/// error.
 ///
 /// # Errors
-/// When servers do not start or go away, or something of our own fails. A contender that fails is a result and no
-/// error; if it is whimbrel, the exit code says so.
+/// When servers do not start or go away, or something of our own fails. A contender that fails is a result
+/// and no error; if it is whimbrel, the exit code says so.
 pub fn run(args: &BenchReshardArgs) -> anyhow::Result<Exit> {
     match Bench::of(args) {
         Ok(bench) => interrupt::run(Exit::Stopped, |interrupt| bench.measure(interrupt)),
@@ -444,7 +445,8 @@ fn scale(gb: f64, pace: Option<Pace>) -> Setting {
     }
 }
 
-/// Slots with hardly a key go from the first to the second of many primaries, neither of which has others only.
+/// Slots with hardly a key go from the first to the second of many primaries, neither of which has others
+/// only.
 fn nearly_empty(primaries: usize) -> Setting {
     let rest = even_layout(primaries, primaries);
     // The first has the moving slots, and its share of what is left over; all share that evenly.

@@ -104,7 +104,8 @@ impl Storm {
     }
 }
 
-/// After each of so many moves all clients ask at once, each on a connection of its own, and all wait for all.
+/// After each of so many moves all clients ask at once, each on a connection of its own, and all wait for
+/// all.
 ///
 /// # Errors
 /// When a reply does not come.

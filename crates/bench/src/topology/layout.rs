@@ -75,7 +75,8 @@ fn group(node: usize) -> anyhow::Result<Group> {
     Ok(Group { primary, replicas: Vec::new() })
 }
 
-/// One slot after another gets another owner. Whole ranges stay whole: a slot goes from the end of one to the next.
+/// One slot after another gets another owner. Whole ranges stay whole: a slot goes from the end of one to the
+/// next.
 #[derive(Debug)]
 pub struct Moves {
     layout: Layout,

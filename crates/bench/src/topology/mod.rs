@@ -1,5 +1,5 @@
-//! `./dev bench topology`: what it costs to tell clients who owns what, beside the servers, and a storm of clients that
-//! ask after each move of a slot.
+//! `./dev bench topology`: what it costs to tell clients who owns what, beside the servers, and a storm of
+//! clients that ask after each move of a slot.
 
 mod algorithm;
 mod ask;

@@ -1,4 +1,5 @@
-//! Those that are asked over sockets: real servers with made-up clusters, and our own server in a process of its own.
+//! Those that are asked over sockets: real servers with made-up clusters, and our own server in a process of
+//! its own.
 
 use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
@@ -143,8 +144,8 @@ impl Drop for Ours {
     }
 }
 
-/// What the child does: serves the table with the daemon's own server, takes in moves and tells its CPU time, until its
-/// input ends.
+/// What the child does: serves the table with the daemon's own server, takes in moves and tells its CPU time,
+/// until its input ends.
 ///
 /// # Errors
 /// When it cannot serve.

@@ -39,8 +39,8 @@ pub async fn run(args: &CopyArgs, stop: CancellationToken) -> Exit {
         .unwrap_or_else(|e| end_of(&e, args.show.json, begun.then_some(AGAIN)))
 }
 
-/// Shows why a copy or a sync ended, and says what the process ends with. Once keys may have been written, `again` is what goes
-/// on with it.
+/// Shows why a copy or a sync ended, and says what the process ends with. Once keys may have been written,
+/// `again` is what goes on with it.
 pub fn end_of(error: &Error, as_json: bool, again: Option<&str>) -> Exit {
     let exit = errors::exit_of(error, again.is_some());
     errors::show_error(error, as_json, exit);
@@ -77,7 +77,8 @@ pub fn options(selection: Selection, dbs: Vec<DbPair>, limits: &Limits, retry_fo
     }
 }
 
-/// An address in the spelling that stands for all: a journal is found again by `localhost` that was begun by `127.0.0.1`.
+/// An address in the spelling that stands for all: a journal is found again by `localhost` that was begun by
+/// `127.0.0.1`.
 pub fn one_spelling(address: &Address) -> String {
     let Address::Tcp(host, port) = address else { return address.to_string() };
     let host = match host.trim_end_matches('.').to_ascii_lowercase() {
@@ -151,7 +152,8 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     if !args.resume && journal::exists(&folder, &name) && !args.show.quiet {
         say(
             args,
-            "an earlier copy like this one did not finish; --resume would go on with it, this one starts anew",
+            "an earlier copy like this one did not finish; --resume would go on with it, this one starts \
+                anew",
         );
     }
     if args.from_replicas && source.topology().shards.iter().all(|shard| shard.replicas.is_empty()) {

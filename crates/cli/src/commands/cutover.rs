@@ -17,10 +17,12 @@ use crate::settings::args::{CompareChoice, CutoverArgs, FenceChoice};
 use crate::ui::confirm::{Question, confirm};
 use crate::ui::errors;
 
-/// How long the running sync may take to answer, besides the pause: moved slots are gone through again before.
+/// How long the running sync may take to answer, besides the pause: moved slots are gone through again
+/// before.
 const ANSWER_WITHIN: Duration = Duration::from_secs(600);
 
-/// How long it may take where all keys are compared, besides the wait. A process that hangs is noticed long before.
+/// How long it may take where all keys are compared, besides the wait. A process that hangs is noticed long
+/// before.
 const COMPARED_WITHIN: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// How often it is looked how far the cutover is, and how often that is said at least.
@@ -184,7 +186,8 @@ fn question(args: &CutoverArgs, source: &str, target: &str) -> Question {
     let hold = format!("Pause the writers of {source} for at most {}", format_duration_ms(args.max_pause));
     if is_external(args) {
         return Question::new(format!(
-            "Have {target} take over when you have stopped the writers of {source}? You are told when to stop them."
+            "Have {target} take over when you have stopped the writers of {source}? You are told when to \
+                stop them."
         ));
     }
     Question::new(match (args.back, args.fence) {
@@ -287,7 +290,8 @@ fn compared(report: &serde_json::Value) -> String {
     let number = |name: &str| format_count(report[name].as_u64().unwrap_or(0));
     match report["finds_one_percent"].as_f64() {
         Some(chance) => format!(
-            "compared {} of {} keys in full: such a sample finds a difference in 1 % of the keys with {:.0} % probability",
+            "compared {} of {} keys in full: such a sample finds a difference in 1 % of the keys with {:.0} \
+                % probability",
             number("compared"),
             number("keys"),
             chance * 100.0

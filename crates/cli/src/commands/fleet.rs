@@ -272,7 +272,8 @@ pub fn page(status: &FleetStatus, screen: Screen) -> String {
         (unowned, ..) => format!("{} partitions have nobody", format_count(unowned)),
     };
     let mut page = format!(
-        "fleet    {} partitions, {} members, term {}: {state}\nmoves    {} made, {} given up since the start\n",
+        "fleet    {} partitions, {} members, term {}: {state}\nmoves    {} made, {} given up since the \
+            start\n",
         format_count(status.partitions.into()),
         status.members.len(),
         status.term,

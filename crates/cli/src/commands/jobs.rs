@@ -195,8 +195,8 @@ fn show(entry: &Entry, as_json: bool) {
     }
 }
 
-/// Opens the cluster of a job: where the user says, else where it was reached when the job was made, else by any of the
-/// primaries that it had then.
+/// Opens the cluster of a job: where the user says, else where it was reached when the job was made, else by
+/// any of the primaries that it had then.
 async fn open(access: &JobAccess, status: &Status) -> Result<Arc<Deployment>> {
     let named = access.cluster.as_deref();
     let probe = async |at: &str| {

@@ -24,7 +24,8 @@ pub struct Losses {
     is_partial: bool,
 }
 
-/// Counts them by looking for each selected key on both sides; what only the target has where that is removed.
+/// Counts them by looking for each selected key on both sides; what only the target has where that is
+/// removed.
 ///
 /// # Errors
 /// As [`verify::verify`].

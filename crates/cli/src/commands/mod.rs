@@ -1,7 +1,7 @@
 //! The commands, each in a module of its name.
 //!
-//! `rebalance` and `drain` are with [`reshard`]. What several share: [`cluster`] for those about one cluster, [`losses`]
-//! for those that replace or remove keys.
+//! `rebalance` and `drain` are with [`reshard`]. What several share: [`cluster`] for those about one cluster,
+//! [`losses`] for those that replace or remove keys.
 
 pub mod cluster;
 pub mod copy;

@@ -23,12 +23,13 @@ use crate::ui::confirm::{Question, confirm};
 use crate::ui::json as describe;
 use crate::ui::screen::Screen;
 
-/// How often the cluster is looked at again and what follows is done: a repair may bring up more, for example replicas
-/// that kept what their primary lost. Each round sees fewer problems, or none that can be repaired.
+/// How often the cluster is looked at again and what follows is done: a repair may bring up more, for example
+/// replicas that kept what their primary lost. Each round sees fewer problems, or none that can be repaired.
 const ROUNDS_MAX: usize = 4;
 
-/// Views of nodes differ for a moment after every change. Only what still differs after so many looks counts: before
-/// anything is done, and after it, when nodes that found the cluster down take up to five seconds to come back.
+/// Views of nodes differ for a moment after every change. Only what still differs after so many looks counts:
+/// before anything is done, and after it, when nodes that found the cluster down take up to five seconds to
+/// come back.
 const LOOKS_BEFORE: usize = 10;
 const LOOKS_AFTER: usize = 40;
 const LOOK_PAUSE: Duration = Duration::from_millis(300);
@@ -251,13 +252,15 @@ fn show_plan(
     let instead = |text: String| say!("instead  {text}");
     for job in interrupted {
         instead(format!(
-            "job {job} was interrupted here: `whimbrel jobs resume {job}` goes on with it, `whimbrel jobs cancel {job}` \
+            "job {job} was interrupted here: `whimbrel jobs resume {job}` goes on with it, `whimbrel jobs \
+                cancel {job}` \
              undoes it. Repair only what neither can"
         ));
     }
     if interrupted.is_empty() && plan.actions.iter().any(Action::may_be_of_job) {
         instead(
-            "this may be what an interrupted job has left: where it was started, `whimbrel jobs list` names it, and \
+            "this may be what an interrupted job has left: where it was started, `whimbrel jobs list` names \
+                it, and \
              `whimbrel jobs resume` or `cancel` loses nothing of it"
                 .to_owned(),
         );

@@ -59,8 +59,8 @@ fn shards(survey: &Survey) -> Vec<&Surveyed> {
     shards
 }
 
-/// How many bytes of its primary's replication stream a replica has yet to take in. The two were asked one after the
-/// other, so some of it is the time between.
+/// How many bytes of its primary's replication stream a replica has yet to take in. The two were asked one
+/// after the other, so some of it is the time between.
 fn lag_bytes(primary: &Surveyed, replica: &Surveyed) -> Option<u64> {
     let (primary, replica) = (primary.state()?, replica.state()?);
     Some(primary.facts.repl_offset.saturating_sub(replica.facts.repl_offset))

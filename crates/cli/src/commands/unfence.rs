@@ -30,7 +30,8 @@ async fn try_run(args: &UnfenceArgs) -> Result<Exit> {
     if notes.is_empty() {
         let what = format!("no cutover that is noted in {} has put up a fence here", folder.display());
         return Err(Error::unfit(Side::Own, "", "take the fence down", what).with_remedy(
-            "name the folder of the sync with --state-dir, and the server as the sync did; or take it down by hand, on each node: \
+            "name the folder of the sync with --state-dir, and the server as the sync did; or take it down \
+                by hand, on each node: \
              ACL SETUSER NAME +@write for its users, CLIENT UNPAUSE, or REPLICAOF NO ONE",
         ));
     }
@@ -59,8 +60,8 @@ pub fn forget_all(folder: &Path, deployment: &Deployment) -> Result<()> {
     notes_about(folder, deployment)?.iter().try_for_each(|(file, _)| FenceNote::forget(file))
 }
 
-/// The cutovers away from `deployment` that have not been undone, and their files. It is known by its nodes, and by the address
-/// that the user named.
+/// The cutovers away from `deployment` that have not been undone, and their files. It is known by its nodes,
+/// and by the address that the user named.
 ///
 /// # Errors
 /// `Own` where the folder or a file cannot be read.

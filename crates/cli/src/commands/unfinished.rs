@@ -1,4 +1,5 @@
-//! Copies and syncs that have not ended, as their journals in the state folder tell of them, and what goes on with each.
+//! Copies and syncs that have not ended, as their journals in the state folder tell of them, and what goes on
+//! with each.
 
 use std::path::Path;
 
@@ -42,7 +43,8 @@ fn kind(job: &Unfinished) -> &'static str {
     if job.name.starts_with("sync-") { "sync" } else { "copy" }
 }
 
-/// The command that goes on with it, but for users, passwords and TLS, which are in no journal. `None` for one that cannot.
+/// The command that goes on with it, but for users, passwords and TLS, which are in no journal. `None` for
+/// one that cannot.
 fn command(job: &Unfinished, folder: Option<&Path>) -> Option<String> {
     let described = &job.described;
     if !described["limit"].is_null() {
@@ -106,7 +108,8 @@ mod tests {
         });
         assert_eq!(
             command(&job("copy-1", copy.clone()), Some(Path::new("/x y"))).expect("it can go on"),
-            "whimbrel copy a:1 b:2 --db 0:0 --db 1:3 --match 'u:*' --type hash --skip --state-dir '/x y' --resume"
+            "whimbrel copy a:1 b:2 --db 0:0 --db 1:3 --match 'u:*' --type hash --skip --state-dir '/x y' \
+                --resume"
         );
         let limited = Value::Object(
             copy.as_object().cloned().into_iter().flatten().chain([("limit".to_owned(), json!(5))]).collect(),

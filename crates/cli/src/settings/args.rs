@@ -31,7 +31,8 @@ pub use self::syncing::{
     name = "whimbrel",
     version,
     about = "Non-stop migration for Redis and Valkey",
-    long_about = "Moves live data between Redis- and Valkey-compatible servers and proves that nothing was lost.",
+    long_about = "Moves live data between Redis- and Valkey-compatible servers and proves that nothing was \
+        lost.",
     after_help = closing_words(),
     max_term_width = 110,
     propagate_version = true
@@ -48,9 +49,11 @@ fn closing_words() -> String {
         text.push_str(&format!("  {:>3}  {meaning}\n", exit as u8));
     }
     text.push_str(
-        "\nEnvironment:\n  WHIMBREL_LOG         what is logged on standard error, from error (default) to info and debug\n  \
+        "\nEnvironment:\n  WHIMBREL_LOG         what is logged on standard error, from error (default) to \
+            info and debug\n  \
          WHIMBREL_LOG_FORMAT  json: each line of the log is a JSON object\n\n\
-         Passwords:\n  one in an address is in the list of processes for some milliseconds; prefer --password-file\n",
+         Passwords:\n  one in an address is in the list of processes for some milliseconds; prefer \
+         --password-file\n",
     );
     text
 }
@@ -76,8 +79,8 @@ pub enum Command {
     Rebalance(Box<RebalanceArgs>),
     /// Move all slots of a primary to the others
     Drain(Box<DrainArgs>),
-    /// Keep running, move slots when told so over the network, by Valkey's own commands, and tell clients who owns them; or be
-    /// the coordinator of a fleet of fronts
+    /// Keep running, move slots when told so over the network, by Valkey's own commands, and tell clients who
+    /// owns them; or be the coordinator of a fleet of fronts
     Serve(Box<ServeArgs>),
     /// Serve clients in front of a server or a cluster, also while its keys move to another one
     Front(Box<FrontArgs>),
@@ -114,8 +117,8 @@ pub struct Beforehand {
 /// Where the two sides are and how to reach them.
 #[derive(Debug, Args)]
 pub struct Sides {
-    /// The source: HOST:PORT, redis://, rediss:// (TLS), valkey://, valkeys:// (TLS) or unix:// with user, password
-    /// and database
+    /// The source: HOST:PORT, redis://, rediss:// (TLS), valkey://, valkeys:// (TLS) or unix:// with user,
+    /// password and database
     #[arg(value_name = "SOURCE")]
     pub source: String,
 
@@ -129,8 +132,8 @@ pub struct Sides {
     #[command(flatten)]
     pub target_access: TargetAccess,
 
-    /// For how long a password is valid that --source-password-command or --target-password-command has printed; a new one is
-    /// asked for before that
+    /// For how long a password is valid that --source-password-command or --target-password-command has
+    /// printed; a new one is asked for before that
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_ttl, help_heading = "Access")]
     pub password_ttl: u64,
 
@@ -164,20 +167,23 @@ macro_rules! access {
             pub user: Option<String>,
 
             #[arg(
-                help = concat!("File whose first line is the password for the ", $side, " (or set ", $env, ")"),
+                help = concat!("File whose first line is the password for the ", $side, " (or \
+                    set ", $env, ")"),
                 long = $file, id = $file, value_name = "FILE", help_heading = $heading
             )]
             pub password_file: Option<PathBuf>,
 
             #[arg(
-                help = concat!("Command, run by sh -c, whose first line of output is the password for the ", $side,
+                help = concat!("Command, run by sh -c, whose first line of output is the password for \
+                    the ", $side,
                                ": for passwords that expire, see --password-ttl"),
                 long = $command, id = $command, value_name = "CMD", conflicts_with = $file, help_heading = $heading
             )]
             pub password_command: Option<String>,
 
             #[arg(
-                help = concat!("Address that the ", $announcer, " announces and what to connect to instead, as FROM=TO; repeatable"),
+                help = concat!("Address that the ", $announcer, " announces and what to connect to instead, \
+                    as FROM=TO; repeatable"),
                 long = $map, id = $map, value_name = "FROM=TO", help_heading = $heading
             )]
             pub map: Vec<String>,
@@ -271,7 +277,8 @@ pub struct Which {
     #[command(flatten)]
     pub names: Names,
 
-    /// Only keys of these types: string, list, set, zset, hash, stream, or a module's; repeatable or with commas
+    /// Only keys of these types: string, list, set, zset, hash, stream, or a module's; repeatable or with
+    /// commas
     #[arg(long = "type", value_name = "TYPE", value_delimiter = ',', value_parser = parse_type, help_heading = "Selection")]
     pub types: Vec<String>,
 }
@@ -336,7 +343,8 @@ pub struct Show {
     #[arg(long, help_heading = "Output")]
     pub json: bool,
 
-    /// Print a line of progress every N seconds [default without a terminal: each second, after ten lines every 10 s, after ten minutes each minute; with --json each second]
+    /// Print a line of progress every N seconds [default without a terminal: each second, after ten lines
+    /// every 10 s, after ten minutes each minute; with --json each second]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Output")]
     pub report: Option<u64>,
 
@@ -500,7 +508,8 @@ pub struct DemoArgs {
 /// The demos.
 #[derive(Debug, Subcommand)]
 pub enum Demo {
-    /// Rebalance a cluster onto an empty shard while clients read and write, and prove it; this is the default
+    /// Rebalance a cluster onto an empty shard while clients read and write, and prove it; this is the
+    /// default
     Reshard(DemoOptions),
     /// Copy all keys of one server to another, and prove it
     Copy(DemoOptions),
@@ -525,8 +534,8 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
     }
 }
 
-/// The types of the server itself are written as it writes them; a module's name is kept as it is. Servers find no keys of a
-/// type that does not exist, which would look like success.
+/// The types of the server itself are written as it writes them; a module's name is kept as it is. Servers
+/// find no keys of a type that does not exist, which would look like success.
 fn parse_type(text: &str) -> Result<String, String> {
     const BUILT_IN: [&str; 6] = ["string", "list", "set", "zset", "hash", "stream"];
     if text.is_empty() {

@@ -155,8 +155,8 @@ impl FrontArgs {
         endpoint(Side::Source, source, &Access::from(&self.source_access), self.insecure)
     }
 
-    /// The endpoints of servers that the coordinator names. A password goes only to those that are named here as well, or over TLS: else whoever
-    /// stands in the coordinator's place could have it sent anywhere.
+    /// The endpoints of servers that the coordinator names. A password goes only to those that are named here
+    /// as well, or over TLS: else whoever stands in the coordinator's place could have it sent anywhere.
     pub fn source_maker(&self) -> impl Fn(&str) -> Result<Endpoint> + Send + Sync + 'static {
         let (access, insecure) = (self.source_access.clone(), self.insecure);
         let trusted: Vec<String> =
@@ -272,7 +272,8 @@ impl CoordinatorArgs {
     /// The etcd that several coordinators share, where one is named.
     ///
     /// # Errors
-    /// `Unfit` for what is no address of one, or a user without a password; `Own` where a file cannot be read.
+    /// `Unfit` for what is no address of one, or a user without a password; `Own` where a file cannot be
+    /// read.
     pub fn etcd(&self) -> Result<Option<EtcdOptions>> {
         let Some(text) = &self.store else { return Ok(None) };
         let mut store = EtcdOptions::parse(text)?;
@@ -361,8 +362,9 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
     }
 }
 
-/// Takes passwords out of the command line, where `ps` shows them to everybody on the machine: where an address holds
-/// one, the process replaces itself by one that finds it in its environment, which only its own user can read.
+/// Takes passwords out of the command line, where `ps` shows them to everybody on the machine: where an
+/// address holds one, the process replaces itself by one that finds it in its environment, which only its own
+/// user can read.
 ///
 /// # Errors
 /// `Own` where the process cannot be replaced. Otherwise it returns only where there was nothing to hide.
@@ -403,8 +405,8 @@ pub fn hide_passwords(command: &Command) -> Result<()> {
     Err(Error::own("hide a password", again.exec()))
 }
 
-/// An address without its password, and the password; `None` where it has none. What is no address is complained about later, by
-/// the caller that has to use it.
+/// An address without its password, and the password; `None` where it has none. What is no address is
+/// complained about later, by the caller that has to use it.
 fn without_password(text: &str) -> Option<(String, Secret)> {
     #[cfg(feature = "etcd")]
     if let Ok(store) = EtcdOptions::parse(text) {
@@ -473,7 +475,8 @@ fn endpoint(side: Side, text: &str, access: &Access<'_>, insecure: bool) -> Resu
         if insecure {
             let at = &endpoint.address;
             eprintln!(
-                "warning  --insecure: any certificate is accepted from {at}, so anybody on the way can read and change all"
+                "warning  --insecure: any certificate is accepted from {at}, so anybody on the way can read \
+                    and change all"
             );
         }
         if let Some(key) = access.key {

@@ -124,8 +124,8 @@ fn mixed(pairs: &[DbPair]) -> Option<String> {
     Some(format!("two databases of the source would be mixed in database {} of the target", twice[0]))
 }
 
-/// True where a `[` outside of an escape is never closed. Servers read such a class up to the end of the pattern,
-/// which nobody means.
+/// True where a `[` outside of an escape is never closed. Servers read such a class up to the end of the
+/// pattern, which nobody means.
 fn open_class(pattern: &str) -> bool {
     let mut open = false;
     let mut bytes = pattern.bytes();

@@ -74,8 +74,8 @@ impl Question {
     }
 }
 
-/// Asks on the terminal, unless `--yes` or `--dry-run` have answered it. What was typed before the question stood there
-/// is no answer to it.
+/// Asks on the terminal, unless `--yes` or `--dry-run` have answered it. What was typed before the question
+/// stood there is no answer to it.
 ///
 /// # Errors
 /// `Own` where the answer cannot be read.

@@ -21,8 +21,9 @@ use crate::ui::screen::Screen;
 /// Colours that are ours: see [`super::screen`].
 pub const COLOURS: [&str; 4] = ["\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"];
 
-/// A text that a terminal only shows. Servers' words are part of what is said, and may hold what sets its title, moves its
-/// cursor or turns the direction of writing round: that is shown as its number. In JSON it means the same as before.
+/// A text that a terminal only shows. Servers' words are part of what is said, and may hold what sets its
+/// title, moves its cursor or turns the direction of writing round: that is shown as its number. In JSON it
+/// means the same as before.
 pub fn plain(text: &str) -> Cow<'_, str> {
     let acts = |c: char| {
         c.is_control() && !matches!(c, '\n' | '\t')
@@ -74,7 +75,8 @@ impl Form {
 
 /// What is shown at one moment.
 pub struct Lines {
-    /// How far it is, of how much: a bar stands before the only row. `None` where there is no end to it, or each row says that of its own.
+    /// How far it is, of how much: a bar stands before the only row. `None` where there is no end to it, or
+    /// each row says that of its own.
     pub done: Option<(u64, u64)>,
     /// The lines, usually one.
     pub rows: Vec<Vec<Cell>>,
@@ -237,7 +239,8 @@ pub struct SpeedNow {
 }
 
 impl SpeedNow {
-    /// How long it takes until this many more keys are done, in milliseconds; `None` where next to nothing is done.
+    /// How long it takes until this many more keys are done, in milliseconds; `None` where next to nothing is
+    /// done.
     pub fn left_ms(&self, keys: u64) -> Option<u64> {
         (self.keys >= 1.0).then(|| (keys as f64 / self.keys * 1000.0) as u64)
     }
@@ -336,7 +339,8 @@ fn extras(c: &CopyCounts) -> String {
 /// A moment for people, in UTC: `2026-11-24 21:31:42Z`. It is given in seconds since the epoch.
 pub fn format_time(epoch_s: u64) -> String {
     let (days, second) = (epoch_s / 86_400, epoch_s % 86_400);
-    // Days are counted in eras of 400 years, from the 1st of March of the year 0 on: leap days come last then.
+    // Days are counted in eras of 400 years, from the 1st of March of the year 0 on: leap days come last
+    // then.
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;

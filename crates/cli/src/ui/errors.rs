@@ -18,12 +18,14 @@ pub fn end_of(error: &Error, as_json: bool) -> Exit {
     exit
 }
 
-/// Prints an error, on standard error: what is wrong, and on the next line what to do. With `--json` an object on standard output.
+/// Prints an error, on standard error: what is wrong, and on the next line what to do. With `--json` an
+/// object on standard output.
 pub fn show_error(error: &Error, as_json: bool, exit: Exit) {
     show_error_of(&error.side.to_string(), error, str::to_owned, as_json, exit);
 }
 
-/// The same for a command that has other names than source and target: the `side`, and what `renamed` makes of a text.
+/// The same for a command that has other names than source and target: the `side`, and what `renamed` makes
+/// of a text.
 pub fn show_error_of(side: &str, error: &Error, renamed: impl Fn(&str) -> String, as_json: bool, exit: Exit) {
     let of_side = |text: String| match text.strip_prefix(&error.side.to_string()) {
         Some(rest) => renamed(&format!("{side}{rest}")),

@@ -1,5 +1,5 @@
-//! What the user sees and is asked, within the width of a terminal, and without what servers would have it do. Where there is no terminal,
-//! nothing is wrapped, cut or left out.
+//! What the user sees and is asked, within the width of a terminal, and without what servers would have it
+//! do. Where there is no terminal, nothing is wrapped, cut or left out.
 //!
 //! - `screen` knows the width, and wraps text at words;
 //! - `table` shows rows under a head, and leaves columns out where there is no room;

@@ -25,8 +25,8 @@ pub fn whole(row: &[Cell]) -> String {
     said.map(|cell| cell.text.as_str()).collect::<Vec<_>>().join(GAP)
 }
 
-/// A line for each row, none wider than `width`. Cells at the same place of different rows stand below one another, and give way together;
-/// a row of one cell stands for itself.
+/// A line for each row, none wider than `width`. Cells at the same place of different rows stand below one
+/// another, and give way together; a row of one cell stands for itself.
 pub fn fitted(rows: &[Vec<Cell>], width: usize) -> Vec<String> {
     let places = rows.iter().map(Vec::len).max().unwrap_or(0);
     let cells_at =

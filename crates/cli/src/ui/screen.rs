@@ -13,7 +13,8 @@ const UNBOUNDED: usize = usize::MAX;
 /// Width of a terminal that does not tell it.
 const WIDTH_UNTOLD: usize = 80;
 
-/// Width of the labels at the beginning of lines, with the gap behind them: what is wrapped goes on below the text.
+/// Width of the labels at the beginning of lines, with the gap behind them: what is wrapped goes on below the
+/// text.
 const LABEL: usize = 9;
 
 /// The label of errors is shorter.
@@ -73,8 +74,9 @@ impl Screen {
         if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
-    /// The lines of a text, each wrapped at words so that it fits; what is wrapped goes on where its first line has its text, behind the
-    /// label. A word that is wider than the screen is left to the terminal, and JSON is: programs read it.
+    /// The lines of a text, each wrapped at words so that it fits; what is wrapped goes on where its first
+    /// line has its text, behind the label. A word that is wider than the screen is left to the terminal, and
+    /// JSON is: programs read it.
     pub fn wrapped(&self, text: &str) -> String {
         if self.width == UNBOUNDED || text.starts_with("{\"") {
             return text.to_owned();
@@ -104,7 +106,8 @@ impl Screen {
     }
 }
 
-/// Whether a line begins with a label rather than with a sentence: a gap ends before its text, or right behind a long one.
+/// Whether a line begins with a label rather than with a sentence: a gap ends before its text, or right
+/// behind a long one.
 fn has_label(line: &str) -> bool {
     let shown = COLOURS.iter().fold(line.to_owned(), |line, colour| line.replace(colour, ""));
     shown.chars().skip(LABEL - 1).take(2).any(|c| c == ' ')
@@ -160,8 +163,10 @@ mod tests {
 
     #[test]
     fn no_word_is_broken_at_any_width() {
-        let text = "writers  of a source are paused up to 1,234,567 times, for 500 ms at most; reads go on, and some \
-                    clients may see CLUSTERDOWN for some milliseconds each time a batch of slots is handed over to its new owner";
+        let text = "writers  of a source are paused up to 1,234,567 times, for 500 ms at most; reads go on, \
+            and some \
+                    clients may see CLUSTERDOWN for some milliseconds each time a batch of slots is handed \
+                    over to its new owner";
         for width in WIDTHS {
             let wrapped = screen(width).wrapped(text);
             assert!(wrapped.lines().all(|line| display_width(line) <= width), "{width}:\n{wrapped}");

@@ -47,7 +47,8 @@ pub struct Table {
 }
 
 impl Table {
-    /// An empty one. `flexible` is the column that is cut where the rows would be too long, before any is left out.
+    /// An empty one. `flexible` is the column that is cut where the rows would be too long, before any is
+    /// left out.
     pub fn new(head: &[Column], flexible: usize) -> Table {
         Table { head: head.to_vec(), flexible, rows: Vec::new() }
     }
@@ -58,8 +59,8 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// The lines, without line ends, the head first; each no wider than `screen`, unless that is too narrow even for
-    /// the columns that always stay.
+    /// The lines, without line ends, the head first; each no wider than `screen`, unless that is too narrow
+    /// even for the columns that always stay.
     pub fn lines(&self, screen: Screen) -> Vec<String> {
         let widths = self.widths(screen.width);
         let head: Vec<&str> = self.head.iter().map(|column| column.name).collect();

@@ -133,7 +133,8 @@ impl Session {
     fn log_in(&mut self, user: &[u8], password: &[u8], options: &DaemonOptions) -> Value {
         let Some(expected) = &options.password else {
             return error(
-                "AUTH <password> called without any password configured for the default user. Are you sure your \
+                "AUTH <password> called without any password configured for the default user. Are you sure \
+                    your \
                  configuration is correct?",
             );
         };
@@ -144,7 +145,8 @@ impl Session {
         self.refuse()
     }
 
-    /// `FLEET LOGIN user nonce` and `FLEET PROVE proof`: a login in which nobody says the password. None for other commands.
+    /// `FLEET LOGIN user nonce` and `FLEET PROVE proof`: a login in which nobody says the password. None for
+    /// other commands.
     fn prove(
         &mut self,
         words: &[Bytes],
@@ -222,8 +224,10 @@ impl Session {
         }
         if !self.is_in {
             return Value::Error(Bytes::from_static(
-                b"NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH \
-                  <user> <pass> option can be used to authenticate the client and select the RESP protocol version at \
+                b"NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO \
+                    <proto> AUTH \
+                  <user> <pass> option can be used to authenticate the client and select the RESP protocol \
+                  version at \
                   the same time",
             ));
         }

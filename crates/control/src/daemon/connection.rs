@@ -176,8 +176,8 @@ impl<J: Jobs> Connection<J> {
         members.serve(self.stream, self.inbox, &self.stop).await
     }
 
-    /// The next whole command, where it has arrived: an array of strings. Lines without a length, as people type them into
-    /// telnet and browsers can be made to send, are none.
+    /// The next whole command, where it has arrived: an array of strings. Lines without a length, as people
+    /// type them into telnet and browsers can be made to send, are none.
     fn command(&mut self) -> Result<Option<Vec<Bytes>>, &'static str> {
         let Progress::Complete(len) = self.scanner.scan(&self.inbox).map_err(|e| e.what)? else {
             return Ok(None);

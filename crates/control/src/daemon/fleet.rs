@@ -20,7 +20,8 @@ pub(super) fn check_version(words: &[Bytes]) -> Result<(), Value> {
     match words {
         [_, _, version] if version == COMMAND[2].as_bytes() => Ok(()),
         [_, _, version] => Err(error(format!(
-            "this coordinator speaks version {} of the fleet's protocol, the member version {}: see that both are of the same \
+            "this coordinator speaks version {} of the fleet's protocol, the member version {}: see that \
+                both are of the same \
              whimbrel",
             COMMAND[2],
             shown(version)
@@ -29,7 +30,8 @@ pub(super) fn check_version(words: &[Bytes]) -> Result<(), Value> {
     }
 }
 
-/// What somebody is answered whose question is not taken. Who leads is said in a form that programs understand.
+/// What somebody is answered whose question is not taken. Who leads is said in a form that programs
+/// understand.
 pub(super) fn refusal(refused: &Refused) -> Value {
     match refused {
         Refused::Unfit(what) => error(what),

@@ -1,5 +1,5 @@
-//! The three commands that Valkey has for slot migrations, as it has them: grammar, fields, states and errors were
-//! compared with Valkey 9.1.
+//! The three commands that Valkey has for slot migrations, as it has them: grammar, fields, states and errors
+//! were compared with Valkey 9.1.
 
 use bytes::Bytes;
 use whimbrel_core::node::NodeId;
@@ -108,8 +108,8 @@ pub struct JobView {
 }
 
 impl JobView {
-    /// One entry of `CLUSTER GETSLOTMIGRATIONS`: Valkey 9.1's fields in its order. Ours are all exports, seen from the
-    /// source. `cow_size` is always 0: nothing is forked.
+    /// One entry of `CLUSTER GETSLOTMIGRATIONS`: Valkey 9.1's fields in its order. Ours are all exports, seen
+    /// from the source. `cow_size` is always 0: nothing is forked.
     pub(super) fn reply(&self) -> Value {
         let number = |n: u64| Value::Int(i64::try_from(n).unwrap_or(i64::MAX));
         let ranges: Vec<String> =
@@ -132,11 +132,12 @@ impl JobView {
     }
 }
 
-/// Reads what follows `CLUSTER MIGRATESLOTS`, and checks it against the cluster and the jobs that have not ended.
+/// Reads what follows `CLUSTER MIGRATESLOTS`, and checks it against the cluster and the jobs that have not
+/// ended.
 ///
 /// # Errors
-/// Valkey's own words for what is wrong, without `ERR`. Two differ by their nature: slots may be those of any node, all of
-/// one block those of the same, and a target must be a primary from the start.
+/// Valkey's own words for what is wrong, without `ERR`. Two differ by their nature: slots may be those of any
+/// node, all of one block those of the same, and a target must be a primary from the start.
 pub(super) fn parse_moves(
     words: &[Bytes],
     view: &ClusterView,
@@ -167,7 +168,8 @@ pub(super) fn parse_moves(
     Ok(moves)
 }
 
-/// Up to its first NUL, as servers compare keywords: `valkey-cli --cluster reshard` of Valkey 9.1 sends one along.
+/// Up to its first NUL, as servers compare keywords: `valkey-cli --cluster reshard` of Valkey 9.1 sends one
+/// along.
 fn expect(words: &[Bytes], at: usize, keyword: &str) -> Result<(), String> {
     match words.get(at).and_then(|word| word.split(|byte| *byte == 0).next()) {
         Some(word) if word.eq_ignore_ascii_case(keyword.as_bytes()) => Ok(()),
@@ -175,7 +177,8 @@ fn expect(words: &[Bytes], at: usize, keyword: &str) -> Result<(), String> {
     }
 }
 
-/// Ranges from `at` up to the first word that is no number: the slots, whose they are, and where that word is.
+/// Ranges from `at` up to the first word that is no number: the slots, whose they are, and where that word
+/// is.
 fn parse_ranges(
     words: &[Bytes],
     mut at: usize,

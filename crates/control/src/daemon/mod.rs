@@ -1,5 +1,5 @@
-//! A server that takes jobs: it speaks RESP, and Valkey's own commands for slot migrations. Clients of the cluster may ask
-//! it for the cluster's topology as they would ask a node.
+//! A server that takes jobs: it speaks RESP, and Valkey's own commands for slot migrations. Clients of the
+//! cluster may ask it for the cluster's topology as they would ask a node.
 //!
 //! - [`Daemon`]: listens, lets in, and serves;
 //! - [`Jobs`]: what it needs of those who do the work;
@@ -7,7 +7,8 @@
 //! - [`topology`]: what clients are told of the cluster;
 //! - [`queue`]: the one who does the work.
 //!
-//! It also is where the members of a [fleet](crate::fleet) reach their coordinator, and people ask how it stands: `FLEET`.
+//! It also is where the members of a [fleet](crate::fleet) reach their coordinator, and people ask how it
+//! stands: `FLEET`.
 //!
 //! ```text
 //! valkey-cli -p PORT CLUSTER MIGRATESLOTS SLOTSRANGE 0 1023 NODE 07c37dfeb235213a872192d90877d0cd55635b91
@@ -15,8 +16,8 @@
 //! valkey-cli -p PORT CLUSTER CANCELSLOTMIGRATIONS [NAME]
 //! ```
 //!
-//! Who may connect may move slots. Off loopback a password is therefore required; it travels in clear, as it does to a
-//! server without TLS.
+//! Who may connect may move slots. Off loopback a password is therefore required; it travels in clear, as it
+//! does to a server without TLS.
 
 mod command;
 mod connection;
@@ -83,8 +84,8 @@ pub trait Jobs: Send + Sync + 'static {
     /// Whatever keeps it from taking them.
     fn submit(&self, moves: Vec<Move>) -> impl Future<Output = Result<()>> + Send;
 
-    /// Jobs that run, wait, or ended not long ago: those of the newest command first, and those of one command in their
-    /// order in it, as Valkey lists them.
+    /// Jobs that run, wait, or ended not long ago: those of the newest command first, and those of one
+    /// command in their order in it, as Valkey lists them.
     ///
     /// # Errors
     /// Whatever keeps them from being listed.
@@ -212,8 +213,8 @@ impl<J: Jobs> Daemon<J> {
         self.listener.local_addr().map_err(|e| Error::own("read the address of a listener", e))
     }
 
-    /// Serves until `stop`. Then nobody is let in any more, commands under way are finished, and all connections are
-    /// closed, within 5 s.
+    /// Serves until `stop`. Then nobody is let in any more, commands under way are finished, and all
+    /// connections are closed, within 5 s.
     pub async fn serve(self, stop: CancellationToken) {
         let ids = AtomicU64::new(1);
         let mut connections = JoinSet::new();

@@ -1,8 +1,9 @@
-//! Takes jobs in and runs them in their turn: those that have a node in common one after another, others at the same time.
+//! Takes jobs in and runs them in their turn: those that have a node in common one after another, others at
+//! the same time.
 //!
-//! Every job is in the [`Store`] before it is acknowledged. While it runs, a queue takes up all jobs of its cluster in the
-//! folder that have not ended and that nobody runs, whoever made them: its own from before a restart, those of other
-//! whimbrels that were killed, and, every 15 s, those that were suspended.
+//! Every job is in the [`Store`] before it is acknowledged. While it runs, a queue takes up all jobs of its
+//! cluster in the folder that have not ended and that nobody runs, whoever made them: its own from before a
+//! restart, those of other whimbrels that were killed, and, every 15 s, those that were suspended.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -102,8 +103,8 @@ impl Queue {
         }))
     }
 
-    /// Asks the cluster for changes until `stop`: the same node for as long as it answers. While none does, clients are told
-    /// what was seen last.
+    /// Asks the cluster for changes until `stop`: the same node for as long as it answers. While none does,
+    /// clients are told what was seen last.
     async fn watch(&self, stop: &CancellationToken) {
         let mut link = None;
         while stop.run_until_cancelled(tokio::time::sleep(LOOK_PERIOD)).await.is_some() {
@@ -133,8 +134,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Takes up the jobs of the folder that nobody runs: left by a restart, by another whimbrel that was killed, or
-    /// suspended until something changes.
+    /// Takes up the jobs of the folder that nobody runs: left by a restart, by another whimbrel that was
+    /// killed, or suspended until something changes.
     async fn take_up(&self) {
         let cluster = self.deployment.endpoint.address.to_string();
         let entries = match self.entries().await {
@@ -173,8 +174,8 @@ impl Queue {
         listing.map_err(|e| Error::own("list jobs", e))?
     }
 
-    /// Runs jobs until `stop`. Jobs that run then are left at the next moment at which no writer is held and no slot is
-    /// between two owners, within 10 s; they go on when a queue runs on the folder again.
+    /// Runs jobs until `stop`. Jobs that run then are left at the next moment at which no writer is held and
+    /// no slot is between two owners, within 10 s; they go on when a queue runs on the folder again.
     pub async fn run(&self, stop: &CancellationToken) {
         tokio::join!(self.work(stop), self.watch(stop));
     }
@@ -205,8 +206,8 @@ impl Queue {
         let _ = tokio::time::timeout(LEAVE_TIMEOUT, self.closed(&ours)).await;
     }
 
-    /// Waits until nobody has the journals of these jobs open any more: what works on a job ends after the task that began it,
-    /// and until then the job looks as if it ran.
+    /// Waits until nobody has the journals of these jobs open any more: what works on a job ends after the
+    /// task that began it, and until then the job looks as if it ran.
     async fn closed(&self, jobs: &BTreeSet<String>) {
         let is_open = |entry: &Entry| entry.running && jobs.contains(&entry.status.id);
         while self.entries().await.is_ok_and(|entries| entries.iter().any(is_open)) {
@@ -214,7 +215,8 @@ impl Queue {
         }
     }
 
-    /// Begins every waiting job that has no node in common with one that runs, or that came before it and waits still.
+    /// Begins every waiting job that has no node in common with one that runs, or that came before it and
+    /// waits still.
     fn begin(&self, tasks: &mut JoinSet<()>) {
         let mut state = self.lock();
         let mut busy: BTreeSet<NodeId> = state.running.values().flat_map(|r| r.nodes.clone()).collect();
@@ -235,7 +237,8 @@ impl Queue {
                 match service::run(&deployment, vec![ready], &token).await {
                     Ok(reports) => {
                         for report in reports {
-                            tracing::info!(job, ending = ?report.ending, reason = report.reason, "a job has ended");
+                            tracing::info!(job, ending = ?report.ending, reason = report.reason, "a job has \
+                                ended");
                         }
                     }
                     Err(error) => tracing::error!(job, %error, "a job had to stop"),
@@ -282,8 +285,8 @@ impl Queue {
         Ok(counts)
     }
 
-    /// Cancels a job that runs here, or takes out one that has not begun: then as it is to be remembered. `None` where
-    /// whoever runs it, or will run it, has to be asked.
+    /// Cancels a job that runs here, or takes out one that has not begun: then as it is to be remembered.
+    /// `None` where whoever runs it, or will run it, has to be asked.
     fn withdraw(&self, name: &str, known: Option<JobView>) -> Option<Option<JobView>> {
         let mut state = self.lock();
         if let Some(running) = state.running.get(name) {

@@ -4,8 +4,8 @@ use bytes::{BufMut, Bytes, BytesMut};
 use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::value::Value;
 
-/// Appends a value. What RESP2 has no kind for is sent as servers send it there: maps and sets as arrays, doubles and
-/// numbers as strings, booleans as integers.
+/// Appends a value. What RESP2 has no kind for is sent as servers send it there: maps and sets as arrays,
+/// doubles and numbers as strings, booleans as integers.
 pub(super) fn encode(value: &Value, protocol: Protocol, out: &mut BytesMut) {
     let is_new = protocol == Protocol::Resp3;
     match value {

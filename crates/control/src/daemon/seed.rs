@@ -1,4 +1,5 @@
-//! What clients of the cluster are told besides its topology: where to go with a command, and what only nodes know.
+//! What clients of the cluster are told besides its topology: where to go with a command, and what only nodes
+//! know.
 
 use bytes::Bytes;
 use whimbrel_core::slot::Slot;
@@ -8,8 +9,8 @@ use super::Jobs;
 use super::migrations::{integer, shown};
 use super::reply::error;
 
-/// Sends the client of a command with keys to the owner of their slot, as a node does that does not own it. Where the keys are
-/// is asked of the cluster, so that commands of modules are understood as well.
+/// Sends the client of a command with keys to the owner of their slot, as a node does that does not own it.
+/// Where the keys are is asked of the cluster, so that commands of modules are understood as well.
 pub(super) async fn redirect<J: Jobs>(words: &[Bytes], jobs: &J) -> Value {
     let question = [&b"COMMAND"[..], b"GETKEYS"].into_iter().chain(words.iter().map(|word| &word[..]));
     let keys = match jobs.ask(None, &question.collect::<Vec<_>>()).await {

@@ -1,8 +1,9 @@
 //! What clients are told of the cluster: `CLUSTER SLOTS`, `SHARDS`, `NODES`, `INFO` and `MYID`, kept built.
 //!
-//! It is told of two things: of what a node of the cluster says, now and then, and of slots that were handed over by jobs of
-//! ours, at once. The node that is asked may hear of a handover later than we do, so ours stands until that node has
-//! said the same, or for 10 s: then something else has happened since, and the cluster is right.
+//! It is told of two things: of what a node of the cluster says, now and then, and of slots that were handed
+//! over by jobs of ours, at once. The node that is asked may hear of a handover later than we do, so ours
+//! stands until that node has said the same, or for 10 s: then something else has happened since, and the
+//! cluster is right.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -105,7 +105,8 @@ pub struct Coordination {
 }
 
 impl Coordination {
-    /// Opens the journal, in a new term, and goes on from what it has. Nobody is served before [`Coordination::run`].
+    /// Opens the journal, in a new term, and goes on from what it has. Nobody is served before
+    /// [`Coordination::run`].
     ///
     /// # Errors
     /// `Own` as [`FleetJournal::open`] and [`FleetJournal::name_backends`].
@@ -189,8 +190,9 @@ impl Coordination {
     /// Coordinates until `stop`.
     ///
     /// # Errors
-    /// Where the journal cannot be written, a later coordinator has begun, or the reign is over. Members then go on by their leases, and the
-    /// next coordinator goes on from the journal. It may have it as soon as this returns.
+    /// Where the journal cannot be written, a later coordinator has begun, or the reign is over. Members then
+    /// go on by their leases, and the next coordinator goes on from the journal. It may have it as soon as
+    /// this returns.
     pub async fn run(mut self, stop: CancellationToken) -> Result<()> {
         let outcome = self.work(&stop).await;
         let Coordination { events, journal, writer, links, .. } = self;
@@ -219,8 +221,8 @@ impl Coordination {
             let now_ms = clock::now_ms();
             self.look_at_the_reign(now_ms)?;
             if now_ms.saturating_sub(last_ms) > self.lease_ms / 2 {
-                // This process stood still. Members have asked meanwhile, and nobody has read it yet: they are taken for ones
-                // that have just been heard of, as after a restart.
+                // This process stood still. Members have asked meanwhile, and nobody has read it yet: they
+                // are taken for ones that have just been heard of, as after a restart.
                 patient_until_ms = now_ms + self.expire_ms;
             }
             last_ms = now_ms;
@@ -233,11 +235,13 @@ impl Coordination {
         }
     }
 
-    /// Tells the machine how long it reigns. Nothing is heard after that: who stood still meanwhile finds here that it is over.
+    /// Tells the machine how long it reigns. Nothing is heard after that: who stood still meanwhile finds
+    /// here that it is over.
     fn look_at_the_reign(&mut self, now_ms: u64) -> Result<()> {
         let Some(until_ms) = self.reign.as_ref().map(|reign| *reign.borrow()) else { return Ok(()) };
         if now_ms >= until_ms {
-            let what = "etcd has not confirmed in time that this one still leads: another coordinator may be elected";
+            let what = "etcd has not confirmed in time that this one still leads: another coordinator may be \
+                elected";
             let tried = format!("coordinate the fleet of {}", self.place);
             return Err(Error::new(Side::Store, "", tried, ErrorKind::Own(what.to_owned())));
         }
@@ -336,7 +340,8 @@ impl Coordination {
         Ok(())
     }
 
-    /// Somebody speaks of a term that is later than this one. Whether it has begun is for the journal to say, and not for members.
+    /// Somebody speaks of a term that is later than this one. Whether it has begun is for the journal to say,
+    /// and not for members.
     fn doubt_term(&mut self, link: u64, message: ToCoordinator) {
         if !std::mem::replace(&mut self.is_looking_at_term, true) {
             // Where the thread has ended it has said why.
@@ -410,7 +415,10 @@ impl Coordination {
                 Output::Superseded => {
                     let what = "a member has heard of a later coordinator than this one";
                     return Err(Error::own(format!("coordinate the fleet of {}", self.place), what)
-                        .with_remedy("end the other one, or this one; see that they do not work on copies of one journal"));
+                        .with_remedy(
+                            "end the other one, or this one; see that they do not work on copies of \
+                            one journal",
+                        ));
                 }
             }
         }
@@ -577,8 +585,8 @@ impl Coordination {
     }
 }
 
-/// Writes what comes, in a thread of its own: the disk may take its time. It ends with the coordinator, or when something
-/// cannot be written.
+/// Writes what comes, in a thread of its own: the disk may take its time. It ends with the coordinator, or
+/// when something cannot be written.
 fn write_in_background(
     mut journal: impl Journal,
     events: mpsc::Sender<Event>,

@@ -166,8 +166,8 @@ impl Fleet {
         self.ask(Question::Status).await
     }
 
-    /// Has a member give its partitions to others, and be none any more then. Returns when that is written down; the partitions
-    /// move after it.
+    /// Has a member give its partitions to others, and be none any more then. Returns when that is written
+    /// down; the partitions move after it.
     ///
     /// # Errors
     /// [`Refused`] where there is no such member, or nobody else who takes partitions.

@@ -1,7 +1,7 @@
 //! The journal of a fleet's coordinator, and the usual one: a redb file.
 //!
-//! It has what [`Snapshot`] has, one entry for each member and row, in its last state. So it does not grow with the number of
-//! changes. Whoever has it open keeps others from opening it.
+//! It has what [`Snapshot`] has, one entry for each member and row, in its last state. So it does not grow
+//! with the number of changes. Whoever has it open keeps others from opening it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,8 @@ use whimbrel_fleet::protocol::{BACKENDS_MAX, Backend, TEXT_BYTES_MAX};
 /// Numbers by name: format, partitions, term, the next member's number.
 const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
 
-/// Records of members and of rows, as [`Record::encode`] writes them, by the number of the member or partition.
+/// Records of members and of rows, as [`Record::encode`] writes them, by the number of the member or
+/// partition.
 const MEMBERS: TableDefinition<'_, u32, &[u8]> = TableDefinition::new("members");
 const ROWS: TableDefinition<'_, u32, &[u8]> = TableDefinition::new("rows");
 
@@ -29,13 +30,16 @@ pub(super) const FORMAT: u64 = 1;
 
 /// Where a coordinator writes down what it decides.
 pub trait Journal: Send + 'static {
-    /// Writes records down, after all earlier ones and all of them or none; they survive everything when this returns.
+    /// Writes records down, after all earlier ones and all of them or none; they survive everything when this
+    /// returns.
     ///
     /// # Errors
-    /// Where that fails, or a later coordinator has begun. This one must end then: what it decided is not written down.
+    /// Where that fails, or a later coordinator has begun. This one must end then: what it decided is not
+    /// written down.
     fn write(&mut self, records: &[Record]) -> Result<()>;
 
-    /// The latest term that has begun, as far as whoever keeps the journal knows: this coordinator's, or a later one's.
+    /// The latest term that has begun, as far as whoever keeps the journal knows: this coordinator's, or a
+    /// later one's.
     ///
     /// # Errors
     /// Where that cannot be asked.
@@ -54,7 +58,8 @@ impl FleetJournal {
     /// Opens the journal, or makes one for so many partitions, and begins a new term in it.
     ///
     /// # Errors
-    /// `Own` where the file cannot be made or read, another coordinator has it open, or it is of another number of partitions.
+    /// `Own` where the file cannot be made or read, another coordinator has it open, or it is of another
+    /// number of partitions.
     pub fn open(path: &Path, partitions: u32) -> Result<(FleetJournal, Snapshot)> {
         let fail = |what: &dyn std::fmt::Display| failed(path, what);
         if partitions == 0 || partitions > PARTITIONS_MAX {
@@ -74,11 +79,12 @@ impl FleetJournal {
         Ok((FleetJournal { path: path.to_owned(), db, next_member }, snapshot))
     }
 
-    /// Gives each backend the number that it had, or the next one, and writes that down. Each is a name and where it is.
+    /// Gives each backend the number that it had, or the next one, and writes that down. Each is a name and
+    /// where it is.
     ///
     /// # Errors
-    /// `Own` where one is missing that had a number, since partitions may lie there, where a name is there twice, or where they
-    /// are too many or too long.
+    /// `Own` where one is missing that had a number, since partitions may lie there, where a name is there
+    /// twice, or where they are too many or too long.
     pub fn name_backends(&mut self, backends: &[(String, String)]) -> Result<Vec<Backend>> {
         let path = &self.path;
         numbered(&path.display().to_string(), backends, |names| {
@@ -87,8 +93,8 @@ impl FleetJournal {
     }
 }
 
-/// The backends with their numbers. `number` gives all names that are known numbers and writes them down, or says which one has a
-/// number and is missing. `place` is where that is written.
+/// The backends with their numbers. `number` gives all names that are known numbers and writes them down, or
+/// says which one has a number and is missing. `place` is where that is written.
 pub(super) fn numbered(
     place: &str,
     backends: &[(String, String)],
@@ -149,7 +155,8 @@ fn term(db: &Database) -> std::result::Result<u64, redb::Error> {
     Ok(numbers.get("term")?.map_or(0, |term| term.value()))
 }
 
-/// All names with their numbers, those included that have just got one; or one that has a number and is missing.
+/// All names with their numbers, those included that have just got one; or one that has a number and is
+/// missing.
 fn number_backends(
     db: &Database,
     names: &[&str],
@@ -178,8 +185,8 @@ fn failed(path: &Path, what: &dyn std::fmt::Display) -> Error {
         .with_remedy("see that the disk has room and no other coordinator runs, or choose another file")
 }
 
-/// Raises the term and reads the rest, in one transaction: nothing is written between the two. None where the file is
-/// of something else.
+/// Raises the term and reads the rest, in one transaction: nothing is written between the two. None where the
+/// file is of something else.
 fn begin(db: &Database, partitions: u32) -> std::result::Result<Option<Snapshot>, redb::Error> {
     let tx = db.begin_write()?;
     let mut snapshot = Snapshot::new(partitions);

@@ -86,7 +86,8 @@ pub struct MemberStatus {
     pub moves: u32,
     /// Changes of the table that it has not been told of.
     pub lag: u64,
-    /// How long it has not been heard of, in milliseconds; none where it was not since this coordinator began.
+    /// How long it has not been heard of, in milliseconds; none where it was not since this coordinator
+    /// began.
     pub silent_ms: Option<u64>,
     /// Requests under way there, as it last said.
     pub held: u64,

@@ -29,7 +29,8 @@ pub enum Fate {
 /// One change, in the order in which they have to be made.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Change {
-    /// Have the replicas of a primary that has failed hear of its last claim, so that one of them can be elected.
+    /// Have the replicas of a primary that has failed hear of its last claim, so that one of them can be
+    /// elected.
     Remind {
         /// The primary.
         primary: NodeId,
@@ -38,8 +39,8 @@ pub enum Change {
         /// Those of its replicas that answer.
         replicas: Vec<NodeId>,
     },
-    /// Clear the marks of slots that lead nowhere. Before anything else: since Valkey 8 a node takes over a slot that
-    /// it imports by itself as soon as the other end of the mark no longer claims it.
+    /// Clear the marks of slots that lead nowhere. Before anything else: since Valkey 8 a node takes over a
+    /// slot that it imports by itself as soon as the other end of the mark no longer claims it.
     ClearMarks {
         /// The node with the marks.
         node: NodeId,
@@ -71,8 +72,9 @@ pub enum Change {
         holder: NodeId,
         /// The owner.
         owner: NodeId,
-        /// Whether the node imports the slots from that owner, who does not give them away. Then no client was ever
-        /// sent there: what it holds are copies, made by an interrupted move, or left by an interrupted clean-up.
+        /// Whether the node imports the slots from that owner, who does not give them away. Then no client
+        /// was ever sent there: what it holds are copies, made by an interrupted move, or left by an
+        /// interrupted clean-up.
         copied: bool,
         /// What becomes of keys that the owner lacks; undecided until the two were compared.
         fate: Option<Fate>,
@@ -102,7 +104,8 @@ pub struct Action {
 }
 
 impl Action {
-    /// Whether it may undo what a job has left that was interrupted: marks of slots that a node takes in, and copies in them.
+    /// Whether it may undo what a job has left that was interrupted: marks of slots that a node takes in, and
+    /// copies in them.
     pub fn may_be_of_job(&self) -> bool {
         matches!(self.change, Change::ClearMarks { .. } | Change::Empty { copied: true, .. })
     }
@@ -117,7 +120,8 @@ pub struct Plan {
     pub left: Vec<String>,
 }
 
-/// Slots that a primary must have for [`Change::Remind`] to work: a replica must claim some of them with one left out.
+/// Slots that a primary must have for [`Change::Remind`] to work: a replica must claim some of them with one
+/// left out.
 const REMINDED_SLOTS_MIN: usize = 2;
 
 /// Why nothing may be touched: a migration is running. `own` begins the name of our own connections.
@@ -147,9 +151,10 @@ pub fn decide(survey: &Survey) -> Plan {
 
 /// What becomes of the keys that only the holder has.
 ///
-/// An importing node whose slot's owner is not giving it away answers no client in that slot. So what only the node has
-/// was deleted or has expired at the owner since it was copied, unless the owner has lost its mark in the middle of a
-/// migration by `SETSLOT`. In such a migration keys are moved, not copied: the two hold hardly a key in common.
+/// An importing node whose slot's owner is not giving it away answers no client in that slot. So what only
+/// the node has was deleted or has expired at the owner since it was copied, unless the owner has lost its
+/// mark in the middle of a migration by `SETSLOT`. In such a migration keys are moved, not copied: the two
+/// hold hardly a key in common.
 pub fn fate(copied: bool, evidence: Evidence) -> Fate {
     if copied && evidence.both > 0 && evidence.both >= evidence.only { Fate::Discard } else { Fate::Move }
 }
@@ -309,14 +314,15 @@ impl<'a> Draft<'a> {
         self.primaries.iter().position(|p| p.id == id)
     }
 
-    /// Which node shall own a slot that no node claims. The documentation of `whimbrel repair` has these rules.
+    /// Which node shall own a slot that no node claims. The documentation of `whimbrel repair` has these
+    /// rules.
     fn new_owner(&mut self, slot: Slot, named: &[(&'a NodeId, usize)]) -> Owner<'a> {
         let holders: Vec<usize> =
             (0..self.primaries.len()).filter(|i| self.primaries[*i].keys(slot) > 0).collect();
         let importer = (0..self.primaries.len()).find(|i| self.primaries[*i].importing.contains_key(&slot));
         let source = importer.and_then(|i| self.index(self.primaries[i].importing[&slot]));
-        // In a small cluster the two ends of a broken move may get as many votes each. The keys that were there before it
-        // began are at the source.
+        // In a small cluster the two ends of a broken move may get as many votes each. The keys that were
+        // there before it began are at the source.
         let most_votes = named.iter().map(|(_, votes)| *votes).max();
         let mut last = None;
         for (id, _) in named.iter().filter(|(_, votes)| Some(*votes) == most_votes) {
@@ -436,8 +442,8 @@ impl<'a> Draft<'a> {
         let from_owner = importing == Some(&owner_id);
         // Of an owner that only the plan makes the owner, nobody knows what it was doing before.
         let owner_gives_it_away = self.primaries[owner].migrating.get(&slot) == Some(&&id);
-        // Where it holds keys its mark is cleared once they are gone: until then it tells what they are. But a mark that
-        // points to a node without a claim is a danger to whoever claims the slot.
+        // Where it holds keys its mark is cleared once they are gone: until then it tells what they are. But
+        // a mark that points to a node without a claim is a danger to whoever claims the slot.
         if importing.is_some() && (keys == 0 || !self.primaries[owner].state.slots.contains(slot)) {
             let why = match from_owner {
                 true => "it imports them from their owner, who does not give them away",
@@ -476,7 +482,8 @@ impl<'a> Draft<'a> {
         for replica in self.survey.nodes.iter().filter(|n| !n.is_primary()) {
             let Some(primary) = replica.primary().and_then(|id| self.index(id)) else { continue };
             for slot in &self.survey.stray_marks(replica) {
-                // What clears a mark of the primary is repeated to its replicas, also where the primary has none.
+                // What clears a mark of the primary is repeated to its replicas, also where the primary has
+                // none.
                 let change = Change::ClearMarks { node: self.primaries[primary].id.clone() };
                 self.add(change, slot, 0, "a replica kept marks that its primary does not have");
             }
@@ -484,7 +491,8 @@ impl<'a> Draft<'a> {
             let state = self.primaries[primary].state;
             let foreign = counts.occupied().difference(&state.slots).difference(&state.importing_slots());
             for slot in &foreign {
-                // What the primary holds itself is removed there, and so from its replicas. What it is about to own stays.
+                // What the primary holds itself is removed there, and so from its replicas. What it is about
+                // to own stays.
                 let owned_soon = self.changes.iter().any(|((change, _), (slots, _))| {
                     matches!(change, Change::Claim { node, .. } if node == self.primaries[primary].id)
                         && slots.contains(slot)
@@ -516,7 +524,8 @@ impl<'a> Draft<'a> {
                 };
                 let Some(best) = replicas.iter().max_by_key(offset) else { continue };
                 let why = format!(
-                    "{primary} has failed, and nobody votes for its replicas: start it, or make {best}, which has most of \
+                    "{primary} has failed, and nobody votes for its replicas: start it, or make {best}, \
+                        which has most of \
                      its data, a primary without a vote, by CLUSTER FAILOVER TAKEOVER sent there"
                 );
                 self.left.entry(why).or_default().extend(owned.iter());
@@ -603,7 +612,8 @@ impl fmt::Display for Told<'_> {
                 if *fate == Some(Fate::Move) {
                     write!(
                         f,
-                        "move {keys} in {slots} from {holder} to {owner}, which owns them: what it lacks is moved, what it \
+                        "move {keys} in {slots} from {holder} to {owner}, which owns them: what it lacks is \
+                            moved, what it \
                          has already is removed here"
                     )?;
                 } else {

@@ -18,11 +18,12 @@ const BATCH_BYTES: u64 = 8 << 20;
 /// Keys of one slot that cannot be handled and are passed over; with more, the slot is given up.
 const STUCK_MAX: usize = 4_096;
 
-/// How often a batch is tried again that was written to while it moved, before its keys are tried one by one; and how
-/// often one key is.
+/// How often a batch is tried again that was written to while it moved, before its keys are tried one by one;
+/// and how often one key is.
 const ATTEMPTS_MAX: usize = 50;
 
-/// How long the owner's replicas may take to have what was moved before it is removed where it was, in milliseconds.
+/// How long the owner's replicas may take to have what was moved before it is removed where it was, in
+/// milliseconds.
 const REPLICAS_TIMEOUT_MS: &[u8] = b"1000";
 
 /// What was done to keys.
@@ -108,7 +109,8 @@ pub struct ReadOptions {
     pub exact_expiry: bool,
 }
 
-/// Reads keys where they are. `None` for those that are gone. The link may be one to an importing node: then `asking`.
+/// Reads keys where they are. `None` for those that are gone. The link may be one to an importing node: then
+/// `asking`.
 async fn read(
     link: &mut Link,
     keys: &[Bytes],
@@ -256,8 +258,8 @@ async fn unlink(holder: &mut Link, keys: &[Bytes]) -> Result<u64> {
     Ok(removed)
 }
 
-/// Waits for the node's replicas, as long as it is worth: a node that is lost right after it took a key in must not take the
-/// key with it. Without replicas it returns at once.
+/// Waits for the node's replicas, as long as it is worth: a node that is lost right after it took a key in
+/// must not take the key with it. Without replicas it returns at once.
 async fn wait_for_replicas(link: &mut Link) -> Result<()> {
     let reply = link.call(&[b"INFO", b"replication"]).await?;
     let text = reply.as_bytes().map(|b| String::from_utf8_lossy(b).into_owned()).unwrap_or_default();
@@ -269,7 +271,8 @@ async fn wait_for_replicas(link: &mut Link) -> Result<()> {
     Ok(())
 }
 
-/// The next keys of a slot that are not among those already found stuck; `None` when the slot holds no others.
+/// The next keys of a slot that are not among those already found stuck; `None` when the slot holds no
+/// others.
 async fn next_batch(link: &mut Link, slot: Slot, stuck: &HashSet<Bytes>) -> Result<Option<Vec<Bytes>>> {
     let mut keys = slot_keys::first_names(link, &[slot], (BATCH_KEYS + stuck.len()) as u64).await?.concat();
     keys.retain(|key| !stuck.contains(key));
@@ -281,9 +284,9 @@ fn give_up(slot: Slot) -> Error {
     Error::own("move keys", format!("more than {STUCK_MAX} keys of slot {slot} cannot be moved"))
 }
 
-/// Empties a slot on a node that imports it from its owner. What the owner has is right, whatever it is. Keys that it
-/// lacks are moved to it first, where `rescue` says so: written only where they are absent, and on its replicas before they
-/// are removed here.
+/// Empties a slot on a node that imports it from its owner. What the owner has is right, whatever it is. Keys
+/// that it lacks are moved to it first, where `rescue` says so: written only where they are absent, and on
+/// its replicas before they are removed here.
 ///
 /// # Errors
 /// When a node does not answer, or refuses what it should not.
@@ -341,9 +344,10 @@ pub async fn empty_slot(
 
 /// Moves what is left of a slot that `source` gives away and `target` takes in, while clients use both.
 ///
-/// A key that the source has is served there, so what the target has under its name is older and is replaced. The key
-/// is removed at the source only where it was not written to since it was read (`WATCH`): from then on clients are sent
-/// to the target. No key appears at the source meanwhile: whatever it does not have it sends to the target.
+/// A key that the source has is served there, so what the target has under its name is older and is replaced.
+/// The key is removed at the source only where it was not written to since it was read (`WATCH`): from then
+/// on clients are sent to the target. No key appears at the source meanwhile: whatever it does not have it
+/// sends to the target.
 ///
 /// # Errors
 /// When a node does not answer, or refuses what it should not.
@@ -453,8 +457,8 @@ async fn move_watched(
     }
 }
 
-/// Removes keys from a replica whose primary does not have them, while the primary imports the slot: each is written
-/// there and removed, which the replica repeats.
+/// Removes keys from a replica whose primary does not have them, while the primary imports the slot: each is
+/// written there and removed, which the replica repeats.
 ///
 /// # Errors
 /// When a node does not answer, or refuses what it should not.

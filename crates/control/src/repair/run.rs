@@ -91,7 +91,8 @@ impl<'a> Repairer<'a> {
     /// Carries out one action.
     ///
     /// # Errors
-    /// When a node does not answer or refuses. What was open for it is closed all the same, as far as the node answers.
+    /// When a node does not answer or refuses. What was open for it is closed all the same, as far as the
+    /// node answers.
     pub async fn carry_out(&self, action: &Action) -> Result<Tally> {
         let slots = &action.slots;
         match &action.change {
@@ -138,8 +139,8 @@ impl<'a> Repairer<'a> {
         Ok(tally)
     }
 
-    /// Those who yield first: a node that learns by gossip that it lost slots deletes its keys in them, and on Redis 8.0 may
-    /// crash over it. Who has been told to forget its slots does neither.
+    /// Those who yield first: a node that learns by gossip that it lost slots deletes its keys in them, and
+    /// on Redis 8.0 may crash over it. Who has been told to forget its slots does neither.
     async fn claim(&self, node: &NodeId, yielding: &[NodeId], slots: &SlotSet) -> Result<()> {
         for other in yielding {
             repair::forget_owners(&mut self.link(other).await?, slots).await?;
@@ -151,8 +152,8 @@ impl<'a> Repairer<'a> {
         self.settle(slots, node).await
     }
 
-    /// Waits until every node that answers sees the owner. Where some still do not after a while, those are told one by
-    /// one: on Redis 7.0 two nodes were seen to take each other for the owner for good.
+    /// Waits until every node that answers sees the owner. Where some still do not after a while, those are
+    /// told one by one: on Redis 7.0 two nodes were seen to take each other for the owner for good.
     async fn settle(&self, slots: &SlotSet, owner: &NodeId) -> Result<()> {
         let mut told = false;
         for round in 0..SETTLE_ROUNDS {
@@ -187,10 +188,10 @@ impl<'a> Repairer<'a> {
             .with_remedy("see that the nodes reach each other on the cluster bus, and run repair again"))
     }
 
-    /// A replica repeats its primary's claim in all that it sends. Who hears it says nothing where the slots are those that
-    /// it knows of, whatever the epochs; where one differs it sends the replica what it knows of the owner of each. So
-    /// each replica forgets one slot, and gets it back with that answer. (The other way round, with the slot forgotten by
-    /// who answers, Redis 7.0 loses it when the primary comes back.)
+    /// A replica repeats its primary's claim in all that it sends. Who hears it says nothing where the slots
+    /// are those that it knows of, whatever the epochs; where one differs it sends the replica what it knows
+    /// of the owner of each. So each replica forgets one slot, and gets it back with that answer. (The other
+    /// way round, with the slot forgotten by who answers, Redis 7.0 loses it when the primary comes back.)
     async fn remind(&self, epoch: u64, replicas: &[NodeId], slots: &SlotSet) -> Result<()> {
         let lesson: SlotSet = slots.iter().take(1).collect();
         let mut links = Vec::new();
@@ -226,8 +227,8 @@ impl<'a> Repairer<'a> {
             .with_remedy("see that the nodes reach each other on the cluster bus, and run repair again"))
     }
 
-    /// Waits for one of the replicas to become a primary. They ask again four times the timeout of nodes after they were
-    /// refused.
+    /// Waits for one of the replicas to become a primary. They ask again four times the timeout of nodes
+    /// after they were refused.
     async fn elected(&self, primary: &NodeId, replicas: &[NodeId]) -> Result<()> {
         let mut links = Vec::new();
         let mut node_timeout_ms = NODE_TIMEOUT_DEFAULT_MS;
@@ -257,7 +258,8 @@ impl<'a> Repairer<'a> {
         }
         let what = format!("no replica has been elected within {} s", patience.as_secs());
         let remedy = "look into the replicas' logs; where their data is too old for an election \
-                      (cluster-replica-validity-factor), decide whether to use CLUSTER FAILOVER TAKEOVER on one";
+                      (cluster-replica-validity-factor), decide whether to use CLUSTER FAILOVER TAKEOVER on \
+                      one";
         let at = self.name(primary).address.to_string();
         Err(Error::unfit(self.deployment.side(), at, "wait for a failover", what).with_remedy(remedy))
     }
@@ -290,7 +292,8 @@ impl<'a> Repairer<'a> {
         let owned = SlotMark::Node(target.clone());
         self.mark(target, &done, owned.clone()).await?;
         self.mark(source, &done, owned).await?;
-        // The target's claim is announced by itself. That it stands is seen to by whoever looks at the cluster again.
+        // The target's claim is announced by itself. That it stands is seen to by whoever looks at the
+        // cluster again.
         Ok(tally)
     }
 
@@ -331,8 +334,8 @@ impl<'a> Repairer<'a> {
         Ok(tally)
     }
 
-    /// Does something while `holder` imports `slots` from `owner`: only so it takes commands for them, and its replicas
-    /// with it. The marks are cleared whatever comes of it.
+    /// Does something while `holder` imports `slots` from `owner`: only so it takes commands for them, and
+    /// its replicas with it. The marks are cleared whatever comes of it.
     async fn opened<T>(
         &self,
         holder: &NodeId,

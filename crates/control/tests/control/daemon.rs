@@ -1,4 +1,5 @@
-//! The server that takes jobs, beside a real Valkey 9.1 whose commands it speaks, and under clients that misbehave.
+//! The server that takes jobs, beside a real Valkey 9.1 whose commands it speaks, and under clients that
+//! misbehave.
 
 use std::process::Command;
 use std::sync::{Arc, Mutex};

@@ -73,7 +73,8 @@ impl Coordinator {
         self.runs.await.expect("it ends").expect("in peace");
     }
 
-    /// Waits until all partitions are where they should be, with so many members whose tables are all the same.
+    /// Waits until all partitions are where they should be, with so many members whose tables are all the
+    /// same.
     async fn settled(&self, members: usize) -> FleetStatus {
         until("nothing moves and all tables are the same", async || {
             let status = self.fleet.status().await.expect("it answers");
@@ -251,7 +252,8 @@ async fn a_partition_stays_until_its_requests_are_done() {
         status.member(a.0).filter(|member| member.owned == 1 && member.held == 1).map(drop)
     })
     .await;
-    // Nothing more moves now, however long it is waited: the coordinator has nothing but this one move under way.
+    // Nothing more moves now, however long it is waited: the coordinator has nothing but this one move under
+    // way.
     assert!(matches!(first.view().standing(partition), Standing::Nobody), "sealed: no request begins");
     assert_eq!(second.view().owners()[partition as usize], Some(a));
     drop(guard);

@@ -1,7 +1,7 @@
 //! Messages and records as bytes: numbers in groups of seven bits, so that a change takes about ten bytes.
 //!
-//! What is read may come from anybody, so every count is bounded before anything is made for it, and a message has to end
-//! where its bytes end.
+//! What is read may come from anybody, so every count is bounded before anything is made for it, and a
+//! message has to end where its bytes end.
 
 use thiserror::Error;
 

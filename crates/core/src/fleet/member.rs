@@ -28,14 +28,16 @@ pub enum MemberInput {
 pub enum Action {
     /// Send this to the coordinator. It may be lost.
     Send(ToCoordinator),
-    /// Give the data of a partition to the destination, while it is served here. Answered by [`MemberInput::Transferred`].
+    /// Give the data of a partition to the destination, while it is served here. Answered by
+    /// [`MemberInput::Transferred`].
     Transfer(Move),
-    /// The partition is not served here any more: finish the requests that are under way, and give the destination what has
-    /// changed. Answered by [`MemberInput::Drained`].
+    /// The partition is not served here any more: finish the requests that are under way, and give the
+    /// destination what has changed. Answered by [`MemberInput::Drained`].
     Drain(Move),
     /// The data of this partition is not needed here any more.
     Discard(Partition),
-    /// By this move the data has another backend: what is left at the one before, whose number follows, is not needed any more.
+    /// By this move the data has another backend: what is left at the one before, whose number follows, is
+    /// not needed any more.
     Leave(Move, u32),
 }
 
@@ -52,8 +54,8 @@ enum Stage {
 struct Outgoing {
     moving: Move,
     stage: Stage,
-    /// Once sealed, a partition is served again only when its row has a later version. Nothing else says that the change
-    /// was not made: neither time nor another coordinator.
+    /// Once sealed, a partition is served again only when its row has a later version. Nothing else says that
+    /// the change was not made: neither time nor another coordinator.
     is_sealed: bool,
     again_ms: u64,
 }
@@ -78,8 +80,9 @@ pub struct Member {
 }
 
 impl Member {
-    /// A process that wants to be a member. `token` is a random number that nobody else has, nor a few of the following ones;
-    /// `weight` is its part of the work in relation to others; what is not answered is said again after `retry_ms`.
+    /// A process that wants to be a member. `token` is a random number that nobody else has, nor a few of the
+    /// following ones; `weight` is its part of the work in relation to others; what is not answered is said
+    /// again after `retry_ms`.
     pub fn new(token: u64, weight: u32, retry_ms: u64) -> Member {
         Member {
             token,
@@ -130,12 +133,14 @@ impl Member {
         self.id.is_some() && self.table.row(partition).and_then(|row| row.holders.owner()) == self.id
     }
 
-    /// Whether a partition is not served here any more, or not yet again, although it may be this member's: its data moves.
+    /// Whether a partition is not served here any more, or not yet again, although it may be this member's:
+    /// its data moves.
     pub fn is_sealed(&self, partition: Partition) -> bool {
         self.outgoing.get(&partition).is_some_and(|outgoing| outgoing.is_sealed)
     }
 
-    /// Somebody offers the data of a move: whether it is to be taken. Not if the move is over, or was never meant for this one.
+    /// Somebody offers the data of a move: whether it is to be taken. Not if the move is over, or was never
+    /// meant for this one.
     pub fn offered(&mut self, moving: &Move) -> bool {
         let version = self.table.row(moving.partition).map(|row| row.version);
         let is_wanted = self.id == Some(moving.destination)

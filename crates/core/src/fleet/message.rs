@@ -6,7 +6,8 @@ use super::table::{Change, MemberId, Row};
 /// The most changes, rows, partitions or stamps in one message.
 pub const ITEMS_MAX: usize = 4_096;
 
-/// A partition that moves. Term, partition and version name it: a later attempt has another version or another term.
+/// A partition that moves. Term, partition and version name it: a later attempt has another version or
+/// another term.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Move {
     /// The term of the coordinator that wants it.
@@ -19,10 +20,11 @@ pub struct Move {
     pub source: MemberId,
     /// Who gets the data.
     pub destination: MemberId,
-    /// Whether the destination becomes the owner, or the data gets another place: then the source stops serving before it gives its
-    /// last data.
+    /// Whether the destination becomes the owner, or the data gets another place: then the source stops
+    /// serving before it gives its last data.
     pub seals: bool,
-    /// To which backend the data goes, where that is another one. Then source and destination are one member: the owner carries it.
+    /// To which backend the data goes, where that is another one. Then source and destination are one member:
+    /// the owner carries it.
     pub backend: Option<u32>,
 }
 
@@ -137,7 +139,8 @@ pub enum Report {
         /// The time of its own clock.
         asked_ms: u64,
     },
-    /// The destination has all data of the move, and where it seals, this member does not serve the partition any more.
+    /// The destination has all data of the move, and where it seals, this member does not serve the partition
+    /// any more.
     Ready {
         /// Which move.
         moving: Move,

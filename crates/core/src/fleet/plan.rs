@@ -31,8 +31,9 @@ pub enum Step {
     },
 }
 
-/// The next step of a row, if it is not as it should be. Each transfer gives the partition one more holder or another owner.
-/// A holder that has to go stays until its place is needed, so that there are as many copies as possible.
+/// The next step of a row, if it is not as it should be. Each transfer gives the partition one more holder or
+/// another owner. A holder that has to go stays until its place is needed, so that there are as many copies
+/// as possible.
 pub fn next_step(current: &Holders, target: &Target) -> Option<Step> {
     let Some(source) = current.owner() else {
         return Holders::new(&[target.owner]).map(Step::Direct);
@@ -43,7 +44,8 @@ pub fn next_step(current: &Holders, target: &Target) -> Option<Step> {
     if source != target.owner {
         let mut after = Holders::new(&[target.owner])?;
         for member in current.as_slice()[1..].iter().chain([&source]) {
-            // The place of a former owner is the last; if there is none, the last that is not wanted gives it up.
+            // The place of a former owner is the last; if there is none, the last that is not wanted gives it
+            // up.
             if *member != target.owner && !after.push(*member) {
                 let unwanted = after.as_slice().iter().rev().copied().find(|other| !wanted(*other));
                 unwanted.filter(|_| wanted(*member)).inspect(|other| after.replace(*other, *member));
@@ -81,10 +83,11 @@ pub fn transfers(current: &Holders, target: &Target) -> u64 {
     lacking as u64 + u64::from(promotes)
 }
 
-/// What each row should become, so that members hold and own parts by their weights. `copies` is how many should hold a
-/// partition, as far as there are members. Empty where no member has a weight.
+/// What each row should become, so that members hold and own parts by their weights. `copies` is how many
+/// should hold a partition, as far as there are members. Empty where no member has a weight.
 ///
-/// Nothing moves that does not have to: a holder stays unless it holds more than its part, an owner unless it owns more.
+/// Nothing moves that does not have to: a holder stays unless it holds more than its part, an owner unless it
+/// owns more.
 pub fn plan(rows: &[Row], members: &BTreeMap<MemberId, u32>, copies: usize) -> Vec<Target> {
     let weights: Vec<(MemberId, u64)> = members
         .iter()
@@ -167,9 +170,9 @@ impl Shares {
         }
     }
 
-    /// Gives each partition as many holders as it should have. Who lacks most comes first: then the last partitions find
-    /// enough different members. Where each has one holder, who has got one goes on with those that follow, so that members have few ranges:
-    /// these are what clients see.
+    /// Gives each partition as many holders as it should have. Who lacks most comes first: then the last
+    /// partitions find enough different members. Where each has one holder, who has got one goes on with
+    /// those that follow, so that members have few ranges: these are what clients see.
     fn fill(&mut self, copies: usize) {
         let mut last: Option<usize> = None;
         for target in &mut self.targets {
@@ -232,7 +235,8 @@ impl Share {
     }
 }
 
-/// Which backend should have the data of each partition, by weights. Empty where none has a weight: then all stay where they are.
+/// Which backend should have the data of each partition, by weights. Empty where none has a weight: then all
+/// stay where they are.
 ///
 /// Nothing moves that does not have to, and what moves comes in ranges as long as these allow.
 pub fn plan_backends(rows: &[Row], backends: &BTreeMap<u32, u32>) -> Vec<u32> {
@@ -270,12 +274,14 @@ pub fn plan_backends(rows: &[Row], backends: &BTreeMap<u32, u32>) -> Vec<u32> {
     kept.into_iter().map(target).collect::<Option<Vec<u32>>>().unwrap_or_default()
 }
 
-/// Divides `total` by weights, nobody more than `most`. What does not come out even goes to those who `have` most.
+/// Divides `total` by weights, nobody more than `most`. What does not come out even goes to those who `have`
+/// most.
 fn quotas<K: Ord + Copy>(total: u64, most: u64, weights: &[(K, u64)], have: &[u64]) -> Vec<u64> {
     let mut parts = vec![0_u64; weights.len()];
     let mut open: Vec<usize> = (0..weights.len()).collect();
     let mut left = total;
-    // Who would get too much gets the most there is, and the others divide the rest: one of them less in each round.
+    // Who would get too much gets the most there is, and the others divide the rest: one of them less in each
+    // round.
     loop {
         let sum: u64 = open.iter().map(|at| weights[*at].1).sum();
         let share = |at: usize| u128::from(left) * u128::from(weights[at].1) / u128::from(sum.max(1));

@@ -17,8 +17,8 @@ pub const PARTITIONS_MAX: u32 = 1 << 20;
 /// How many partitions a segment has. Tables that differ are narrowed down to segments first.
 pub const SEGMENT: u32 = 256;
 
-/// A member of the fleet. A number is given to one process for its life and never again: who comes back after its lease
-/// gets another. So nothing that is said of a former life can be taken for the present one.
+/// A member of the fleet. A number is given to one process for its life and never again: who comes back after
+/// its lease gets another. So nothing that is said of a former life can be taken for the present one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct MemberId(pub u32);
 
@@ -186,7 +186,8 @@ pub enum Applied {
     Changed,
     /// The row was as late as the change, or later.
     Known,
-    /// Something is missing between the row and the change, or the change is of another row. Nothing was done.
+    /// Something is missing between the row and the change, or the change is of another row. Nothing was
+    /// done.
     Gap,
 }
 
@@ -228,13 +229,14 @@ impl Table {
         &self.rows
     }
 
-    /// Equal for equal tables. It is made from all versions, and costs nothing to have: each change updates it.
+    /// Equal for equal tables. It is made from all versions, and costs nothing to have: each change updates
+    /// it.
     ///
-    /// Within one history a version of a row is made once, since there is one writer, which gives no version a second
-    /// meaning after a crash: it writes a change down before anybody hears of it. So equal versions would be equal owners.
-    /// The stamp takes the holders and the backend in as well, so that it does not rest on that: owners that
-    /// differ at equal versions, by whatever mistake, show as different stamps. Of two different tables, one in 2^64
-    /// pairs looks equal.
+    /// Within one history a version of a row is made once, since there is one writer, which gives no version
+    /// a second meaning after a crash: it writes a change down before anybody hears of it. So equal versions
+    /// would be equal owners. The stamp takes the holders and the backend in as well, so that it does not
+    /// rest on that: owners that differ at equal versions, by whatever mistake, show as different stamps. Of
+    /// two different tables, one in 2^64 pairs looks equal.
     pub fn stamp(&self) -> u64 {
         self.stamp
     }
@@ -257,13 +259,15 @@ impl Table {
         if row.version >= change.to {
             return Applied::Known;
         }
-        // A change that does not make a row out of this one is not of this row: the same as a gap, and healed like it.
+        // A change that does not make a row out of this one is not of this row: the same as a gap, and healed
+        // like it.
         let Some(after) = change.applied_to(&row) else { return Applied::Gap };
         self.put(change.partition, after);
         Applied::Changed
     }
 
-    /// Takes a whole row in, if it is as late as the present one or later. Of the same version it is a repair.
+    /// Takes a whole row in, if it is as late as the present one or later. Of the same version it is a
+    /// repair.
     pub fn take_row(&mut self, partition: Partition, row: Row) -> Applied {
         match self.row(partition) {
             None => Applied::Gap,

@@ -8,8 +8,8 @@ use crate::slot::SlotSet;
 
 /// One thing to do on the cluster for the batch at hand.
 ///
-/// At most one effect of a job is in flight. It survives a restart as a part of the [`Job`](super::Job); whether
-/// it was executed is then not known, which is why [`Event::Resume`] never sends it again without
+/// At most one effect of a job is in flight. It survives a restart as a part of the [`Job`](super::Job);
+/// whether it was executed is then not known, which is why [`Event::Resume`] never sends it again without
 /// [observing](Action::Observe).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Effect {
@@ -26,46 +26,47 @@ pub struct Effect {
 
 /// What to do with the slots of an [`Effect`].
 ///
-/// Each is set by [`step`](super::step) only. The comments say what the executor must have reached when it answers
-/// [`Outcome::Done`], and with which [`Detail`]; without one it is [`Detail::Nothing`].
+/// Each is set by [`step`](super::step) only. The comments say what the executor must have reached when it
+/// answers [`Outcome::Done`], and with which [`Detail`]; without one it is [`Detail::Nothing`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Action {
-    /// Look, change nothing. Done with [`Detail::Checked`] if both nodes are primaries, the source owns all the slots,
-    /// no node has any of them marked as importing or migrating, no other migration has either node, and the
-    /// target holds no key in them. The last one matters: such a key would come alive with the takeover, and
-    /// [`Action::Wipe`] would delete it.
+    /// Look, change nothing. Done with [`Detail::Checked`] if both nodes are primaries, the source owns all
+    /// the slots, no node has any of them marked as importing or migrating, no other migration has either
+    /// node, and the target holds no key in them. The last one matters: such a key would come alive with the
+    /// takeover, and [`Action::Wipe`] would delete it.
     Check,
 
     /// Mark the slots on the target as importing from the source. Done when all are.
     MarkImporting,
 
-    /// Have a feed on the source record changes in these slots from now on: attach one if there is none (or if it
-    /// broke), else tell it the slots. It stays attached from batch to batch.
+    /// Have a feed on the source record changes in these slots from now on: attach one if there is none (or
+    /// if it broke), else tell it the slots. It stays attached from batch to batch.
     Attach,
 
-    /// Copy every key of the slots to the target, while the feed records what changes. Done with [`Detail::Moved`].
+    /// Copy every key of the slots to the target, while the feed records what changes. Done with
+    /// [`Detail::Moved`].
     Snapshot,
 
-    /// Copy once more what the feed recorded. Done with [`Detail::CaughtUp`] after one round; the machine decides
-    /// whether another follows.
+    /// Copy once more what the feed recorded. Done with [`Detail::CaughtUp`] after one round; the machine
+    /// decides whether another follows.
     CatchUp {
-        /// Which share of the time writers to the source are to be held back, by short write pauses that are each
-        /// within the rules' longest pause. 0: not at all.
+        /// Which share of the time writers to the source are to be held back, by short write pauses that are
+        /// each within the rules' longest pause. 0: not at all.
         brake_percent: u8,
     },
 
-    /// Give the target an epoch above all others, so that its later claim is believed; then stop writes on the
-    /// source for at most `pause_ms`. Done with the pause on. Nothing survives a restart of the executor but the
-    /// pause itself, which ends by itself.
+    /// Give the target an epoch above all others, so that its later claim is believed; then stop writes on
+    /// the source for at most `pause_ms`. Done with the pause on. Nothing survives a restart of the executor
+    /// but the pause itself, which ends by itself.
     Pause {
         /// How long the source may hold writers, counted from before the command is sent.
         pause_ms: u64,
     },
 
-    /// Under the pause: wait until the feed has reached the source's offset, copy the last touched keys, and wait
-    /// until *all* replicas of the target have acknowledged what was staged: the source's copies go away soon
-    /// after the takeover, and the target may fail over before. Done with [`Detail::Moved`], and only if so; too
-    /// long for the pause is [`Why::TooSlow`].
+    /// Under the pause: wait until the feed has reached the source's offset, copy the last touched keys, and
+    /// wait until *all* replicas of the target have acknowledged what was staged: the source's copies go away
+    /// soon after the takeover, and the target may fail over before. Done with [`Detail::Moved`], and only if
+    /// so; too long for the pause is [`Why::TooSlow`].
     Drain {
         /// How long to wait for the target's replicas at most.
         replica_wait_ms: u64,
@@ -78,16 +79,16 @@ pub enum Action {
         verify: Verify,
     },
 
-    /// Make the source refuse writes to the slots for good, or for so long that the takeover and its news fit in,
-    /// and find out in the same transaction whether a write slipped in since [`Action::Drain`]. Done with
+    /// Make the source refuse writes to the slots for good, or for so long that the takeover and its news fit
+    /// in, and find out in the same transaction whether a write slipped in since [`Action::Drain`]. Done with
     /// [`Detail::Fenced`].
     ///
-    /// Where a target takes slots by itself when their owner stops claiming them, its marks must be cleared *before*
-    /// the fence: else it takes them even if a write slipped in.
+    /// Where a target takes slots by itself when their owner stops claiming them, its marks must be cleared
+    /// *before* the fence: else it takes them even if a write slipped in.
     Fence,
 
-    /// Make the target claim the slots, with an epoch above the source's, and broadcast it. Safe to repeat. Done when
-    /// the target owns all of them in its own view.
+    /// Make the target claim the slots, with an epoch above the source's, and broadcast it. Safe to repeat.
+    /// Done when the target owns all of them in its own view.
     ///
     /// Must be sent within `guard_ms` of the reply to the [`Action::Fence`] or [`Action::Observe`] before it;
     /// after that it is [`Why::TooLate`] without a try. A failover of the source takes longer, and would
@@ -97,32 +98,33 @@ pub enum Action {
         guard_ms: u64,
     },
 
-    /// Lift the pause as soon as the source does not own the slots in its own view, and see to it that this comes to
-    /// be. Before the source is made to give them up, the target must have said that it owns them
+    /// Lift the pause as soon as the source does not own the slots in its own view, and see to it that this
+    /// comes to be. Before the source is made to give them up, the target must have said that it owns them
     /// ([`Why::OwnerChanged`] or [`Why::TargetChanged`] if not): a claim that died with its target must not
-    /// leave them to nobody. Safe to repeat. Done with [`Detail::Released`], never while the source would accept a
-    /// write to them.
+    /// leave them to nobody. Safe to repeat. Done with [`Detail::Released`], never while the source would
+    /// accept a write to them.
     Release,
 
-    /// Wait until both nodes and their replicas show the target as the owner of the slots, and all other primaries as the
-    /// owner of those in `everywhere`. Changes nothing. Not yet is [`Why::Transient`].
+    /// Wait until both nodes and their replicas show the target as the owner of the slots, and all other
+    /// primaries as the owner of those in `everywhere`. Changes nothing. Not yet is [`Why::Transient`].
     Confirm {
-        /// All slots that were handed over, with the last batch; nothing before: what a client hears from a node that has
-        /// not heard yet leads it to the source, which knows. So a job does not ask every node after every batch.
+        /// All slots that were handed over, with the last batch; nothing before: what a client hears from a
+        /// node that has not heard yet leads it to the source, which knows. So a job does not ask every node
+        /// after every batch.
         #[serde(with = "super::slots")]
         everywhere: SlotSet,
     },
 
-    /// Delete the keys that the source still holds in these slots, paced, on its replicas as well. Safe to repeat.
-    /// Done with [`Detail::Moved`] (of what was deleted) when none is left.
+    /// Delete the keys that the source still holds in these slots, paced, on its replicas as well. Safe to
+    /// repeat. Done with [`Detail::Moved`] (of what was deleted) when none is left.
     CleanUp,
 
     /// Lift the write pause on the source. Safe if there is none. Done with [`Detail::Released`].
     LiftPause,
 
-    /// Delete every staged key in the slots from the target and its replicas. Safe to repeat. Must be refused with
-    /// [`Why::OwnerChanged`] if the target owns any of the slots: then they are no staged keys. Done with
-    /// [`Detail::Moved`] (of what was deleted).
+    /// Delete every staged key in the slots from the target and its replicas. Safe to repeat. Must be refused
+    /// with [`Why::OwnerChanged`] if the target owns any of the slots: then they are no staged keys. Done
+    /// with [`Detail::Moved`] (of what was deleted).
     Wipe,
 
     /// Clear the marks of the slots on the target. Safe to repeat.
@@ -131,14 +133,15 @@ pub enum Action {
     /// End the feed, if there is one.
     Detach,
 
-    /// Undo a fence: clear the target's marks *first* (a target that is importing may take slots by itself), make sure
-    /// that it does not own any of the slots ([`Why::OwnerChanged`] if it does), then have the source own all of
-    /// them, then lift the pause. Safe to repeat. Done when the source owns all of them in its own view.
+    /// Undo a fence: clear the target's marks *first* (a target that is importing may take slots by itself),
+    /// make sure that it does not own any of the slots ([`Why::OwnerChanged`] if it does), then have the
+    /// source own all of them, then lift the pause. Safe to repeat. Done when the source owns all of them in
+    /// its own view.
     GiveBack,
 
-    /// Find out what is true. Before it answers, the executor makes sure that nothing sent earlier on behalf of this
-    /// job, by this or by an earlier process, can still be executed by either node: connections of the job are
-    /// killed on the server. Done with [`Detail::Observed`].
+    /// Find out what is true. Before it answers, the executor makes sure that nothing sent earlier on behalf
+    /// of this job, by this or by an earlier process, can still be executed by either node: connections of
+    /// the job are killed on the server. Done with [`Detail::Observed`].
     Observe {
         /// How long to wait before looking.
         after_ms: u64,
@@ -171,8 +174,8 @@ impl Action {
         }
     }
 
-    /// Whether the executor may break off when the job is to be cancelled, and answer [`Why::Interrupted`]. These
-    /// can take long and leave nothing behind that a rollback does not undo.
+    /// Whether the executor may break off when the job is to be cancelled, and answer [`Why::Interrupted`].
+    /// These can take long and leave nothing behind that a rollback does not undo.
     pub fn may_be_interrupted(&self) -> bool {
         matches!(
             self,
@@ -193,8 +196,8 @@ impl Action {
 pub enum Event {
     /// The job's turn has come.
     Start,
-    /// The job was read from a journal, or is suspended, and is to go on. Whatever was in flight may or may not have
-    /// been executed.
+    /// The job was read from a journal, or is suspended, and is to go on. Whatever was in flight may or may
+    /// not have been executed.
     Resume,
     /// Somebody wants the job to end: before the fence of a batch with a rollback, later after the batch.
     Cancel,
@@ -212,12 +215,12 @@ pub enum Event {
 pub enum Outcome {
     /// What the [`Action`] says of being done is reached.
     Done(Detail),
-    /// The effect did not happen, or not completely, for a reason that is known. Of a fence, a takeover and giving back
-    /// it must be certain that they did not happen and will not: the server said so, or nothing was sent. Staging
-    /// may have happened in part, since that is wiped.
+    /// The effect did not happen, or not completely, for a reason that is known. Of a fence, a takeover and
+    /// giving back it must be certain that they did not happen and will not: the server said so, or nothing
+    /// was sent. Staging may have happened in part, since that is wiped.
     Refused(Reason),
-    /// It is not known whether it happened, nor whether it still will: a timeout, a cut link. The machine observes.
-    /// Always right for a link that broke after something was sent that changes anything.
+    /// It is not known whether it happened, nor whether it still will: a timeout, a cut link. The machine
+    /// observes. Always right for a link that broke after something was sent that changes anything.
     Unknown {
         /// What went wrong, for people.
         message: String,
@@ -251,8 +254,8 @@ pub enum Detail {
         bytes: u64,
         /// How many touched keys wait now.
         left: u64,
-        /// How long it would take, under a pause, to drain what is left, to wait for the target's replicas and to
-        /// compare, as far as one can tell from what was seen.
+        /// How long it would take, under a pause, to drain what is left, to wait for the target's replicas
+        /// and to compare, as far as one can tell from what was seen.
         drain_ms: u64,
     },
     /// Of [`Action::Compare`].
@@ -262,7 +265,8 @@ pub enum Detail {
     },
     /// Of [`Action::Fence`].
     Fenced {
-        /// Whether nothing was written since the drain. If not, the batch is given back and caught up once more.
+        /// Whether nothing was written since the drain. If not, the batch is given back and caught up once
+        /// more.
         held: bool,
     },
     /// Of [`Action::Release`] and [`Action::LiftPause`].
@@ -337,8 +341,9 @@ impl std::fmt::Display for Reason {
     }
 }
 
-/// The kinds of [`Reason`], each with its consequence before the fence, where the batch is undone after a look at
-/// what is true. From the fence on, every refusal leads to [`Action::Observe`], and what is true decides.
+/// The kinds of [`Reason`], each with its consequence before the fence, where the batch is undone after a
+/// look at what is true. From the fence on, every refusal leads to [`Action::Observe`], and what is true
+/// decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Why {
     /// May work the next time (a dropped link, a server that is loading): the batch again.
@@ -347,14 +352,16 @@ pub enum Why {
     Permanent,
     /// A command is not permitted: rollback, failed.
     Forbidden,
-    /// Another migration, ours or not, has one of the nodes or slots, or left keys behind: failed, without touching
-    /// what is not ours if found by the check, else after a rollback.
+    /// Another migration, ours or not, has one of the nodes or slots, or left keys behind: failed, without
+    /// touching what is not ours if found by the check, else after a rollback.
     Busy,
     /// The source does not own the slots, or the target already does: the batch again.
     OwnerChanged,
-    /// The source is no primary any more, or another process, or does not answer: the batch again, with the present primary.
+    /// The source is no primary any more, or another process, or does not answer: the batch again, with the
+    /// present primary.
     SourceChanged,
-    /// The target is no primary any more, or another process, or does not answer: the batch again, with the present primary.
+    /// The target is no primary any more, or another process, or does not answer: the batch again, with the
+    /// present primary.
     TargetChanged,
     /// The feed lost changes: the batch again.
     FeedLost,
@@ -366,8 +373,8 @@ pub enum Why {
     Differs,
     /// A value is so large that it cannot be moved within the longest pause: rollback, failed.
     TooLarge,
-    /// The drain or the comparison does not fit into the pause, or the pause ran out: more catching up, at once, so
-    /// nothing may be on its way any more; after some tries rollback, failed.
+    /// The drain or the comparison does not fit into the pause, or the pause ran out: more catching up, at
+    /// once, so nothing may be on its way any more; after some tries rollback, failed.
     TooSlow,
     /// Writers outrun the catch-up: rollback, failed. Found by the machine, too.
     NotConverging,
@@ -379,7 +386,8 @@ pub enum Why {
     Unknown,
     /// A shard has no primary that answers. Set by the machine.
     Unreachable,
-    /// The target restarted after the takeover with fewer keys than the source still holds. Set by the machine.
+    /// The target restarted after the takeover with fewer keys than the source still holds. Set by the
+    /// machine.
     DataInDoubt,
     /// The executor's process ended while the batch was at hand. Set by the machine.
     Restarted,

@@ -11,7 +11,8 @@ use super::verify::Verify;
 use crate::node::NodeId;
 use crate::slot::SlotSet;
 
-/// The name of a job: 1 to 40 lower-case letters, digits and hyphens, so that it fits where servers show names.
+/// The name of a job: 1 to 40 lower-case letters, digits and hyphens, so that it fits where servers show
+/// names.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct JobId(String);
@@ -84,17 +85,18 @@ pub struct Rules {
     pub rounds_max: u32,
     /// How many outcomes of one attempt may have to be looked into, before the job is suspended.
     pub troubles_max: u32,
-    /// How often to look for a primary that does not answer. With `observe_every_ms` this must cover the time that
-    /// the cluster takes for a failover.
+    /// How often to look for a primary that does not answer. With `observe_every_ms` this must cover the time
+    /// that the cluster takes for a failover.
     pub observations_max: u32,
     /// How long to wait between observations.
     pub observe_every_ms: u64,
-    /// How old the knowledge may be that a takeover relies on; see [`Action::TakeOver`](super::Action::TakeOver).
+    /// How old the knowledge may be that a takeover relies on; see
+    /// [`Action::TakeOver`](super::Action::TakeOver).
     pub guard_ms: u64,
     /// How long to wait for the target's replicas, under the pause.
     pub replica_wait_ms: u64,
-    /// How many keys a second may be deleted on the source after the takeover, and on the target in a rollback.
-    /// `None`: as many as go without a stall.
+    /// How many keys a second may be deleted on the source after the takeover, and on the target in a
+    /// rollback. `None`: as many as go without a stall.
     pub cleanup_keys_per_s: Option<u64>,
 }
 
@@ -148,15 +150,15 @@ impl Batch {
 pub enum BatchState {
     /// Waits for the batches before it.
     Waiting,
-    /// The same, but staged keys and marks of it are there: the takeover of the batch before it, to which it belonged,
-    /// went half-way only. It starts with being undone.
+    /// The same, but staged keys and marks of it are there: the takeover of the batch before it, to which it
+    /// belonged, went half-way only. It starts with being undone.
     Staged,
     /// It is the one that the job's phase speaks of.
     AtHand,
     /// The job ended before it was handed over, and nothing of it is left on the target.
     RolledBack,
-    /// The job ended because its owner or its keys are not what they should be. Nothing was deleted; the job's
-    /// reason says more.
+    /// The job ended because its owner or its keys are not what they should be. Nothing was deleted; the
+    /// job's reason says more.
     LeftAsIs,
     /// The target owns it, confirmed and cleaned up.
     HandedOver,
@@ -196,8 +198,8 @@ impl Work {
 
 /// Slots on their way from one primary to another.
 ///
-/// Everything that must survive a restart of the executor is in here. Only [`step`](super::step) changes it; write
-/// it to the journal after each step, before the step's effects are executed.
+/// Everything that must survive a restart of the executor is in here. Only [`step`](super::step) changes it;
+/// write it to the journal after each step, before the step's effects are executed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Job {
     pub(super) id: JobId,
@@ -280,7 +282,8 @@ impl Job {
         &self.phase
     }
 
-    /// What was asked for and did not finish yet. In a job read from a journal: what may or may not have happened.
+    /// What was asked for and did not finish yet. In a job read from a journal: what may or may not have
+    /// happened.
     pub fn in_flight(&self) -> Option<&Effect> {
         self.in_flight.as_ref()
     }

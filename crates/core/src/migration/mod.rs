@@ -1,9 +1,9 @@
 //! The state machine of a slot migration.
 //!
-//! A [`Job`] is about one source primary, one target primary, and slots that are cut into batches, which are handed
-//! over one after another. The machine is the function [`step`]: it takes a job and an [`Event`], changes the job, and
-//! says in [`Effect`]s what is to be done on the cluster. It does nothing itself, and knows no time but what
-//! events say; the same function runs in production and in the model checker.
+//! A [`Job`] is about one source primary, one target primary, and slots that are cut into batches, which are
+//! handed over one after another. The machine is the function [`step`]: it takes a job and an [`Event`],
+//! changes the job, and says in [`Effect`]s what is to be done on the cluster. It does nothing itself, and
+//! knows no time but what events say; the same function runs in production and in the model checker.
 //!
 //! ```text
 //! Queued ─▶ for each batch:
@@ -17,20 +17,21 @@
 //!
 //! # The caller's duties
 //!
-//! - After each [`step`], write the job to the journal *before* its effect is executed. A job that is read from the
-//!   journal gets [`Event::Resume`].
+//! - After each [`step`], write the job to the journal *before* its effect is executed. A job that is read
+//!   from the journal gets [`Event::Resume`].
 //! - Execute one effect at a time, and answer it with [`Event::Finished`], whatever happened. What cannot be
 //!   known is [`Outcome::Unknown`], never a guess.
 //! - Keep each [`Action`]'s promises. Two of them carry the safety of the whole: a takeover is never sent
-//!   later than its guard allows, and an observation first makes sure that nothing sent before it can still be
-//!   executed.
+//!   later than its guard allows, and an observation first makes sure that nothing sent before it can still
+//!   be executed.
 //!
 //! # What it guarantees in return
 //!
-//! Never do two nodes accept writes to a slot; no acknowledged write is lost; from every state, a crash included,
-//! resuming leads to one owner. [`End::Cancelled`] and [`End::Failed`] leave nothing staged on the target, with
-//! two exceptions, in which nothing is deleted since deleting could destroy data: [`Why::OwnerChanged`] and
-//! [`Why::DataInDoubt`]. `docs/design/state-machine.md` says what these guarantees rest on.
+//! Never do two nodes accept writes to a slot; no acknowledged write is lost; from every state, a crash
+//! included, resuming leads to one owner. [`End::Cancelled`] and [`End::Failed`] leave nothing staged on the
+//! target, with two exceptions, in which nothing is deleted since deleting could destroy data:
+//! [`Why::OwnerChanged`] and [`Why::DataInDoubt`]. `docs/design/state-machine.md` says what these guarantees
+//! rest on.
 
 mod effect;
 mod job;

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::effect::Reason;
 
-/// Where a job is. Set by [`step`](super::step) only, and written to the journal with the job, so every phase survives
-/// a restart; what [`Event::Resume`](super::Event::Resume) makes of it is said at each.
+/// Where a job is. Set by [`step`](super::step) only, and written to the journal with the job, so every phase
+/// survives a restart; what [`Event::Resume`](super::Event::Resume) makes of it is said at each.
 ///
 /// The effect that a phase waits for has the phase's name where nothing else is said.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -15,8 +15,8 @@ pub enum Phase {
     /// Waits for its turn. Resume starts it.
     Queued,
 
-    /// Looks and marks the target, before anything of the batch is copied. Resume: a check, of which nothing can
-    /// be left, is done again; marks are rolled back and the batch starts again.
+    /// Looks and marks the target, before anything of the batch is copied. Resume: a check, of which nothing
+    /// can be left, is done again; marks are rolled back and the batch starts again.
     Preparing {
         /// What it waits for.
         step: Preparation,
@@ -28,8 +28,8 @@ pub enum Phase {
     /// Waits for the first copy of all keys. Resume: rollback, the batch again.
     Snapshotting,
 
-    /// Copies what was touched, round after round, until the rest fits into a pause. Resume: rollback, the batch
-    /// again.
+    /// Copies what was touched, round after round, until the rest fits into a pause. Resume: rollback, the
+    /// batch again.
     Streaming(Streaming),
 
     /// Waits for the write pause on the source. Resume: rollback, the batch again.
@@ -41,19 +41,19 @@ pub enum Phase {
     /// Writes are paused; both sides are compared. Resume: rollback, the batch again.
     Comparing,
 
-    /// The source may refuse the slots, or not yet. Resume: observe; what is fenced is given back, since nobody
-    /// knows whether writes slipped in, and the batch starts again.
+    /// The source may refuse the slots, or not yet. Resume: observe; what is fenced is given back, since
+    /// nobody knows whether writes slipped in, and the batch starts again.
     Fencing,
 
-    /// The fence held; the target may own the slots, or not yet. Resume: observe; forward if the target owns them
-    /// or still can take them, else back.
+    /// The fence held; the target may own the slots, or not yet. Resume: observe; forward if the target owns
+    /// them or still can take them, else back.
     TakingOver {
         /// How far the batch had got before this takeover was sent: [`Reached::Held`] or further.
         reached: Reached,
     },
 
-    /// The target owns the slots; writers are let go as soon as the source knows. Resume: observe, then release
-    /// once more.
+    /// The target owns the slots; writers are let go as soon as the source knows. Resume: observe, then
+    /// release once more.
     Releasing,
 
     /// Waits for all others to know. Resume: observe, then as above.
@@ -68,8 +68,8 @@ pub enum Phase {
         then: Then,
     },
 
-    /// The batch is being undone: pause lifted, staged keys wiped, marks cleared. Resume: observe, then from the
-    /// first step.
+    /// The batch is being undone: pause lifted, staged keys wiped, marks cleared. Resume: observe, then from
+    /// the first step.
     RollingBack {
         /// What it waits for.
         step: Undo,
@@ -77,8 +77,8 @@ pub enum Phase {
         then: Then,
     },
 
-    /// Finds out what is true after an outcome was not known, a node changed, or the executor restarted. Resume:
-    /// observe.
+    /// Finds out what is true after an outcome was not known, a node changed, or the executor restarted.
+    /// Resume: observe.
     Observing {
         /// How far the batch may have got.
         reached: Reached,
@@ -88,8 +88,9 @@ pub enum Phase {
         tries: u32,
     },
 
-    /// What is left to do cannot be done now: a node does not answer, or owners are not what they should be. Waits for
-    /// [`Event::Resume`](super::Event::Resume), which observes. No end: the journal must keep the job.
+    /// What is left to do cannot be done now: a node does not answer, or owners are not what they should be.
+    /// Waits for [`Event::Resume`](super::Event::Resume), which observes. No end: the journal must keep the
+    /// job.
     Suspended {
         /// How far the batch may have got.
         reached: Reached,
@@ -99,8 +100,8 @@ pub enum Phase {
         reason: Reason,
     },
 
-    /// Nothing is left to do on the cluster; waits for the feed to be ended. Resume: ended, since a feed does not
-    /// survive its process.
+    /// Nothing is left to do on the cluster; waits for the feed to be ended. Resume: ended, since a feed does
+    /// not survive its process.
     Closing {
         /// How the job ends.
         end: End,
@@ -117,11 +118,13 @@ pub enum Preparation {
     Check,
     /// [`Action::MarkImporting`](super::Action::MarkImporting), before the snapshot.
     Mark,
-    /// The same, after a fence was given back; the staged keys and the feed are still there, so streaming follows.
+    /// The same, after a fence was given back; the staged keys and the feed are still there, so streaming
+    /// follows.
     MarkAgain,
 }
 
-/// What [`Phase::Streaming`] remembers. Set by [`step`](super::step); survives a restart, but is not used after one.
+/// What [`Phase::Streaming`] remembers. Set by [`step`](super::step); survives a restart, but is not used
+/// after one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Streaming {
     /// Whether it waits for the pause to be lifted before the first round.
@@ -171,11 +174,11 @@ pub enum Reached {
     Fence,
     /// The fence held. The target never owned the slots.
     Held,
-    /// The fence held, and a takeover was sent to the target. If that is still the same node and owns nothing, it
-    /// never did.
+    /// The fence held, and a takeover was sent to the target. If that is still the same node and owns
+    /// nothing, it never did.
     Sent,
-    /// The same, but the target was replaced since. Its predecessor may have owned the slots and died before it told
-    /// anybody; then the new one has acknowledged writes that the source has not.
+    /// The same, but the target was replaced since. Its predecessor may have owned the slots and died before
+    /// it told anybody; then the new one has acknowledged writes that the source has not.
     MaybeTaken,
     /// The target owned the slots, and has acknowledged writes that the source has not. Forward only.
     Taken,
@@ -228,7 +231,8 @@ impl Phase {
         }
     }
 
-    /// Whether a cancellation still undoes the batch at hand. From the fence on it takes effect after the batch.
+    /// Whether a cancellation still undoes the batch at hand. From the fence on it takes effect after the
+    /// batch.
     pub fn is_before_fence(&self) -> bool {
         matches!(
             self,

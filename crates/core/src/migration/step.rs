@@ -19,8 +19,9 @@ const STALLED_ROUNDS_MAX: u32 = 8;
 
 /// Takes `job` one step further: what `event` means in its phase, and what to do next.
 ///
-/// Adds at most one effect to `effects`. The caller writes the job to its journal, then executes the effect, then
-/// comes back with [`Event::Finished`]. Without an effect the job waits for an event from outside, or has ended.
+/// Adds at most one effect to `effects`. The caller writes the job to its journal, then executes the effect,
+/// then comes back with [`Event::Finished`]. Without an effect the job waits for an event from outside, or
+/// has ended.
 ///
 /// # Errors
 ///
@@ -214,7 +215,8 @@ fn ease(job: &mut Job, reason: Reason, effects: &mut Vec<Effect>) {
     act(job, Phase::Streaming(streaming), Action::LiftPause, effects);
 }
 
-/// The first round of catching up, braked the harder the more pauses were in vain. The first may have been bad luck.
+/// The first round of catching up, braked the harder the more pauses were in vain. The first may have been
+/// bad luck.
 fn first_round(job: &mut Job) -> Streaming {
     let in_vain = at_hand(job).pauses_failed.saturating_sub(1);
     let steps = u8::try_from(in_vain).unwrap_or(u8::MAX);
@@ -233,7 +235,8 @@ fn take_over(job: &mut Job, reached: Reached, effects: &mut Vec<Effect>) {
     act(job, Phase::TakingOver { reached }, Action::TakeOver { guard_ms }, effects);
 }
 
-/// Looks into an outcome that does not say what is true. Bounded: a batch with too many of them is left to a person.
+/// Looks into an outcome that does not say what is true. Bounded: a batch with too many of them is left to a
+/// person.
 fn observe(job: &mut Job, reached: Reached, then: Then, reason: Reason, effects: &mut Vec<Effect>) {
     let troubles_max = job.rules.troubles_max;
     let batch = at_hand(job);
@@ -404,13 +407,15 @@ fn next_round(job: &mut Job, streaming: Streaming, detail: &Detail, effects: &mu
     if gives_up || next.round > job.rules.rounds_max {
         let message = match left {
             0 => format!(
-                "a handover would take a pause of about {} ms even without writers, and {} ms are allowed: allow more \
+                "a handover would take a pause of about {} ms even without writers, and {} ms are allowed: \
+                    allow more \
                  with --max-pause",
                 drain_ms * 2,
                 job.rules.max_pause_ms,
             ),
             _ => format!(
-                "writers outrun the catch-up: {left} keys still wait after {} rounds, which would take a pause of \
+                "writers outrun the catch-up: {left} keys still wait after {} rounds, which would take a \
+                    pause of \
                  {drain_ms} ms, and {budget_ms} ms are allowed for it{}",
                 streaming.round,
                 if job.rules.brake { "" } else { ", and writers may not be held back" },
@@ -431,12 +436,12 @@ fn failed_before_fence(job: &mut Job, reason: Reason, effects: &mut Vec<Effect>)
     if let Phase::Streaming(streaming @ Streaming { lifting: true, .. }) = job.phase
         && !matches!(reason.why, Why::Unknown | Why::Transient)
     {
-        // The pause ends by itself, and a source that is gone is noticed by the round. But one that may still be
-        // lifted some time could be the next one.
+        // The pause ends by itself, and a source that is gone is noticed by the round. But one that may still
+        // be lifted some time could be the next one.
         return catch_up(job, Streaming { lifting: false, ..streaming }, effects);
     }
-    // Looked into whatever it is: something that was sent for an effect that broke off could be executed after the
-    // rollback that undoes it.
+    // Looked into whatever it is: something that was sent for an effect that broke off could be executed
+    // after the rollback that undoes it.
     let then = match reason.why {
         Why::TooSlow if !matches!(job.phase, Phase::Streaming(_)) => return ease(job, reason, effects),
         Why::Interrupted if job.cancel => Then::Cancel,
@@ -564,7 +569,8 @@ fn finished_undoing(job: &mut Job, done: Undo, then: Then, outcome: Outcome, eff
         Err(reason) => Some(reason),
     };
     match (done, failure) {
-        // A pause that cannot be lifted ends by itself. But one that may still be lifted some time could be the next.
+        // A pause that cannot be lifted ends by itself. But one that may still be lifted some time could be
+        // the next.
         (Undo::LiftPause, Some(reason)) if matches!(reason.why, Why::Unknown | Why::Transient) => {
             observe(job, Reached::Staging, then, reason, effects);
         }
@@ -670,7 +676,8 @@ fn decide(
             Then::Again | Then::Stream => begin_batch(job, effects),
         },
 
-        // Not fenced: whichever node owns the slots, it must not be the target, or its keys are no staged keys.
+        // Not fenced: whichever node owns the slots, it must not be the target, or its keys are no staged
+        // keys.
         Reached::Staging if at_target != Share::None => {
             let message = "the target owns slots of the batch, though they were not handed over yet";
             close(job, End::Failed(Reason::new(Why::OwnerChanged, message)), effects);
@@ -687,7 +694,8 @@ fn decide(
             // A target that lost keys by a restart must not cost the source its copies.
             Share::None if !target_same && !target_promoted && target.keys < source.keys => {
                 let message = format!(
-                    "the target restarted after the takeover and holds {} keys where the source still holds {}; \
+                    "the target restarted after the takeover and holds {} keys where the source still holds \
+                        {}; \
                      nothing was deleted",
                     target.keys, source.keys
                 );
@@ -716,7 +724,8 @@ fn decide(
 
         // From here on the target owns nothing.
         Reached::Taken if at_source == Share::None => take_over(job, Reached::Taken, effects),
-        // The target died before anybody heard of its claim: nobody was sent to it, and the source never gave up.
+        // The target died before anybody heard of its claim: nobody was sent to it, and the source never gave
+        // up.
         Reached::Taken if target_promoted && at_source == Share::All => undo(job, then, effects),
         Reached::Taken => {
             let message =

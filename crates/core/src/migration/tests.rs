@@ -31,7 +31,8 @@ impl Run {
         run
     }
 
-    /// A run that has come to the point where this action is asked for, by doing everything that is asked for.
+    /// A run that has come to the point where this action is asked for, by doing everything that is asked
+    /// for.
     fn until(name: &str) -> Run {
         let mut run = Run::new(Rules::default());
         run.go_to(name);
@@ -94,7 +95,8 @@ impl Run {
         self.end(Outcome::Unknown { message: "timed out".to_owned() });
     }
 
-    /// Does what is asked for. What is observed is what it should be in a cluster in which nothing else happens.
+    /// Does what is asked for. What is observed is what it should be in a cluster in which nothing else
+    /// happens.
     fn do_it(&mut self) {
         let effect = self.effect.as_ref().expect("something is asked for");
         let detail = match &effect.action {

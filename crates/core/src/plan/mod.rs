@@ -1,8 +1,8 @@
-//! Plans: which slots move where, so that a goal is reached with the least that moves; and how they are cut into
-//! batches.
+//! Plans: which slots move where, so that a goal is reached with the least that moves; and how they are cut
+//! into batches.
 //!
-//! All functions are deterministic, and none looks at a cluster: they take what somebody else found out. In every plan
-//! a slot moves at most once, and from its owner; no node gives and takes at once (except where
+//! All functions are deterministic, and none looks at a cluster: they take what somebody else found out. In
+//! every plan a slot moves at most once, and from its owner; no node gives and takes at once (except where
 //! the caller of [`reshard`] says so). Where several choices are equally good, one that cuts fewest ranges of
 //! slots is taken, since servers and clients pay for each range.
 
@@ -40,11 +40,11 @@ pub struct Move {
 /// How [`rebalance`] balances.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Balance {
-    /// Whether primaries without slots get some. A primary with a weight of its own gets some in any case: who
-    /// weighs it means it.
+    /// Whether primaries without slots get some. A primary with a weight of its own gets some in any case:
+    /// who weighs it means it.
     pub use_empty: bool,
-    /// By which part of its due a node may be off before anything moves: 0.02 is 2 %. With 0 a plain balance of
-    /// slots is exact.
+    /// By which part of its due a node may be off before anything moves: 0.02 is 2 %. With 0 a plain balance
+    /// of slots is exact.
     pub threshold: f64,
 }
 
@@ -155,12 +155,12 @@ pub fn take(shards: &[Shard], from: &NodeId, count: usize, to: &NodeId) -> Resul
     Ok(moves.into_list())
 }
 
-/// Moves what it takes to give every node its due: its share of the total cost by its weight, 1 where `weights` has
-/// none. A weight of 0 empties a node.
+/// Moves what it takes to give every node its due: its share of the total cost by its weight, 1 where
+/// `weights` has none. A weight of 0 empties a node.
 ///
-/// Where all slots cost the same, every node ends with its due, rounded down or up, and the number of slots that move
-/// is the least possible. Else slots are indivisible loads of different size: nodes get near their due, in
-/// contiguous ranges, and slots that cost nothing only move in between others.
+/// Where all slots cost the same, every node ends with its due, rounded down or up, and the number of slots
+/// that move is the least possible. Else slots are indivisible loads of different size: nodes get near their
+/// due, in contiguous ranges, and slots that cost nothing only move in between others.
 ///
 /// # Errors
 ///
@@ -245,10 +245,11 @@ pub fn rebalance(
     Ok(moves.into_list())
 }
 
-/// Moves everything that `node` owns to the others, so that they are as balanced as this allows; nothing else moves.
+/// Moves everything that `node` owns to the others, so that they are as balanced as this allows; nothing else
+/// moves.
 ///
-/// The others get weights as in [`rebalance`]; primaries without slots get some only with `use_empty` or a weight of
-/// their own.
+/// The others get weights as in [`rebalance`]; primaries without slots get some only with `use_empty` or a
+/// weight of their own.
 ///
 /// # Errors
 ///
@@ -279,7 +280,8 @@ pub fn drain(
     let loads: Vec<f64> = others.iter().map(|shard| costs.load(&shard.slots)).collect();
     let shares = fill(&loads, &weights, costs.load(&source.slots));
 
-    // The slots in order, each to whom its middle falls: contiguous ranges, and exact where all cost the same.
+    // The slots in order, each to whom its middle falls: contiguous ranges, and exact where all cost the
+    // same.
     let mut order: Vec<usize> = (0..others.len()).filter(|&index| shares[index] > 0.0).collect();
     order.sort_by(|&a, &b| shares[b].total_cmp(&shares[a]).then_with(|| others[a].id.cmp(&others[b].id)));
     let shares = if costs.is_uniform(&source.slots) {
@@ -385,7 +387,8 @@ fn check_number(value: f64) -> Result<(), PlanError> {
     }
 }
 
-/// The weight of each shard, in their order: as given, else 1, else 0 for those that are empty and not to be used.
+/// The weight of each shard, in their order: as given, else 1, else 0 for those that are empty and not to be
+/// used.
 fn effective_weights(
     shards: &[Shard],
     weights: &BTreeMap<NodeId, f64>,
@@ -405,8 +408,9 @@ fn effective_weights(
     if sum > 0.0 && sum.is_finite() { Ok(weights) } else { Err(PlanError::NoTarget) }
 }
 
-/// Rounds dues to whole slots of `slot_cost` each, keeping their sum. Each is rounded down or up: up first for those
-/// who have a slot more already, so that it can stay, then for those who lose most by rounding down.
+/// Rounds dues to whole slots of `slot_cost` each, keeping their sum. Each is rounded down or up: up first
+/// for those who have a slot more already, so that it can stay, then for those who lose most by rounding
+/// down.
 fn round_dues(counts: &[usize], dues: &[f64], slot_cost: f64) -> Vec<f64> {
     let whole = |due: f64| {
         let slots = due / slot_cost;
@@ -431,8 +435,8 @@ fn round_dues(counts: &[usize], dues: &[f64], slot_cost: f64) -> Vec<f64> {
     rounded.into_iter().map(|slots| slots * slot_cost).collect()
 }
 
-/// Divides `amount` so that loads by weight become as even as possible without taking from anyone: as water fills
-/// vessels. Returns what each gets.
+/// Divides `amount` so that loads by weight become as even as possible without taking from anyone: as water
+/// fills vessels. Returns what each gets.
 fn fill(loads: &[f64], weights: &[f64], amount: f64) -> Vec<f64> {
     let level_of = |index: usize| loads[index] / weights[index];
     let mut order: Vec<usize> = (0..loads.len()).filter(|&index| weights[index] > 0.0).collect();

@@ -6,11 +6,11 @@ use crate::slot::{Slot, SlotSet};
 /// Below this part of what is wanted, single slots are not picked to come closer: each may be one more range.
 const ENOUGH: f64 = 0.01;
 
-/// Some of `slots`, whose cost is as near to `wanted` as a run of neighbours comes, and if that is not near enough,
-/// single slots in addition. Empty if nothing comes nearer than nothing.
+/// Some of `slots`, whose cost is as near to `wanted` as a run of neighbours comes, and if that is not near
+/// enough, single slots in addition. Empty if nothing comes nearer than nothing.
 ///
-/// Of runs that are equally near, one is taken that cuts fewest ranges, then one that borders on `neighbours`,
-/// the slots of who will have them, then the lowest.
+/// Of runs that are equally near, one is taken that cuts fewest ranges, then one that borders on
+/// `neighbours`, the slots of who will have them, then the lowest.
 pub(super) fn pick(slots: &SlotSet, neighbours: &SlotSet, costs: &SlotCosts, wanted: f64) -> SlotSet {
     let list: Vec<Slot> = slots.iter().collect();
     let run = best_run(&list, neighbours, costs, wanted);

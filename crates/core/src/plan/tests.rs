@@ -291,7 +291,8 @@ proptest! {
         let weight_sum: f64 = weights.iter().sum();
         for (shard, weight) in after.iter().zip(&weights) {
             let due = f64::from(Slot::COUNT) * weight / weight_sum;
-            prop_assert!((shard.slots.len() as f64 - due).abs() < 1.0, "{} for a due of {due}", shard.slots.len());
+            prop_assert!((shard.slots.len() as f64 - due).abs() < 1.0, "{} for a due of \
+                {due}", shard.slots.len());
         }
         // Whatever the rounding: no plan that ends with dues rounded down or up moves less.
         let above: usize = before
@@ -360,7 +361,8 @@ proptest! {
         prop_assert!(moves.iter().all(|one| one.source == node(drained)));
         prop_assert_eq!(moved_count(&moves), before[drained].slots.len());
         for one in &moves {
-            prop_assert!(given.get(&one.target).is_none_or(|weight| *weight > 0.0), "a target without weight");
+            prop_assert!(given.get(&one.target).is_none_or(|weight| *weight > 0.0), "a target without \
+                weight");
         }
     }
 

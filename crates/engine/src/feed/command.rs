@@ -1,10 +1,11 @@
 //! From a replicated command to what it touched.
 //!
-//! Commands arrive as the servers replicate them, which is often not as they were sent: scripts as their effects,
-//! expiries as `DEL`, `SPOP` as `SREM`, relative times as absolute ones. Where a server of another version replicates the
-//! original, the rule for it is here as well. A command that no rule knows comes from a module, or from a server that
-//! is newer than this table: the server is asked for its key positions beforehand ([`Rules::learn`]), and failing that
-//! every argument counts as a key. A key that does not exist costs one look-up; a missed one would cost the data.
+//! Commands arrive as the servers replicate them, which is often not as they were sent: scripts as their
+//! effects, expiries as `DEL`, `SPOP` as `SREM`, relative times as absolute ones. Where a server of another
+//! version replicates the original, the rule for it is here as well. A command that no rule knows comes from
+//! a module, or from a server that is newer than this table: the server is asked for its key positions
+//! beforehand ([`Rules::learn`]), and failing that every argument counts as a key. A key that does not exist
+//! costs one look-up; a missed one would cost the data.
 
 use std::collections::HashMap;
 
@@ -81,7 +82,8 @@ const fn removed(collection: Collection) -> Rule {
     Rule::Elements { collection, first: 2, last: u64::MAX, step: 1, removes: true }
 }
 
-/// What is known of the commands of Redis 6.2 to 8.x and Valkey 7.2 to 9.x that can stand in a replication stream.
+/// What is known of the commands of Redis 6.2 to 8.x and Valkey 7.2 to 9.x that can stand in a replication
+/// stream.
 const BUILTIN: &[(&[&str], Rule)] = &[
     (&["PING", "REPLCONF", "MULTI", "EXEC", "PUBLISH", "SPUBLISH", "SCRIPT"], Rule::Nothing),
     (&["SELECT"], Rule::Select),
@@ -206,8 +208,8 @@ impl Rules {
         self.0.contains_key(name)
     }
 
-    /// Learns the key positions of a command from an entry of the reply to `COMMAND`. An entry that does not tell them
-    /// for certain teaches nothing.
+    /// Learns the key positions of a command from an entry of the reply to `COMMAND`. An entry that does not
+    /// tell them for certain teaches nothing.
     pub(super) fn learn(&mut self, entry: &Value) {
         let Some([name, _arity, flags, first, last, step, ..]) = entry.as_items() else { return };
         let (Some(name), Some(flags)) = (name.as_bytes(), flags.as_items()) else { return };
@@ -260,8 +262,8 @@ pub(super) struct Decoder {
     db: Option<u32>,
     rule: Rule,
     args: u64,
-    /// The position of the first score of [`Rule::Scored`], or of the last of the words `FIELDS`, `STREAMS`, `STORE`, `DB`
-    /// and `FLUSHSLOT` that the rule looks for; the number of [`Rule::Pairs`].
+    /// The position of the first score of [`Rule::Scored`], or of the last of the words `FIELDS`, `STREAMS`,
+    /// `STORE`, `DB` and `FLUSHSLOT` that the rule looks for; the number of [`Rule::Pairs`].
     marked_at: Option<u64>,
     /// The key whose elements come, where its slot is watched.
     key: Option<Vec<u8>>,

@@ -1,20 +1,23 @@
 //! Feeds of touched keys: what a server changes while its keys are being moved.
 //!
-//! A [`Feed`] follows one server in a task of its own and records which keys were touched in a [`Touched`]. It never
-//! carries values: whoever moves keys reads each touched key's state anew. There are three kinds, tried in this order:
+//! A [`Feed`] follows one server in a task of its own and records which keys were touched in a [`Touched`].
+//! It never carries values: whoever moves keys reads each touched key's state anew. There are three kinds,
+//! tried in this order:
 //!
-//! - [`FeedKind::Partial`]: a replication link from the server's present offset. It costs the server nothing. It needs a
-//!   backlog, which a server keeps from its first replica on; where there is none, asking for a snapshot makes one, and
-//!   the question is withdrawn before the snapshot begins wherever the server waits with it (`repl-diskless-sync-delay`);
-//! - [`FeedKind::Filtered`]: a replication link that starts with a snapshot without data (`rdb-filter-only`, Redis 7.0
-//!   and later): a fork, and a few hundred bytes;
-//! - [`FeedKind::Tracking`]: invalidations of client-side caching, where replication is forbidden, or can only be had
-//!   with all data. It has blind spots: see [`Feed::misses_consumer_groups`].
+//! - [`FeedKind::Partial`]: a replication link from the server's present offset. It costs the server nothing.
+//!   It needs a backlog, which a server keeps from its first replica on; where there is none, asking for a
+//!   snapshot makes one, and the question is withdrawn before the snapshot begins wherever the server waits
+//!   with it (`repl-diskless-sync-delay`);
+//! - [`FeedKind::Filtered`]: a replication link that starts with a snapshot without data (`rdb-filter-only`,
+//!   Redis 7.0 and later): a fork, and a few hundred bytes;
+//! - [`FeedKind::Tracking`]: invalidations of client-side caching, where replication is forbidden, or can
+//!   only be had with all data. It has blind spots: see [`Feed::misses_consumer_groups`].
 //!
-//! A replication link sees everything: effects of scripts, transactions, expiries, consumer groups. The server counts
-//! it as a replica: in `INFO` and `ROLE`, and for `min-replicas-to-write`. But nothing is ever acknowledged to the server
-//! beyond the offset at which the feed was attached, so that `WAIT` does not take it for a copy of the data. A server
-//! that is shut down in order therefore waits for it, up to `shutdown-timeout`.
+//! A replication link sees everything: effects of scripts, transactions, expiries, consumer groups. The
+//! server counts it as a replica: in `INFO` and `ROLE`, and for `min-replicas-to-write`. But nothing is ever
+//! acknowledged to the server beyond the offset at which the feed was attached, so that `WAIT` does not take
+//! it for a copy of the data. A server that is shut down in order therefore waits for it, up to
+//! `shutdown-timeout`.
 
 mod command;
 mod stream;
@@ -42,7 +45,8 @@ pub use touched::{Collection, Elements, Touch, Touched, TouchedLimits, What};
 /// The name that feeds show in `CLIENT LIST`.
 pub const FEED_CLIENT_NAME: &str = "whimbrel:feed";
 
-/// Whether a command of this name, as `CLIENT LIST` writes it, can write: by itself, or since it carries out others.
+/// Whether a command of this name, as `CLIENT LIST` writes it, can write: by itself, or since it carries out
+/// others.
 pub fn may_write(command: &str) -> bool {
     let name = command.split('|').next().unwrap_or_default().to_ascii_uppercase();
     name == "EXEC" || command::writes(name.as_bytes())
@@ -74,8 +78,8 @@ impl fmt::Display for FeedKind {
 pub struct FeedOptions {
     /// Bounds of what is remembered.
     pub limits: TouchedLimits,
-    /// How long to try to attach. A server that is making a snapshot for somebody else lets a [`FeedKind::Filtered`] feed
-    /// wait until it is done.
+    /// How long to try to attach. A server that is making a snapshot for somebody else lets a
+    /// [`FeedKind::Filtered`] feed wait until it is done.
     pub attach_timeout_ms: u64,
     /// How long to try to resume a dropped link.
     pub resume_timeout_ms: u64,
@@ -98,8 +102,8 @@ impl Default for FeedOptions {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FeedFailure {
-    /// The link broke, and the server no longer has what came after this offset: its backlog is too small, or it was
-    /// restarted, or its data are another history.
+    /// The link broke, and the server no longer has what came after this offset: its backlog is too small, or
+    /// it was restarted, or its data are another history.
     Gap {
         /// The last offset that was seen.
         offset: u64,
@@ -123,7 +127,8 @@ impl fmt::Display for FeedFailure {
         match self {
             FeedFailure::Gap { offset } => write!(
                 f,
-                "changes were missed: the link broke at offset {offset} and the server cannot continue from there"
+                "changes were missed: the link broke at offset {offset} and the server cannot continue from \
+                    there"
             ),
             FeedFailure::Lost { cause } => write!(f, "the link broke and could not be resumed: {cause}"),
             FeedFailure::Demoted => f.write_str("the server is no longer a primary"),
@@ -139,8 +144,8 @@ pub struct History {
     pub replid: String,
     /// How far in it, in bytes.
     pub offset: u64,
-    /// The database that the commands after it are for, until a `SELECT` tells another: a stream that goes on does not
-    /// say it again. `None` where it is not known.
+    /// The database that the commands after it are for, until a `SELECT` tells another: a stream that goes on
+    /// does not say it again. `None` where it is not known.
     #[serde(default)]
     pub db: Option<u32>,
 }
@@ -248,8 +253,8 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// Attaches to the server at `address` and records touches of keys in `slots` from this moment on: every change that
-    /// the server acknowledges after this returns will be seen.
+    /// Attaches to the server at `address` and records touches of keys in `slots` from this moment on: every
+    /// change that the server acknowledges after this returns will be seen.
     ///
     /// # Errors
     /// As [`Link::open`] and [`Link::call`]; `Unfit` where no kind of feed can be had; `Timeout`.
@@ -266,8 +271,9 @@ impl Feed {
         attached.unwrap_or_else(|_| Err(attach_timeout(deployment, address, options)))
     }
 
-    /// Attaches to the server at `address` and records touches from a point of its history on: what came after `from`
-    /// will be seen, however long ago it was. `None` where the server does not have all of that any more.
+    /// Attaches to the server at `address` and records touches from a point of its history on: what came
+    /// after `from` will be seen, however long ago it was. `None` where the server does not have all of that
+    /// any more.
     ///
     /// # Errors
     /// As [`Feed::attach`].
@@ -334,8 +340,9 @@ impl Feed {
         &self.address
     }
 
-    /// True for a [`FeedKind::Tracking`] feed: it does not see `XGROUP`, `XREADGROUP`, `XACK`, `XCLAIM`, `XAUTOCLAIM`,
-    /// `XSETID` and `SWAPDB`, nor changes of functions. All streams have to be moved once more under the pause.
+    /// True for a [`FeedKind::Tracking`] feed: it does not see `XGROUP`, `XREADGROUP`, `XACK`, `XCLAIM`,
+    /// `XAUTOCLAIM`, `XSETID` and `SWAPDB`, nor changes of functions. All streams have to be moved once more
+    /// under the pause.
     pub fn misses_consumer_groups(&self) -> bool {
         self.kind == FeedKind::Tracking
     }
@@ -359,8 +366,8 @@ impl Feed {
     }
 
     /// Waits until everything up to `offset` of the server (`master_repl_offset` of `INFO replication`) is in
-    /// [`Feed::touched`]; false where that takes longer than `timeout_ms`. A tracking feed knows no offsets: there it
-    /// waits until everything is recorded that the server did before this was called.
+    /// [`Feed::touched`]; false where that takes longer than `timeout_ms`. A tracking feed knows no offsets:
+    /// there it waits until everything is recorded that the server did before this was called.
     ///
     /// # Errors
     /// `Unfit` where the feed has ended; [`Feed::failure`] has the reason.

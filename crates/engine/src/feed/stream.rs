@@ -19,17 +19,19 @@ use crate::probe::Info;
 /// Most bytes taken in at once. They are parsed under one lock, in well under a millisecond.
 const READ_BYTES: usize = 256 << 10;
 
-/// How often the server hears from us. It drops a replica that it has not heard of for `repl-timeout`, 60 s unless set.
+/// How often the server hears from us. It drops a replica that it has not heard of for `repl-timeout`, 60 s
+/// unless set.
 const ACK_EVERY: Duration = Duration::from_secs(1);
 
-/// How often at first, after a snapshot: the server starts the command stream at the first acknowledgement that it
-/// gets after it has noticed the end of the snapshot itself, and ignores those before.
+/// How often at first, after a snapshot: the server starts the command stream at the first acknowledgement
+/// that it gets after it has noticed the end of the snapshot itself, and ignores those before.
 const FIRST_ACK_EVERY: Duration = Duration::from_millis(5);
 
 /// For how long at most.
 const FIRST_ACKS: Duration = Duration::from_secs(10);
 
-/// How long a primary may be silent; it sends a `PING` every 10 s unless told otherwise (`repl-ping-replica-period`).
+/// How long a primary may be silent; it sends a `PING` every 10 s unless told otherwise
+/// (`repl-ping-replica-period`).
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// How long to wait for a backlog to appear once a snapshot was asked for.
@@ -150,8 +152,8 @@ pub(super) async fn attach(
     Ok(Ok(stream))
 }
 
-/// Attaches a replication link that continues from `from`. `None` where the server no longer has what came after it, or
-/// lets nobody continue.
+/// Attaches a replication link that continues from `from`. `None` where the server no longer has what came
+/// after it, or lets nobody continue.
 pub(super) async fn attach_at(
     deployment: &Deployment,
     place: &Place,
@@ -178,8 +180,8 @@ pub(super) async fn attach_at(
     Ok(Some(stream))
 }
 
-/// The database that commands are for at the start of a stream, where that is certain: a cluster has one database
-/// unless it is a Valkey 9 that was given more.
+/// The database that commands are for at the start of a stream, where that is certain: a cluster has one
+/// database unless it is a Valkey 9 that was given more.
 pub(super) async fn starting_db(deployment: &Deployment, link: &mut Link) -> Result<Option<u32>> {
     if !deployment.is_cluster() {
         return Ok(None);
@@ -256,8 +258,8 @@ async fn backlog(link: &mut Link) -> Result<Option<History>> {
     Ok(if info.field("repl_backlog_active") == Some("1") { history() } else { None })
 }
 
-/// Asks for a snapshot on a link of its own, which makes the server keep a backlog from now on. `None` where the server
-/// would have to send data.
+/// Asks for a snapshot on a link of its own, which makes the server keep a backlog from now on. `None` where
+/// the server would have to send data.
 async fn ask_for_snapshot(place: &Place) -> Result<Option<Link>> {
     let mut link = place.open().await?;
     if !matches!(offer(&mut link).await?, Offer::Filtered) {
@@ -363,13 +365,15 @@ impl Stream {
         parsed.map_err(|e| link.malformed(e))
     }
 
-    /// Tells how far everything is recorded. Comes after the recording, so that whoever sees the offset finds it there.
+    /// Tells how far everything is recorded. Comes after the recording, so that whoever sees the offset finds
+    /// it there.
     fn publish(&self) {
         let offset = self.parser.offset();
         self.shared.progress.send_if_modified(|progress| {
             let changed = progress.offset != offset || progress.replid != self.replid;
             progress.offset = offset;
-            // Of a `SELECT` that has arrived in part, it may be ahead: that comes once more, before anything else does.
+            // Of a `SELECT` that has arrived in part, it may be ahead: that comes once more, before anything
+            // else does.
             progress.db = self.decoder.db();
             if progress.replid != self.replid {
                 progress.replid.clone_from(&self.replid);
@@ -402,7 +406,8 @@ impl Stream {
         }
     }
 
-    /// Stock servers look at the name: what `rename-command` calls otherwise is taken for `SYNC`, and sends all data at once.
+    /// Stock servers look at the name: what `rename-command` calls otherwise is taken for `SYNC`, and sends
+    /// all data at once.
     fn misnamed(&self, e: Error) -> Error {
         let name = self.place.psync();
         if name.eq_ignore_ascii_case(b"PSYNC") || !matches!(e.kind, ErrorKind::Malformed(_)) {

@@ -1,8 +1,8 @@
 //! The keys that were touched and not yet moved.
 //!
-//! **Invariant:** everything that was touched in a watched slot is either in here or was taken from here. Memory stays
-//! below a bound by forgetting details, never by forgetting a touch: a key with too many touched elements becomes
-//! touched as a whole, and a slot with too many touched keys becomes a touched slot.
+//! **Invariant:** everything that was touched in a watched slot is either in here or was taken from here.
+//! Memory stays below a bound by forgetting details, never by forgetting a touch: a key with too many touched
+//! elements becomes touched as a whole, and a slot with too many touched keys becomes a touched slot.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::hash::{Hash, Hasher};
@@ -43,8 +43,8 @@ pub struct Elements {
     pub collection: Collection,
     /// Their names: fields of a hash, members of a set or sorted set.
     pub names: BTreeSet<Bytes>,
-    /// True where the key's own time to live may have changed as well: by a command for it, or since the removal of its
-    /// last element removed the key.
+    /// True where the key's own time to live may have changed as well: by a command for it, or since the
+    /// removal of its last element removed the key.
     pub expiry: bool,
 }
 
@@ -89,8 +89,8 @@ impl What {
 /// Bounds of a [`Touched`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TouchedLimits {
-    /// Memory for names of keys and elements, in bytes, by estimate. Beyond it the slot that takes most becomes a
-    /// touched slot.
+    /// Memory for names of keys and elements, in bytes, by estimate. Beyond it the slot that takes most
+    /// becomes a touched slot.
     pub bytes_max: u64,
     /// Touched elements of one key. Beyond it the key is touched as a whole.
     pub elements_max: usize,
@@ -132,13 +132,14 @@ impl Touched {
         Touched { set: Mutex::new(TouchedSet::new(watched, limits)), added: Notify::new() }
     }
 
-    /// Takes up to `keys_max` touched keys out. They come slot by slot; the slot that has waited longest comes first.
+    /// Takes up to `keys_max` touched keys out. They come slot by slot; the slot that has waited longest
+    /// comes first.
     pub fn take(&self, keys_max: usize) -> Vec<Touch> {
         self.lock().take(keys_max)
     }
 
-    /// Takes out the slots in which more was touched than could be remembered: every key in them counts as touched as
-    /// a whole, keys that are gone included.
+    /// Takes out the slots in which more was touched than could be remembered: every key in them counts as
+    /// touched as a whole, keys that are gone included.
     pub fn take_slots(&self) -> SlotSet {
         let mut set = self.lock();
         set.whole_slots = 0;
@@ -169,8 +170,8 @@ impl Touched {
         self.added.notify_waiters();
     }
 
-    /// True from the moment a whole database was emptied (`FLUSHALL`, `FLUSHDB`) or exchanged (`SWAPDB`) until
-    /// [`Touched::take_flushed`]. Every key that was moved counts as touched then.
+    /// True from the moment a whole database was emptied (`FLUSHALL`, `FLUSHDB`) or exchanged (`SWAPDB`)
+    /// until [`Touched::take_flushed`]. Every key that was moved counts as touched then.
     pub fn flushed(&self) -> bool {
         self.lock().flushed
     }
@@ -211,7 +212,8 @@ impl Touched {
         self.lock().bytes
     }
 
-    /// How many touches of watched keys were recorded since the start, repeated ones included: how fast writers are.
+    /// How many touches of watched keys were recorded since the start, repeated ones included: how fast
+    /// writers are.
     pub fn recorded(&self) -> u64 {
         self.lock().recorded
     }
@@ -480,8 +482,8 @@ impl TouchedSet {
         self.account(slot, delta);
     }
 
-    /// The entry of a key in a slot that is not touched as a whole, made where there is none, and what making it added,
-    /// in bytes, elements not counted.
+    /// The entry of a key in a slot that is not touched as a whole, made where there is none, and what making
+    /// it added, in bytes, elements not counted.
     fn entry(
         &mut self,
         slot: Slot,

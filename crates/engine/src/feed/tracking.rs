@@ -1,9 +1,9 @@
 //! A feed of invalidations, as client-side caching sends them.
 //!
-//! `CLIENT TRACKING ON BCAST` over RESP3 pushes the name of every key that changes, and a null where a database was
-//! emptied. Names come without their database. The pushes of one turn of the server's event loop are written before
-//! the replies of that turn are sent, and so a `PING` that is sent after such a reply has arrived is answered behind
-//! them: that is the barrier.
+//! `CLIENT TRACKING ON BCAST` over RESP3 pushes the name of every key that changes, and a null where a
+//! database was emptied. Names come without their database. The pushes of one turn of the server's event loop
+//! are written before the replies of that turn are sent, and so a `PING` that is sent after such a reply has
+//! arrived is answered behind them: that is the barrier.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -116,7 +116,8 @@ impl Tracking {
         self.link.flush().await
     }
 
-    /// Before the password ends, after which some services close the connection. It is answered as a `PING` is.
+    /// Before the password ends, after which some services close the connection. It is answered as a `PING`
+    /// is.
     async fn log_in_again(&mut self) -> Result<()> {
         if self.link.is_login_due() {
             self.link.push_login().await?;

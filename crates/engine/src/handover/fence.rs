@@ -1,7 +1,7 @@
 //! Pausing, fencing, taking over, settling, giving back.
 //!
-//! **Two writers are kept apart by this order:** the source accepts no write (paused, verified) before the target is told
-//! to take over, and is released only when it does not own the slots in its own view.
+//! **Two writers are kept apart by this order:** the source accepts no write (paused, verified) before the
+//! target is told to take over, and is released only when it does not own the slots in its own view.
 
 use std::time::Duration;
 
@@ -24,54 +24,57 @@ const BROADCAST_GAP: Duration = Duration::from_millis(60);
 /// How long the target may take to hear of the source's epoch, when that was changed.
 const EPOCH_PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long the source gets to learn by gossip before it is told: as long as it serves reads, and where clients see
-/// `CLUSTERDOWN`.
+/// How long the source gets to learn by gossip before it is told: as long as it serves reads, and where
+/// clients see `CLUSTERDOWN`.
 const GOSSIP_PATIENCE: Duration = Duration::from_millis(100);
 const UNOWNED_PATIENCE: Duration = Duration::from_millis(10);
 
 /// How often the source is asked whether it has learned.
 const SETTLE_POLL: Duration = Duration::from_millis(1);
 
-/// How long the target's replicas may keep it from announcing a take-over, in milliseconds, for each of two commands. It takes one
-/// or two.
+/// How long the target's replicas may keep it from announcing a take-over, in milliseconds, for each of two
+/// commands. It takes one or two.
 const ANNOUNCE_MS: u64 = 50;
 
 /// Time that a take-over needs to arrive, before a pause that it relies on ends.
 const TAKE_OVER_RESERVE: Duration = Duration::from_secs(3);
 
-/// The fence for a source that redirects. It says that it writes nothing, so that the pause does not hold it up; what it
-/// changes is no data. Its arguments: the offset, the same with a `PING` more, the replication history, the target,
-/// and the ranges of slots.
+/// The fence for a source that redirects. It says that it writes nothing, so that the pause does not hold it
+/// up; what it changes is no data. Its arguments: the offset, the same with a `PING` more, the replication
+/// history, the target, and the ranges of slots.
 ///
-/// It answers `held OFFSET`; `written OFFSET`, `changed` (another role, history or ownership) or `refused ERROR` where it
-/// left everything as it was; `broken ERROR` where it could not.
+/// It answers `held OFFSET`; `written OFFSET`, `changed` (another role, history or ownership) or
+/// `refused ERROR` where it left everything as it was; `broken ERROR` where it could not.
 const FENCE_SCRIPT: &str = include_str!("fence.lua");
 
 impl Handover {
-    /// Prepares what must not take time under the pause: sees to it that the target's claim will have an epoch above the
-    /// source's, since one with a lower epoch would not be believed, and the target would lose the slots again, with their
-    /// keys; has the connections ready; and tries out whether the target can wait for the source.
+    /// Prepares what must not take time under the pause: sees to it that the target's claim will have an
+    /// epoch above the source's, since one with a lower epoch would not be believed, and the target would
+    /// lose the slots again, with their keys; has the connections ready; and tries out whether the target can
+    /// wait for the source.
     ///
     /// Call it before every pause. Safe to repeat; waits some milliseconds where epochs had to be changed.
     ///
     /// # Errors
-    /// As [`Link::call`](crate::link::Link::call); `Unfit` where the target does not hear of the source's epoch.
+    /// As [`Link::call`](crate::link::Link::call); `Unfit` where the target does not hear of the source's
+    /// epoch.
     pub async fn raise_epoch(&mut self) -> Result<()> {
         self.settle_epochs(EPOCH_PATIENCE).await?;
         self.prepare_gate().await;
         Ok(())
     }
 
-    /// [`Handover::raise_epoch`] for the epochs alone. With no patience at all it begins what takes time, and does not
-    /// wait.
+    /// [`Handover::raise_epoch`] for the epochs alone. With no patience at all it begins what takes time, and
+    /// does not wait.
     pub(super) async fn settle_epochs(&mut self, patience: Duration) -> Result<()> {
         let deadline = Instant::now() + patience;
         let mut bumped = false;
         loop {
             let (source, target) = tokio::try_join!(epochs(&mut self.source), epochs(&mut self.target))?;
             if self.target.traits.bump_announces {
-                // The target takes an epoch above all that it knows of in the turn in which it claims the slots, and
-                // tells all others; but it does so only if some node's is above its own. So that is the source.
+                // The target takes an epoch above all that it knows of in the turn in which it claims the
+                // slots, and tells all others; but it does so only if some node's is above its own. So that
+                // is the source.
                 if target.highest > target.own && target.highest >= source.own {
                     return Ok(());
                 }
@@ -99,7 +102,8 @@ impl Handover {
         }
     }
 
-    /// Stops writes on the source for `pause_ms`, counted by the source from when it gets the command. Reads go on.
+    /// Stops writes on the source for `pause_ms`, counted by the source from when it gets the command. Reads
+    /// go on.
     ///
     /// # Errors
     /// As [`Link::call`](crate::link::Link::call). The pause may then be in effect; it ends by itself.
@@ -111,7 +115,8 @@ impl Handover {
                 link.push(&[b"CLIENT", b"PAUSE", text.as_bytes(), b"WRITE"]);
                 link.push(&[b"INFO", b"replication"]);
                 link.flush().await?;
-                // What the source reports as its offset is read after the pause took effect, since it answers in order.
+                // What the source reports as its offset is read after the pause took effect, since it answers
+                // in order.
                 let [paused, info] = reply_array(link).await?;
                 link.check(paused, b"CLIENT PAUSE")?;
                 let info = link.check(info, b"INFO")?;
@@ -134,9 +139,9 @@ impl Handover {
         self.source.run(async |link| link.call(&[b"CLIENT", b"UNPAUSE"]).await.map(drop)).await
     }
 
-    /// [`Handover::fence`], and [`Handover::take_over`] at once if it held. With [`FenceKind::Redirecting`] this is the
-    /// only way in which clients are not sent back and forth between the two nodes for as long as the caller takes in
-    /// between.
+    /// [`Handover::fence`], and [`Handover::take_over`] at once if it held. With [`FenceKind::Redirecting`]
+    /// this is the only way in which clients are not sent back and forth between the two nodes for as long as
+    /// the caller takes in between.
     ///
     /// # Errors
     /// `Server` where nothing was changed. After any other it is not known what is true.
@@ -161,19 +166,21 @@ impl Handover {
         })
     }
 
-    /// Makes the source refuse or hold back every write to `slots`, and finds out in the same turn of its event loop whether
-    /// one was accepted since `paused.offset`. If so, or if that cannot be told, nothing is fenced.
+    /// Makes the source refuse or hold back every write to `slots`, and finds out in the same turn of its
+    /// event loop whether one was accepted since `paused.offset`. If so, or if that cannot be told, nothing
+    /// is fenced.
     ///
     /// A source that keeps no offset is believed if it answers before the pause ends.
     ///
     /// # Errors
-    /// `Server` where the source refused: then it owns the slots, and may still be paused. After any other it is not known
-    /// what is true.
+    /// `Server` where the source refused: then it owns the slots, and may still be paused. After any other it
+    /// is not known what is true.
     pub async fn fence(&mut self, slots: &SlotSet, paused: &Paused) -> Result<Fenced> {
         let kind = self.fence_kind();
         let remark = kind != FenceKind::Gossip && self.target.traits.takes_by_itself;
         if remark {
-            // It would take the slots as soon as the source claims them no longer, whether the fence holds or not.
+            // It would take the slots as soon as the source claims them no longer, whether the fence holds or
+            // not.
             self.clear_marks_only(slots).await?;
         }
         let scripted =
@@ -195,7 +202,8 @@ impl Handover {
         fenced
     }
 
-    /// Looks first, and acts only if nothing was written. With `unpause` the pause is lifted in the same turn.
+    /// Looks first, and acts only if nothing was written. With `unpause` the pause is lifted in the same
+    /// turn.
     pub(super) async fn fence_by_script(
         &mut self,
         slots: &SlotSet,
@@ -344,12 +352,12 @@ impl Handover {
         self.target.set_slots(slots, &Mark::Stable).await
     }
 
-    /// Makes the target the owner of `slots` and has it tell all others. Safe to repeat: slots that it owns already are
-    /// fine. Call it only when the source is fenced.
+    /// Makes the target the owner of `slots` and has it tell all others. Safe to repeat: slots that it owns
+    /// already are fine. Call it only when the source is fenced.
     ///
     /// # Errors
-    /// `Server` where nothing was changed. `Unfit` where the fence's time has run out, or the target is no primary:
-    /// nothing was changed either. After any other it is not known what is true.
+    /// `Server` where nothing was changed. `Unfit` where the fence's time has run out, or the target is no
+    /// primary: nothing was changed either. After any other it is not known what is true.
     pub async fn take_over(&mut self, slots: &SlotSet) -> Result<()> {
         if let Some(until) = self.fenced_until
             && Instant::now() + TAKE_OVER_RESERVE > until
@@ -374,23 +382,23 @@ impl Handover {
         self.taken = slots.clone();
     }
 
-    /// Claims `slots`, and has the target tell all others at once. False where something was refused: then some of the slots
-    /// may have been claimed.
+    /// Claims `slots`, and has the target tell all others at once. False where something was refused: then
+    /// some of the slots may have been claimed.
     async fn claim_and_announce(&mut self, slots: &SlotSet) -> Result<bool> {
         let traits = self.target.traits;
         let is_silent = traits.setslot_waits && !traits.bump_announces;
         let Some(messenger) = last(slots).filter(|_| is_silent) else {
             return self.claim(slots, slots).await;
         };
-        // The claim is heard of by chance, after up to some seconds. So one slot is left out, and follows with the command that
-        // broadcasts, which must not be part of a transaction.
+        // The claim is heard of by chance, after up to some seconds. So one slot is left out, and follows
+        // with the command that broadcasts, which must not be part of a transaction.
         let mut rest = slots.clone();
         rest.remove(messenger);
         Ok(self.claim(&rest, &rest).await? && self.claim_aloud(messenger).await?)
     }
 
-    /// Claims one slot with a broadcast of all that the target has. False where that was refused, by the target or by its
-    /// replicas' not answering: then the slot is as before.
+    /// Claims one slot with a broadcast of all that the target has. False where that was refused, by the
+    /// target or by its replicas' not answering: then the slot is as before.
     async fn claim_aloud(&mut self, slot: Slot) -> Result<bool> {
         let importing = Mark::Importing(self.source.id.clone());
         let node = Mark::Node(self.target.id.clone());
@@ -409,14 +417,14 @@ impl Handover {
             .await
     }
 
-    /// Deletes the slots `known` in the target's view, and adds `added`, with a new epoch and a broadcast (on Valkey 8.0 without
-    /// one). False where one of these was refused.
+    /// Deletes the slots `known` in the target's view, and adds `added`, with a new epoch and a broadcast (on
+    /// Valkey 8.0 without one). False where one of these was refused.
     async fn claim(&mut self, known: &SlotSet, added: &SlotSet) -> Result<bool> {
         let traits = self.target.traits;
         let importing = Mark::Importing(self.source.id.clone());
         let node = Mark::Node(self.target.id.clone());
-        // Assigning a slot that is marked as importing bumps the epoch and broadcasts, but must not be done in a
-        // transaction where it waits for replicas. There, bumping the epoch broadcasts by itself.
+        // Assigning a slot that is marked as importing bumps the epoch and broadcasts, but must not be done
+        // in a transaction where it waits for replicas. There, bumping the epoch broadcasts by itself.
         let messenger = last(added).filter(|_| !traits.setslot_waits);
         let (mut known, mut added) = (known.clone(), added.clone());
         if let Some(messenger) = messenger {
@@ -499,12 +507,13 @@ impl Handover {
         Ok(())
     }
 
-    /// Sees to it that the source does not own `slots` in its own view, knows that the target does, and then lifts the
-    /// pause. Safe to repeat. Call it only after [`Handover::take_over`].
+    /// Sees to it that the source does not own `slots` in its own view, knows that the target does, and then
+    /// lifts the pause. Safe to repeat. Call it only after [`Handover::take_over`].
     ///
     /// # Errors
-    /// `Unfit` where the target does not own the slots, or the source does not come to know of it in time: then the pause
-    /// is not lifted unless the source has given the slots up. As [`Link::call`](crate::link::Link::call).
+    /// `Unfit` where the target does not own the slots, or the source does not come to know of it in time:
+    /// then the pause is not lifted unless the source has given the slots up. As
+    /// [`Link::call`](crate::link::Link::call).
     pub async fn settle(&mut self, slots: &SlotSet) -> Result<()> {
         let begun = Instant::now();
         let mut told = false;
@@ -537,8 +546,8 @@ impl Handover {
         }
     }
 
-    /// Takes `still` from the source, lifts the pause, then assigns `unlearned` to the target in its view. False where the
-    /// source has just learned of some of them by itself: look again.
+    /// Takes `still` from the source, lifts the pause, then assigns `unlearned` to the target in its view.
+    /// False where the source has just learned of some of them by itself: look again.
     async fn tell_source(&mut self, still: &SlotSet, unlearned: &SlotSet) -> Result<bool> {
         let theirs = self.target.view().await?.me().slots.clone();
         if !unlearned.difference(&theirs).is_empty() {
@@ -567,12 +576,13 @@ impl Handover {
         }
     }
 
-    /// Undoes a fence after which no take-over took place: the source owns `slots` again and is not paused. Safe to repeat,
-    /// and safe where there was no fence. Marks on a target that takes slots by itself are cleared first, others stay.
+    /// Undoes a fence after which no take-over took place: the source owns `slots` again and is not paused.
+    /// Safe to repeat, and safe where there was no fence. Marks on a target that takes slots by itself are
+    /// cleared first, others stay.
     ///
     /// # Errors
-    /// `Server` where nothing was changed. `Unfit` where the target owns some of the slots, or another node does: then the
-    /// source must not have them. After any other it is not known what is true.
+    /// `Server` where nothing was changed. `Unfit` where the target owns some of the slots, or another node
+    /// does: then the source must not have them. After any other it is not known what is true.
     pub async fn give_back(&mut self, slots: &SlotSet) -> Result<()> {
         if self.target.traits.takes_by_itself {
             self.clear_marks_only(slots).await?;
@@ -607,7 +617,8 @@ impl Handover {
                     let what = format!("slot {} is owned by {}, which is down", slot.number(), owner.id);
                     return Err(self.source.unfit("give slots back", what));
                 }
-                // It has been moved on: it must not be taken from its new owner, and there is nothing to give back.
+                // It has been moved on: it must not be taken from its new owner, and there is nothing to give
+                // back.
                 Some(_) => {
                     elsewhere.insert(slot);
                 }

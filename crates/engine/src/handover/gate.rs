@@ -1,21 +1,24 @@
 //! Fencing and taking over without a moment in which clients are sent back and forth between the two nodes.
 //!
-//! With [`FenceKind::Redirecting`](super::FenceKind::Redirecting) the source redirects from the moment of the fence, and the target does so until it has taken
-//! over. The time in between is that of our own round trips, and a client may be faster. So, where it can be had, the
-//! target waits for the source by itself and serves nobody meanwhile:
+//! With [`FenceKind::Redirecting`](super::FenceKind::Redirecting) the source redirects from the moment of the
+//! fence, and the target does so until it has taken over. The time in between is that of our own round trips,
+//! and a client may be faster. So, where it can be had, the target waits for the source by itself and serves
+//! nobody meanwhile:
 //!
-//! - a script on the target sends the source a key with `MIGRATE`. The source is paused for writes, so it does not answer;
-//!   a `MIGRATE` is synchronous, so the target does nothing else;
-//! - the fence on the source is followed by `CLIENT UNPAUSE` in the same turn. The source takes the `MIGRATE` up again, and
-//!   answers `MOVED`, to the target: it does not own the slot any more. That answer *is* the proof that the fence is in
-//!   effect, whatever became of us. No other answer is taken for one, a redirection to another node neither;
+//! - a script on the target sends the source a key with `MIGRATE`. The source is paused for writes, so it
+//!   does not answer; a `MIGRATE` is synchronous, so the target does nothing else;
+//! - the fence on the source is followed by `CLIENT UNPAUSE` in the same turn. The source takes the `MIGRATE`
+//!   up again, and answers `MOVED`, to the target: it does not own the slot any more. That answer *is* the
+//!   proof that the fence is in effect, whatever became of us. No other answer is taken for one, a
+//!   redirection to another node neither;
 //! - the script takes over, and only then the target serves clients again.
 //!
-//! The key is empty, the script deletes it, and it has a time to live besides. If the fence did not hold, the source is
-//! not paused any more and may get that key: it is deleted there, too.
+//! The key is empty, the script deletes it, and it has a time to live besides. If the fence did not hold, the
+//! source is not paused any more and may get that key: it is deleted there, too.
 //!
-//! Whether all this is possible (the target reaches the source under the address that it knows, with our credentials, and
-//! scripts and `MIGRATE` are permitted) is tried out before the pause. If not, the take-over follows the fence at once.
+//! Whether all this is possible (the target reaches the source under the address that it knows, with our
+//! credentials, and scripts and `MIGRATE` are permitted) is tried out before the pause. If not, the take-over
+//! follows the fence at once.
 
 use std::time::Duration;
 
@@ -55,8 +58,8 @@ pub(super) struct Gate {
 }
 
 impl Handover {
-    /// Finds out whether the target can wait for the source, and opens what it needs for it. Before every pause: servers
-    /// close connections for `MIGRATE` after 10 s, and with them goes the authentication.
+    /// Finds out whether the target can wait for the source, and opens what it needs for it. Before every
+    /// pause: servers close connections for `MIGRATE` after 10 s, and with them goes the authentication.
     pub(super) async fn prepare_gate(&mut self) {
         self.gate = None;
         let (source, target) = (self.source.traits, self.target.traits);
@@ -89,8 +92,8 @@ impl Handover {
         };
         let named = [named.0, named.1];
         let mut gate = Gate { host: host.to_owned(), port: port.to_owned(), named, messengers: Vec::new() };
-        // A slot of the target's own: the source redirects to it. Where it has none, one that it imports: then the
-        // source takes the key, and it is deleted there.
+        // A slot of the target's own: the source redirects to it. Where it has none, one that it imports:
+        // then the source takes the key, and it is deleted there.
         let own = self.target.view().await?.me().slots.clone();
         let (slot, importing) = match (own.iter().next(), self.marked.iter().next()) {
             (Some(slot), _) => (slot, false),
@@ -115,8 +118,8 @@ impl Handover {
         Ok((works && !gate.messengers.is_empty()).then_some(gate))
     }
 
-    /// The fence and the take-over, with the target waiting. `None` where that could not be begun: then nothing has
-    /// happened.
+    /// The fence and the take-over, with the target waiting. `None` where that could not be begun: then
+    /// nothing has happened.
     pub(super) async fn fence_with_gate(
         &mut self,
         gate: &Gate,
@@ -130,7 +133,8 @@ impl Handover {
         if waiting.flush().await.is_err() {
             return Ok(None);
         }
-        // Where it is not seen to wait the fence follows all the same: then clients may be sent back and forth a few times.
+        // Where it is not seen to wait the fence follows all the same: then clients may be sent back and
+        // forth a few times.
         let begun = self.wait_until_begun(gate).await;
         let fenced = self.fence_by_script(slots, paused, true).await;
         // Bounded by the time that the target waits, and what it takes to answer.
@@ -165,8 +169,8 @@ impl Handover {
         Ok(Some(fenced))
     }
 
-    /// Whether the source holds up the message by which the target waits for it, as a client that is blocked. Nothing else
-    /// tells it: a target that does not answer us may just be busy.
+    /// Whether the source holds up the message by which the target waits for it, as a client that is blocked.
+    /// Nothing else tells it: a target that does not answer us may just be busy.
     async fn wait_until_begun(&mut self, gate: &Gate) -> bool {
         let deadline = Instant::now() + BEGUN_WITHIN;
         while Instant::now() < deadline {
@@ -258,7 +262,8 @@ async fn send_key(link: &mut Link, gate: &Gate, key: &str, importing: bool) -> R
     })
 }
 
-/// The address of node `id` as the server behind `link` knows it, as `HOST:PORT`; and with its host name, or nothing.
+/// The address of node `id` as the server behind `link` knows it, as `HOST:PORT`; and with its host name, or
+/// nothing.
 async fn announced(link: &mut Link, id: &str) -> Result<Option<(String, String)>> {
     let reply = link.call(&[b"CLUSTER", b"NODES"]).await?;
     let text = reply.as_str().unwrap_or_default();
@@ -271,6 +276,7 @@ async fn announced(link: &mut Link, id: &str) -> Result<Option<(String, String)>
         let name = names.split(',').nth(1).filter(|name| !name.is_empty() && !name.contains('='))?;
         Some(format!(" {name}:{port}"))
     });
-    // Redirections end with a blank and the place; without the blank `10.0.0.1:1` would end `110.0.0.1:1` as well.
+    // Redirections end with a blank and the place; without the blank `10.0.0.1:1` would end `110.0.0.1:1` as
+    // well.
     Ok(Some((format!(" {address}"), by_name.unwrap_or_default())))
 }

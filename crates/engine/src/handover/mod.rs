@@ -1,56 +1,60 @@
-//! Handing slots over between two primaries from outside: without a crash, a lost write, two writers, or an error that
-//! clients would have to handle besides `MOVED`.
+//! Handing slots over between two primaries from outside: without a crash, a lost write, two writers, or an
+//! error that clients would have to handle besides `MOVED`.
 //!
-//! The order is the caller's: [`raise_epoch`](Handover::raise_epoch) and [`mark_importing`](Handover::mark_importing),
-//! staging; [`pause`](Handover::pause), the last touched keys, [`wait_replicas`](Handover::wait_replicas), comparing;
-//! [`fence`](Handover::fence), [`take_over`](Handover::take_over), [`settle`](Handover::settle),
-//! [`confirm`](Handover::confirm), [`clean_up`](Handover::clean_up). Before the take-over everything can be undone with
-//! [`give_back`](Handover::give_back) (after a fence), [`release`](Handover::release), [`wipe`](Handover::wipe) and
-//! [`clear_marks`](Handover::clear_marks); after it, only forward.
+//! The order is the caller's: [`raise_epoch`](Handover::raise_epoch) and
+//! [`mark_importing`](Handover::mark_importing), staging; [`pause`](Handover::pause), the last touched keys,
+//! [`wait_replicas`](Handover::wait_replicas), comparing; [`fence`](Handover::fence),
+//! [`take_over`](Handover::take_over), [`settle`](Handover::settle), [`confirm`](Handover::confirm),
+//! [`clean_up`](Handover::clean_up). Before the take-over everything can be undone with
+//! [`give_back`](Handover::give_back) (after a fence), [`release`](Handover::release),
+//! [`wipe`](Handover::wipe) and [`clear_marks`](Handover::clear_marks); after it, only forward.
 //!
 //! # Why there are three fences
 //!
-//! Servers check redirections before they check pauses: no pause holds a client back whose slot has no owner, it is
-//! told `CLUSTERDOWN` at once. So a slot must go from the source to the target without being unowned in between, in
-//! the eyes of the source. How that can be done differs:
+//! Servers check redirections before they check pauses: no pause holds a client back whose slot has no owner,
+//! it is told `CLUSTERDOWN` at once. So a slot must go from the source to the target without being unowned in
+//! between, in the eyes of the source. How that can be done differs:
 //!
-//! - [`FenceKind::Redirecting`] (Redis, Valkey 7.2): one transaction on the source deletes the slots and assigns them to
-//!   the target. Afterwards the source answers `MOVED`, keeps its keys, and has nothing to learn by gossip, which would
-//!   crash Redis 7.2 to 8.0 under a pause, and on 7.0 would leave keys behind on replicas. (Assigning a slot
-//!   directly is refused while it holds keys.) Clients that come before the take-over are sent back and forth
-//!   between the two nodes, so that must follow at once: [`Handover::fence_and_take_over`]. A script does the same where
-//!   it may be used: it looks first, and acts only if nothing was written. Its single short answer makes the time
-//!   until the take-over short; answers to a thousand commands of a transaction do not. And where the target can be
-//!   made to wait for the source, there is no such time at all.
-//! - [`FenceKind::Gossip`] (Valkey 8.1 and later, where `SETSLOT` in a transaction crashes, and where learning by gossip under
-//!   a pause does not): one transaction prolongs the pause and reads the replication offset. If nothing was written
-//!   until then, nothing can be until long after the take-over. The source learns of that by gossip and deletes its
-//!   keys itself, in one go, on its replicas as well; it is released once it has learned. No client is sent anywhere
-//!   before the target is ready. Batches must be small, since the deletion blocks the source, and since for each
-//!   slot every node of the cluster writes a line to its log.
-//! - [`FenceKind::Bare`] (Valkey 8.0, where both of the above crash): the source deletes the slots, and learns of the new owner
-//!   by gossip or by being told. Clients may see `CLUSTERDOWN` for some milliseconds.
+//! - [`FenceKind::Redirecting`] (Redis, Valkey 7.2): one transaction on the source deletes the slots and
+//!   assigns them to the target. Afterwards the source answers `MOVED`, keeps its keys, and has nothing to
+//!   learn by gossip, which would crash Redis 7.2 to 8.0 under a pause, and on 7.0 would leave keys behind on
+//!   replicas. (Assigning a slot directly is refused while it holds keys.) Clients that come before the
+//!   take-over are sent back and forth between the two nodes, so that must follow at once:
+//!   [`Handover::fence_and_take_over`]. A script does the same where it may be used: it looks first, and acts
+//!   only if nothing was written. Its single short answer makes the time until the take-over short; answers
+//!   to a thousand commands of a transaction do not. And where the target can be made to wait for the source,
+//!   there is no such time at all.
+//! - [`FenceKind::Gossip`] (Valkey 8.1 and later, where `SETSLOT` in a transaction crashes, and where
+//!   learning by gossip under a pause does not): one transaction prolongs the pause and reads the replication
+//!   offset. If nothing was written until then, nothing can be until long after the take-over. The source
+//!   learns of that by gossip and deletes its keys itself, in one go, on its replicas as well; it is released
+//!   once it has learned. No client is sent anywhere before the target is ready. Batches must be small, since
+//!   the deletion blocks the source, and since for each slot every node of the cluster writes a line to its
+//!   log.
+//! - [`FenceKind::Bare`] (Valkey 8.0, where both of the above crash): the source deletes the slots, and
+//!   learns of the new owner by gossip or by being told. Clients may see `CLUSTERDOWN` for some milliseconds.
 //!
 //! # What else was found with real servers, and relied on here
 //!
-//! - The bus connections that a server opens have Nagle's algorithm on: of two broadcasts within 40 ms the second one waits
-//!   for the acknowledgement of the first. `CLUSTER BUMPEPOCH` broadcasts. So the epoch is raised well before the
-//!   pause, and the take-over broadcasts once.
-//! - `BUMPEPOCH` in the transaction that adds slots announces them at once, but answers `STILL` and announces nothing where
-//!   the node's epoch is the highest already. So on Valkey, where `SETSLOT` cannot be used in a transaction and would make
-//!   writers wait for replicas, the source's epoch is raised above the target's beforehand. Valkey 8.0 announces nothing
-//!   even so. There the transaction leaves out one slot, and a `SETSLOT` for that follows: without it, others would hear
-//!   of the new owner by chance, most of a second later for each batch.
-//! - Since Valkey 8 a `SETSLOT` of a node with replicas takes effect between two turns of the event loop, and its broadcast
-//!   leaves in the next: on an idle server after up to 100 ms, unless a command wakes it. So each take-over is followed
-//!   by a `PING`.
+//! - The bus connections that a server opens have Nagle's algorithm on: of two broadcasts within 40 ms the
+//!   second one waits for the acknowledgement of the first. `CLUSTER BUMPEPOCH` broadcasts. So the epoch is
+//!   raised well before the pause, and the take-over broadcasts once.
+//! - `BUMPEPOCH` in the transaction that adds slots announces them at once, but answers `STILL` and announces
+//!   nothing where the node's epoch is the highest already. So on Valkey, where `SETSLOT` cannot be used in a
+//!   transaction and would make writers wait for replicas, the source's epoch is raised above the target's
+//!   beforehand. Valkey 8.0 announces nothing even so. There the transaction leaves out one slot, and a
+//!   `SETSLOT` for that follows: without it, others would hear of the new owner by chance, most of a second
+//!   later for each batch.
+//! - Since Valkey 8 a `SETSLOT` of a node with replicas takes effect between two turns of the event loop, and
+//!   its broadcast leaves in the next: on an idle server after up to 100 ms, unless a command wakes it. So
+//!   each take-over is followed by a `PING`.
 //! - A node and its replicas that see the node lose its last slot turn into replicas of the new owner, unless
-//!   `cluster-allow-replica-migration` is off. It is switched off on the source and its replicas while its last slots move.
-//!   Even then, on Redis, the source's replicas follow where *all* slots of the source go to a target without slots *at
-//!   once*: see [`Handover::should_split`].
+//!   `cluster-allow-replica-migration` is off. It is switched off on the source and its replicas while its
+//!   last slots move. Even then, on Redis, the source's replicas follow where *all* slots of the source go to
+//!   a target without slots *at once*: see [`Handover::should_split`].
 //! - Since Valkey 8 a write pause holds up `SETSLOT`: nothing of the kind is sent to a source that is paused.
-//! - A primary sends its replicas a `PING` every ten seconds, also under a pause. It is the only command of 14 bytes in a
-//!   replication stream, and no write: it does not break a fence.
+//! - A primary sends its replicas a `PING` every ten seconds, also under a pause. It is the only command of
+//!   14 bytes in a replication stream, and no write: it does not break a fence.
 
 mod fence;
 mod gate;
@@ -88,7 +92,8 @@ pub enum FenceKind {
 }
 
 impl FenceKind {
-    /// How many keys a batch should have at most, so that the source does not block for more than about 20 ms.
+    /// How many keys a batch should have at most, so that the source does not block for more than about 20
+    /// ms.
     pub fn batch_keys_max(self) -> u64 {
         match self {
             // The source deletes them in one go, 0.5 to 2 µs each.
@@ -113,18 +118,19 @@ impl fmt::Display for FenceKind {
 pub struct HandoverOptions {
     /// Told apart from other jobs by this, in `CLIENT LIST`; nothing where it is empty.
     pub label: String,
-    /// What all jobs of this process have in common: they see to it themselves that two of them do not get into each
-    /// other's way, and are not told of as [other jobs](Handover::other_jobs). Nothing where it is empty.
+    /// What all jobs of this process have in common: they see to it themselves that two of them do not get
+    /// into each other's way, and are not told of as [other jobs](Handover::other_jobs). Nothing where it is
+    /// empty.
     pub process: String,
-    /// Whether the job has begun. Until it has, its connections say so, and jobs that have begun do not mind it; one with
-    /// a label begins with [`Handover::begin`].
+    /// Whether the job has begun. Until it has, its connections say so, and jobs that have begun do not mind
+    /// it; one with a label begins with [`Handover::begin`].
     pub begun: bool,
     /// Another fence than the server's own choice. Only one that the server survives: see the [module](self).
     pub fence: Option<FenceKind>,
     /// Use `ADDSLOTSRANGE` and `DELSLOTSRANGE` where the server has them.
     pub ranges: bool,
-    /// Fence with a script where the server and the user's permissions allow it: it looks before it acts, and is
-    /// faster.
+    /// Fence with a script where the server and the user's permissions allow it: it looks before it acts, and
+    /// is faster.
     pub scripts: bool,
     /// Have the target wait for the source where that can be done, so that no client is sent back and forth.
     pub gate: bool,
@@ -132,8 +138,8 @@ pub struct HandoverOptions {
     pub confirm_ms: u64,
     /// How long [`Handover::settle`] waits for the source.
     pub settle_ms: u64,
-    /// Nodes on which an earlier process, or a handover that was dropped, may have left replicas kept from following the
-    /// slots: what [`Handover::sheltered`] said then.
+    /// Nodes on which an earlier process, or a handover that was dropped, may have left replicas kept from
+    /// following the slots: what [`Handover::sheltered`] said then.
     pub sheltered: Vec<NodeId>,
 }
 
@@ -180,8 +186,8 @@ impl HandoverOptions {
 pub struct Paused {
     /// The source's replication offset under the pause; `None` where it keeps none.
     ///
-    /// A caller whose feed has read on, and found nothing to move, may raise it to the feed's: what the fence verifies is
-    /// that nothing was written after this offset.
+    /// A caller whose feed has read on, and found nothing to move, may raise it to the feed's: what the fence
+    /// verifies is that nothing was written after this offset.
     pub offset: Option<u64>,
     /// Until when no write is accepted, counted from before the command was sent.
     pub until: Instant,
@@ -192,13 +198,14 @@ pub struct Paused {
 /// How a fence ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fenced {
-    /// True where nothing was written since the offset given, and the source accepts no write to the slots any more. If
-    /// not, the fence was undone: the source owns the slots and is not paused, and they are marked as before.
+    /// True where nothing was written since the offset given, and the source accepts no write to the slots
+    /// any more. If not, the fence was undone: the source owns the slots and is not paused, and they are
+    /// marked as before.
     pub held: bool,
     /// The source's offset at the fence, where it keeps one.
     pub offset: Option<u64>,
-    /// True where there is no moment in which a client can be sent back and forth between the two nodes, or be told that
-    /// the slots have no owner.
+    /// True where there is no moment in which a client can be sent back and forth between the two nodes, or
+    /// be told that the slots have no owner.
     pub seamless: bool,
 }
 
@@ -228,13 +235,13 @@ pub struct Inspection {
 
 /// The connections and the knowledge for handing slots of one primary over to another.
 ///
-/// Holds one connection to each node, at most 64 more to each where marks wait for replicas, and one to every other node
-/// while [`Handover::confirm`] asks them. All are visible in `CLIENT LIST` as `whimbrel:job`. Dropping it closes
-/// them and changes nothing on the servers.
+/// Holds one connection to each node, at most 64 more to each where marks wait for replicas, and one to every
+/// other node while [`Handover::confirm`] asks them. All are visible in `CLIENT LIST` as `whimbrel:job`.
+/// Dropping it closes them and changes nothing on the servers.
 ///
 /// **Errors.** Those of [`fence`](Handover::fence), [`take_over`](Handover::take_over) and
-/// [`give_back`](Handover::give_back) that carry a [`ServerError`](crate::error::ServerError) mean that nothing was changed;
-/// after any other it is not known, and [`Handover::observe`] finds out.
+/// [`give_back`](Handover::give_back) that carry a [`ServerError`](crate::error::ServerError) mean that
+/// nothing was changed; after any other it is not known, and [`Handover::observe`] finds out.
 #[derive(Debug)]
 pub struct Handover {
     source: Party,
@@ -330,10 +337,12 @@ impl Handover {
         self.options.fence.unwrap_or(self.source.traits.fence)
     }
 
-    /// How many slots a batch should have at most, so that the source does not block for more than about 20 ms.
+    /// How many slots a batch should have at most, so that the source does not block for more than about 20
+    /// ms.
     pub fn batch_slots_max(&self) -> usize {
         match self.fence_kind() {
-            // Two lines in the source's log for each, in one go, 5 to 10 µs a line, and one in the log of every other node.
+            // Two lines in the source's log for each, in one go, 5 to 10 µs a line, and one in the log of
+            // every other node.
             FenceKind::Gossip if !self.source.traits.logs_ranges => 512,
             // One command for each, 1 to 2 µs.
             FenceKind::Gossip | FenceKind::Redirecting => 1_024,
@@ -372,7 +381,8 @@ impl Handover {
             party
                 .run(async |link| {
                     for command in &commands {
-                        // It takes no arguments that could be wrong: queued, it is checked and not carried out.
+                        // It takes no arguments that could be wrong: queued, it is checked and not carried
+                        // out.
                         let is_queued = *command == UNPAUSE;
                         if is_queued {
                             link.call(&[b"MULTI"]).await?;
@@ -388,12 +398,15 @@ impl Handover {
                                 .map(|word| String::from_utf8_lossy(word).into_owned())
                                 .collect();
                             return Err(link.server_error(refused, name.join(" ").as_bytes()).with_remedy(
-                                "moving slots from outside needs this command: give this user the permission, or name \
-                                 another user; where the service forbids it to everybody, use the service's own means",
+                                "moving slots from outside needs this command: give this user the \
+                                    permission, or name \
+                                 another user; where the service forbids it to everybody, use the service's \
+                                 own means",
                             ));
                         }
                     }
-                    // MULTI and EXEC have no permissions of their own worth asking for, but proxies may not know them.
+                    // MULTI and EXEC have no permissions of their own worth asking for, but proxies may not
+                    // know them.
                     link.call(&[b"MULTI"]).await?;
                     link.call(&[b"DISCARD"]).await.map(drop)
                 })
@@ -402,7 +415,8 @@ impl Handover {
         Ok(())
     }
 
-    /// From now on others see that the job has begun. What they may have seen before is that it looks whether it may.
+    /// From now on others see that the job has begun. What they may have seen before is that it looks whether
+    /// it may.
     ///
     /// # Errors
     /// As [`Link::call`](crate::link::Link::call).
@@ -413,12 +427,12 @@ impl Handover {
         self.target.rename(name).await
     }
 
-    /// Connections of other jobs of whimbrel's on the two nodes: their names, and where they come from. Two handovers of one
-    /// node would lift each other's pauses.
+    /// Connections of other jobs of whimbrel's on the two nodes: their names, and where they come from. Two
+    /// handovers of one node would lift each other's pauses.
     ///
-    /// A job that has begun sees others that have; it does not give way to one that looks whether it may begin. That one
-    /// sees the former, and those that came to a node before it and look as well: of two that look at one time, one
-    /// at most finds nobody.
+    /// A job that has begun sees others that have; it does not give way to one that looks whether it may
+    /// begin. That one sees the former, and those that came to a node before it and look as well: of two that
+    /// look at one time, one at most finds nobody.
     ///
     /// A connection that is just being closed counts for up to a second.
     ///
@@ -451,8 +465,9 @@ impl Handover {
         Ok(Inspection { source, target })
     }
 
-    /// True where `slots` are all that the source has and the target has none: then Redis would make the source's replicas
-    /// follow the slots. Handed over in two batches, one of them of a single slot, they stay.
+    /// True where `slots` are all that the source has and the target has none: then Redis would make the
+    /// source's replicas follow the slots. Handed over in two batches, one of them of a single slot, they
+    /// stay.
     ///
     /// # Errors
     /// As [`ClusterView::ask`].
@@ -464,9 +479,9 @@ impl Handover {
         Ok(slots.len() > 1 && all && target_is_empty && has_replicas && !self.source.traits.setslot_waits)
     }
 
-    /// Finds the nodes on which replicas must be kept from following `slots`: the source and its replicas, where these are
-    /// its last. Changes nothing; a caller that means to survive a crash writes [`Handover::sheltered`] down before
-    /// [`Handover::mark_importing`].
+    /// Finds the nodes on which replicas must be kept from following `slots`: the source and its replicas,
+    /// where these are its last. Changes nothing; a caller that means to survive a crash writes
+    /// [`Handover::sheltered`] down before [`Handover::mark_importing`].
     ///
     /// # Errors
     /// As [`ClusterView::ask`]; where a replica of the source cannot be reached.
@@ -495,8 +510,8 @@ impl Handover {
         self.sheltered.iter().map(|(id, _)| id)
     }
 
-    /// Marks `slots` on the target as importing from the source. Staged keys can be written to them then, with `ASKING`.
-    /// Begins what [`Handover::raise_epoch`] waits for. Safe to repeat.
+    /// Marks `slots` on the target as importing from the source. Staged keys can be written to them then,
+    /// with `ASKING`. Begins what [`Handover::raise_epoch`] waits for. Safe to repeat.
     ///
     /// Where these are the source's last slots, its replicas and itself are kept from following them, until
     /// [`Handover::confirm`], [`Handover::clear_marks`] or [`Handover::give_back`].
@@ -512,7 +527,8 @@ impl Handover {
         }
         let mark = Mark::Importing(self.source.id.clone());
         let deadline = Instant::now() + REPLICAS_MAX;
-        // Servers that have their replicas follow each SETSLOT refuse it while these lag. Nobody waits for us yet.
+        // Servers that have their replicas follow each SETSLOT refuse it while these lag. Nobody waits for us
+        // yet.
         while let Err(e) = self.target.set_slots(slots, &mark).await {
             let is_lag = e.server().is_some_and(|e| e.code == Code::WritesStopped);
             if !is_lag || Instant::now() >= deadline {
@@ -540,11 +556,13 @@ impl Handover {
         self.marked = self.marked.difference(slots);
         let marks = marked_on_replicas(&self.target, &view, slots).await?;
         let own: SlotSet = view.me().importing.iter().map(|(slot, _)| *slot).collect();
-        // Servers that repeat marks on replicas do so with each SETSLOT, also where the primary has none any more.
+        // Servers that repeat marks on replicas do so with each SETSLOT, also where the primary has none any
+        // more.
         self.target.set_slots(&own.intersection(slots).union(&marks), &Mark::Stable).await
     }
 
-    /// Switches `cluster-allow-replica-migration` on again. What cannot be reached is left: a node that is down has forgotten it anyway.
+    /// Switches `cluster-allow-replica-migration` on again. What cannot be reached is left: a node that is
+    /// down has forgotten it anyway.
     pub async fn unshelter(&mut self) {
         for (_, address) in std::mem::take(&mut self.sheltered) {
             let restored = async {
@@ -558,8 +576,8 @@ impl Handover {
     }
 }
 
-/// Which of `slots` the replicas of `party` have marked. Those that do not answer are left out: it is not known what they will have
-/// marked when they come back, which `whimbrel status` shows then.
+/// Which of `slots` the replicas of `party` have marked. Those that do not answer are left out: it is not
+/// known what they will have marked when they come back, which `whimbrel status` shows then.
 async fn marked_on_replicas(party: &Party, view: &ClusterView, slots: &SlotSet) -> Result<SlotSet> {
     let mut marked = SlotSet::new();
     for replica in view.replicas_of(&party.id).filter(|node| node.is_usable()) {

@@ -22,16 +22,16 @@ use super::{FenceKind, HandoverOptions};
 /// Commands sent before their replies are read.
 const PIPELINED: usize = 256;
 
-/// Connections over which slots are marked where each mark waits for the node's replicas. Every turn of the server's event
-/// loop takes one from each of them and then writes `nodes.conf`, so their number divides the time; more than these
-/// gain nothing.
+/// Connections over which slots are marked where each mark waits for the node's replicas. Every turn of the
+/// server's event loop takes one from each of them and then writes `nodes.conf`, so their number divides the
+/// time; more than these gain nothing.
 const POOL_MAX: usize = 64;
 
 /// Slots that are worth one more of those connections.
 const SLOTS_PER_LINK: usize = 8;
 
-/// A connection that was idle for longer is asked whether it is still there before it is used: servers close idle ones,
-/// and a command whose connection breaks has an unknown outcome.
+/// A connection that was idle for longer is asked whether it is still there before it is used: servers close
+/// idle ones, and a command whose connection breaks has an unknown outcome.
 const IDLE_MAX: Duration = Duration::from_secs(2);
 
 /// A script that tells whether scripts can do what the fence needs.
@@ -42,26 +42,28 @@ const SCRIPT_PROBE: &[u8] = b"#!lua flags=no-writes\nreturn redis.call('CLUSTER'
 pub(super) struct Traits {
     /// How slots are fenced on it.
     pub(super) fence: FenceKind,
-    /// `CLUSTER SETSLOT` waits for the node's replicas, and crashes the server inside a transaction: Valkey 8.0 and later.
+    /// `CLUSTER SETSLOT` waits for the node's replicas, and crashes the server inside a transaction: Valkey
+    /// 8.0 and later.
     pub(super) setslot_waits: bool,
-    /// `CLUSTER BUMPEPOCH` tells all other nodes of the new epoch: Valkey 8.1 and later. Before, they hear of it by chance, up to
-    /// some seconds later.
+    /// `CLUSTER BUMPEPOCH` tells all other nodes of the new epoch: Valkey 8.1 and later. Before, they hear of
+    /// it by chance, up to some seconds later.
     pub(super) bump_announces: bool,
-    /// A node that imports a slot takes it over by itself as soon as the node that it imports from claims it no longer:
-    /// Valkey 8.0 and later.
+    /// A node that imports a slot takes it over by itself as soon as the node that it imports from claims it
+    /// no longer: Valkey 8.0 and later.
     pub(super) takes_by_itself: bool,
-    /// It writes one line to its log for each range of slots that changes hands, and not one for each slot: Valkey 9.0 and
-    /// later.
+    /// It writes one line to its log for each range of slots that changes hands, and not one for each slot:
+    /// Valkey 9.0 and later.
     pub(super) logs_ranges: bool,
     /// `CLUSTER ADDSLOTSRANGE` and `DELSLOTSRANGE`: 7.0 and later.
     pub(super) ranges: bool,
-    /// This user may run scripts that say they write nothing, which a write pause does not hold up: 7.0 and later.
+    /// This user may run scripts that say they write nothing, which a write pause does not hold up: 7.0 and
+    /// later.
     pub(super) scripts: bool,
 }
 
 impl Traits {
-    /// What a server of this version is like, found in `INFO server`. A server that says nothing of itself is taken for
-    /// one that must be spared everything.
+    /// What a server of this version is like, found in `INFO server`. A server that says nothing of itself is
+    /// taken for one that must be spared everything.
     fn of(info: &Info, ranges: bool, scripts: bool) -> Traits {
         let valkey = info.field("valkey_version").map(first_two);
         let later_valkey = valkey.is_some_and(|v| v >= (8, 0));
@@ -82,7 +84,8 @@ impl Traits {
     }
 }
 
-/// Why slots of this server cannot be moved from outside, and what can be done instead. Found before anything is changed.
+/// Why slots of this server cannot be moved from outside, and what can be done instead. Found before anything
+/// is changed.
 fn not_supported(info: &Info) -> Option<(String, &'static str)> {
     if info.field("valkey_version").is_some() {
         return None;
@@ -90,7 +93,8 @@ fn not_supported(info: &Info) -> Option<(String, &'static str)> {
     let version = info.field("redis_version")?;
     if first_two(version) >= (8, 4) {
         let what = format!(
-            "Redis {version} hides the keys of slots that a node does not own: they could not be removed after \
+            "Redis {version} hides the keys of slots that a node does not own: they could not be removed \
+                after \
              a move from outside, and would keep their memory"
         );
         return Some((what, "use the servers' own migration: --method native"));
@@ -119,8 +123,8 @@ impl Mark {
         self.push_with(link, slot, None);
     }
 
-    /// Runs the command, which waits for the node's replicas for `timeout_ms` at most: Valkey 8.0 and later. False where it was
-    /// refused: then the node has not changed, but its replicas may have.
+    /// Runs the command, which waits for the node's replicas for `timeout_ms` at most: Valkey 8.0 and later.
+    /// False where it was refused: then the node has not changed, but its replicas may have.
     ///
     /// # Errors
     /// Where the connection fails.
@@ -238,8 +242,8 @@ impl Party {
         Error::unfit(self.side(), self.address.to_string(), tried, what)
     }
 
-    /// An error after which it is not known what is true: a command was refused half-way through something that
-    /// consists of several. It carries no [`ServerError`], since that stands for «certainly not done».
+    /// An error after which it is not known what is true: a command was refused half-way through something
+    /// that consists of several. It carries no [`ServerError`], since that stands for «certainly not done».
     pub(super) fn in_doubt(&self, tried: &str, cause: impl std::fmt::Display) -> Error {
         let kind = ErrorKind::Own(format!("{cause}; it is not known how far that went"));
         Error::new(self.side(), self.address.to_string(), tried, kind).with_remedy(
@@ -247,8 +251,8 @@ impl Party {
         )
     }
 
-    /// Runs `work` with the control connection, which is opened where there is none. It is given up where it may be out
-    /// of step afterwards: on any error but a server's own, and where the future is dropped.
+    /// Runs `work` with the control connection, which is opened where there is none. It is given up where it
+    /// may be out of step afterwards: on any error but a server's own, and where the future is dropped.
     pub(super) async fn run<T>(&mut self, work: impl AsyncFnOnce(&mut Link) -> Result<T>) -> Result<T> {
         let mut link = self.take().await?;
         let result = work(&mut link).await;
@@ -278,8 +282,8 @@ impl Party {
         self.run(ClusterView::ask).await
     }
 
-    /// Sets one mark for each of `slots`: pipelined over one connection, or over many where the server waits for its
-    /// replicas with each.
+    /// Sets one mark for each of `slots`: pipelined over one connection, or over many where the server waits
+    /// for its replicas with each.
     pub(super) async fn set_slots(&mut self, slots: &SlotSet, mark: &Mark) -> Result<()> {
         let slots: Vec<Slot> = slots.iter().collect();
         if slots.is_empty() {
@@ -338,7 +342,8 @@ impl Party {
         self.pool_used = Instant::now();
     }
 
-    /// Queues `CLUSTER ADDSLOTS` or `DELSLOTS` for all of `slots`, by ranges where the server knows those. One command.
+    /// Queues `CLUSTER ADDSLOTS` or `DELSLOTS` for all of `slots`, by ranges where the server knows those.
+    /// One command.
     pub(super) fn push_slots(traits: Traits, link: &mut Link, command: &str, slots: &SlotSet) {
         let outbox = link.outbox();
         if traits.ranges {
@@ -372,14 +377,14 @@ impl Party {
         self.run(async |link| link.ask(&[b"CLIENT", b"SETNAME", name.as_bytes()]).await).await.map(drop)
     }
 
-    /// The number of the latest of our own connections on this server: of two candidates the later one gives way. One that does
-    /// not know its number gives way to all.
+    /// The number of the latest of our own connections on this server: of two candidates the later one gives
+    /// way. One that does not know its number gives way to all.
     pub(super) fn number(&self) -> i64 {
         self.own.last().copied().unwrap_or(i64::MAX)
     }
 
-    /// The connections on this server that belong to a job of whimbrel's, or to one that is about to begin, and are not our
-    /// own.
+    /// The connections on this server that belong to a job of whimbrel's, or to one that is about to begin,
+    /// and are not our own.
     pub(super) async fn other_jobs(&mut self) -> Result<Vec<OtherJob>> {
         let at = self.address.clone();
         let found = self.clients(|line| {
@@ -395,7 +400,8 @@ impl Party {
         Ok(found)
     }
 
-    /// What `of_line` makes of the lines of `CLIENT LIST`, for all connections that are neither replicas' nor subscribers'.
+    /// What `of_line` makes of the lines of `CLIENT LIST`, for all connections that are neither replicas' nor
+    /// subscribers'.
     pub(super) async fn clients<T>(&mut self, of_line: impl FnMut(&str) -> Option<T>) -> Result<Vec<T>> {
         let list = self
             .run(async |link| {
@@ -464,8 +470,8 @@ async fn set_slots_over(link: &mut Link, slots: &[Slot], mark: &Mark) -> Result<
 /// Runs a transaction. `queue` queues its commands and returns their number.
 ///
 /// # Errors
-/// `Server` where the server refused to queue a command, or all of them: then none was executed. What a command
-/// answers inside the transaction is a value.
+/// `Server` where the server refused to queue a command, or all of them: then none was executed. What a
+/// command answers inside the transaction is a value.
 pub(super) async fn transaction(
     link: &mut Link,
     what: &str,

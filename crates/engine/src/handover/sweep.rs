@@ -1,7 +1,8 @@
 //! Removing keys from slots that are not the node's own, and waiting for replicas.
 //!
-//! Keys are deleted with `ASKING` and `UNLINK`, some of one slot at a time, in slots that are marked as importing: so the deletions are
-//! replicated, and the server is never blocked for longer than a small batch takes.
+//! Keys are deleted with `ASKING` and `UNLINK`, some of one slot at a time, in slots that are marked as
+//! importing: so the deletions are replicated, and the server is never blocked for longer than a small batch
+//! takes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,8 +22,9 @@ use crate::nodes::{ClusterView, key_counts};
 use crate::probe::Info;
 use crate::slot_keys;
 
-/// Slots that are marked, emptied and unmarked together. Few, so that marks are short-lived: a node that imports a slot takes it
-/// over by itself, since Valkey 8, when the node that it imports from gives it to somebody else.
+/// Slots that are marked, emptied and unmarked together. Few, so that marks are short-lived: a node that
+/// imports a slot takes it over by itself, since Valkey 8, when the node that it imports from gives it to
+/// somebody else.
 const GROUP_SLOTS: usize = 128;
 
 /// Keys asked for of each slot at once.
@@ -43,7 +45,8 @@ const REPLICA_LAG_MAX: Duration = Duration::from_secs(10);
 /// How often they are asked.
 const REPLICA_POLL: Duration = Duration::from_millis(5);
 
-/// How long the target may take to hear of new owners, once nothing keeps it from that: others tell it every second.
+/// How long the target may take to hear of new owners, once nothing keeps it from that: others tell it every
+/// second.
 const SERVED_MAX: Duration = Duration::from_secs(5);
 
 /// How often it is asked.
@@ -56,14 +59,15 @@ const WAIT_GRACE: Duration = Duration::from_secs(1);
 const WAIT_KEY_TTL_MS: &[u8] = b"1000";
 
 impl Handover {
-    /// Deletes the keys that the source still holds in `slots`, which it must have handed over, at most `keys_per_s` of
-    /// them in a second, or as many as leave the server a fifth of its time. Safe to repeat. The number of keys deleted.
+    /// Deletes the keys that the source still holds in `slots`, which it must have handed over, at most
+    /// `keys_per_s` of them in a second, or as many as leave the server a fifth of its time. Safe to repeat.
+    /// The number of keys deleted.
     ///
     /// A source that has turned into a replica has thrown its keys away already.
     ///
     /// # Errors
-    /// `Unfit` where the source still owns some of the slots, where keys do not go away, or where a replica of the source
-    /// keeps some. As [`Link::call`].
+    /// `Unfit` where the source still owns some of the slots, where keys do not go away, or where a replica
+    /// of the source keeps some. As [`Link::call`].
     pub async fn clean_up(&mut self, slots: &SlotSet, keys_per_s: Option<u64>) -> Result<u64> {
         let view = self.source.view().await?;
         if !view.me().is_primary() {
@@ -86,13 +90,14 @@ impl Handover {
     /// Clears the marks of `slots` on the target, then deletes every staged key in them from it, paced as
     /// [`Handover::clean_up`]. Safe to repeat. The number of keys deleted.
     ///
-    /// The marks go first, and are set again for a few slots at a time only. A node takes in no new owner of a slot that
-    /// it imports (Redis 7.0, 8.0). Where the source's shard has failed over, the marks would have the target believe in
-    /// the dead owner for good, and its whole shard answer `CLUSTERDOWN`, to us as well.
+    /// The marks go first, and are set again for a few slots at a time only. A node takes in no new owner of
+    /// a slot that it imports (Redis 7.0, 8.0). Where the source's shard has failed over, the marks would
+    /// have the target believe in the dead owner for good, and its whole shard answer `CLUSTERDOWN`, to us as
+    /// well.
     ///
     /// # Errors
-    /// `Unfit` where the target owns some of the slots: then these are no staged keys; or where it has not heard of
-    /// living owners of all slots in time. Otherwise as [`Handover::clean_up`].
+    /// `Unfit` where the target owns some of the slots: then these are no staged keys; or where it has not
+    /// heard of living owners of all slots in time. Otherwise as [`Handover::clean_up`].
     pub async fn wipe(&mut self, slots: &SlotSet, keys_per_s: Option<u64>) -> Result<u64> {
         let view = self.target.view().await?;
         if !view.me().is_primary() {
@@ -110,8 +115,8 @@ impl Handover {
         Ok(deleted)
     }
 
-    /// Waits until the target serves: it refuses deletions too for as long as it knows no living owner of some slot and
-    /// needs all. Returns its view.
+    /// Waits until the target serves: it refuses deletions too for as long as it knows no living owner of
+    /// some slot and needs all. Returns its view.
     async fn wait_until_served(&mut self) -> Result<ClusterView> {
         let deadline = Instant::now() + SERVED_MAX;
         loop {
@@ -130,8 +135,8 @@ impl Handover {
         }
     }
 
-    /// Waits until all replicas of the target that are online have what was written to the target before this call. False
-    /// where that takes longer than `timeout_ms`; true at once where there are none.
+    /// Waits until all replicas of the target that are online have what was written to the target before this
+    /// call. False where that takes longer than `timeout_ms`; true at once where there are none.
     ///
     /// # Errors
     /// As [`Link::call`].
@@ -157,7 +162,8 @@ impl Handover {
         }
     }
 
-    /// Has the target ask its replicas how far they are, and waits for the answers. What they answered is read elsewhere.
+    /// Has the target ask its replicas how far they are, and waits for the answers. What they answered is
+    /// read elsewhere.
     async fn ask_for_acknowledgements(&mut self, replicas: usize, timeout_ms: u64) -> Result<()> {
         let traits = self.target.traits;
         let marked = self.marked.iter().next();
@@ -165,13 +171,14 @@ impl Handover {
         let (replicas, limit) = (replicas.to_string(), timeout_ms.max(1).to_string());
         let asking = self.target.run(async |link| {
             let expected = match marked {
-                // `WAIT` waits for this connection's own writes, of which there are none. Marking a slot once more waits
-                // for the replicas as well, and changes nothing.
+                // `WAIT` waits for this connection's own writes, of which there are none. Marking a slot once
+                // more waits for the replicas as well, and changes nothing.
                 Some(slot) if traits.setslot_waits => {
                     importing.push(link, slot);
                     1
                 }
-                // Redis 8 as well: so a key is written and removed. It would expire, should we die in between.
+                // Redis 8 as well: so a key is written and removed. It would expire, should we die in
+                // between.
                 Some(slot) => {
                     let key = format!("whimbrel:wait:{{{}}}", tag_for_slot(slot));
                     link.push(&[b"ASKING"]);
@@ -206,7 +213,8 @@ fn acknowledged(info: &Info) -> Vec<u64> {
     };
     (0..info.number("connected_slaves").unwrap_or(0))
         .filter_map(|i| info.field(&format!("slave{i}")).map(str::to_owned))
-        // A change feed is counted as a replica, has no port to be reached at, and never acknowledges anything.
+        // A change feed is counted as a replica, has no port to be reached at, and never acknowledges
+        // anything.
         .filter(|line| {
             field(line, "state").as_deref() == Some("online") && field(line, "port").as_deref() != Some("0")
         })
@@ -237,8 +245,8 @@ async fn sweep(
             let set: SlotSet = group.iter().copied().collect();
             party.set_slots(&set, &Mark::Importing(owner.clone())).await?;
             let emptied = party.run(async |link| empty(link, group, keys_per_s).await).await;
-            // Also after a failure: a mark left behind would make the node refuse other migrations, and keep it from
-            // hearing of a new owner.
+            // Also after a failure: a mark left behind would make the node refuse other migrations, and keep
+            // it from hearing of a new owner.
             let unmarked = party.set_slots(&set, &Mark::Stable).await;
             deleted += emptied?;
             unmarked?;
@@ -325,8 +333,8 @@ fn rest(keys: usize, took: Duration, keys_per_s: Option<u64>) -> Duration {
     }
 }
 
-/// Waits until the replicas of `party` hold no key in `slots`. Those that cannot be reached are left out: they will
-/// follow the stream of deletions, or copy everything anew.
+/// Waits until the replicas of `party` hold no key in `slots`. Those that cannot be reached are left out:
+/// they will follow the stream of deletions, or copy everything anew.
 async fn emptied_on_replicas(party: &Party, view: &ClusterView, slots: &SlotSet) -> Result<()> {
     for replica in view.replicas_of(&party.id).filter(|n| n.is_usable()) {
         let left = match left_on(&party.door, &replica.address, slots).await {

@@ -1,4 +1,5 @@
-//! Looking at the cluster from outside the two nodes: who knows of the new owner, and who leads the shards now.
+//! Looking at the cluster from outside the two nodes: who knows of the new owner, and who leads the shards
+//! now.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -56,9 +57,9 @@ pub(super) async fn any_view(deployment: &Deployment) -> Result<ClusterView> {
 }
 
 impl Handover {
-    /// Waits until both nodes and their replicas show the target as the owner of `slots`, and all other primaries as the
-    /// owner of `everywhere`; those are not asked where it is empty. Nodes that the target finds unreachable are left out:
-    /// they learn when they come back.
+    /// Waits until both nodes and their replicas show the target as the owner of `slots`, and all other
+    /// primaries as the owner of `everywhere`; those are not asked where it is empty. Nodes that the target
+    /// finds unreachable are left out: they learn when they come back.
     ///
     /// Each node is asked for its view as a whole; nothing is sent for single slots.
     ///
@@ -125,8 +126,9 @@ impl Handover {
         &self.members
     }
 
-    /// Whether `former`, the target's shard's primary of an earlier try, may take slots by itself when it comes back: it died
-    /// with slots marked as importing, and Valkey 8 and later claims those as soon as their source claims them no longer.
+    /// Whether `former`, the target's shard's primary of an earlier try, may take slots by itself when it
+    /// comes back: it died with slots marked as importing, and Valkey 8 and later claims those as soon as
+    /// their source claims them no longer.
     ///
     /// # Errors
     /// As [`ClusterView::ask`].
@@ -135,18 +137,21 @@ impl Handover {
             return Ok(false);
         }
         let view = self.target.view().await?;
-        // One that is a replica again has no marks of its own any more, and one that is forgotten is not believed.
+        // One that is a replica again has no marks of its own any more, and one that is forgotten is not
+        // believed.
         Ok(view.node(former).is_some_and(|node| !node.is_usable() || node.is_primary()))
     }
 
-    /// Finds out what is true: who leads the shards of `source` and `target` now, and which of `slots` those claim.
+    /// Finds out what is true: who leads the shards of `source` and `target` now, and which of `slots` those
+    /// claim.
     ///
-    /// Makes sure that nothing which an earlier process, or a dropped handover, has sent can still be executed:
-    /// connections that are named after a job are closed on both nodes, unless they are this call's own.
+    /// Makes sure that nothing which an earlier process, or a dropped handover, has sent can still be
+    /// executed: connections that are named after a job are closed on both nodes, unless they are this call's
+    /// own.
     ///
     /// Nothing in a cluster tells whose replica a promoted node was, once its primary is down. With
-    /// [`Handover::observe_members`] it is found among the nodes that are remembered; here, among those that the
-    /// deployment's topology has, and by the slots that it took over.
+    /// [`Handover::observe_members`] it is found among the nodes that are remembered; here, among those that
+    /// the deployment's topology has, and by the slots that it took over.
     ///
     /// # Errors
     /// Where no node of the cluster answers; as [`Link::call`] for refusals. A shard without a primary that
@@ -173,7 +178,8 @@ impl Handover {
         Handover::observe_with(deployment, members, slots, &HandoverOptions::default()).await
     }
 
-    /// [`Handover::observe_members`] for the job that `options` label: connections of other jobs are left alone.
+    /// [`Handover::observe_members`] for the job that `options` label: connections of other jobs are left
+    /// alone.
     ///
     /// # Errors
     /// Likewise.
@@ -288,8 +294,8 @@ async fn look(
     }
 }
 
-/// The node that leads a shard, by its own word. Where several say so, the one with the latest claim: the others have not
-/// heard yet.
+/// The node that leads a shard, by its own word. Where several say so, the one with the latest claim: the
+/// others have not heard yet.
 async fn leader(
     deployment: &Deployment,
     door: &Door,
@@ -320,7 +326,8 @@ async fn leader(
     if door.endpoint.side == Side::Source
         && view.node(first).is_some_and(|n| n.flags.fail && n.slots.is_empty())
     {
-        // It is down and owns nothing any more: who has all that it was about to give has been promoted in its place.
+        // It is down and owns nothing any more: who has all that it was about to give has been promoted in
+        // its place.
         view.primaries().filter(|n| slots.difference(&n.slots).is_empty()).for_each(|n| add(&n.id));
     }
     let mut running = JoinSet::new();

@@ -30,8 +30,8 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Reads the reply of `CLUSTER GETSLOTMIGRATIONS` or `CLUSTER MIGRATION STATUS`; `None` where it has another form.
-    /// Fields that we do not know are passed over; `remaining_repl_size` came with Valkey 9.1.
+    /// Reads the reply of `CLUSTER GETSLOTMIGRATIONS` or `CLUSTER MIGRATION STATUS`; `None` where it has
+    /// another form. Fields that we do not know are passed over; `remaining_repl_size` came with Valkey 9.1.
     pub(super) fn read_all(kind: NativeKind, reply: &Value) -> Option<Vec<Entry>> {
         reply.as_items()?.iter().map(|item| Entry::read(kind, item)).collect()
     }
@@ -80,8 +80,8 @@ impl Entry {
         })
     }
 
-    /// Whether the node still works on it. A failed import of Redis is one: the server will try it again. A failed
-    /// export is none: it is over until the target asks anew.
+    /// Whether the node still works on it. A failed import of Redis is one: the server will try it again. A
+    /// failed export is none: it is over until the target asks anew.
     pub(super) fn is_active(&self) -> bool {
         match (self.kind, self.raw.as_str()) {
             (NativeKind::Redis84, "failed") => !self.is_export,
@@ -122,7 +122,8 @@ impl Entry {
     }
 }
 
-/// The states of an export. Those of an import, which are looked at only for whether they are final, count as streaming.
+/// The states of an export. Those of an import, which are looked at only for whether they are final, count as
+/// streaming.
 fn valkey_phase(raw: &str) -> NativePhase {
     match raw {
         "connecting"
@@ -185,7 +186,8 @@ mod tests {
 
     /// As Valkey 9.1.2 sent it.
     const VALKEY: &[u8] = b"*1\r\n*24\r\n$4\r\nname\r\n$40\r\n3fee508e2fb0c0c4d6c5a3dc69d2611d1bd995d9\r\n\
-        $9\r\noperation\r\n$6\r\nEXPORT\r\n$11\r\nslot_ranges\r\n$9\r\n0-9 20-29\r\n$11\r\ntarget_node\r\n$40\r\n\
+        $9\r\noperation\r\n$6\r\nEXPORT\r\n$11\r\nslot_ranges\r\n$9\r\n0-9 \
+        20-29\r\n$11\r\ntarget_node\r\n$40\r\n\
         ed8a1e9ba4a662a2c66d0c553bb9439d41ed0190\r\n$11\r\nsource_node\r\n$40\r\n\
         dd08920e5b73a4754dfd2f338d509cb54a183574\r\n$11\r\ncreate_time\r\n:1795310207\r\n$16\r\nlast_update_time\r\n\
         :1795310208\r\n$13\r\nlast_ack_time\r\n:1795310209\r\n$5\r\nstate\r\n$7\r\nsuccess\r\n$7\r\nmessage\r\n$0\r\n\r\n\

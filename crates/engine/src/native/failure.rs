@@ -44,10 +44,12 @@ impl NativeState {
 /// Words in a message, whom it concerns, whether trying again makes sense, and what to do where it does not.
 type Rule = (&'static str, Side, bool, &'static str);
 
-const OPEN_SLOTS: &str = "finish or close the slots that are marked IMPORTING or MIGRATING on that node first, or use another method";
+const OPEN_SLOTS: &str = "finish or close the slots that are marked IMPORTING or MIGRATING on that node \
+    first, or use another method";
 
-/// Read in the messages of Valkey 9.1.2 and in the source of Redis 8.4. The first that fits counts: what a node's peer
-/// answered comes before what it was answered to. Lower case: both servers change case between versions.
+/// Read in the messages of Valkey 9.1.2 and in the source of Redis 8.4. The first that fits counts: what a
+/// node's peer answered comes before what it was answered to. Lower case: both servers change case between
+/// versions.
 const RULES: &[Rule] = &[
     ("out of memory", Side::Target, false, "raise maxmemory on that node or make room, then start again"),
     ("manually imported", Side::Target, false, OPEN_SLOTS),
@@ -61,7 +63,8 @@ const RULES: &[Rule] = &[
         "lost writes",
         Side::Source,
         false,
-        "the source resumed writes before it knew the outcome: compare the keys of these slots before going on",
+        "the source resumed writes before it knew the outcome: compare the keys of these slots before going \
+            on",
     ),
     ("failover occurred", Side::Target, false, "see that the target's shard is well, then plan anew"),
     ("demoted", Side::Target, false, "see that both shards are well, then plan anew"),
@@ -102,7 +105,8 @@ const RULES: &[Rule] = &[
         "timed out",
         Side::Source,
         true,
-        "the target did not keep up with the writers: slow them down, move fewer slots at once, or use another method",
+        "the target did not keep up with the writers: slow them down, move fewer slots at once, or use \
+            another method",
     ),
     ("timeout", Side::Source, true, "slow the writers down, move fewer slots at once, or use another method"),
     (
@@ -117,7 +121,8 @@ const RULES: &[Rule] = &[
     ("loading", Side::Target, true, "wait until the node has loaded its data"),
 ];
 
-/// What a message means. Words that are not known are taken as final: nobody knows what a second try would do.
+/// What a message means. Words that are not known are taken as final: nobody knows what a second try would
+/// do.
 pub(super) fn judge(message: &str) -> NativeFailure {
     let lower = message.to_ascii_lowercase();
     let reason = match message {
@@ -157,7 +162,8 @@ mod tests {
                 false,
             ),
             (
-                "Connection lost to target. Check CLUSTER GETSLOTMIGRATIONS on the target node for more information.",
+                "Connection lost to target. Check CLUSTER GETSLOTMIGRATIONS on the target node for more \
+                    information.",
                 Side::Target,
                 true,
             ),

@@ -58,8 +58,8 @@ pub enum NativeCancel {
 
 /// A native migration that was started, and the way to its two nodes.
 ///
-/// Dropping it leaves the migration to the servers, which go on by themselves. Every method may be dropped half-way: the
-/// connection it used is then thrown away, and the next call opens another.
+/// Dropping it leaves the migration to the servers, which go on by themselves. Every method may be dropped
+/// half-way: the connection it used is then thrown away, and the next call opens another.
 #[derive(Debug)]
 pub struct NativeMigration {
     nodes: Nodes,
@@ -68,14 +68,16 @@ pub struct NativeMigration {
 }
 
 impl NativeMigration {
-    /// Starts to move `slots` from `source` to `target`, which must both be primaries, with all slots at the source. Where
-    /// the reply to the command is lost, the server's own list tells whether it was carried out.
+    /// Starts to move `slots` from `source` to `target`, which must both be primaries, with all slots at the
+    /// source. Where the reply to the command is lost, the server's own list tells whether it was carried
+    /// out.
     ///
     /// # Errors
-    /// `Unfit`, with nothing started, where the slots are elsewhere, where a slot of either node is marked by hand, or where
-    /// the node that drives it is at work on another migration: with Valkey the source, since cancelling ends all of its
-    /// exports; with Redis either, since a node has one at a time. [`is_busy`](Self::is_busy) tells that one apart.
-    /// `Server` where the server refuses for a reason of its own.
+    /// `Unfit`, with nothing started, where the slots are elsewhere, where a slot of either node is marked by
+    /// hand, or where the node that drives it is at work on another migration: with Valkey the source, since
+    /// cancelling ends all of its exports; with Redis either, since a node has one at a time.
+    /// [`is_busy`](Self::is_busy) tells that one apart. `Server` where the server refuses for a reason of its
+    /// own.
     pub async fn start(
         deployment: &Deployment,
         kind: NativeKind,
@@ -114,7 +116,8 @@ impl NativeMigration {
         Ok(NativeMigration { nodes, slots: slots.clone(), name })
     }
 
-    /// Looks for what a call of [`NativeMigration::start`] with the same arguments has left: for who was cut off and goes on.
+    /// Looks for what a call of [`NativeMigration::start`] with the same arguments has left: for who was cut
+    /// off and goes on.
     ///
     /// # Errors
     /// As [`NativeMigration::poll`] and [`NativeMigration::owner`].
@@ -138,7 +141,8 @@ impl NativeMigration {
         })
     }
 
-    /// True where [`NativeMigration::start`] failed only because another migration is under way on one of the nodes.
+    /// True where [`NativeMigration::start`] failed only because another migration is under way on one of the
+    /// nodes.
     pub fn is_busy(error: &Error) -> bool {
         matches!(&error.kind, ErrorKind::Unfit(what) if what.starts_with(BUSY))
     }
@@ -158,8 +162,8 @@ impl NativeMigration {
         self.nodes.kind
     }
 
-    /// Asks the node that drives it how far it is. After a failure that only the other node knows the reason of, that one
-    /// is asked too.
+    /// Asks the node that drives it how far it is. After a failure that only the other node knows the reason
+    /// of, that one is asked too.
     ///
     /// # Errors
     /// As [`Link::open`] and [`Link::call`] for the driving node. A failed call may be repeated.
@@ -207,8 +211,8 @@ impl NativeMigration {
         Ok(contains(&view.me().slots, &self.slots))
     }
 
-    /// Waits until both nodes name the same owner of all slots, for at most `timeout_ms`; a node that cannot be asked is
-    /// asked again.
+    /// Waits until both nodes name the same owner of all slots, for at most `timeout_ms`; a node that cannot
+    /// be asked is asked again.
     ///
     /// # Errors
     /// The last failure to ask, where time is up.
@@ -224,8 +228,8 @@ impl NativeMigration {
         }
     }
 
-    /// Waits until neither node works on the migration any more, for at most `timeout_ms`: the target first removes what it
-    /// has received. True where that is so.
+    /// Waits until neither node works on the migration any more, for at most `timeout_ms`: the target first
+    /// removes what it has received. True where that is so.
     ///
     /// # Errors
     /// As [`NativeMigration::poll`], for either node.
@@ -244,14 +248,15 @@ impl NativeMigration {
         }
     }
 
-    /// Cancels it, and waits until both nodes agree on who owns the slots: it may have succeeded in the last moment. One
-    /// that has ended already is only looked at.
+    /// Cancels it, and waits until both nodes agree on who owns the slots: it may have succeeded in the last
+    /// moment. One that has ended already is only looked at.
     ///
-    /// Valkey can only cancel *all* exports of the source. Where others are under way there, nothing is cancelled.
+    /// Valkey can only cancel *all* exports of the source. Where others are under way there, nothing is
+    /// cancelled.
     ///
     /// # Errors
-    /// `Unfit` where other exports of the source would be cancelled with it, or where the nodes do not come to agree within
-    /// `timeout_ms`; as [`NativeMigration::poll`].
+    /// `Unfit` where other exports of the source would be cancelled with it, or where the nodes do not come
+    /// to agree within `timeout_ms`; as [`NativeMigration::poll`].
     pub async fn cancel(&mut self, timeout_ms: u64) -> Result<NativeCancel> {
         match self.nodes.kind {
             NativeKind::Valkey9 => self.cancel_exports().await?,
@@ -333,7 +338,8 @@ struct PeerLink {
     peer: Peer,
     endpoint: Arc<Endpoint>,
     options: LinkOptions,
-    /// Taken out while it is in use, so that a call that was dropped half-way leaves none behind that is out of step.
+    /// Taken out while it is in use, so that a call that was dropped half-way leaves none behind that is out
+    /// of step.
     link: Option<Link>,
 }
 
@@ -460,8 +466,8 @@ impl Nodes {
         }
     }
 
-    /// Both are primaries, the source has all slots, and none is marked by hand. The servers check all this too; here it is
-    /// found before anything is started, and named.
+    /// Both are primaries, the source has all slots, and none is marked by hand. The servers check all this
+    /// too; here it is found before anything is started, and named.
     async fn check_ground(&mut self, slots: &SlotSet) -> Result<()> {
         let tried = self.kind.command();
         for side in [Side::Source, Side::Target] {
@@ -493,8 +499,8 @@ impl Nodes {
         Ok(())
     }
 
-    /// Neither node may be at work on something that a cancellation of ours would hit, or that would refuse ours. Returns
-    /// what the driving node lists.
+    /// Neither node may be at work on something that a cancellation of ours would hit, or that would refuse
+    /// ours. Returns what the driving node lists.
     async fn check_idle(&mut self) -> Result<Vec<Entry>> {
         let driver = self.driver();
         let listed_there = self.list(driver).await?;
@@ -553,7 +559,8 @@ impl Nodes {
 }
 
 /// What to do about marks.
-const MARKS_REMEDY: &str = "native migration needs a node without marked slots: finish or close them (see whimbrel repair), or use another method";
+const MARKS_REMEDY: &str = "native migration needs a node without marked slots: finish or close them (see \
+    whimbrel repair), or use another method";
 
 fn contains(all: &SlotSet, some: &SlotSet) -> bool {
     some.difference(all).is_empty()

@@ -10,12 +10,12 @@
 //! | several at once | yes | one a node |
 //! | after a failure | gives up for good | tries again every second until it is cancelled |
 //!
-//! [`NativeMigration`] speaks both in the same words; [`run`] queues one, watches it, tries again what is worth trying
-//! again, cancels on request, and checks at the end that both nodes name the same owner. Whatever the outcome, the server
-//! either moved all slots or none: nothing has to be rolled back here.
+//! [`NativeMigration`] speaks both in the same words; [`run`] queues one, watches it, tries again what is
+//! worth trying again, cancels on request, and checks at the end that both nodes name the same owner.
+//! Whatever the outcome, the server either moved all slots or none: nothing has to be rolled back here.
 //!
-//! Neither moves functions, compares what it moved, or slows writers down; both refuse while any slot of either node is
-//! marked IMPORTING or MIGRATING by hand.
+//! Neither moves functions, compares what it moved, or slows writers down; both refuse while any slot of
+//! either node is marked IMPORTING or MIGRATING by hand.
 
 mod entry;
 mod failure;
@@ -53,7 +53,8 @@ impl NativeKind {
         }
     }
 
-    /// Whether servers that have it hide keys of slots that a node does not own, so that nobody else can remove them.
+    /// Whether servers that have it hide keys of slots that a node does not own, so that nobody else can
+    /// remove them.
     pub const fn hides_keys(self) -> bool {
         matches!(self, NativeKind::Redis84)
     }
@@ -120,14 +121,14 @@ impl NativeSupport {
 /// A command of short arguments.
 type Command = &'static [&'static [u8]];
 
-/// For each kind the command that lists its migrations, and the others it takes, with arguments that they refuse: an ACL
-/// is asked before the command looks at them.
+/// For each kind the command that lists its migrations, and the others it takes, with arguments that they
+/// refuse: an ACL is asked before the command looks at them.
 const PROBES: [(NativeKind, Command, &[Command]); 2] = [
     (
         NativeKind::Valkey9,
         &[b"CLUSTER", b"GETSLOTMIGRATIONS"],
-        // `CANCELSLOTMIGRATIONS` takes no arguments and would cancel: one too many is refused before the ACL is asked,
-        // so that command is not tried. Nobody allows the one and forbids the other.
+        // `CANCELSLOTMIGRATIONS` takes no arguments and would cancel: one too many is refused before the ACL
+        // is asked, so that command is not tried. Nobody allows the one and forbids the other.
         &[&[b"CLUSTER", b"MIGRATESLOTS", b"?", b"?"]],
     ),
     (
@@ -220,8 +221,8 @@ pub struct NativeState {
     pub phase: NativePhase,
     /// How far it is, in the server's words; empty before it has started.
     pub raw: String,
-    /// What the server says about it, or the other node where that one knows more: why it failed, why it was tried
-    /// again. At most 300 bytes.
+    /// What the server says about it, or the other node where that one knows more: why it failed, why it was
+    /// tried again. At most 300 bytes.
     pub message: String,
     /// The server's name for it: 40 hexadecimal digits.
     pub name: String,
@@ -243,8 +244,8 @@ pub struct NativeState {
     pub pause_ms: Option<u64>,
 }
 
-/// How long to sleep after a look that took `took`: servers list up to 1,000 old migrations, and looking must not become
-/// their main work.
+/// How long to sleep after a look that took `took`: servers list up to 1,000 old migrations, and looking must
+/// not become their main work.
 fn nap(poll_ms: u64, took: Duration) -> Duration {
     Duration::from_millis(poll_ms).max(took * 4)
 }

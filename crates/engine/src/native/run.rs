@@ -21,8 +21,8 @@ const BACKOFF_MAX_MS: u64 = 5_000;
 /// Bounds on one native migration.
 #[derive(Debug, Clone, Copy)]
 pub struct NativeOptions {
-    /// How often it is started at most, retriable failures provided. With Redis, which tries again by itself, how often
-    /// the server tries.
+    /// How often it is started at most, retriable failures provided. With Redis, which tries again by itself,
+    /// how often the server tries.
     pub attempts_max: u32,
     /// How often the server is asked how far it is. Less often where its answer takes long.
     pub poll_ms: u64,
@@ -34,10 +34,11 @@ pub struct NativeOptions {
     pub unreachable_ms: u64,
     /// The pause before the second try; each further one is twice as long, up to 5 s.
     pub backoff_first_ms: u64,
-    /// Go on with what a run with the same arguments has left, and do not take it for somebody else's: set where a job is
-    /// resumed. Slots that are at the target already then count as moved.
+    /// Go on with what a run with the same arguments has left, and do not take it for somebody else's: set
+    /// where a job is resumed. Slots that are at the target already then count as moved.
     pub adopt: bool,
-    /// How long it may take altogether. Then it is cancelled. Valkey waits for ever for writers that outrun it.
+    /// How long it may take altogether. Then it is cancelled. Valkey waits for ever for writers that outrun
+    /// it.
     pub give_up_after_ms: u64,
 }
 
@@ -81,17 +82,17 @@ pub struct NativeReport {
     pub cow_bytes: Option<u64>,
 }
 
-/// Moves `slots` from `source` to `target` by the servers' own means: waits for its turn, starts, watches, tries again what
-/// is worth it, cancels when `cancel` says so, and checks at the end that both nodes name the same owner. `progress` has
-/// the latest state at any time.
+/// Moves `slots` from `source` to `target` by the servers' own means: waits for its turn, starts, watches,
+/// tries again what is worth it, cancels when `cancel` says so, and checks at the end that both nodes name
+/// the same owner. `progress` has the latest state at any time.
 ///
-/// A cancellation that comes after the target took the slots is too late: the report then says `Done`. Dropping the
-/// future leaves a migration that was started to the servers.
+/// A cancellation that comes after the target took the slots is too late: the report then says `Done`.
+/// Dropping the future leaves a migration that was started to the servers.
 ///
 /// # Errors
-/// As [`NativeMigration::start`]; `Unfit` with the server's reason, the node it is about and what to do, where it failed
-/// for good or too often. In all of these the source keeps the slots, except where the error says that the nodes do not
-/// agree.
+/// As [`NativeMigration::start`]; `Unfit` with the server's reason, the node it is about and what to do,
+/// where it failed for good or too often. In all of these the source keeps the slots, except where the error
+/// says that the nodes do not agree.
 #[expect(
     clippy::too_many_arguments,
     reason = "what, between whom, how, and two channels: none belongs to another"
@@ -150,8 +151,8 @@ pub async fn run(
             End::Cancelled => return Ok(runner.finish(NativePhase::Cancelled)),
             End::Failed(failure) => failure,
         };
-        // Before anything else: a failure of the driving node may hide a success, and a target that still cleans up
-        // refuses the next try.
+        // Before anything else: a failure of the driving node may hide a success, and a target that still
+        // cleans up refuses the next try.
         let settled = runner.settle(&mut migration).await;
         match settled {
             Ok(NativeOwner::Target) => return runner.done(&mut migration, slots).await,

@@ -39,8 +39,8 @@ impl KeyCounts {
     }
 }
 
-/// Counts the keys that `link`'s node holds in each of `slots`, whether it owns the slot or not. Each count is of
-/// its own moment.
+/// Counts the keys that `link`'s node holds in each of `slots`, whether it owns the slot or not. Each count
+/// is of its own moment.
 ///
 /// # Errors
 /// As [`Link::call`].

@@ -70,8 +70,8 @@ pub enum Finding {
         /// Whose it is.
         nodes: Vec<NodeName>,
     },
-    /// A primary has failed, and none of its replicas can be elected: the other primaries know of a later claim of it
-    /// than they do, and refuse to vote for who asks with an older one.
+    /// A primary has failed, and none of its replicas can be elected: the other primaries know of a later
+    /// claim of it than they do, and refuse to vote for who asks with an older one.
     OutdatedReplicas {
         /// The primary.
         primary: NodeName,
@@ -91,7 +91,8 @@ pub enum Finding {
         /// The nodes named above that hold keys in them, and how many; empty where keys were not counted.
         keys: Vec<(NodeName, u64)>,
     },
-    /// A node holds keys in slots that it neither owns nor takes in; for a replica, that its primary does not.
+    /// A node holds keys in slots that it neither owns nor takes in; for a replica, that its primary does
+    /// not.
     Leftovers {
         /// Which.
         node: NodeName,
@@ -226,7 +227,8 @@ impl fmt::Display for Finding {
             Finding::OutdatedReplicas { primary, epoch, replicas } => {
                 write!(
                     f,
-                    "{primary} has failed, and no replica of it can be elected: {} has not heard of its last claim, \
+                    "{primary} has failed, and no replica of it can be elected: {} has not heard of its last \
+                        claim, \
                      of epoch {epoch}",
                     names(replicas)
                 )
@@ -345,7 +347,8 @@ impl Survey {
             for (i, state) in &states {
                 let owner = match state.owners.of(slot) {
                     None => 0,
-                    // There are fewer nodes than slots. One outside the survey is being introduced: as good as nobody.
+                    // There are fewer nodes than slots. One outside the survey is being introduced: as good
+                    // as nobody.
                     Some(id) => index.get(id).and_then(|i| OwnerIndex::try_from(i + 1).ok()).unwrap_or(0),
                 };
                 sight.said.entry(owner).or_default().push(*i);
@@ -406,10 +409,10 @@ impl Survey {
         }
     }
 
-    /// A server raises its epoch and dies before its replicas have heard of it: the others do not vote for an epoch below
-    /// the one that they have heard of, and the epoch of a node that is gone travels no further. Redis stays like that
-    /// until the primary is back (redis/redis#9548); Valkey 7.2.10, 8.0.4, 8.1.2 and later tell the replica when they refuse
-    /// it (valkey-io/valkey#2178).
+    /// A server raises its epoch and dies before its replicas have heard of it: the others do not vote for an
+    /// epoch below the one that they have heard of, and the epoch of a node that is gone travels no further.
+    /// Redis stays like that until the primary is back (redis/redis#9548); Valkey 7.2.10, 8.0.4, 8.1.2 and
+    /// later tell the replica when they refuse it (valkey-io/valkey#2178).
     ///
     /// Each is a [`Finding::OutdatedReplicas`].
     pub fn outdated_replicas(&self) -> Vec<Finding> {
@@ -440,8 +443,9 @@ impl Survey {
         found
     }
 
-    /// Slots that a replica has marked and its primary has not. A replica of Valkey 8 repeats its primary's marks; a
-    /// primary that died and comes back as a replica keeps those that it had, and would act on them if it were promoted.
+    /// Slots that a replica has marked and its primary has not. A replica of Valkey 8 repeats its primary's
+    /// marks; a primary that died and comes back as a replica keeps those that it had, and would act on them
+    /// if it were promoted.
     pub fn stray_marks(&self, replica: &Surveyed) -> SlotSet {
         let Some(state) = replica.state().filter(|state| state.role == Role::Replica) else {
             return SlotSet::new();

@@ -1,8 +1,8 @@
 //! The nodes of a cluster as they see each other, and where their keys are.
 //!
-//! Everything is read from `CLUSTER NODES`: it shows nodes without slots, failing nodes, configuration epochs and the
-//! marks of open slots, none of which `CLUSTER SLOTS` has, and `CLUSTER SHARDS` crashes some servers whose `nodes.conf`
-//! comes from an older version.
+//! Everything is read from `CLUSTER NODES`: it shows nodes without slots, failing nodes, configuration epochs
+//! and the marks of open slots, none of which `CLUSTER SLOTS` has, and `CLUSTER SHARDS` crashes some servers
+//! whose `nodes.conf` comes from an older version.
 //!
 //! - [`ClusterView`]: what one node says;
 //! - [`key_counts`]: how many keys one node holds in each slot, whether it owns the slot or not;

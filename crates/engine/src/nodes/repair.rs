@@ -12,8 +12,8 @@ use crate::endpoint::Address;
 use crate::error::{Error, Result};
 use crate::link::Link;
 
-/// Connections that mark slots of one node at the same time. Since Valkey 8 each `SETSLOT` waits for the node's replicas,
-/// 1 to 2 ms, and holds up the connection it came on, no other.
+/// Connections that mark slots of one node at the same time. Since Valkey 8 each `SETSLOT` waits for the
+/// node's replicas, 1 to 2 ms, and holds up the connection it came on, no other.
 const MARKING_LINKS_MAX: usize = 16;
 
 /// Slots that are worth one more of them.
@@ -34,8 +34,8 @@ pub enum SlotMark {
     Migrating(NodeId),
     /// Neither.
     Stable,
-    /// The slot belongs to the node with this name. Where that is the node itself and it was importing the slot, it
-    /// takes a new epoch and tells all others at once.
+    /// The slot belongs to the node with this name. Where that is the node itself and it was importing the
+    /// slot, it takes a new epoch and tells all others at once.
     Node(NodeId),
 }
 
@@ -59,12 +59,12 @@ impl SlotMark {
     }
 }
 
-/// Sends `CLUSTER SETSLOT` for each of `slots` to the node at `address`, never inside a transaction: that crashes
-/// Valkey 8.1 and later. Over several connections where there are many.
+/// Sends `CLUSTER SETSLOT` for each of `slots` to the node at `address`, never inside a transaction: that
+/// crashes Valkey 8.1 and later. Over several connections where there are many.
 ///
 /// # Errors
-/// As [`Deployment::open`] and [`Link::call`]: the first refusal, after all commands that were under way have been
-/// answered. Some of the slots may then be set.
+/// As [`Deployment::open`] and [`Link::call`]: the first refusal, after all commands that were under way have
+/// been answered. Some of the slots may then be set.
 pub async fn set_slots(
     deployment: &Deployment,
     address: &Address,
@@ -116,8 +116,9 @@ async fn list_slots(link: &mut Link, command: &str, slots: &[Slot]) -> Result<()
     Ok(())
 }
 
-/// Makes the node behind `link` forget who owns `slots`, itself included. Where it was the owner it serves them no
-/// more, keeps its keys in them, and can then be told of another owner, which it refuses while it owns keys there.
+/// Makes the node behind `link` forget who owns `slots`, itself included. Where it was the owner it serves
+/// them no more, keeps its keys in them, and can then be told of another owner, which it refuses while it
+/// owns keys there.
 ///
 /// # Errors
 /// As [`Link::call`].
@@ -128,9 +129,9 @@ pub async fn forget_owners(link: &mut Link, slots: &SlotSet) -> Result<()> {
     list_slots(link, "DELSLOTS", &owned).await
 }
 
-/// Makes the node behind `link` the owner of `slots`, whoever it took for their owner before, and makes it tell all others
-/// at once, with an epoch above all that it knows. Slots that it owns already are claimed anew; for the length of a few
-/// commands one of them has no owner in its view then.
+/// Makes the node behind `link` the owner of `slots`, whoever it took for their owner before, and makes it
+/// tell all others at once, with an epoch above all that it knows. Slots that it owns already are claimed
+/// anew; for the length of a few commands one of them has no owner in its view then.
 ///
 /// # Errors
 /// As [`Link::call`]. `Unfit` where the node is no primary.
@@ -171,8 +172,8 @@ pub async fn claim(link: &mut Link, slots: &SlotSet) -> Result<()> {
     Ok(())
 }
 
-/// Gives the node behind `link` an epoch above all that it knows, where it has not the highest one already. The others
-/// hear of it with its next pings.
+/// Gives the node behind `link` an epoch above all that it knows, where it has not the highest one already.
+/// The others hear of it with its next pings.
 ///
 /// # Errors
 /// As [`Link::call`].

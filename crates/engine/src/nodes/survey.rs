@@ -32,7 +32,8 @@ const CLIENT_LIST_BYTES_MAX: u64 = 64 << 20;
 /// How the connections begin their names that belong to a running job of ours.
 pub const JOB_CLIENT_NAME: &str = "whimbrel:job";
 
-/// How the connections begin their names that belong to a job of ours which has not begun: it only looks whether it may.
+/// How the connections begin their names that belong to a job of ours which has not begun: it only looks
+/// whether it may.
 pub const CANDIDATE_CLIENT_NAME: &str = "whimbrel:candidate";
 
 /// Which slots' keys a survey counts: one command a slot and node, about a microsecond each.
@@ -157,7 +158,8 @@ pub struct NodeState {
     pub owners: Owners,
     /// Nodes that it finds failing, or may do so.
     pub failing: Vec<NodeId>,
-    /// Those of them that a majority has agreed have failed, with the epoch of each one's last claim in its view.
+    /// Those of them that a majority has agreed have failed, with the epoch of each one's last claim in its
+    /// view.
     pub failed: Vec<(NodeId, u64)>,
     /// Its numbers.
     pub facts: NodeFacts,
@@ -229,8 +231,8 @@ impl Surveyed {
 /// Every node's own word, gathered at about the same time.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Survey {
-    /// Every node that any of them knows, in the order of ids. Nodes that are still being introduced are left out: their
-    /// ids are not their own yet.
+    /// Every node that any of them knows, in the order of ids. Nodes that are still being introduced are left
+    /// out: their ids are not their own yet.
     pub nodes: Vec<Surveyed>,
 }
 
@@ -470,8 +472,8 @@ async fn facts(link: &mut Link) -> Result<NodeFacts> {
 /// States of a native migration that is over.
 const OVER: [&str; 6] = ["success", "failed", "cancelled", "canceled", "completed", "none"];
 
-/// The native migrations that a node takes part in, on servers that have any: `CLUSTER GETSLOTMIGRATIONS` of Valkey 9,
-/// `CLUSTER MIGRATION STATUS ALL` of Redis 8.4.
+/// The native migrations that a node takes part in, on servers that have any: `CLUSTER GETSLOTMIGRATIONS` of
+/// Valkey 9, `CLUSTER MIGRATION STATUS ALL` of Redis 8.4.
 async fn native_migrations(link: &mut Link) -> Result<Vec<String>> {
     link.push(&[b"CLUSTER", b"GETSLOTMIGRATIONS"]);
     link.push(&[b"CLUSTER", b"MIGRATION", b"STATUS", b"ALL"]);

@@ -11,11 +11,11 @@ use super::view::{ClusterView, Node};
 use crate::endpoint::{Address, Endpoint};
 
 impl ClusterView {
-    /// The slot table. Left out are nodes that are being introduced, those whose address is not known, with the slots that
-    /// they claim, and replicas of such.
+    /// The slot table. Left out are nodes that are being introduced, those whose address is not known, with
+    /// the slots that they claim, and replicas of such.
     ///
-    /// Nodes are named as they announce themselves: the address map is the way that we take, clients may have another.
-    /// A port that was told over TLS is a port for TLS.
+    /// Nodes are named as they announce themselves: the address map is the way that we take, clients may have
+    /// another. A port that was told over TLS is a port for TLS.
     pub fn table(&self, endpoint: &Endpoint) -> Table {
         let told: Vec<&Node> = self.nodes.iter().filter(|node| is_told(node)).collect();
         let mut groups = Vec::new();

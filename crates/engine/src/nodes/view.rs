@@ -38,11 +38,11 @@ pub struct NodeFlags {
 pub struct Node {
     /// Its name.
     pub id: NodeId,
-    /// Where to connect to, the address map applied. An empty host and port 0 where the address is not known: such a
-    /// node is not [usable](Node::is_usable).
+    /// Where to connect to, the address map applied. An empty host and port 0 where the address is not known:
+    /// such a node is not [usable](Node::is_usable).
     pub address: Address,
-    /// Where it says that it is, before the address map: an IP address and a port. `None` where that is not known; an empty
-    /// host where the asked node leaves it to who asks.
+    /// Where it says that it is, before the address map: an IP address and a port. `None` where that is not
+    /// known; an empty host where the asked node leaves it to who asks.
     pub announced: Option<Address>,
     /// The port of its cluster bus; `None` where it is not told.
     pub bus_port: Option<u16>,
@@ -151,8 +151,8 @@ impl ClusterView {
         self.nodes.iter().find(|n| n.slots.contains(slot))
     }
 
-    /// Finds the node that a person means: its whole id, a prefix of it that only one node has, or its address as
-    /// `HOST:PORT`, as the cluster announces it or as it is reached.
+    /// Finds the node that a person means: its whole id, a prefix of it that only one node has, or its
+    /// address as `HOST:PORT`, as the cluster announces it or as it is reached.
     ///
     /// # Errors
     /// `Unfit` for a name that fits no node, or several; it lists the candidates.

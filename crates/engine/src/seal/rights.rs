@@ -5,8 +5,8 @@ use crate::deployment::Deployment;
 use crate::endpoint::Address;
 use crate::error::{Error, ErrorKind, Result, ServerError};
 
-/// A command that is needed. Carried out it would change nothing, should anything between us and the server not keep
-/// transactions.
+/// A command that is needed. Carried out it would change nothing, should anything between us and the server
+/// not keep transactions.
 struct Needed {
     command: &'static [&'static [u8]],
     /// How many of its words are its name.
@@ -78,8 +78,8 @@ impl Fence {
     }
 }
 
-/// Queues the commands in a transaction that is never carried out: permissions are checked when a command is queued.
-/// Sending it with wrong arguments would not do, since some servers count those first.
+/// Queues the commands in a transaction that is never carried out: permissions are checked when a command is
+/// queued. Sending it with wrong arguments would not do, since some servers count those first.
 async fn check(deployment: &Deployment, address: &Address, needed: &[Needed]) -> Result<()> {
     let mut link = deployment.open(address, 0).await?;
     link.call(&[b"MULTI"]).await?;

@@ -1,15 +1,16 @@
 //! Clients that could still take or leave something behind a fence.
 //!
-//! Redis 7.0 does not look at ACLs again when it serves a client that was waiting before its rights changed: the first
-//! item that arrives goes to that client. So those who wait are ended, and with them those in a transaction and those who
-//! watch keys for one: what they began belongs to the other side now. They connect again, and find the fence.
+//! Redis 7.0 does not look at ACLs again when it serves a client that was waiting before its rights changed:
+//! the first item that arrives goes to that client. So those who wait are ended, and with them those in a
+//! transaction and those who watch keys for one: what they began belongs to the other side now. They connect
+//! again, and find the fence.
 
 use crate::deployment::Deployment;
 use crate::error::Result;
 use crate::link::Link;
 
-/// Commands that wait. While writers are paused, the servers count those as waiting too, whatever their command is: they
-/// are left alone, and find the fence when the pause is over.
+/// Commands that wait. While writers are paused, the servers count those as waiting too, whatever their
+/// command is: they are left alone, and find the fence when the pause is over.
 const WAITING_COMMANDS: [&str; 12] = [
     "blpop",
     "brpop",
@@ -28,7 +29,8 @@ const WAITING_COMMANDS: [&str; 12] = [
 /// How many are ended with one round trip.
 const BATCH: usize = 256;
 
-/// Ends them on all primaries; returns how many. To be called while new ones are kept out. Those of replicas only read.
+/// Ends them on all primaries; returns how many. To be called while new ones are kept out. Those of replicas
+/// only read.
 pub(super) async fn end(deployment: &Deployment) -> Result<u64> {
     let mut ended = 0;
     for address in deployment.topology().shards.iter().map(|shard| &shard.primary) {
@@ -55,8 +57,8 @@ async fn end_these(link: &mut Link, ids: &[String]) -> Result<u64> {
     Ok(ended)
 }
 
-/// The ids of those that wait, are in a transaction, or watch keys. Redis before 7.4 does not tell who watches: what they
-/// would write is refused when they come to write it.
+/// The ids of those that wait, are in a transaction, or watch keys. Redis before 7.4 does not tell who
+/// watches: what they would write is refused when they come to write it.
 fn waiting(clients: &str) -> Vec<String> {
     let is_waiting = |line: &&str| {
         let field = |name: &str| {

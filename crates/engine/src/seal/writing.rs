@@ -21,8 +21,8 @@ pub struct WritingClient {
     pub command: String,
 }
 
-/// The clients of a server that have written within the last second or two, ours excepted. `None` where this user may not
-/// ask for them.
+/// The clients of a server that have written within the last second or two, ours excepted. `None` where this
+/// user may not ask for them.
 ///
 /// # Errors
 /// As [`Link::ask`].

@@ -1,4 +1,5 @@
-//! Feeds of touched keys, against every engine: what is seen, how offsets are counted, and what happens to links.
+//! Feeds of touched keys, against every engine: what is seen, how offsets are counted, and what happens to
+//! links.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -146,11 +147,13 @@ impl Only {
 const ALL: Only = Only::All;
 
 /// What is there before each command.
-const SETUP: &str = "MSET a 1 b 2; RPUSH l 1 2 3; RPUSH m 9; SADD s x y z; SADD t p y; ZADD z 1 a 2 b 3 c; ZADD y 5 a 6 q; \
+const SETUP: &str = "MSET a 1 b 2; RPUSH l 1 2 3; RPUSH m 9; SADD s x y z; SADD t p y; ZADD z 1 a 2 b 3 c; \
+    ZADD y 5 a 6 q; \
      HSET h f 1 g 2; GEOADD g 13.361389 38.115556 p 15.087269 37.502669 q; PFADD p u; PFADD q v; \
      XADD x 1-1 f v; XADD x 1-2 f v; XGROUP CREATE x grp 0; XREADGROUP GROUP grp c1 COUNT 1 STREAMS x >";
 
-/// A command, and what it touches; alternatives are separated by a bar. Whole commands are separated by semicolons.
+/// A command, and what it touches; alternatives are separated by a bar. Whole commands are separated by
+/// semicolons.
 const TABLE: &[(Only, &str, &str)] = &[
     (ALL, "SET a 5", "a=w"),
     (ALL, "set n 1 EX 100", "n=w"),
@@ -478,8 +481,8 @@ async fn attaching_transfers_no_data(engine: Engine) {
     });
 }
 
-/// A server that never had a replica keeps no backlog. It is made to, without a fork, where it would wait for more
-/// replicas to come.
+/// A server that never had a replica keeps no backlog. It is made to, without a fork, where it would wait for
+/// more replicas to come.
 async fn attaching_forks_nothing(engine: Engine) {
     let server = Server::builder(engine)
         .arg("repl-diskless-sync", "yes")
@@ -502,8 +505,8 @@ async fn attaching_forks_nothing(engine: Engine) {
     assert_eq!(drain(&feed, &mut con).await.iter().map(shown).collect::<Vec<_>>(), ["later=w"]);
 }
 
-/// In a cluster with replicas: the database is known from the start, only watched slots are recorded, and the real
-/// replica alone satisfies `WAIT`.
+/// In a cluster with replicas: the database is known from the start, only watched slots are recorded, and the
+/// real replica alone satisfies `WAIT`.
 async fn in_a_cluster_with_replicas(engine: Engine) {
     let cluster = Cluster::builder(engine).primaries(1).replicas(1).start().expect("a cluster");
     let server = &cluster.nodes()[0];
@@ -603,7 +606,8 @@ async fn a_lost_server_is_a_failure() {
     assert!(matches!(failure, FeedFailure::Lost { .. }), "{failure:?}");
 }
 
-/// A server that comes back with another history has a gap; one that comes back as a replica is no source any more.
+/// A server that comes back with another history has a gap; one that comes back as a replica is no source any
+/// more.
 async fn a_restarted_or_demoted_server_is_a_failure(engine: Engine) {
     let server = Server::builder(engine).start().expect("a server");
     let feed = attach_all(&server).await;

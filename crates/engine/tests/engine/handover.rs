@@ -54,7 +54,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A client gives up after so many redirections in a row, as common ones do.
 const REDIRECTIONS_MAX: u32 = 5;
 
-/// Long enough to copy whatever clients may have written; the tests' own staging is no part of what is tested.
+/// Long enough to copy whatever clients may have written; the tests' own staging is no part of what is
+/// tested.
 const PAUSE_MS: u64 = 20_000;
 
 fn slots(text: &str) -> SlotSet {
@@ -189,8 +190,8 @@ impl Field {
         all.chunks(max).map(|part| part.iter().copied().collect()).collect()
     }
 
-    /// Every process is still the one that was started, none has reported a crash, and all agree that node `owner` has the
-    /// slots. Roles are as at the start.
+    /// Every process is still the one that was started, none has reported a crash, and all agree that node
+    /// `owner` has the slots. Roles are as at the start.
     async fn all_well(&self, slots: &SlotSet, owner: usize) {
         self.cluster.wait_ok().expect("the cluster is well");
         for (i, node) in self.cluster.nodes().iter().enumerate() {
@@ -213,7 +214,8 @@ impl Field {
         }
     }
 
-    /// The keys of `slots` are at node `owner` and its replica, and neither at node `other` nor at its replica.
+    /// The keys of `slots` are at node `owner` and its replica, and neither at node `other` nor at its
+    /// replica.
     async fn keys_are_at(&self, slots: &SlotSet, owner: usize, other: usize, keys: u64) {
         assert_eq!(self.keys_in(owner, slots).await, keys, "at the owner");
         let replica = self.replica(owner);
@@ -307,7 +309,8 @@ impl Client {
 }
 
 impl Clients {
-    /// `writers` increase counters of their own, `readers` read the keys that [`Field::fill`] wrote, in `slots`.
+    /// `writers` increase counters of their own, `readers` read the keys that [`Field::fill`] wrote, in
+    /// `slots`.
     fn start(field: &Field, slots: &SlotSet, writers: usize, readers: usize, each: usize) -> Clients {
         let stop = Arc::new(AtomicBool::new(false));
         let slots: Vec<Slot> = slots.iter().collect();
@@ -630,7 +633,8 @@ async fn replicas_that_lag_are_waited_for(engine: Engine) {
     field.all_well(&moving, 0).await;
 }
 
-/// In an importing slot a server refuses several keys together where one of them has expired and is not gone yet.
+/// In an importing slot a server refuses several keys together where one of them has expired and is not gone
+/// yet.
 async fn keys_that_have_expired_are_removed_with_the_others(engine: Engine) {
     let field = Field::new(engine).await;
     let moving = slots("0-9");
@@ -691,7 +695,8 @@ async fn two_handovers_see_each_other_and_old_ones_are_cut_off(engine: Engine) {
     assert!(seen.iter().all(|job| job.starts_with("whimbrel:job:second from 127.0.0.1:")), "{seen:?}");
     assert!(!second.other_jobs().await.expect("a list").is_empty());
 
-    // One that only looks whether it may begin is in nobody's way, and gives way to those that were there before.
+    // One that only looks whether it may begin is in nobody's way, and gives way to those that were there
+    // before.
     let looking = |name: &str| HandoverOptions { label: name.to_owned(), begun: false, ..Default::default() };
     drop(second);
     let mut third = field.handover_with(0, 1, looking("third")).await;

@@ -165,7 +165,8 @@ async fn clusters_with_replicas_are_told_as_servers_tell_them(engine: Engine) {
     let cluster = Cluster::builder(engine).replicas(2).start().expect("the cluster starts");
     for node in [0, 3] {
         let mut link = link(&cluster.nodes()[node].addr()).await;
-        // Nodes tell of replicas once they know that these have data, and of their shard once they have heard of it.
+        // Nodes tell of replicas once they know that these have data, and of their shard once they have heard
+        // of it.
         until(async || {
             let slots = link.call(&[b"CLUSTER", b"SLOTS"]).await.expect("slots");
             let shards = link.call(&[b"CLUSTER", b"SHARDS"]).await.expect("shards");

@@ -1,7 +1,8 @@
 //! Databases of the source that were emptied or exchanged while they were copied.
 //!
-//! To a copy `FLUSHDB` and `FLUSHALL` look like many keys that were deleted, and after `SWAPDB` it reads another database
-//! under the same number. What arrives then is neither what there was nor what there is. The servers count these commands.
+//! To a copy `FLUSHDB` and `FLUSHALL` look like many keys that were deleted, and after `SWAPDB` it reads
+//! another database under the same number. What arrives then is neither what there was nor what there is. The
+//! servers count these commands.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -53,7 +54,8 @@ fn calls(stats: &str) -> Option<u64> {
     stats.strip_prefix("calls=")?.split(',').next()?.parse().ok()
 }
 
-/// Which commands ran since `before`, with how often. Servers that have taken over, or count anew, say nothing of it.
+/// Which commands ran since `before`, with how often. Servers that have taken over, or count anew, say
+/// nothing of it.
 pub(super) fn since(before: &Counted, now: &Counted) -> BTreeMap<String, u64> {
     let mut ran = BTreeMap::new();
     for (place, count) in now {

@@ -119,7 +119,8 @@ impl Lanes {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Transfers keys, each of them once, and waits until all are dealt with; false where the job was stopped before.
+    /// Transfers keys, each of them once, and waits until all are dealt with; false where the job was stopped
+    /// before.
     ///
     /// # Errors
     /// What could not be helped by trying again. The lanes are of no use then.

@@ -10,12 +10,12 @@
 //!           one lane for each hash of a key; every queue bounded; values bounded by the memory budget
 //! ```
 //!
-//! **Invariant: one lane per key.** All reads and writes of a key go through the same lane in order, so a read that is
-//! older can never be written over one that is newer, even though `SCAN` may give a key twice.
+//! **Invariant: one lane per key.** All reads and writes of a key go through the same lane in order, so a
+//! read that is older can never be written over one that is newer, even though `SCAN` may give a key twice.
 //!
-//! **What a pass may have missed is gone through again.** Slots that changed their owner on the source while it was
-//! scanned, and slots whose target primary was replaced or restarted after it had acknowledged writes, are *in doubt*.
-//! After a pass they are copied once more, until a pass ends without doubt.
+//! **What a pass may have missed is gone through again.** Slots that changed their owner on the source while
+//! it was scanned, and slots whose target primary was replaced or restarted after it had acknowledged writes,
+//! are *in doubt*. After a pass they are copied once more, until a pass ends without doubt.
 
 mod emptied;
 mod lanes;
@@ -90,8 +90,8 @@ pub struct CopyOptions {
     pub retry: RetryPolicy,
     /// Short name of this job: part of the names of staging keys.
     pub job: String,
-    /// Keys that are gone from the source are removed from the target, and keys that change each time they are read are
-    /// left to whoever follows the changes, instead of being reported.
+    /// Keys that are gone from the source are removed from the target, and keys that change each time they
+    /// are read are left to whoever follows the changes, instead of being reported.
     pub mirror: bool,
 }
 
@@ -123,8 +123,9 @@ pub struct CopyReport {
     pub resumed: bool,
     /// Keys that the target evicted while it was copied to. Where there are any, the copy is not whole.
     pub evicted: u64,
-    /// Commands that emptied or exchanged a database of the source while it was copied, and how often they ran: whatever the
-    /// database was, the servers do not say. Where there are any, the copy is neither what there was nor what there is.
+    /// Commands that emptied or exchanged a database of the source while it was copied, and how often they
+    /// ran: whatever the database was, the servers do not say. Where there are any, the copy is neither what
+    /// there was nor what there is.
     pub emptied: BTreeMap<String, u64>,
     /// The first keys that were not copied; their number is in the counters.
     pub failures: Vec<KeyFailure>,
@@ -138,7 +139,8 @@ const FAILURES_MAX: usize = 1_000;
 /// How often keys in doubt are gone through again before the copy gives up.
 const PASSES_MAX: u32 = 100;
 
-/// After a pass that left nothing in doubt but slots on the move, this long is waited, and longer with each pass.
+/// After a pass that left nothing in doubt but slots on the move, this long is waited, and longer with each
+/// pass.
 const OPEN_SLOTS_PAUSE: Duration = Duration::from_millis(500);
 
 /// How many keys that moved in chunks are followed by their elements.
@@ -233,7 +235,8 @@ impl Shared {
         }
     }
 
-    /// Notes a key that could not be copied. Where changes are followed it is tried as often as it changes, and counts once.
+    /// Notes a key that could not be copied. Where changes are followed it is tried as often as it changes,
+    /// and counts once.
     pub(crate) fn failed(&self, db: u32, key: &[u8], reason: String) {
         // What the target holds of it is not what the next changed elements belong to.
         self.unfollow_elements(db, key);
@@ -274,7 +277,8 @@ impl Shared {
         again.remove(shard_id).unwrap_or_default()
     }
 
-    /// From now on the feeds of these shards tell which elements of a key are touched; those of others do not.
+    /// From now on the feeds of these shards tell which elements of a key are touched; those of others do
+    /// not.
     pub(crate) fn elements_are_seen(&self, shards: HashSet<String>) {
         self.by_elements.lock().unwrap_or_else(PoisonError::into_inner).shards = shards;
     }
@@ -284,8 +288,8 @@ impl Shared {
         self.by_elements.lock().unwrap_or_else(PoisonError::into_inner).shards.contains(shard_id)
     }
 
-    /// The target holds the key, but for elements that are touched since. Of further ones than [`FOLLOWED_MAX`] all is
-    /// transferred again when they are touched.
+    /// The target holds the key, but for elements that are touched since. Of further ones than
+    /// [`FOLLOWED_MAX`] all is transferred again when they are touched.
     pub(crate) fn follow_elements(&self, db: u32, key: &Bytes) {
         let mut followed = self.by_elements.lock().unwrap_or_else(PoisonError::into_inner);
         if followed.keys.len() < FOLLOWED_MAX {
@@ -304,7 +308,8 @@ impl Shared {
         followed.keys.contains(&(db, key.clone()))
     }
 
-    /// What the target holds of the keys of these slots may lack more than touched elements: they move whole again first.
+    /// What the target holds of the keys of these slots may lack more than touched elements: they move whole
+    /// again first.
     pub(crate) fn unfollow_slots(&self, slots: &SlotSet) {
         let mut followed = self.by_elements.lock().unwrap_or_else(PoisonError::into_inner);
         followed.keys.retain(|(_, key)| !slots.contains(Slot::of_key(key)));
@@ -371,7 +376,8 @@ impl Shared {
         }
     }
 
-    /// Asks the target for its topology; what moved is in doubt, since a failover may have lost acknowledged writes.
+    /// Asks the target for its topology; what moved is in doubt, since a failover may have lost acknowledged
+    /// writes.
     pub(crate) async fn refresh_target(&self) {
         if let Some(moved) = refresh(&self.target).await {
             let mut doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
@@ -379,8 +385,8 @@ impl Shared {
         }
     }
 
-    /// A connection to a node of the target. Another process than the one met there before is noted: it may have
-    /// lost what the old one had acknowledged.
+    /// A connection to a node of the target. Another process than the one met there before is noted: it may
+    /// have lost what the old one had acknowledged.
     pub(crate) async fn open_target(&self, address: &Address, db: u32) -> Result<Link> {
         let mut link = self.target.open(address, db).await?;
         let facts = ServerFacts::ask(&mut link).await?;
@@ -438,8 +444,9 @@ impl Shared {
         doubt.target = state.doubt_target.clone().unwrap_or_default();
     }
 
-    /// Writes down what a later run has to know. It comes after the positions of the same save have been taken: a key is
-    /// noted as failed or in doubt before its page counts as dealt with, and must not be forgotten once it does.
+    /// Writes down what a later run has to know. It comes after the positions of the same save have been
+    /// taken: a key is noted as failed or in doubt before its page counts as dealt with, and must not be
+    /// forgotten once it does.
     pub(crate) fn record(&self, state: &mut JournalState) {
         state.failed = self.progress.failed.load(Ordering::Relaxed);
         state.failures = self.failures();
@@ -453,7 +460,8 @@ impl Shared {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         let Failures { listed, failing } = &mut *failures;
         let is_in = |failure: &KeyFailure| Slot::new(failure.slot).is_some_and(|slot| slots.contains(slot));
-        // Not all of those that are known by name are listed, and of those from an earlier run no name is known.
+        // Not all of those that are known by name are listed, and of those from an earlier run no name is
+        // known.
         let before = failing.len() + listed.iter().filter(|(name, _)| !failing.contains_key(name)).count();
         listed.retain(|(_, failure)| !is_in(failure));
         failing.retain(|_, slot| !slots.contains(*slot));
@@ -472,7 +480,8 @@ impl Shared {
         let evicted = self.evicted();
         if evicted > 0 {
             self.progress.notice(format!(
-                "the target evicted {evicted} keys meanwhile to stay within its maxmemory: it does not hold everything"
+                "the target evicted {evicted} keys meanwhile to stay within its maxmemory: it does not hold \
+                    everything"
             ));
         }
         evicted
@@ -535,8 +544,8 @@ pub fn shown(key: &[u8]) -> String {
 
 /// Copies. The plan has been made, and agreed to, before.
 ///
-/// `stop` ends it early and cleanly: what is in the lanes is finished and the journal is written. With a journal that
-/// holds an earlier run, that run is gone on with.
+/// `stop` ends it early and cleanly: what is in the lanes is finished and the journal is written. With a
+/// journal that holds an earlier run, that run is gone on with.
 ///
 /// # Errors
 /// What could not be helped by trying again. The journal stays, and a later run can go on.
@@ -584,7 +593,8 @@ pub async fn copy(
     };
     for (command, times) in &emptied {
         shared.progress.notice(format!(
-            "{command} ran on the source meanwhile ({times} times): keys of before and after may be mixed, or missing; copy again"
+            "{command} ran on the source meanwhile ({times} times): keys of before and after may be mixed, \
+                or missing; copy again"
         ));
     }
     if complete && let Some(journal) = journal.take() {
@@ -608,8 +618,8 @@ pub async fn copy(
 /// Writes down how far a copy is.
 pub(crate) type Keep<'a> = dyn FnMut(&JournalState) -> Result<()> + Send + 'a;
 
-/// Goes through the source, and again through what is in doubt afterwards, until nothing is; false where it was stopped
-/// before.
+/// Goes through the source, and again through what is in doubt afterwards, until nothing is; false where it
+/// was stopped before.
 pub(crate) async fn passes(
     shared: &Arc<Shared>,
     state: &mut JournalState,
@@ -633,7 +643,8 @@ pub(crate) async fn passes(
         }
         complete = false;
         if shared.limit_reached() {
-            let what = "slots changed hands or lost their server, and with a limit it is not known which keys to copy again";
+            let what = "slots changed hands or lost their server, and with a limit it is not known which \
+                keys to copy again";
             return Err(Error::own("copy", what).with_remedy("copy again"));
         }
         if again == open {
@@ -662,8 +673,9 @@ pub(crate) fn layout(topology: &Topology) -> BTreeMap<String, String> {
     topology.shards.iter().map(|s| (s.id.clone(), s.slots.to_string())).collect()
 }
 
-/// The process behind each primary of the target, for the journal and for later comparison. After a failure the
-/// topology is asked for again: a primary that is gone is not waited for when another has taken its place.
+/// The process behind each primary of the target, for the journal and for later comparison. After a failure
+/// the topology is asked for again: a primary that is gone is not waited for when another has taken its
+/// place.
 pub(crate) async fn target_runs(shared: &Arc<Shared>) -> Result<HashMap<String, String>> {
     let mut backoff = Backoff::new(shared.options.retry);
     loop {
@@ -697,15 +709,15 @@ pub(crate) async fn look_at_target(shared: &Arc<Shared>) {
     }
 }
 
-/// After a pass: the slots that have to be gone through again, and those of them that are on the move right now. Asks
-/// both sides how they are.
+/// After a pass: the slots that have to be gone through again, and those of them that are on the move right
+/// now. Asks both sides how they are.
 pub(crate) async fn doubtful(
     shared: &Arc<Shared>,
     before: &Topology,
     before_target: &Topology,
 ) -> Result<(SlotSet, SlotSet)> {
-    // Every primary of the target is met once more: one that was replaced or restarted after the last write to it
-    // would not have been noticed.
+    // Every primary of the target is met once more: one that was replaced or restarted after the last write
+    // to it would not have been noticed.
     target_runs(shared).await?;
     let mut backoff = Backoff::new(shared.options.retry);
     let open = loop {
@@ -798,7 +810,8 @@ pub(crate) async fn run_pass(
                             complete = false;
                             note(state, &name, tracker.as_deref());
                         }
-                        // What the user stopped is no failure: its keys have not been dealt with, that is all.
+                        // What the user stopped is no failure: its keys have not been dealt with, that is
+                        // all.
                         Err(e) if failure.is_none() && shared.stop.is_cancelled() && e.side == Side::Own => {
                             complete = false;
                             note(state, &name, tracker.as_deref());
@@ -851,7 +864,8 @@ async fn run_unit(
     let mut lanes = Lanes::open(&shared, &unit, target_db, average_bytes(&shared), tracker.clone());
     let scanned = feed_lanes(&shared, &unit, slots, from, &tracker, &mut lanes).await;
     match (scanned, lanes.close().await.err()) {
-        // Stopped by the user, or because another shard has failed: no error of this one, it is only not complete.
+        // Stopped by the user, or because another shard has failed: no error of this one, it is only not
+        // complete.
         (_, Some(e)) | (Err(e), None) if shared.stop.is_cancelled() && e.side == Side::Own => {
             tracing::debug!(error = %e, "stopped");
             Ok(false)

@@ -72,9 +72,9 @@ pub async fn databases(deployment: &Deployment) -> Result<Vec<(u32, u64)>> {
 
 /// Looks at both sides and decides whether a copy may start. Writes nothing.
 ///
-/// `fresh` is false for a copy that goes on with an earlier one: then the target holds keys of ours. `refuse_existing`
-/// is true where the user has not said what to do with keys that exist. `count_selected` makes it scan the source to
-/// count what is selected.
+/// `fresh` is false for a copy that goes on with an earlier one: then the target holds keys of ours.
+/// `refuse_existing` is true where the user has not said what to do with keys that exist. `count_selected`
+/// makes it scan the source to count what is selected.
 ///
 /// # Errors
 /// `Unfit` with a remedy for everything that would make the copy fail or do harm.
@@ -175,7 +175,10 @@ fn no_such_db(e: Error, deployment: &Deployment) -> Error {
     match &e.kind {
         ErrorKind::Unfit(_) if deployment.is_cluster() => e.with_remedy(match deployment.side() {
             Side::Source => "a cluster has one database, 0: name that one",
-            _ => "a cluster has one database, 0: leave the number out of its address, and choose what goes there with --db N:0",
+            _ => {
+                "a cluster has one database, 0: leave the number out of its address, and choose what goes \
+                there with --db N:0"
+            }
         }),
         ErrorKind::Unfit(_) => {
             e.with_remedy("see the server's setting databases, or map with --db SOURCE:TARGET")

@@ -1,13 +1,13 @@
 //! The reading half of a lane: from keys to key states.
 //!
-//! Strings are fetched in groups, since most keys of most deployments are short strings, and without asking first
-//! what they are: `MGET` answers null for anything that is no string. What is left is measured, then dumped or, above
-//! the big-key size, left to the writing half to be moved in chunks.
+//! Strings are fetched in groups, since most keys of most deployments are short strings, and without asking
+//! first what they are: `MGET` answers null for anything that is no string. What is left is measured, then
+//! dumped or, above the big-key size, left to the writing half to be moved in chunks.
 //!
 //! **A value and its time to live always belong together.** On a standalone server a group is read in one
-//! transaction. On a cluster, where a transaction may touch one slot only, the expiry is asked before and after the
-//! value, and the key is read again where the two differ: an expiry that was the same before and after was the expiry
-//! when the value was read.
+//! transaction. On a cluster, where a transaction may touch one slot only, the expiry is asked before and
+//! after the value, and the key is read again where the two differ: an expiry that was the same before and
+//! after was the expiry when the value was read.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -63,15 +63,15 @@ impl State {
 #[derive(Debug)]
 pub(super) struct StateBatch {
     pub states: Vec<State>,
-    /// Pages whose keys are dealt with once this batch is written. Empty on all but the last batch that a batch of
-    /// keys gave rise to.
+    /// Pages whose keys are dealt with once this batch is written. Empty on all but the last batch that a
+    /// batch of keys gave rise to.
     pub origins: Origins,
     pub _permit: Option<MemoryPermit>,
 }
 
-/// Most bytes taken in for a group whose sizes were not asked. A reply that announces more is not taken in: the
-/// connection is given up, and sizes are asked from then on. The server has such a reply in its output buffer once,
-/// since nothing else tells it how much is too much.
+/// Most bytes taken in for a group whose sizes were not asked. A reply that announces more is not taken in:
+/// the connection is given up, and sizes are asked from then on. The server has such a reply in its output
+/// buffer once, since nothing else tells it how much is too much.
 const UNMEASURED_BYTES_MAX: u64 = 4 * GROUP_BYTES;
 
 /// How many redirections of one key are followed.
@@ -114,8 +114,8 @@ pub(super) struct Reader {
     unit: Unit,
     link: Option<Link>,
     redirects: HashMap<Address, Link>,
-    /// Whether any key of this database has, or had, a time to live. Until one is seen, one look at the counters
-    /// spares a command for each key.
+    /// Whether any key of this database has, or had, a time to live. Until one is seen, one look at the
+    /// counters spares a command for each key.
     expires_seen: bool,
     transactions: bool,
     careful: bool,
@@ -400,8 +400,8 @@ impl Reader {
         }
     }
 
-    /// Sorts keys that are no strings, or large ones: those to be dumped in groups, and those to be moved in chunks,
-    /// which go to `typed`.
+    /// Sorts keys that are no strings, or large ones: those to be dumped in groups, and those to be moved in
+    /// chunks, which go to `typed`.
     async fn dump_groups(
         &mut self,
         keys: Vec<Bytes>,
@@ -541,7 +541,8 @@ impl Reader {
         let replies = self
             .exchange_within(bytes_max, &|out| {
                 if !with_expiries {
-                    // No expiry in the whole database after the values were read (nor before): none of these had one.
+                    // No expiry in the whole database after the values were read (nor before): none of these
+                    // had one.
                     out.push(&[b"INFO", b"keyspace"]);
                     for key in &keys {
                         out.push(&[fetch.name(), key]);
@@ -603,7 +604,8 @@ impl Reader {
                     size = self.follow_call(key, &[b"MEMORY", b"USAGE", key, b"SAMPLES", b"0"]).await?;
                 }
                 if size.as_int().is_some_and(|n| n.unsigned_abs() > big) {
-                    // Too large to be read here in one piece: its slot is gone through again when it has settled.
+                    // Too large to be read here in one piece: its slot is gone through again when it has
+                    // settled.
                     self.shared.doubt_source(Slot::of_key(key));
                     return Ok(Fetched::Later);
                 }
@@ -734,8 +736,8 @@ impl Reader {
                 reply = self.follow_call(&key, &[b"TYPE", &key]).await?;
             }
             let wanted = &self.shared.options.types;
-            // Whatever tells no type is kept, for the read to find out why: rather one too many than one too few. Servers
-            // do not care about case here either.
+            // Whatever tells no type is kept, for the read to find out why: rather one too many than one too
+            // few. Servers do not care about case here either.
             if reply.as_str().is_none_or(|t| wanted.iter().any(|w| w.eq_ignore_ascii_case(t))) {
                 of_types.push(key);
             }
@@ -743,13 +745,14 @@ impl Reader {
         Ok(of_types)
     }
 
-    /// Sends what `build` queues and returns its replies, on a connection to whoever holds the unit, again and again
-    /// until the whole exchange has succeeded. `build` returns how many replies to expect.
+    /// Sends what `build` queues and returns its replies, on a connection to whoever holds the unit, again
+    /// and again until the whole exchange has succeeded. `build` returns how many replies to expect.
     async fn exchange(&mut self, build: &(dyn Fn(&mut Outbox) -> usize + Send + Sync)) -> Result<Vec<Value>> {
         self.exchange_within(None, build).await
     }
 
-    /// As [`Reader::exchange`], where the replies are no longer than `bytes_max`; [`Error::is_too_large`] otherwise.
+    /// As [`Reader::exchange`], where the replies are no longer than `bytes_max`; [`Error::is_too_large`]
+    /// otherwise.
     async fn exchange_within(
         &mut self,
         bytes_max: Option<u64>,
@@ -848,8 +851,8 @@ fn outcome(reply: Value, expiry: Expiry, fetch: Fetch) -> Fetched {
     }
 }
 
-/// The keys without repetitions, each at its last place. A scan may give a key twice, and two reads of one key that are
-/// written together would be told apart by nothing.
+/// The keys without repetitions, each at its last place. A scan may give a key twice, and two reads of one
+/// key that are written together would be told apart by nothing.
 fn last_of_each(mut keys: Vec<Bytes>) -> Vec<Bytes> {
     let mut seen = HashSet::with_capacity(keys.len());
     let last: Vec<bool> = keys.iter().rev().map(|key| seen.insert(key.clone())).collect();

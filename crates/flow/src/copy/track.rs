@@ -1,7 +1,8 @@
 //! How far an iteration may be called done.
 //!
-//! Pages of keys are handed to several lanes and come back out of order. A cursor is safe to keep once every key of
-//! its page, and of all pages before it, has been dealt with: copied and acknowledged, skipped, gone, or reported.
+//! Pages of keys are handed to several lanes and come back out of order. A cursor is safe to keep once every
+//! key of its page, and of all pages before it, has been dealt with: copied and acknowledged, skipped, gone,
+//! or reported.
 
 use std::collections::VecDeque;
 use std::pin::pin;

@@ -1,8 +1,9 @@
 //! The writing half of a lane: from key states to acknowledged keys.
 //!
-//! A batch is written, and whatever was not acknowledged is written again, before the next batch of the lane is
-//! looked at. Writing is idempotent: a state replaces what is there. Where the user wants existing keys left alone,
-//! a key that a lost acknowledgement makes look like an existing one is compared before it is called a conflict.
+//! A batch is written, and whatever was not acknowledged is written again, before the next batch of the lane
+//! is looked at. Writing is idempotent: a state replaces what is there. Where the user wants existing keys
+//! left alone, a key that a lost acknowledgement makes look like an existing one is compared before it is
+//! called a conflict.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -144,8 +145,8 @@ impl Writer {
         self.shared.target.capabilities.query_bytes_max.is_some_and(|max| bytes > max / 2)
     }
 
-    /// One try for all pending states. What is dealt with leaves `pending`; what has to go in chunks instead goes to
-    /// `in_chunks`. The error, where there is one, says why the rest is still there.
+    /// One try for all pending states. What is dealt with leaves `pending`; what has to go in chunks instead
+    /// goes to `in_chunks`. The error, where there is one, says why the rest is still there.
     async fn try_write(
         &mut self,
         pending: &mut Vec<State>,
@@ -380,8 +381,8 @@ impl Writer {
         }
     }
 
-    /// Whether the target already holds this key as the source does, as after a lost acknowledgement or when `SCAN` has
-    /// given the key twice.
+    /// Whether the target already holds this key as the source does, as after a lost acknowledgement or when
+    /// `SCAN` has given the key twice.
     async fn same_at_target(&self, key: &Bytes) -> Result<bool> {
         let Shared { source, target, options, .. } = &*self.shared;
         verify::is_same((source, self.unit.db), (target, self.target_db), key, options.retry).await
@@ -444,7 +445,8 @@ impl Writer {
         Ok(())
     }
 
-    /// `None` where the slot of the key is in doubt, and gone through again, or where a server refuses what this key needs.
+    /// `None` where the slot of the key is in doubt, and gone through again, or where a server refuses what
+    /// this key needs.
     async fn transfer(&mut self, key: &Bytes) -> Result<Option<typed::Outcome>> {
         let slot = Slot::of_key(key);
         let mut backoff = Backoff::new(self.shared.options.retry);
@@ -518,8 +520,8 @@ impl Writer {
     }
 }
 
-/// Why a key cannot be transferred by the commands of its type, where a server refuses one of them for good: that key is left
-/// out, and the others go on.
+/// Why a key cannot be transferred by the commands of its type, where a server refuses one of them for good:
+/// that key is left out, and the others go on.
 fn refused_for_good(e: &Error) -> Option<String> {
     let refusal = e.server()?;
     match refusal.code {

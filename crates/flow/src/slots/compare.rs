@@ -1,8 +1,8 @@
 //! Compares a batch of slots, source against target, while the slots are still the source's.
 //!
-//! It shares nothing with the lanes that moved the keys: what it asks and how it judges is its own. Payloads of `DUMP`
-//! are compared first. They are equal wherever both servers keep a value in the same way; where they are not, the
-//! elements are compared.
+//! It shares nothing with the lanes that moved the keys: what it asks and how it judges is its own. Payloads
+//! of `DUMP` are compared first. They are equal wherever both servers keep a value in the same way; where
+//! they are not, the elements are compared.
 
 use std::collections::HashSet;
 
@@ -24,9 +24,9 @@ const TOLD_MAX: usize = 10;
 /// Values with more elements than this are compared by their number of elements only.
 const ELEMENTS_MAX: i64 = 10_000;
 
-/// A slot with more keys than this is not looked into where the numbers differ: listing them stalls a server and takes
-/// memory, both by the number of keys. A snapshot lists slots of any size; here writers wait meanwhile, and a pause that
-/// becomes too long is given up by the fence.
+/// A slot with more keys than this is not looked into where the numbers differ: listing them stalls a server
+/// and takes memory, both by the number of keys. A snapshot lists slots of any size; here writers wait
+/// meanwhile, and a pause that becomes too long is given up by the fence.
 const LOOKED_INTO_KEYS_MAX: u64 = 1_000_000;
 
 /// How far the remaining times of one key may lie apart, in milliseconds: servers tell them relative to now.
@@ -73,8 +73,8 @@ pub async fn count_keys(link: &mut Link, slots: &SlotSet) -> Result<Vec<(Slot, u
     Ok(slots.into_iter().zip(counts).collect())
 }
 
-/// Compares the number of keys of each slot. Where it differs those are looked at that only one side lists: one whose time
-/// has come may have been removed there only.
+/// Compares the number of keys of each slot. Where it differs those are looked at that only one side lists:
+/// one whose time has come may have been removed there only.
 ///
 /// # Errors
 /// Whatever a link or a server reports.

@@ -1,10 +1,11 @@
 //! One lane of a slot transfer: a connection to each node, and the keys of certain slots.
 //!
-//! A lane reads from the source and writes to the target strictly in order, so of two reads of one key the later is
-//! written later. The next group is read while the one before is written.
+//! A lane reads from the source and writes to the target strictly in order, so of two reads of one key the
+//! later is written later. The next group is read while the one before is written.
 //!
-//! A value and its expiry are two replies of one pipeline, and may belong to different moments: whatever happened in
-//! between is in the feed, and the key is transferred again. The same holds for everything else that is read here.
+//! A value and its expiry are two replies of one pipeline, and may belong to different moments: whatever
+//! happened in between is in the feed, and the key is transferred again. The same holds for everything else
+//! that is read here.
 
 use std::sync::Arc;
 
@@ -28,13 +29,15 @@ use crate::typed::{self, KeyType, Outcome, Place, Transfer};
 const PIECE_KEYS_MAX: u64 = 1_024;
 const PIECE_SLOTS_MAX: usize = 128;
 
-/// From this number of keys on a slot is enumerated with `SCAN`: one reply with all of its keys would stall the node.
+/// From this number of keys on a slot is enumerated with `SCAN`: one reply with all of its keys would stall
+/// the node.
 pub(super) const GIANT_SLOT_KEYS: u64 = 20_000;
 
 /// `COUNT` of that `SCAN`.
 const SCAN_COUNT: &[u8] = b"1000";
 
-/// The types of payloads that are streams, by the first byte: `RDB_TYPE_STREAM_LISTPACKS` and its later forms.
+/// The types of payloads that are streams, by the first byte: `RDB_TYPE_STREAM_LISTPACKS` and its later
+/// forms.
 const STREAM_TYPES: [u8; 3] = [15, 19, 21];
 
 /// What a lane is to do.
@@ -161,8 +164,8 @@ impl Lane {
         }
     }
 
-    /// Transfers what changed. Only keys that have moved in chunks are followed by their elements: the others are
-    /// smaller than the commands that would take.
+    /// Transfers what changed. Only keys that have moved in chunks are followed by their elements: the others
+    /// are smaller than the commands that would take.
     async fn follow(&mut self, changes: Vec<super::Change>, expires: bool) -> Result<()> {
         let mut whole = Vec::new();
         for change in changes {
@@ -216,8 +219,8 @@ impl Lane {
         others: &mut Vec<Bytes>,
         chunked: &mut Vec<Bytes>,
     ) -> Result<()> {
-        // Sizes before values: nothing but its size tells that one is large, and a server that is asked for a large value
-        // has built the whole reply in memory before we can refuse it.
+        // Sizes before values: nothing but its size tells that one is large, and a server that is asked for a
+        // large value has built the whole reply in memory before we can refuse it.
         let groups = self.measured_groups(keys, others, chunked).await?;
         let mut read: Vec<State> = Vec::new();
         for group in groups {
@@ -336,7 +339,8 @@ impl Lane {
     async fn chunks(&mut self, key: Bytes) -> Result<()> {
         let shared = self.shared.clone();
         let kind = typed::type_of(&mut self.source, &key).await?;
-        // Before the first element is read: from here on every change of an element is in the feed, and followed.
+        // Before the first element is read: from here on every change of an element is in the feed, and
+        // followed.
         shared.follow(&key, kind.as_ref());
         if kind == Some(KeyType::Stream) {
             shared.stream(&key);
@@ -347,7 +351,8 @@ impl Lane {
         let is_draining = shared.is_draining();
         if is_draining && shared.took_ms(&key) > shared.options.drain_ms_max {
             let what = format!(
-                "key {} took {} ms the last time it moved as a whole, too long for a pause, and its writers go on to replace \
+                "key {} took {} ms the last time it moved as a whole, too long for a pause, and its writers \
+                    go on to replace \
                  it or to change more of it than can be followed",
                 crate::copy::shown(&key),
                 shared.took_ms(&key)

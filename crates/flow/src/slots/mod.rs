@@ -6,14 +6,15 @@
 //!  GETKEYSINSLOT ──▶ lane (slot mod lanes): read from the source ──▶ ASKING, write to the target
 //! ```
 //!
-//! The target has the slots marked as importing, so that it takes writes after `ASKING` and shows them to nobody else.
-//! The feed is attached, and records the slots, before the first key is listed. So what a read misses is touched, and
-//! what is touched is transferred again: a transfer moves the state of a key as it is now, and may be repeated at will.
+//! The target has the slots marked as importing, so that it takes writes after `ASKING` and shows them to
+//! nobody else. The feed is attached, and records the slots, before the first key is listed. So what a read
+//! misses is touched, and what is touched is transferred again: a transfer moves the state of a key as it is
+//! now, and may be repeated at will.
 //!
 //! **Invariant: one lane per slot.** A slot's keys are read and written by one lane, in order.
 //!
-//! **Bounds.** A lane holds two groups of at most 2 MiB, or one chunk of a large key with its copies. Keys that moved in
-//! chunks are remembered by name, [`FOLLOWED_MAX`] of them.
+//! **Bounds.** A lane holds two groups of at most 2 MiB, or one chunk of a large key with its copies. Keys
+//! that moved in chunks are remembered by name, [`FOLLOWED_MAX`] of them.
 
 mod compare;
 mod lane;
@@ -45,13 +46,15 @@ use crate::budget::{BigTransfers, Rates};
 use crate::elements::FieldTtls;
 use crate::typed::KeyType;
 
-/// How many keys that moved in chunks are followed by their elements. Further ones are transferred whole again.
+/// How many keys that moved in chunks are followed by their elements. Further ones are transferred whole
+/// again.
 pub const FOLLOWED_MAX: usize = 10_000;
 
 /// How many keys are compared under the pause where samples are compared.
 const SAMPLE_KEYS: usize = 64;
 
-/// A sampled key's value is at most this large, and all of them together: the comparison happens under the pause.
+/// A sampled key's value is at most this large, and all of them together: the comparison happens under the
+/// pause.
 const SAMPLE_BYTES_MAX: u64 = 64 << 10;
 const SAMPLES_BYTES_MAX: u64 = 256 << 10;
 
@@ -82,7 +85,8 @@ pub struct SlotOptions {
     pub rates: Rates,
     /// Name of the job.
     pub job: String,
-    /// A key that took longer than this when it last moved in chunks does not do so under a pause, in milliseconds.
+    /// A key that took longer than this when it last moved in chunks does not do so under a pause, in
+    /// milliseconds.
     pub drain_ms_max: u64,
     /// Shared by all movers with the same target.
     pub quiet: TargetGate,
@@ -99,8 +103,8 @@ pub struct TargetGateGuard {
 }
 
 impl TargetGate {
-    /// Waits until what is on its way to the target has arrived, and keeps others from sending more. Chunks of large keys
-    /// are not waited for: they are small.
+    /// Waits until what is on its way to the target has arrived, and keeps others from sending more. Chunks
+    /// of large keys are not waited for: they are small.
     pub async fn begin(&self) -> TargetGateGuard {
         TargetGateGuard { _lock: self.0.clone().write_owned().await }
     }
@@ -135,7 +139,8 @@ struct Node {
     address: Address,
     capabilities: Capabilities,
     dialect: Dialect,
-    /// The highest version of payloads that the target accepts; found out when the first slot is being imported.
+    /// The highest version of payloads that the target accepts; found out when the first slot is being
+    /// imported.
     payloads: OnceLock<Option<u16>>,
 }
 
@@ -154,7 +159,8 @@ pub struct UnstableKey {
 #[derive(Debug)]
 struct Change {
     key: Bytes,
-    /// `None` where it is the whole key. Which elements, and of what; there are none where only the expiry changed.
+    /// `None` where it is the whole key. Which elements, and of what; there are none where only the expiry
+    /// changed.
     elements: Option<(Option<Collection>, BTreeSet<Bytes>)>,
     expiry: bool,
 }
@@ -180,7 +186,8 @@ struct Shared {
     stop: CancellationToken,
     /// Keys move under a pause of our own: nobody else has to be waited for.
     is_draining: AtomicBool,
-    /// The feed does not see changes of consumer groups: streams are remembered, and move once more under the pause.
+    /// The feed does not see changes of consumer groups: streams are remembered, and move once more under the
+    /// pause.
     remember_streams: AtomicBool,
     /// What is remembered for the batch at hand.
     batch: Mutex<Batch>,
@@ -197,7 +204,8 @@ struct Batch {
     took_ms: HashMap<Bytes, u64>,
     /// Streams, where the feed does not see all of their changes.
     streams: HashSet<Bytes>,
-    /// Those with the smallest hashes: a sample that needs no random numbers and does not depend on the order.
+    /// Those with the smallest hashes: a sample that needs no random numbers and does not depend on the
+    /// order.
     sample: BinaryHeap<(u64, Bytes, u64)>,
     /// Bytes of those.
     sample_bytes: u64,
@@ -237,8 +245,8 @@ impl Shared {
         self.batch().followed.get(key).cloned()
     }
 
-    /// Followed keys with the commands that count their elements. Hashes are left out where fields may expire: servers
-    /// count those that have for a while longer; only that the key is there is asked then.
+    /// Followed keys with the commands that count their elements. Hashes are left out where fields may
+    /// expire: servers count those that have for a while longer; only that the key is there is asked then.
     fn counted(&self) -> Vec<(Bytes, &'static [u8])> {
         let mortal = self.source.capabilities.hash_field_ttl;
         let command = |kind: &KeyType| -> &'static [u8] {
@@ -364,8 +372,8 @@ pub enum Level {
 pub struct SlotMover {
     shared: Arc<Shared>,
     lanes: Vec<Lane>,
-    /// With a full comparison: keys that were touched since they were compared. `None` before that comparison; a
-    /// `None` inside where there were too many to remember.
+    /// With a full comparison: keys that were touched since they were compared. `None` before that
+    /// comparison; a `None` inside where there were too many to remember.
     recheck: Option<Option<HashSet<Bytes>>>,
 }
 
@@ -400,8 +408,8 @@ impl SlotMover {
         Ok(SlotMover { shared: Arc::new(shared), lanes: Vec::new(), recheck: None })
     }
 
-    /// Forgets what was remembered for the batch before. With `remember_streams` all streams move once more under the
-    /// pause, since the feed does not see changes of their consumer groups.
+    /// Forgets what was remembered for the batch before. With `remember_streams` all streams move once more
+    /// under the pause, since the feed does not see changes of their consumer groups.
     pub fn begin_batch(&mut self, remember_streams: bool) {
         self.shared.remember_streams.store(remember_streams, Ordering::Relaxed);
         *self.shared.batch() = Batch::default();
@@ -487,8 +495,8 @@ impl SlotMover {
         Ok(Round { moved: moved + whole_slots.len() as u64, took: started.elapsed() })
     }
 
-    /// The feed could not remember every key of these slots: they are transferred once more as a whole, and what is on
-    /// the target only is removed.
+    /// The feed could not remember every key of these slots: they are transferred once more as a whole, and
+    /// what is on the target only is removed.
     async fn transfer_slots(&mut self, source: &mut Link, target: &mut Link, slots: &SlotSet) -> Result<()> {
         let (ours, theirs) = tokio::join!(count_keys(source, slots), count_keys(target, slots));
         let mut staged = Vec::new();
@@ -516,8 +524,8 @@ impl SlotMover {
         self.run(work.into_iter().map(|changes| vec![Work::Touches(changes)]).collect()).await
     }
 
-    /// A key that changed during each of several reads, where there is one: the one that takes longest. Under a pause it
-    /// does not change, and arrives with the rest.
+    /// A key that changed during each of several reads, where there is one: the one that takes longest. Under
+    /// a pause it does not change, and arrives with the rest.
     pub fn unstable(&self) -> Option<UnstableKey> {
         let batch = self.shared.batch();
         let (key, changing) = batch
@@ -537,8 +545,8 @@ impl SlotMover {
         self.shared.batch().again.len()
     }
 
-    /// With the source paused and the feed at the source's offset: transfers all that is left. False where `deadline`
-    /// came first.
+    /// With the source paused and the feed at the source's offset: transfers all that is left. False where
+    /// `deadline` came first.
     ///
     /// # Errors
     /// As [`SlotMover::catch_up`].
@@ -555,8 +563,8 @@ impl SlotMover {
         for key in streams {
             self.shared.batch().again.entry(key).or_insert(Changing::stream());
         }
-        // Followed keys have no expiry on the target before this: they could expire there while others still move, and
-        // what came after would make a fragment of them.
+        // Followed keys have no expiry on the target before this: they could expire there while others still
+        // move, and what came after would make a fragment of them.
         let followed: Vec<Bytes> = self.shared.batch().followed.keys().cloned().collect();
         self.transfer_changes(followed.into_iter().map(Change::expiry).collect()).await?;
         loop {
@@ -569,8 +577,8 @@ impl SlotMover {
         }
     }
 
-    /// Before the pause, for a full comparison: compares every key of `slots`. What is touched from here on is
-    /// remembered, to be compared under the pause.
+    /// Before the pause, for a full comparison: compares every key of `slots`. What is touched from here on
+    /// is remembered, to be compared under the pause.
     ///
     /// # Errors
     /// Whatever a link or a server reports.
@@ -586,7 +594,8 @@ impl SlotMover {
             let keys = all_names(&mut source, slot, count).await?;
             for part in keys.chunks(RUN_KEYS_MAX) {
                 if compare::keys(&mut source, &mut target, part).await?.differences > 0 {
-                    // Some of them are being written right now; all of them are compared again when nobody writes.
+                    // Some of them are being written right now; all of them are compared again when nobody
+                    // writes.
                     suspects.extend(part.iter().cloned());
                 }
             }

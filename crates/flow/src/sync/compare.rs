@@ -47,7 +47,8 @@ impl Compared {
     pub(super) fn refusal(&self) -> Option<Error> {
         let what = if let Some((db, found, expected)) = self.counts.first() {
             format!(
-                "of the keys that do not expire, database {db} of the target holds {found} and should hold {expected}"
+                "of the keys that do not expire, database {db} of the target holds {found} and should hold \
+                    {expected}"
             )
         } else if let Some((differ, missing, extra)) = self.all {
             format!(
@@ -59,7 +60,8 @@ impl Compared {
             return None;
         };
         Some(refused(what).with_remedy(
-            "see what differs with whimbrel verify; keys that only the target has are removed by a sync that is begun anew \
+            "see what differs with whimbrel verify; keys that only the target has are removed by a sync that \
+                is begun anew \
              with --mirror",
         ))
     }
@@ -79,8 +81,9 @@ struct Lasting {
 }
 
 impl Lasting {
-    /// Whether `found` on the target is what it should be. A paused source keeps a hash whose last field is due, and counts
-    /// it; the target has removed it. So it may lack as many as it has fewer hashes with such fields.
+    /// Whether `found` on the target is what it should be. A paused source keeps a hash whose last field is
+    /// due, and counts it; the target has removed it. So it may lack as many as it has fewer hashes with such
+    /// fields.
     fn allows(self, found: Lasting) -> bool {
         let (lacking, fewer) =
             (self.keys.checked_sub(found.keys), self.volatile.saturating_sub(found.volatile));
@@ -187,8 +190,8 @@ impl Syncer {
         Ok(())
     }
 
-    /// Finds out whether what a comparison found while clients write is a difference, or what they wrote meanwhile. Where it
-    /// cannot be told, that is what is returned beside the last comparison.
+    /// Finds out whether what a comparison found while clients write is a difference, or what they wrote
+    /// meanwhile. Where it cannot be told, that is what is returned beside the last comparison.
     ///
     /// # Errors
     /// `Unfit` where the target could not take over.
@@ -215,12 +218,14 @@ impl Syncer {
             }
             compared = self.compare(how, sample, Settle::none()).await?;
         }
-        let unsure = "clients wrote all the time: whether both sides hold the same keys could not be told without pausing them; \
+        let unsure = "clients wrote all the time: whether both sides hold the same keys could not be told \
+            without pausing them; \
                       whimbrel verify can tell";
         Ok((compared, Some(unsure.to_owned())))
     }
 
-    /// Whether something differs that nobody has written to since the last round: then it will differ under the pause.
+    /// Whether something differs that nobody has written to since the last round: then it will differ under
+    /// the pause.
     async fn is_certain(&self, compared: &Compared) -> Result<bool> {
         let mut waiting = 0;
         for source in &self.sources {
@@ -247,7 +252,8 @@ impl Syncer {
     }
 }
 
-/// The keys of each database that do not expire. Those that do are counted by either server until it removes them.
+/// The keys of each database that do not expire. Those that do are counted by either server until it removes
+/// them.
 async fn lasting(deployment: &Deployment) -> Result<BTreeMap<u32, Lasting>> {
     let mut sums: BTreeMap<u32, Lasting> = BTreeMap::new();
     for shard in &deployment.topology().shards {

@@ -1,7 +1,7 @@
 //! Consumers that were given nothing.
 //!
-//! A consumer that waits in `XREADGROUP` on a quiet stream is made by that, and most servers do not replicate it before it is
-//! given an entry. So no feed tells of it, and it is looked for.
+//! A consumer that waits in `XREADGROUP` on a quiet stream is made by that, and most servers do not replicate
+//! it before it is given an entry. So no feed tells of it, and it is looked for.
 
 use bytes::Bytes;
 use whimbrel_engine::error::Result;
@@ -14,8 +14,8 @@ use crate::verify::{BATCH_KEYS_MAX, Comparer};
 pub(super) type Streams = Vec<(String, u32, Vec<Bytes>)>;
 
 impl Syncer {
-    /// Finds them. It goes through all keys, so it is done while nobody is paused; a stream that is made afterwards is
-    /// followed as every other key.
+    /// Finds them. It goes through all keys, so it is done while nobody is paused; a stream that is made
+    /// afterwards is followed as every other key.
     pub(super) async fn streams_with_groups(&mut self) -> Result<Streams> {
         let of_shard = |source: Source| async move {
             let found = streams_of(&source).await;

@@ -1,8 +1,9 @@
 //! The target takes over.
 //!
-//! Writers of the source are held on all primaries; the feeds come to the offsets at which they were held; what is still
-//! touched is transferred; both sides are compared; then the writers are fenced off and the pause is lifted. Where any of
-//! this does not succeed within the pause, the writers are let go and everything is as before.
+//! Writers of the source are held on all primaries; the feeds come to the offsets at which they were held;
+//! what is still touched is transferred; both sides are compared; then the writers are fenced off and the
+//! pause is lifted. Where any of this does not succeed within the pause, the writers are let go and
+//! everything is as before.
 
 use std::time::Duration;
 
@@ -74,8 +75,8 @@ pub struct CutoverReport {
     pub dry_run: bool,
     /// How long writers would be held, by what it took before anybody was held, in milliseconds.
     pub estimate_ms: u64,
-    /// How long they were held, in milliseconds; with `--fence pause` until they were fenced off, with `--fence external` for
-    /// how long nobody had written when the target took over.
+    /// How long they were held, in milliseconds; with `--fence pause` until they were fenced off, with
+    /// `--fence external` for how long nobody had written when the target took over.
     pub pause_ms: u64,
     /// Touched keys that were transferred under the pause.
     pub drained: u64,
@@ -83,14 +84,15 @@ pub struct CutoverReport {
     pub compared: u64,
     /// Keys that the source held when it began.
     pub keys: u64,
-    /// How likely it is that the sample would have shown a difference in one key of a hundred; `None` where all keys were
-    /// compared, or no sample was.
+    /// How likely it is that the sample would have shown a difference in one key of a hundred; `None` where
+    /// all keys were compared, or no sample was.
     pub finds_one_percent: Option<f64>,
     /// What could not be found out.
     pub notices: Vec<String>,
     /// How writers of the source are kept out.
     pub fence: FenceKind,
-    /// Clients of the source that were disconnected: they waited in a command, were in a transaction, or watched keys.
+    /// Clients of the source that were disconnected: they waited in a command, were in a transaction, or
+    /// watched keys.
     pub ended: u64,
     /// The target is followed back into the source from now on.
     pub reverse: bool,
@@ -101,7 +103,8 @@ pub struct CutoverReport {
 }
 
 impl CutoverReport {
-    /// Whether the sync ends with it. Without a fence it goes on following those who still write to the source.
+    /// Whether the sync ends with it. Without a fence it goes on following those who still write to the
+    /// source.
     pub(super) fn is_final(&self) -> bool {
         !self.dry_run && self.fence != FenceKind::None
     }
@@ -187,7 +190,8 @@ impl Syncer {
         if options.dry_run {
             return Ok(report);
         }
-        // Most of what was written during the rehearsal; and what it has brought into doubt would be found under the pause.
+        // Most of what was written during the rehearsal; and what it has brought into doubt would be found
+        // under the pause.
         for _ in 0..MENDS_MAX {
             self.rounds().await?;
             if self.is_calm() {
@@ -265,8 +269,8 @@ impl Syncer {
         Ok(())
     }
 
-    /// Attaches feeds to all primaries of the target. They will not see our own writes as somebody else's: those are over
-    /// before the positions are taken.
+    /// Attaches feeds to all primaries of the target. They will not see our own writes as somebody else's:
+    /// those are over before the positions are taken.
     async fn follow_target(&self) -> Result<Vec<Feed>> {
         let target = &self.shared.target;
         copy::check_way_back(&self.shared).await?;
@@ -284,8 +288,8 @@ impl Syncer {
         Ok(feeds)
     }
 
-    /// Has writers fenced off on the source, and let in on the target where they were not. Returns where the target is,
-    /// to which nobody but us has written so far, and how many clients were ended that waited.
+    /// Has writers fenced off on the source, and let in on the target where they were not. Returns where the
+    /// target is, to which nobody but us has written so far, and how many clients were ended that waited.
     async fn switch(
         &self,
         fence: &Fence,
@@ -333,7 +337,8 @@ impl Syncer {
             return Err(refused(what).with_remedy("leave out --back"));
         }
         if self.state.lift.is_some() && !options.back && options.fence != FenceKind::None {
-            let what = "this sync leads back to where clients came from, which stays fenced off without --back: nobody could \
+            let what = "this sync leads back to where clients came from, which stays fenced off without \
+                --back: nobody could \
                         write anywhere";
             return Err(refused(what).with_remedy("add --back"));
         }
@@ -412,8 +417,8 @@ impl Syncer {
         // Nobody writes any more: the first look decides.
         let compared = self.compare(options.compare, sample, Settle::none()).await?;
         compared.refusal().map_or(Ok(()), Err)?;
-        // A primary of the target that was replaced may lack what its predecessor had acknowledged, and slots of the
-        // source that moved may be written to where nobody is held.
+        // A primary of the target that was replaced may lack what its predecessor had acknowledged, and slots
+        // of the source that moved may be written to where nobody is held.
         copy::look_at_target(&self.shared).await;
         self.shared.refresh_source().await;
         if !self.is_calm() {
@@ -458,10 +463,11 @@ pub(super) fn is_wanted(withdrawn: &CancellationToken) -> Result<()> {
     if withdrawn.is_cancelled() { Err(refused("it was withdrawn before writers were held")) } else { Ok(()) }
 }
 
-/// Fences the writers off, and ends the pause or makes it the fence. Returns how many clients were ended that waited.
+/// Fences the writers off, and ends the pause or makes it the fence. Returns how many clients were ended that
+/// waited.
 ///
-/// **Invariant:** no writer comes in between. The pause is still on everywhere when the fence is up, or else the fence is
-/// taken down again.
+/// **Invariant:** no writer comes in between. The pause is still on everywhere when the fence is up, or else
+/// the fence is taken down again.
 async fn raise(fence: &Fence, source: &Deployment, seal: &mut Seal) -> Result<u64> {
     let until = seal.until();
     let in_time = || match until {

@@ -1,13 +1,15 @@
 //! The target takes over from a source whose writers somebody else stops.
 //!
-//! Nothing is forbidden to anybody by us, so nothing keeps a client from writing on. What can be done is to look: the feeds tell
-//! of every key that is touched. When nobody has written for long enough, what is left is transferred and both sides are
-//! compared; and when nobody has written meanwhile either, the target takes over. Else it is waited for once more.
+//! Nothing is forbidden to anybody by us, so nothing keeps a client from writing on. What can be done is to
+//! look: the feeds tell of every key that is touched. When nobody has written for long enough, what is left
+//! is transferred and both sides are compared; and when nobody has written meanwhile either, the target takes
+//! over. Else it is waited for once more.
 //!
-//! **Expiries** are touches too, and nobody's: the servers count them, as they do evictions, so they are taken off. That is
-//! possible only where everything is followed. Of a part, every touch counts.
+//! **Expiries** are touches too, and nobody's: the servers count them, as they do evictions, so they are
+//! taken off. That is possible only where everything is followed. Of a part, every touch counts.
 //!
-//! **Consumer groups** change unseen by a tracking feed. There the servers' own counters of calls are looked at.
+//! **Consumer groups** change unseen by a tracking feed. There the servers' own counters of calls are looked
+//! at.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -232,7 +234,8 @@ impl Syncer {
     /// Waits until nobody writes to the source, transfers what is left, compares, and looks once more.
     ///
     /// # Errors
-    /// `StillWritten` where somebody goes on writing; `Unfit` where both sides differ, or where it was withdrawn.
+    /// `StillWritten` where somebody goes on writing; `Unfit` where both sides differ, or where it was
+    /// withdrawn.
     pub(super) async fn take_over_when_quiet(
         &mut self,
         options: &CutoverOptions,
@@ -253,7 +256,8 @@ impl Syncer {
         report.pause_ms = millis(watch.since);
         if watch.is_blind {
             report.notices.push(
-                "the source does not count calls of commands: whether consumer groups changed during the comparison could not \
+                "the source does not count calls of commands: whether consumer groups changed during the \
+                    comparison could not \
                  be told"
                     .to_owned(),
             );
@@ -300,7 +304,8 @@ impl Syncer {
             self.check(options)?;
             is_wanted(withdrawn)?;
             report.compared = compared.keys;
-            // What has expired during the comparison has just been transferred, and nobody has written meanwhile.
+            // What has expired during the comparison has just been transferred, and nobody has written
+            // meanwhile.
             if self.is_in_order() && !self.look_for_writes(watch).await? {
                 return Ok(());
             }
@@ -352,7 +357,8 @@ impl Syncer {
         }
     }
 
-    /// Whether somebody has written since the last look, or may have. What was touched is still there to be transferred.
+    /// Whether somebody has written since the last look, or may have. What was touched is still there to be
+    /// transferred.
     async fn look_for_writes(&mut self, watch: &mut Watch) -> Result<bool> {
         let mut looks = Vec::new();
         for index in 0..self.sources.len() {

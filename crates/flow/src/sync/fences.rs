@@ -45,7 +45,8 @@ impl FenceNote {
                 let text = std::fs::read_to_string(&path).map_err(|e| fail(&path, &e))?;
                 let note: FenceNote = serde_json::from_str(&text).map_err(|e| fail(&path, &e))?;
                 if !note.fence.is_plausible() {
-                    let what = "no cutover has written that: it would give users other rights than those on commands";
+                    let what = "no cutover has written that: it would give users other rights than those on \
+                        commands";
                     return Err(fail(&path, &what).with_remedy("see who wrote it, and remove it"));
                 }
                 notes.push((path, note));
@@ -67,8 +68,8 @@ impl FenceNote {
         std::fs::remove_file(file).map_err(|e| Error::own(format!("remove {}", file.display()), e))
     }
 
-    /// Leaves it in a file. A fence that still stood there before is part of it from now on: what users had before the first
-    /// of them is what they get back.
+    /// Leaves it in a file. A fence that still stood there before is part of it from now on: what users had
+    /// before the first of them is what they get back.
     pub(super) fn leave(mut self, file: &Path) -> Result<()> {
         let mut own: BTreeSet<String> = self.fence.nodes().map(str::to_owned).collect();
         own.insert(self.source.clone());

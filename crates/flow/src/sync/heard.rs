@@ -1,8 +1,9 @@
 //! When a server was last heard of.
 //!
-//! A link to a server that hangs, or to one behind a network that drops everything, looks like one to a server with nothing
-//! to say: replication links of idle primaries are silent for as long as `repl-ping-replica-period` says. So each primary of
-//! both sides is asked for a sign of life every second, on a connection of its own.
+//! A link to a server that hangs, or to one behind a network that drops everything, looks like one to a
+//! server with nothing to say: replication links of idle primaries are silent for as long as
+//! `repl-ping-replica-period` says. So each primary of both sides is asked for a sign of life every second,
+//! on a connection of its own.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -6,24 +6,29 @@
 //!  SCAN ──▶ lanes of the shard: read from the source ──▶ write to the target, or remove there
 //! ```
 //!
-//! Each primary of the source has a [feed](whimbrel_engine::feed) of touched keys. It is attached before the first key is read, so that
-//! what the snapshot misses is touched, and what is touched is transferred again, in its present state: a key that is gone is
-//! removed. Reads and writes go through the lanes of [`copy`](crate::copy).
+//! Each primary of the source has a [feed](whimbrel_engine::feed) of touched keys. It is attached before the
+//! first key is read, so that what the snapshot misses is touched, and what is touched is transferred again,
+//! in its present state: a key that is gone is removed. Reads and writes go through the lanes of
+//! [`copy`](crate::copy).
 //!
-//! **Rounds.** A round takes what is touched, transfers it, and ends when all of it has been acknowledged. Then the
-//! position of the feed from before the round is safe: a later run can go on there.
+//! **Rounds.** A round takes what is touched, transfers it, and ends when all of it has been acknowledged.
+//! Then the position of the feed from before the round is safe: a later run can go on there.
 //!
-//! **Elements.** A large hash, set or sorted set that has moved in chunks is followed by its elements afterwards: their present
-//! state is transferred, as that of whole keys is. It need not rest while it is read: what changes meanwhile is touched.
+//! **Elements.** A large hash, set or sorted set that has moved in chunks is followed by its elements
+//! afterwards: their present state is transferred, as that of whole keys is. It need not rest while it is
+//! read: what changes meanwhile is touched.
 //!
-//! **Epochs.** All primaries are followed at the same time until something happens that a round cannot deal with: slots
-//! move, a feed ends, a primary fails over, a database is emptied, somebody asks for the cutover. Then all rounds are
-//! finished, and while nothing is under way it is dealt with. So nobody ever writes a key that somebody else writes.
+//! **Epochs.** All primaries are followed at the same time until something happens that a round cannot deal
+//! with: slots move, a feed ends, a primary fails over, a database is emptied, somebody asks for the cutover.
+//! Then all rounds are finished, and while nothing is under way it is dealt with. So nobody ever writes a key
+//! that somebody else writes.
 //!
-//! **Doubt.** What may have been missed is in doubt by whole slots, as in a copy, and is [reconciled](reconcile): all
-//! keys of the slots are compared, those that differ are transferred, and those that only the target has are removed.
+//! **Doubt.** What may have been missed is in doubt by whole slots, as in a copy, and is
+//! [reconciled](reconcile): all keys of the slots are compared, those that differ are transferred, and those
+//! that only the target has are removed.
 //!
-//! **Bounds.** As a copy, and [`TouchedLimits`](whimbrel_engine::feed::TouchedLimits) for each primary of the source.
+//! **Bounds.** As a copy, and [`TouchedLimits`](whimbrel_engine::feed::TouchedLimits) for each primary of the
+//! source.
 
 mod compare;
 mod consumers;
@@ -70,7 +75,8 @@ const JOURNAL_PERIOD: Duration = Duration::from_millis(500);
 /// How often both sides are asked how they are.
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
 
-/// How often the comparison of a cutover is rehearsed, at the beginning of an epoch, and how long that may take.
+/// How often the comparison of a cutover is rehearsed, at the beginning of an epoch, and how long that may
+/// take.
 const REHEARSAL_PERIOD: Duration = Duration::from_secs(60);
 const REHEARSAL_TIME: Duration = Duration::from_secs(1);
 
@@ -80,7 +86,8 @@ const LOOKS_PER_MEETING: u32 = 5;
 /// What to keep equal, and how.
 #[derive(Debug, Clone)]
 pub struct SyncOptions {
-    /// Which keys, and how they are transferred. [`CopyOptions::mirror`] must be set, and no types and no limit.
+    /// Which keys, and how they are transferred. [`CopyOptions::mirror`] must be set, and no types and no
+    /// limit.
     pub copy: CopyOptions,
     /// How changes are learnt of.
     pub feed: FeedOptions,
@@ -109,7 +116,8 @@ pub struct SyncState {
     sweep: bool,
     /// Where the feeds can go on.
     positions: Vec<Position>,
-    /// Which shard of the source owned which slots when nothing was in doubt but what is below: shard id and slots.
+    /// Which shard of the source owned which slots when nothing was in doubt but what is below: shard id and
+    /// slots.
     layout: BTreeMap<String, String>,
     /// Slots to go through again, as ranges.
     doubt: String,
@@ -207,8 +215,8 @@ struct Syncer {
 
 /// Syncs until it is stopped or the target has taken over. The plan has been made, and agreed to, before.
 ///
-/// With a journal that holds an earlier run, that run is gone on with. Cutovers are asked for by `asks`. After one that was to
-/// be able to come back, [`Back`] is what the sync in the other direction begins with.
+/// With a journal that holds an earlier run, that run is gone on with. Cutovers are asked for by `asks`.
+/// After one that was to be able to come back, [`Back`] is what the sync in the other direction begins with.
 ///
 /// # Errors
 /// What could not be helped by trying again. The journal stays, and a later run can go on.
@@ -346,7 +354,8 @@ impl Syncer {
             self.doubt = SlotSet::new();
         } else if !self.doubt.is_empty() {
             self.notice(
-                "changes were missed while nobody followed: what may have changed is compared with the target",
+                "changes were missed while nobody followed: what may have changed is compared with the \
+                    target",
             );
         }
         self.save()?;
@@ -412,7 +421,8 @@ impl Syncer {
         }
     }
 
-    /// The slots of keys that failed in an earlier run. They are to be gone through again, and failures are counted anew.
+    /// The slots of keys that failed in an earlier run. They are to be gone through again, and failures are
+    /// counted anew.
     fn take_failures(&mut self) -> SlotSet {
         let copy = &mut self.state.copy;
         let listed = copy.failures.len() as u64;
@@ -428,7 +438,8 @@ impl Syncer {
         slots
     }
 
-    /// The snapshot has to be taken again, as if there had never been one; keys that are gone since are looked for.
+    /// The snapshot has to be taken again, as if there had never been one; keys that are gone since are
+    /// looked for.
     fn distrust_everything(&mut self) {
         let target_runs = std::mem::take(&mut self.state.copy.target_runs);
         self.state.copy = JournalState { target_runs, ..JournalState::default() };
@@ -515,7 +526,8 @@ impl Syncer {
         loop {
             match try_attach(&shared, shard, known, &self.options).await {
                 Ok((feed, Some(position))) => {
-                    tracing::info!(at = %shard.primary, offset = position.history.offset, "following goes on");
+                    tracing::info!(at = %shard.primary, offset = position.history.offset, "following goes \
+                        on");
                     return Ok(Source::new(
                         &shared,
                         shard,
@@ -709,7 +721,8 @@ impl Syncer {
         self.write_down()
     }
 
-    /// The positions have been read before: a slot is in doubt before the position goes beyond what made it so.
+    /// The positions have been read before: a slot is in doubt before the position goes beyond what made it
+    /// so.
     fn write_down(&mut self) -> Result<()> {
         self.state.layout = copy::layout(&self.seen.0);
         self.shared.record(&mut self.state.copy);
@@ -750,7 +763,8 @@ async fn try_attach(
     refuse_tracking(&feed, options.replication_only)?;
     if feed.kind() == FeedKind::Tracking {
         shared.progress.notice(format!(
-            "{} is followed by tracking: changes of consumer groups and functions arrive with the cutover only",
+            "{} is followed by tracking: changes of consumer groups and functions arrive with the cutover \
+                only",
             shard.primary
         ));
     }
@@ -771,8 +785,8 @@ fn refuse_tracking(feed: &Feed, replication_only: bool) -> Result<()> {
     .with_remedy("allow PSYNC and REPLCONF, or leave out --feed replication"))
 }
 
-/// Asks both sides every now and then how they are, and ends the epoch where something is in doubt: something new, or
-/// something from before that had to wait.
+/// Asks both sides every now and then how they are, and ends the epoch where something is in doubt: something
+/// new, or something from before that had to wait.
 async fn look(shared: Arc<Shared>, status: Arc<SyncStatus>, waits: bool, enough: CancellationToken) {
     let mut looks = 0u32;
     loop {

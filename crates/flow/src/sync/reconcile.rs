@@ -1,7 +1,7 @@
 //! Goes through slots again whose changes may have been missed.
 //!
-//! Nothing is followed meanwhile, so no lane is at work; the feeds record what is touched, and that is transferred
-//! afterwards. So what is read here may be old by the time it is written, but never stays so.
+//! Nothing is followed meanwhile, so no lane is at work; the feeds record what is touched, and that is
+//! transferred afterwards. So what is read here may be old by the time it is written, but never stays so.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,16 +28,18 @@ const LISTED_SLOTS_MAX: usize = 256;
 const LISTED_KEYS_MAX: u64 = 50_000;
 
 impl Syncer {
-    /// Makes all keys of `slots` equal, and removes those that only the target has; false where the user stopped it before.
+    /// Makes all keys of `slots` equal, and removes those that only the target has; false where the user
+    /// stopped it before.
     ///
-    /// A few slots are transferred once more. Where it is many, reading both sides costs less than writing one of them
-    /// anew, with its replicas and its append-only file: what differs is transferred.
+    /// A few slots are transferred once more. Where it is many, reading both sides costs less than writing
+    /// one of them anew, with its replicas and its append-only file: what differs is transferred.
     ///
     /// # Errors
     /// What could not be helped by trying again.
     pub(super) async fn reconcile(&mut self, slots: &SlotSet) -> Result<bool> {
         self.shared.forget_failures(slots);
-        // A key may have been removed and made anew unseen, between the looks at the source and at the target.
+        // A key may have been removed and made anew unseen, between the looks at the source and at the
+        // target.
         self.shared.unfollow_slots(slots);
         // Slots are listed in database 0 only.
         let is_one = self.shared.options.dbs.iter().all(|pair| pair.source == 0);
@@ -70,8 +72,8 @@ impl Syncer {
         Ok(self.of_all(compare).await?.into_iter().all(|is_done| is_done))
     }
 
-    /// Transfers the keys of slots of a cluster, slot by slot. Returns those that were left out, because they have too
-    /// many, or moved meanwhile.
+    /// Transfers the keys of slots of a cluster, slot by slot. Returns those that were left out, because they
+    /// have too many, or moved meanwhile.
     async fn transfer_listed(&mut self, slots: &SlotSet) -> Result<SlotSet> {
         let shared = self.shared.clone();
         let mut left = SlotSet::new();
@@ -101,7 +103,8 @@ impl Syncer {
         Ok(left)
     }
 
-    /// Removes the keys of `slots` from the target that the source does not have; false where the user stopped it before.
+    /// Removes the keys of `slots` from the target that the source does not have; false where the user
+    /// stopped it before.
     ///
     /// # Errors
     /// What could not be helped by trying again.

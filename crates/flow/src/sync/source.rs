@@ -40,13 +40,13 @@ const GATHER: Duration = Duration::from_millis(2);
 /// Where a later feed of a primary can go on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Position {
-    /// Which primary. After a failover nobody goes on from there: the new primary may lack what the old one had
-    /// acknowledged, and what has been transferred already.
+    /// Which primary. After a failover nobody goes on from there: the new primary may lack what the old one
+    /// had acknowledged, and what has been transferred already.
     pub(super) address: String,
     /// The point of its history before which everything has been transferred.
     pub(super) history: History,
-    /// How far its history was seen: something of what came in between may have been transferred as well. A server that does
-    /// not have all of that any more has forgotten some of it.
+    /// How far its history was seen: something of what came in between may have been transferred as well. A
+    /// server that does not have all of that any more has forgotten some of it.
     pub(super) seen: History,
 }
 
@@ -72,7 +72,8 @@ pub(super) enum Round {
     All,
     /// There was more than one round takes, or something changed while it was read.
     Part,
-    /// Something happened that a round cannot deal with: the feed ended, a database was emptied, or the user stopped.
+    /// Something happened that a round cannot deal with: the feed ended, a database was emptied, or the user
+    /// stopped.
     Broken,
 }
 
@@ -226,7 +227,8 @@ impl Source {
         }
     }
 
-    /// Transfers what is touched now. Where it is not `urgent`, keys that change all the time have to wait for their turn.
+    /// Transfers what is touched now. Where it is not `urgent`, keys that change all the time have to wait
+    /// for their turn.
     ///
     /// # Errors
     /// What could not be helped by trying again.
@@ -255,7 +257,8 @@ impl Source {
         while let Some((db, keys)) = sorted.pop_first() {
             let outcome = self.transfer(db, keys.clone()).await;
             if !matches!(outcome, Ok(true)) {
-                // Whoever goes on after this, a cutover that was given up for example, finds all of them again.
+                // Whoever goes on after this, a cutover that was given up for example, finds all of them
+                // again.
                 for (db, keys) in std::iter::once((db, keys)).chain(sorted) {
                     touched.put_back(keys.into_iter().map(|key| touch((db, key))));
                 }
@@ -290,8 +293,8 @@ impl Source {
         touch.db.is_none_or(is_followed) && options.selection.admits(&touch.key)
     }
 
-    /// Transfers what changed of keys that are followed by their elements. Returns what is left to be transferred whole: all
-    /// others, and those where that was not possible for whatever reason.
+    /// Transfers what changed of keys that are followed by their elements. Returns what is left to be
+    /// transferred whole: all others, and those where that was not possible for whatever reason.
     ///
     /// **Invariant: one lane per key.** Nothing else transfers keys of this source meanwhile.
     async fn follow_elements(&mut self, touches: Vec<Touch>, dbs: &[u32]) -> Vec<Touch> {
@@ -319,8 +322,8 @@ impl Source {
         left
     }
 
-    /// The databases of the source in which keys may be whose touches do not tell it; called after they were taken. One that
-    /// holds no key on either side has nothing to be transferred or removed.
+    /// The databases of the source in which keys may be whose touches do not tell it; called after they were
+    /// taken. One that holds no key on either side has nothing to be transferred or removed.
     async fn dbs_of_unknown(&mut self, touches: &[Touch]) -> Vec<u32> {
         let shared = self.shared.clone();
         let pairs = &shared.options.dbs;
@@ -341,8 +344,8 @@ impl Source {
         }
     }
 
-    /// Where the feed does not know the database of a touch, and the key is followed in one of them, it is a touch in each:
-    /// what is transferred is the present state, so one too many changes nothing.
+    /// Where the feed does not know the database of a touch, and the key is followed in one of them, it is a
+    /// touch in each: what is transferred is the present state, so one too many changes nothing.
     fn told_apart(&self, touch: Touch, dbs: &[u32]) -> Vec<Touch> {
         match touch.db {
             None if touch.what != What::Whole
@@ -417,8 +420,8 @@ impl Source {
         outcome
     }
 
-    /// Compares all keys of `slots` with the target, and transfers those that differ; false where the user stopped it
-    /// before. Rounds rest meanwhile: what changes is touched, and transferred afterwards.
+    /// Compares all keys of `slots` with the target, and transfers those that differ; false where the user
+    /// stopped it before. Rounds rest meanwhile: what changes is touched, and transferred afterwards.
     ///
     /// # Errors
     /// What could not be helped by trying again.
@@ -474,8 +477,8 @@ impl Source {
             }
             let slot = Slot::of_key(&touch.key);
             if topology.cluster && !own(slot) {
-                // Its slot is on its way from or to this node: two lanes must not have it at the same time, so it is
-                // transferred with the whole slot when that has settled.
+                // Its slot is on its way from or to this node: two lanes must not have it at the same time,
+                // so it is transferred with the whole slot when that has settled.
                 self.shared.doubt_source(slot);
                 continue;
             }

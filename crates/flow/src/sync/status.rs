@@ -125,8 +125,8 @@ pub struct SourceShown {
     pub feed: String,
     /// The replication offset up to which changes are known; 0 for a tracking feed.
     pub offset: u64,
-    /// How far the server was ahead of that when it was last asked, about once a second. `None` where that is not known,
-    /// since it is silent or there is no link.
+    /// How far the server was ahead of that when it was last asked, about once a second. `None` where that is
+    /// not known, since it is silent or there is no link.
     pub lag_bytes: Option<u64>,
     /// For how long something has been waiting to be transferred. `None` likewise.
     pub lag_ms: Option<u64>,
@@ -191,9 +191,9 @@ pub struct SyncShown {
     pub targets: Vec<TargetShown>,
     /// Slots that have to be gone through again.
     pub doubtful_slots: usize,
-    /// How long a cutover would hold writers now: the longest last round, and the comparison as it was rehearsed when it
-    /// began to follow. `cutover --dry-run` measures both. `None` until it follows, and while
-    /// a server is silent.
+    /// How long a cutover would hold writers now: the longest last round, and the comparison as it was
+    /// rehearsed when it began to follow. `cutover --dry-run` measures both. `None` until it follows, and
+    /// while a server is silent.
     pub pause_estimate_ms: Option<u64>,
     /// Who still writes, while a cutover waits for somebody else to stop the writers.
     pub external: Option<ExternalShown>,

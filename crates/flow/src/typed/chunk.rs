@@ -9,8 +9,8 @@ use super::{Halt, checked};
 /// The most elements that one command reads or writes: it then takes about a millisecond.
 pub(super) const ELEMENTS_MAX: usize = 1_000;
 
-/// How many elements the first command asks for, while nothing is known about their size: each may be larger than all
-/// that is to be held at once.
+/// How many elements the first command asks for, while nothing is known about their size: each may be larger
+/// than all that is to be held at once.
 const ELEMENTS_FIRST: usize = 1;
 
 /// How much more a command may ask for than the one before.
@@ -21,8 +21,8 @@ pub(super) trait Reader {
     /// The next chunk, or `None` after the last one.
     async fn next(&mut self, source: &mut Link) -> Result<Option<Chunk>, Halt>;
 
-    /// True where the source's cardinality at the end is what the chunks held. It is not where elements may expire:
-    /// servers count them for a while longer.
+    /// True where the source's cardinality at the end is what the chunks held. It is not where elements may
+    /// expire: servers count them for a while longer.
     fn counts_exactly(&self) -> bool {
         true
     }
@@ -84,8 +84,8 @@ impl Chunk {
         self.commands.push(Command { args, expect });
     }
 
-    /// Adds as many commands as it takes to keep each within `chunk_bytes` and [`ELEMENTS_MAX`]. `items` are the
-    /// arguments of all elements, `width` for each. `expect` is told the number of elements.
+    /// Adds as many commands as it takes to keep each within `chunk_bytes` and [`ELEMENTS_MAX`]. `items` are
+    /// the arguments of all elements, `width` for each. `expect` is told the number of elements.
     pub(super) fn push_split(
         &mut self,
         prefix: impl Fn(usize) -> Vec<Bytes>,

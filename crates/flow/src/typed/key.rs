@@ -28,8 +28,8 @@ pub fn staging_job(name: &[u8]) -> Option<&[u8]> {
     (hash.len() == 32 && hash.iter().all(u8::is_ascii_hexdigit)).then_some(job)
 }
 
-/// The memory that a key takes, in bytes: exact where it is not above `big_key_bytes`, and else no less than that. `None` where there is no such
-/// key. It costs the server no walk through a large one.
+/// The memory that a key takes, in bytes: exact where it is not above `big_key_bytes`, and else no less than
+/// that. `None` where there is no such key. It costs the server no walk through a large one.
 ///
 /// # Errors
 /// As [`Link::call`]; the server must have `MEMORY USAGE`.

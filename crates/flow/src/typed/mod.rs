@@ -1,28 +1,32 @@
 //! Transfers one key by its type's own commands, in chunks.
 //!
-//! `DUMP` and `RESTORE` hold the whole of a value in one command, on both servers and here, and need a target that
-//! understands the source's payload. A transfer by the type's commands needs neither: it reads a chunk while it
-//! writes the one before, so that three of them at most are in memory, whatever the size of the key.
+//! `DUMP` and `RESTORE` hold the whole of a value in one command, on both servers and here, and need a target
+//! that understands the source's payload. A transfer by the type's commands needs neither: it reads a chunk
+//! while it writes the one before, so that three of them at most are in memory, whatever the size of the key.
 //!
-//! **Exactness.** The source is read under `WATCH`. Closing the read is a transaction: when it is aborted, the key
-//! was written to meanwhile, and the transfer starts over. So what arrives is one state of the key and not a
-//! mixture of several. `WATCH` notices no change of consumer groups on any server, so those are read twice and compared.
-//! Where `WATCH` is forbidden, the read goes on without it, and only a change of type, cardinality or groups is noticed.
+//! **Exactness.** The source is read under `WATCH`. Closing the read is a transaction: when it is aborted,
+//! the key was written to meanwhile, and the transfer starts over. So what arrives is one state of the key
+//! and not a mixture of several. `WATCH` notices no change of consumer groups on any server, so those are
+//! read twice and compared. Where `WATCH` is forbidden, the read goes on without it, and only a change of
+//! type, cardinality or groups is noticed.
 //!
-//! **Atomicity.** The target is written to a [staging key](staging_key) in the slot of the key. It takes the key's place
-//! in one transaction at the end, so clients of the target see the old value or the new one. It has a time to live
-//! of one hour, renewed with each chunk, so that the orphan of a killed process disappears by itself.
+//! **Atomicity.** The target is written to a [staging key](staging_key) in the slot of the key. It takes the
+//! key's place in one transaction at the end, so clients of the target see the old value or the new one. It
+//! has a time to live of one hour, renewed with each chunk, so that the orphan of a killed process disappears
+//! by itself.
 //!
-//! **Slots on the move.** In a slot that the target is importing no staging key can be renamed, and none is needed:
-//! nobody reads the key before the slot is handed over. There the value is assembled under [its own name](Place::Importing).
-//! Hashes, sets and sorted sets are then read without `WATCH`: whoever asks for it follows the changes of their elements.
+//! **Slots on the move.** In a slot that the target is importing no staging key can be renamed, and none is
+//! needed: nobody reads the key before the slot is handed over. There the value is assembled under [its own
+//! name](Place::Importing). Hashes, sets and sorted sets are then read without `WATCH`: whoever asks for it
+//! follows the changes of their elements.
 //!
-//! **Short commands.** A command moves [`Transfer::chunk_bytes`] or a thousand elements at most. Strings above 64 MiB
-//! are the exception: while one grows on the target, the server's allocator moves it a few times, at about half a
-//! millisecond for each MiB. A single `SET` would spare that, but reach the target's replicas in one piece.
+//! **Short commands.** A command moves [`Transfer::chunk_bytes`] or a thousand elements at most. Strings
+//! above 64 MiB are the exception: while one grows on the target, the server's allocator moves it a few
+//! times, at about half a millisecond for each MiB. A single `SET` would spare that, but reach the target's
+//! replicas in one piece.
 //!
-//! **What does not arrive** because no command can set it: when a consumer of a group was last seen. Delivery times of
-//! pending entries are exact to about a millisecond, since servers tell them relative to now.
+//! **What does not arrive** because no command can set it: when a consumer of a group was last seen. Delivery
+//! times of pending entries are exact to about a millisecond, since servers tell them relative to now.
 
 mod chunk;
 mod key;
@@ -53,7 +57,8 @@ use stream::StreamReader;
 /// How often a transfer is tried because the key changed while it was read, where nobody follows its changes.
 pub const TRIES_MAX: u32 = 5;
 
-/// The same for a key whose changes are followed: it is tried again later anyway, with all that has been touched.
+/// The same for a key whose changes are followed: it is tried again later anyway, with all that has been
+/// touched.
 pub(crate) const TRIES_FOLLOWED_MAX: u32 = 2;
 
 /// The pause before the first new start. Each further one is twice as long.
@@ -87,15 +92,15 @@ pub enum Existing {
 pub enum Place {
     /// Under a staging key, which takes the place of the key in one transaction.
     Staging,
-    /// As [`Place::Staging`], but a hash, set or sorted set takes its place also where it changed while it was read: the
-    /// caller transfers its changed elements once more.
+    /// As [`Place::Staging`], but a hash, set or sorted set takes its place also where it changed while it
+    /// was read: the caller transfers its changed elements once more.
     Followed,
-    /// Under its own name, in a slot that the target is importing: every command follows an `ASKING`. What is there is
-    /// replaced. A key that changes while it is read is either read again (strings, lists, streams), or the caller
-    /// transfers its changed elements once more (hashes, sets, sorted sets).
+    /// Under its own name, in a slot that the target is importing: every command follows an `ASKING`. What is
+    /// there is replaced. A key that changes while it is read is either read again (strings, lists, streams),
+    /// or the caller transfers its changed elements once more (hashes, sets, sorted sets).
     Importing {
-        /// Whether a hash, set or sorted set gets its expiry. One that is still followed must not: it could expire there
-        /// while its source lives on, and the next change would make a fragment of it.
+        /// Whether a hash, set or sorted set gets its expiry. One that is still followed must not: it could
+        /// expire there while its source lives on, and the next change would make a fragment of it.
         mortal: bool,
     },
 }
@@ -139,7 +144,8 @@ pub enum Outcome {
     Gone,
     /// The target has the key already. With [`Existing::Fail`]: and it holds the same value.
     Skipped,
-    /// With [`Existing::Fail`]: the target has the key, with another value or one that is too large to compare.
+    /// With [`Existing::Fail`]: the target has the key, with another value or one that is too large to
+    /// compare.
     Conflict,
     /// The target has no way to hold this value; the text says why.
     Unholdable(String),
@@ -208,12 +214,12 @@ pub async fn type_of(link: &mut Link, key: &[u8]) -> Result<Option<KeyType>> {
 
 /// Transfers one key from `source` to `target`.
 ///
-/// Nothing is retried or redirected here. After an error both links must be dropped, and the transfer may be started
-/// again from scratch, on other links as well. After success both links are as before.
+/// Nothing is retried or redirected here. After an error both links must be dropped, and the transfer may be
+/// started again from scratch, on other links as well. After success both links are as before.
 ///
 /// # Errors
-/// Whatever a link or a server reports. A link error, thus a transient one, where the staging key lost elements, as it
-/// does when the target fails over. `Own` where `stop` was cancelled.
+/// Whatever a link or a server reports. A link error, thus a transient one, where the staging key lost
+/// elements, as it does when the target fails over. `Own` where `stop` was cancelled.
 pub async fn transfer(source: &mut Link, target: &mut Link, t: &Transfer<'_>) -> Result<Outcome> {
     let staging = match t.place {
         Place::Staging | Place::Followed => Bytes::from(staging_key(t.job, t.key)),
@@ -224,8 +230,8 @@ pub async fn transfer(source: &mut Link, target: &mut Link, t: &Transfer<'_>) ->
     if let Err(e) = &result
         && (e.side != Side::Target || e.server().is_some())
     {
-        // The link to the target is still good. Most of all a full target must not keep half a value for an hour.
-        // The error that counts is the one at hand.
+        // The link to the target is still good. Most of all a full target must not keep half a value for an
+        // hour. The error that counts is the one at hand.
         if let Err(e) = mover.unstage(target).await {
             tracing::debug!(error = %e, "staging key not removed, it will expire");
         }
@@ -359,7 +365,8 @@ impl Mover<'_> {
             return Ok(Outcome::Gone);
         };
         if self.follows(&kind) {
-            // A scan returns every element that is there from its beginning to its end, and the others are followed.
+            // A scan returns every element that is there from its beginning to its end, and the others are
+            // followed.
             unwatch(source).await?;
             watched = false;
         }
@@ -379,8 +386,8 @@ impl Mover<'_> {
             KeyType::Zset => self.move_by(scanned(ScannedType::Zset), &kind, watched, source, target).await,
             KeyType::Hash => self.move_by(scanned(ScannedType::Hash), &kind, watched, source, target).await,
             KeyType::Stream => {
-                // Where only the time of a consumer's last request is known, one that polls an idle group looks like
-                // one that works. After a few tries it gets the benefit of the doubt.
+                // Where only the time of a consumer's last request is known, one that polls an idle group
+                // looks like one that works. After a few tries it gets the benefit of the doubt.
                 let strict = attempt < TRIES_MAX / 2;
                 let reader = StreamReader::new(key, staging, t, strict);
                 self.move_by(reader, &kind, watched, source, target).await
@@ -405,7 +412,8 @@ impl Mover<'_> {
             self.check_lengths(&chunk)?;
             let (next, written) = tokio::join!(reader.next(source), self.write(target, chunk, &mut sent));
             written.map_err(|e| match e.server() {
-                // Entries came in after the stream's last id was read: what `WATCH` would have said at the end.
+                // Entries came in after the stream's last id was read: what `WATCH` would have said at the
+                // end.
                 Some(refused) if refused.text.contains("smaller than the target stream top item") => {
                     Halt::Changed
                 }
@@ -421,8 +429,8 @@ impl Mover<'_> {
         }
         let is_followed = self.follows(kind) && self.t.place == Place::Followed;
         if (*kind == KeyType::Hash || is_followed) && sent.cardinality == 0 {
-            // All fields have expired, and the source has not got round to removing them; or all elements were removed
-            // before they were read, and whatever came since is followed.
+            // All fields have expired, and the source has not got round to removing them; or all elements
+            // were removed before they were read, and whatever came since is followed.
             self.unstage(target).await?;
             return Ok(Outcome::Gone);
         }
@@ -435,7 +443,8 @@ impl Mover<'_> {
         let bytes = |command: &chunk::Command| command.args.iter().map(|arg| arg.len() as u64).sum::<u64>();
         match chunk.commands.iter().map(bytes).find(|bytes| bytes + QUERY_SLACK_BYTES > max) {
             Some(bytes) => Err(Halt::Unholdable(format!(
-                "one of its elements needs a command of {bytes} bytes, and the server's {QUERY_LIMIT_OPTION} is {max}"
+                "one of its elements needs a command of {bytes} bytes, and the server's {QUERY_LIMIT_OPTION} \
+                    is {max}"
             ))),
             None => Ok(()),
         }
@@ -704,7 +713,8 @@ async fn watch(source: &mut Link, key: &[u8]) -> Result<bool> {
     match ServerError::of(&reply) {
         None => Ok(true),
         Some(e) if matches!(e.code, Code::UnknownCommand | Code::NoPermission) => {
-            tracing::warn!(server = %source.address(), "WATCH is not allowed: big keys that change while they are read may arrive mixed");
+            tracing::warn!(server = %source.address(), "WATCH is not allowed: big keys that change while \
+                they are read may arrive mixed");
             Ok(false)
         }
         Some(e) => Err(source.server_error(e, b"WATCH")),
@@ -722,7 +732,8 @@ async fn unwatch(source: &mut Link) -> Result<()> {
     }
 }
 
-/// Runs commands as one transaction; `None` where a watched key changed. Errors of single commands are values.
+/// Runs commands as one transaction; `None` where a watched key changed. Errors of single commands are
+/// values.
 async fn run_transaction(link: &mut Link, commands: &[Vec<&[u8]>]) -> Result<Option<Vec<Value>>> {
     link.push(&[b"MULTI"]);
     for command in commands {

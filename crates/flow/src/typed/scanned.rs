@@ -1,7 +1,7 @@
 //! Values that are read by cursor: sets, sorted sets and hashes.
 //!
-//! A scan may give an element twice; writing it twice changes nothing. Small values come in one piece, whatever count
-//! was asked for, since servers keep them packed.
+//! A scan may give an element twice; writing it twice changes nothing. Small values come in one piece,
+//! whatever count was asked for, since servers keep them packed.
 
 use std::collections::BTreeMap;
 
@@ -89,8 +89,8 @@ impl Scanned {
         Ok(items)
     }
 
-    /// Takes fields that have expired since the scan out of `pairs`, and returns when the others expire: by time, so that
-    /// fields that expire together are written together.
+    /// Takes fields that have expired since the scan out of `pairs`, and returns when the others expire: by
+    /// time, so that fields that expire together are written together.
     async fn field_times(
         &self,
         source: &mut Link,

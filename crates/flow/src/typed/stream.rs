@@ -1,13 +1,13 @@
 //! Streams, with their groups, consumers and pending entries.
 //!
-//! The stream is read in windows of ids, and for each window the pending entries of all groups. A pending entry may be
-//! of a stream entry that was deleted since, and no server lets such an entry be claimed. So a placeholder is added in its
-//! place, claimed, and deleted again.
+//! The stream is read in windows of ids, and for each window the pending entries of all groups. A pending
+//! entry may be of a stream entry that was deleted since, and no server lets such an entry be claimed. So a
+//! placeholder is added in its place, claimed, and deleted again.
 //!
-//! Deleting with `XDEL` raises the highest id that was ever deleted. That is right where the source deleted the entry that
-//! way, since its own highest is set at the end. But entries older than the first one may have been trimmed away,
-//! which does not raise it, and it can never be lowered to nothing again. So placeholders before the first entry are
-//! trimmed away as well.
+//! Deleting with `XDEL` raises the highest id that was ever deleted. That is right where the source deleted
+//! the entry that way, since its own highest is set at the end. But entries older than the first one may have
+//! been trimmed away, which does not raise it, and it can never be lowered to nothing again. So placeholders
+//! before the first entry are trimmed away as well.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
@@ -320,8 +320,8 @@ impl StreamReader {
         Ok(())
     }
 
-    /// What is pending in each group after the last window and up to some id, and that id: `upper`, or less where
-    /// there is much.
+    /// What is pending in each group after the last window and up to some id, and that id: `upper`, or less
+    /// where there is much.
     async fn pending(&self, source: &mut Link, upper: Id) -> Result<(Id, Vec<Vec<Pending>>), Halt> {
         let groups = self.head.as_ref().map_or(&[][..], |head| &head.groups);
         let busy = groups.iter().filter(|group| group.pending > 0).count();
@@ -369,8 +369,8 @@ impl StreamReader {
         Ok((cut, pending))
     }
 
-    /// Adds entries and what is pending of them, which must not reach beyond them on either side unless it is of deleted ones.
-    /// `trimmed` says that nothing but placeholders is in the stream.
+    /// Adds entries and what is pending of them, which must not reach beyond them on either side unless it is
+    /// of deleted ones. `trimmed` says that nothing but placeholders is in the stream.
     fn emit(&self, chunk: &mut Chunk, entries: Vec<Entry>, pending: &[Vec<Pending>], trimmed: bool) {
         let mut deleted: BTreeSet<Id> = pending.iter().flatten().map(|p| p.id).collect();
         for entry in &entries {
@@ -498,7 +498,8 @@ impl Reader for StreamReader {
         if parse_all(groups, Group::parse).as_ref() != Some(&head.groups) {
             return false;
         }
-        // No longer than what passed between the two looks of the server, so that who rested is never suspected.
+        // No longer than what passed between the two looks of the server, so that who rested is never
+        // suspected.
         let elapsed = closing_at.duration_since(head.told_at);
         let elapsed_ms = i64::try_from(elapsed.as_millis()).unwrap_or(i64::MAX);
         head.consumers.iter().zip(consumers).all(|(before, now)| {

@@ -12,8 +12,8 @@ use super::report::{DifferenceKind, quoted};
 use super::vectors::VECTOR_SET;
 use super::{Depth, STAGING_PREFIX};
 
-/// So much of every string is read at once, before its length is known: one command for short strings, and a bound
-/// for a batch of long ones.
+/// So much of every string is read at once, before its length is known: one command for short strings, and a
+/// bound for a batch of long ones.
 const HEAD_BYTES: u64 = 2 << 10;
 
 /// Collections up to this number of elements and this size are read whole, many of them at once.
@@ -151,7 +151,8 @@ impl Pair {
         Ok(())
     }
 
-    /// A hash of which every field is due is equal to none: a server that is paused keeps it, and shows none of its fields.
+    /// A hash of which every field is due is equal to none: a server that is paused keeps it, and shows none
+    /// of its fields.
     async fn forgive_emptied(
         &mut self,
         cases: &mut [Case],
@@ -257,8 +258,8 @@ impl Pair {
         Ok(long)
     }
 
-    /// Strings of which the head was not all: by length first, then whole where they are short enough, several at a
-    /// time; longer ones in windows.
+    /// Strings of which the head was not all: by length first, then whole where they are short enough,
+    /// several at a time; longer ones in windows.
     async fn long_strings(&mut self, cases: &mut [Case], indices: &[usize]) -> Result<()> {
         let requests: Vec<Request> = indices.iter().map(|&i| Request::on("STRLEN", &cases[i].key)).collect();
         let (source, target) = self.both(&requests).await?;
@@ -294,8 +295,8 @@ impl Pair {
         Ok(())
     }
 
-    /// Collections that are small on both sides, read whole and compared as values, so that the order in which a server
-    /// keeps them does not matter. Returns those that need a closer look.
+    /// Collections that are small on both sides, read whole and compared as values, so that the order in
+    /// which a server keeps them does not matter. Returns those that need a closer look.
     async fn small_collections(&mut self, cases: &mut [Case], indices: &[usize]) -> Result<Vec<usize>> {
         let mut deep = Vec::new();
         let mut small = Vec::new();
@@ -574,8 +575,8 @@ fn time_ms(reply: &Value) -> Option<u64> {
     Some(part(seconds)? * 1000 + part(micros)? / 1000)
 }
 
-/// The expiry times of fields of several hashes, as `HPEXPIRETIME` tells them: -1 where there is none, -2 where there
-/// is no such field. A server without them has none.
+/// The expiry times of fields of several hashes, as `HPEXPIRETIME` tells them: -1 where there is none, -2
+/// where there is no such field. A server without them has none.
 pub(super) async fn field_expiries(
     peer: &mut Peer,
     hashes: &[(Bytes, &[Bytes])],
@@ -589,7 +590,8 @@ pub(super) async fn field_expiries(
     let requests: Vec<Request> = hashes.iter().map(request).collect();
     let replies = peer.run(&requests).await?;
     let read = |(reply, (_, fields)): (Value, &(Bytes, &[Bytes]))| {
-        // Redis answers for a key that is gone with -2 for each field, some versions with an empty list or null.
+        // Redis answers for a key that is gone with -2 for each field, some versions with an empty list or
+        // null.
         let times = match sound(peer, "HPEXPIRETIME", reply)? {
             Value::Null => return Err(Fault::Shifted),
             reply => items(peer, "HPEXPIRETIME", reply)?,

@@ -51,7 +51,8 @@ impl KeyType {
     }
 }
 
-/// When a key expires: between `from_ms` and `to_ms`, Unix time. They are the same where the server tells exactly.
+/// When a key expires: between `from_ms` and `to_ms`, Unix time. They are the same where the server tells
+/// exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Expiry {
     pub from_ms: u64,
@@ -237,7 +238,8 @@ pub(super) fn score(value: &Value) -> Option<f64> {
     }
 }
 
-/// Two scores are the same score. Negative zero is zero: the servers order and find members by comparing, not by bits.
+/// Two scores are the same score. Negative zero is zero: the servers order and find members by comparing, not
+/// by bits.
 pub(super) fn same_score(a: f64, b: f64) -> bool {
     a == b || a.to_bits() == b.to_bits()
 }

@@ -12,7 +12,8 @@ use crate::retry::{Backoff, RetryPolicy};
 use crate::scan::{KeyScan, Unit};
 
 impl Run {
-    /// Counts the keys of one pair of databases, again where the counts differ, until they agree or hold still.
+    /// Counts the keys of one pair of databases, again where the counts differ, until they agree or hold
+    /// still.
     pub(super) async fn compare_counts(&self, index: usize) -> Result<()> {
         let settle = self.options.settle;
         let mut unchanged = 0;

@@ -19,10 +19,12 @@ use super::report::DifferenceKind;
 const STEP_FIRST: u64 = 32;
 const STEP_MAX: u64 = 1_000;
 
-/// Elements looked up in one command. A small encoding hands out all it has in one page, whatever was asked for.
+/// Elements looked up in one command. A small encoding hands out all it has in one page, whatever was asked
+/// for.
 const LOOKUP_MAX: usize = 512;
 
-/// The version and the checksum at the end of a `DUMP` payload: other versions write the same value with others.
+/// The version and the checksum at the end of a `DUMP` payload: other versions write the same value with
+/// others.
 const FOOTER_BYTES: usize = 10;
 
 /// How many elements to ask for next, by how large the last ones were.
@@ -106,8 +108,8 @@ impl Found {
     }
 }
 
-/// What comparing the elements of a hash, set or sorted set found. Digests are sums, since two iterations over an
-/// unchanged collection need not have the same order.
+/// What comparing the elements of a hash, set or sorted set found. Digests are sums, since two iterations
+/// over an unchanged collection need not have the same order.
 #[derive(Debug, Default)]
 struct Elements {
     missing: Found,
@@ -154,8 +156,8 @@ impl Pair {
                 self.compare_elements(case, &kind, part, &mut found).await?;
             }
         }
-        // Fields that have expired but are not removed yet count on one side and are invisible: then cardinalities
-        // say nothing.
+        // Fields that have expired but are not removed yet count on one side and are invisible: then
+        // cardinalities say nothing.
         let may_hide = kind == KeyType::Hash
             && (self.source.capabilities().hash_field_ttl || self.target.capabilities().hash_field_ttl);
         if target_count + found.missing.count > source_count || (may_hide && found.ttl_seen) {
@@ -396,8 +398,8 @@ impl Pair {
         Ok(())
     }
 
-    /// A value that only a module understands: equal where it serialises to the same bytes. Where it does not, nothing
-    /// is known: a module may serialise the same value in several ways.
+    /// A value that only a module understands: equal where it serialises to the same bytes. Where it does
+    /// not, nothing is known: a module may serialise the same value in several ways.
     pub(super) async fn module(&mut self, case: &mut Case) -> Result<(), Fault> {
         if case.verdict == Verdict::Equal {
             case.verdict = Verdict::Opaque;

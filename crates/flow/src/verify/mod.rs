@@ -1,11 +1,12 @@
 //! Proves that two deployments hold equal keys.
 //!
-//! Keys are compared as values, never as serialised bytes: equal values in different encodings, on different versions,
-//! or in another order inside a hash or a set are equal. Reading two servers is not atomic, so whatever looks different
-//! is looked at again: it settles as equal, stands as a difference once both sides have held still, or is reported as
-//! unstable.
+//! Keys are compared as values, never as serialised bytes: equal values in different encodings, on different
+//! versions, or in another order inside a hash or a set are equal. Reading two servers is not atomic, so
+//! whatever looks different is looked at again: it settles as equal, stands as a difference once both sides
+//! have held still, or is reported as unstable.
 //!
-//! Memory is bounded whatever the sizes of keys: batches of keys, windows of values. Nothing is written to either side.
+//! Memory is bounded whatever the sizes of keys: batches of keys, windows of values. Nothing is written to
+//! either side.
 //!
 //! - `run` feeds batches of keys to workers and looks at suspects again;
 //! - `batch` compares many keys in a few round trips, `deep`, `stream` and `vectors` one key in chunks;
@@ -13,7 +14,8 @@
 //! - `report` is what comes out;
 //! - `resume` writes down how far it is.
 //!
-//! **Architecture invariant:** nothing here shares code with the transfer of keys. A mistake there cannot hide here.
+//! **Architecture invariant:** nothing here shares code with the transfer of keys. A mistake there cannot
+//! hide here.
 
 mod batch;
 mod case;
@@ -52,7 +54,8 @@ const STAGING_PREFIX: &[u8] = b"whimbrel:staging:";
 /// How closely keys are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Depth {
-    /// Only the numbers of selected keys in each database, whatever the scope. Servers count keys that have expired but are not removed yet.
+    /// Only the numbers of selected keys in each database, whatever the scope. Servers count keys that have
+    /// expired but are not removed yet.
     Counts,
     /// Existence, type and expiry.
     Meta,
@@ -67,19 +70,21 @@ pub enum Scope {
     All,
     /// About so many, spread over the whole keyspace, and never more.
     SampleKeys(u64),
-    /// About this percentage, chosen by a hash of the name: every run takes the same keys, and so do both sides.
+    /// About this percentage, chosen by a hash of the name: every run takes the same keys, and so do both
+    /// sides.
     SamplePercent(f64),
 }
 
 /// How long a key that looks different gets to settle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settle {
-    /// How often it is looked at again at most. With 0, the first look decides, which suits sides that nobody writes to.
+    /// How often it is looked at again at most. With 0, the first look decides, which suits sides that nobody
+    /// writes to.
     pub rounds: u32,
     /// The pause before the first time. Each further one is longer by as much.
     pub pause_ms: u64,
-    /// In how many rounds in a row both sides must look as before for the difference to stand early. After the last
-    /// round it stands if the source has not changed since the round before.
+    /// In how many rounds in a row both sides must look as before for the difference to stand early. After
+    /// the last round it stands if the source has not changed since the round before.
     pub unchanged: u32,
 }
 
@@ -117,8 +122,8 @@ pub struct VerifyOptions {
     pub concurrency: usize,
     /// Keys in a batch; 512 at most.
     pub batch_keys: usize,
-    /// So much of values is read at once from each side for each batch; a single element that is larger than this is read
-    /// whole. At least 4 KiB.
+    /// So much of values is read at once from each side for each batch; a single element that is larger than
+    /// this is read whole. At least 4 KiB.
     pub chunk_bytes: u64,
     /// How often to try again.
     pub retry: RetryPolicy,
@@ -126,7 +131,8 @@ pub struct VerifyOptions {
     pub differences_max: usize,
     /// Read from a replica of each shard of the source that has one.
     pub from_replica: bool,
-    /// Look for keys of the target that the source does not have. With a sample, those of the sample are looked for.
+    /// Look for keys of the target that the source does not have. With a sample, those of the sample are
+    /// looked for.
     pub check_extra: bool,
     /// How many keys are looked at per second, at most.
     pub read_rate_keys: Option<u64>,
@@ -177,7 +183,8 @@ pub struct VerifyProgress {
 /// Compares `source` with `target`. Stopped by `stop`, it reports what it knows by then.
 ///
 /// # Errors
-/// `Unfit` options; whatever keeps it from reading either side and does not pass by itself. Differences are no error.
+/// `Unfit` options; whatever keeps it from reading either side and does not pass by itself. Differences are
+/// no error.
 pub async fn verify(
     source: Arc<Deployment>,
     target: Arc<Deployment>,
@@ -188,11 +195,12 @@ pub async fn verify(
     verify_with_journal(source, target, options, progress, None, stop).await
 }
 
-/// As [`verify`]. With a journal that was opened to go on, it goes on from there; the journal is removed once everything is compared.
+/// As [`verify`]. With a journal that was opened to go on, it goes on from there; the journal is removed once
+/// everything is compared.
 ///
 /// # Errors
-/// As [`verify`]; `Own` where the journal cannot be written; `Unfit` where slots have moved since a verification that is to go on
-/// began, and of a sample of a number of keys, which is not journaled.
+/// As [`verify`]; `Own` where the journal cannot be written; `Unfit` where slots have moved since a
+/// verification that is to go on began, and of a sample of a number of keys, which is not journaled.
 pub async fn verify_with_journal(
     source: Arc<Deployment>,
     target: Arc<Deployment>,
@@ -214,8 +222,8 @@ pub async fn verify_with_journal(
     run::Run::new(source, target, options, progress, journal)?.verify(stop).await
 }
 
-/// Whether `key` has the same type, value and expiry in `source_db` of the source and in `target_db` of the target,
-/// however the servers encode it. True as well where the source does not have it any more.
+/// Whether `key` has the same type, value and expiry in `source_db` of the source and in `target_db` of the
+/// target, however the servers encode it. True as well where the source does not have it any more.
 ///
 /// # Errors
 /// What keeps it from reading either side and does not pass by itself.
@@ -254,7 +262,8 @@ impl Comparer {
         Comparer { pair: Pair { source: peer(source), target: peer(target), rules } }
     }
 
-    /// Those of `keys`, [`BATCH_KEYS_MAX`] at most, that are not the [same](is_same) on both sides, or change all the time.
+    /// Those of `keys`, [`BATCH_KEYS_MAX`] at most, that are not the [same](is_same) on both sides, or change
+    /// all the time.
     ///
     /// # Errors
     /// As [`is_same`].

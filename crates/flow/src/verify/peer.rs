@@ -105,8 +105,8 @@ impl Peer {
         reply.ok_or_else(|| Error::own(command, "no reply to a request"))
     }
 
-    /// Sends all requests at once and returns the replies in the same order. Redirections are followed, and what fails
-    /// for reasons that pass is asked again; other error replies are values.
+    /// Sends all requests at once and returns the replies in the same order. Redirections are followed, and
+    /// what fails for reasons that pass is asked again; other error replies are values.
     ///
     /// # Errors
     /// What is not transient, or lasted for longer than the retry policy allows.
@@ -136,8 +136,8 @@ impl Peer {
         Ok(replies.into_iter().flatten().collect())
     }
 
-    /// Asks everything that is pending once, all nodes at the same time. Returns what went wrong last; a redirection
-    /// only where nothing else did.
+    /// Asks everything that is pending once, all nodes at the same time. Returns what went wrong last; a
+    /// redirection only where nothing else did.
     async fn round(
         &mut self,
         requests: &[Request],

@@ -49,8 +49,8 @@ pub enum DifferenceKind {
 pub struct Difference {
     /// The database on the source.
     pub db: u32,
-    /// The key as text for people: what is not printable is escaped, a very long name is cut. `None` where the
-    /// difference is one of a whole database.
+    /// The key as text for people: what is not printable is escaped, a very long name is cut. `None` where
+    /// the difference is one of a whole database.
     pub key: Option<String>,
     /// The key's bytes in hexadecimal, where `key` is not the name itself.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -63,8 +63,8 @@ pub struct Difference {
 
 /// Numbers of keys, by what became of them.
 ///
-/// `SCAN` may name a key more than once, so `compared` and `equal` can be higher than the number of keys. Keys that
-/// differ are counted once.
+/// `SCAN` may name a key more than once, so `compared` and `equal` can be higher than the number of keys.
+/// Keys that differ are counted once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Tally {
     /// Keys of the source that were looked at on both sides.
@@ -83,8 +83,8 @@ pub struct Tally {
     pub gone: u64,
     /// Keys of another type than those selected.
     pub skipped: u64,
-    /// Keys counted as equal of which not all of the content could be compared: values that only a module understands,
-    /// and large vector sets.
+    /// Keys counted as equal of which not all of the content could be compared: values that only a module
+    /// understands, and large vector sets.
     pub opaque: u64,
     /// Keys of the target that were looked for on the source.
     pub extra_checked: u64,
@@ -172,8 +172,8 @@ pub(super) struct Finding {
     pub detail: String,
 }
 
-/// So many differing keys are remembered in order not to count one twice. Above it, a key that `SCAN` names twice
-/// counts twice.
+/// So many differing keys are remembered in order not to count one twice. Above it, a key that `SCAN` names
+/// twice counts twice.
 const SEEN_MAX: usize = 1 << 20;
 
 /// Collects results while the run goes on.
@@ -187,7 +187,8 @@ pub(super) struct Ledger {
     differences_max: usize,
     differences_cut: bool,
     unstable_keys: Vec<String>,
-    /// Not written down: in a verification that was gone on with, a key that `SCAN` named before as well may count twice.
+    /// Not written down: in a verification that was gone on with, a key that `SCAN` named before as well may
+    /// count twice.
     #[serde(skip)]
     seen: HashSet<u128>,
 }
@@ -300,7 +301,8 @@ impl Ledger {
 const KEY_SHOWN_BYTES: usize = 512;
 /// So much of a name of a field, member, group or consumer.
 const NAME_SHOWN_BYTES: usize = 64;
-/// A longer key is not given in hexadecimal either: names of this length are broken data, and reports have to end.
+/// A longer key is not given in hexadecimal either: names of this length are broken data, and reports have to
+/// end.
 const KEY_HEX_BYTES_MAX: usize = 64 << 10;
 
 /// The key for people, and in hexadecimal where that is not the same.

@@ -1,7 +1,8 @@
 //! What lets an interrupted verification go on.
 //!
-//! Every now and then no further keys are read until all that were read are decided, those that are looked at again included. Then what was
-//! found and how far each shard was read belong together, and are written down together: no key counts twice, and none is left out.
+//! Every now and then no further keys are read until all that were read are decided, those that are looked at
+//! again included. Then what was found and how far each shard was read belong together, and are written down
+//! together: no key counts twice, and none is left out.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,8 +47,8 @@ impl Checkpoints {
     /// Goes on with what the journal holds, or begins. What was found before is the second part.
     ///
     /// # Errors
-    /// `Unfit` where slots have moved since it began: how far their keys were read nobody knows. `Own` where the journal
-    /// cannot be written.
+    /// `Unfit` where slots have moved since it began: how far their keys were read nobody knows. `Own` where
+    /// the journal cannot be written.
     pub fn new(
         mut journal: Journal<VerifyState>,
         source: &Deployment,

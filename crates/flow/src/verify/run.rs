@@ -127,7 +127,8 @@ impl Run {
             let moved = before.moved_slots(&deployment.topology()).len();
             if moved > 0 {
                 run.ledger().notes.push(format!(
-                    "{moved} slots of the {name} changed their owner meanwhile: keys in them may have been overlooked"
+                    "{moved} slots of the {name} changed their owner meanwhile: keys in them may have been \
+                        overlooked"
                 ));
             }
         }
@@ -168,8 +169,8 @@ impl Run {
             Scope::SamplePercent(percent) => Sample::percent(percent, u64::MAX),
             Scope::SampleKeys(keys) => {
                 let whole = self.options.selection.is_everything() && self.options.types.is_empty();
-                // Of a selection nobody knows the size: the first keys are taken, and since servers hand keys out in the
-                // order of a keyed hash, they are as good a sample as any.
+                // Of a selection nobody knows the size: the first keys are taken, and since servers hand keys
+                // out in the order of a keyed hash, they are as good a sample as any.
                 let percent = if whole && total > 0 { keys as f64 / total as f64 * 100.0 } else { 100.0 };
                 Sample::percent(percent, keys)
             }

@@ -233,8 +233,8 @@ fn after(entry: &Value) -> Option<Bytes> {
     Some(Bytes::from(format!("{ms}-{seq}")))
 }
 
-/// The first difference between two windows that start at the same id and are as long as each other, or as what is
-/// left.
+/// The first difference between two windows that start at the same id and are as long as each other, or as
+/// what is left.
 fn first_difference(
     source: &[Value],
     target: &[Value],

@@ -77,8 +77,8 @@ impl Suspects {
         self.changed.notify_waiters();
     }
 
-    /// Takes up to `max` keys that are due, waiting for the first. `None` when all producers are done and nothing is
-    /// left; what others have taken and put back is theirs to take.
+    /// Takes up to `max` keys that are due, waiting for the first. `None` when all producers are done and
+    /// nothing is left; what others have taken and put back is theirs to take.
     pub async fn take(&self, max: usize) -> Option<Vec<Suspect>> {
         loop {
             let changed = self.changed.notified();

@@ -1,8 +1,8 @@
 //! Comparing vector sets.
 //!
-//! Two vector sets that hold the same need not serialise to the same bytes: links between vectors are chosen at random.
-//! So elements are compared, by name, stored vector and attributes. Servers have no iteration over them that could be
-//! cut in chunks; of a large vector set a random part is compared.
+//! Two vector sets that hold the same need not serialise to the same bytes: links between vectors are chosen
+//! at random. So elements are compared, by name, stored vector and attributes. Servers have no iteration over
+//! them that could be cut in chunks; of a large vector set a random part is compared.
 
 use bytes::Bytes;
 use whimbrel_wire::value::Value;

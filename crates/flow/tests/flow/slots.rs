@@ -1,4 +1,5 @@
-//! Moves the keys of slots between two primaries of real clusters, while clients write, and compares both sides.
+//! Moves the keys of slots between two primaries of real clusters, while clients write, and compares both
+//! sides.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -283,7 +284,8 @@ async fn keys_move_with_a_tracking_feed_as_well(engine: Engine) {
     moves_everything(engine, Some(FeedKind::Tracking)).await;
 }
 
-/// A paused source keeps keys whose time has come, and the target does not: that is no difference, in large slots either.
+/// A paused source keeps keys whose time has come, and the target does not: that is no difference, in large
+/// slots either.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_slot_of_which_keys_expire_under_the_pause_is_equal() {
     const KEYS: u32 = 120_000;

@@ -286,7 +286,8 @@ async fn populate(link: &mut Link, field_ttl: bool) -> Vec<Vec<u8>> {
             "RPUSH l:few 1 2 3 4 5 1 2 3",
             "SADD set:int 1 2 3 -9223372036854775808 9223372036854775807",
             "SADD set:few a b c 1",
-            "ZADD z:few inf a -inf b 1e-7 c 0.1 d 12345678901234567 e -0 f 3.1415926535897931 g 1e308 h 5e-324 i",
+            "ZADD z:few inf a -inf b 1e-7 c 0.1 d 12345678901234567 e -0 f 3.1415926535897931 g 1e308 h \
+                5e-324 i",
             "GEOADD z:geo 13.361389 38.115556 Palermo 15.087269 37.502669 Catania",
             "HSET h:few a 1 b 2 c 3",
             &format!("PEXPIREAT h:few {far}"),
@@ -385,7 +386,8 @@ async fn populate_streams(link: &mut Link) {
             "XGROUP CREATE x:front g 0",
             "XREADGROUP GROUP g c STREAMS x:front >",
             "XTRIM x:front MAXLEN 1",
-            // The last and the middle one deleted while pending, in two groups, with a group that was set ahead.
+            // The last and the middle one deleted while pending, in two groups, with a group that was set
+            // ahead.
             "XADD x:mixed 1-1 a 1",
             "XADD x:mixed 2-1 a 2",
             "XADD x:mixed 3-1 a 3",
@@ -598,7 +600,8 @@ async fn big_collections_stay_out_of_the_slow_log() {
             pair.replace(key, 256 << 10).await;
             slow_commands(&mut pair.source_side).await;
             slow_commands(&mut pair.target_side).await;
-            // A command that takes long always does. One that the machine has interrupted does so now and then.
+            // A command that takes long always does. One that the machine has interrupted does so now and
+            // then.
             let mut slow = Vec::new();
             for _ in 0..TRIES {
                 let outcome = pair.replace(key, 256 << 10).await;

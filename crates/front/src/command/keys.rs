@@ -1,4 +1,5 @@
-//! A server's own table of its commands: which words of a command are keys, and what else matters for where it goes.
+//! A server's own table of its commands: which words of a command are keys, and what else matters for where
+//! it goes.
 //!
 //! The table is read with `COMMAND`, so commands of modules are in it as well. Protocol:
 //! <https://redis.io/docs/latest/commands/command/>. Positions count the words of a command from 0, its name.
@@ -25,7 +26,8 @@ pub enum Keys {
 /// What the server says of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
-    /// It changes no key, not even what the server keeps beside it: `PFCOUNT` is called a read, and stores the count.
+    /// It changes no key, not even what the server keeps beside it: `PFCOUNT` is called a read, and stores
+    /// the count.
     pub readonly: bool,
     /// It may wait for something to happen.
     pub blocking: bool,
@@ -70,8 +72,8 @@ impl CommandTable {
         }
     }
 
-    /// What is known of a command, by its words; of its subcommand where it has such. `None` where the server has none of
-    /// this name.
+    /// What is known of a command, by its words; of its subcommand where it has such. `None` where the server
+    /// has none of this name.
     pub fn facts(&self, words: &[&[u8]]) -> Option<&Facts> {
         let lower = |word: &[u8]| word.to_ascii_lowercase();
         let facts = self.0.get(&lower(words.first()?))?;
@@ -93,7 +95,8 @@ impl Facts {
         words == self.arity || words > self.arity && !self.arity_exact
     }
 
-    /// Where the keys are of a command of so many words. A command that the server would refuse for their number has none.
+    /// Where the keys are of a command of so many words. A command that the server would refuse for their
+    /// number has none.
     pub fn keys(&self, words: usize) -> Keys {
         if !self.takes(words) {
             return Keys::None;
@@ -125,7 +128,8 @@ impl Facts {
         let positions = if specs.iter().any(is_beyond_words) {
             Positions::Unknown
         } else if specs.iter().any(|spec| has_flag(spec, b"incomplete")) {
-            // A specification that does not tell all keys: where it is so, servers find them by code of the command's own.
+            // A specification that does not tell all keys: where it is so, servers find them by code of the
+            // command's own.
             Positions::Asked
         } else if !specs.is_empty() && specs.iter().all(|spec| has_flag(spec, b"not_key")) {
             Positions::None
@@ -158,7 +162,8 @@ fn named_facts(entries: &[Value]) -> HashMap<Vec<u8>, Facts> {
     entries.iter().filter_map(|entry| Facts::of(entry.as_items()?)).collect()
 }
 
-/// Whether a key specification says that there are keys that the words do not tell, as with the patterns of `SORT`.
+/// Whether a key specification says that there are keys that the words do not tell, as with the patterns of
+/// `SORT`.
 fn is_beyond_words(spec: &Value) -> bool {
     ["begin_search", "find_keys"].iter().any(|part| {
         let kind = spec.field(part).and_then(|part| part.field("type"));

@@ -1,7 +1,7 @@
 //! What is done with which command while keys move.
 //!
-//! A command is known by its name, or by the keys that the servers' own tables tell. What neither tells is refused: it could use
-//! any key.
+//! A command is known by its name, or by the keys that the servers' own tables tell. What neither tells is
+//! refused: it could use any key.
 
 use super::keys::{CommandTable, Facts, Keys};
 use super::rule::{DATABASES, Note, PATTERNS, Rule, SCRIPTS, UNKNOWN, UNTOLD};
@@ -36,8 +36,8 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// What is to be done with a command of `count` words, of which `words` are known so far: all of them, or the first two at
-    /// least.
+    /// What is to be done with a command of `count` words, of which `words` are known so far: all of them, or
+    /// the first two at least.
     pub fn plan(&self, words: &[&[u8]], count: usize) -> Plan {
         match find_by_words(words).migrating {
             Some(Rule::Refused(why)) => return Plan::Refused(why),

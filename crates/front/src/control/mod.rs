@@ -78,7 +78,8 @@ pub struct Status {
 pub struct MovingStatus {
     /// The background does not move keys; commands do.
     pub paused: bool,
-    /// The filter is being made anew after a restart or a turn. Until then every command moves its keys first.
+    /// The filter is being made anew after a restart or a turn. Until then every command moves its keys
+    /// first.
     pub rebuilding: bool,
     /// Keys that this process has moved.
     pub moved: u64,
@@ -94,8 +95,8 @@ pub struct MovingStatus {
     pub filter_keys: u64,
     /// Its memory for each of them; `None` where it has none.
     pub filter_bits_per_key: Option<f64>,
-    /// Of the look-ups of commands for keys that had not arrived, the share in which the filter took them for arrived; `None` before
-    /// any.
+    /// Of the look-ups of commands for keys that had not arrived, the share in which the filter took them for
+    /// arrived; `None` before any.
     pub filter_false_positives: Option<f64>,
     /// Commands that were sent to the server that keys move from.
     pub forwarded: u64,
@@ -114,11 +115,12 @@ pub struct MovingStatus {
 }
 
 impl Front {
-    /// As [`Front::bind`], with a target that keys can be moved to. `state` is the file that tells how far it is; a front that died while keys
-    /// moved goes on. A command waits for its keys as long as `wait`.
+    /// As [`Front::bind`], with a target that keys can be moved to. `state` is the file that tells how far it
+    /// is; a front that died while keys moved goes on. A command waits for its keys as long as `wait`.
     ///
     /// # Errors
-    /// As [`Front::bind`], for both servers; as [`StateFile::load`]; `Unfit` where clients have been sent to the target.
+    /// As [`Front::bind`], for both servers; as [`StateFile::load`]; `Unfit` where clients have been sent to
+    /// the target.
     pub async fn between(
         options: FrontOptions,
         source: Endpoint,
@@ -176,8 +178,8 @@ impl Control {
     /// Begins to move keys. When it returns the phase is on disk, and clients are served from both servers.
     ///
     /// # Errors
-    /// `Unfit` where keys move already, or these servers cannot be served from like this; `Own` where the state cannot be written. Then
-    /// everything is as before, but clients may have been disconnected.
+    /// `Unfit` where keys move already, or these servers cannot be served from like this; `Own` where the
+    /// state cannot be written. Then everything is as before, but clients may have been disconnected.
     pub async fn start(&self) -> Result<()> {
         self.begin(false).await
     }
@@ -247,8 +249,9 @@ impl Control {
         Ok(())
     }
 
-    /// Writes down that the front is needed no more, if all keys have moved. Clients can go to where they are themselves from then on, and
-    /// the front can end. A front that is run again says so, and serves nobody from the empty server.
+    /// Writes down that the front is needed no more, if all keys have moved. Clients can go to where they are
+    /// themselves from then on, and the front can end. A front that is run again says so, and serves nobody
+    /// from the empty server.
     ///
     /// # Errors
     /// `Unfit` where not all have; `Own` where the state cannot be written.
@@ -444,8 +447,9 @@ async fn keyspace(upstream: &Upstream) -> Result<(u64, Option<u32>)> {
     Ok((keys, other))
 }
 
-/// For a front that is run again when all keys have moved. Sessions take it for what it is after a move that they have seen the end of: cursors of
-/// `SCAN` that the source gave go on at the start of the target. The source is not asked for anything, ever.
+/// For a front that is run again when all keys have moved. Sessions take it for what it is after a move that
+/// they have seen the end of: cursors of `SCAN` that the source gave go on at the start of the target. The
+/// source is not asked for anything, ever.
 async fn when_done(
     source: &Arc<Endpoint>,
     target: Found,
@@ -513,7 +517,8 @@ async fn must_be_empty(target: &Upstream) -> Result<()> {
     }
 }
 
-/// Closes all connections of clients on both servers but our own: what was sent there before, by whomever, is carried out by now or never.
+/// Closes all connections of clients on both servers but our own: what was sent there before, by whomever, is
+/// carried out by now or never.
 async fn close_others(migration: &MigrationState) -> Result<()> {
     let (source, target) = (migration.servers.source.each().await?, migration.servers.target.each().await?);
     for mut link in source.into_iter().chain(target) {

@@ -1,8 +1,9 @@
 //! Has keys move the other way: the source becomes the target, and the target the source.
 //!
-//! `docs/design/front.md` tells why this is exact. In short: a key is at one of the servers alone, or at both with the same value, and nobody but
-//! the front writes to either. Which of them is called the target matters only to what is done from then on, so the direction can be turned at
-//! any moment at which nothing is under way.
+//! `docs/design/front.md` tells why this is exact. In short: a key is at one of the servers alone, or at both
+//! with the same value, and nobody but the front writes to either. Which of them is called the target matters
+//! only to what is done from then on, so the direction can be turned at any moment at which nothing is under
+//! way.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,12 +30,12 @@ const PAUSE: Duration = Duration::from_millis(20);
 const SEE: &str = "see whimbrel front status";
 
 impl Control {
-    /// Has keys move the other way from here on, or again, where all have moved. When it returns that is on disk, and clients are served from both
-    /// servers.
+    /// Has keys move the other way from here on, or again, where all have moved. When it returns that is on
+    /// disk, and clients are served from both servers.
     ///
     /// # Errors
-    /// `Unfit` where no keys have moved, or these servers cannot be served from like this; `Own` where the state cannot be written. Then
-    /// everything is as before, but clients may have been disconnected.
+    /// `Unfit` where no keys have moved, or these servers cannot be served from like this; `Own` where the
+    /// state cannot be written. Then everything is as before, but clients may have been disconnected.
     pub async fn reverse(&self) -> Result<()> {
         self.turn(false).await
     }
@@ -86,8 +87,8 @@ impl Control {
             }
             return Err(error);
         }
-        // Those that move large keys have gone on, on new connections. What they have left in them must not come late: a copy of a key that is
-        // deleted from here on.
+        // Those that move large keys have gone on, on new connections. What they have left in them must not
+        // come late: a copy of a key that is deleted from here on.
         tasks.workers.shutdown().await;
         while let Err(error) = close_others(&next).await {
             tracing::warn!(%error, "connections of before the turn are closed again");
@@ -129,7 +130,8 @@ impl Control {
         }
         let saved = self.state.save(Stand { phase: Phase::Moving, turns: next.turns });
         if saved.is_err() {
-            // It may have been written all the same. Either is right for the process that comes next, but this is what goes on.
+            // It may have been written all the same. Either is right for the process that comes next, but
+            // this is what goes on.
             let _ = self.state.save(before);
         }
         saved
@@ -142,7 +144,8 @@ fn unsuspicious(migration: &MigrationState) -> Result<()> {
     text.map_or(Ok(()), |text| {
         Err(unable(
             &text,
-            "see that the server has what it should; where it has, end the front and run it again, which takes \
+            "see that the server has what it should; where it has, end the front and run it again, which \
+                takes \
              keys away there that have moved",
         ))
     })

@@ -32,7 +32,8 @@ const FOLLOW_PAUSE: Duration = Duration::from_millis(20);
 /// How often it is looked whether there is a lease again.
 const LEASE_LOOK: Duration = Duration::from_millis(50);
 
-/// Who has left goes on to tell clients where to go until nobody has asked for so long, and for so long at most.
+/// Who has left goes on to tell clients where to go until nobody has asked for so long, and for so long at
+/// most.
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_MAX: Duration = Duration::from_secs(10);
 
@@ -109,7 +110,8 @@ impl Gate {
         }
     }
 
-    /// From now on requests that wait for something to happen keep their slots. Those of before are to be ended.
+    /// From now on requests that wait for something to happen keep their slots. Those of before are to be
+    /// ended.
     pub(crate) fn pin_waits(&self) {
         if self.waits.pin() {
             self.notify_seals();
@@ -177,7 +179,8 @@ impl Gate {
         Some(Table::new(name_of(member).parse().ok()?, groups, owner_of))
     }
 
-    /// Takes in what becomes known of the table and of addresses, for ever. `members` are the same, as a cluster.
+    /// Takes in what becomes known of the table and of addresses, for ever. `members` are the same, as a
+    /// cluster.
     pub(crate) async fn follow(&self, members: Option<&Cluster<Gate>>) {
         let mut seen = self.view.watch();
         let mut present = Vec::new();
@@ -205,8 +208,8 @@ impl Gate {
         }
     }
 
-    /// Waits until hardly anybody asks for what has gone elsewhere: a client that finds nobody here any more gets an error instead of
-    /// the way.
+    /// Waits until hardly anybody asks for what has gone elsewhere: a client that finds nobody here any more
+    /// gets an error instead of the way.
     pub(crate) async fn linger(&self) {
         let until = Instant::now() + LINGER_MAX;
         let mut told = self.told.load(Ordering::Relaxed);
@@ -241,7 +244,8 @@ impl Admission for Gate {
     fn verdict(&self, slot: Slot) -> Verdict {
         match self.view.standing(self.partition_of(slot)) {
             Standing::Ours(guard) => Verdict::Ours(guard),
-            // It was this front's, whose lease has ended, and which is another member by now: clients would go round in circles.
+            // It was this front's, whose lease has ended, and which is another member by now: clients would
+            // go round in circles.
             Standing::Other { address, .. } if self.is_own(&address) => Verdict::Nobody,
             Standing::Other { address, .. } => {
                 self.told.fetch_add(1, Ordering::Relaxed);

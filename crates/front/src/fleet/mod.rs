@@ -6,8 +6,9 @@
 //!                                └──▶ gate of another member ──▶ backend
 //! ```
 //!
-//! Each member serves the slots that it owns, and tells clients of clusters where all others are. For clients that know no clusters it has
-//! another port: what comes there goes to the member that owns its slot, as in front of a cluster whose primaries are the members.
+//! Each member serves the slots that it owns, and tells clients of clusters where all others are. For clients
+//! that know no clusters it has another port: what comes there goes to the member that owns its slot, as in
+//! front of a cluster whose primaries are the members.
 
 pub mod carrier;
 mod gate;
@@ -43,7 +44,8 @@ const BACKEND_PAUSE: Duration = Duration::from_secs(1);
 /// How long the coordinator may take to make this front a member when it starts.
 const JOIN_PATIENCE: Duration = Duration::from_secs(60);
 
-/// How long a coordinator may have no place for this front when it starts, and how often it is asked meanwhile.
+/// How long a coordinator may have no place for this front when it starts, and how often it is asked
+/// meanwhile.
 const PLACE_PATIENCE: Duration = Duration::from_secs(60);
 const PLACE_PAUSE: Duration = Duration::from_millis(500);
 
@@ -53,12 +55,13 @@ pub type EndpointOf = Arc<dyn Fn(&str) -> Result<Endpoint> + Send + Sync>;
 /// How a front takes part in a fleet.
 #[derive(Clone)]
 pub struct JoinOptions {
-    /// The coordinators, one of which leads: the RESP ports of `whimbrel serve --fleet`, with their passwords. At least one.
+    /// The coordinators, one of which leads: the RESP ports of `whimbrel serve --fleet`, with their
+    /// passwords. At least one.
     pub coordinators: Vec<Endpoint>,
     /// What people call this member; `None`: the address.
     pub name: Option<String>,
-    /// Where clients and other members reach this front: a host or an IP address, and a port; where the port is 0, that which it
-    /// listens on. `None`: where it listens.
+    /// Where clients and other members reach this front: a host or an IP address, and a port; where the port
+    /// is 0, that which it listens on. `None`: where it listens.
     pub announce: Option<(String, u16)>,
     /// Its part of the work in relation to others; 0 takes none.
     pub weight: u32,
@@ -141,11 +144,12 @@ async fn named_by(coordinator: &Endpoint, link: LinkOptions) -> Result<Vec<Named
 }
 
 impl Joined {
-    /// Looks at the server that has the data, begins to listen, and becomes a member. Clients are served once [`Joined::serve`] runs.
+    /// Looks at the server that has the data, begins to listen, and becomes a member. Clients are served once
+    /// [`Joined::serve`] runs.
     ///
     /// # Errors
-    /// As [`Front::bind`]; `Unfit`, and at the coordinator's address, where the fleet cannot be joined, or has more partitions than there are
-    /// slots.
+    /// As [`Front::bind`]; `Unfit`, and at the coordinator's address, where the fleet cannot be joined, or
+    /// has more partitions than there are slots.
     pub async fn join(options: FrontOptions, backend: Endpoint, join: JoinOptions) -> Result<Joined> {
         let deployment = probe(backend, options.link).await?;
         let (facts, link) = (deployment.facts.clone(), options.link);
@@ -219,8 +223,9 @@ impl Joined {
         self.front.source()
     }
 
-    /// Serves until `stop`: then all partitions are given to others first, as far as that goes in time. Serves as well until the
-    /// coordinator has it leave. Clients that still ask are told where to go, for a while. True where it had nothing left when it ended.
+    /// Serves until `stop`: then all partitions are given to others first, as far as that goes in time.
+    /// Serves as well until the coordinator has it leave. Clients that still ask are told where to go, for a
+    /// while. True where it had nothing left when it ended.
     ///
     /// # Errors
     /// `Own` where it cannot be a member any more.

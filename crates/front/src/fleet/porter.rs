@@ -1,8 +1,8 @@
 //! Carries the data of partitions from one backend to another, when this member is told to.
 //!
-//! A move has two steps. While the partition is served it is only looked how much there is: what is too much to be carried while nobody may
-//! write is refused. Then, sealed, the keys of its slots are copied; see [`carrier`](super::carrier). When the change is written down they are removed where
-//! they were.
+//! A move has two steps. While the partition is served it is only looked how much there is: what is too much
+//! to be carried while nobody may write is refused. Then, sealed, the keys of its slots are copied; see
+//! [`carrier`](super::carrier). When the change is written down they are removed where they were.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -24,7 +24,8 @@ use super::gate::Gate;
 use crate::upstream::admission::Admission;
 use crate::upstream::cluster::Cluster;
 
-/// How long requests that wait for something to happen may take to end, of those that began before there was a second backend.
+/// How long requests that wait for something to happen may take to end, of those that began before there was
+/// a second backend.
 const UNPINNED_PATIENCE: Duration = Duration::from_secs(5);
 
 /// So many slots are emptied at once of what is not needed any more.
@@ -33,7 +34,8 @@ const CLEARED_AT_ONCE: usize = 4;
 /// How long a replica may take to confirm what was carried, in milliseconds.
 const REPLICA_PATIENCE_MS: &[u8] = b"1000";
 
-/// How often it is looked whether the table has stayed the same, so that what was left behind can be looked for.
+/// How often it is looked whether the table has stayed the same, so that what was left behind can be looked
+/// for.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
 
 /// So many slots are asked for at once.
@@ -86,8 +88,8 @@ impl Porter {
         }
     }
 
-    /// Looks, for ever, for what was left behind by members that were lost between a change and the removal of what they had carried away. Once for each
-    /// state of the table that lasts.
+    /// Looks, for ever, for what was left behind by members that were lost between a change and the removal
+    /// of what they had carried away. Once for each state of the table that lasts.
     pub(super) async fn sweep(&self) {
         let (mut last, mut done) = (None, None);
         loop {
@@ -133,7 +135,8 @@ impl Porter {
         }
         if all.is_too_much() {
             return Err(Failure(format!(
-                "it has at least {} keys of {} bytes, the largest of {}: more than {LOAD_KEYS_MAX}, {LOAD_BYTES_MAX} and \
+                "it has at least {} keys of {} bytes, the largest of {}: more than {LOAD_KEYS_MAX}, \
+                    {LOAD_BYTES_MAX} and \
                  {LOAD_KEY_BYTES_MAX} would keep clients waiting for too long",
                 all.keys, all.bytes, all.largest_bytes
             )));
@@ -191,13 +194,15 @@ impl Data for Porter {
         tokio::spawn(async move {
             let Ok(_one) = inner.clears.acquire().await else { return };
             if let Err(why) = inner.clear(&moving, backend).await {
-                tracing::warn!(partition = moving.partition, %why, "what was carried away is still there as well; nobody sees it");
+                tracing::warn!(partition = moving.partition, %why, "what was carried away is still there as \
+                    well; nobody sees it");
             }
         });
     }
 }
 
-/// Waits until a replica has what was carried, where there are any: the keys are removed at the other backend soon, and a failover would lose them.
+/// Waits until a replica has what was carried, where there are any: the keys are removed at the other backend
+/// soon, and a failover would lose them.
 async fn confirm(to: &mut Link, target: &Site) -> Result<(), Failure> {
     let topology = target.deployment.topology();
     if topology.shard_of(target.slot).is_none_or(|shard| shard.replicas.is_empty()) {

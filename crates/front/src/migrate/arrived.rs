@@ -1,4 +1,5 @@
-//! Which keys have arrived at the target: a filter, and where the source is a cluster, how far each of its slots is.
+//! Which keys have arrived at the target: a filter, and where the source is a cluster, how far each of its
+//! slots is.
 //!
 //! | slot | the source | a key of it |
 //! |---|---|---|
@@ -6,8 +7,9 @@
 //! | moving | has some of them | the filter says |
 //! | done | has none of them, for the rest of the turn | is home |
 //!
-//! A slot begins with the first of its keys that arrives, before the lock of that is let go, and never goes back. Only keys of slots that move are in a filter. There is one for
-//! each group of [`GROUP_SLOTS`], from when the first slot of the group begins until the last is done: the background moves group after group, so
+//! A slot begins with the first of its keys that arrives, before the lock of that is let go, and never goes
+//! back. Only keys of slots that move are in a filter. There is one for each group of [`GROUP_SLOTS`], from
+//! when the first slot of the group begins until the last is done: the background moves group after group, so
 //! besides the present one only those take memory that commands have reached into.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -130,8 +132,8 @@ impl Slots {
     }
 
     fn state(&self, slot: Slot) -> u8 {
-        // Acquire, as it is released when it changes: who sees that a slot moves sees its filter, and who sees that it is done sees what
-        // the target had when that was found.
+        // Acquire, as it is released when it changes: who sees that a slot moves sees its filter, and who
+        // sees that it is done sees what the target had when that was found.
         self.states[usize::from(slot.number())].load(Ordering::Acquire)
     }
 
@@ -172,8 +174,8 @@ impl Slots {
         self.state(slot) == DONE
     }
 
-    /// The source has no key of this slot, and no move of one is under way that could have begun when it had. Nothing creates keys there, so it is
-    /// done. The filter of its group ends with the last slot of it.
+    /// The source has no key of this slot, and no move of one is under way that could have begun when it had.
+    /// Nothing creates keys there, so it is done. The filter of its group ends with the last slot of it.
     pub(crate) fn finish(&self, slot: Slot) {
         let mut filter = self.filter(slot).write().unwrap_or_else(PoisonError::into_inner);
         self.states[usize::from(slot.number())].store(DONE, Ordering::Release);

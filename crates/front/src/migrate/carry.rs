@@ -1,13 +1,14 @@
 //! The move of one key from the source to the target: read, written, removed, in this order.
 //!
-//! The caller holds the key's lock for as long as this takes, and after an error until it has succeeded on other links. The
-//! old link to the target has to be known dead before that, or what it still carries could come late.
+//! The caller holds the key's lock for as long as this takes, and after an error until it has succeeded on
+//! other links. The old link to the target has to be known dead before that, or what it still carries could
+//! come late.
 //!
-//! **The target wins.** A key that both have was left by a crash after it was written and before it was removed. Nobody can have
-//! written to either copy in between, so what the target has is that state, or what clients have made of it since:
-//! `RESTORE` goes without `REPLACE`, and the source's copy is removed. Where neither a crash nor a failed attempt can have left it, somebody
-//! has written to a key that was not home: then both stay. Why nothing is lost by that is told in
-//! `docs/design/front.md`.
+//! **The target wins.** A key that both have was left by a crash after it was written and before it was
+//! removed. Nobody can have written to either copy in between, so what the target has is that state, or what
+//! clients have made of it since: `RESTORE` goes without `REPLACE`, and the source's copy is removed. Where
+//! neither a crash nor a failed attempt can have left it, somebody has written to a key that was not home:
+//! then both stay. Why nothing is lost by that is told in `docs/design/front.md`.
 
 use bytes::Bytes;
 use whimbrel_engine::error::{Code, Error, Result, ServerError};
@@ -20,7 +21,8 @@ use whimbrel_wire::value::Value;
 /// How much of a value that does not travel as a payload is in one command.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// A key that takes more memory is moved in chunks. It is as much as a server can be kept busy with unnoticed, about a millisecond.
+/// A key that takes more memory is moved in chunks. It is as much as a server can be kept busy with
+/// unnoticed, about a millisecond.
 pub const LARGE_BYTES: u64 = 1 << 20;
 
 /// What both sides are and can do.
@@ -34,7 +36,8 @@ pub struct Route<'a> {
     pub dialects: (Dialect, Dialect),
     /// A short name, part of the names of staging keys.
     pub job: &'a str,
-    /// The target may have the key before it is moved: after a crash, or after an attempt that failed half-way.
+    /// The target may have the key before it is moved: after a crash, or after an attempt that failed
+    /// half-way.
     pub may_be_there: bool,
 }
 
@@ -76,7 +79,8 @@ pub async fn carry(source: &mut Link, target: &mut Link, key: &[u8], route: &Rou
     Ok(Carried::Home)
 }
 
-/// Whether a key is so large that it has to be moved in chunks. It never becomes so: nobody writes to the source.
+/// Whether a key is so large that it has to be moved in chunks. It never becomes so: nobody writes to the
+/// source.
 ///
 /// # Errors
 /// As [`Link::call`].
@@ -86,8 +90,9 @@ pub async fn is_large(source: &mut Link, key: &[u8], route: &Route<'_>) -> Resul
         && memory_bytes(source, key, LARGE_BYTES).await?.is_some_and(|bytes| bytes > LARGE_BYTES))
 }
 
-/// Expiry and payload; `None` where there is no such key. Two commands do, as nobody writes to the key in between: it may expire, and then there is
-/// no payload. A transaction would be refused by a cluster in which the key's slot is on the move.
+/// Expiry and payload; `None` where there is no such key. Two commands do, as nobody writes to the key in
+/// between: it may expire, and then there is no payload. A transaction would be refused by a cluster in which
+/// the key's slot is on the move.
 async fn read(source: &mut Link, key: &[u8]) -> Result<Option<(Option<i64>, Bytes)>> {
     source.push(&[b"PEXPIRETIME", key]);
     source.push(&[b"DUMP", key]);
@@ -143,7 +148,8 @@ async fn restore(target: &mut Link, key: &[u8], expires_at_ms: Option<i64>, dump
     }
 }
 
-/// Copies the key in chunks, with the commands of its type, unless the target has it. Nobody may write to it meanwhile, but anybody may read.
+/// Copies the key in chunks, with the commands of its type, unless the target has it. Nobody may write to it
+/// meanwhile, but anybody may read.
 ///
 /// # Errors
 /// Whatever a link or a server reports; `Own` where the key changed. Never returns `Changing` or `Conflict`.

@@ -1,15 +1,16 @@
 //! Which way keys move: from the source to the target, and after a turn the other way.
 //!
-//! What moves keys and serves clients meanwhile knows nothing of it: there, *source* is the server that keys move from, and *target* the one
-//! that they move to. Only what people read has to tell by which name they know a server.
+//! What moves keys and serves clients meanwhile knows nothing of it: there, *source* is the server that keys
+//! move from, and *target* the one that they move to. Only what people read has to tell by which name they
+//! know a server.
 
 use serde::Serialize;
 
 /// Room for the number of turns in a cursor of `SCAN`.
 pub(crate) const TURN_BITS: u32 = 4;
 
-/// How often the direction can be turned round. The number of a turn must not come round again, or a cursor that a client still holds would be
-/// taken for one of the present turn, and its iteration miss keys.
+/// How often the direction can be turned round. The number of a turn must not come round again, or a cursor
+/// that a client still holds would be taken for one of the present turn, and its iteration miss keys.
 pub const TURNS_MAX: u32 = (1 << TURN_BITS) - 1;
 
 /// Which of the servers.

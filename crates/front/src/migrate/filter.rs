@@ -1,14 +1,16 @@
 //! Which keys have arrived: a Bloom filter in blocks of one cache line, which grows without a stop.
 //!
-//! A key that was put in is always found; one that was not is found by mistake now and then. Keys are given as 64-bit hashes.
+//! A key that was put in is always found; one that was not is found by mistake now and then. Keys are given
+//! as 64-bit hashes.
 //!
-//! Each key touches one block of 512 bits, so a look-up costs one cache miss for each layer. The first layer is sized for
-//! the keys that are expected. When it is full another one is added, of a quarter of the size of all before it: what is in the others
-//! stays where it is, and nobody waits for anything to be copied.
+//! Each key touches one block of 512 bits, so a look-up costs one cache miss for each layer. The first layer
+//! is sized for the keys that are expected. When it is full another one is added, of a quarter of the size of
+//! all before it: what is in the others stays where it is, and nobody waits for anything to be copied.
 //!
-//! **Size.** A layer holds its keys at [`BITS_PER_KEY`], which is 1.25 bytes a key. When it is full about 1 % of other keys are found in it by
-//! mistake, when it is half full 0.02 %. As a migration fills it while fewer and fewer keys are left that could be
-//! mistaken, the share over a whole one is far lower than at its end; a test measures it.
+//! **Size.** A layer holds its keys at [`BITS_PER_KEY`], which is 1.25 bytes a key. When it is full about 1 %
+//! of other keys are found in it by mistake, when it is half full 0.02 %. As a migration fills it while fewer
+//! and fewer keys are left that could be mistaken, the share over a whole one is far lower than at its end; a
+//! test measures it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
@@ -102,7 +104,8 @@ impl Layer {
         }
         let block = self.block(hash);
         for bit in probes(hash) {
-            // Release, as `contains` acquires: a reader that finds the key sees what was done before it was put in.
+            // Release, as `contains` acquires: a reader that finds the key sees what was done before it was
+            // put in.
             block[(bit / 64) as usize].fetch_or(1 << (bit % 64), Ordering::Release);
         }
         true
@@ -121,7 +124,8 @@ impl Layer {
     }
 }
 
-/// The bits of a key in its block. They come from a mixture of the hash, since its high bits have chosen the block already.
+/// The bits of a key in its block. They come from a mixture of the hash, since its high bits have chosen the
+/// block already.
 fn probes(hash: u64) -> impl Iterator<Item = u64> {
     // The finalizer of MurmurHash3: each bit of the input changes about half of the output.
     let mut mixed = hash ^ (hash >> 33);

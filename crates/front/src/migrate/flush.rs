@@ -1,10 +1,12 @@
-//! `FLUSHALL` and `FLUSHDB` while keys move: to clients, both servers are emptied at the one moment at which the target is.
+//! `FLUSHALL` and `FLUSHDB` while keys move: to clients, both servers are emptied at the one moment at which
+//! the target is.
 //!
-//! Before that moment nobody may see that the source is empty already: no key moves, and none is read there. So what is at the source cannot be
-//! told from what waits to be moved. `docs/design/front.md` tells the rest.
+//! Before that moment nobody may see that the source is empty already: no key moves, and none is read there.
+//! So what is at the source cannot be told from what waits to be moved. `docs/design/front.md` tells the
+//! rest.
 //!
-//! A front that dies in between leaves a file, and a [marker](marker) at the target that vanishes with all other keys at that moment. Where
-//! both are there, the next one goes on with it before it serves.
+//! A front that dies in between leaves a file, and a [marker](marker) at the target that vanishes with all
+//! other keys at that moment. Where both are there, the next one goes on with it before it serves.
 
 use std::fs::File;
 use std::path::Path;
@@ -41,7 +43,8 @@ fn marker() -> Vec<u8> {
     staging_key(MARKER_JOB, b"")
 }
 
-/// Empties both servers for a client, and returns its reply; `None` where all keys have moved meanwhile, so that the target can answer.
+/// Empties both servers for a client, and returns its reply; `None` where all keys have moved meanwhile, so
+/// that the target can answer.
 pub(crate) async fn flush(
     migration: Arc<MigrationState>,
     identity: Identity,

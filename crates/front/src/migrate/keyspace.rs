@@ -19,7 +19,8 @@ use crate::upstream::Upstream;
 use crate::upstream::identity::{Identity, Replies};
 use whimbrel_flow::typed::staging_key;
 
-/// Set in cursors of the target's phase. No server has so many buckets that it uses this bit, and all clients can count so far.
+/// Set in cursors of the target's phase. No server has so many buckets that it uses this bit, and all clients
+/// can count so far.
 const TARGET_PHASE: u64 = 1 << 52;
 
 /// Below that is the number of the turn. A cursor of another one says nothing of what is at which server now.
@@ -41,7 +42,8 @@ const COUNTS_MAX: usize = 20;
 /// How long a question waits until nothing moves.
 const GATE_WAIT: Duration = Duration::from_secs(1);
 
-/// Where an iteration goes on: in which phase, with which cursor of that server. `None` for what is no cursor.
+/// Where an iteration goes on: in which phase, with which cursor of that server. `None` for what is no
+/// cursor.
 pub(crate) fn resume(cursor: &[u8], turns: u32, is_done: bool) -> Option<(ScanPhase, u64)> {
     let cursor: u64 = std::str::from_utf8(cursor).ok()?.parse().ok()?;
     let at = |side| ScanPhase { side, turns };
@@ -56,7 +58,8 @@ pub(crate) fn resume(cursor: &[u8], turns: u32, is_done: bool) -> Option<(ScanPh
     }
 }
 
-/// The reply of a server to `SCAN`, with the cursor that the client has to come back with. An error is as it was.
+/// The reply of a server to `SCAN`, with the cursor that the client has to come back with. An error is as it
+/// was.
 pub(crate) fn with_cursor(phase: ScanPhase, reply: &[u8]) -> Vec<u8> {
     let turn = u64::from(phase.turns) << TURN_SHIFT;
     let cursor_for = |cursor| {
@@ -70,7 +73,8 @@ pub(crate) fn with_cursor(phase: ScanPhase, reply: &[u8]) -> Vec<u8> {
     change_cursor(reply, cursor_for).unwrap_or_else(|| reply.to_vec())
 }
 
-/// The reply to a question about all keys, asked of both servers on connections of the client's own kind, while nothing moves.
+/// The reply to a question about all keys, asked of both servers on connections of the client's own kind,
+/// while nothing moves.
 pub(crate) async fn ask_both(
     migration: Arc<MigrationState>,
     identity: Identity,
@@ -78,10 +82,13 @@ pub(crate) async fn ask_both(
     words: Vec<Bytes>,
 ) -> Vec<u8> {
     let Ok(_gate) = timeout(GATE_WAIT, migration.gate.write()).await else {
-        return b"-TRYAGAIN whimbrel front: keys are moving, and cannot be looked at as a whole right now\r\n".to_vec();
+        return b"-TRYAGAIN whimbrel front: keys are moving, and cannot be looked at as a whole right \
+            now\r\n"
+            .to_vec();
     };
     if query == KeyspaceQuery::Count && migration.is_rebuilding() {
-        return b"-TRYAGAIN whimbrel front: after a restart, keys are counted when the filter has been rebuilt\r\n"
+        return b"-TRYAGAIN whimbrel front: after a restart, keys are counted when the filter has been \
+            rebuilt\r\n"
             .to_vec();
     }
     let asking = async {
@@ -104,10 +111,11 @@ pub(crate) async fn ask_both(
     }
 }
 
-/// How many keys the target has that are not on their way. The gate has to be held, so none begins to be and none ends.
+/// How many keys the target has that are not on their way. The gate has to be held, so none begins to be and
+/// none ends.
 ///
-/// A value that is being assembled has no name, then its staged one, then its own: so where as many of these names are there before as after the
-/// count, they were there in it.
+/// A value that is being assembled has no name, then its staged one, then its own: so where as many of these
+/// names are there before as after the count, they were there in it.
 ///
 /// # Errors
 /// Whatever the link or the target reports; `Own` where it goes too fast to be counted.

@@ -1,9 +1,11 @@
 //! Which keys are being read at the source, and which are being moved.
 //!
-//! A lock is held by any number of readers, or by one move. Readers only ever *try*: where a move wants the key, they wait for
-//! the move like everybody else, so readers cannot keep a move away for ever. A move that is wanted while readers hold the key begins when
-//! the last of them lets go. While a large key is only copied readers may come and go as before: nothing of the source's changes. They are
-//! [shut out](Locks::shut_out) before it is removed there. Nothing waits while it holds a lock, so there is no deadlock.
+//! A lock is held by any number of readers, or by one move. Readers only ever *try*: where a move wants the
+//! key, they wait for the move like everybody else, so readers cannot keep a move away for ever. A move that
+//! is wanted while readers hold the key begins when the last of them lets go. While a large key is only
+//! copied readers may come and go as before: nothing of the source's changes. They are [shut
+//! out](Locks::shut_out) before it is removed there. Nothing waits while it holds a lock, so there is no
+//! deadlock.
 
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, RandomState};
@@ -105,7 +107,8 @@ impl Drop for Closed<'_> {
 }
 
 impl Locks {
-    /// No key is locked. Keys whose move may begin are sent to `ready`; the mover of one calls [`Locks::finish`] afterwards.
+    /// No key is locked. Keys whose move may begin are sent to `ready`; the mover of one calls
+    /// [`Locks::finish`] afterwards.
     pub fn new(ready: mpsc::UnboundedSender<Bytes>) -> Arc<Locks> {
         let parts = (0..PARTS).map(|_| Mutex::default()).collect();
         let (reads, closed) = (AtomicUsize::new(0), AtomicBool::new(false));
@@ -120,13 +123,15 @@ impl Locks {
 
     /// For a read at the source of no key in particular; `None` where readers are not let in.
     pub fn visit(self: &Arc<Locks>) -> Option<Visit> {
-        // Counted before it is asked, as the one that closes asks for the count afterwards: one of both notices the other.
+        // Counted before it is asked, as the one that closes asks for the count afterwards: one of both
+        // notices the other.
         self.reads.fetch_add(1, Ordering::SeqCst);
         let visit = Visit(self.clone());
         (!self.closed.load(Ordering::SeqCst)).then_some(visit)
     }
 
-    /// A reader's hold; `None` where a move wants the key, unless that only copies it, or readers are not let in.
+    /// A reader's hold; `None` where a move wants the key, unless that only copies it, or readers are not let
+    /// in.
     pub fn try_share(self: &Arc<Locks>, key: &Bytes) -> Option<Shared> {
         let visit = self.visit()?;
         let mut part = self.part(key);
@@ -188,7 +193,8 @@ impl Locks {
         let _ = emptied.await;
     }
 
-    /// Ends the move of a key, which no reader holds: lets go of it, and tells those who wait. What they will look at must have been changed before.
+    /// Ends the move of a key, which no reader holds: lets go of it, and tells those who wait. What they will
+    /// look at must have been changed before.
     pub fn finish(&self, key: &Bytes, moved: &Moved) {
         let lock = self.part(key).remove(key);
         for waiter in lock.and_then(|lock| lock.wanted).unwrap_or_default() {

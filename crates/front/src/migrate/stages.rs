@@ -86,7 +86,8 @@ impl Stages {
         self.stage().migration.clone()
     }
 
-    /// From here on new sessions wait for `migration`. Returns when no session of before talks to a server any more.
+    /// From here on new sessions wait for `migration`. Returns when no session of before talks to a server
+    /// any more.
     pub(crate) async fn begin(&self, migration: Arc<MigrationState>) {
         let before =
             std::mem::replace(&mut *self.stage(), Stage { migration: Some(migration), ..Stage::default() });

@@ -1,7 +1,9 @@
-//! What clients must not see of large keys on their way: the values at the target that are not whole yet, under names of their own.
+//! What clients must not see of large keys on their way: the values at the target that are not whole yet,
+//! under names of their own.
 //!
-//! The names are those of the front's own jobs alone, and no client can have keys of such names. Until its last step a large key is at the source, where
-//! clients see it; with the last step but one it is at the target under its own name as well, which must not be counted twice.
+//! The names are those of the front's own jobs alone, and no client can have keys of such names. Until its
+//! last step a large key is at the source, where clients see it; with the last step but one it is at the
+//! target under its own name as well, which must not be counted twice.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -9,7 +11,8 @@ use bytes::Bytes;
 use whimbrel_flow::typed::{staging_job, staging_key};
 use whimbrel_wire::value::Value;
 
-/// How the part of the names of staging keys begins that tells whose they are. The number of the turn follows.
+/// How the part of the names of staging keys begins that tells whose they are. The number of the turn
+/// follows.
 pub(crate) const JOB: &str = "front";
 
 /// The job in the name of the marker that a [flush](super::flush) leaves.

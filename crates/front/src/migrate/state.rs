@@ -36,7 +36,8 @@ const KNOWN_MAX: usize = 1 << 18;
 /// So many keys of one command are moved at a time.
 const KEYS_AT_ONCE: usize = 64;
 
-/// Requests whose keys are not all at their beginning are held whole. All clients together hold so much beyond the usual.
+/// Requests whose keys are not all at their beginning are held whole. All clients together hold so much
+/// beyond the usual.
 const LONG_BYTES_MAX: u64 = 256 << 20;
 
 /// What both servers are: the source is the one that keys move from, see [`Direction`].
@@ -125,8 +126,8 @@ pub(crate) struct MigrationState {
 }
 
 impl MigrationState {
-    /// Nothing has moved that is known of. With `rebuilding` every command moves its keys first until the filter has been built from the
-    /// target: after a crash, and after a turn.
+    /// Nothing has moved that is known of. With `rebuilding` every command moves its keys first until the
+    /// filter has been built from the target: after a crash, and after a turn.
     pub(crate) fn new(
         servers: Servers,
         turns: u32,
@@ -171,7 +172,8 @@ impl MigrationState {
         self.hasher.hash_one(key)
     }
 
-    /// Whether a key has been found to be home. It stays so for this turn, in which nothing creates keys at the source.
+    /// Whether a key has been found to be home. It stays so for this turn, in which nothing creates keys at
+    /// the source.
     pub(crate) fn is_known(&self, key: &[u8]) -> bool {
         let hash = self.hash(key);
         // 0 is what an empty place holds.

@@ -16,8 +16,8 @@ pub(crate) const READ_BYTES: usize = 64 << 10;
 pub(crate) const OUT_BYTES_MAX: usize = 256 << 10;
 
 thread_local! {
-    /// What is read lands here first, so that a connection holds no more than what it has been sent. Thousands of buffers
-    /// that are mostly empty would cost far more than the copy.
+    /// What is read lands here first, so that a connection holds no more than what it has been sent.
+    /// Thousands of buffers that are mostly empty would cost far more than the copy.
     static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BYTES].into());
 }
 

@@ -1,11 +1,13 @@
 //! A session between two servers, while keys move from one to the other.
 //!
-//! A client is always at one of the two: `Session::link` is the connection to that one, and the other is parked. It changes over when
-//! all replies of the one have arrived, so its commands are carried out in their order.
+//! A client is always at one of the two: `Session::link` is the connection to that one, and the other is
+//! parked. It changes over when all replies of the one have arrived, so its commands are carried out in their
+//! order.
 //!
-//! Requests are looked at as a whole, one after the other: each goes to one of the servers, or waits until its keys have moved, and those after
-//! it with it. A long one whose keys are all at its beginning is passed on while it arrives, as ever; another long one is held until it is
-//! there, up to [`REQUEST_BYTES_MAX`] and within what all clients together may hold.
+//! Requests are looked at as a whole, one after the other: each goes to one of the servers, or waits until
+//! its keys have moved, and those after it with it. A long one whose keys are all at its beginning is passed
+//! on while it arrives, as ever; another long one is held until it is there, up to [`REQUEST_BYTES_MAX`] and
+//! within what all clients together may hold.
 
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
@@ -32,7 +34,8 @@ use crate::pipe::frame::{REFUSED_COMMAND, as_array, one_line, refusal};
 use crate::pipe::memory::REQUEST_BYTES_MAX;
 use crate::upstream::identity::INTRODUCTION_BYTES_MAX;
 
-/// A client that has not taken in a reply of the source for so long is disconnected if a key in it is to be moved.
+/// A client that has not taken in a reply of the source for so long is disconnected if a key in it is to be
+/// moved.
 const STALLED: Duration = Duration::from_secs(10);
 
 impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
@@ -60,7 +63,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         self.moving.as_ref().map_or(INBOX_BYTES_MAX, |moving| moving.inbox_bytes_max)
     }
 
-    /// The source has closed the connection. If the client waits for nothing there it need not notice; true if so.
+    /// The source has closed the connection. If the client waits for nothing there it need not notice; true
+    /// if so.
     pub(super) fn turn_to_target(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(moving) = &mut self.moving else { return false };
         if moving.at == Side::Target || !self.due.is_empty() || self.passing.is_some() {
@@ -215,7 +219,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             let error = refusal(name, why);
             return self.refuse(moving, cx, extent, error);
         }
-        // After a turn that is the target's alone: cursors of the source have no mark that tells of which turn they are.
+        // After a turn that is the target's alone: cursors of the source have no mark that tells of which
+        // turn they are.
         let is_iteration = migration.turns > 0 && elements::iterates(name);
         let bytes = |at: &usize| words.get(*at).map(|word| Bytes::copy_from_slice(word));
         match plan {
@@ -289,7 +294,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                         return self.refuse(moving, cx, extent, error);
                     }
                     Note::Reset => Due::Special(Box::new(Special::Reset)),
-                    // To a client that the target alone serves, the source will not be told anything any more.
+                    // To a client that the target alone serves, the source will not be told anything any
+                    // more.
                     _ => Due::Reply,
                 };
                 // With more words the server refuses it, and nothing ends; but any EXEC ends a transaction.
@@ -349,7 +355,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         }
     }
 
-    /// All keys have moved, so any database is served. A client that is in another one than the first cannot go over when keys move again.
+    /// All keys have moved, so any database is served. A client that is in another one than the first cannot
+    /// go over when keys move again.
     fn select_any(
         &mut self,
         moving: &mut Moving,
@@ -473,7 +480,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         elements::at_target(&words, turns, keeps_unmarked)
     }
 
-    /// Takes what is there of a request out of the inbox; it is passed on to where the session is, or thrown away.
+    /// Takes what is there of a request out of the inbox; it is passed on to where the session is, or thrown
+    /// away.
     fn go_on(&mut self, moving: &mut Moving, extent: Extent, is_passed: bool) -> Step {
         if let (true, Link::Up(server)) = (is_passed, &mut self.link) {
             server.to.extend_from_slice(&self.inbox[..extent.len]);
@@ -525,7 +533,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             return Step::Moved;
         }
         let extent = Extent { len: self.requests.forgettable(&self.inbox), whole: false };
-        let error = b"-ERR whimbrel front: while keys move, a command so long has to have its keys at its beginning\r\n";
+        let error = b"-ERR whimbrel front: while keys move, a command so long has to have its keys at its \
+            beginning\r\n";
         self.refuse(moving, cx, extent, error.to_vec())
     }
 
@@ -548,8 +557,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     }
 }
 
-/// When all keys have moved, hardly anything is special any more. What a session is at the target has to be known, though: it goes over to other
-/// connections where the direction is turned.
+/// When all keys have moved, hardly anything is special any more. What a session is at the target has to be
+/// known, though: it goes over to other connections where the direction is turned.
 fn after_all(words: &[&[u8]]) -> Plan {
     match find_by_words(words).migrating {
         // All that matters of it has been noted.

@@ -53,8 +53,9 @@ impl Special {
     }
 }
 
-/// What becomes of a session at the source once the server has agreed. It counts from the arrival of the reply, as a server may
-/// refuse anything: until then something is due, and a session to which something is due is not at rest.
+/// What becomes of a session at the source once the server has agreed. It counts from the arrival of the
+/// reply, as a server may refuse anything: until then something is due, and a session to which something is
+/// due is not at rest.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Change {
     Multi,

@@ -1,8 +1,9 @@
 //! Iterations over the elements of one key: `HSCAN`, `SSCAN` and `ZSCAN`.
 //!
-//! A cursor means something only to the server that gave it: to another one, with another hash seed, it is a place in the middle of
-//! nowhere, and elements are missed. Those of the target carry a bit and the number of the turn, as with `SCAN`. One without it came from the
-//! source, or from another turn, so an iteration that comes to the target with it begins there anew: elements may be given twice, none is missed.
+//! A cursor means something only to the server that gave it: to another one, with another hash seed, it is a
+//! place in the middle of nowhere, and elements are missed. Those of the target carry a bit and the number of
+//! the turn, as with `SCAN`. One without it came from the source, or from another turn, so an iteration that
+//! comes to the target with it begins there anew: elements may be given twice, none is missed.
 
 use crate::migrate::direction::Side;
 use crate::migrate::keyspace::{ScanPhase, resume};

@@ -119,7 +119,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         taken > 0
     }
 
-    /// How much of an unfinished request can be passed on already: where it is long, and what to do with it is known.
+    /// How much of an unfinished request can be passed on already: where it is long, and what to do with it
+    /// is known.
     pub(super) fn passable(&self, rest: &[u8]) -> Option<usize> {
         let bytes = self.requests.forgettable(rest);
         if self.passing.is_some() {

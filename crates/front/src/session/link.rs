@@ -15,7 +15,8 @@ use crate::pipe::io::read;
 use crate::upstream::identity::Identity;
 use crate::upstream::shared::Handle;
 
-/// A client that has sent so much which has not been passed on yet is not read from. A header and a line fit in.
+/// A client that has sent so much which has not been passed on yet is not read from. A header and a line fit
+/// in.
 pub(super) const INBOX_BYTES_MAX: usize = 128 << 10;
 
 /// The connection to the server, and what is on its way there and back.

@@ -1,4 +1,5 @@
-//! A session in front of the source alone, of a front that may move keys later: what has to be known of it when that begins.
+//! A session in front of the source alone, of a front that may move keys later: what has to be known of it
+//! when that begins.
 
 use super::call::Call;
 use super::due::Change;
@@ -24,7 +25,8 @@ impl Plain {
         }
     }
 
-    /// Whether requests are taken. When keys are to move, only those by which a client comes to rest: the end of what it has begun.
+    /// Whether requests are taken. When keys are to move, only those by which a client comes to rest: the end
+    /// of what it has begun.
     pub(super) fn takes_requests(&self) -> bool {
         !self.call.is_called() || self.multi || self.watch
     }

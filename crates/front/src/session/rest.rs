@@ -14,7 +14,8 @@ use crate::migrate::stages::Entrance;
 use crate::upstream::identity::INTRODUCTION_BYTES_MAX;
 
 impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
-    /// Remembers what has to be known of a command when keys begin to move. `request` is the whole of it, where it has arrived.
+    /// Remembers what has to be known of a command when keys begin to move. `request` is the whole of it,
+    /// where it has arrived.
     pub(super) fn note(&mut self, note: Note, request: Option<Box<[u8]>>, is_first: bool) {
         let is_plain = self.plain.is_some();
         let special = match (note, request) {
@@ -53,8 +54,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         self.stage == Stage::Open && is_idle && is_between
     }
 
-    /// Lets go of the servers, and goes on between both, as keys move from now on. A request that waits for its keys has not been sent anywhere:
-    /// it is looked at again.
+    /// Lets go of the servers, and goes on between both, as keys move from now on. A request that waits for
+    /// its keys has not been sent anywhere: it is looked at again.
     pub(super) fn go_over(&mut self) {
         let moving = match self.shared.stages.as_ref().map(|stages| stages.enter()) {
             Some(Entrance::Moving(migration, ticket)) => Moving::new(migration, ticket),

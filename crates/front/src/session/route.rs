@@ -1,8 +1,9 @@
-//! A client whose reads and writes go over a connection that others use as well, see [`crate::upstream::shared`].
+//! A client whose reads and writes go over a connection that others use as well, see
+//! [`crate::upstream::shared`].
 //!
-//! It begins on its own connection, and keeps that. Once the server has answered it there with anything but an error, it has been let in, and what
-//! needs nothing of the connection goes over a shared connection. It changes over only while nothing is due to it, so its requests are carried out in
-//! their order.
+//! It begins on its own connection, and keeps that. Once the server has answered it there with anything but
+//! an error, it has been let in, and what needs nothing of the connection goes over a shared connection. It
+//! changes over only while nothing is due to it, so its requests are carried out in their order.
 
 use std::task::Context;
 
@@ -15,8 +16,8 @@ use super::sharing::Route;
 use super::state::{Session, WHOLE_BYTES_MAX};
 use crate::pipe::io::Ended;
 
-/// Has the server note how far it is, for `WAIT`, which waits for what was written before the last command of its connection. Without words
-/// it changes nothing, and every user may say it.
+/// Has the server note how far it is, for `WAIT`, which waits for what was written before the last command of
+/// its connection. Without words it changes nothing, and every user may say it.
 const MARK: &[u8] = b"*1\r\n$5\r\nHELLO\r\n";
 
 /// What `CLIENT` is followed by that leaves nothing behind on the connection but what is known anyway.
@@ -26,7 +27,8 @@ const HARMLESS: [&[u8]; 11] = [
 ];
 
 impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
-    /// Where the request goes that is next in the inbox. `len` is its length, where it has arrived as a whole.
+    /// Where the request goes that is next in the inbox. `len` is its length, where it has arrived as a
+    /// whole.
     pub(super) fn route_of(&mut self, taken: usize, len: Option<usize>) -> Route {
         let Some(sharing) = &mut self.sharing else { return Route::Own };
         let rest = &self.inbox[taken..];
@@ -47,7 +49,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         }
     }
 
-    /// Changes over where the next request wants that. False where it has to wait: for what is due, or for a connection.
+    /// Changes over where the next request wants that. False where it has to wait: for what is due, or for a
+    /// connection.
     pub(super) fn is_where_it_goes(&mut self, route: Route) -> bool {
         let (Some(sharing), Link::Up(server)) = (&mut self.sharing, &mut self.link) else { return true };
         let is_at_rest = self.due.is_empty() && server.is_idle();
@@ -111,7 +114,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         }
     }
 
-    /// Hands requests to the shared connection, or to another one if that has ended and nothing was under way on it.
+    /// Hands requests to the shared connection, or to another one if that has ended and nothing was under way
+    /// on it.
     pub(super) fn send_shared(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let (Some(sharing), Link::Up(server)) = (&self.sharing, &mut self.link) else { return Ok(false) };
         let Way::Shared(handle) = &mut server.way else { return Ok(false) };

@@ -124,8 +124,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         settled || self.farewell.as_mut().is_none_or(|timer| timer.as_mut().poll(cx).is_ready())
     }
 
-    /// An idle connection holds no buffers: there may be thousands. What has been taken out of one from its start does not
-    /// count as its capacity, so each that is empty is given up.
+    /// An idle connection holds no buffers: there may be thousands. What has been taken out of one from its
+    /// start does not count as its capacity, so each that is empty is given up.
     fn release_memory(&mut self) {
         let (to, from) = match &mut self.link {
             Link::Up(server) => (Some(&mut server.to), Some(&mut server.from)),
@@ -181,8 +181,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         let Way::Own(io) = &mut server.way else { return self.send_shared(cx) };
         let written = write(io, cx, &mut server.to)?;
         if self.client_closed && self.stage == Stage::Leaving && server.to.is_empty() && !server.shut {
-            // The server learns it as it would without us, answers what has come, and lets go of a client that waits for
-            // something to happen: nothing may be popped for one who has left.
+            // The server learns it as it would without us, answers what has come, and lets go of a client
+            // that waits for something to happen: nothing may be popped for one who has left.
             server.shut = Pin::new(io).poll_shutdown(cx).is_ready();
         }
         Ok(written)

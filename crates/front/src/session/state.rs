@@ -95,8 +95,8 @@ impl<C> Session<C> {
         self.due.push_back(Due::Special(Box::new(Special::Own(reply))));
     }
 
-    /// An error of our own in its turn. Where replies are not counted only the server knows when that is: it is sent something that it
-    /// refuses, with the reason among its words, as which it comes back.
+    /// An error of our own in its turn. Where replies are not counted only the server knows when that is: it
+    /// is sent something that it refuses, with the reason among its words, as which it comes back.
     pub(super) fn push_error(&mut self, error: Vec<u8>) {
         if self.counted {
             return self.push_reply(error);

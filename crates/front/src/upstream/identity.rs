@@ -1,7 +1,8 @@
 //! What a client has said about itself, to say it again on another connection.
 //!
-//! While keys move a client has connections to two servers, which have to know the same of it: its user, its protocol, its name.
-//! Requests that a server has agreed to are kept as they came, in their order. They hold passwords: nothing shows them.
+//! While keys move a client has connections to two servers, which have to know the same of it: its user, its
+//! protocol, its name. Requests that a server has agreed to are kept as they came, in their order. They hold
+//! passwords: nothing shows them.
 
 use std::fmt;
 use std::io;
@@ -39,8 +40,8 @@ impl fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// A server has agreed to this request. It takes the place of what the client said of the same before, and of nothing else:
-    /// a `HELLO` may name a user, a name and a protocol, or none of them.
+    /// A server has agreed to this request. It takes the place of what the client said of the same before,
+    /// and of nothing else: a `HELLO` may name a user, a name and a protocol, or none of them.
     pub(crate) fn note(&mut self, what: Trait, request: Box<[u8]>) {
         let Ok(Value::Array(words)) = Value::parse(&Bytes::from(request)) else { return };
         let words: Vec<Vec<u8>> =

@@ -189,7 +189,8 @@ impl Upstream {
             .with_remedy("leave --share-connections out: they are shared with a single server only")
     }
 
-    /// A connection of our own to each primary of a cluster, and the slots that it has as far as is known; none for a server.
+    /// A connection of our own to each primary of a cluster, and the slots that it has as far as is known;
+    /// none for a server.
     ///
     /// # Errors
     /// As [`Link::open`], for any of them.
@@ -246,7 +247,8 @@ pub(crate) fn were_at_rest(before: &Option<Claims>, after: &Option<Claims>) -> b
 }
 
 impl KillHandle {
-    /// Ends the connections, which nobody may use any more. When it returns nothing that was sent on them will be carried out later.
+    /// Ends the connections, which nobody may use any more. When it returns nothing that was sent on them
+    /// will be carried out later.
     ///
     /// # Errors
     /// Where a server does not answer. It has to be called again then.

@@ -1,24 +1,28 @@
 //! Connections to the server that several clients share.
 //!
-//! Every client has a connection of its own. What needs nothing of that, a read or write of keys by a client without a transaction, a watch or another
-//! database, may go over a shared connection instead: what many clients send goes out in one write and comes back in one read, which spares the front
-//! and the server most of their system calls.
+//! Every client has a connection of its own. What needs nothing of that, a read or write of keys by a client
+//! without a transaction, a watch or another database, may go over a shared connection instead: what many
+//! clients send goes out in one write and comes back in one read, which spares the front and the server most
+//! of their system calls.
 //!
 //! ```text
 //! session ─ handle ─▶ ┐                       ┌─▶ sink ─ session
 //! session ─ handle ─▶ ┴ to ─▶ server ─▶ from ─┴─▶ sink ─ session
 //! ```
 //!
-//! All clients of a shared connection are the same user with the same protocol, and each has been let in by the server on its own connection before: a connection
-//! that was opened when the server asked for no password admits nobody later.
+//! All clients of a shared connection are the same user with the same protocol, and each has been let in by
+//! the server on its own connection before: a connection that was opened when the server asked for no
+//! password admits nobody later.
 //!
 //! **Order.** A client has handles to one connection at a time, and replies come in the order of requests.
 //!
-//! **Bounds.** [`TO_BYTES_MAX`] wait to be sent, and what one read of each client adds. A client that does not take in its replies has
-//! [`SINK_BYTES_MAX`] and two reads of them held; after that the shared connection waits for it, for [`STALL`] in all, and then closes its sink. There are at
-//! most [`IDENTITIES_MAX`] times as many connections as were asked for.
+//! **Bounds.** [`TO_BYTES_MAX`] wait to be sent, and what one read of each client adds. A client that does
+//! not take in its replies has [`SINK_BYTES_MAX`] and two reads of them held; after that the shared
+//! connection waits for it, for [`STALL`] in all, and then closes its sink. There are at most
+//! [`IDENTITIES_MAX`] times as many connections as were asked for.
 //!
-//! **Ends.** A shared connection that breaks takes with it the clients to whom something is due, as their own connections would. Nothing is sent twice.
+//! **Ends.** A shared connection that breaks takes with it the clients to whom something is due, as their own
+//! connections would. Nothing is sent twice.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::poll_fn;
@@ -117,7 +121,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl SharedConnections {
-    /// `each` for clients of one identity, at least one. The server is asked which commands read or write keys and do nothing else.
+    /// `each` for clients of one identity, at least one. The server is asked which commands read or write
+    /// keys and do nothing else.
     ///
     /// # Errors
     /// As [`CommandTable::ask`].
@@ -258,7 +263,8 @@ impl Handle {
 }
 
 impl ReplySink {
-    /// Hands over replies, or a piece of one. Where the client has too much of them, how long it has kept others waiting before.
+    /// Hands over replies, or a piece of one. Where the client has too much of them, how long it has kept
+    /// others waiting before.
     fn push(&self, bytes: &[u8]) -> Option<Duration> {
         let mut replies = lock(&self.0);
         if replies.is_lost {
@@ -342,7 +348,8 @@ impl Task {
             }
         };
         while poll_fn(|cx| self.poll(cx, &mut io)).await.is_ok() {
-            // More has been asked. Those who are about to ask as well go first, so that one write is enough for all.
+            // More has been asked. Those who are about to ask as well go first, so that one write is enough
+            // for all.
             yield_now().await;
             self.collect();
         }

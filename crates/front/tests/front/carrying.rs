@@ -80,9 +80,11 @@ impl Pair {
 #[tokio::test]
 async fn every_type_arrives_between_all_servers() {
     let _alone = alone();
-    let writes = "SET s v|RPUSH l a b c|SADD set a b|SADD ints 1 2|ZADD z 1.5 a 2 b|HSET h f v|XADD x 1-1 f v|PFADD p a\
+    let writes = "SET s v|RPUSH l a b c|SADD set a b|SADD ints 1 2|ZADD z 1.5 a 2 b|HSET h f v|XADD x 1-1 f \
+        v|PFADD p a\
                   |XGROUP CREATE x g 0|SET empty ";
-    let reads = "GET s|LRANGE l 0 -1|SMEMBERS set|SMEMBERS ints|ZRANGE z 0 -1 WITHSCORES|HGETALL h|XRANGE x - +|PFCOUNT p\
+    let reads = "GET s|LRANGE l 0 -1|SMEMBERS set|SMEMBERS ints|ZRANGE z 0 -1 WITHSCORES|HGETALL h|XRANGE x \
+        - +|PFCOUNT p\
                  |GET empty";
     for from in Engine::ALL {
         for to in Engine::ALL {

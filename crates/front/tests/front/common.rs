@@ -357,8 +357,9 @@ pub fn resident_bytes() -> u64 {
     pages * 4096
 }
 
-/// Runs the test of this name in a process of its own, since it measures the memory of its process: what other tests have
-/// allocated and given back comes and goes as it likes. True where that was done; false in that process.
+/// Runs the test of this name in a process of its own, since it measures the memory of its process: what
+/// other tests have allocated and given back comes and goes as it likes. True where that was done; false in
+/// that process.
 #[track_caller]
 pub fn in_own_process(test: &str) -> bool {
     const OWN: &str = "WHIMBREL_TEST_IN_OWN_PROCESS";

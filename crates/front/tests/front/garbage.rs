@@ -112,7 +112,8 @@ fn nonsense_disturbs_nobody() {
     let grown = resident_bytes().saturating_sub(before);
     assert!(grown < GROWTH_BYTES_MAX, "{grown} bytes more");
     assert!(source.is_running());
-    // Nobody is left behind: all that remains at the source are the test's own connection and those of the front.
+    // Nobody is left behind: all that remains at the source are the test's own connection and those of the
+    // front.
     crate::common::wait_until("all have left", || {
         let redis::Value::BulkString(info) = source.call(&["INFO", "clients"]) else { panic!("no text") };
         let info = String::from_utf8_lossy(&info).into_owned();

@@ -30,7 +30,8 @@ const WRITES: [(&str, &str); 7] = [
     ),
     (
         "stream",
-        "for i = 1, 80000 do redis.call('XADD', KEYS[1], '7-' .. i, 'field', 'the value of the field ' .. i) end \
+        "for i = 1, 80000 do redis.call('XADD', KEYS[1], '7-' .. i, 'field', 'the value of the field ' .. i) \
+            end \
          redis.call('XGROUP', 'CREATE', KEYS[1], 'idle', '7-5') \
          redis.call('XGROUP', 'CREATE', KEYS[1], 'busy', '0') \
          redis.call('XREADGROUP', 'GROUP', 'busy', 'one', 'COUNT', 50, 'STREAMS', KEYS[1], '>') \

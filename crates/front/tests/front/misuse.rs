@@ -177,7 +177,8 @@ fn a_watch_outlives_an_exec_that_is_refused_while_keys_move() {
 fn a_key_that_somebody_puts_back_is_told_and_not_taken_for_the_key() {
     let _alone = alone();
     let (source, target) = pair();
-    // One that stays while it is paused, or the source could be found empty between the removal of the other and its return.
+    // One that stays while it is paused, or the source could be found empty between the removal of the other
+    // and its return.
     source.call(&["MSET", "k", "old", "stays", "v"]);
     let between = Between::of(&source, &target);
     between.start_paused().expect("it begins");
@@ -200,7 +201,8 @@ fn a_key_that_somebody_puts_back_is_told_and_not_taken_for_the_key() {
 fn it_is_not_done_while_a_key_is_on_its_way() {
     let _alone = alone();
     let (source, target) = pair();
-    // Nobody asks for it while it is paused, or the source could be found empty before there is a key that never moves.
+    // Nobody asks for it while it is paused, or the source could be found empty before there is a key that
+    // never moves.
     source.call(&["SET", "stays", "v"]);
     let between = Between::with_wait(&source, &target, Duration::from_secs(60));
     between.start_paused().expect("it begins");

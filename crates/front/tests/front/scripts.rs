@@ -39,7 +39,8 @@ fn scripts_run_with_the_keys_that_they_declare() {
     );
     client.ask(&["FCALL", "put", "1", "c", "!"], ":3\r\n");
     client.ask(&["EVAL_RO", "return redis.call('GET', KEYS[1])", "1", "d"], "$2\r\n10\r\n");
-    // What the source was given is unknown at the target, as to any client that comes to another server. This loads it.
+    // What the source was given is unknown at the target, as to any client that comes to another server. This
+    // loads it.
     let digest = format!("{:0>40}", "0");
     client.send(&command(&["EVALSHA", &digest, "0"]));
     assert!(client.line().starts_with("-NOSCRIPT"));

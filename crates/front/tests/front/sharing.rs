@@ -74,11 +74,16 @@ fn many_clients_have_few_connections_for_reads_and_writes() {
 #[test]
 fn replies_are_those_of_the_server_turn_by_turn() {
     let _alone = alone();
-    let lines = "PING|SET k v|GET k|GET missing|INCR k|MSET a 1 b 2|MGET a x b|MULTI|SET k 2|GET k|EXEC|GET k|WATCH k|GET k|SET k 3\
-                 |MULTI|GET k|EXEC|GET k|RPUSH l 1 2|BLPOP l 1|LRANGE l 0 -1|SELECT 3|SET k other|GET k|SELECT 0|GET k\
-                 |EVAL return{1} 0|GET k|CLIENT SETNAME me|GET k|CLIENT GETNAME|HELLO 3|HSET h f v|HGETALL h|CLIENT GETNAME|GET missing\
-                 |HELLO 2|HGETALL h|RESET|GET k|GET|NOSUCH|SET k v EX 0|MULTI|SET k 4|DISCARD|GET k|SUBSCRIBE c|UNSUBSCRIBE c|GET k\
-                 |PUBLISH c x|XADD s 1-1 f v|XREAD COUNT 1 STREAMS s 0|OBJECT ENCODING k|SCAN 0 MATCH none COUNT 100|DBSIZE|WAIT 0 0";
+    let lines = "PING|SET k v|GET k|GET missing|INCR k|MSET a 1 b 2|MGET a x b|MULTI|SET k 2|GET k|EXEC|GET \
+        k|WATCH k|GET k|SET k 3\
+                 |MULTI|GET k|EXEC|GET k|RPUSH l 1 2|BLPOP l 1|LRANGE l 0 -1|SELECT 3|SET k other|GET \
+                 k|SELECT 0|GET k\
+                 |EVAL return{1} 0|GET k|CLIENT SETNAME me|GET k|CLIENT GETNAME|HELLO 3|HSET h f v|HGETALL \
+                 h|CLIENT GETNAME|GET missing\
+                 |HELLO 2|HGETALL h|RESET|GET k|GET|NOSUCH|SET k v EX 0|MULTI|SET k 4|DISCARD|GET \
+                 k|SUBSCRIBE c|UNSUBSCRIBE c|GET k\
+                 |PUBLISH c x|XADD s 1-1 f v|XREAD COUNT 1 STREAMS s 0|OBJECT ENCODING k|SCAN 0 MATCH none \
+                 COUNT 100|DBSIZE|WAIT 0 0";
     let (direct, behind) = (server(), server());
     let served = Served::sharing(&behind.url(), 1);
     let (mut one, mut other) = (Client::to(direct.addr().parse().expect("an address")), served.client());
@@ -244,8 +249,8 @@ fn a_server_that_does_not_read_stops_clients() {
     }
 }
 
-/// Clients add to counters, each to one of its own, until told to stop; those who are cut off come again. Returns for each how
-/// often that was acknowledged, and how often nobody knows.
+/// Clients add to counters, each to one of its own, until told to stop; those who are cut off come again.
+/// Returns for each how often that was acknowledged, and how often nobody knows.
 fn count(connect: impl Fn() -> Client + Sync, clients: usize, stop: &AtomicBool) -> Vec<(u64, u64)> {
     thread::scope(|scope| {
         let connect = &connect;

@@ -17,14 +17,19 @@ whimbrel_lab::for_each_engine! {
 }
 
 /// Commands with keys, each in a form that all servers take.
-const WITH_KEYS: &str = "GET a|SET a v EX 10|MGET a b c|MSET a 1 b 2|DEL a b c|EXISTS a b|RENAME a b|COPY a b|LPUSH a x y\
-    |LMOVE a b LEFT RIGHT|BLPOP a b 0|BRPOPLPUSH a b 0|SINTERSTORE d a b|SDIFF a b|ZADD z 1 m|BITOP AND d a b|PFMERGE d a b\
-    |GETEX a PERSIST|OBJECT ENCODING a|MEMORY USAGE a|XGROUP CREATE x g 0|XINFO STREAM x|XADD x * f v|XACK x g 1-1|XRANGE x - +\
-    |HSET h f v|TOUCH a b|UNLINK a b|WATCH a b|DUMP a|LCS a b|SMOVE a b m|GEOSEARCHSTORE d s FROMMEMBER m BYRADIUS 1 m|SUBSTR a 0 1\
+const WITH_KEYS: &str = "GET a|SET a v EX 10|MGET a b c|MSET a 1 b 2|DEL a b c|EXISTS a b|RENAME a b|COPY a \
+    b|LPUSH a x y\
+    |LMOVE a b LEFT RIGHT|BLPOP a b 0|BRPOPLPUSH a b 0|SINTERSTORE d a b|SDIFF a b|ZADD z 1 m|BITOP AND d a \
+    b|PFMERGE d a b\
+    |GETEX a PERSIST|OBJECT ENCODING a|MEMORY USAGE a|XGROUP CREATE x g 0|XINFO STREAM x|XADD x * f v|XACK x \
+    g 1-1|XRANGE x - +\
+    |HSET h f v|TOUCH a b|UNLINK a b|WATCH a b|DUMP a|LCS a b|SMOVE a b m|GEOSEARCHSTORE d s FROMMEMBER m \
+    BYRADIUS 1 m|SUBSTR a 0 1\
     |ZRANGESTORE d s 0 -1|PFCOUNT a b|MSETNX a 1 b 2|GETSET a v";
 
 /// Commands whose words decide.
-const ASKED: &str = "ZUNIONSTORE d 2 a b|ZINTER 2 a b|LMPOP 2 a b LEFT|SINTERCARD 2 a b|XREAD COUNT 1 STREAMS x y 0 0\
+const ASKED: &str = "ZUNIONSTORE d 2 a b|ZINTER 2 a b|LMPOP 2 a b LEFT|SINTERCARD 2 a b|XREAD COUNT 1 \
+    STREAMS x y 0 0\
     |XREADGROUP GROUP g c STREAMS x >|EVAL script 1 a|ZMPOP 1 z MIN|BLMPOP 0 1 l LEFT|MIGRATE host 1 a 0 1\
     |GEORADIUS s 1 1 1 m STORE d";
 
@@ -32,7 +37,8 @@ const ASKED: &str = "ZUNIONSTORE d 2 a b|ZINTER 2 a b|LMPOP 2 a b LEFT|SINTERCAR
 const UNKNOWN: &str = "SORT a BY w_*|SORT_RO a GET p_*";
 
 /// Commands without keys.
-const WITHOUT: &str = "PING|SELECT 0|PUBLISH c m|SPUBLISH c m|CLIENT ID|CONFIG GET x|DBSIZE|SCAN 0|KEYS *|FLUSHALL|MULTI|EXEC|SCRIPT EXISTS x\
+const WITHOUT: &str = "PING|SELECT 0|PUBLISH c m|SPUBLISH c m|CLIENT ID|CONFIG GET x|DBSIZE|SCAN 0|KEYS \
+    *|FLUSHALL|MULTI|EXEC|SCRIPT EXISTS x\
     |FUNCTION LIST|OBJECT HELP|GET|GET a b|XGROUP HELP|SUBSCRIBE c";
 
 async fn open(server: &Server) -> Link {

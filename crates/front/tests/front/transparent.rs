@@ -26,22 +26,36 @@ fn address(server: &Server) -> SocketAddr {
     server.addr().parse().expect("an address")
 }
 
-/// One command of each kind there is, in an order that makes sense. Nothing whose reply depends on time or chance.
+/// One command of each kind there is, in an order that makes sense. Nothing whose reply depends on time or
+/// chance.
 fn dialogue() -> Vec<u8> {
     let mut bytes = Vec::new();
-    let lines = "PING|PING hello|ECHO there|SET k v|GET k|GET missing|SET k v2 GET|APPEND k more|STRLEN k|GETRANGE k 0 1\
-                 |INCR n|INCRBYFLOAT n 1.5|INCR k|MSET a 1 b 2 c 3|MGET a missing b|DEL a missing|EXISTS b b|TYPE b\
-                 |RPUSH l 1 2 3|LRANGE l 0 -1|LPOS l 2|LMPOP 2 none l LEFT COUNT 1|BLPOP l 1|SADD s x|SMISMEMBER s x y\
-                 |ZADD z 1.5 m 2 o|ZRANGE z 0 -1 WITHSCORES|ZSCORE z m|ZADD z NX INCR 1 q|HSET h f v g w|HGETALL h|HMGET h f x\
-                 |XADD st 1-1 f v|XADD st 2-1 f w|XRANGE st - +|XREAD COUNT 1 STREAMS st 0|XGROUP CREATE st g 0\
-                 |XREADGROUP GROUP g c COUNT 1 STREAMS st >|XPENDING st g|SETBIT bits 7 1|BITCOUNT bits|PFADD hll a b\
-                 |PFCOUNT hll|GEOADD geo 13.4 52.5 Berlin|GEOPOS geo Berlin|SORT l DESC|COPY k k2|RENAME k2 k3|OBJECT ENCODING n\
-                 |EXPIREAT k3 9999999999|EXPIRETIME k3|PERSIST k3|DBSIZE|SELECT 3|SET other 1|DBSIZE|SELECT 99|SELECT 0\
-                 |MULTI|SET t 1|GET t|LPUSH t x|EXEC|MULTI|NOSUCH|EXEC|MULTI|SET t 2|DISCARD|EXEC|WATCH t|MULTI|GET t|EXEC\
-                 |EVAL return{1,{'a',KEYS[1]},redis.call('GET',KEYS[1])} 1 b|EVALSHA ffff 0|SCAN 0 MATCH nothing COUNT 1000\
-                 |CLIENT SETNAME me|CLIENT GETNAME|CLIENT NO-EVICT on|COMMAND COUNT|CONFIG GET maxmemory|GET|NOSUCH|NOSUCH a b c\
-                 |CLIENT NOSUCH|PUBLISH nobody x|HELLO 3|HGETALL h|ZRANGE z 0 -1 WITHSCORES|ZSCORE z m|SMEMBERS s|GET missing\
-                 |XREAD COUNT 1 STREAMS st 0|CONFIG GET maxmemory-samples|CLIENT GETNAME|SET big |HELLO 4|HELLO 2|HGETALL h|RESET";
+    let lines = "PING|PING hello|ECHO there|SET k v|GET k|GET missing|SET k v2 GET|APPEND k more|STRLEN \
+        k|GETRANGE k 0 1\
+                 |INCR n|INCRBYFLOAT n 1.5|INCR k|MSET a 1 b 2 c 3|MGET a missing b|DEL a missing|EXISTS b \
+                 b|TYPE b\
+                 |RPUSH l 1 2 3|LRANGE l 0 -1|LPOS l 2|LMPOP 2 none l LEFT COUNT 1|BLPOP l 1|SADD s \
+                 x|SMISMEMBER s x y\
+                 |ZADD z 1.5 m 2 o|ZRANGE z 0 -1 WITHSCORES|ZSCORE z m|ZADD z NX INCR 1 q|HSET h f v g \
+                 w|HGETALL h|HMGET h f x\
+                 |XADD st 1-1 f v|XADD st 2-1 f w|XRANGE st - +|XREAD COUNT 1 STREAMS st 0|XGROUP CREATE st \
+                 g 0\
+                 |XREADGROUP GROUP g c COUNT 1 STREAMS st >|XPENDING st g|SETBIT bits 7 1|BITCOUNT \
+                 bits|PFADD hll a b\
+                 |PFCOUNT hll|GEOADD geo 13.4 52.5 Berlin|GEOPOS geo Berlin|SORT l DESC|COPY k k2|RENAME k2 \
+                 k3|OBJECT ENCODING n\
+                 |EXPIREAT k3 9999999999|EXPIRETIME k3|PERSIST k3|DBSIZE|SELECT 3|SET other 1|DBSIZE|SELECT \
+                 99|SELECT 0\
+                 |MULTI|SET t 1|GET t|LPUSH t x|EXEC|MULTI|NOSUCH|EXEC|MULTI|SET t 2|DISCARD|EXEC|WATCH \
+                 t|MULTI|GET t|EXEC\
+                 |EVAL return{1,{'a',KEYS[1]},redis.call('GET',KEYS[1])} 1 b|EVALSHA ffff 0|SCAN 0 MATCH \
+                 nothing COUNT 1000\
+                 |CLIENT SETNAME me|CLIENT GETNAME|CLIENT NO-EVICT on|COMMAND COUNT|CONFIG GET \
+                 maxmemory|GET|NOSUCH|NOSUCH a b c\
+                 |CLIENT NOSUCH|PUBLISH nobody x|HELLO 3|HGETALL h|ZRANGE z 0 -1 WITHSCORES|ZSCORE z \
+                 m|SMEMBERS s|GET missing\
+                 |XREAD COUNT 1 STREAMS st 0|CONFIG GET maxmemory-samples|CLIENT GETNAME|SET big |HELLO \
+                 4|HELLO 2|HGETALL h|RESET";
     for line in lines.split('|') {
         bytes.extend_from_slice(&command(&line.split(' ').collect::<Vec<_>>()));
     }
@@ -121,7 +135,8 @@ fn own_replies_come_in_their_turn() {
     let mut client = served.client();
     let mut reader = Client(client.0.try_clone().expect("a second handle"));
     let mut random = Random(7);
-    let refused = "-ERR whimbrel front refuses MONITOR: its lines cannot be told from replies: connect to the server itself\r\n";
+    let refused = "-ERR whimbrel front refuses MONITOR: its lines cannot be told from replies: connect to \
+        the server itself\r\n";
     let (mut sent, mut expected) = (Vec::new(), Vec::new());
     for i in 0..50_000 {
         match random.below(10) {

@@ -1,7 +1,7 @@
 //! Readers and writers: cluster clients that follow MOVED, at a steady rate.
 //!
-//! A command is due at its time, whether the one before was slow or not, and its latency counts from then: so a stall
-//! of the servers is seen by every command that falls into it.
+//! A command is due at its time, whether the one before was slow or not, and its latency counts from then: so
+//! a stall of the servers is seen by every command that falls into it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -230,8 +230,8 @@ impl Wires {
     /// The reply of whoever owns the slot.
     ///
     /// # Errors
-    /// The server's error if it is not MOVED, MOVED if there are too many in a row, or that of the connection, which
-    /// is opened anew the next time.
+    /// The server's error if it is not MOVED, MOVED if there are too many in a row, or that of the
+    /// connection, which is opened anew the next time.
     pub fn call(&mut self, slot: usize, command: &Cmd) -> RedisResult<Value> {
         let mut redirections = 0;
         loop {

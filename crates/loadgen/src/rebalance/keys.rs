@@ -1,4 +1,5 @@
-//! The keys of a cluster that is rebalanced: what each one holds follows from its number, so that everything can be checked.
+//! The keys of a cluster that is rebalanced: what each one holds follows from its number, so that everything
+//! can be checked.
 
 use redis::{Cmd, Value, cmd};
 
@@ -126,8 +127,8 @@ impl Keys {
         self.command(name, number, words)
     }
 
-    /// Whether a key that nobody writes holds what it was created with: a string all of it, another type as many
-    /// elements.
+    /// Whether a key that nobody writes holds what it was created with: a string all of it, another type as
+    /// many elements.
     pub fn is_right(self, number: u64, reply: &Value) -> bool {
         match self.kind(number) {
             Kind::String => {
@@ -149,8 +150,8 @@ impl Keys {
         }
     }
 
-    /// How often a key was written, by the reply to [`read`](Self::read); `None` if it makes no sense: the key is
-    /// missing, or a list lacks an entry or has one twice.
+    /// How often a key was written, by the reply to [`read`](Self::read); `None` if it makes no sense: the
+    /// key is missing, or a list lacks an entry or has one twice.
     pub fn turns(self, number: u64, reply: Value) -> Option<u64> {
         if self.kind(number) != Kind::Log {
             return redis::from_redis_value(reply).ok();

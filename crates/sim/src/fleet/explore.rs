@@ -101,8 +101,8 @@ fn successors(machines: &mut Machines, world: &World, ticks_until: u8, acts: &mu
     }
 }
 
-/// Visits every state that can be reached within the limits, by the shortest ways, until one is found that must
-/// not be.
+/// Visits every state that can be reached within the limits, by the shortest ways, until one is found that
+/// must not be.
 pub fn explore(bug: Option<Bug>, limits: Limits) -> Report {
     let mut machines = Machines::new(bug);
     let first = machines.first(limits.faults);
@@ -157,8 +157,8 @@ pub struct Walks {
     pub limits: Limits,
 }
 
-/// Goes ways by chance, the same ones each time: much further than all states within reach can be visited. Each ends in a world
-/// that is followed until it comes to rest.
+/// Goes ways by chance, the same ones each time: much further than all states within reach can be visited.
+/// Each ends in a world that is followed until it comes to rest.
 pub fn wander(bug: Option<Bug>, walks: Walks) -> Report {
     let mut report = Report { states: 0, steps: 0, machines: (0, 0), settled: 0, found: None };
     for walk in 0..walks.count {

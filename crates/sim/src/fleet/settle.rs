@@ -20,7 +20,8 @@ impl Machines {
             self.start_coordinator(&mut world, last);
         }
         for round in 0..ROUNDS {
-            // What is sent from now on arrives; what was sent before is lost, but what a process tells itself is not.
+            // What is sent from now on arrives; what was sent before is lost, but what a process tells itself
+            // is not.
             if round == 0 {
                 let mut mail = self.mails.get(world.mail).clone();
                 mail.retain(|letter| matches!(self.letters.get(*letter), Mail::Local(..)));

@@ -219,8 +219,8 @@ impl Machines {
         u64::from(world.now - world.behind[at])
     }
 
-    /// Questions about tables and their answers arrive at once: a late one only makes for more rows than needed. When the
-    /// rows arrive, if they do, is open.
+    /// Questions about tables and their answers arrive at once: a late one only makes for more rows than
+    /// needed. When the rows arrive, if they do, is open.
     fn add_mail(&mut self, world: &mut World, letters: &[u32]) {
         let mut mail = self.mails.get(world.mail).clone();
         let (at_once, later): (Vec<u32>, Vec<u32>) =
@@ -244,7 +244,8 @@ impl Machines {
         let disk = self.disks.get(world.disk);
         let written = |partition| disk.table.row(partition).map_or(0, |row| row.version);
         match mail {
-            // Who is gone does not come back by its number. To one that dies before it was welcomed nothing was said.
+            // Who is gone does not come back by its number. To one that dies before it was welcomed nothing
+            // was said.
             Mail::Up(ToCoordinator { member, body, .. }) => match body {
                 Report::Join { token, .. } => members().any(|member| member.token() == *token),
                 Report::Took { partition, version } => written(*partition) <= *version,

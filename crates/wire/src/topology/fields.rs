@@ -91,7 +91,8 @@ pub(super) fn told_replicas(group: &Group) -> impl Iterator<Item = &Member> {
     group.replicas.iter().filter(|member| member.health != Health::Failed)
 }
 
-/// The nodes of an entry of `CLUSTER SLOTS`: where to connect to, the name, and the other way to name the host.
+/// The nodes of an entry of `CLUSTER SLOTS`: where to connect to, the name, and the other way to name the
+/// host.
 pub(super) fn slot_nodes(group: &Group, protocol: Protocol) -> Bytes {
     let mut out = BytesMut::new();
     for member in std::iter::once(&group.primary).chain(told_replicas(group)) {

@@ -1,10 +1,10 @@
-//! The replies to `CLUSTER SLOTS`, `SHARDS`, `NODES`, `INFO` and `MYID`, built when the slot table changes and not when a
-//! client asks.
+//! The replies to `CLUSTER SLOTS`, `SHARDS`, `NODES`, `INFO` and `MYID`, built when the slot table changes
+//! and not when a client asks.
 //!
-//! The parts of a reply are kept as encoded *pages*: of `CLUSTER SLOTS` one for each 128 slots, with the ranges that begin
-//! in them; of the others one for each few shards. A change encodes the pages again that it touches, nothing else. A small
-//! reply is one piece of memory, a large one the list of its pages: asking for either costs the clone of one [`Arc`],
-//! and sending it is a vectored write from where the pages lie.
+//! The parts of a reply are kept as encoded *pages*: of `CLUSTER SLOTS` one for each 128 slots, with the
+//! ranges that begin in them; of the others one for each few shards. A change encodes the pages again that it
+//! touches, nothing else. A small reply is one piece of memory, a large one the list of its pages: asking for
+//! either costs the clone of one [`Arc`], and sending it is a vectored write from where the pages lie.
 //!
 //! Form and fields are those of Redis 7.0 and Valkey 9.1, compared with them by tests.
 //!
@@ -39,7 +39,8 @@ pub struct Replies {
     /// How many ranges begin in each page of `CLUSTER SLOTS`.
     counts: Vec<usize>,
     shards: Both<ShardPages>,
-    /// For each shard its slots in `CLUSTER SHARDS`, and its lines in `CLUSTER NODES`: the same in both protocols.
+    /// For each shard its slots in `CLUSTER SHARDS`, and its lines in `CLUSTER NODES`: the same in both
+    /// protocols.
     texts: Vec<Texts>,
     /// The pages of `CLUSTER NODES`, which differs in its frame only.
     lines: Vec<Bytes>,
@@ -257,9 +258,10 @@ fn page_of(slot: Slot) -> usize {
 
 /// The pages of `CLUSTER SLOTS` whose ranges, or whose nodes, are others.
 ///
-/// A range can only differ where it begins in changed slots, right after them, or reaches up to them: then it begins where
-/// the range of the slot before them begins. That slot has kept its owner, so where its range begins is only another
-/// place if slots before that have changed, and then their pages are among these for the same reason.
+/// A range can only differ where it begins in changed slots, right after them, or reaches up to them: then it
+/// begins where the range of the slot before them begins. That slot has kept its owner, so where its range
+/// begins is only another place if slots before that have changed, and then their pages are among these for
+/// the same reason.
 fn touched_slot_pages(table: &Table, change: &Change) -> BTreeSet<usize> {
     let mut pages = BTreeSet::new();
     for range in change.slots.ranges() {

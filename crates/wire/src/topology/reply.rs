@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use bytes::{Buf, Bytes, BytesMut};
 
-/// Up to this length a reply is kept in one piece: writing it then takes one entry, and copying it together after a change
-/// takes some microseconds.
+/// Up to this length a reply is kept in one piece: writing it then takes one entry, and copying it together
+/// after a change takes some microseconds.
 const JOINED_BYTES_MAX: usize = 64 << 10;
 
 /// An encoded reply. A clone costs one count of references and keeps what it had when it was made.

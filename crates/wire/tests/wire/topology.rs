@@ -1,4 +1,5 @@
-//! The built replies: kept through changes they are those built anew, and what they say is what the table says.
+//! The built replies: kept through changes they are those built anew, and what they say is what the table
+//! says.
 
 use bytes::{Buf, Bytes};
 use proptest::prelude::*;

@@ -20,8 +20,8 @@ use crate::exit::Exit;
 /// Keys that are read from both servers.
 const SAMPLE_KEYS: usize = 1000;
 
-/// Starts two servers, fills one, copies it into the other with this same binary as a user would, and proves by other
-/// means than `verify` that both are equal. Everything is gone afterwards.
+/// Starts two servers, fills one, copies it into the other with this same binary as a user would, and proves
+/// by other means than `verify` that both are equal. Everything is gone afterwards.
 ///
 /// # Errors
 /// When the servers are not on this machine or go away, or something of our own fails.
@@ -60,7 +60,8 @@ pub fn show(engine: Engine, key_count: u64, interrupt: &Interrupt) -> anyhow::Re
     }
     let rate = (key_count as f64 / wall.as_secs_f64()).round() as u64;
     say(&format!(
-        "\n{keys} keys copied and verified in {}, {} keys/s for both together, and proven equal. Both servers are \
+        "\n{keys} keys copied and verified in {}, {} keys/s for both together, and proven equal. Both \
+            servers are \
          stopped.",
         duration(wall),
         format_count(rate)
@@ -103,7 +104,8 @@ fn prove(source: &Server, target: &Server) -> anyhow::Result<bool> {
     ))?;
     let are_digests_equal = source_digest == target_digest;
     say(&format!(
-        "   DEBUG DIGEST   source {source_digest}\n                  target {target_digest}: {}\n                  \
+        "   DEBUG DIGEST   source {source_digest}\n                  target {target_digest}: \
+            {}\n                  \
          (the servers' own checksum over all keys and values)",
         verdict(are_digests_equal)
     ))?;

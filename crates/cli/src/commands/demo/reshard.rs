@@ -48,14 +48,15 @@ const SETTLE_PAUSE: Duration = Duration::from_millis(100);
 /// Shows it. Everything that was started is gone afterwards.
 ///
 /// # Errors
-/// When the servers are not on this machine or go away, the user stops us, or something of our own fails. What the
-/// proof finds is no error: see the exit code.
+/// When the servers are not on this machine or go away, the user stops us, or something of our own fails.
+/// What the proof finds is no error: see the exit code.
 pub fn show(engine: Engine, keys: u64, interrupt: &Interrupt) -> anyhow::Result<Exit> {
     let keys = Keys::new(keys);
     let total = format_count(keys.total);
     say(&format!(
         "A rebalance under load, on a real cluster ({}): three primaries share {total} keys, a fourth is\n\
-         empty, each has a replica. All of it happens on loopback; servers and files are gone when it ends.\n",
+         empty, each has a replica. All of it happens on loopback; servers and files are gone when it \
+         ends.\n",
         full_version(engine)
     ))?;
     let started = Instant::now();
@@ -79,12 +80,14 @@ pub fn show(engine: Engine, keys: u64, interrupt: &Interrupt) -> anyhow::Result<
         "the cluster should hold {total} keys now, but holds {counted_before}"
     );
     say(&format!(
-        "1. {} servers run, and {total} keys are in: four fifths strings, the rest of the other types. That took {}.",
+        "1. {} servers run, and {total} keys are in: four fifths strings, the rest of the other types. That \
+            took {}.",
         cluster.nodes().len(),
         duration(started.elapsed())
     ))?;
     say(&format!(
-        "2. {WRITERS} clients write and {READERS} read, 4,000 commands a second; they follow MOVED as every cluster client \
+        "2. {WRITERS} clients write and {READERS} read, 4,000 commands a second; they follow MOVED as every \
+            cluster client \
          does, nothing else.",
     ))?;
     let clients = Clients::start(keys, &map);
@@ -109,15 +112,16 @@ pub fn show(engine: Engine, keys: u64, interrupt: &Interrupt) -> anyhow::Result<
         return Ok(if exit == Exit::Success { Exit::Different } else { exit });
     }
     say(&format!(
-        "\nA quarter of {total} keys moved under load in {}; nothing was lost, no client saw an error. All servers are \
+        "\nA quarter of {total} keys moved under load in {}; nothing was lost, no client saw an error. All \
+            servers are \
          stopped.",
         duration(watched.wall)
     ))?;
     Ok(Exit::Success)
 }
 
-/// The laboratory gives every primary its share. The keyless slots of the last one go to the others in thirds. Their
-/// epochs are raised first: so a claim of the last one that is still under way counts no more.
+/// The laboratory gives every primary its share. The keyless slots of the last one go to the others in
+/// thirds. Their epochs are raised first: so a claim of the last one that is still under way counts no more.
 fn empty_the_last(cluster: &Cluster) -> anyhow::Result<()> {
     for owner in 0..OWNERS {
         cmd("CLUSTER").arg("BUMPEPOCH").exec(&mut cluster.connection_to(owner))?;
@@ -233,8 +237,8 @@ struct Watched {
     longest_us: u32,
 }
 
-/// Runs this binary as a user would, with a line of what the clients get every half second, before, meanwhile and
-/// after.
+/// Runs this binary as a user would, with a line of what the clients get every half second, before, meanwhile
+/// and after.
 fn watch(cluster: &Cluster, clients: Clients, interrupt: &Interrupt) -> anyhow::Result<Watched> {
     let scratch = tempfile::Builder::new().prefix("whimbrel-demo-").tempdir()?;
     let (output, errors) = (scratch.path().join("output"), scratch.path().join("errors"));

@@ -47,7 +47,8 @@ async fn agree(
         Question::Finish => {
             let clients = format_count_of(status["clients"].as_u64().unwrap_or(0), "client");
             format!(
-                "End the front from {from} to {to}? It disconnects {clients}, which have to find {to} themselves."
+                "End the front from {from} to {to}? It disconnects {clients}, which have to find {to} \
+                    themselves."
             )
         }
         _ => format!("Move the keys of {from} to {to}?"),

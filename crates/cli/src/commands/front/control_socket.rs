@@ -75,8 +75,8 @@ pub struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Makes sure that nobody else runs a front between these two servers, and takes questions. How far the keys have moved is kept by
-    /// the servers, whatever it listens on; questions find it by that.
+    /// Makes sure that nobody else runs a front between these two servers, and takes questions. How far the
+    /// keys have moved is kept by the servers, whatever it listens on; questions find it by that.
     ///
     /// # Errors
     /// `Unfit` where somebody does; `Own` where the folder cannot be written.

@@ -52,7 +52,8 @@ async fn try_run(
     };
     let forwards = args.joining.forward_listen.is_some();
     let at_source = connections_each(&source, args.link_options()).await;
-    // A client that knows no clusters has a connection to this member, or to others, which has one to the source.
+    // A client that knows no clusters has a connection to this member, or to others, which has one to the
+    // source.
     let options = options(args, 1 + at_source + if forwards { 2 } else { 0 })?;
     refuse_open(args, options.listen, &source).await?;
     if let Some(others) = args.joining.forward_listen.filter(|_| !args.open_to_all) {

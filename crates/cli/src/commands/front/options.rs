@@ -14,7 +14,8 @@ use crate::settings::args::FrontArgs;
 /// File descriptors for what is not clients: the runtime, the listener, the standard streams.
 const OWN_FILES: u64 = 64;
 
-/// Refuses to make a server without a password public, unless that is wanted or clients have to show certificates.
+/// Refuses to make a server without a password public, unless that is wanted or clients have to show
+/// certificates.
 pub async fn refuse_open(args: &FrontArgs, listen: SocketAddr, server: &Endpoint) -> Result<()> {
     if args.open_to_all || args.tls_client_ca.is_some() {
         return Ok(());
@@ -57,8 +58,8 @@ pub async fn files_each(source: &Endpoint, target: Option<&Endpoint>, link: Link
     }
 }
 
-/// Raises the limit of open files for so many clients, each of which takes some connections: its own and those to
-/// servers. Returns for how many it is enough, which are fewer where the system allows no more.
+/// Raises the limit of open files for so many clients, each of which takes some connections: its own and
+/// those to servers. Returns for how many it is enough, which are fewer where the system allows no more.
 fn make_room(clients: u32, files_each: u64) -> Result<u32> {
     let fail = |e: nix::errno::Errno| Error::own("raise the limit of open files", e);
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).map_err(fail)?;

@@ -188,7 +188,8 @@ impl Situation {
                     return Err(usage(&what).with_remedy("leave it out, or leave out --method"));
                 }
             }
-            // What is not possible from outside is refused with its reason as soon as the nodes are looked at.
+            // What is not possible from outside is refused with its reason as soon as the nodes are looked
+            // at.
             MethodChoice::Auto if moving.external_only().is_some() || self.emptied(moves).is_some() => {
                 return Ok((Method::External, PROMISES.to_owned()));
             }

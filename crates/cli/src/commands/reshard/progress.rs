@@ -215,7 +215,8 @@ mod tests {
         assert_eq!(at(80), "37 %  ETA 10.3 s  61,234 keys/s  streaming  07c37dfe -> a1b2c3d4");
         assert_eq!(
             at(120),
-            "████░░░░░░░░  37 %  ETA 10.3 s  61,234 keys/s  streaming  07c37dfe -> a1b2c3d4  370,123 of 1,000,000 keys  batch 2 of 4"
+            "████░░░░░░░░  37 %  ETA 10.3 s  61,234 keys/s  streaming  07c37dfe -> a1b2c3d4  370,123 of \
+                1,000,000 keys  batch 2 of 4"
         );
         assert_eq!(at(200), whole(&row));
         assert!(

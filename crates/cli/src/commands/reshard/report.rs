@@ -63,7 +63,8 @@ pub fn show_reports(show: &Show, reports: &[JobReport], seen: &CanaryReport, dur
         if !report.slots_left_as_is.is_empty() {
             let left = &report.slots_left_as_is;
             say!(
-                "         slots {left} are left as they are: `whimbrel repair` says what is to be done about them"
+                "         slots {left} are left as they are: `whimbrel repair` says what is to be done about \
+                    them"
             );
         }
         if report.ending == Ending::Suspended {
@@ -75,7 +76,8 @@ pub fn show_reports(show: &Show, reports: &[JobReport], seen: &CanaryReport, dur
     }
     if reports.iter().all(|r| r.method == "external") {
         say!(
-            "moved    {} in {}, {} and {} transferred, {} of the keys again because they were written meanwhile",
+            "moved    {} in {}, {} and {} transferred, {} of the keys again because they were written \
+                meanwhile",
             format_count_of(slots as u64, "slot"),
             format_duration_ms(duration_ms),
             format_count_of(sum(|r| r.keys), "key"),
@@ -112,7 +114,8 @@ pub fn show_reports(show: &Show, reports: &[JobReport], seen: &CanaryReport, dur
 /// What our own client met with while slots moved.
 pub fn say_seen(seen: &CanaryReport) {
     say!(
-        "clients  ours asked {}: {} MOVED, {} ASK, {} TRYAGAIN, {} CLUSTERDOWN, {} other errors, {} ms at most",
+        "clients  ours asked {}: {} MOVED, {} ASK, {} TRYAGAIN, {} CLUSTERDOWN, {} other errors, {} ms at \
+            most",
         format_count_of(seen.requests, "time"),
         seen.moved,
         seen.ask,

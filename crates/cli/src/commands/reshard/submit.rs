@@ -30,7 +30,8 @@ const POLL: Duration = Duration::from_millis(250);
 /// How long a daemon that is being restarted is waited for.
 const RECONNECT_MAX: Duration = Duration::from_secs(60);
 
-/// A job that is not listed so many times in a row is gone: its state is being written when it is missed once.
+/// A job that is not listed so many times in a row is gone: its state is being written when it is missed
+/// once.
 const MISSED_MAX: u32 = 4;
 
 /// A job of the daemon, as it lists it.
@@ -80,8 +81,8 @@ impl Submitted {
     }
 }
 
-/// Submits `moves` to the daemon at `endpoint`, shows how they stand until all have ended, and tells what came of them.
-/// `stop` cancels those that have not ended.
+/// Submits `moves` to the daemon at `endpoint`, shows how they stand until all have ended, and tells what
+/// came of them. `stop` cancels those that have not ended.
 pub async fn run(
     endpoint: Endpoint,
     options: LinkOptions,
@@ -147,7 +148,8 @@ impl Daemon {
                 Err(e) if e.is_link() && asked.elapsed() < RECONNECT_MAX => tokio::time::sleep(POLL).await,
                 Err(e) if e.is_link() => {
                     return Err(e.with_remedy(
-                        "jobs that it has taken in go on once it runs again; see CLUSTER GETSLOTMIGRATIONS there",
+                        "jobs that it has taken in go on once it runs again; see CLUSTER GETSLOTMIGRATIONS \
+                            there",
                     ));
                 }
                 outcome => return outcome,
@@ -208,7 +210,8 @@ async fn submit(daemon: &mut Daemon, moves: &[Move], begun: &mut bool) -> Result
         daemon.listed(reply)?.into_iter().filter(|job| !known.contains(&job.name)).collect();
     let mut jobs = Vec::with_capacity(moves.len());
     for planned in moves {
-        // No two jobs that have not ended share a slot: a new one for these slots is the one that was asked for.
+        // No two jobs that have not ended share a slot: a new one for these slots is the one that was asked
+        // for.
         let place = new.iter().position(|job| {
             job.slots == planned.slots
                 && job.target == planned.target.to_string()
@@ -333,7 +336,8 @@ fn elapsed_ms(started: Instant) -> u64 {
     u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Tells what came of the jobs. How many slots of one that did not end well are at its target, the cluster knows.
+/// Tells what came of the jobs. How many slots of one that did not end well are at its target, the cluster
+/// knows.
 async fn report(
     daemon: &Daemon,
     deployment: &Arc<Deployment>,

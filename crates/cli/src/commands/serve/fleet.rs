@@ -157,7 +157,8 @@ pub fn news(before: &FleetStatus, now: &FleetStatus) -> Vec<(String, Value)> {
     };
     for (number, member) in &new {
         match old.get(number) {
-            // It was a member before this coordinator began, which does not know its name until it connects again.
+            // It was a member before this coordinator began, which does not know its name until it connects
+            // again.
             None if !member.connected => {}
             None => say("joined", member, "has joined"),
             Some(was) if member.leaving && !was.leaving => say("leaving", member, "leaves"),

@@ -36,7 +36,8 @@ const NAMES_SHOWN: usize = 10;
 pub async fn run(args: &ServeArgs, stop: CancellationToken) -> Exit {
     if args.at.cluster.is_empty() && !args.coordinator.fleet {
         eprintln!(
-            "error: nothing to serve: name a --cluster to move slots of, be the coordinator of a --fleet, or both"
+            "error: nothing to serve: name a --cluster to move slots of, be the coordinator of a --fleet, or \
+                both"
         );
         return Exit::Usage;
     }
@@ -150,7 +151,8 @@ impl Mover {
             &match left.len() {
                 0 => "stopped".to_owned(),
                 n => format!(
-                    "stopped  with {} interrupted: {}; what is left goes on when it serves again, or with whimbrel jobs resume",
+                    "stopped  with {} interrupted: {}; what is left goes on when it serves again, or with \
+                        whimbrel jobs resume",
                     format_count_of(n as u64, "job"),
                     names(&left)
                 ),

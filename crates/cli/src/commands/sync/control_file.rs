@@ -35,7 +35,8 @@ const LOOK_PERIOD: Duration = Duration::from_millis(20);
 /// How long a question may lie there before it is taken: a process that runs takes it at once.
 const TAKEN_WITHIN: Duration = Duration::from_secs(10);
 
-/// How long a process that has taken it may show nothing of itself: one that runs does so every second, whatever it is at.
+/// How long a process that has taken it may show nothing of itself: one that runs does so every second,
+/// whatever it is at.
 const SHOWN_WITHIN: Duration = Duration::from_secs(30);
 
 /// A cutover that somebody asks for.
@@ -139,11 +140,11 @@ impl ControlFile {
             (None, _) => {
                 let which = if wanted.is_empty() { "" } else { " by this name" };
                 let what = format!("no sync runs in {}{which}", folder.display());
-                Err(Error::unfit(Side::Own, "", "find the sync", what)
-                    .with_remedy(
-                        "start it with whimbrel sync, with --resume where it had begun before; or name its folder with \
+                Err(Error::unfit(Side::Own, "", "find the sync", what).with_remedy(
+                    "start it with whimbrel sync, with --resume where it had begun before; or name its \
+                            folder with \
                          --state-dir",
-                    ))
+                ))
             }
             (Some(last), false) => {
                 let names: Vec<&str> = found.iter().chain([&last]).map(ControlFile::name).collect();
@@ -204,7 +205,8 @@ impl ControlFile {
     }
 
     fn take<T: for<'de> Deserialize<'de>>(&self, ending: &str) -> Option<T> {
-        // Under a name of our own first: a file that was put there after it was looked for must not be removed unread.
+        // Under a name of our own first: a file that was put there after it was looked for must not be
+        // removed unread.
         let taken = self.path(&format!("{ending}-taken"));
         std::fs::rename(self.path(ending), &taken).ok()?;
         let text = safety::read_own(&taken);
@@ -215,8 +217,8 @@ impl ControlFile {
 
     /// Serves those who ask, and shows how the sync stands, until it is dropped.
     pub async fn attend(self, running: Running, asks: mpsc::Sender<Ask>) -> std::convert::Infallible {
-        // Perhaps left over from an earlier run. A process of the same number may run by now that asked for nothing: so it is
-        // not carried out, and one that was asked while this began is told to ask again.
+        // Perhaps left over from an earlier run. A process of the same number may run by now that asked for
+        // nothing: so it is not carried out, and one that was asked while this began is told to ask again.
         if let Some(wish) = self.take::<CutoverRequest>("ask") {
             self.reply(&wish, too_early(&wish));
         }
@@ -303,7 +305,8 @@ impl ControlFile {
     /// Asks the process that runs the sync, and waits for its answer.
     ///
     /// # Errors
-    /// `Own` where it does not run, ends before it answers, is stopped or hangs, or does not answer within `limit`.
+    /// `Own` where it does not run, ends before it answers, is stopped or hangs, or does not answer within
+    /// `limit`.
     pub async fn ask(&self, wish: &CutoverRequest, limit: Duration) -> Result<Reply> {
         self.put_new("ask", wish)?;
         let asked = Instant::now();
@@ -329,14 +332,16 @@ impl ControlFile {
             if !is_taken && asked.elapsed() > TAKEN_WITHIN && std::fs::remove_file(self.path("ask")).is_ok() {
                 let what = format!("{} is stopped or hangs: it has not taken the question", self.name);
                 return Err(Error::own("ask for the cutover", what).with_remedy(
-                    "nothing was begun. See what the process does that runs the sync (SIGCONT has one go on that was \
+                    "nothing was begun. See what the process does that runs the sync (SIGCONT has one go on \
+                        that was \
                      stopped), or end it and go on with --resume",
                 ));
             }
         }
         let what = format!("{} does not answer", self.name);
         Err(Error::own("ask for the cutover", what).with_remedy(
-            "see what the process says that runs the sync; should it have died while writes were paused, the servers let them \
+            "see what the process says that runs the sync; should it have died while writes were paused, the \
+                servers let them \
              go by themselves, after --max-pause at the latest",
         ))
     }

@@ -188,18 +188,22 @@ fn refuse_second(folder: &Path, name: &str) -> Result<()> {
     Err(Error::unfit(Side::Own, "", "sync", what).with_remedy("whimbrel watch shows it"))
 }
 
-/// Clients have been sent away from a source that was cut over: what they wrote to the target since would be replaced.
+/// Clients have been sent away from a source that was cut over: what they wrote to the target since would be
+/// replaced.
 fn refuse_after_cutover(args: &SyncArgs, folder: &Path, source: &Deployment) -> Result<()> {
     let noted = unfence::notes_about(folder, source)?;
     if args.again || noted.is_empty() {
         return Ok(());
     }
     let at = source.endpoint.address.to_string();
-    let what = "a cutover has sent its clients to another server: what they wrote there since would be replaced by what \
+    let what = "a cutover has sent its clients to another server: what they wrote there since would be \
+        replaced by what \
                 is here";
     Err(Error::unfit(Side::Source, at, "sync from it once more", what).with_remedy(
-        "go on with the way back, if one was begun (--reverse-sync): the two sides turned round, with --resume. If clients \
-         are to come back to this source without what they wrote since: whimbrel unfence. If they stay there and this is \
+        "go on with the way back, if one was begun (--reverse-sync): the two sides turned round, with \
+            --resume. If clients \
+         are to come back to this source without what they wrote since: whimbrel unfence. If they stay there \
+         and this is \
          meant all the same: --again",
     ))
 }
@@ -319,7 +323,8 @@ impl Direction {
         match self {
             Direction::Forth => copy_command::AGAIN.to_owned(),
             Direction::Back => format!(
-                "whimbrel sync {} {} --resume, with the users, passwords and other options of the two sides turned round as \
+                "whimbrel sync {} {} --resume, with the users, passwords and other options of the two sides \
+                    turned round as \
                  well,",
                 source.endpoint.address, target.endpoint.address
             ),
@@ -350,8 +355,8 @@ fn say_back(args: &SyncArgs, name: &str, (source, target): (&Deployment, &Deploy
     }
 }
 
-/// The databases: what `--db` or the source's URL says, else all there are, empty ones included: they may not stay so. And
-/// whether it is all.
+/// The databases: what `--db` or the source's URL says, else all there are, empty ones included: they may not
+/// stay so. And whether it is all.
 async fn databases(args: &SyncArgs, source: &Deployment, target: &Deployment) -> Result<(Vec<DbPair>, bool)> {
     let named = args.names.dbs(source, target).await?;
     let all = args.names.dbs.is_empty() && source.endpoint.db.is_none();
@@ -380,7 +385,8 @@ fn remedied(e: Error, is_unfinished: bool) -> Error {
     match (is_about_keys && e.side == Side::Target, is_unfinished) {
         (false, _) => e,
         (true, true) => e.with_remedy(
-            "an earlier sync like this one did not finish: go on with --resume, or add --mirror to begin anew",
+            "an earlier sync like this one did not finish: go on with --resume, or add --mirror to begin \
+                anew",
         ),
         (true, false) => {
             e.with_remedy("empty it; or add --mirror, which replaces or removes the keys that it holds")
@@ -552,7 +558,8 @@ fn show_report(args: &SyncArgs, report: &SyncReport, again: &str) {
     );
     match &report.cutover {
         Some(cutover) if cutover.external.is_some() => say!(
-            "writers  quiet for {} when the target took over; {} keys transferred meanwhile, {} compared in full",
+            "writers  quiet for {} when the target took over; {} keys transferred meanwhile, {} compared in \
+                full",
             format_duration_ms(cutover.pause_ms),
             format_count(cutover.drained),
             format_count(cutover.compared)

@@ -9,8 +9,8 @@ use super::{ClusterAccess, parse_ms};
 /// Where the cluster is and how to reach it.
 #[derive(Debug, Args)]
 pub struct ClusterArgs {
-    /// Any node of the cluster: HOST:PORT, redis://, rediss:// (TLS), valkey:// or valkeys:// (TLS) with user and
-    /// password
+    /// Any node of the cluster: HOST:PORT, redis://, rediss:// (TLS), valkey:// or valkeys:// (TLS) with user
+    /// and password
     #[arg(value_name = "CLUSTER")]
     pub cluster: String,
 
@@ -96,8 +96,8 @@ pub struct RepairArgs {
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
 
-    /// Where jobs are written down: one that was interrupted in this cluster is named [default: $XDG_STATE_HOME/whimbrel or
-    /// ~/.local/state/whimbrel]
+    /// Where jobs are written down: one that was interrupted in this cluster is named [default:
+    /// $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
     #[arg(long, value_name = "FOLDER")]
     pub state_dir: Option<PathBuf>,
 

@@ -13,7 +13,8 @@ use super::parse_ms;
 /// What makes `whimbrel serve` the coordinator of a fleet.
 #[derive(Debug, Args)]
 pub struct CoordinatorArgs {
-    /// Be the coordinator of a fleet of fronts. Its journal is in --state-dir, or in --store; without --cluster it is nothing else
+    /// Be the coordinator of a fleet of fronts. Its journal is in --state-dir, or in --store; without
+    /// --cluster it is nothing else
     #[arg(long, help_heading = "Fleet")]
     pub fleet: bool,
 
@@ -22,17 +23,20 @@ pub struct CoordinatorArgs {
           value_parser = clap::value_parser!(u32).range(1..=i64::from(PARTITIONS_MAX)))]
     pub partitions: u32,
 
-    /// A server or cluster that has the data, as NAME=URL, without a password: members have it of their own. Repeatable
+    /// A server or cluster that has the data, as NAME=URL, without a password: members have it of their own.
+    /// Repeatable
     #[arg(long, value_name = "NAME=URL", requires = "fleet", help_heading = "Fleet", value_parser = parse_backend)]
     pub backend: Vec<(String, String)>,
 
-    /// How long a member may go on without hearing from the coordinator. What a lost member had is given away a little later
+    /// How long a member may go on without hearing from the coordinator. What a lost member had is given away
+    /// a little later
     #[arg(long, value_name = "TIME", default_value = "3s", requires = "fleet", help_heading = "Fleet",
           value_parser = parse_lease)]
     pub lease: u64,
 
     /// An etcd (3.4 or later) that has the journal, and elects one of several coordinators that name it:
-    /// etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...][/PREFIX], or etcds:// for TLS. Two fleets need two prefixes
+    /// etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...][/PREFIX], or etcds:// for TLS. Two fleets need two
+    /// prefixes
     #[arg(long, value_name = "URL", requires = "fleet", help_heading = "Fleet")]
     pub store: Option<String>,
 
@@ -44,12 +48,14 @@ pub struct CoordinatorArgs {
     #[arg(long, value_name = "FILE", requires = "store", help_heading = "Fleet")]
     pub store_ca: Option<PathBuf>,
 
-    /// How long the coordinator that leads may say nothing to --store before another one is elected, in whole seconds
+    /// How long the coordinator that leads may say nothing to --store before another one is elected, in whole
+    /// seconds
     #[arg(long, value_name = "TIME", default_value = "3s", requires = "store", help_heading = "Fleet",
           value_parser = parse_reign)]
     pub reign: u64,
 
-    /// Where members and people reach this coordinator, as others tell them while it leads [default: the address of --listen]
+    /// Where members and people reach this coordinator, as others tell them while it leads [default: the
+    /// address of --listen]
     #[arg(long, value_name = "HOST:PORT", requires = "store", help_heading = "Fleet", value_parser = parse_address)]
     pub announce: Option<String>,
 }
@@ -115,7 +121,8 @@ pub struct FleetArgs {
 pub enum FleetCommand {
     /// Show members, what they have, and what moves
     Status(FleetAt),
-    /// Give a drained member its part of the partitions again, or any member another part; or a backend its part of the data
+    /// Give a drained member its part of the partitions again, or any member another part; or a backend its
+    /// part of the data
     Join {
         #[command(flatten)]
         which: FleetWhich,
@@ -185,8 +192,8 @@ pub struct FleetWhich {
 /// Where the coordinator of a fleet is.
 #[derive(Debug, Args)]
 pub struct FleetAt {
-    /// The coordinator, as given with --listen to whimbrel serve: HOST:PORT, or redis:// with a password. Where there are several,
-    /// all of them: ADDR,ADDR or repeated. The one that leads is found
+    /// The coordinator, as given with --listen to whimbrel serve: HOST:PORT, or redis:// with a password.
+    /// Where there are several, all of them: ADDR,ADDR or repeated. The one that leads is found
     #[arg(long, value_name = "ADDR", required = true, value_delimiter = ',')]
     pub server: Vec<String>,
 

@@ -15,7 +15,8 @@ use super::{Show, SourceAccess, TargetAccess, parse_ms};
     subcommand_negates_reqs = true,
     args_conflicts_with_subcommands = true,
     after_help = "\
-Clients connect to the front as they would to the source, with their own users and passwords, and see no difference.
+Clients connect to the front as they would to the source, with their own users and passwords, and see no \
+difference.
 With --target, `whimbrel front start` moves the keys there while clients are served, and `whimbrel front reverse` back.
 With --join it is one of several that share the slots: docs/operating/fleet.md.
 docs/operating/front.md tells what is bounded, docs/front-commands.md what is done with which command.
@@ -42,16 +43,17 @@ pub struct FrontArgs {
     #[arg(long, value_name = "IP:PORT", required = true)]
     pub listen: Option<SocketAddr>,
 
-    /// Listen for others than this machine although a server wants no password: every client that reaches the front can then use it. Such a server
-    /// protects itself only from other machines, and a front is none
+    /// Listen for others than this machine although a server wants no password: every client that reaches the
+    /// front can then use it. Such a server protects itself only from other machines, and a front is none
     #[arg(long)]
     pub open_to_all: bool,
 
     #[command(flatten)]
     pub joining: JoinArgs,
 
-    /// The source, a server or any node of a cluster: HOST:PORT, redis://, rediss:// (TLS), valkey://, valkeys:// (TLS) or unix://, with
-    /// the user and password by which the front itself looks at it; clients bring their own
+    /// The source, a server or any node of a cluster: HOST:PORT, redis://, rediss:// (TLS), valkey://,
+    /// valkeys:// (TLS) or unix://, with the user and password by which the front itself looks at it; clients
+    /// bring their own
     #[arg(long, value_name = "SOURCE", required_unless_present = "join")]
     pub source: Option<String>,
 
@@ -59,19 +61,19 @@ pub struct FrontArgs {
     #[arg(long, value_name = "TARGET", conflicts_with = "join")]
     pub target: Option<String>,
 
-    /// Present the front as a cluster with one node, for clients that only know clusters. They are told to reach it here; without a
-    /// port, on that of --listen
+    /// Present the front as a cluster with one node, for clients that only know clusters. They are told to
+    /// reach it here; without a port, on that of --listen
     #[arg(long, value_name = "HOST[:PORT]", value_parser = host_and_port, conflicts_with = "join")]
     pub cluster_face: Option<(String, u16)>,
 
-    /// All scripts and functions use only keys that they declare: run them while keys move, too. A script that does not keep to that
-    /// gives wrong results
+    /// All scripts and functions use only keys that they declare: run them while keys move, too. A script
+    /// that does not keep to that gives wrong results
     #[arg(long, requires = "target")]
     pub scripts_declare_keys: bool,
 
-    /// Reads and writes of clients that need nothing of their own connection to the source go over N shared ones, for each user:
-    /// without pipelining that is faster. CLIENT LIST, SLOWLOG and MONITOR of the server show the shared ones then. Until keys begin to
-    /// move, and not for clusters
+    /// Reads and writes of clients that need nothing of their own connection to the source go over N shared
+    /// ones, for each user: without pipelining that is faster. CLIENT LIST, SLOWLOG and MONITOR of the server
+    /// show the shared ones then. Until keys begin to move, and not for clusters
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=64), conflicts_with = "join")]
     pub share_connections: u32,
 
@@ -81,7 +83,8 @@ pub struct FrontArgs {
     #[command(flatten)]
     pub target_access: TargetAccess,
 
-    /// Where it is kept how far the keys have moved [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
+    /// Where it is kept how far the keys have moved [default: $XDG_STATE_HOME/whimbrel or
+    /// ~/.local/state/whimbrel]
     #[arg(long, value_name = "FOLDER", help_heading = "What else")]
     pub state_dir: Option<PathBuf>,
 
@@ -125,8 +128,10 @@ pub struct FrontArgs {
 /// What makes a front a member of a fleet.
 #[derive(Debug, Args)]
 pub struct JoinArgs {
-    /// Be a member of the fleet whose coordinator, whimbrel serve --fleet, is there: HOST:PORT, or redis:// with its password. Where there are several,
-    /// all of them: COORDINATOR,COORDINATOR or repeated. Clients of clusters connect to --listen, and are told which member has which slot. The source is the one that the coordinator names, unless --source does
+    /// Be a member of the fleet whose coordinator, whimbrel serve --fleet, is there: HOST:PORT, or redis://
+    /// with its password. Where there are several, all of them: COORDINATOR,COORDINATOR or repeated. Clients
+    /// of clusters connect to --listen, and are told which member has which slot. The source is the one that
+    /// the coordinator names, unless --source does
     #[arg(long, value_name = "COORDINATOR", value_delimiter = ',', help_heading = "Fleet")]
     pub join: Vec<String>,
 
@@ -134,8 +139,9 @@ pub struct JoinArgs {
     #[arg(long, value_name = "FILE", requires = "join", help_heading = "Fleet")]
     pub join_password_file: Option<PathBuf>,
 
-    /// A server or node whose address the coordinator may name, and that is sent the password of --source-user without TLS: HOST:PORT, repeated or with
-    /// commas. Others are reached with TLS (rediss://), or not at all
+    /// A server or node whose address the coordinator may name, and that is sent the password of
+    /// --source-user without TLS: HOST:PORT, repeated or with commas. Others are reached with TLS
+    /// (rediss://), or not at all
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', requires = "join", help_heading = "Fleet")]
     pub trust_backend: Vec<String>,
 
@@ -149,7 +155,8 @@ pub struct JoinArgs {
     )]
     pub forward_listen: Option<SocketAddr>,
 
-    /// Where clients and other members reach this one, without a port on that of --listen [default: what --listen says]
+    /// Where clients and other members reach this one, without a port on that of --listen [default: what
+    /// --listen says]
     #[arg(long, value_name = "HOST[:PORT]", requires = "join", value_parser = host_and_port, help_heading = "Fleet")]
     pub announce: Option<(String, u16)>,
 
@@ -162,7 +169,8 @@ pub struct JoinArgs {
           value_parser = clap::value_parser!(u32).range(..=1_000))]
     pub weight: u32,
 
-    /// How long it may take to give all slots to other members when it is stopped. What is left then is given away when its lease has ended
+    /// How long it may take to give all slots to other members when it is stopped. What is left then is given
+    /// away when its lease has ended
     #[arg(long, value_name = "TIME", default_value = "60s", requires = "join", value_parser = parse_ms, help_heading = "Fleet")]
     pub leave_timeout: u64,
 }

@@ -12,14 +12,14 @@ use whimbrel_core::units::parse_count;
 /// By which means slots move.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum MethodChoice {
-    /// Whimbrel's own, which compares and bounds pauses; the servers' own on Redis 8.4 and later, where no other leaves
-    /// the source clean
+    /// Whimbrel's own, which compares and bounds pauses; the servers' own on Redis 8.4 and later, where no
+    /// other leaves the source clean
     #[default]
     Auto,
     /// Whimbrel's own: feed, snapshot, catch-up, fence, takeover
     External,
-    /// The servers' own: CLUSTER MIGRATESLOTS of Valkey 9, CLUSTER MIGRATION IMPORT of Redis 8.4. Faster for small keys;
-    /// compares nothing and bounds no pause
+    /// The servers' own: CLUSTER MIGRATESLOTS of Valkey 9, CLUSTER MIGRATION IMPORT of Redis 8.4. Faster for
+    /// small keys; compares nothing and bounds no pause
     Native,
     /// SETSLOT and MIGRATE, key by key, as the classic tools do; for comparison
     Legacy,
@@ -82,7 +82,8 @@ pub struct MovingArgs {
     #[arg(long, value_name = "FOLDER")]
     pub state_dir: Option<PathBuf>,
 
-    /// Hand the moves to a daemon (whimbrel serve), by whose options they are made: HOST:PORT, or redis:// with a password
+    /// Hand the moves to a daemon (whimbrel serve), by whose options they are made: HOST:PORT, or redis://
+    /// with a password
     #[arg(long, value_name = "ADDR", help_heading = "Daemon", conflicts_with_all = [
         "method", "max_pause", "verify", "no_brake", "batch_keys", "memory", "big_key", "rate_keys", "rate_bytes", "state_dir",
     ])]
@@ -134,8 +135,8 @@ impl MovingArgs {
     }
 }
 
-/// What makes no sense for a daemon, of the options that it shares with the commands that move slots. `--listen` is
-/// always there, so that each of these is refused.
+/// What makes no sense for a daemon, of the options that it shares with the commands that move slots.
+/// `--listen` is always there, so that each of these is refused.
 fn not_served(arg: clap::Arg) -> clap::Arg {
     arg.hide(true).conflicts_with("listen")
 }
@@ -179,7 +180,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE", help_heading = "Daemon")]
     pub listen_password_file: Option<PathBuf>,
 
-    /// Show how it stands on IP:PORT: /metrics for Prometheus, /healthz, /readyz, /status. Read only, and without a login
+    /// Show how it stands on IP:PORT: /metrics for Prometheus, /healthz, /readyz, /status. Read only, and
+    /// without a login
     #[arg(long, value_name = "ADDR", help_heading = "Daemon")]
     pub http: Option<SocketAddr>,
 
@@ -304,7 +306,8 @@ pub struct DrainArgs {
 /// What to do with jobs.
 #[derive(Debug, Subcommand)]
 pub enum JobsCommand {
-    /// List all jobs that are written down here, and copies and syncs that have not ended, with the command that goes on with each
+    /// List all jobs that are written down here, and copies and syncs that have not ended, with the command
+    /// that goes on with each
     List,
     /// Show one job
     Show {

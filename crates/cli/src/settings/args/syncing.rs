@@ -23,7 +23,8 @@ pub enum FeedChoice {
 /// `whimbrel sync`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The target is kept equal to the source: what is deleted there is removed here. Give it up with Ctrl-C; --resume goes on
+The target is kept equal to the source: what is deleted there is removed here. Give it up with Ctrl-C; \
+--resume goes on
 later. When it follows, `whimbrel cutover` has the target take over.
 
 Examples:
@@ -44,11 +45,13 @@ pub struct SyncArgs {
     #[arg(long, help_heading = "Existing keys")]
     pub mirror: bool,
 
-    /// Sync from a source whose clients a cutover has sent away, although what they wrote elsewhere since is replaced
+    /// Sync from a source whose clients a cutover has sent away, although what they wrote elsewhere since is
+    /// replaced
     #[arg(long, help_heading = "Existing keys")]
     pub again: bool,
 
-    /// Look at both sides, attach the feeds and let them go, with --mirror count the keys that the target would lose, write nothing
+    /// Look at both sides, attach the feeds and let them go, with --mirror count the keys that the target
+    /// would lose, write nothing
     #[arg(long, conflicts_with = "yes", help_heading = "What else")]
     pub dry_run: bool,
 
@@ -75,18 +78,21 @@ pub struct SyncArgs {
     #[arg(long, value_enum, default_value_t = FeedChoice::Auto, help_heading = "What else")]
     pub feed: FeedChoice,
 
-    /// What the source calls PSYNC, where a service has renamed it; HOST:PORT=NAME for one primary; repeatable
+    /// What the source calls PSYNC, where a service has renamed it; HOST:PORT=NAME for one primary;
+    /// repeatable
     #[arg(long, value_name = "NAME", help_heading = "What else")]
     pub source_psync: Vec<String>,
 
-    /// Names of touched keys remembered for each primary of the source; beyond it whole slots are transferred again
+    /// Names of touched keys remembered for each primary of the source; beyond it whole slots are transferred
+    /// again
     #[arg(long, value_name = "BYTES", default_value = "256MiB", value_parser = parse_bytes, help_heading = "Limits")]
     pub feed_memory: u64,
 
     #[command(flatten)]
     pub limits: Limits,
 
-    /// Show how it stands on IP:PORT: /metrics for Prometheus, /healthz, /readyz, /status. Read only, and without a login
+    /// Show how it stands on IP:PORT: /metrics for Prometheus, /healthz, /readyz, /status. Read only, and
+    /// without a login
     #[arg(long, value_name = "ADDR", help_heading = "Progress")]
     pub http: Option<SocketAddr>,
 
@@ -97,7 +103,8 @@ pub struct SyncArgs {
 /// `whimbrel unfence`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-CLUSTER is the source of the sync that was cut over; it may be a standalone server too. A client that writes to it from now on writes
+CLUSTER is the source of the sync that was cut over; it may be a standalone server too. A client that writes \
+to it from now on writes
 to data that nobody follows any more: `whimbrel cutover --fence acl --back` loses nothing instead, where --reverse-sync was given.
 
 Examples:
@@ -136,7 +143,8 @@ pub struct WatchArgs {
     /// The sync, or the beginning of its name [default: the only one that runs]
     pub job: Option<String>,
 
-    /// Ask a sync on another machine, or the coordinator of a fleet, by the HOST:PORT that it was given with --http
+    /// Ask a sync on another machine, or the coordinator of a fleet, by the HOST:PORT that it was given with
+    /// --http
     #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["job", "state_dir"])]
     pub at: Option<String>,
 
@@ -156,7 +164,8 @@ pub struct WatchArgs {
 /// How writers are kept away from the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum FenceChoice {
-    /// Not at all: writes resume when both sides are equal, and the sync goes on following clients that still write
+    /// Not at all: writes resume when both sides are equal, and the sync goes on following clients that still
+    /// write
     None,
     /// Writes stay paused for --fence-for, and clients have to find the target meanwhile
     Pause,
@@ -164,8 +173,8 @@ pub enum FenceChoice {
     Acl,
     /// The source becomes a replica of nobody, which serves reads and refuses writes; not for clusters
     ReadonlyReplica,
-    /// By you: stop the writers when whimbrel says so. It waits until nothing is written any more (--quiet-for), compares all
-    /// keys, and needs no right to pause clients
+    /// By you: stop the writers when whimbrel says so. It waits until nothing is written any more
+    /// (--quiet-for), compares all keys, and needs no right to pause clients
     External,
 }
 
@@ -185,7 +194,8 @@ pub enum CompareChoice {
 /// `whimbrel cutover`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Holds the writers of the source, transfers what is left, compares, fences the writers off. If that does not succeed within
+Holds the writers of the source, transfers what is left, compares, fences the writers off. If that does not \
+succeed within
 --max-pause, they are let go and the sync goes on as before.
 
 Examples:
@@ -225,12 +235,13 @@ pub struct CutoverArgs {
     #[arg(long, value_enum)]
     pub compare: Option<CompareChoice>,
 
-    /// Be able to come back: the same process goes on following the target back into the source, which needs a fence that
-    /// does not hold whimbrel (acl or pause)
+    /// Be able to come back: the same process goes on following the target back into the source, which needs
+    /// a fence that does not hold whimbrel (acl or pause)
     #[arg(long)]
     pub reverse_sync: bool,
 
-    /// Come back, with the sync that a cutover with --reverse-sync has begun: let writers in again where they came from
+    /// Come back, with the sync that a cutover with --reverse-sync has begun: let writers in again where they
+    /// came from
     #[arg(long, conflicts_with = "reverse_sync")]
     pub back: bool,
 

@@ -1,4 +1,5 @@
-//! A fleet of processes: the coordinator is the real binary, members are this test's own binary, which is killed and stopped.
+//! A fleet of processes: the coordinator is the real binary, members are this test's own binary, which is
+//! killed and stopped.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read, Write};

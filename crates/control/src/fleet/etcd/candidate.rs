@@ -55,11 +55,12 @@ enum End {
 }
 
 impl Candidate {
-    /// Looks whether the store is reached and has this fleet or none. Nobody is served before [`Candidate::run`]; until then, and
-    /// while it stands by, [`Fleet`] says who leads.
+    /// Looks whether the store is reached and has this fleet or none. Nobody is served before
+    /// [`Candidate::run`]; until then, and while it stands by, [`Fleet`] says who leads.
     ///
     /// # Errors
-    /// Where etcd is not reached within 10 s, or refuses the login; `Own` where it has a fleet of another number of partitions.
+    /// Where etcd is not reached within 10 s, or refuses the login; `Own` where it has a fleet of another
+    /// number of partitions.
     pub async fn open(options: CandidateOptions) -> Result<(Fleet, Candidate)> {
         let store = Arc::new(options.store.clone());
         let mut client = Client::new(store.clone(), PATIENCE);
@@ -80,7 +81,8 @@ impl Candidate {
         &self.store
     }
 
-    /// Stands for election, coordinates, and stands again, until `stop`. `address` is where others reach this one.
+    /// Stands for election, coordinates, and stands again, until `stop`. `address` is where others reach this
+    /// one.
     ///
     /// # Errors
     /// Where what is in the store, or what etcd allows, has to be put right first.

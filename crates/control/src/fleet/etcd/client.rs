@@ -1,5 +1,5 @@
-//! Calls to etcd's JSON gateway: plain HTTP, so that whimbrel builds with nothing but cargo and a C compiler. The client libraries
-//! that speak gRPC need the compiler of its schemas.
+//! Calls to etcd's JSON gateway: plain HTTP, so that whimbrel builds with nothing but cargo and a C compiler.
+//! The client libraries that speak gRPC need the compiler of its schemas.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,12 +80,13 @@ impl Client {
         &self.options
     }
 
-    /// Calls one server after another until one has answered, or until `deadline`; each is asked once at least where the time
-    /// suffices. Where the answer is lost it may be called several times: what is called has to allow that.
+    /// Calls one server after another until one has answered, or until `deadline`; each is asked once at
+    /// least where the time suffices. Where the answer is lost it may be called several times: what is called
+    /// has to allow that.
     ///
     /// # Errors
-    /// The last one: [`Error::is_link`] where no server could be reached or do it now. `Auth` for the login. Else `Unfit`: etcd
-    /// refuses it.
+    /// The last one: [`Error::is_link`] where no server could be reached or do it now. `Auth` for the login.
+    /// Else `Unfit`: etcd refuses it.
     pub(super) async fn call(
         &mut self,
         path: &'static str,
@@ -149,7 +150,8 @@ impl Client {
             let kind = ErrorKind::Broken(std::io::Error::other(e));
             Failure::Elsewhere(Error::new(Side::Store, at.clone(), "ask etcd", kind))
         };
-        // It was made just above where it was not there. It is taken out, so that a call that is dropped half-way leaves none.
+        // It was made just above where it was not there. It is taken out, so that a call that is dropped
+        // half-way leaves none.
         let Some(mut http) = self.http.take() else { return Err(slow()) };
         let mut request =
             Request::post(path).header(HOST, at.clone()).header(CONTENT_TYPE, "application/json");

@@ -1,11 +1,13 @@
 //! Who leads, and until when.
 //!
-//! Whoever makes the key `PREFIX/leader` is elected, until that key is gone: etcd deletes it when the lease runs out that it hangs on.
-//! Whoever leads hangs it on a new lease again and again, and each time the reign is as long as the lease, counted from before etcd was
-//! asked, by this machine's clock, and less what clocks may differ by. So it is over here before etcd can elect another one.
+//! Whoever makes the key `PREFIX/leader` is elected, until that key is gone: etcd deletes it when the lease
+//! runs out that it hangs on. Whoever leads hangs it on a new lease again and again, and each time the reign
+//! is as long as the lease, counted from before etcd was asked, by this machine's clock, and less what clocks
+//! may differ by. So it is over here before etcd can elect another one.
 //!
-//! etcd's own way to keep a lease alive asks one server alone. One that led the others and then stood still may say yes although they
-//! have let the lease run out meanwhile. Granting a lease and moving a key are agreed on by a majority.
+//! etcd's own way to keep a lease alive asks one server alone. One that led the others and then stood still
+//! may say yes although they have let the lease run out meanwhile. Granting a lease and moving a key are
+//! agreed on by a majority.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +34,8 @@ pub(super) enum Outcome {
 pub(super) struct Office {
     /// The revision in which the key of the election was made.
     pub(super) elected_at: i64,
-    /// Until when nobody else can be elected, in milliseconds of this machine's clock; 0 once that is not so any more.
+    /// Until when nobody else can be elected, in milliseconds of this machine's clock; 0 once that is not so
+    /// any more.
     pub(super) until_ms: watch::Receiver<u64>,
     options: Arc<EtcdOptions>,
     /// Ends with this.
@@ -168,8 +171,8 @@ impl Keeper {
         }
     }
 
-    /// Hangs the key on a new lease, if nothing was done with it since `changed_at`. Otherwise what was sent before and arrives
-    /// late could hang it on an older lease again.
+    /// Hangs the key on a new lease, if nothing was done with it since `changed_at`. Otherwise what was sent
+    /// before and arrives late could hang it on an older lease again.
     async fn renew(&mut self, changed_at: i64) -> Result<(Kept, Lease)> {
         let deadline = Instant::now() + self.client.patience;
         let lease = Lease::granted(&mut self.client, &self.terms, deadline).await?;

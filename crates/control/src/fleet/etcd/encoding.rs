@@ -19,8 +19,8 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use whimbrel_core::fleet::{Partition, Record, Table};
 
-/// How many rows lie under one key. etcd takes 128 operations in a transaction: so the rows of the usual table take three
-/// transactions, and one row costs no more than half a KiB.
+/// How many rows lie under one key. etcd takes 128 operations in a transaction: so the rows of the usual
+/// table take three transactions, and one row costs no more than half a KiB.
 pub(super) const ROWS_OF_CHUNK: u32 = 64;
 
 /// A key of etcd's answer.

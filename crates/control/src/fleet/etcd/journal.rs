@@ -1,12 +1,13 @@
 //! The journal of a fleet in etcd.
 //!
-//! Each transaction moves `head` from one number of this coordinator's term to the next, on the condition that it is still at the
-//! first one, and that the key by which this coordinator was elected is still the same. So a transaction is done once however often it
-//! is sent, one that was lost on its way and arrives late is refused, and so is everything of a coordinator after which another one
-//! has begun.
+//! Each transaction moves `head` from one number of this coordinator's term to the next, on the condition
+//! that it is still at the first one, and that the key by which this coordinator was elected is still the
+//! same. So a transaction is done once however often it is sent, one that was lost on its way and arrives
+//! late is refused, and so is everything of a coordinator after which another one has begun.
 //!
-//! What does not fit into one transaction is first written beside the rest, in pieces. It counts from the moment at which `redo` says
-//! how many there are. What it changes is carried over before anything else is written.
+//! What does not fit into one transaction is first written beside the rest, in pieces. It counts from the
+//! moment at which `redo` says how many there are. What it changes is carried over before anything else is
+//! written.
 
 #[cfg(test)]
 mod tests;
@@ -85,10 +86,12 @@ pub(super) async fn check(client: &mut Client, partitions: u32, deadline: Instan
 }
 
 impl EtcdJournal {
-    /// Begins a new term, in which the journal takes nothing of earlier ones any more, and reads what there is from that moment.
+    /// Begins a new term, in which the journal takes nothing of earlier ones any more, and reads what there
+    /// is from that moment.
     ///
     /// # Errors
-    /// `Own` where what is there is not of this fleet, or somebody else has been elected meanwhile; else as [`Client::call`].
+    /// `Own` where what is there is not of this fleet, or somebody else has been elected meanwhile; else as
+    /// [`Client::call`].
     pub(super) async fn begin(
         options: &Arc<EtcdOptions>,
         office: &Office,
@@ -223,7 +226,8 @@ impl EtcdJournal {
         Ok(())
     }
 
-    /// Gives each backend the number that it had, or the next one, and writes that down. Each is a name and where it is.
+    /// Gives each backend the number that it had, or the next one, and writes that down. Each is a name and
+    /// where it is.
     ///
     /// # Errors
     /// As [`FleetJournal::name_backends`](crate::fleet::FleetJournal::name_backends).

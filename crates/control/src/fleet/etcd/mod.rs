@@ -5,7 +5,8 @@
 //! - [`encoding`]: what is under which key;
 //! - [`journal`]: what is written down, by whom as long as nobody came after;
 //! - [`election`]: who leads, and until when;
-//! - [`Candidate`]: one process of several. It stands by until it is elected, coordinates, and stands by again.
+//! - [`Candidate`]: one process of several. It stands by until it is elected, coordinates, and stands by
+//!   again.
 //!
 //! `docs/design/fleet.md` says what guards what.
 

@@ -19,8 +19,8 @@ const FIRST_BACKEND: u32 = 0;
 /// How a coordinator works.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Options {
-    /// How many members should hold a partition, its owner included, as far as there are enough of them; at most
-    /// [`HOLDERS_MAX`](super::HOLDERS_MAX).
+    /// How many members should hold a partition, its owner included, as far as there are enough of them; at
+    /// most [`HOLDERS_MAX`](super::HOLDERS_MAX).
     pub copies: usize,
     /// How long a member may serve after it asked, by its own clock, in milliseconds.
     pub lease_ms: u64,
@@ -32,7 +32,8 @@ pub struct Options {
     pub transfer_ms: u64,
     /// The most moves that a member takes part in at once.
     pub moves_per_member: u32,
-    /// While partitions move, members that take no part hear of them at most once per this number of moves, all together.
+    /// While partitions move, members that take no part hear of them at most once per this number of moves,
+    /// all together.
     pub batch: u32,
     /// How often members are asked whether their table is the same, in milliseconds, while nothing moves.
     pub ask_ms: u64,
@@ -54,8 +55,9 @@ impl Default for Options {
 }
 
 impl Options {
-    /// How long the coordinator waits, by its own clock, after it heard of a member, before it gives away what that member
-    /// owns: the lease, as much more as the clocks may differ, and one for the rounding of both.
+    /// How long the coordinator waits, by its own clock, after it heard of a member, before it gives away
+    /// what that member owns: the lease, as much more as the clocks may differ, and one for the rounding of
+    /// both.
     pub fn expire_ms(&self) -> u64 {
         let drift_ms = self.lease_ms.saturating_mul(self.drift_per_mille).div_ceil(1_000);
         self.lease_ms.saturating_add(drift_ms).saturating_add(1)
@@ -76,7 +78,8 @@ pub enum Input {
     },
     /// There is a new connection to this member: what was sent on the last one may be lost.
     Linked(MemberId),
-    /// Whether to leave partitions where they are when members join. Those without an owner get one all the same.
+    /// Whether to leave partitions where they are when members join. Those without an owner get one all the
+    /// same.
     Hold(bool),
     /// A member should hold nothing any more, and leave then.
     Leave(MemberId),
@@ -87,15 +90,16 @@ pub enum Input {
         /// Its part from now on.
         weight: u32,
     },
-    /// A backend should have another part of the data: in relation to others, 0 for none. Until one is given, the first has all.
+    /// A backend should have another part of the data: in relation to others, 0 for none. Until one is given,
+    /// the first has all.
     WeighBackend {
         /// Its number.
         backend: u32,
         /// Its part from now on.
         weight: u32,
     },
-    /// Nobody else is the coordinator before this time of its own clock. Only where a store is shared by several; after it
-    /// no lease is given any more.
+    /// Nobody else is the coordinator before this time of its own clock. Only where a store is shared by
+    /// several; after it no lease is given any more.
     Reign {
         /// In milliseconds of its own clock.
         until_ms: u64,
@@ -114,8 +118,8 @@ pub enum Recipient {
 /// What a coordinator wants done.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Output {
-    /// Write these down, after all earlier ones. Answered by [`Input::Journaled`] when they are on disk, not before. Several
-    /// may be written at once. Where it fails, the coordinator has to end.
+    /// Write these down, after all earlier ones. Answered by [`Input::Journaled`] when they are on disk, not
+    /// before. Several may be written at once. Where it fails, the coordinator has to end.
     Journal {
         /// Counts up.
         number: u64,
@@ -183,7 +187,8 @@ pub struct Coordinator {
     backend_targets: Vec<u32>,
     /// For each owner the partitions that it has to give away or to copy.
     queues: BTreeMap<MemberId, VecDeque<Partition>>,
-    /// The same of those whose data should have another backend. They come after all others, and may fail for ever: what is too large stays.
+    /// The same of those whose data should have another backend. They come after all others, and may fail for
+    /// ever: what is too large stays.
     data_queues: BTreeMap<MemberId, VecDeque<Partition>>,
     /// What failed, and when to try it again.
     later: VecDeque<(u64, Partition)>,
@@ -207,11 +212,12 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// A new coordinator that goes on from what the last one wrote down. It takes every member for one that has just renewed
-    /// its lease: the last coordinator may have granted it.
+    /// A new coordinator that goes on from what the last one wrote down. It takes every member for one that
+    /// has just renewed its lease: the last coordinator may have granted it.
     ///
-    /// `snapshot.term` is this coordinator's own: the store raised it in the transaction that the snapshot was read in, or
-    /// before. From then on it refuses what an earlier coordinator writes, so the snapshot has everything.
+    /// `snapshot.term` is this coordinator's own: the store raised it in the transaction that the snapshot
+    /// was read in, or before. From then on it refuses what an earlier coordinator writes, so the snapshot
+    /// has everything.
     pub fn recover(snapshot: Snapshot, options: Options, now_ms: u64, out: &mut Vec<Output>) -> Coordinator {
         let expires_ms = now_ms + options.expire_ms();
         let peer = |enrolled| Peer { enrolled, expires_ms, told: 0, moves: 0 };
@@ -282,7 +288,8 @@ impl Coordinator {
         self.joining.len() + self.peers.len()
     }
 
-    /// How many changes have not been sent to a member, and in how many moves it takes part; `None` where there is no such member.
+    /// How many changes have not been sent to a member, and in how many moves it takes part; `None` where
+    /// there is no such member.
     pub fn lag(&self, member: MemberId) -> Option<(u64, u32)> {
         let end = self.log_start + self.log.len() as u64;
         self.peers.get(&member).map(|peer| (end.saturating_sub(peer.told), peer.moves))
@@ -308,7 +315,8 @@ impl Coordinator {
         weights
     }
 
-    /// Whether nothing moves, nothing waits to move, and everything is on disk. Data that could not be carried to another backend may wait.
+    /// Whether nothing moves, nothing waits to move, and everything is on disk. Data that could not be
+    /// carried to another backend may wait.
     pub fn is_idle(&self) -> bool {
         self.running.is_empty()
             && self.unwritten.is_empty()
@@ -317,7 +325,8 @@ impl Coordinator {
             && (self.data_rests || self.data_queues.values().all(VecDeque::is_empty))
     }
 
-    /// Takes in what happened at `now_ms` of a monotonic clock, and adds what is to be done, to be done in this order.
+    /// Takes in what happened at `now_ms` of a monotonic clock, and adds what is to be done, to be done in
+    /// this order.
     pub fn handle(&mut self, now_ms: u64, input: Input, out: &mut Vec<Output>) {
         match input {
             _ if self.is_over => return,

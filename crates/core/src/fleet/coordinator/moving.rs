@@ -14,12 +14,14 @@ use crate::fleet::plan::{Step, next_step};
 use crate::fleet::table::Partition;
 use crate::fleet::table::{Applied, Change, Holders, MemberId, Row};
 
-/// Data that could not be carried is tried again after this many times [`Options::retry_ms`](super::Options::retry_ms); and whenever some could not, all
-/// other data rests for as many. Where everything fails, that bounds how often.
+/// Data that could not be carried is tried again after this many times
+/// [`Options::retry_ms`](super::Options::retry_ms); and whenever some could not, all other data rests for as
+/// many. Where everything fails, that bounds how often.
 const DATA_LATER: u64 = 20;
 const DATA_REST: u64 = 2;
 
-/// How many partitions of an owner are searched for a move. More would make a step slow where all destinations are busy.
+/// How many partitions of an owner are searched for a move. More would make a step slow where all
+/// destinations are busy.
 const LOOK_MAX: usize = 64;
 
 /// What is to be moved of a partition next.
@@ -114,7 +116,8 @@ impl Coordinator {
         self.peers.get(&member).is_some_and(|peer| peer.moves < self.options.moves_per_member)
     }
 
-    /// The first partition of an owner whose destination has room. Drops on its way what is not to be done any more.
+    /// The first partition of an owner whose destination has room. Drops on its way what is not to be done
+    /// any more.
     fn next_of(&mut self, source: MemberId, of_data: bool) -> Option<Partition> {
         let mut at = 0;
         while at < LOOK_MAX {
@@ -211,8 +214,8 @@ impl Coordinator {
         }
     }
 
-    /// A source speaks of a move that nobody runs: of an earlier coordinator, or one that was given up. It may have sealed the
-    /// partition, and only a later version ends that.
+    /// A source speaks of a move that nobody runs: of an earlier coordinator, or one that was given up. It
+    /// may have sealed the partition, and only a later version ends that.
     fn orphan(&mut self, member: MemberId, moving: Move, out: &mut Vec<Output>) {
         let row = self.row(moving.partition);
         if row.version > moving.from {
@@ -222,9 +225,9 @@ impl Coordinator {
         }
     }
 
-    /// Raises the version, so that nothing of the move can count any more: who held the partition before holds it, as far as they
-    /// are there. Its data stays where it is written down to be: once that is another backend everything is there, and clients may
-    /// have written to it.
+    /// Raises the version, so that nothing of the move can count any more: who held the partition before
+    /// holds it, as far as they are there. Its data stays where it is written down to be: once that is
+    /// another backend everything is there, and clients may have written to it.
     fn give_up(&mut self, partition: Partition) {
         let Some(running) = self.running.get_mut(&partition) else { return };
         running.stage = Stage::Writing { commits: false };

@@ -5,7 +5,8 @@ use crate::fleet::message::{ITEMS_MAX, Order};
 use crate::fleet::table::Partition;
 use crate::fleet::table::{Change, MemberId, Row};
 
-/// Changes that are kept for members that have not heard of them. A member that is further behind is asked for its versions.
+/// Changes that are kept for members that have not heard of them. A member that is further behind is asked
+/// for its versions.
 const LOG_MAX: usize = 16_384;
 
 /// The most changes in one message.
@@ -53,13 +54,15 @@ impl Coordinator {
         }
     }
 
-    /// Tells those who wait for it at once, a bystander when there is a batch, and everybody when nothing moves any more.
+    /// Tells those who wait for it at once, a bystander when there is a batch, and everybody when nothing
+    /// moves any more.
     pub(super) fn spread(&mut self, out: &mut Vec<Output>) {
         while let Some(member) = self.urgent.pop_first() {
             self.tell(member, false, out);
         }
         if self.since_batch >= self.options.batch {
-            // The one that is furthest behind. One for each batch: so their number does not grow with the fleet's.
+            // The one that is furthest behind. One for each batch: so their number does not grow with the
+            // fleet's.
             let last = self.peers.iter().min_by_key(|(_, peer)| peer.told).map(|(id, _)| *id);
             if let Some(member) = last.filter(|member| self.is_behind(*member)) {
                 let news = self.news_for(member);

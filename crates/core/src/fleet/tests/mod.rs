@@ -308,9 +308,11 @@ proptest! {
             prop_assert!(got * sum as usize >= share.saturating_sub(sum as usize), "{backend} got {got}");
             prop_assert!(got * (sum as usize) <= share + sum as usize, "{backend} got {got}");
             let stayed = at.iter().zip(&targets).filter(|(from, to)| from == to && **from == *backend).count();
-            prop_assert_eq!(stayed, got.min(had), "a node with too little gives nothing, and one with too much gets nothing");
+            prop_assert_eq!(stayed, got.min(had), "a node with too little gives nothing, and one with too \
+                much gets nothing");
         }
-        prop_assert_eq!(plan_backends(&at_backends(&targets), &named), targets, "then nothing is left to be done");
+        prop_assert_eq!(plan_backends(&at_backends(&targets), &named), targets, "then nothing is left to be \
+            done");
     }
 }
 

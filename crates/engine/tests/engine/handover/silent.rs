@@ -15,8 +15,8 @@ async fn what_was_dropped_half_way_is_found_out_and_mended() {
     super::what_was_dropped_half_way_is_found_out_and_mended(Engine::Valkey80).await;
 }
 
-/// The first time that a node of Valkey 8.0 tells others of a raised epoch is up to chance, and takes seconds: no batch may
-/// depend on one of the source's.
+/// The first time that a node of Valkey 8.0 tells others of a raised epoch is up to chance, and takes
+/// seconds: no batch may depend on one of the source's.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_batch_waits_for_an_epoch_that_nobody_announces() {
     let field = Field::new(Engine::Valkey80).await;
@@ -35,8 +35,8 @@ async fn no_batch_waits_for_an_epoch_that_nobody_announces() {
     field.keys_are_at(&moving, 1, 0, keys).await;
 }
 
-/// On Valkey 8.0 a claim reaches the other nodes by chance, unless a `SETSLOT` follows. Where the target's replicas keep it from
-/// that, the take-over does without.
+/// On Valkey 8.0 a claim reaches the other nodes by chance, unless a `SETSLOT` follows. Where the target's
+/// replicas keep it from that, the take-over does without.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_claim_is_followed_by_one_that_all_nodes_hear() {
     let field = Field::new(Engine::Valkey80).await;

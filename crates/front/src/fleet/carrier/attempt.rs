@@ -10,14 +10,16 @@ use whimbrel_wire::payload::Dialect;
 /// A slot with more keys is not moved: nobody is served while it is.
 pub const LOAD_KEYS_MAX: u64 = 50_000;
 
-/// A slot with more keys is not carried. It is more than [`LOAD_KEYS_MAX`], since clients may write between the look and the move.
+/// A slot with more keys is not carried. It is more than [`LOAD_KEYS_MAX`], since clients may write between
+/// the look and the move.
 pub const CARRY_KEYS_MAX: u64 = 2 * LOAD_KEYS_MAX;
 
-/// Says which attempt of which owner this is. Later attempts have a greater one: by the version of the partition's row first, then by the
-/// coordinator's term.
+/// Says which attempt of which owner this is. Later attempts have a greater one: by the version of the
+/// partition's row first, then by the coordinator's term.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Token {
-    /// The version of the row that the attempt starts from. Each attempt raises it, whether it succeeds or fails.
+    /// The version of the row that the attempt starts from. Each attempt raises it, whether it succeeds or
+    /// fails.
     pub version: u64,
     /// The term of the coordinator that ordered it.
     pub term: u64,
@@ -48,7 +50,8 @@ pub enum Refusal {
         /// Whose it is now.
         by: Token,
     },
-    /// Where the keys would go to there are others in this slot that no attempt has left: it was never fenced. They may be somebody's.
+    /// Where the keys would go to there are others in this slot that no attempt has left: it was never
+    /// fenced. They may be somebody's.
     Occupied {
         /// How many.
         keys: u64,
@@ -81,7 +84,8 @@ impl fmt::Display for Refusal {
             Refusal::Superseded { by } => write!(f, "the slot is carried by another attempt ({by})"),
             Refusal::Occupied { keys } => write!(
                 f,
-                "the backend has {keys} keys in this slot that no move has left; remove them, or name a backend without keys"
+                "the backend has {keys} keys in this slot that no move has left; remove them, or name a \
+                    backend without keys"
             ),
             Refusal::TooMany { keys } => {
                 write!(f, "the slot has {keys} keys, and at most {CARRY_KEYS_MAX} are carried at once")

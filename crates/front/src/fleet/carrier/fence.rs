@@ -10,9 +10,10 @@ use whimbrel_wire::value::Value;
 
 use super::attempt::{Refusal, Token};
 
-/// The job that fences belong to. They have the names of staging keys, so the other tools leave them out as they do these: a comparison
-/// does not count them, and what brings a target into line with a source does not remove them. They are in their slot, so whatever moves
-/// a slot between the nodes of a backend moves its fence as well.
+/// The job that fences belong to. They have the names of staging keys, so the other tools leave them out as
+/// they do these: a comparison does not count them, and what brings a target into line with a source does not
+/// remove them. They are in their slot, so whatever moves a slot between the nodes of a backend moves its
+/// fence as well.
 const JOB: &str = "fence";
 
 /// The job of names that no key ever has.
@@ -22,7 +23,8 @@ const CLAIM: &str = include_str!("claim.lua");
 const RESTORE: &str = include_str!("restore.lua");
 const UNLINK: &str = include_str!("unlink.lua");
 
-/// A full server has to give its keys away, and the fence is what that begins with. Servers that have functions know this line.
+/// A full server has to give its keys away, and the fence is what that begins with. Servers that have
+/// functions know this line.
 const WITHOUT_ROOM: &str = "#!lua flags=allow-oom\n";
 
 /// Digits of the largest `u64`.
@@ -52,7 +54,8 @@ pub(super) fn fence_key(slot: Slot) -> Vec<u8> {
     staging_key(JOB, tag_for_slot(slot).as_bytes())
 }
 
-/// A name in the slot that no key has. A node that gives the slot to another one, or has given it, redirects who asks for it.
+/// A name in the slot that no key has. A node that gives the slot to another one, or has given it, redirects
+/// who asks for it.
 pub(super) fn absent_key(slot: Slot) -> Vec<u8> {
     staging_key(ABSENT_JOB, tag_for_slot(slot).as_bytes())
 }
@@ -73,8 +76,9 @@ pub(super) enum MoveEnd {
 
 /// A fence that was taken: what the fence is for as long as nobody takes it again.
 ///
-/// An attempt that takes it, with an equal token too, makes it another one. So what an earlier call of the same attempt has sent, and lies in a
-/// connection that was given up, is refused as well: it could remove what the later call has written, or what clients have by then.
+/// An attempt that takes it, with an equal token too, makes it another one. So what an earlier call of the
+/// same attempt has sent, and lies in a connection that was given up, is refused as well: it could remove
+/// what the later call has written, or what clients have by then.
 #[derive(Debug, Clone)]
 pub(super) struct Hold {
     slot: Slot,
@@ -151,8 +155,8 @@ impl Hold {
         }
     }
 
-    /// Writes keys to the slot, in one step: a name, a time and a payload for each. Where one is refused, its index, and why; those before
-    /// it were written.
+    /// Writes keys to the slot, in one step: a name, a time and a payload for each. Where one is refused, its
+    /// index, and why; those before it were written.
     pub(super) async fn restore(
         &self,
         link: &mut Link,
@@ -181,7 +185,8 @@ impl Hold {
         }
     }
 
-    /// Queues a script over the fence and these keys, with so many arguments, the first of which is what the fence has to be.
+    /// Queues a script over the fence and these keys, with so many arguments, the first of which is what the
+    /// fence has to be.
     fn queue(&self, link: &mut Link, script: &str, names: &[Bytes], arguments: usize) {
         let out = link.outbox();
         out.command(4 + names.len() + arguments);
@@ -229,14 +234,18 @@ impl Hold {
             _ => {
                 let what = format!("the fence of slot {} is not there any more", self.slot);
                 Error::unfit(side, at, "look at the fence of a slot", what)
-                    .with_remedy("it is lost with other writes in a failover, by FLUSHALL, or by eviction; the move begins again")
+                    .with_remedy(
+                        "it is lost with other writes in a failover, by FLUSHALL, or by eviction; \
+                        the move begins again",
+                    )
                     .into()
             }
         }
     }
 }
 
-/// An error for what a server said to a script. What a script may not do comes without the code that it has elsewhere.
+/// An error for what a server said to a script. What a script may not do comes without the code that it has
+/// elsewhere.
 pub(super) fn script_error(link: &Link, e: ServerError, tried: &str) -> Error {
     let is_forbidden = e.code == Code::NoPermission
         || e.text.contains("ACL failure in script")
@@ -244,7 +253,8 @@ pub(super) fn script_error(link: &Link, e: ServerError, tried: &str) -> Error {
     let error = link.server_error(e, tried.as_bytes());
     match is_forbidden {
         true => error.with_remedy(
-            "allow this user EVAL, GET, SET, EXISTS, TIME, DUMP, PEXPIRETIME, MEMORY USAGE, RESTORE, UNLINK, CLUSTER COUNTKEYSINSLOT \
+            "allow this user EVAL, GET, SET, EXISTS, TIME, DUMP, PEXPIRETIME, MEMORY USAGE, RESTORE, UNLINK, \
+                CLUSTER COUNTKEYSINSLOT \
              and CLUSTER GETKEYSINSLOT on all keys",
         ),
         false => error,

@@ -1,12 +1,13 @@
 //! Carries the keys of a slot from one backend to another, while nobody is served there.
 //!
-//! An owner may stand still in the middle of this, lose its lease, and go on when another one has the slot, and clients write to it at either
-//! side. So each command that changes keys is part of a script that looks at the *fence* first: a key of the slot, with the token of the
-//! attempt that may change it. Who begins a later attempt has taken the fence at both sides before it does anything else, and from then on what is left
-//! of earlier ones does nothing. `docs/design/fleet.md` tells why that is enough.
+//! An owner may stand still in the middle of this, lose its lease, and go on when another one has the slot,
+//! and clients write to it at either side. So each command that changes keys is part of a script that looks
+//! at the *fence* first: a key of the slot, with the token of the attempt that may change it. Who begins a
+//! later attempt has taken the fence at both sides before it does anything else, and from then on what is
+//! left of earlier ones does nothing. `docs/design/fleet.md` tells why that is enough.
 //!
-//! **Bounds.** Names: 64 MiB at either side. Payloads: a group that is read, while one is written, of about 1 MiB each or of one key, of at most
-//! 128 MiB.
+//! **Bounds.** Names: 64 MiB at either side. Payloads: a group that is read, while one is written, of about 1
+//! MiB each or of one key, of at most 128 MiB.
 //!
 //! After a [`Refusal`] both links have to be closed: replies may be on their way.
 
@@ -33,8 +34,8 @@ pub use self::measure::{LOAD_BYTES_MAX, LOAD_KEY_BYTES_MAX, Load, measure};
 use self::names::{FIRST_NAMES, Seen, claim, look_again, names};
 use self::payloads::{GROUP_BYTES, GROUP_KEYS, Item, Life, Reader};
 
-/// Names that are asked for at a time when keys are removed. Servers look for the first keys of a slot past all that have gone, so a few thousand
-/// at a time cost less than a few.
+/// Names that are asked for at a time when keys are removed. Servers look for the first keys of a slot past
+/// all that have gone, so a few thousand at a time cost less than a few.
 const SWEEP_NAMES: u64 = 5_000;
 
 /// What was carried.
@@ -50,13 +51,15 @@ pub struct Carried {
     pub cleared: u64,
 }
 
-/// Copies all keys of a slot, and removes what was there. The links lead to the nodes that own it at either side, and nobody is served in it. May be
-/// called again with the same token.
+/// Copies all keys of a slot, and removes what was there. The links lead to the nodes that own it at either
+/// side, and nobody is served in it. May be called again with the same token.
 ///
-/// A slot without keys costs one round trip to each side; one with few keys costs four or five to the one, and three to the other.
+/// A slot without keys costs one round trip to each side; one with few keys costs four or five to the one,
+/// and three to the other.
 ///
 /// # Errors
-/// See [`Refusal`]. What `from` has is never touched but for its fence; what was written to `to` stays there until the next attempt removes it.
+/// See [`Refusal`]. What `from` has is never touched but for its fence; what was written to `to` stays there
+/// until the next attempt removes it.
 pub async fn carry_slot(
     from: &mut Link,
     to: &mut Link,
@@ -89,7 +92,8 @@ pub async fn carry_slot(
     Ok(copy.carried)
 }
 
-/// Removes all keys of a slot at a node that owns it, but for the fence, which it takes first. How many there were.
+/// Removes all keys of a slot at a node that owns it, but for the fence, which it takes first. How many there
+/// were.
 ///
 /// # Errors
 /// See [`Refusal`].
@@ -103,7 +107,8 @@ pub async fn clear_slot(
     sweep(at, &seen).await
 }
 
-/// Removes what attempts have left of a slot at a node that owns it. Where it was never fenced its keys are somebody's, and stay.
+/// Removes what attempts have left of a slot at a node that owns it. Where it was never fenced its keys are
+/// somebody's, and stay.
 ///
 /// # Errors
 /// See [`Refusal`].
@@ -207,7 +212,8 @@ impl Copying<'_> {
     }
 }
 
-/// Sees that both sides have what was read, but for what has expired, and nothing else, and that both fences are still the same.
+/// Sees that both sides have what was read, but for what has expired, and nothing else, and that both fences
+/// are still the same.
 async fn verify(
     from: &mut Link,
     to: &mut Link,

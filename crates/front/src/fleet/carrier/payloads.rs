@@ -112,7 +112,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Two commands for each do, as nobody writes to it in between: it may expire, and then there is no payload.
+    /// Two commands for each do, as nobody writes to it in between: it may expire, and then there is no
+    /// payload.
     async fn read(
         &self,
         from: &mut Link,

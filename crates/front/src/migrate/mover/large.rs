@@ -1,7 +1,8 @@
 //! Moves large keys in chunks, apart from all others, which do not wait behind them.
 //!
-//! A large key is copied while clients read it at the source; a client that writes to it waits. Then readers are shut out, and it is removed from
-//! the source. The target gets it under a name of its own first, and in one step under the right one.
+//! A large key is copied while clients read it at the source; a client that writes to it waits. Then readers
+//! are shut out, and it is removed from the source. The target gets it under a name of its own first, and in
+//! one step under the right one.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,8 +1,9 @@
 //! Moves keys: those that commands wait for, and all others in the background.
 //!
-//! A move belongs to no client, so a client that leaves does not end it half-way. A few workers, each with a connection to either server, take
-//! the keys whose move may begin, in the order they were wanted, and leave large ones to [workers of their own](large); the background wants no more than a few at a time, so clients wait
-//! for few keys of others.
+//! A move belongs to no client, so a client that leaves does not end it half-way. A few workers, each with a
+//! connection to either server, take the keys whose move may begin, in the order they were wanted, and leave
+//! large ones to [workers of their own](large); the background wants no more than a few at a time, so clients
+//! wait for few keys of others.
 //!
 //! - `worker`: moves keys one after the other; `large`: what is different for large ones;
 //! - `pass`: an iteration over the source; `slots`: what is different where that is a cluster;

@@ -88,8 +88,8 @@ impl Pass {
         }
     }
 
-    /// A key that is home is not at the source, for ever. One that is has been put there by somebody else, or the source has forgotten
-    /// that it was removed.
+    /// A key that is home is not at the source, for ever. One that is has been put there by somebody else, or
+    /// the source has forgotten that it was removed.
     pub(super) async fn look_for_returned(&mut self) -> Result<()> {
         self.returned += sum_of(&mut self.source, b"EXISTS", &self.home).await?;
         self.home.clear();
@@ -114,7 +114,8 @@ impl Pass {
     }
 }
 
-/// Sends a command for each of the keys, and adds up the replies. One command for all would not do in a cluster.
+/// Sends a command for each of the keys, and adds up the replies. One command for all would not do in a
+/// cluster.
 pub(super) async fn sum_of(link: &mut Link, command: &[u8], keys: &[Bytes]) -> Result<u64> {
     for key in keys {
         link.push(&[command, key]);

@@ -19,8 +19,8 @@ use crate::upstream::{Upstream, were_at_rest};
 /// Between two passes over a source in which something is left that does not move.
 const PASS_PAUSE: Duration = Duration::from_secs(1);
 
-/// Puts all keys of the target into the filter, and removes what a crash has left of them at the source. Until then every
-/// command moves its keys first.
+/// Puts all keys of the target into the filter, and removes what a crash has left of them at the source.
+/// Until then every command moves its keys first.
 pub(crate) async fn rebuild(migration: &MigrationState) {
     while let Err(error) = try_rebuild(migration).await {
         tracing::warn!(%error, "the filter is begun again");
@@ -41,7 +41,8 @@ async fn try_rebuild(migration: &MigrationState) -> Result<()> {
         loop {
             let (next, keys) = scan(&mut node, &cursor).await?;
             let (staged, keys): (Vec<Bytes>, Vec<Bytes>) = keys.into_iter().partition(|key| is_hidden(key));
-            // Begun by the one that died. Where it has just been begun again, that is noticed, and it begins once more.
+            // Begun by the one that died. Where it has just been begun again, that is noticed, and it begins
+            // once more.
             let left: Vec<Bytes> = staged
                 .into_iter()
                 .filter(|name| !migration.on_their_way.has_staged(&migration.job, name))
@@ -80,8 +81,8 @@ pub(crate) async fn sweep(migration: &Arc<MigrationState>) {
     }
 }
 
-/// Waits for the moves that were wanted when the source had been found empty. One of them may hold what was still there, of a key that has expired
-/// since. Those that are wanted later find nothing, and write nothing.
+/// Waits for the moves that were wanted when the source had been found empty. One of them may hold what was
+/// still there, of a key that has expired since. Those that are wanted later find nothing, and write nothing.
 async fn none_under_way(migration: &MigrationState) {
     let mut wanted = Vec::new();
     migration.locks.for_each_wanted(|key| wanted.push(Bytes::copy_from_slice(key)));
@@ -91,7 +92,8 @@ async fn none_under_way(migration: &MigrationState) {
     }
 }
 
-/// Moves what one iteration over the source gives, and returns how many keys are left after it, in all databases.
+/// Moves what one iteration over the source gives, and returns how many keys are left after it, in all
+/// databases.
 async fn pass(migration: &Arc<MigrationState>) -> Result<u64> {
     let source = migration.open_source().await?;
     let (migration, wanted) = (migration.clone(), JoinSet::new());
@@ -118,8 +120,8 @@ async fn pass(migration: &Arc<MigrationState>) -> Result<u64> {
     Ok(left)
 }
 
-/// How many keys there are, in all databases, and a database other than 0 that has some. Where there seem to be none although one could be on
-/// its way from one node of a cluster to another, it is one.
+/// How many keys there are, in all databases, and a database other than 0 that has some. Where there seem to
+/// be none although one could be on its way from one node of a cluster to another, it is one.
 async fn count(upstream: &Upstream) -> Result<(u64, Option<u32>)> {
     let before = upstream.claims().await?;
     let (mut left, mut other) = (0, None);

@@ -68,7 +68,8 @@ impl Worker {
         self.migration.locks.finish(key, moved);
     }
 
-    /// Moves a key whose lock is held, however often that has to be tried. `None` where it is too large to be moved at once, unless `of_any_size`.
+    /// Moves a key whose lock is held, however often that has to be tried. `None` where it is too large to be
+    /// moved at once, unless `of_any_size`.
     pub(super) async fn bring_home(&mut self, key: &[u8], of_any_size: bool) -> Option<Moved> {
         let mut is_first = true;
         loop {
@@ -95,8 +96,8 @@ impl Worker {
 
     /// What follows from an error: `None` where the move begins again, on new connections.
     pub(super) async fn after(&mut self, error: Error, key: &[u8]) -> Option<Moved> {
-        // Refused by a server. The lock may be let go only where nothing was written: a copy at the target that is not home would
-        // be taken for the key itself.
+        // Refused by a server. The lock may be let go only where nothing was written: a copy at the target
+        // that is not home would be taken for the key itself.
         if is_final(&error) && self.is_as_before(key).await {
             let text = error.to_string();
             self.migration.set_trouble(Some(text.clone()));
@@ -169,8 +170,8 @@ impl Worker {
             && matches!(target.call(&[b"EXISTS", key]).await, Ok(Value::Int(0)))
     }
 
-    /// After an error: a new connection to the target, once the old one has been ended. Otherwise a `RESTORE` that still waits in it could be
-    /// carried out later, when the key has been deleted, and bring it back.
+    /// After an error: a new connection to the target, once the old one has been ended. Otherwise a `RESTORE`
+    /// that still waits in it could be carried out later, when the key has been deleted, and bring it back.
     async fn replace_target(&mut self) {
         let mut old = self.target.take().map(|(_, kill_handle)| kill_handle);
         loop {
@@ -194,7 +195,8 @@ impl Worker {
     }
 }
 
-/// Whether a server has refused, and will again. A cluster in which a slot moves or a node fails will not for ever.
+/// Whether a server has refused, and will again. A cluster in which a slot moves or a node fails will not for
+/// ever.
 fn is_final(error: &Error) -> bool {
     match &error.kind {
         ErrorKind::Server(refused) => !matches!(refused.code, Code::TryAgain | Code::ClusterDown),

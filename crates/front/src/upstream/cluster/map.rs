@@ -1,10 +1,12 @@
 //! Which node of a cluster has which slot.
 //!
-//! Each node that has ever been a primary has a number, which it keeps as long as there are others: cursors of `SCAN` tell by it where they go
-//! on. After a restart nodes are numbered by their addresses, so their numbers are the same as long as the nodes are.
+//! Each node that has ever been a primary has a number, which it keeps as long as there are others: cursors
+//! of `SCAN` tell by it where they go on. After a restart nodes are numbered by their addresses, so their
+//! numbers are the same as long as the nodes are.
 //!
-//! Several servers or clusters can be behind it, the backends of a fleet: then each has an owner of each slot, and it is said elsewhere which of them has
-//! the data of which slot. Where nobody says so it is the first.
+//! Several servers or clusters can be behind it, the backends of a fleet: then each has an owner of each
+//! slot, and it is said elsewhere which of them has the data of which slot. Where nobody says so it is the
+//! first.
 
 use std::collections::BTreeSet;
 
@@ -112,7 +114,8 @@ impl Map {
         self.backends.len() > 1
     }
 
-    /// Those of the first backend that have slots, by their numbers: where commands without keys go, and channels are.
+    /// Those of the first backend that have slots, by their numbers: where commands without keys go, and
+    /// channels are.
     pub(super) fn first_primaries(&self) -> &[u16] {
         self.backends.first().map_or(&[], |owners| &owners.primaries)
     }

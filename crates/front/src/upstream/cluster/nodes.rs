@@ -20,10 +20,12 @@ use crate::command::keys::CommandTable;
 use crate::pipe::memory::MemoryBudget;
 use crate::upstream::admission::{Admission, NoFleet};
 
-/// Requests whose keys are not all at their beginning are held whole: all connections together so much of them.
+/// Requests whose keys are not all at their beginning are held whole: all connections together so much of
+/// them.
 const LONG_BYTES_MAX: u64 = 256 << 20;
 
-/// Connections to nodes, by the address and the id that the node gave: those of one connection to the cluster.
+/// Connections to nodes, by the address and the id that the node gave: those of one connection to the
+/// cluster.
 pub(crate) type Ids = Arc<Mutex<Vec<(Address, i64)>>>;
 
 /// A cluster, and what is known of it.
@@ -48,7 +50,8 @@ pub(crate) struct Cluster<A> {
 pub(crate) enum Role<A> {
     /// Nothing: it is asked for its topology.
     None,
-    /// It is what the members have in common, and this front serves some of its slots. It may be a single server.
+    /// It is what the members have in common, and this front serves some of its slots. It may be a single
+    /// server.
     Backend(Arc<A>),
     /// Its primaries are the members, and the gate tells of them.
     Members(Arc<A>),

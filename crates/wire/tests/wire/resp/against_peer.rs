@@ -15,7 +15,8 @@ proptest! {
     fn resp2_values_are_equal(frame in frame2()) {
         let bytes = Bytes::from(encoded2(&frame));
         let ours = Value::parse(&bytes).expect("a valid frame");
-        let (theirs, len) = resp2::decode::decode_bytes(&bytes).expect("a valid frame").expect("a complete frame");
+        let (theirs, len) = resp2::decode::decode_bytes(&bytes).expect("a valid frame").expect("a complete \
+            frame");
         prop_assert_eq!(len, bytes.len());
         prop_assert_eq!(&ours, &value2(&theirs));
         prop_assert_eq!(&ours, &value2(&frame));
@@ -32,7 +33,8 @@ proptest! {
         prop_assert_eq!(&ours, &value3(&frame));
     }
 
-    /// Cut once at every place, the frame ends where it ends, and the hint is never more than what is missing.
+    /// Cut once at every place, the frame ends where it ends, and the hint is never more than what is
+    /// missing.
     #[test]
     fn the_boundary_is_found_at_every_split(frame in encoded(), after in prop::collection::vec(any::<u8>(), 0..40)) {
         let stream = [frame.as_slice(), &after].concat();
@@ -95,7 +97,8 @@ fn the_forms_of_null_and_of_nothing() {
     assert!(matches!(value(b",-nan\r\n"), Value::Double(n) if n.is_nan()));
 }
 
-/// An attribute belongs to the value after it, which is part of the same frame, and does not count as an element.
+/// An attribute belongs to the value after it, which is part of the same frame, and does not count as an
+/// element.
 #[test]
 fn attributes_are_read_over() {
     let frames: &[&[u8]] = &[

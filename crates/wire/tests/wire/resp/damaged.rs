@@ -1,5 +1,5 @@
-//! Damaged frames and random bytes: no panic, no dependence on how they arrive, and the same judgement as the other
-//! library where both are strict.
+//! Damaged frames and random bytes: no panic, no dependence on how they arrive, and the same judgement as the
+//! other library where both are strict.
 
 use bytes::Bytes;
 use proptest::collection::vec;
@@ -76,7 +76,8 @@ fn nearly() -> impl Strategy<Value = Vec<u8>> {
 ///
 /// - it takes a bare LF in a line;
 /// - it does not look at the two bytes after a bulk string;
-/// - it takes any integer that Rust parses, for lengths too: with a plus sign, with any number of zeros before it;
+/// - it takes any integer that Rust parses, for lengths too: with a plus sign, with any number of zeros
+///   before it;
 /// - it has no limits.
 fn is_stricter_on_purpose(bytes: &[u8], refused: Malformed) -> bool {
     let line =
@@ -142,7 +143,8 @@ proptest! {
             // It wants errors to be UTF-8.
             Err(_) => match ours {
                 Ok(Progress::Complete(_)) => prop_assert!(resp3 || std::str::from_utf8(&bytes).is_err()),
-                Ok(Progress::Incomplete(_)) => prop_assert!(resp3, "waiting for the rest of a malformed frame"),
+                Ok(Progress::Incomplete(_)) => prop_assert!(resp3, "waiting for the rest of a malformed \
+                    frame"),
                 Err(_) => {}
             },
         }

@@ -1,7 +1,8 @@
 //! Frames that come in many pieces are walked once.
 //!
-//! The proof needs no clock: what was scanned is overwritten with bytes that no frame can hold, or that would end a
-//! line early, before the next piece is shown. A scanner that looked at them again would find another result.
+//! The proof needs no clock: what was scanned is overwritten with bytes that no frame can hold, or that would
+//! end a line early, before the next piece is shown. A scanner that looked at them again would find another
+//! result.
 
 use whimbrel_wire::scan::{Progress, Scanner};
 

@@ -61,7 +61,8 @@ fn scalar3() -> impl Strategy<Value = Frame3> {
     ]
 }
 
-/// Any value of RESP3, with attributes anywhere but before a null, where the other library has no place for them.
+/// Any value of RESP3, with attributes anywhere but before a null, where the other library has no place for
+/// them.
 pub fn frame3() -> impl Strategy<Value = Frame3> {
     scalar3().prop_recursive(5, 64, 6, |inner| {
         let plain = prop_oneof![
@@ -178,8 +179,8 @@ pub fn scan_whole(bytes: &[u8]) -> Result<Progress, Malformed> {
     Scanner::default().scan(bytes)
 }
 
-/// What a fresh scanner says at last when `bytes` come in pieces that end at `ends` (ascending) and at their end. It
-/// is not asked again after it found the end of the frame or an error.
+/// What a fresh scanner says at last when `bytes` come in pieces that end at `ends` (ascending) and at their
+/// end. It is not asked again after it found the end of the frame or an error.
 pub fn scan_pieces(bytes: &[u8], ends: impl IntoIterator<Item = usize>) -> Result<Progress, Malformed> {
     let mut scanner = Scanner::default();
     for end in ends {

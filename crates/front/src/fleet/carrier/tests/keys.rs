@@ -19,10 +19,13 @@ whimbrel_lab::for_each_engine! {
         a_hash_whose_fields_expire_on_their_way_is_no_failure
 }
 
-const WRITES: &str = "SET s v|SET n 42|SET empty |RPUSH l a b c|SADD set a b|SADD ints 1 2|ZADD z 1.5 a 2 b|HSET h f v\
-                      |XADD x 1-1 f v|XADD x 2-1 f w|XGROUP CREATE x g 0|XREADGROUP GROUP g c COUNT 1 STREAMS x >\
+const WRITES: &str = "SET s v|SET n 42|SET empty |RPUSH l a b c|SADD set a b|SADD ints 1 2|ZADD z 1.5 a 2 \
+    b|HSET h f v\
+                      |XADD x 1-1 f v|XADD x 2-1 f w|XGROUP CREATE x g 0|XREADGROUP GROUP g c COUNT 1 \
+                      STREAMS x >\
                       |PFADD p a|SETBIT bits 7 1|GEOADD geo 1 2 here";
-const READS: &str = "GET s|GET n|GET empty|LRANGE l 0 -1|SMEMBERS set|SMEMBERS ints|ZRANGE z 0 -1 WITHSCORES|HGETALL h\
+const READS: &str = "GET s|GET n|GET empty|LRANGE l 0 -1|SMEMBERS set|SMEMBERS ints|ZRANGE z 0 -1 \
+    WITHSCORES|HGETALL h\
                      |XRANGE x - +|XPENDING x g|XLEN x|PFCOUNT p|GETBIT bits 7|ZSCORE geo here";
 
 /// The words of a line, with the tag in the names of keys.

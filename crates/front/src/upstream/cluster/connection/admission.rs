@@ -1,4 +1,5 @@
-//! Connections of a front that is a member of a fleet: which requests it may carry out, and what it does when that is another's matter.
+//! Connections of a front that is a member of a fleet: which requests it may carry out, and what it does when
+//! that is another's matter.
 
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -20,7 +21,8 @@ use crate::pipe::io::Ended;
 use crate::upstream::admission::{Admission, Verdict};
 use crate::upstream::cluster::nodes::Role;
 
-/// A request of a slot that nobody serves waits so long. That is longer than it takes to give away what a lost member had.
+/// A request of a slot that nobody serves waits so long. That is longer than it takes to give away what a
+/// lost member had.
 const NOBODY_WAIT: Duration = Duration::from_secs(5);
 
 const NOBODY: &[u8] = b"-CLUSTERDOWN whimbrel front: nobody serves the slot\r\n";
@@ -75,7 +77,8 @@ impl<A: Admission> Conn<A> {
         }
     }
 
-    /// Whether a command with keys in this slot may be part of the transaction, or of what is watched before it.
+    /// Whether a command with keys in this slot may be part of the transaction, or of what is watched before
+    /// it.
     pub(super) fn admit_together(&mut self, cx: &mut Context<'_>, slot: Slot) -> Admitted {
         if !self.is_gated() && !self.holds_back() {
             return Admitted::Open(None);
@@ -90,8 +93,8 @@ impl<A: Admission> Conn<A> {
         admission
     }
 
-    /// `EXEC`: what has been queued is carried out now, so it is looked now who serves its slot. `None` where the step is for the
-    /// caller, with the guard.
+    /// `EXEC`: what has been queued is carried out now, so it is looked now who serves its slot. `None` where
+    /// the step is for the caller, with the guard.
     pub(super) fn admit_exec(
         &mut self,
         cx: &mut Context<'_>,
@@ -150,8 +153,8 @@ impl<A: Admission> Conn<A> {
         format!("-MOVED {slot} {own}\r\n").into_bytes()
     }
 
-    /// Of the keys in the reply of a node to `KEYS`, or with `is_scan` to `SCAN`, those of slots that this front owns and whose data is there. What
-    /// is no such reply is as it was.
+    /// Of the keys in the reply of a node to `KEYS`, or with `is_scan` to `SCAN`, those of slots that this
+    /// front owns and whose data is there. What is no such reply is as it was.
     pub(super) fn own_keys(&self, reply: Vec<u8>, is_scan: bool, at: At) -> Vec<u8> {
         let Some(gate) = self.gate() else { return reply };
         let Ok(Value::Array(mut parts)) = Value::parse(&Bytes::copy_from_slice(&reply)) else { return reply };
@@ -207,7 +210,8 @@ impl<A: Admission> Conn<A> {
         }
     }
 
-    /// Who is no member any more may never answer: what was sent there is lost, and what was not is sent to somebody else.
+    /// Who is no member any more may never answer: what was sent there is lost, and what was not is sent to
+    /// somebody else.
     fn leave_the_lost(&mut self) -> Result<(), Ended> {
         let Role::Members(gate) = &self.cluster.role else { return Ok(()) };
         for node in self.nodes.iter_mut().flatten().chain(&mut self.detour) {

@@ -1,8 +1,10 @@
 //! Requests that may wait for something to happen, before a fleet: `BLPOP`, `XREAD` with `BLOCK`, and others.
 //!
-//! Where all slots have one backend, they go on waiting there when their slot changes its owner, and keep it from nothing: it does not matter who serves it.
-//! Where data moves between backends, nobody may wait at the one that a slot leaves, or take something out of it late. So there
-//! they keep their slot as all requests do, and are ended when it is to move: the server is told to let them go, and the client is sent here again.
+//! Where all slots have one backend, they go on waiting there when their slot changes its owner, and keep it
+//! from nothing: it does not matter who serves it. Where data moves between backends, nobody may wait at the
+//! one that a slot leaves, or take something out of it late. So there they keep their slot as all requests
+//! do, and are ended when it is to move: the server is told to let them go, and the client is sent here
+//! again.
 
 use std::task::{Context, Poll};
 
@@ -93,8 +95,8 @@ impl<A: Admission> Conn<A> {
         Ok(!nodes.is_empty())
     }
 
-    /// What the client gets in place of an error by which the server says that it has let a request go. `None`: it is another error, or was not our
-    /// doing.
+    /// What the client gets in place of an error by which the server says that it has let a request go.
+    /// `None`: it is another error, or was not our doing.
     pub(super) fn sent_on(&self, line: &[u8]) -> Option<Vec<u8>> {
         let head = self.due.front()?;
         let is_ours = matches!(head.wait, Some(Wait::Pinned(true))) && line.starts_with(b"-UNBLOCKED");

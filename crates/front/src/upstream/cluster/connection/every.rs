@@ -16,8 +16,8 @@ use crate::upstream::cluster::map::{Map, NODES_MAX};
 /// In a cursor: the node, above what the node itself gave.
 const NODE_SHIFT: u32 = 39;
 
-/// Where the nodes are members of a fleet, each of which may give cursors of a cluster's nodes. Clients that count with floating-point numbers get
-/// along with 32 members.
+/// Where the nodes are members of a fleet, each of which may give cursors of a cluster's nodes. Clients that
+/// count with floating-point numbers get along with 32 members.
 const MEMBER_SHIFT: u32 = 48;
 
 /// What a node has replied to `SCAN`, with the cursor by which the client comes back: to it, or to the next.

@@ -1,8 +1,9 @@
 //! Transactions before a fleet: they are held back until `EXEC`, and sent as one.
 //!
-//! Slots change their owners all the time there, and a command that is queued at one member cannot be carried out at another. What was refused as
-//! a whole was not carried out, so it is sent again as a whole. Something that is watched is at one member: where its slot leaves that, the transaction is
-//! answered as if what is watched had been changed, and the client begins again.
+//! Slots change their owners all the time there, and a command that is queued at one member cannot be carried
+//! out at another. What was refused as a whole was not carried out, so it is sent again as a whole. Something
+//! that is watched is at one member: where its slot leaves that, the transaction is answered as if what is
+//! watched had been changed, and the client begins again.
 
 use std::task::Context;
 
@@ -35,7 +36,8 @@ impl<A: Admission> Conn<A> {
         let Multi::Open { queued, bytes, failed } = &mut self.multi else { return Ok(None) };
         match destination {
             Destination::Slot(slot) if self.bound_slot.is_none_or(|bound| bound == *slot) => {
-                // What is too long to be held goes to its node, with all that came before it, and is not sent again.
+                // What is too long to be held goes to its node, with all that came before it, and is not sent
+                // again.
                 if !first.whole || *bytes + first.len > QUEUED_BYTES_MAX {
                     // Nobody could tell there whether what was watched has changed.
                     return match self.watching.is_some() || self.watch_lost {

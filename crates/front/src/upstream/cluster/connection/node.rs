@@ -20,7 +20,8 @@ pub(super) struct Node {
     pub(super) boundary: Boundary,
     /// Replies that are to come from it.
     pub(super) due: usize,
-    /// By which a request that waits for something to happen is ended, where this front serves slots of a fleet.
+    /// By which a request that waits for something to happen is ended, where this front serves slots of a
+    /// fleet.
     pub(super) id: Option<i64>,
 }
 

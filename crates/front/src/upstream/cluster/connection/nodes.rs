@@ -32,7 +32,8 @@ impl<A: Admission> Conn<A> {
     pub(super) fn connect(&self, address: &Address) -> Connecting {
         let (cluster, identity, ids) = (self.cluster.clone(), self.identity.clone(), self.ids.clone());
         let (address, is_for_client) = (address.clone(), self.is_for_client);
-        // Before there is a second backend nothing has to be let go of, and users who may not ask for it need not.
+        // Before there is a second backend nothing has to be let go of, and users who may not ask for it need
+        // not.
         let asks_id = self.gate().is_some_and(|gate| gate.waits().are_pinned());
         Box::pin(async move {
             let deployment = cluster.deployment_at(&address);

@@ -97,7 +97,8 @@ impl<A: Admission> Conn<A> {
             if !is_mine || self.pause.is_some() {
                 return Ok(moved);
             }
-            // What has come by now was carried out while the slot was this front's; of what comes later that is not known.
+            // What has come by now was carried out while the slot was this front's; of what comes later that
+            // is not known.
             let guard = self.due.front().and_then(|head| head.guard.as_ref());
             if guard.is_some_and(|guard| guard.lease_left().is_zero()) {
                 return Err(Ended);
@@ -133,7 +134,8 @@ impl<A: Admission> Conn<A> {
             moved |= bytes > 0;
             match kind {
                 None => return Ok(moved),
-                // Messages come when they come. One that came within a reply that is looked at is lost to it, not to the client.
+                // Messages come when they come. One that came within a reply that is looked at is lost to it,
+                // not to the client.
                 Some(b'>') => {
                     let pushed = std::mem::take(&mut self.collected);
                     self.to_client.extend_from_slice(&pushed);
@@ -377,7 +379,8 @@ impl<A: Admission> Conn<A> {
     }
 }
 
-/// Whether an error says that a node does not carry something out which another one may, or the same one later.
+/// Whether an error says that a node does not carry something out which another one may, or the same one
+/// later.
 pub(super) fn is_about_slots(line: &[u8]) -> bool {
     let code = ServerError::classify(line.get(1..).unwrap_or_default().trim_ascii_end()).code;
     matches!(code, Code::Moved(..) | Code::Ask(..) | Code::TryAgain | Code::ClusterDown)

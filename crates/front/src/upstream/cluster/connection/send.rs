@@ -14,7 +14,8 @@ use whimbrel_core::slot::Slot;
 use whimbrel_fleet::Guard;
 
 impl<A: Admission> Conn<A> {
-    /// Takes what is there of the first request out of the inbox. Its rest, if there is any, goes to a node or nowhere.
+    /// Takes what is there of the first request out of the inbox. Its rest, if there is any, goes to a node
+    /// or nowhere.
     pub(super) fn advance(&mut self, len: usize, whole: bool, rest_to: Option<u16>) -> Bytes {
         if whole {
             self.passing = None;
@@ -115,7 +116,8 @@ impl<A: Admission> Conn<A> {
             // It is read from again.
             return Ok(Step::Taken);
         }
-        let error = b"-ERR whimbrel front: in front of a cluster, a command so long has to have its keys at its beginning\r\n";
+        let error = b"-ERR whimbrel front: in front of a cluster, a command so long has to have its keys at \
+            its beginning\r\n";
         self.refuse(cx, len, false, error.to_vec())
     }
 }

@@ -74,7 +74,8 @@ pub(in crate::upstream::cluster) struct Conn<A> {
     pub(super) seal_notice: Option<SealNotice>,
     /// The node that tells of messages.
     pub(super) listening: Option<u16>,
-    /// With the older protocol, once it has begun to listen: replies are not counted, and everything goes to that node.
+    /// With the older protocol, once it has begun to listen: replies are not counted, and everything goes to
+    /// that node.
     pub(super) alone: bool,
     /// No more requests are taken until nothing is due.
     pub(super) settling: bool,

@@ -280,7 +280,8 @@ impl<A: Admission> Conn<A> {
         }
     }
 
-    /// What a client says of itself: to one node, and to those where something of it is open. The others learn it when they are needed.
+    /// What a client says of itself: to one node, and to those where something of it is open. The others
+    /// learn it when they are needed.
     fn introduce(&mut self, cx: &mut Context<'_>, first: First, what: Trait) -> Result<Step, Ended> {
         let request = self.advance(first.len, first.whole, None);
         let main = self.main()?;
@@ -322,7 +323,8 @@ impl<A: Admission> Conn<A> {
             self.alone = true;
             return Ok(Step::Taken);
         }
-        // What it answers is told apart from replies by its kind, but for errors: the reply to this tells that none will come any more.
+        // What it answers is told apart from replies by its kind, but for errors: the reply to this tells
+        // that none will come any more.
         let fence = Bytes::from(as_array(&[b"PING".to_vec()]));
         self.send(cx, node, &fence, What::Fence, None)?;
         self.settling = true;
@@ -337,7 +339,8 @@ impl<A: Admission> Conn<A> {
         destination: Destination,
     ) -> Result<Step, Ended> {
         let Some(listening) = self.listening else { return Err(Ended) };
-        // Nobody knows here when the reply has come, so the slot could not be kept until then: where data moves between backends it has to be.
+        // Nobody knows here when the reply has come, so the slot could not be kept until then: where data
+        // moves between backends it has to be.
         let may_move = self.gate().is_some_and(|gate| gate.waits().are_pinned());
         let is_its_own = match &destination {
             Destination::Slot(slot) => {
