@@ -277,7 +277,8 @@ async fn drive(
                 _ => {}
             }
         }
-        tracing::debug!(job = %record.job.id(), effect = name, took_us = began.elapsed().as_micros() as u64, ?outcome, "effect");
+        tracing::debug!(job = %record.job.id(), effect = name, took_us = began.elapsed().as_micros() as u64,
+            ?outcome, "effect");
         failpoint::reached(name, When::After, batch).await;
         if let Some(members) = executor.members() {
             record.members = (members.source.clone(), members.target.clone());

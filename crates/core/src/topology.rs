@@ -420,7 +420,8 @@ mod tests {
             let end = start.saturating_add(count).min(16_383);
             let window = SlotRange::new(slot(start), slot(end)).expect("ascending");
             let all = plain_ranges(&table);
-            let expected: Vec<_> = all.into_iter().filter(|(range, _)| window.contains(range.start())).collect();
+            let expected: Vec<_> = all.into_iter().filter(|(range,
+                _)| window.contains(range.start())).collect();
             prop_assert_eq!(table.ranges_from(window).collect::<Vec<_>>(), expected);
         }
     }

@@ -176,7 +176,8 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn any_bytes_are_taken_without_a_panic(
-            bytes in proptest::collection::vec(proptest::sample::select(&b"*$%|>+-_:0123456789\r\nx"[..]), 0..300),
+            bytes in proptest::collection::vec(proptest::sample::select(&b"*$%|>+-_:0123456789\r\nx"[..]),
+            0..300),
             step in 1_usize..40,
         ) {
             let (mut boundary, mut buf) = (Boundary::default(), Vec::new());

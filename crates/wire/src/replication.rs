@@ -537,7 +537,8 @@ mod tests {
 
         #[test]
         fn garbage_is_an_error_and_not_a_panic(
-            bytes in vec(prop_oneof![any::<u8>(), Just(b'\n'), Just(b'\r'), Just(b'*'), Just(b'$'), Just(b'1')], 0..80),
+            bytes in vec(prop_oneof![any::<u8>(), Just(b'\n'), Just(b'\r'), Just(b'*'), Just(b'$'),
+            Just(b'1')], 0..80),
         ) {
             let mut parser = Parser::new(0);
             let mut record = Record { len_max: 10, ..Record::default() };

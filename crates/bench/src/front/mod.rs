@@ -48,7 +48,8 @@ pub struct BenchFrontArgs {
     pub share_connections: u32,
 
     /// Requests that a connection sends before it waits for their replies
-    #[arg(long, value_delimiter = ',', default_value = "1,16", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    #[arg(long, value_delimiter = ',', default_value = "1,16",
+        value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub pipeline: Vec<u32>,
 
     /// How long each contender is loaded each time
@@ -60,7 +61,8 @@ pub struct BenchFrontArgs {
     pub rounds: u32,
 
     /// Keys that move
-    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1_000..=100_000_000))]
+    #[arg(long, default_value_t = 100_000,
+        value_parser = clap::value_parser!(u64).range(1_000..=100_000_000))]
     pub keys: u64,
 
     /// Bytes of each value that moves

@@ -40,7 +40,8 @@ pub struct BenchTopologyArgs {
     pub engines: Vec<String>,
 
     /// How many primaries the tables have, with commas
-    #[arg(long, default_value = "3,128,1000", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(2..=1_000))]
+    #[arg(long, default_value = "3,128,1000", value_delimiter = ',',
+        value_parser = clap::value_parser!(u16).range(2..=1_000))]
     pub primaries: Vec<u16>,
 
     /// Clients of the storm

@@ -244,7 +244,8 @@ fn show_plan(args: &CopyArgs, plan: &Plan, options: &CopyOptions) {
     if args.show.json {
         say!(
             "{}",
-            json!({"event": "plan", "dry_run": args.dry_run, "policy": policy(args, plan, options), "plan": plan})
+            json!({"event": "plan", "dry_run": args.dry_run, "policy": policy(args, plan, options),
+                "plan": plan})
         );
         return;
     }

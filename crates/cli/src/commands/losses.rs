@@ -74,7 +74,8 @@ impl Losses {
         if show.json {
             say!(
                 "{}",
-                json!({"event": "losses", "replaced": replaced, "removed": removed.unwrap_or(0), "partial": is_partial})
+                json!({"event": "losses", "replaced": replaced, "removed": removed.unwrap_or(0),
+                    "partial": is_partial})
             );
         } else if !show.quiet {
             let removed =

@@ -251,8 +251,10 @@ mod tests {
     fn the_page_of_a_daemon_tells_of_its_jobs() {
         let id = |digit: &str| digit.repeat(40);
         let card = json!({"jobs": [
-            {"name": "m1", "slots": "0-99", "source": id("a"), "target": id("b"), "state": "snapshotting", "message": ""},
-            {"name": "m0", "slots": "5", "source": id("a"), "target": id("b"), "state": "failed", "message": "why"},
+            {"name": "m1", "slots": "0-99", "source": id("a"), "target": id("b"), "state": "snapshotting",
+                "message": ""},
+            {"name": "m0", "slots": "5", "source": id("a"), "target": id("b"), "state": "failed",
+                "message": "why"},
         ]});
         let page = page(&card, None, Screen { width: 120, colour: false });
         assert!(page.contains("2 jobs, of which 1 have not ended") && !page.contains("sync "), "{page}");
@@ -271,8 +273,10 @@ mod tests {
                 "name": "sync-1", "source": "a:1", "target": "b:2",
                 "status": {
                     "phase": "following", "doubtful_slots": 0, "failures": [],
-                    "counts": {"written": written, "bytes_written": 2048, "gone": 3, "retries": 0, "failed": 0, "big_in_flight": 0},
-                    "sources": [{"address": "a:1", "feed": "tracking", "offset": 0, "lag_bytes": 0, "lag_ms": 7, "touched": 12, "resumed": 0}],
+                    "counts": {"written": written, "bytes_written": 2048, "gone": 3, "retries": 0,
+                    "failed": 0, "big_in_flight": 0},
+                    "sources": [{"address": "a:1", "feed": "tracking", "offset": 0, "lag_bytes": 0,
+                    "lag_ms": 7, "touched": 12, "resumed": 0}],
                 },
             })
         };

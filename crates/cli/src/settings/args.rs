@@ -134,7 +134,8 @@ pub struct Sides {
 
     /// For how long a password is valid that --source-password-command or --target-password-command has
     /// printed; a new one is asked for before that
-    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_ttl, help_heading = "Access")]
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_ttl,
+        help_heading = "Access")]
     pub password_ttl: u64,
 
     /// Accept any certificate of either side. For tests only
@@ -155,7 +156,8 @@ pub struct Sides {
 }
 
 macro_rules! access {
-    ($name:ident, $side:literal, $announcer:literal, $user:literal, $file:literal, $command:literal, $env:literal, $map:literal, $tls:literal, $ca:literal,
+    ($name:ident, $side:literal, $announcer:literal, $user:literal, $file:literal, $command:literal,
+        $env:literal, $map:literal, $tls:literal, $ca:literal,
      $cert:literal, $key:literal, $sni:literal, $heading:literal) => {
         #[doc = concat!("How to get into the ", $side, ".")]
         #[derive(Debug, Clone, Args)]
@@ -177,7 +179,8 @@ macro_rules! access {
                 help = concat!("Command, run by sh -c, whose first line of output is the password for \
                     the ", $side,
                                ": for passwords that expire, see --password-ttl"),
-                long = $command, id = $command, value_name = "CMD", conflicts_with = $file, help_heading = $heading
+                long = $command, id = $command, value_name = "CMD", conflicts_with = $file,
+                    help_heading = $heading
             )]
             pub password_command: Option<String>,
 
@@ -279,7 +282,8 @@ pub struct Which {
 
     /// Only keys of these types: string, list, set, zset, hash, stream, or a module's; repeatable or with
     /// commas
-    #[arg(long = "type", value_name = "TYPE", value_delimiter = ',', value_parser = parse_type, help_heading = "Selection")]
+    #[arg(long = "type", value_name = "TYPE", value_delimiter = ',', value_parser = parse_type,
+        help_heading = "Selection")]
     pub types: Vec<String>,
 }
 
@@ -315,11 +319,13 @@ pub struct Limits {
     pub rate_bytes: Option<u64>,
 
     /// Values in flight at any time; resident memory stays under this plus 64 MiB
-    #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = parse_bytes, help_heading = "Limits")]
+    #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = parse_bytes,
+        help_heading = "Limits")]
     pub memory: u64,
 
     /// Values above this size move in chunks
-    #[arg(long, value_name = "BYTES", default_value = "4MiB", value_parser = parse_bytes, help_heading = "Limits")]
+    #[arg(long, value_name = "BYTES", default_value = "4MiB", value_parser = parse_bytes,
+        help_heading = "Limits")]
     pub big_key: u64,
 
     /// Lanes for each shard: connections that read, and as many to each node that is written to
@@ -331,7 +337,8 @@ pub struct Limits {
     pub shards: usize,
 
     /// COUNT of each SCAN: how much the source looks at in one command
-    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=100_000),
+    #[arg(long, value_name = "N", default_value_t = 2000,
+        value_parser = clap::value_parser!(u32).range(1..=100_000),
           help_heading = "Limits")]
     pub scan_count: u32,
 }
@@ -345,7 +352,8 @@ pub struct Show {
 
     /// Print a line of progress every N seconds [default without a terminal: each second, after ten lines
     /// every 10 s, after ten minutes each minute; with --json each second]
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Output")]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..),
+        help_heading = "Output")]
     pub report: Option<u64>,
 
     /// Print only the final report
@@ -458,7 +466,8 @@ pub struct VerifyArgs {
     pub sample: Option<String>,
 
     /// How far expiry times may be apart
-    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = parse_ms, help_heading = "Comparison")]
+    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = parse_ms,
+        help_heading = "Comparison")]
     pub ttl_tolerance: u64,
 
     /// Do not look for keys that only the target has

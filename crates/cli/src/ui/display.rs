@@ -117,8 +117,10 @@ impl Display {
                 Form::Json(_) => say!(
                     "{}",
                     json!({
-                        "event": "progress", "elapsed_ms": speed.elapsed_ms, "keys_per_second": speed.keys as u64,
-                        "bytes_per_second": speed.bytes as u64, "memory_budget_bytes": memory, "counts": counts,
+                        "event": "progress", "elapsed_ms": speed.elapsed_ms,
+                        "keys_per_second": speed.keys as u64,
+                        "bytes_per_second": speed.bytes as u64, "memory_budget_bytes": memory,
+                        "counts": counts,
                     })
                 ),
                 Form::None => {}

@@ -277,7 +277,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn plain_balance_is_exact_and_moves_the_least(before in any_shards(), some in any_weights(), use_empty: bool) {
+    fn plain_balance_is_exact_and_moves_the_least(before in any_shards(), some in any_weights(),
+    use_empty: bool) {
         let given = weights_for(&before, &some);
         let balance = Balance { use_empty, threshold: 0.0 };
         let plain = SlotCosts::uniform();
@@ -316,7 +317,8 @@ proptest! {
         prop_assert_eq!(moved_count(&moves), above.max(below));
         // Balanced now: nothing moves.
         let used = Balance { use_empty: true, ..balance };
-        prop_assert_eq!(rebalance(&after, &given_or(&given, &after, &weights), &plain, used).unwrap(), vec![]);
+        prop_assert_eq!(rebalance(&after, &given_or(&given, &after, &weights), &plain, used).unwrap(),
+            vec![]);
         prop_assert_eq!(rebalance(&before, &given, &plain, balance).unwrap(), moves);
     }
 
@@ -351,7 +353,8 @@ proptest! {
 
     #[test]
     fn a_drain_empties_one_node_and_touches_no_other(
-        before in any_shards(), some in any_weights(), costs in any_costs(), which in 0_usize..8, use_empty: bool,
+        before in any_shards(), some in any_weights(), costs in any_costs(), which in 0_usize..8,
+        use_empty: bool,
     ) {
         let drained = which % before.len();
         let given = weights_for(&before, &some);
@@ -367,7 +370,8 @@ proptest! {
     }
 
     #[test]
-    fn any_count_can_be_taken_in_few_ranges(before in any_shards(), from in 0_usize..8, to in 0_usize..8, part in 0.0..1.0) {
+    fn any_count_can_be_taken_in_few_ranges(before in any_shards(), from in 0_usize..8, to in 0_usize..8,
+    part in 0.0..1.0) {
         let (from, to) = (from % before.len(), to % before.len());
         prop_assume!(from != to);
         let count = (before[from].slots.len() as f64 * part) as usize;
@@ -380,7 +384,8 @@ proptest! {
     }
 
     #[test]
-    fn batches_keep_order_and_limits(before in any_shards(), costs in any_costs(), keys_max in 0_u64..5000, slots_max in 1_usize..3000) {
+    fn batches_keep_order_and_limits(before in any_shards(), costs in any_costs(), keys_max in 0_u64..5000,
+    slots_max in 1_usize..3000) {
         let slots = &before[0].slots;
         let cut = batches(slots, |slot| costs.of(slot), BatchLimits { keys_max, slots_max });
         let all: Vec<Slot> = cut.iter().flat_map(|batch| batch.iter().collect::<Vec<_>>()).collect();

@@ -588,7 +588,8 @@ mod tests {
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
         let step = prop_oneof![
-            8 => (any::<u8>(), 0u8..4, any::<u8>()).prop_map(|(key, what, element)| Step::Touch { key, what, element }),
+            8 => (any::<u8>(), 0u8..4, any::<u8>()).prop_map(|(key, what, element)| Step::Touch { key, what,
+                element }),
             2 => (0usize..20).prop_map(Step::Take),
             1 => Just(Step::TakeSlots),
             1 => Just(Step::PutBack),
@@ -618,8 +619,10 @@ mod tests {
                         touched.record(|set| match what {
                             0 => set.whole(Some(0), &name),
                             1 => set.expiry(Some(0), &name),
-                            2 => set.elements(Some(0), &name, Collection::Set, false, [&[element][..]].into_iter()),
-                            _ => set.elements(Some(0), &name, Collection::Hash, true, [&[element][..]].into_iter()),
+                            2 => set.elements(Some(0), &name, Collection::Set, false,
+                                [&[element][..]].into_iter()),
+                            _ => set.elements(Some(0), &name, Collection::Hash, true,
+                                [&[element][..]].into_iter()),
                         });
                         if touched.watched().contains(Slot::of_key(&name)) {
                             owed.insert(name);

@@ -254,7 +254,8 @@ impl Joined {
                 outcome = membership.ended() => outcome.map(|()| true),
                 () = stop.cancelled() => {
                     membership.ask_to_leave();
-                    timeout(leave_patience, membership.ended()).await.map_or(Ok(false), |outcome| outcome.map(|()| true))
+                    timeout(leave_patience, membership.ended()).await.map_or(Ok(false),
+                        |outcome| outcome.map(|()| true))
                 }
             };
             if matches!(outcome, Ok(true)) {

@@ -42,7 +42,8 @@ impl Cursor {
 
 /// Whether a request goes on with a cursor that may be the source's.
 pub(super) fn is_unmarked(words: &[&[u8]], turns: u32) -> bool {
-    matches!(words, [name, _, cursor, ..] if iterates(name) && matches!(Cursor::of(cursor, turns), Some(Cursor::Unmarked(_))))
+    matches!(words, [name, _, cursor, ..] if iterates(name) && matches!(Cursor::of(cursor, turns),
+        Some(Cursor::Unmarked(_))))
 }
 
 /// A request as the target has to get it; `None` where that is as it is.

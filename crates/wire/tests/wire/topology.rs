@@ -176,7 +176,8 @@ proptest! {
 
     #[test]
     fn what_is_kept_is_what_is_built_anew(
-        (shards, steps) in prop::sample::select(vec![1usize, 3, 20, 300]).prop_flat_map(|n| (Just(n), steps(n))),
+        (shards, steps) in prop::sample::select(vec![1usize, 3, 20, 300]).prop_flat_map(|n| (Just(n),
+        steps(n))),
         // From whole ranges to slots that belong to nodes in turn.
         fragments in prop::sample::select(vec![1u16, 2, 7, 130, 6_000]),
         replicas in 0usize..3,
@@ -206,7 +207,8 @@ proptest! {
 
     #[test]
     fn a_reply_may_be_written_in_any_pieces(
-        pieces in prop::collection::vec(1usize..30_000, 1..60), fragments in prop::sample::select(vec![1u16, 6_000]),
+        pieces in prop::collection::vec(1usize..30_000, 1..60), fragments in prop::sample::select(vec![1u16,
+        6_000]),
     ) {
         let replies = Replies::new(&table(5, 1, |slot| Some(usize::from(slot.number() / fragments) % 5)));
         let reply = replies.slots(Protocol::Resp3);

@@ -73,7 +73,8 @@ fn show(at: &FrontAt, question: Question, answer: &Answer) -> Exit {
     };
     if at.json {
         let line = json!({
-            "event": "front", "asked": question, "status": answer.status, "error": answer.error, "exit": exit as u8,
+            "event": "front", "asked": question, "status": answer.status, "error": answer.error,
+            "exit": exit as u8,
         });
         say!("{line}");
         return exit;
@@ -167,7 +168,10 @@ mod tests {
 
     #[test]
     fn nothing_is_said_of_a_filter_without_keys() {
-        let of = |moved: u64| json!({"moved": moved, "filter_bytes": 75_008, "filter_bits_per_key": 12.04, "filter_false_positives": 0.001});
+        let of = |moved: u64| {
+            json!({"moved": moved, "filter_bytes": 75_008, "filter_bits_per_key": 12.04,
+            "filter_false_positives": 0.001})
+        };
         assert_eq!(filter(&of(0)), "73.3 KiB, no key has moved yet");
         assert_eq!(filter(&of(50_000)), "73.3 KiB, 12.0 bits a key, 0.100 % of the answers wrong");
     }

@@ -76,7 +76,8 @@ async fn try_run(
     let version = &joined.backend().version;
     if args.show.json {
         let line = json!({
-            "event": "serving", "address": address.to_string(), "source": at, "version": version, "member": member,
+            "event": "serving", "address": address.to_string(), "source": at, "version": version,
+            "member": member,
             "coordinator": to, "forwarding": forwarding.map(|at| at.to_string()), "clients_max": clients_max,
         });
         say!("{line}");

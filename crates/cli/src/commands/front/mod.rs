@@ -71,7 +71,8 @@ async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
     let (address, version) = (front.address()?, front.source().version.clone());
     if args.show.json {
         let line = json!({
-            "event": "serving", "address": address.to_string(), "source": at, "target": to, "version": version,
+            "event": "serving", "address": address.to_string(), "source": at, "target": to,
+            "version": version,
             "clients_max": clients_max,
         });
         say!("{line}");

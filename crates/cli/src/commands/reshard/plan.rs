@@ -350,9 +350,12 @@ impl Plan {
             say!(
                 "{}",
                 json!({
-                    "event": "plan", "dry_run": moving.dry_run, "moves": moves, "method": self.method.name(), "why": self.why,
-                    "slots": slots, "keys": keys, "estimated_bytes": bytes, "estimated_ms": self.estimate_ms(),
-                    "max_pause_ms": self.max_pause_ms, "batches": self.rows.iter().map(|row| row.batches).sum::<usize>(),
+                    "event": "plan", "dry_run": moving.dry_run, "moves": moves, "method": self.method.name(),
+                    "why": self.why,
+                    "slots": slots, "keys": keys, "estimated_bytes": bytes,
+                    "estimated_ms": self.estimate_ms(),
+                    "max_pause_ms": self.max_pause_ms,
+                    "batches": self.rows.iter().map(|row| row.batches).sum::<usize>(),
                     "empty_primaries": self.empty,
                 })
             );

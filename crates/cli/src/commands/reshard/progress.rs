@@ -76,7 +76,8 @@ fn lines(jobs: &mut [Shown], started: Instant) -> Lines {
         rows.push(vec![cell(0, format!("{} waiting", format_count_of(waiting, "job")))]);
     }
     let elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-    let json = json!({"event": "progress", "elapsed_ms": elapsed_ms, "slots": slots, "slots_handed_over": moved, "jobs": details});
+    let json = json!({"event": "progress", "elapsed_ms": elapsed_ms, "slots": slots,
+        "slots_handed_over": moved, "jobs": details});
     Lines { done: None, rows, json, notes: Vec::new() }
 }
 
@@ -146,9 +147,11 @@ impl Now {
         let more = match &self.summary {
             None => json!({"words": words}),
             Some(summary) => json!({
-                "phase": summary.phase, "slots": summary.slots, "slots_handed_over": summary.slots_handed_over,
+                "phase": summary.phase, "slots": summary.slots,
+                "slots_handed_over": summary.slots_handed_over,
                 "batch": (summary.batches_handed_over + 1).min(summary.batches), "batches": summary.batches,
-                "keys": self.keys_sent, "bytes": self.bytes, "touched_waiting": self.touched, "pauses": summary.work.pauses,
+                "keys": self.keys_sent, "bytes": self.bytes, "touched_waiting": self.touched,
+                "pauses": summary.work.pauses,
                 "paused_ms": summary.work.paused_ms, "longest_pause_ms": summary.work.longest_pause_ms,
                 "braked_ms": self.braked_ms, "attempt": summary.attempt,
             }),

@@ -32,7 +32,8 @@ pub fn show_reports(show: &Show, reports: &[JobReport], seen: &CanaryReport, dur
             json!({
                 "event": "report", "duration_ms": duration_ms, "slots": slots, "keys": sum(|r| r.keys),
                 "bytes": sum(|r| r.bytes), "braked_ms": sum(|r| r.braked_ms),
-                "pauses": {"count": sum(|r| r.pauses.count), "total_ms": sum(|r| r.pauses.total_ms), "longest_ms": longest_ms},
+                "pauses": {"count": sum(|r| r.pauses.count), "total_ms": sum(|r| r.pauses.total_ms),
+                "longest_ms": longest_ms},
                 "verified": verified, "canary": seen, "jobs": reports, "exit": exit as u8,
             })
         );

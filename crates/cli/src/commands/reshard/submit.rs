@@ -323,11 +323,13 @@ fn lines(jobs: &[Submitted], started: Instant) -> Lines {
     let details: Vec<_> = jobs
         .iter()
         .map(|job| {
-            json!({"job": job.name, "state": job.state, "message": job.message, "slots": job.planned.slots.len()})
+            json!({"job": job.name, "state": job.state, "message": job.message,
+                "slots": job.planned.slots.len()})
         })
         .collect();
     let json = json!({
-        "event": "progress", "elapsed_ms": elapsed_ms(started), "slots": slots, "slots_handed_over": moved, "jobs": details,
+        "event": "progress", "elapsed_ms": elapsed_ms(started), "slots": slots, "slots_handed_over": moved,
+        "jobs": details,
     });
     Lines { done: None, rows, json, notes: Vec::new() }
 }
@@ -374,7 +376,8 @@ async fn report(
             End::Gone => ("gone", "GONE: the daemon does not list it any more"),
         };
         rows.push(json!({
-            "id": job.name, "source": planned.source, "target": planned.target, "slots": planned.slots.to_string(),
+            "id": job.name, "source": planned.source, "target": planned.target,
+            "slots": planned.slots.to_string(),
             "slots_handed_over": there.to_string(), "ending": ending, "reason": job.message,
         }));
         if !show.json {
@@ -390,7 +393,8 @@ async fn report(
         say!(
             "{}",
             json!({
-                "event": "report", "server": server, "duration_ms": duration_ms, "slots": moved, "canary": seen,
+                "event": "report", "server": server, "duration_ms": duration_ms, "slots": moved,
+                "canary": seen,
                 "jobs": rows, "exit": exit as u8,
             })
         );

@@ -152,7 +152,8 @@ pub fn news(before: &FleetStatus, now: &FleetStatus) -> Vec<(String, Value)> {
         let MemberStatus { member: number, name, address, .. } = member;
         news.push((
             format!("member {number}  {name} at {address}: {words}"),
-            json!({"event": event, "member": number, "name": name, "address": address, "weight": member.weight}),
+            json!({"event": event, "member": number, "name": name, "address": address,
+                "weight": member.weight}),
         ));
     };
     for (number, member) in &new {
@@ -182,7 +183,8 @@ pub fn news(before: &FleetStatus, now: &FleetStatus) -> Vec<(String, Value)> {
     if now.is_settled() && !before.is_settled() && !now.members.is_empty() {
         news.push((
             format!("settled  {} partitions at {} members", now.partitions, now.members.len()),
-            json!({"event": "settled", "partitions": now.partitions, "members": now.members.len(), "moved": now.moved}),
+            json!({"event": "settled", "partitions": now.partitions, "members": now.members.len(),
+                "moved": now.moved}),
         ));
     }
     news

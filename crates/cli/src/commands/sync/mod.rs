@@ -413,7 +413,8 @@ fn show_plan(args: &SyncArgs, name: &str, plan: &Plan) {
     if args.show.json {
         say!(
             "{}",
-            json!({"event": "plan", "name": name, "dry_run": args.dry_run, "mirror": args.mirror, "plan": plan})
+            json!({"event": "plan", "name": name, "dry_run": args.dry_run, "mirror": args.mirror,
+                "plan": plan})
         );
         return;
     }

@@ -19,13 +19,15 @@ pub struct CoordinatorArgs {
     pub fleet: bool,
 
     /// How many partitions the fleet has. It stays the same as long as its journal is kept
-    #[arg(long, value_name = "N", default_value_t = PARTITIONS_DEFAULT, requires = "fleet", help_heading = "Fleet",
+    #[arg(long, value_name = "N", default_value_t = PARTITIONS_DEFAULT, requires = "fleet",
+        help_heading = "Fleet",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(PARTITIONS_MAX)))]
     pub partitions: u32,
 
     /// A server or cluster that has the data, as NAME=URL, without a password: members have it of their own.
     /// Repeatable
-    #[arg(long, value_name = "NAME=URL", requires = "fleet", help_heading = "Fleet", value_parser = parse_backend)]
+    #[arg(long, value_name = "NAME=URL", requires = "fleet", help_heading = "Fleet",
+        value_parser = parse_backend)]
     pub backend: Vec<(String, String)>,
 
     /// How long a member may go on without hearing from the coordinator. What a lost member had is given away
@@ -56,7 +58,8 @@ pub struct CoordinatorArgs {
 
     /// Where members and people reach this coordinator, as others tell them while it leads [default: the
     /// address of --listen]
-    #[arg(long, value_name = "HOST:PORT", requires = "store", help_heading = "Fleet", value_parser = parse_address)]
+    #[arg(long, value_name = "HOST:PORT", requires = "store", help_heading = "Fleet",
+        value_parser = parse_address)]
     pub announce: Option<String>,
 }
 

@@ -74,7 +74,8 @@ pub struct FrontArgs {
     /// Reads and writes of clients that need nothing of their own connection to the source go over N shared
     /// ones, for each user: without pipelining that is faster. CLIENT LIST, SLOWLOG and MONITOR of the server
     /// show the shared ones then. Until keys begin to move, and not for clusters
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=64), conflicts_with = "join")]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=64),
+        conflicts_with = "join")]
     pub share_connections: u32,
 
     #[command(flatten)]
@@ -117,7 +118,8 @@ pub struct FrontArgs {
     pub wait: u64,
 
     /// Clients at once; more are turned away
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000),
+    #[arg(long, value_name = "N", default_value_t = 10_000,
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000),
           help_heading = "Limits")]
     pub max_clients: u32,
 
@@ -157,7 +159,8 @@ pub struct JoinArgs {
 
     /// Where clients and other members reach this one, without a port on that of --listen [default: what
     /// --listen says]
-    #[arg(long, value_name = "HOST[:PORT]", requires = "join", value_parser = host_and_port, help_heading = "Fleet")]
+    #[arg(long, value_name = "HOST[:PORT]", requires = "join", value_parser = host_and_port,
+        help_heading = "Fleet")]
     pub announce: Option<(String, u16)>,
 
     /// What people call this member [default: where clients reach it]
@@ -171,7 +174,8 @@ pub struct JoinArgs {
 
     /// How long it may take to give all slots to other members when it is stopped. What is left then is given
     /// away when its lease has ended
-    #[arg(long, value_name = "TIME", default_value = "60s", requires = "join", value_parser = parse_ms, help_heading = "Fleet")]
+    #[arg(long, value_name = "TIME", default_value = "60s", requires = "join", value_parser = parse_ms,
+        help_heading = "Fleet")]
     pub leave_timeout: u64,
 }
 

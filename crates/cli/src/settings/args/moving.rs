@@ -63,11 +63,13 @@ pub struct MovingArgs {
     pub batch_keys: Option<u64>,
 
     /// Memory for chunks of large values (external)
-    #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = parse_bytes, help_heading = "Limits")]
+    #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = parse_bytes,
+        help_heading = "Limits")]
     pub memory: u64,
 
     /// Values from this size on move in chunks (external)
-    #[arg(long, value_name = "BYTES", default_value = "4MiB", value_parser = parse_bytes, help_heading = "Limits")]
+    #[arg(long, value_name = "BYTES", default_value = "4MiB", value_parser = parse_bytes,
+        help_heading = "Limits")]
     pub big_key: u64,
 
     /// Keys per second for each source, at most (external)
@@ -85,7 +87,8 @@ pub struct MovingArgs {
     /// Hand the moves to a daemon (whimbrel serve), by whose options they are made: HOST:PORT, or redis://
     /// with a password
     #[arg(long, value_name = "ADDR", help_heading = "Daemon", conflicts_with_all = [
-        "method", "max_pause", "verify", "no_brake", "batch_keys", "memory", "big_key", "rate_keys", "rate_bytes", "state_dir",
+        "method", "max_pause", "verify", "no_brake", "batch_keys", "memory", "big_key", "rate_keys",
+            "rate_bytes", "state_dir",
     ])]
     pub server: Option<String>,
 
@@ -207,7 +210,8 @@ pub struct ReshardArgs {
     pub at: ClusterArgs,
 
     /// Slots to move, as ranges: 0-1023,5000. Each --slots goes with the --to at its place
-    #[arg(long, value_name = "RANGES", value_parser = |t: &str| t.parse::<SlotSet>().map_err(|e| e.to_string()))]
+    #[arg(long, value_name = "RANGES",
+        value_parser = |t: &str| t.parse::<SlotSet>().map_err(|e| e.to_string()))]
     pub slots: Vec<SlotSet>,
 
     /// The node that gets them

@@ -85,7 +85,8 @@ pub struct SyncArgs {
 
     /// Names of touched keys remembered for each primary of the source; beyond it whole slots are transferred
     /// again
-    #[arg(long, value_name = "BYTES", default_value = "256MiB", value_parser = parse_bytes, help_heading = "Limits")]
+    #[arg(long, value_name = "BYTES", default_value = "256MiB", value_parser = parse_bytes,
+        help_heading = "Limits")]
     pub feed_memory: u64,
 
     #[command(flatten)]

@@ -77,12 +77,14 @@ pub(super) fn delete(key: &str) -> Value {
 
 /// Deletes everything below a key.
 pub(super) fn delete_below(key: &str) -> Value {
-    json!({"request_delete_range": {"key": base64(format!("{key}/")), "range_end": base64(format!("{key}0"))}})
+    json!({"request_delete_range": {"key": base64(format!("{key}/")),
+        "range_end": base64(format!("{key}0"))}})
 }
 
 /// The key is the one that was made in this revision; 0 for one that is not there.
 pub(super) fn created(key: &str, revision: i64) -> Value {
-    json!({"key": base64(key), "target": "CREATE", "result": "EQUAL", "create_revision": revision.to_string()})
+    json!({"key": base64(key), "target": "CREATE", "result": "EQUAL",
+        "create_revision": revision.to_string()})
 }
 
 /// The key was last written in this revision; 0 for one that is not there.
@@ -172,7 +174,8 @@ mod tests {
 
     #[test]
     fn answers_of_transactions_are_read() {
-        let kv = json!({"key": base64("p/head"), "value": base64("3.4"), "create_revision": "5", "mod_revision": "7"});
+        let kv = json!({"key": base64("p/head"), "value": base64("3.4"), "create_revision": "5",
+            "mod_revision": "7"});
         let answer = json!({"responses": [{}, {"response_range": {"kvs": [kv]}}]});
         assert_eq!(entries_of(&answer, 0), []);
         let found = entries_of(&answer, 1);

@@ -379,7 +379,8 @@ proptest! {
 
     #[test]
     fn any_trouble_ends_in_equal_tables_and_never_in_two_owners(
-        seed in any::<u64>(), partitions in 1_u32..300, copies in 1_usize..4, members in 1_usize..5, faults in 0..12,
+        seed in any::<u64>(), partitions in 1_u32..300, copies in 1_usize..4, members in 1_usize..5,
+        faults in 0..12,
     ) {
         let mut world = World::new(seed, partitions, copies, members);
         world.start_coordinator();

@@ -96,7 +96,9 @@ proptest! {
         before in any_row(), after in any_row(), numbers in any::<[u64; 3]>(),
     ) {
         let change = Change::between(77, &before, &after);
-        let moving = Move { term: numbers[0], partition: 5, from: numbers[1], source: MemberId(1), destination: MemberId(u32::MAX), seals: true, backend: Some(u32::MAX).filter(|_| numbers[2] % 2 == 0) };
+        let moving = Move { term: numbers[0], partition: 5, from: numbers[1], source: MemberId(1),
+            destination: MemberId(u32::MAX), seals: true,
+                backend: Some(u32::MAX).filter(|_| numbers[2] % 2 == 0) };
         let news = vec![change, Change::raise(3, &before)];
         for body in [
             Order::Welcome { token: numbers[0], member: MemberId(9), partitions: 271 },
@@ -133,7 +135,8 @@ proptest! {
             prop_assert_eq!(ToCoordinator::decode(&bytes), Ok(message));
         }
         let enrolled = Enrolled { token: numbers[1], weight: 1, is_leaving: true };
-        let mut records = vec![Record::Member(MemberId(4), enrolled), Record::Gone(MemberId(4)), Record::Backend(3, u32::MAX)];
+        let mut records = vec![Record::Member(MemberId(4), enrolled), Record::Gone(MemberId(4)),
+            Record::Backend(3, u32::MAX)];
         records.extend(rows.into_iter().map(|(partition, row)| Record::Row(partition, row)));
         for record in records {
             let mut bytes = Vec::new();
@@ -154,7 +157,8 @@ proptest! {
     }
 
     #[test]
-    fn steps_lead_to_the_target_one_transfer_at_a_time(from in any_holders(), to in any_holders(), which in 0..7_usize) {
+    fn steps_lead_to_the_target_one_transfer_at_a_time(from in any_holders(), to in any_holders(),
+    which in 0..7_usize) {
         prop_assume!(!to.is_empty());
         let target = Target { owner: to.as_slice()[which % to.len()], holders: to };
         let (mut now, mut made) = (from, 0);
@@ -307,7 +311,8 @@ proptest! {
             let share = rows.len() * *weight as usize;
             prop_assert!(got * sum as usize >= share.saturating_sub(sum as usize), "{backend} got {got}");
             prop_assert!(got * (sum as usize) <= share + sum as usize, "{backend} got {got}");
-            let stayed = at.iter().zip(&targets).filter(|(from, to)| from == to && **from == *backend).count();
+            let stayed = at.iter().zip(&targets).filter(|(from,
+                to)| from == to && **from == *backend).count();
             prop_assert_eq!(stayed, got.min(had), "a node with too little gives nothing, and one with too \
                 much gets nothing");
         }

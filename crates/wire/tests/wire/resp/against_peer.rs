@@ -36,7 +36,8 @@ proptest! {
     /// Cut once at every place, the frame ends where it ends, and the hint is never more than what is
     /// missing.
     #[test]
-    fn the_boundary_is_found_at_every_split(frame in encoded(), after in prop::collection::vec(any::<u8>(), 0..40)) {
+    fn the_boundary_is_found_at_every_split(frame in encoded(), after in prop::collection::vec(any::<u8>(),
+    0..40)) {
         let stream = [frame.as_slice(), &after].concat();
         for cut in 0..frame.len() {
             let mut scanner = Scanner::default();
