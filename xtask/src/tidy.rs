@@ -261,6 +261,9 @@ fn from_root<'a>(path: &'a str, root: &str) -> &'a str {
 
 const RUST_LINES_MAX: usize = 1_200;
 
+/// As rustfmt.toml says for code; rustfmt leaves comments, strings and macros as they are.
+const RUST_COLUMNS_MAX: usize = 110;
+
 // The words below are put together from parts, so that this file does not break its own rules.
 
 /// Hosts that the repository does not name: where packages come from is the business of who builds.
@@ -348,6 +351,13 @@ fn check_rust(path: &str, text: &str) -> Vec<Finding> {
     if line_count > RUST_LINES_MAX {
         let message = format!("{line_count} lines, at most {RUST_LINES_MAX}: divide the file");
         findings.push(Finding::new(path, RUST_LINES_MAX + 1, "long-file", message));
+    }
+    for (index, line) in text.lines().enumerate() {
+        let columns = line.chars().count();
+        if columns > RUST_COLUMNS_MAX {
+            let message = format!("{columns} columns, at most {RUST_COLUMNS_MAX}: divide the line");
+            findings.push(Finding::new(path, index + 1, "long-line", message));
+        }
     }
     for (index, line) in views.code.lines().enumerate() {
         let compact: String = line.split_whitespace().collect();
@@ -559,6 +569,9 @@ mod tests {
         assert!(found("a.rs", &"//\n".repeat(RUST_LINES_MAX)).is_empty());
         assert_eq!(found("a.rs", &"//\n".repeat(RUST_LINES_MAX + 1)), ["1201 long-file"]);
         assert!(found("a.md", &"//\n".repeat(RUST_LINES_MAX + 1)).is_empty());
+        let line = |columns: usize| format!("// {}\n", "é".repeat(columns - 3));
+        assert!(found("a.rs", &line(RUST_COLUMNS_MAX)).is_empty());
+        assert_eq!(found("a.rs", &line(RUST_COLUMNS_MAX + 1)), ["1 long-line"]);
     }
 
     #[test]

@@ -515,7 +515,8 @@ mod tests {
                 offset += (newlines.len() + encoded.len()) as u64;
                 bytes.extend(newlines);
                 bytes.extend(encoded);
-                let args = command.iter().map(|arg| (arg.len() as u64 <= len_max).then(|| arg.clone())).collect();
+                let known = |arg: &Vec<u8>| (arg.len() as u64 <= len_max).then(|| arg.clone());
+                let args = command.iter().map(known).collect();
                 expected.push((command.len() as u64, args));
             }
             let whole = parse_in_pieces(&bytes, &[], len_max);

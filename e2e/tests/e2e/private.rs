@@ -121,9 +121,8 @@ fn a_fence_gives_back_no_more_than_a_fence_takes() {
     let state = tempfile::tempdir().expect("a folder");
     let at = source.addr();
     source.call(&["ACL", "SETUSER", "guest", "reset"]);
-    let note = format!(
-        r#"{{"source":"{at}","fence":{{"kind":"acl","users":[{{"at":"{at}","name":"guest","commands":"+@all on nopass ~*"}}]}}}}"#
-    );
+    let user = format!(r#"{{"at":"{at}","name":"guest","commands":"+@all on nopass ~*"}}"#);
+    let note = format!(r#"{{"source":"{at}","fence":{{"kind":"acl","users":[{user}]}}}}"#);
     fs::write(state.path().join("sync-1.fence"), note).expect("written");
     let folder = state.path().to_str().expect("a plain name");
     let output = Invocation::new(&["unfence", &at, "--state-dir", folder]).run().expect_code(1);

@@ -67,7 +67,7 @@ const SYNC_DELAY_S: u32 = 5;
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
-  ./dev bench reshard --engine redis-7.0 --svg reshard.svg      3 to 4 shards and back, 2 GiB, with and without load
+  ./dev bench reshard --engine redis-7.0 --svg reshard.svg      3 to 4 shards and back, 2 GiB
   ./dev bench reshard --gb 0.25 --rounds 1                      a quick look
   ./dev bench reshard --engine valkey-9.1 --small-keys          400,000 keys of 100 bytes: the longest stall
   ./dev bench reshard --engine valkey-9.1 --saturate --io-threads 3

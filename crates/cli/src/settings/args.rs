@@ -367,7 +367,7 @@ pub struct Show {
 Examples:
   whimbrel copy old:6379 new:6379                           everything, into an empty target
   whimbrel copy old:6379 new:6379 --match 'session:*' --replace --verify
-  whimbrel copy rediss://app@old:6380 valkeys://app@new:6380 --source-password-file old.pw --target-password-file new.pw
+  whimbrel copy rediss://app@old:6380 new:6379 --source-password-file old.pw
   whimbrel copy old:6379 new-cluster:7000 --db 3:0 --skip   database 3 into a cluster
   whimbrel copy old:6379 new:6379 --resume                  go on where it was interrupted
 

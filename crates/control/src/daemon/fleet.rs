@@ -11,8 +11,8 @@ use crate::fleet::{Fleet, Refused};
 
 /// Whether these words turn the connection into that of a member.
 pub(super) fn is_member(words: &[Bytes]) -> bool {
-    matches!(words, [name, sub, ..]
-        if name.eq_ignore_ascii_case(COMMAND[0].as_bytes()) && sub.eq_ignore_ascii_case(COMMAND[1].as_bytes()))
+    let is = |word: &Bytes, expected: &str| word.eq_ignore_ascii_case(expected.as_bytes());
+    matches!(words, [name, sub, ..] if is(name, COMMAND[0]) && is(sub, COMMAND[1]))
 }
 
 /// Whether the member speaks as this coordinator does; otherwise the reply that says so.

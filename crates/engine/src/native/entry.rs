@@ -189,8 +189,10 @@ mod tests {
         $9\r\noperation\r\n$6\r\nEXPORT\r\n$11\r\nslot_ranges\r\n$9\r\n0-9 \
         20-29\r\n$11\r\ntarget_node\r\n$40\r\n\
         ed8a1e9ba4a662a2c66d0c553bb9439d41ed0190\r\n$11\r\nsource_node\r\n$40\r\n\
-        dd08920e5b73a4754dfd2f338d509cb54a183574\r\n$11\r\ncreate_time\r\n:1795310207\r\n$16\r\nlast_update_time\r\n\
-        :1795310208\r\n$13\r\nlast_ack_time\r\n:1795310209\r\n$5\r\nstate\r\n$7\r\nsuccess\r\n$7\r\nmessage\r\n$0\r\n\r\n\
+        dd08920e5b73a4754dfd2f338d509cb54a183574\r\n$11\r\ncreate_time\r\n:1795310207\r\n\
+        $16\r\nlast_update_time\r\n\
+        :1795310208\r\n$13\r\nlast_ack_time\r\n:1795310209\r\n\
+        $5\r\nstate\r\n$7\r\nsuccess\r\n$7\r\nmessage\r\n$0\r\n\r\n\
         $8\r\ncow_size\r\n:4096\r\n$19\r\nremaining_repl_size\r\n:17\r\n";
 
     #[test]

@@ -1,12 +1,12 @@
 //! The atomic slot migration that some servers have built in, driven and watched from outside.
 //!
-//! Two servers have one, and they are driven from opposite ends:
+//! Two servers have one, and they are driven from opposite ends (each command is one of `CLUSTER`):
 //!
 //! | | [`NativeKind::Valkey9`] | [`NativeKind::Redis84`] |
 //! |---|---|---|
-//! | starts on | the source: `CLUSTER MIGRATESLOTS SLOTSRANGE s e … NODE id` | the target: `CLUSTER MIGRATION IMPORT s e …` |
-//! | is told of by | `CLUSTER GETSLOTMIGRATIONS` on both nodes | `CLUSTER MIGRATION STATUS ALL` on both nodes |
-//! | is cancelled by | `CLUSTER CANCELSLOTMIGRATIONS`, which ends *all* exports of the node | `CLUSTER MIGRATION CANCEL ID id` |
+//! | starts on | the source: `MIGRATESLOTS SLOTSRANGE s e … NODE id` | the target: `MIGRATION IMPORT s e …` |
+//! | is reported by | `GETSLOTMIGRATIONS` on both nodes | `MIGRATION STATUS ALL` on both nodes |
+//! | is cancelled by | `CANCELSLOTMIGRATIONS`: *all* exports of the node | `MIGRATION CANCEL ID id` |
 //! | several at once | yes | one a node |
 //! | after a failure | gives up for good | tries again every second until it is cancelled |
 //!

@@ -806,7 +806,8 @@ async fn large_values_take_no_memory() {
     let before = peak_bytes();
     // The value is made by the server, so that it is nowhere in this process.
     run(&mut con, "EVAL redis.call('set','big',string.rep('x',200*1024*1024)) 0");
-    let many = "local_keys={}_for_i=1,1000000_do_keys[#keys+1]='k'..i_keys[#keys+1]='vvvvvvvvvvvvvvvvvvvvvvvvvvvvvv'_\
+    let many = "local_keys={}_for_i=1,1000000_do_keys[#keys+1]='k'..i_\
+                keys[#keys+1]='vvvvvvvvvvvvvvvvvvvvvvvvvvvvvv'_\
                 if_#keys==7000_then_redis.call('mset',unpack(keys))_keys={}_end_end";
     feed.watch([Slot::of_key(b"big")].into_iter().collect());
     run(&mut con, &format!("EVAL {many} 0"));

@@ -337,7 +337,8 @@ fn escape(bytes: &[u8], bytes_max: usize) -> String {
                 '"' => text.push_str("\\\""),
                 // Controls, and the marks that turn text around or are not visible.
                 c if c.is_control()
-                    || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}') =>
+                    || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+                    || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}') =>
                 {
                     for byte in c.encode_utf8(&mut [0; 4]).bytes() {
                         push_hex(&mut text, byte);

@@ -104,7 +104,8 @@ fn what_is_sent_at_once_is_carried_out_in_its_order() {
     let served = Served::sharing(&source.url(), 1);
     let mut clients: Vec<Client> = (0..4).map(|_| let_in(&served)).collect();
     let lines = "SET K 1|INCR K|MULTI|INCR K|INCR K|EXEC|GET K|ECHO x|DEL K|RPUSH K a|BLPOP K 1|EXISTS K";
-    let expected = "+OK\r\n:2\r\n+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n:3\r\n:4\r\n$1\r\n4\r\n$1\r\nx\r\n:1\r\n:1\r\n*2\r\n$2\r\nKN\r\n\
+    let expected = "+OK\r\n:2\r\n+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n:3\r\n:4\r\n\
+         $1\r\n4\r\n$1\r\nx\r\n:1\r\n:1\r\n*2\r\n$2\r\nKN\r\n\
          $1\r\na\r\n:0\r\n";
     for turn in 0..50 {
         for (number, client) in clients.iter_mut().enumerate() {

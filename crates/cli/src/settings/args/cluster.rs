@@ -73,14 +73,15 @@ What it does:
   - marks of open slots that lead nowhere are cleared;
   - a slot half moved by SETSLOT and MIGRATE is finished: its remaining keys follow, then its owner changes;
     where nothing has been moved yet, the marks are cleared instead;
-  - a slot without owner goes to the node that has its keys; where several have, to the one that the other nodes
-    still take for the owner, else to the one that a mark names as the source, else to the one that was taking it
-    in, else to the one with most keys; where none has, to its last owner, else to the primary with fewest slots;
-  - the replicas of a failed primary for whom nobody votes, since they have not heard of its last epoch, are made to
-    hear of it, and one is waited for to be elected: four times cluster-node-timeout and 10 s, at most 5 minutes;
+  - a slot without an owner goes to the node that has its keys; where several have some, to the one that the
+    other nodes still take for the owner, else to the one that a mark names as the source, else to the
+    one that was importing it, else to the one with most keys; where none has any, to its last owner,
+    else to the primary with fewest slots;
+  - a failed primary's replicas get no votes while they do not know its last epoch: they are given it, and
+    repair waits until one is elected, for four times cluster-node-timeout and 10 s, at most 5 minutes;
   - where two nodes claim a slot, the one with the higher configuration epoch keeps it;
-  - keys in a slot of another node are removed there, with their copies on replicas. What the owner has is right; what
-    it lacks is moved to it first, never over a key of its own (see --strays).
+  - keys in a slot of another node are removed there, with their copies on replicas. What the owner has is
+    right; what it lacks is moved to it first, never over a key of its own (see --strays).
 
 It refuses to touch a cluster in which a migration is running. Ends with 0 where all is well, and with 8 where
 something is still wrong: see whimbrel --help")]

@@ -109,10 +109,11 @@ Examples:
   whimbrel fleet join --backend b --server 127.0.0.1:7999   another backend gets its part of the data
   whimbrel fleet drain --backend a --server 127.0.0.1:7999  and the first one gives all of it away
 
-Members are named by number, name or address: see whimbrel fleet status. They join by themselves when they are started.
-The coordinator is whimbrel serve --fleet; of several, --server names all. What was asked for goes on there when this command is stopped.
-Ends with 0 when it is done, 3 where the coordinator cannot be reached, 4 where it refuses; fleet status with 8 where
-partitions have nobody or a member is not connected. See whimbrel --help")]
+Members are named by number, name or address: see whimbrel fleet status. They join by themselves when they
+start. The coordinator is whimbrel serve --fleet; of several, --server names all. What was asked for goes on
+there when this command is stopped. Ends with 0 when it is done, 3 where the coordinator cannot be reached,
+4 where it refuses; fleet status with 8 where a partition has no owner or a member is not connected. See
+whimbrel --help")]
 pub struct FleetArgs {
     /// What to do.
     #[command(subcommand)]

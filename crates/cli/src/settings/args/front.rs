@@ -15,9 +15,9 @@ use super::{Show, SourceAccess, TargetAccess, parse_ms};
     subcommand_negates_reqs = true,
     args_conflicts_with_subcommands = true,
     after_help = "\
-Clients connect to the front as they would to the source, with their own users and passwords, and see no \
-difference.
-With --target, `whimbrel front start` moves the keys there while clients are served, and `whimbrel front reverse` back.
+Clients connect to the front as they would to the source, with their own users and passwords, and see no
+difference. With --target, `whimbrel front start` moves the keys there while clients are served, and
+`whimbrel front reverse` moves them back.
 With --join it is one of several that share the slots: docs/operating/fleet.md.
 docs/operating/front.md tells what is bounded, docs/front-commands.md what is done with which command.
 

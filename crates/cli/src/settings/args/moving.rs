@@ -167,8 +167,8 @@ Examples:
   whimbrel serve --fleet --listen 10.0.0.9:7999 --listen-password-file pw --backend main=10.0.0.1:6379
   whimbrel fleet status --server 10.0.0.9:7999 --server-password-file pw
 
-It runs until Ctrl-C or SIGTERM, and ends with 0 then. Jobs that were interrupted go on when it runs again with the same
---cluster and --state-dir. A fleet goes on from its journal there."
+It runs until Ctrl-C or SIGTERM, and ends with 0 then. Jobs that were interrupted go on when it runs again
+with the same --cluster and --state-dir. A fleet goes on from its journal there."
 )]
 pub struct ServeArgs {
     // Its address is empty where none is given.
@@ -359,8 +359,8 @@ Examples:
   whimbrel jobs resume                                      after a crash or a power cut
   whimbrel jobs cancel m6740f2a1-1f-0
 
-A job that is `suspended`, or that was killed, has not ended: resume it, or cancel it. Slots that were handed over before
-stay where they are.")]
+A job that is `suspended`, or that was killed, has not ended: resume it, or cancel it. Slots that were
+handed over before stay where they are.")]
 pub struct JobsArgs {
     #[command(subcommand)]
     pub command: JobsCommand,

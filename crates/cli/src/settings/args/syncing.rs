@@ -30,7 +30,7 @@ later. When it follows, `whimbrel cutover` has the target take over.
 Examples:
   whimbrel sync old:6379 new:6379                     everything, into an empty target
   whimbrel sync old:6379 new-cluster:7000 --db 0      one database, into a cluster
-  whimbrel sync old:6379 new:6379 --mirror            into a target that holds keys, which it loses or gets replaced
+  whimbrel sync old:6379 new:6379 --mirror            into a target whose keys may be lost
   whimbrel sync old:6379 new:6379 --resume            go on where it was interrupted
 
 Exit codes: see whimbrel --help")]
@@ -104,9 +104,9 @@ pub struct SyncArgs {
 /// `whimbrel unfence`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-CLUSTER is the source of the sync that was cut over; it may be a standalone server too. A client that writes \
-to it from now on writes
-to data that nobody follows any more: `whimbrel cutover --fence acl --back` loses nothing instead, where --reverse-sync was given.
+CLUSTER is the source of the sync that was cut over; it may be a standalone server too. A client that writes
+to it from now on writes to data that nobody follows any more. Where --reverse-sync was given,
+`whimbrel cutover --fence acl --back` loses nothing instead.
 
 Examples:
   whimbrel unfence old:6379 --dry-run
@@ -202,7 +202,7 @@ succeed within
 Examples:
   whimbrel cutover --dry-run                          how long would writes be paused?
   whimbrel cutover --fence acl --max-pause 100ms
-  whimbrel cutover --fence external --quiet-for 10s   you stop the writers: for services that forbid CLIENT PAUSE
+  whimbrel cutover --fence external --quiet-for 10s   you stop the writers yourself
   whimbrel cutover sync-3f2a --fence pause --fence-for 30s
   whimbrel cutover --fence acl --reverse-sync         and later, without losing what was written since:
   whimbrel cutover --fence acl --back

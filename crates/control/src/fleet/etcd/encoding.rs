@@ -9,7 +9,7 @@
 //! PREFIX/members/NUMBER   a record
 //! PREFIX/parts/NUMBER     the record of the part of the data that a backend has
 //! PREFIX/rows/CHUNK       the records of so many partitions, from CHUNK times so many on
-//! PREFIX/redo             how many pieces there are of a batch that took several transactions, once it counts
+//! PREFIX/redo             the number of pieces of a batch that took several transactions
 //! PREFIX/redo/PIECE       records of that batch
 //! PREFIX/leader           where the coordinator is, for as long as its lease of etcd runs
 //! ```
