@@ -20,6 +20,7 @@ use whimbrel_wire::value::Value;
 use crate::endpoint::{Address, Endpoint};
 use crate::error::{Code, Error, ErrorKind, Result, ServerError};
 use crate::login::Token;
+use crate::remedy::Remedy;
 use crate::tls;
 
 /// How a connection behaves.
@@ -552,7 +553,7 @@ impl Link {
                             io::Error::other(format!("the password is not valid any more: {}", e.text));
                         return Err(self
                             .fail("log in", ErrorKind::Connect(what))
-                            .with_remedy("name with --password-ttl for how long a password is valid"));
+                            .with_remedy(Remedy::NamePasswordTtl));
                     }
                     let what = format!("the server refused the credentials: {}", e.text);
                     return Err(self
@@ -562,9 +563,7 @@ impl Link {
                 (_, Code::NoAuth) => {
                     return Err(self
                         .fail("log in", ErrorKind::Auth("the server wants a password".to_owned()))
-                        .with_remedy(
-                            "name it in the URL, in a file, or in the environment variable that --help tells",
-                        ));
+                        .with_remedy(Remedy::NamePassword));
                 }
                 // A name and replica reads are a courtesy: a proxy or an ACL may forbid them, and a
                 // standalone server knows no READONLY.

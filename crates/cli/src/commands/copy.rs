@@ -10,6 +10,7 @@ use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_d
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Error, ErrorKind, Result};
+use whimbrel_engine::remedy::Remedy;
 use whimbrel_flow::copy::{self, CopyOptions, CopyReport, DbPair, Existing, Plan};
 use whimbrel_flow::journal::{self, Journal};
 use whimbrel_flow::progress::CopyProgress;
@@ -120,13 +121,11 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
         .await
         .map_err(|e| {
             let unfinished = !args.resume && refuse_existing && journal::exists(&folder, &name);
-            match &e.remedy {
-                Some(remedy) if unfinished && remedy.contains("--replace") => {
-                    let remedy = format!(
-                        "an earlier copy like this one did not finish: go on with --resume, or {remedy}"
-                    );
-                    e.with_remedy(remedy)
-                }
+            match e.remedy.as_deref() {
+                Some(Remedy::SayWhatHappensToExistingKeys) if unfinished => e.with_remedy(
+                    "an earlier copy like this one did not finish: go on with --resume, or say what to do \
+                        with keys that exist: --replace, --skip or --fail",
+                ),
                 _ => e,
             }
         })?;

@@ -7,6 +7,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::{Info, PROBE_KEY, ServerFacts};
+use whimbrel_engine::remedy::Remedy;
 
 use super::{CopyOptions, Shared};
 use crate::retry::RetryPolicy;
@@ -122,7 +123,7 @@ pub async fn plan(
             "look at the target",
             what,
         )
-        .with_remedy("say what to do with keys that exist: --replace, --skip or --fail"));
+        .with_remedy(Remedy::SayWhatHappensToExistingKeys));
     }
     Ok(Plan {
         source: described(source),
@@ -150,7 +151,7 @@ fn check_distinct(source: &Deployment, target: &Deployment, options: &CopyOption
             let what =
                 format!("source and target are the same: database {} would be copied onto itself", db.source);
             Err(Error::unfit(Side::Target, target.endpoint.address.to_string(), "look at the target", what)
-                .with_remedy("name another target, or another database with --db SOURCE:TARGET"))
+                .with_remedy(Remedy::MapDatabase("name another target")))
         }
     }
 }
@@ -174,15 +175,10 @@ fn described(deployment: &Deployment) -> String {
 fn no_such_db(e: Error, deployment: &Deployment) -> Error {
     match &e.kind {
         ErrorKind::Unfit(_) if deployment.is_cluster() => e.with_remedy(match deployment.side() {
-            Side::Source => "a cluster has one database, 0: name that one",
-            _ => {
-                "a cluster has one database, 0: leave the number out of its address, and choose what goes \
-                there with --db N:0"
-            }
+            Side::Source => Remedy::from("a cluster has one database, 0: name that one"),
+            _ => Remedy::MapDatabase("a cluster has one database, 0: leave the number out of its address"),
         }),
-        ErrorKind::Unfit(_) => {
-            e.with_remedy("see the server's setting databases, or map with --db SOURCE:TARGET")
-        }
+        ErrorKind::Unfit(_) => e.with_remedy(Remedy::MapDatabase("see the server's setting databases")),
         _ => e,
     }
 }

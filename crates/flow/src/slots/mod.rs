@@ -37,6 +37,7 @@ use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::feed::{Collection, Touch, Touched, What};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::{Capabilities, ServerFacts};
+use whimbrel_engine::remedy::Remedy;
 use whimbrel_engine::slot_keys::all_names;
 use whimbrel_wire::payload::Dialect;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -618,7 +619,7 @@ impl SlotMover {
         let (mut source, mut target) = self.links().await?;
         if has_other_databases(&mut source).await? {
             let what = "the source holds keys in another database than 0, which would be lost with the slots";
-            return Err(Error::own("compare both sides", what).with_remedy("use --method native"));
+            return Err(Error::own("compare both sides", what).with_remedy(Remedy::UseNativeMethod));
         }
         let mut found = compare::counts(&mut source, &mut target, slots).await?;
         found.add(compare::cardinalities(&mut source, &mut target, &self.shared.counted()).await?);

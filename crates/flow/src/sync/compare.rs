@@ -9,6 +9,7 @@ use tokio::time::sleep;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::probe::Info;
+use whimbrel_engine::remedy::Remedy;
 use whimbrel_wire::value::Value;
 
 use super::cutover::{Compare, ROUNDS_MAX, refused};
@@ -59,11 +60,7 @@ impl Compared {
         } else {
             return None;
         };
-        Some(refused(what).with_remedy(
-            "see what differs with whimbrel verify; keys that only the target has are removed by a sync that \
-                is begun anew \
-             with --mirror",
-        ))
+        Some(refused(what).with_remedy(Remedy::VerifyOrMirror))
     }
 }
 

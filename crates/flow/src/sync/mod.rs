@@ -57,6 +57,7 @@ use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::feed::{Feed, FeedKind, FeedOptions};
 use whimbrel_engine::probe::Info;
+use whimbrel_engine::remedy::Remedy;
 use whimbrel_engine::seal::Fence;
 
 pub use self::cutover::{Compare, CutoverOptions, CutoverReport};
@@ -782,7 +783,7 @@ fn refuse_tracking(feed: &Feed, replication_only: bool) -> Result<()> {
         "attach a feed of changes",
         "the server does not let us have a replication link",
     )
-    .with_remedy("allow PSYNC and REPLCONF, or leave out --feed replication"))
+    .with_remedy(Remedy::AllowReplicationOrAnyFeed))
 }
 
 /// Asks both sides every now and then how they are, and ends the epoch where something is in doubt: something

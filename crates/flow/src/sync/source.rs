@@ -403,7 +403,7 @@ impl Source {
             if self.all_dbs && !keys.is_empty() {
                 self.unmapped = true;
                 self.shared.progress.notice(format!(
-                    "database {db} of the source is written to, and is not part of this sync; see --db"
+                    "database {db} of the source is written to, and is not part of this sync"
                 ));
             }
             return Ok(true);

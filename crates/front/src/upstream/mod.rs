@@ -20,6 +20,7 @@ use whimbrel_engine::endpoint::{Address, Endpoint};
 use whimbrel_engine::error::{Error, ErrorKind, Result};
 use whimbrel_engine::link::{Io, Link, LinkOptions};
 use whimbrel_engine::probe::{Capabilities, ServerFacts};
+use whimbrel_engine::remedy::Remedy;
 
 use crate::upstream::cluster::{Cluster, Connector, Ids};
 use crate::upstream::identity::Identity;
@@ -187,7 +188,7 @@ impl Upstream {
     pub(crate) fn not_shared(&self) -> Error {
         let kind = ErrorKind::Unfit("it is a cluster".to_owned());
         Error::new(self.endpoint.side, self.endpoint.address.to_string(), "share connections", kind)
-            .with_remedy("leave --share-connections out: they are shared with a single server only")
+            .with_remedy(Remedy::LeaveOutSharedConnections)
     }
 
     /// A connection of our own to each primary of a cluster, and the slots that it has as far as is known;

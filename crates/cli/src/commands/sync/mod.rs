@@ -16,6 +16,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::feed::{FeedKind, FeedOptions, TouchedLimits};
+use whimbrel_engine::remedy::Remedy;
 use whimbrel_flow::copy::{self, CopyOptions, DbPair, Plan};
 use whimbrel_flow::journal::{self, Journal};
 use whimbrel_flow::retry::RetryPolicy;
@@ -381,7 +382,7 @@ async fn how_many(deployment: &Deployment) -> Result<Option<u32>> {
 }
 
 fn remedied(e: Error, is_unfinished: bool) -> Error {
-    let is_about_keys = e.remedy.as_deref().is_some_and(|remedy| remedy.contains("--replace"));
+    let is_about_keys = e.remedy.as_deref() == Some(&Remedy::SayWhatHappensToExistingKeys);
     match (is_about_keys && e.side == Side::Target, is_unfinished) {
         (false, _) => e,
         (true, true) => e.with_remedy(
