@@ -12,7 +12,9 @@ use std::process::Command;
 use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
 
-use self::source::{Views, blank, expand_imports, line_of, without_test_modules, words};
+use self::source::{
+    Views, blank, expand_imports, line_of, test_modules, without, without_test_modules, words,
+};
 
 /// Checks the repository in the current folder, which must be its root, and prints `path:line: rule: message`
 /// for each finding. Fails if there are any, or if the repository cannot be read.
@@ -378,12 +380,52 @@ fn check_rust(path: &str, text: &str) -> Vec<Finding> {
             }
         }
     }
+    if in_crate_source
+        && LIBRARIES.iter().any(|folder| path.starts_with(folder))
+        && !FLAGS_ALLOWED.contains(&path)
+    {
+        findings.extend(check_flags(path, &without(&views.code_and_strings, &test_modules(&views.code))));
+    }
     let is_pure = PURE_CRATES.iter().any(|(_, folder)| path.starts_with(folder));
     let is_test = path.ends_with("/tests.rs") || path.contains("/tests/");
     if is_pure && in_crate_source && !is_test {
         findings.extend(check_pure(path, &without_test_modules(&views.code)));
     }
     findings
+}
+
+/// Crates that know nothing of the command line: what to do about an error is a variant of theirs, and the
+/// flags are named in `cli/src/ui/remedies.rs`.
+const LIBRARIES: [&str; 7] = [
+    "crates/core/",
+    "crates/wire/",
+    "crates/engine/",
+    "crates/flow/",
+    "crates/fleet/",
+    "crates/front/",
+    "crates/control/",
+];
+
+/// Files of libraries that may name flags. The first two write documents and answers for people who run a
+/// front; the others are to leave this list.
+const FLAGS_ALLOWED: [&str; 6] = [
+    "crates/front/src/command/documentation.rs",
+    "crates/front/src/command/rule.rs",
+    "crates/flow/src/copy/mod.rs",
+    "crates/flow/src/copy/write.rs",
+    "crates/flow/src/slots/lane.rs",
+    "crates/flow/src/slots/mod.rs",
+];
+
+/// Rule `flag` for code and strings without comments and tests.
+fn check_flags(path: &str, text: &str) -> Vec<Finding> {
+    let is_flag = |at: &usize| {
+        let (before, after) = (text[..*at].chars().next_back(), &text[at + 2..]);
+        before.is_none_or(|c| c != '-') && after.starts_with(|c: char| c.is_ascii_lowercase())
+    };
+    let places = text.match_indices("--").map(|(at, _)| at).filter(is_flag);
+    let message = "a library names a flag: have it be a Remedy, and cli/src/ui/remedies.rs name it";
+    places.map(|at| Finding::new(path, line_of(text, at), "flag", message)).collect()
 }
 
 /// Modules and items that pure crates must not use.
@@ -636,5 +678,14 @@ mod tests {
         assert_eq!(in_core("#[cfg(test)]\nmod tests {\n    fn a() {}\n}\nuse std::fs;\n"), ["5 pure"]);
         assert!(found("crates/core/src/tests.rs", "use std::fs;\n").is_empty());
         assert!(found("crates/wire/tests/a.rs", "use std::fs;\n").is_empty());
+    }
+
+    #[test]
+    fn libraries_name_no_flags() {
+        let text = "/// As `--max-pause` says.\nconst A: &str = \"x --max-pause\";\nconst B: &str = \"a -- b\";\n\
+            #[cfg(test)]\nmod tests {\n    const C: &str = \"--json\";\n}\n";
+        assert_eq!(found("crates/flow/src/a.rs", text), ["2 flag"]);
+        assert!(found("crates/cli/src/a.rs", text).is_empty());
+        assert!(found("crates/flow/src/copy/mod.rs", text).is_empty());
     }
 }

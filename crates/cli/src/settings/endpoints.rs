@@ -349,10 +349,10 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
             sides.chain(coordinators).collect()
         }
         Command::Jobs(args) => match &args.command {
-            JobsCommand::Cancel { access, .. } | JobsCommand::Resume { access, .. } => {
+            Some(JobsCommand::Cancel { access, .. } | JobsCommand::Resume { access, .. }) => {
                 access.cluster.iter().map(|cluster| (cluster, CLUSTER_PASSWORD)).collect()
             }
-            JobsCommand::List | JobsCommand::Show { .. } | JobsCommand::Clean => Vec::new(),
+            None | Some(JobsCommand::List | JobsCommand::Show { .. } | JobsCommand::Clean) => Vec::new(),
         },
         Command::Cutover(_)
         | Command::Watch(_)
