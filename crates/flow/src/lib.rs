@@ -3,7 +3,7 @@
 //! - [`copy`]: copies keys from one deployment to another;
 //! - [`sync`]: keeps one deployment equal to another, until the other takes over;
 //! - [`verify`]: proves that two deployments hold equal keys;
-//! - [`typed`]: transfers one key by its type's own commands, in chunks;
+//! - [`large`]: transfers one key by its type's own commands, in chunks;
 //! - [`functions`]: copies function libraries;
 //! - [`slots`]: moves the keys of slots between two primaries of a cluster, while clients write;
 //! - [`legacy`]: moves slots the classic way, with `MIGRATE`, to be compared with;
@@ -13,9 +13,9 @@
 
 pub mod budget;
 pub mod copy;
-mod elements;
 pub mod functions;
 pub mod journal;
+pub mod large;
 pub mod legacy;
 pub mod progress;
 pub mod retry;
@@ -23,5 +23,4 @@ pub mod scan;
 pub mod slots;
 mod state;
 pub mod sync;
-pub mod typed;
 pub mod verify;

@@ -50,10 +50,10 @@ pub(crate) use self::preflight::check_way_back;
 pub(crate) use self::track::Tracker;
 use crate::budget::{BigTransfers, MemoryBudget, Rate, Rates};
 use crate::journal::{Journal, JournalState, UnitMark};
+pub use crate::large::Existing;
 use crate::progress::{CopyCounts, CopyProgress};
 use crate::retry::{Backoff, RetryPolicy};
 use crate::scan::{KeyScan, ScanOptions, Unit};
-pub use crate::typed::Existing;
 
 /// What to copy and how.
 #[derive(Debug, Clone)]

@@ -24,7 +24,7 @@ use crate::progress::CopyProgress;
 use crate::retry::{Backoff, RetryPolicy};
 use crate::scan::Unit;
 use crate::state::Body;
-use crate::{typed, verify};
+use crate::{large, verify};
 
 /// Largest `MSET` that is sent. Above it the strings of a batch go out in several.
 const MSET_BYTES_MAX: u64 = 1 << 20;
@@ -409,9 +409,9 @@ impl Writer {
         CopyProgress::shift(&progress.big_in_flight, -1);
         let Some(outcome) = outcome? else { return Ok(()) };
         match outcome {
-            typed::Outcome::Written { bytes, .. } => {
+            large::Outcome::Written { bytes, .. } => {
                 self.shared.arrived(self.unit.db, &key);
-                if self.place() == typed::Place::Followed {
+                if self.place() == large::Place::Followed {
                     self.shared.follow_elements(self.unit.db, &key);
                 }
                 CopyProgress::add(&progress.big, 1);
@@ -420,24 +420,24 @@ impl Writer {
                 CopyProgress::add(&progress.bytes_written, bytes);
                 self.shared.paced(self.shared.rates.take_bytes(bytes)).await;
             }
-            typed::Outcome::Gone if self.shared.options.mirror => {
+            large::Outcome::Gone if self.shared.options.mirror => {
                 let state = State { key, body: Body::Gone, expires_at_ms: None, ask: None };
                 // Boxed: a write may end in chunks, and chunks in a removal.
                 Box::pin(self.write(vec![state])).await?;
             }
-            typed::Outcome::Gone => CopyProgress::add(&progress.gone, 1),
-            typed::Outcome::Skipped => CopyProgress::add(&progress.skipped, 1),
-            typed::Outcome::Conflict if self.same_at_target(&key).await? => {
+            large::Outcome::Gone => CopyProgress::add(&progress.gone, 1),
+            large::Outcome::Skipped => CopyProgress::add(&progress.skipped, 1),
+            large::Outcome::Conflict if self.same_at_target(&key).await? => {
                 CopyProgress::add(&progress.skipped, 1)
             }
-            typed::Outcome::Conflict => return Err(self.conflict(&key)),
-            typed::Outcome::Unholdable(why) => {
+            large::Outcome::Conflict => return Err(self.conflict(&key)),
+            large::Outcome::Unholdable(why) => {
                 self.shared.failed(self.unit.db, &key, format!("the target cannot hold it: {why}"));
             }
-            typed::Outcome::Changing if self.shared.options.mirror => {
+            large::Outcome::Changing if self.shared.options.mirror => {
                 self.shared.touch_again(&self.unit, key)
             }
-            typed::Outcome::Changing => {
+            large::Outcome::Changing => {
                 let why = "it changed every time it was read; the target was not touched".to_owned();
                 self.shared.failed(self.unit.db, &key, why);
             }
@@ -447,7 +447,7 @@ impl Writer {
 
     /// `None` where the slot of the key is in doubt, and gone through again, or where a server refuses what
     /// this key needs.
-    async fn transfer(&mut self, key: &Bytes) -> Result<Option<typed::Outcome>> {
+    async fn transfer(&mut self, key: &Bytes) -> Result<Option<large::Outcome>> {
         let slot = Slot::of_key(key);
         let mut backoff = Backoff::new(self.shared.options.retry);
         loop {
@@ -479,14 +479,14 @@ impl Writer {
     }
 
     /// Where changed elements are transferred by somebody, a key need not rest while it is read.
-    fn place(&self) -> typed::Place {
+    fn place(&self) -> large::Place {
         match self.shared.sees_elements(&self.unit.shard_id) {
-            true => typed::Place::Followed,
-            false => typed::Place::Staging,
+            true => large::Place::Followed,
+            false => large::Place::Staging,
         }
     }
 
-    async fn try_transfer(&mut self, key: &Bytes, slot: Slot) -> Result<typed::Outcome> {
+    async fn try_transfer(&mut self, key: &Bytes, slot: Slot) -> Result<large::Outcome> {
         let mut source = match self.source.take() {
             Some(link) => link,
             None => self.unit.open(&self.shared.source).await?,
@@ -499,15 +499,15 @@ impl Writer {
             .capabilities
             .query_bytes_max
             .map_or(usize::MAX, |max| usize::try_from(max / 4).unwrap_or(usize::MAX));
-        let outcome = typed::transfer(
+        let outcome = large::transfer(
             &mut source,
             &mut target,
-            &typed::Transfer {
+            &large::Transfer {
                 key,
                 existing: options.existing,
                 place: self.place(),
                 chunk_bytes: options.chunk_bytes.min(part_bytes_max),
-                tries_max: if options.mirror { typed::TRIES_FOLLOWED_MAX } else { typed::TRIES_MAX },
+                tries_max: if options.mirror { large::TRIES_FOLLOWED_MAX } else { large::TRIES_MAX },
                 job: &options.job,
                 source: &self.shared.source.capabilities,
                 target: &self.shared.target.capabilities,

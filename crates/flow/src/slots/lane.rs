@@ -21,9 +21,9 @@ use whimbrel_wire::payload;
 use whimbrel_wire::value::Value;
 
 use super::Shared;
-use crate::elements;
+use crate::large::elements;
+use crate::large::{self, KeyType, Outcome, Place, Transfer};
 use crate::state::{Body, SAMPLES_FIRST, UNSTABLE_ROUNDS_MAX, pack, was_sampled};
-use crate::typed::{self, KeyType, Outcome, Place, Transfer};
 
 /// Keys that are listed at once, and slots that are asked for at once.
 const PIECE_KEYS_MAX: u64 = 1_024;
@@ -338,7 +338,7 @@ impl Lane {
     /// Transfers one key in chunks.
     async fn chunks(&mut self, key: Bytes) -> Result<()> {
         let shared = self.shared.clone();
-        let kind = typed::type_of(&mut self.source, &key).await?;
+        let kind = large::type_of(&mut self.source, &key).await?;
         // Before the first element is read: from here on every change of an element is in the feed, and
         // followed.
         shared.follow(&key, kind.as_ref());
@@ -363,16 +363,16 @@ impl Lane {
         let started = Instant::now();
         let t = Transfer {
             key: &key,
-            existing: typed::Existing::Replace,
+            existing: large::Existing::Replace,
             place: Place::Importing { mortal: is_draining },
             chunk_bytes: shared.options.chunk_bytes,
-            tries_max: typed::TRIES_FOLLOWED_MAX,
+            tries_max: large::TRIES_FOLLOWED_MAX,
             job: &shared.options.job,
             source: &shared.source.capabilities,
             target: &shared.target.capabilities,
             stop: Some(&shared.stop),
         };
-        match typed::transfer(&mut self.source, &mut self.target, &t).await? {
+        match large::transfer(&mut self.source, &mut self.target, &t).await? {
             Outcome::Written { bytes, .. } => {
                 let took_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
                 shared.batch().took_ms.insert(key.clone(), took_ms);
@@ -388,7 +388,7 @@ impl Lane {
             Outcome::Changing => {
                 // Several reads were tried.
                 let read_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-                shared.changed(key, kind, read_ms / u64::from(typed::TRIES_FOLLOWED_MAX));
+                shared.changed(key, kind, read_ms / u64::from(large::TRIES_FOLLOWED_MAX));
             }
             Outcome::Unholdable(why) => {
                 let what = format!("key {} cannot be held there: {why}", crate::copy::shown(&key));

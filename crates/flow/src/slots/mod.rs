@@ -43,8 +43,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub use self::compare::{Comparison, count_keys, has_other_databases};
 use self::lane::{Lane, Work};
 use crate::budget::{BigTransfers, Rates};
-use crate::elements::FieldTtls;
-use crate::typed::KeyType;
+use crate::large::KeyType;
+use crate::large::elements::FieldTtls;
 
 /// How many keys that moved in chunks are followed by their elements. Further ones are transferred whole
 /// again.

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use whimbrel_engine::error::{Code, Error, Result, ServerError};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Capabilities;
-use whimbrel_flow::typed::{Existing, Outcome, Place, TRIES_MAX, Transfer, memory_bytes, transfer};
+use whimbrel_flow::large::{Existing, Outcome, Place, TRIES_MAX, Transfer, memory_bytes, transfer};
 use whimbrel_wire::payload::{self, Dialect, Verdict};
 use whimbrel_wire::value::Value;
 

@@ -5,7 +5,7 @@ use whimbrel_core::slot::{Slot, tag_for_slot};
 use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Capabilities;
-use whimbrel_flow::typed::{staging_job, staging_key};
+use whimbrel_flow::large::{staging_job, staging_key};
 use whimbrel_wire::value::Value;
 
 use super::attempt::{Refusal, Token};

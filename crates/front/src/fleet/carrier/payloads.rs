@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::Link;
-use whimbrel_flow::typed::memory_bytes_of;
+use whimbrel_flow::large::memory_bytes_of;
 use whimbrel_wire::payload;
 use whimbrel_wire::value::Value;
 

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use tokio::sync::{Mutex, mpsc};
 use tokio::time::sleep;
 use whimbrel_engine::error::Result;
-use whimbrel_flow::typed::Outcome;
+use whimbrel_flow::large::Outcome;
 
 use super::worker::{Worker, route};
 use crate::migrate::carry::copy;

@@ -8,7 +8,7 @@ use tokio::sync::{Mutex, mpsc};
 use tokio::time::sleep;
 use whimbrel_engine::error::{Code, Error, ErrorKind, Result};
 use whimbrel_engine::link::Link;
-use whimbrel_flow::typed::staging_key;
+use whimbrel_flow::large::staging_key;
 use whimbrel_wire::value::Value;
 
 use crate::migrate::carry::{Carried, Route, carry, is_large};

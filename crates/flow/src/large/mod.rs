@@ -29,9 +29,10 @@
 //! times of pending entries are exact to about a millisecond, since servers tell them relative to now.
 
 mod chunk;
-mod key;
+pub(crate) mod elements;
 mod scanned;
 mod sequence;
+mod staging;
 mod stream;
 
 use std::io;
@@ -46,8 +47,8 @@ use whimbrel_engine::probe::{Capabilities, QUERY_LIMIT_OPTION};
 use whimbrel_wire::payload::Footer;
 use whimbrel_wire::value::Value;
 
-pub(crate) use key::STAGING_PREFIX;
-pub use key::{memory_bytes, memory_bytes_of, staging_job, staging_key};
+pub(crate) use staging::STAGING_PREFIX;
+pub use staging::{memory_bytes, memory_bytes_of, staging_job, staging_key};
 
 use chunk::{Chunk, Expect, Reader};
 use scanned::{Scanned, ScannedType};
