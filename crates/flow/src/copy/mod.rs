@@ -91,7 +91,7 @@ pub struct CopyOptions {
     /// Short name of this job: part of the names of staging keys.
     pub job: String,
     /// Keys that are gone from the source are removed from the target, and keys that change each time they
-    /// are read are left to whoever follows the changes, instead of being reported.
+    /// are read are left to the one that follows the changes, instead of being reported.
     pub mirror: bool,
 }
 

@@ -439,7 +439,7 @@ impl SlotMover {
             let key = format!("whimbrel:probe:{{{}}}", tag_for_slot(importing));
             let mut capabilities = target.capabilities;
             capabilities.probe_payload_version(&mut link, key.as_bytes(), true).await?;
-            // Whoever comes second has found the same.
+            // The second one has found the same.
             let _ = target.payloads.set(capabilities.payload_version_max);
         }
         Ok(())

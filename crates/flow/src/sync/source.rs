@@ -206,7 +206,7 @@ impl Source {
         PositionHandle { feed: self.feed.clone(), position: self.position.clone() }
     }
 
-    /// Transfers what is touched, again and again, until it is told to stop or something has to be mended.
+    /// Transfers what is touched, again and again, until it is told to stop or something has to be repaired.
     ///
     /// # Errors
     /// What could not be helped by trying again.
@@ -257,7 +257,7 @@ impl Source {
         while let Some((db, keys)) = sorted.pop_first() {
             let outcome = self.transfer(db, keys.clone()).await;
             if !matches!(outcome, Ok(true)) {
-                // Whoever goes on after this, a cutover that was given up for example, finds all of them
+                // What goes on after this, a cutover that was given up for example, finds all of them
                 // again.
                 for (db, keys) in std::iter::once((db, keys)).chain(sorted) {
                     touched.put_back(keys.into_iter().map(|key| touch((db, key))));
