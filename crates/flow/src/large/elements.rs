@@ -14,7 +14,7 @@ use whimbrel_engine::probe::Capabilities;
 use whimbrel_wire::value::Value;
 
 use super::KeyType;
-use crate::state::UNSTABLE_ROUNDS_MAX;
+use crate::keys::read::UNSTABLE_ROUNDS_MAX;
 
 /// Elements read or written by one command.
 const ELEMENTS_MAX: usize = 256;
