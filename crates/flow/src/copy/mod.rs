@@ -51,10 +51,11 @@ pub(crate) use self::preflight::check_way_back;
 pub(crate) use self::track::Tracker;
 use crate::budget::{BigTransfers, MemoryBudget, Rate, Rates};
 use crate::journal::{Journal, JournalState, UnitMark};
+pub use crate::keys::shown;
+pub use crate::large::Existing;
 use crate::progress::{CopyCounts, CopyProgress};
 use crate::retry::{Backoff, RetryPolicy};
 use crate::scan::{KeyScan, ScanOptions, Unit};
-pub use crate::typed::Existing;
 
 /// What to copy and how.
 #[derive(Debug, Clone)]
@@ -531,15 +532,6 @@ async fn refresh(deployment: &Deployment) -> Option<SlotSet> {
             None
         }
     }
-}
-
-/// A key for people: printable UTF-8 as it is, everything else escaped, long names cut.
-pub fn shown(key: &[u8]) -> String {
-    const SHOWN_BYTES_MAX: usize = 200;
-    let cut = key.len().min(SHOWN_BYTES_MAX);
-    let mut text = format!("\"{}", key[..cut].escape_ascii());
-    text.push_str(if cut < key.len() { "…\"" } else { "\"" });
-    text
 }
 
 /// Copies. The plan has been made, and agreed to, before.

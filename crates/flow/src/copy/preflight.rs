@@ -9,9 +9,9 @@ use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::{Info, PROBE_KEY, ServerFacts};
 
 use super::{CopyOptions, Shared};
+use crate::large::Existing;
 use crate::retry::RetryPolicy;
 use crate::scan::{KeyScan, ScanOptions, Unit};
-use crate::typed::Existing;
 
 /// A database of the source and where its keys go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -1,13 +1,9 @@
 //! The reading half of a lane: from keys to key states.
 //!
 //! Strings are fetched in groups, since most keys of most deployments are short strings, and without asking
-//! first what they are: `MGET` answers null for anything that is no string. What is left is measured, then
-//! dumped or, above the big-key size, left to the writing half to be moved in chunks.
-//!
-//! **A value and its time to live always belong together.** On a standalone server a group is read in one
-//! transaction. On a cluster, where a transaction may touch one slot only, the expiry is asked before and
-//! after the value, and the key is read again where the two differ: an expiry that was the same before and
-//! after was the expiry when the value was read.
+//! first what they are. What is left is measured, then dumped or, above the big-key size, left to the writing
+//! half to be moved in chunks. On a standalone server a group of strings is read in one
+//! [transaction](Way::Transaction), everything else [between two questions](Way::Bracketed) for its expiry.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -17,23 +13,20 @@ use tokio::sync::mpsc;
 use whimbrel_core::slot::Slot;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError};
-use whimbrel_engine::expiry::{self, Expiry};
+use whimbrel_engine::expiry;
 use whimbrel_engine::link::Link;
-use whimbrel_engine::probe::Info;
 use whimbrel_wire::encode::Outbox;
 use whimbrel_wire::value::Value;
 
 use super::Shared;
 use super::track::Origins;
 use crate::budget::MemoryPermit;
+use crate::keys::read::{Answer, UNSTABLE_ROUNDS_MAX};
+use crate::keys::size::{GROUP_BYTES, GROUP_KEYS_MAX, Look, pack, usage, was_sampled};
+use crate::keys::{Fetch, Found, KeyState, Read, Way};
 use crate::progress::CopyProgress;
 use crate::retry::Backoff;
 use crate::scan::Unit;
-use crate::state::{
-    Body, CAREFUL_AVERAGE_BYTES, CAREFUL_VALUE_BYTES, GROUP_BYTES, GROUP_KEYS_MAX, SAMPLES_FIRST,
-    UNSTABLE_ROUNDS_MAX, pack, was_sampled,
-};
-
 /// Keys on their way to a reader.
 #[derive(Debug)]
 pub(super) struct KeyBatch {
@@ -41,28 +34,12 @@ pub(super) struct KeyBatch {
     pub origins: Origins,
 }
 
-/// The state of one key.
-#[derive(Debug)]
-pub(super) struct State {
-    pub key: Bytes,
-    pub body: Body,
-    /// Absolute, in milliseconds since the epoch.
-    pub expires_at_ms: Option<i64>,
-    /// Where the target sent us for this key with `ASK`; valid for one try.
-    pub ask: Option<Address>,
-}
-
-impl State {
-    /// Bytes of key and value, as far as they are in memory.
-    pub fn bytes(&self) -> u64 {
-        (self.key.len() + self.body.len()) as u64
-    }
-}
-
 /// States on their way to a writer.
 #[derive(Debug)]
 pub(super) struct StateBatch {
-    pub states: Vec<State>,
+    pub states: Vec<KeyState>,
+    /// Keys that do not travel as one state: the writing half moves them with commands of their types.
+    pub in_chunks: Vec<Bytes>,
     /// Pages whose keys are dealt with once this batch is written. Empty on all but the last batch that a
     /// batch of keys gave rise to.
     pub origins: Origins,
@@ -77,35 +54,17 @@ const UNMEASURED_BYTES_MAX: u64 = 4 * GROUP_BYTES;
 /// How many redirections of one key are followed.
 const HOPS_MAX: usize = 6;
 
-/// What a look at one key gave.
+/// From this size of a value on, or on average, sizes are asked before values: a group of unexpectedly large
+/// values would fill the server's output buffer.
+const CAREFUL_VALUE_BYTES: u64 = 64 << 10;
+const CAREFUL_AVERAGE_BYTES: u64 = 2 << 10;
+
+/// What became of one key.
 enum Fetched {
-    Gone,
-    Value(Bytes, Option<i64>),
-    NotAString,
-    /// Its expiry changed while it was read, or is unclear.
-    Unstable,
-    Redirected,
-    /// Found elsewhere, and read there.
-    Elsewhere(State),
+    /// As it was found at the node that was asked, or where that sent us.
+    Found(Found, Fetch),
     /// Its slot is in doubt, and is gone through again: it is left alone until then.
     Later,
-    Refused(ServerError),
-}
-
-/// Which command fetches.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Fetch {
-    Get,
-    Dump,
-}
-
-impl Fetch {
-    fn name(self) -> &'static [u8] {
-        match self {
-            Fetch::Get => b"GET",
-            Fetch::Dump => b"DUMP",
-        }
-    }
 }
 
 /// The reading half of one lane.
@@ -181,7 +140,7 @@ impl Reader {
             }
             let permit = self.shared.budget.take(estimate).await;
             let bytes_max = (!measured).then_some(UNMEASURED_BYTES_MAX);
-            let found = match self.strings(&group, bytes_max).await {
+            let found = match self.fetch(group.clone(), Fetch::String, bytes_max).await {
                 Err(e) if e.is_too_large() && !measured => {
                     drop(permit);
                     (self.careful, measured) = (true, true);
@@ -191,42 +150,43 @@ impl Reader {
                 }
                 found => found?,
             };
-            others.extend(found.others);
-            if !self.hand_over(found.states, permit, out).await {
+            let states = self.sort_out(found, Some(&mut others));
+            if !self.hand_over(states, permit, out).await {
                 return Ok(false);
             }
         }
-        let mut typed = Vec::new();
-        for (group, estimate) in self.dump_groups(others, &mut typed).await? {
+        let mut last = StateBatch { states: Vec::new(), in_chunks: Vec::new(), origins, _permit: None };
+        for (group, estimate) in self.dump_groups(others, &mut last).await? {
             if self.shared.stop.is_cancelled() {
                 return Ok(true);
             }
             let permit = self.shared.budget.take(estimate).await;
-            let states = self.dumps(group).await?;
+            let found = self.fetch(group, Fetch::Payload, None).await?;
+            let states = self.sort_out(found, None);
             if !self.hand_over(states, permit, out).await {
                 return Ok(false);
             }
         }
         CopyProgress::add(&self.shared.progress.read, all);
-        let last = StateBatch { states: typed, origins, _permit: None };
         Ok(self.send(last, out).await)
     }
 
     async fn hand_over(
         &mut self,
-        states: Vec<State>,
+        states: Vec<KeyState>,
         permit: MemoryPermit,
         out: &mpsc::Sender<StateBatch>,
     ) -> bool {
         if states.is_empty() {
             return true;
         }
-        let bytes: u64 = states.iter().map(State::bytes).sum();
-        self.learn(states.len(), bytes, states.iter().map(State::bytes).max().unwrap_or(0));
+        let bytes: u64 = states.iter().map(KeyState::bytes).sum();
+        self.learn(states.len(), bytes, states.iter().map(KeyState::bytes).max().unwrap_or(0));
         CopyProgress::add(&self.shared.progress.bytes_read, bytes);
         // Where the copy is stopped, what has been read is written all the same.
         self.shared.paced(self.shared.rates.take_bytes(bytes)).await;
-        self.send(StateBatch { states, origins: Vec::new(), _permit: Some(permit) }, out).await
+        let batch = StateBatch { states, in_chunks: Vec::new(), origins: Vec::new(), _permit: Some(permit) };
+        self.send(batch, out).await
     }
 
     async fn send(&self, batch: StateBatch, out: &mpsc::Sender<StateBatch>) -> bool {
@@ -279,141 +239,56 @@ impl Reader {
         Ok(pack(sized))
     }
 
-    /// Reads strings in one go, where their replies are no longer than `bytes_max`.
-    async fn strings(&mut self, keys: &[Bytes], bytes_max: Option<u64>) -> Result<Found> {
-        let mut found = Found::default();
-        let fetched = self.fetch(keys.to_vec(), Fetch::Get, bytes_max).await?;
-        self.sort_out(fetched, &mut found);
-        Ok(found)
-    }
-
-    fn sort_out(&self, fetched: Vec<(Bytes, Fetched)>, found: &mut Found) {
+    /// The states among what was found, of keys that are no strings as well where these are not wanted as
+    /// `others`. What is to be reported, or to be transferred later, is.
+    fn sort_out(&self, fetched: Vec<(Bytes, Fetched)>, mut others: Option<&mut Vec<Bytes>>) -> Vec<KeyState> {
+        let mut states = Vec::with_capacity(fetched.len());
         for (key, fetched) in fetched {
-            match fetched {
-                Fetched::Value(value, expires_at_ms) => {
-                    found.states.push(State { key, body: Body::String(value), expires_at_ms, ask: None });
+            let Fetched::Found(found, fetch) = fetched else { continue };
+            match (found, &mut others) {
+                (Found::NotAString, Some(others)) => others.push(key),
+                (Found::Gone, _) => self.gone(key, &mut states),
+                (Found::Refused(e), _) => {
+                    self.shared.failed(self.unit.db, &key, format!("source: {}", e.text));
                 }
-                Fetched::Elsewhere(state) => found.states.push(state),
-                Fetched::NotAString => found.others.push(key),
-                Fetched::Gone => self.gone(key, &mut found.states),
-                Fetched::Later => {}
-                Fetched::Refused(e) => self.shared.failed(self.unit.db, &key, format!("source: {}", e.text)),
-                Fetched::Unstable if self.shared.options.mirror => {
+                (Found::Unstable, _) if self.shared.options.mirror => {
                     self.shared.touch_again(&self.unit, key);
                 }
-                Fetched::Unstable | Fetched::Redirected => {
+                (Found::NotAString, None) | (Found::Unstable | Found::Redirected(_), _) => {
                     self.shared.failed(
                         self.unit.db,
                         &key,
                         "source: the key changed each time it was read".to_owned(),
                     );
                 }
+                (found @ Found::Value(..), _) => states.extend(found.into_state(key, fetch)),
             }
         }
+        states
     }
 
     /// The key does not exist.
-    fn gone(&self, key: Bytes, states: &mut Vec<State>) {
+    fn gone(&self, key: Bytes, states: &mut Vec<KeyState>) {
         match self.shared.options.mirror {
             // Counted when it has been removed.
-            true => states.push(State { key, body: Body::Gone, expires_at_ms: None, ask: None }),
+            true => states.push(KeyState::gone(key)),
             false => CopyProgress::add(&self.shared.progress.gone, 1),
         }
     }
 
-    /// `None` where the server does not let us use transactions.
-    async fn strings_in_transaction(
-        &mut self,
-        keys: &[Bytes],
-        bytes_max: Option<u64>,
-    ) -> Result<Option<Vec<(Bytes, Fetched)>>> {
-        let absolute = self.shared.source.capabilities.pexpiretime;
-        loop {
-            let with_expiries = self.expires_seen;
-            let replies = self
-                .exchange_within(bytes_max, &|out| {
-                    out.push(&[b"MULTI"]);
-                    out.command(keys.len() + 1);
-                    out.arg(b"MGET");
-                    for key in keys {
-                        out.arg(key);
-                    }
-                    let mut queued = 2;
-                    if !with_expiries {
-                        out.push(&[b"INFO", b"keyspace"]);
-                    } else {
-                        for key in keys {
-                            expiry::ask(out, absolute, key);
-                        }
-                        queued = 1 + keys.len() * expiry::commands(absolute);
-                    }
-                    out.push(&[b"EXEC"]);
-                    queued + 2
-                })
-                .await?;
-            if let Some(e) = replies.first().and_then(ServerError::of) {
-                tracing::info!(error = %e.text, "no transactions there: reading without");
-                return Ok(None);
-            }
-            let Some(exec) = replies.into_iter().next_back() else {
-                return Err(Error::own("MGET", "no reply"));
-            };
-            if let Some(e) = ServerError::of(&exec) {
-                tracing::info!(error = %e.text, "a transaction was refused: reading without");
-                return Ok(None);
-            }
-            let Some([values, expiries @ ..]) = exec.as_items() else {
-                return Err(self.unexpected("EXEC", &exec));
-            };
-            let Some(values) = values.as_items().filter(|v| v.len() == keys.len()) else {
-                return Err(self.unexpected("MGET", values));
-            };
-            if !with_expiries {
-                let info = expiries.first().and_then(Value::as_bytes).map(|text| Info::parse(text));
-                if info.unwrap_or_default().keyspace().get(&self.unit.db).is_some_and(|c| c.expires > 0) {
-                    self.expires_seen = true;
-                    continue;
-                }
-            }
-            let mut expiries = expiries.iter();
-            let mut fetched = Vec::with_capacity(keys.len());
-            for (key, value) in keys.iter().zip(values) {
-                let expiry = match with_expiries {
-                    true => expiry::read(&mut expiries, absolute),
-                    false => Some(Expiry::Never),
-                };
-                fetched.push((
-                    key.clone(),
-                    match (value.as_bytes(), expiry) {
-                        (None, _) => Fetched::NotAString,
-                        (Some(value), Some(Expiry::At(ms))) => Fetched::Value(value.clone(), Some(ms)),
-                        (Some(value), Some(Expiry::Never)) => Fetched::Value(value.clone(), None),
-                        (Some(_), Some(Expiry::Unclear)) => Fetched::Unstable,
-                        // Inside one transaction a key whose value was read cannot be gone.
-                        (Some(_), Some(Expiry::Gone | Expiry::Unknown) | None) => {
-                            return Err(self.unexpected("PEXPIRETIME or PTTL", &exec));
-                        }
-                    },
-                ));
-            }
-            return Ok(Some(fetched));
-        }
-    }
-
     /// Sorts keys that are no strings, or large ones: those to be dumped in groups, and those to be moved in
-    /// chunks, which go to `typed`.
+    /// chunks, which go to `last`.
     async fn dump_groups(
         &mut self,
         keys: Vec<Bytes>,
-        typed: &mut Vec<State>,
+        last: &mut StateBatch,
     ) -> Result<Vec<(Vec<Bytes>, u64)>> {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let in_chunks = |key| State { key, body: Body::Typed, expires_at_ms: None, ask: None };
         let source = &self.shared.source.capabilities;
         if !(source.dump && source.memory_usage && self.shared.target.capabilities.restore) {
-            typed.extend(keys.into_iter().map(in_chunks));
+            last.in_chunks.extend(keys);
             return Ok(Vec::new());
         }
         let replies = self.memory_usage(&keys).await?;
@@ -421,10 +296,10 @@ impl Reader {
         for (key, reply) in keys.into_iter().zip(replies) {
             match (&reply, ServerError::of(&reply).map(|e| e.code)) {
                 (Value::Int(n), _) if n.unsigned_abs() > self.shared.options.big_key_bytes => {
-                    typed.push(in_chunks(key))
+                    last.in_chunks.push(key);
                 }
                 (Value::Int(n), _) => sized.push((key, n.unsigned_abs())),
-                (Value::Null, _) => self.gone(key, typed),
+                (Value::Null, _) => self.gone(key, &mut last.states),
                 (_, Some(Code::NoPermission)) => {
                     let text = ServerError::of(&reply).map(|e| e.text).unwrap_or_default();
                     self.shared.failed(self.unit.db, &key, format!("source: {text}"));
@@ -433,7 +308,7 @@ impl Reader {
                 (_, Some(Code::Moved(..) | Code::Ask(..) | Code::TryAgain)) => {
                     sized.push((key, CAREFUL_VALUE_BYTES))
                 }
-                _ => typed.push(in_chunks(key)),
+                _ => last.in_chunks.push(key),
             }
         }
         Ok(pack(sized))
@@ -444,7 +319,7 @@ impl Reader {
         let mut replies = self
             .exchange(&|out| {
                 for key in keys {
-                    out.push(&[b"MEMORY", b"USAGE", key, b"SAMPLES", SAMPLES_FIRST]);
+                    out.push(&usage(key, Look::First));
                 }
                 keys.len()
             })
@@ -457,7 +332,7 @@ impl Reader {
         let exact = self
             .exchange(&|out| {
                 for &i in &sampled {
-                    out.push(&[b"MEMORY", b"USAGE", &keys[i], b"SAMPLES", b"0"]);
+                    out.push(&usage(&keys[i], Look::All));
                 }
                 sampled.len()
             })
@@ -468,33 +343,7 @@ impl Reader {
         Ok(replies)
     }
 
-    async fn dumps(&mut self, keys: Vec<Bytes>) -> Result<Vec<State>> {
-        let mut states = Vec::with_capacity(keys.len());
-        for (key, fetched) in self.fetch(keys, Fetch::Dump, None).await? {
-            match fetched {
-                Fetched::Value(payload, expires_at_ms) => {
-                    states.push(State { key, body: Body::Dump(payload), expires_at_ms, ask: None });
-                }
-                Fetched::Elsewhere(state) => states.push(state),
-                Fetched::Gone => self.gone(key, &mut states),
-                Fetched::Later => {}
-                Fetched::Refused(e) => self.shared.failed(self.unit.db, &key, format!("source: {}", e.text)),
-                Fetched::Unstable if self.shared.options.mirror => {
-                    self.shared.touch_again(&self.unit, key);
-                }
-                Fetched::NotAString | Fetched::Unstable | Fetched::Redirected => {
-                    self.shared.failed(
-                        self.unit.db,
-                        &key,
-                        "source: the key changed each time it was read".to_owned(),
-                    );
-                }
-            }
-        }
-        Ok(states)
-    }
-
-    /// Fetches values with their expiries, one by one in a pipeline, until every key has a settled answer.
+    /// Fetches values with their expiries until every key has a settled answer.
     async fn fetch(
         &mut self,
         keys: Vec<Bytes>,
@@ -505,14 +354,14 @@ impl Reader {
         let mut open = keys;
         for _ in 0..UNSTABLE_ROUNDS_MAX {
             let mut again = Vec::new();
-            for (key, fetched) in self.fetch_once(open, fetch, bytes_max).await? {
-                match fetched {
-                    Fetched::Unstable => again.push(key),
-                    Fetched::Redirected => {
+            for (key, found) in self.fetch_once(open, fetch, bytes_max).await? {
+                match found {
+                    Found::Unstable => again.push(key),
+                    Found::Redirected(_) => {
                         let fetched = self.follow(&key).await?;
                         settled.push((key, fetched));
                     }
-                    other => settled.push((key, other)),
+                    found => settled.push((key, Fetched::Found(found, fetch))),
                 }
             }
             open = again;
@@ -520,7 +369,7 @@ impl Reader {
                 return Ok(settled);
             }
         }
-        settled.extend(open.into_iter().map(|key| (key, Fetched::Unstable)));
+        settled.extend(open.into_iter().map(|key| (key, Fetched::Found(Found::Unstable, fetch))));
         Ok(settled)
     }
 
@@ -529,64 +378,30 @@ impl Reader {
         keys: Vec<Bytes>,
         fetch: Fetch,
         bytes_max: Option<u64>,
-    ) -> Result<Vec<(Bytes, Fetched)>> {
-        if fetch == Fetch::Get && self.transactions {
-            if let Some(fetched) = self.strings_in_transaction(&keys, bytes_max).await? {
-                return Ok(fetched);
-            }
-            self.transactions = false;
-        }
-        let absolute = self.shared.source.capabilities.pexpiretime;
-        let with_expiries = self.expires_seen || fetch == Fetch::Dump;
-        let replies = self
-            .exchange_within(bytes_max, &|out| {
-                if !with_expiries {
-                    // No expiry in the whole database after the values were read (nor before): none of these
-                    // had one.
-                    out.push(&[b"INFO", b"keyspace"]);
-                    for key in &keys {
-                        out.push(&[fetch.name(), key]);
-                    }
-                    out.push(&[b"INFO", b"keyspace"]);
-                    return keys.len() + 2;
+    ) -> Result<Vec<(Bytes, Found)>> {
+        loop {
+            let read = Read {
+                fetch,
+                way: match fetch {
+                    Fetch::String if self.transactions => Way::Transaction,
+                    _ => Way::Bracketed,
+                },
+                absolute: self.shared.source.capabilities.pexpiretime,
+                expiries: self.expires_seen || fetch == Fetch::Payload,
+                asking: false,
+            };
+            let replies = self.exchange_within(bytes_max, &|out| read.push(out, &keys)).await?;
+            match read.answer(&keys, replies, self.unit.db) {
+                Answer::Found(found) => return Ok(found),
+                Answer::ExpiriesSeen => self.expires_seen = true,
+                Answer::NoTransactions(e) => {
+                    tracing::info!(error = %e.text, "no transactions there: reading without");
+                    self.transactions = false;
                 }
-                for key in &keys {
-                    expiry::ask(out, absolute, key);
-                    out.push(&[fetch.name(), key]);
-                    expiry::ask(out, absolute, key);
-                }
-                keys.len() * (1 + 2 * expiry::commands(absolute))
-            })
-            .await?;
-        if !with_expiries {
-            let none = |reply: Option<&Value>| {
-                reply.and_then(Value::as_bytes).is_some_and(|t| {
-                    Info::parse(t).keyspace().get(&self.unit.db).is_none_or(|c| c.expires == 0)
-                })
-            };
-            if !none(replies.first()) || !none(replies.last()) {
-                self.expires_seen = true;
-                return Ok(keys.into_iter().map(|key| (key, Fetched::Unstable)).collect());
+                Answer::Unexpected(command, Some(reply)) => return Err(self.unexpected(command, &reply)),
+                Answer::Unexpected(command, None) => return Err(Error::own(command, "a reply is missing")),
             }
-            let values = replies.into_iter().skip(1);
-            return Ok(keys.into_iter().zip(values.map(|v| outcome(v, Expiry::Never, fetch))).collect());
         }
-        let mut replies = replies.into_iter();
-        let mut results = Vec::with_capacity(keys.len());
-        for key in keys {
-            let before = expiry::read(&mut replies, absolute);
-            let value = replies.next();
-            let after = expiry::read(&mut replies, absolute);
-            let (Some(before), Some(value), Some(after)) = (before, value, after) else {
-                return Err(Error::own("read a pipeline", "a reply is missing"));
-            };
-            let fetched = match (ServerError::of(&value), before == after) {
-                (None, false) => Fetched::Unstable,
-                _ => outcome(value, before, fetch),
-            };
-            results.push((key, fetched));
-        }
-        Ok(results)
     }
 
     /// Reads one key whose slot is on the move, wherever it is.
@@ -594,14 +409,13 @@ impl Reader {
         let absolute = self.shared.source.capabilities.pexpiretime;
         for _ in 0..UNSTABLE_ROUNDS_MAX {
             let before = self.follow_expiry(key, absolute).await?;
-            let mut fetch = Fetch::Get;
-            let mut value = self.follow_call(key, &[b"GET", key]).await?;
+            let mut fetch = Fetch::String;
+            let mut value = self.follow_call(key, &[fetch.command(), key]).await?;
             if ServerError::of(&value).is_some_and(|e| e.code == Code::WrongType) {
                 let big = self.shared.options.big_key_bytes;
-                let usage = [&b"MEMORY"[..], b"USAGE", key, b"SAMPLES", SAMPLES_FIRST];
-                let mut size = self.follow_call(key, &usage).await?;
+                let mut size = self.follow_usage(key, Look::First).await?;
                 if was_sampled(&size, big) {
-                    size = self.follow_call(key, &[b"MEMORY", b"USAGE", key, b"SAMPLES", b"0"]).await?;
+                    size = self.follow_usage(key, Look::All).await?;
                 }
                 if size.as_int().is_some_and(|n| n.unsigned_abs() > big) {
                     // Too large to be read here in one piece: its slot is gone through again when it has
@@ -609,29 +423,28 @@ impl Reader {
                     self.shared.doubt_source(Slot::of_key(key));
                     return Ok(Fetched::Later);
                 }
-                fetch = Fetch::Dump;
-                value = self.follow_call(key, &[b"DUMP", key]).await?;
+                fetch = Fetch::Payload;
+                value = self.follow_call(key, &[fetch.command(), key]).await?;
             }
             let after = self.follow_expiry(key, absolute).await?;
-            if before != after || before == Expiry::Unclear {
-                continue;
+            let read = Read { fetch, way: Way::Bracketed, absolute, expiries: true, asking: false };
+            let replies: Vec<Value> = before.into_iter().chain([value]).chain(after).collect();
+            match read.found(&replies) {
+                Found::Unstable => {}
+                found => return Ok(Fetched::Found(found, fetch)),
             }
-            return Ok(match outcome(value, before, fetch) {
-                Fetched::Value(bytes, expires_at_ms) => {
-                    let body = if fetch == Fetch::Get { Body::String(bytes) } else { Body::Dump(bytes) };
-                    Fetched::Elsewhere(State { key: key.clone(), body, expires_at_ms, ask: None })
-                }
-                other => other,
-            });
         }
-        Ok(Fetched::Unstable)
+        Ok(Fetched::Found(Found::Unstable, Fetch::String))
     }
 
-    async fn follow_expiry(&mut self, key: &Bytes, absolute: bool) -> Result<Expiry> {
+    async fn follow_usage(&mut self, key: &Bytes, look: Look) -> Result<Value> {
+        self.follow_call(key, &usage(key, look)).await
+    }
+
+    async fn follow_expiry(&mut self, key: &Bytes, absolute: bool) -> Result<Vec<Value>> {
         let mut commands: Vec<Vec<&[u8]>> = Vec::new();
         expiry::question(absolute, key, &mut |command| commands.push(command.to_vec()));
-        let replies = self.follow_calls(key, &commands).await?;
-        Ok(expiry::read(&mut replies.into_iter(), absolute).unwrap_or(Expiry::Unknown))
+        self.follow_calls(key, &commands).await
     }
 
     async fn follow_call(&mut self, key: &Bytes, args: &[&[u8]]) -> Result<Value> {
@@ -820,34 +633,6 @@ impl Reader {
             Some(link) => link.unexpected(command, reply),
             None => Error::own(command, "unexpected reply"),
         }
-    }
-}
-
-/// What a group of keys turned out to be.
-#[derive(Default)]
-struct Found {
-    states: Vec<State>,
-    others: Vec<Bytes>,
-}
-
-fn outcome(reply: Value, expiry: Expiry, fetch: Fetch) -> Fetched {
-    match ServerError::of(&reply) {
-        None => match (reply.into_bytes(), expiry) {
-            (None, _) => Fetched::Gone,
-            (Some(value), Expiry::Never) => Fetched::Value(value, None),
-            (Some(value), Expiry::At(ms)) => Fetched::Value(value, Some(ms)),
-            // Created and deleted again around the read, or to be asked again.
-            (Some(_), Expiry::Gone | Expiry::Unclear) => Fetched::Unstable,
-            // Without its expiry a key would live for ever on the other side.
-            (Some(_), Expiry::Unknown) => {
-                Fetched::Refused(ServerError::classify(b"NOPERM the expiry cannot be read"))
-            }
-        },
-        Some(e) => match e.code {
-            Code::WrongType if fetch == Fetch::Get => Fetched::NotAString,
-            Code::Moved(..) | Code::Ask(..) | Code::TryAgain => Fetched::Redirected,
-            _ => Fetched::Refused(e),
-        },
     }
 }
 

@@ -14,17 +14,16 @@ use whimbrel_core::slot::Slot;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Code, Error, Result, ServerError};
 use whimbrel_engine::link::Link;
-use whimbrel_wire::payload;
-use whimbrel_wire::value::Value;
 
-use super::read::{State, StateBatch};
+use super::read::StateBatch;
 use super::track::Tracker;
 use super::{Existing, Shared};
+use crate::keys::write::push_strings;
+use crate::keys::{Body, Fit, KeyState, Write, WriteMode, Written, shown};
 use crate::progress::CopyProgress;
 use crate::retry::{Backoff, RetryPolicy};
 use crate::scan::Unit;
-use crate::state::Body;
-use crate::{typed, verify};
+use crate::{large, verify};
 
 /// Largest `MSET` that is sent. Above it the strings of a batch go out in several.
 const MSET_BYTES_MAX: u64 = 1 << 20;
@@ -44,10 +43,17 @@ pub(super) struct Writer {
     several: bool,
 }
 
+/// A state that has not been acknowledged.
+struct Pending {
+    state: KeyState,
+    /// Where the target sent us for this key with `ASK`; valid for one try.
+    ask: Option<Address>,
+}
+
 /// One command in a pipeline and the states it carries, as indexes into the pending ones.
 struct Sent {
     states: Vec<usize>,
-    asking: bool,
+    write: Write,
 }
 
 /// What became of one state.
@@ -79,7 +85,7 @@ impl Writer {
     pub async fn run(mut self, mut batches: mpsc::Receiver<StateBatch>) -> Result<()> {
         while let Some(batch) = batches.recv().await {
             CopyProgress::shift(&self.shared.progress.waiting_to_write, -1);
-            self.write(batch.states).await?;
+            self.write(batch.states, batch.in_chunks).await?;
             if !batch.origins.is_empty() {
                 self.tracker.done(&batch.origins);
             }
@@ -87,13 +93,13 @@ impl Writer {
         Ok(())
     }
 
-    async fn write(&mut self, states: Vec<State>) -> Result<()> {
+    async fn write(&mut self, states: Vec<KeyState>, mut in_chunks: Vec<Bytes>) -> Result<()> {
+        let fit = self.fit();
         let mut pending = Vec::with_capacity(states.len());
-        let mut in_chunks = Vec::new();
         for state in states {
-            match self.fit(state) {
-                State { key, body: Body::Typed, .. } => in_chunks.push(key),
-                state => pending.push(state),
+            match fit.state(state) {
+                Ok(state) => pending.push(Pending { state, ask: None }),
+                Err(key) => in_chunks.push(key),
             }
         }
         let mut backoff = Backoff::new(self.shared.options.retry);
@@ -119,37 +125,25 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes a payload fit for the target, or decides that it cannot travel as one.
-    fn fit(&self, mut state: State) -> State {
+    /// What the target takes.
+    fn fit(&self) -> Fit {
         let Shared { source, target, .. } = &*self.shared;
-        let version_max = target.capabilities.payload_version_max;
-        let dialects = (source.facts.dialect, target.facts.dialect);
-        state.body = match state.body {
-            // A value is never there without its expiry.
-            Body::String(value) if state.expires_at_ms.is_some() && !target.capabilities.set_pxat => {
-                match version_max {
-                    Some(version) => Body::Dump(payload::of_string(&value, version).into()),
-                    None => Body::Typed,
-                }
-            }
-            body => body.fit(dialects, version_max),
-        };
-        if self.is_too_long(state.bytes()) {
-            state.body = Body::Typed;
-        }
-        state
+        Fit::of((source.facts.dialect, target.facts.dialect), &target.capabilities)
     }
 
-    /// Whether the target closes the connection on a command of so many bytes.
-    fn is_too_long(&self, bytes: u64) -> bool {
-        self.shared.target.capabilities.query_bytes_max.is_some_and(|max| bytes > max / 2)
+    /// What to do with keys that the target has already.
+    fn mode(&self) -> WriteMode {
+        match self.shared.options.existing {
+            Existing::Replace => WriteMode::Replace,
+            Existing::Skip | Existing::Fail => WriteMode::IfAbsent,
+        }
     }
 
     /// One try for all pending states. What is dealt with leaves `pending`; what has to go in chunks instead
     /// goes to `in_chunks`. The error, where there is one, says why the rest is still there.
     async fn try_write(
         &mut self,
-        pending: &mut Vec<State>,
+        pending: &mut Vec<Pending>,
         in_chunks: &mut Vec<Bytes>,
     ) -> Result<Option<Error>> {
         let mut failure = None;
@@ -170,14 +164,14 @@ impl Writer {
             self.links.insert(link.address().clone(), link);
         }
         let mut left = Vec::new();
-        for (state, fate) in std::mem::take(pending).into_iter().zip(fates) {
+        for (Pending { state, ask }, fate) in std::mem::take(pending).into_iter().zip(fates) {
             match fate {
-                None => left.push(state),
+                None => left.push(Pending { state, ask }),
                 Some(Fate::Retry(e)) => {
-                    left.push(self.redirected(state, &e));
+                    left.push(Pending { ask: self.redirected(&e), state });
                     failure = Some(e);
                 }
-                Some(fate @ (Fate::Done | Fate::Absent)) if matches!(state.body, Body::Gone) => {
+                Some(fate @ (Fate::Done | Fate::Absent)) if state.is_gone() => {
                     let removed = u64::from(matches!(fate, Fate::Done));
                     CopyProgress::add(&self.shared.progress.gone, removed);
                     self.shared.arrived(self.unit.db, &state.key);
@@ -201,7 +195,7 @@ impl Writer {
                         // Asked again: it must not count as dealt with.
                         Err(e) => {
                             failure = Some(e);
-                            left.push(state);
+                            left.push(Pending { state, ask });
                         }
                     }
                 }
@@ -211,19 +205,19 @@ impl Writer {
         Ok(failure)
     }
 
-    fn redirected(&self, mut state: State, e: &Error) -> State {
-        state.ask = match e.server().map(|e| &e.code) {
+    /// Where the target sends us for a key, where that is for one try.
+    fn redirected(&self, e: &Error) -> Option<Address> {
+        match e.server().map(|e| &e.code) {
             Some(Code::Ask(slot, to)) => {
                 // Should the migration be undone, the key stays where nobody looks for it.
                 self.shared.doubt_target(*slot);
                 Address::parse_tcp(&e.at).and_then(|told_by| self.shared.target.reach(to, &told_by))
             }
             _ => None,
-        };
-        state
+        }
     }
 
-    fn by_owner(&self, pending: &[State], failure: &mut Option<Error>) -> HashMap<Address, Vec<usize>> {
+    fn by_owner(&self, pending: &[Pending], failure: &mut Option<Error>) -> HashMap<Address, Vec<usize>> {
         let target = &self.shared.target;
         let topology = target.topology();
         let mut groups: HashMap<Address, Vec<usize>> = HashMap::new();
@@ -231,9 +225,9 @@ impl Writer {
             groups.insert(target.endpoint.address.clone(), (0..pending.len()).collect());
             return groups;
         }
-        for (i, state) in pending.iter().enumerate() {
+        for (i, Pending { state, ask }) in pending.iter().enumerate() {
             let slot = Slot::of_key(&state.key);
-            match (&state.ask, topology.shard_of(slot)) {
+            match (ask, topology.shard_of(slot)) {
                 (Some(address), _) => groups.entry(address.clone()).or_default().push(i),
                 (None, Some(shard)) => groups.entry(shard.primary.clone()).or_default().push(i),
                 (None, None) => *failure = Some(target.unowned(slot)),
@@ -245,79 +239,40 @@ impl Writer {
     async fn send(
         &mut self,
         address: &Address,
-        pending: &[State],
+        pending: &[Pending],
         members: &[usize],
     ) -> Result<(Link, Vec<Sent>)> {
         let mut link = match self.links.remove(address) {
             Some(link) => link,
             None => self.shared.open_target(address, self.target_db).await?,
         };
-        let existing = self.shared.options.existing;
+        let (mode, fit) = (self.mode(), self.fit());
         let mut sent = Vec::new();
         let mut several: Vec<usize> = Vec::new();
         let mut several_bytes = 0;
         for &i in members {
-            let state = &pending[i];
-            let asking = state.ask.is_some();
-            let out = link.outbox();
-            if asking {
-                out.push(&[b"ASKING"]);
+            let Pending { state, ask } = &pending[i];
+            let write = Write { mode, asking: ask.is_some() };
+            let is_plain = matches!(state.body, Body::String(_)) && state.expires_at_ms.is_none();
+            if !(self.several && is_plain) || write.asking {
+                write.push(link.outbox(), state);
+                sent.push(Sent { states: vec![i], write });
+                continue;
             }
-            match &state.body {
-                Body::String(_) if self.several && state.expires_at_ms.is_none() && !asking => {
-                    if !several.is_empty() && self.is_too_long(several_bytes + state.bytes()) {
-                        push_mset(&mut link, pending, &several);
-                        sent.push(Sent { states: std::mem::take(&mut several), asking: false });
-                        several_bytes = 0;
-                    }
-                    several_bytes += state.bytes();
-                    several.push(i);
-                    if several_bytes > MSET_BYTES_MAX {
-                        push_mset(&mut link, pending, &several);
-                        sent.push(Sent { states: std::mem::take(&mut several), asking: false });
-                        several_bytes = 0;
-                    }
-                    continue;
-                }
-                Body::String(value) => {
-                    let extra = usize::from(existing != Existing::Replace);
-                    out.command(3 + extra + if state.expires_at_ms.is_some() { 2 } else { 0 });
-                    out.arg(b"SET");
-                    out.arg_bytes(&state.key);
-                    out.arg_bytes(value);
-                    if let Some(at) = state.expires_at_ms {
-                        out.arg(b"PXAT");
-                        out.arg_int(at.max(1));
-                    }
-                    if extra == 1 {
-                        out.arg(b"NX");
-                    }
-                }
-                Body::Dump(dump) => {
-                    let replace = usize::from(existing == Existing::Replace);
-                    let absolute = usize::from(state.expires_at_ms.is_some());
-                    out.command(4 + replace + absolute);
-                    out.arg(b"RESTORE");
-                    out.arg_bytes(&state.key);
-                    // 0 would mean no expiry: an expiry at the epoch itself is long past at 1 as well.
-                    out.arg_int(state.expires_at_ms.map_or(0, |at| at.max(1)));
-                    out.arg_bytes(dump);
-                    if absolute == 1 {
-                        out.arg(b"ABSTTL");
-                    }
-                    if replace == 1 {
-                        out.arg(b"REPLACE");
-                    }
-                }
-                Body::Gone => out.push(&[b"UNLINK", &state.key]),
-                // `fit` has taken these out.
-                Body::Typed => return Err(Error::own("write a batch", "a typed state in a batch")),
+            if !several.is_empty() && fit.is_too_long(several_bytes + state.bytes()) {
+                sent.push(push_several(&mut link, pending, &mut several, write));
+                several_bytes = 0;
             }
-            sent.push(Sent { states: vec![i], asking });
+            several_bytes += state.bytes();
+            several.push(i);
+            if several_bytes > MSET_BYTES_MAX {
+                sent.push(push_several(&mut link, pending, &mut several, write));
+                several_bytes = 0;
+            }
         }
         if !several.is_empty() {
-            push_mset(&mut link, pending, &several);
-            sent.push(Sent { states: several, asking: false });
+            let write = Write { mode, asking: false };
+            sent.push(push_several(&mut link, pending, &mut several, write));
         }
         link.flush().await?;
         Ok((link, sent))
@@ -327,38 +282,35 @@ impl Writer {
         &mut self,
         link: &mut Link,
         sent: Vec<Sent>,
-        pending: &[State],
+        pending: &[Pending],
         fates: &mut [Option<Fate>],
     ) -> Result<()> {
-        for Sent { states, asking } in sent {
-            if asking {
+        for Sent { states, write } in sent {
+            for _ in 1..write.replies() {
                 link.reply().await?;
             }
             let reply = link.reply().await?;
             for &i in &states {
-                fates[i] = Some(self.fate(&reply, &pending[i], states.len() > 1, link));
+                let state = &pending[i].state;
+                fates[i] = Some(match write.written(&reply, &state.body) {
+                    Some(written) => self.fate(written, state, states.len() > 1, link),
+                    None => Fate::Retry(link.unexpected("write a key", &reply)),
+                });
             }
         }
         Ok(())
     }
 
-    fn fate(&mut self, reply: &Value, state: &State, several: bool, link: &Link) -> Fate {
-        let existing = self.shared.options.existing;
-        let Some(e) = ServerError::of(reply) else {
-            return match reply {
-                Value::Simple(_) => Fate::Done,
-                Value::Int(0) if matches!(state.body, Body::Gone) => Fate::Absent,
-                Value::Int(_) if matches!(state.body, Body::Gone) => Fate::Done,
-                // SET NX found the key.
-                Value::Null if existing == Existing::Skip => Fate::Skipped,
-                Value::Null if existing == Existing::Fail => Fate::Exists,
-                other => Fate::Retry(link.unexpected("write a key", other)),
-            };
+    fn fate(&mut self, written: Written, state: &KeyState, several: bool, link: &Link) -> Fate {
+        let e = match written {
+            Written::Done => return Fate::Done,
+            Written::Absent => return Fate::Absent,
+            Written::Exists if self.shared.options.existing == Existing::Skip => return Fate::Skipped,
+            Written::Exists => return Fate::Exists,
+            Written::NotUnderstood(_) => return Fate::ChunksInstead,
+            Written::Refused(e) => e,
         };
         match e.code {
-            Code::BusyKey if existing == Existing::Skip => Fate::Skipped,
-            Code::BusyKey => Fate::Exists,
-            Code::PayloadVersion | Code::PayloadFormat => Fate::ChunksInstead,
             Code::NoPermission | Code::UnknownCommand if several => {
                 // MSET is not allowed there, SET may be.
                 self.several = false;
@@ -370,12 +322,7 @@ impl Writer {
             }
             ref code if code.is_transient() => Fate::Retry(link.server_error(e, b"write keys")),
             Code::NoPermission | Code::NoAuth | Code::UnknownCommand => {
-                let command = match state.body {
-                    Body::Dump(_) => "RESTORE",
-                    Body::Gone => "UNLINK",
-                    Body::String(_) | Body::Typed => "SET",
-                };
-                Fate::Retry(link.server_error(e, command.as_bytes()))
+                Fate::Retry(link.server_error(e, Write::command(&state.body)))
             }
             _ => Fate::Failed(format!("target: {}", e.text)),
         }
@@ -389,7 +336,7 @@ impl Writer {
     }
 
     fn conflict(&self, key: &[u8]) -> Error {
-        let what = format!("key {} exists with another value", super::shown(key));
+        let what = format!("key {} exists with another value", shown(key));
         Error::unfit(
             self.shared.target.side(),
             self.shared.target.endpoint.address.to_string(),
@@ -409,9 +356,9 @@ impl Writer {
         CopyProgress::shift(&progress.big_in_flight, -1);
         let Some(outcome) = outcome? else { return Ok(()) };
         match outcome {
-            typed::Outcome::Written { bytes, .. } => {
+            large::Outcome::Written { bytes, .. } => {
                 self.shared.arrived(self.unit.db, &key);
-                if self.place() == typed::Place::Followed {
+                if self.place() == large::Place::Followed {
                     self.shared.follow_elements(self.unit.db, &key);
                 }
                 CopyProgress::add(&progress.big, 1);
@@ -420,24 +367,23 @@ impl Writer {
                 CopyProgress::add(&progress.bytes_written, bytes);
                 self.shared.paced(self.shared.rates.take_bytes(bytes)).await;
             }
-            typed::Outcome::Gone if self.shared.options.mirror => {
-                let state = State { key, body: Body::Gone, expires_at_ms: None, ask: None };
+            large::Outcome::Gone if self.shared.options.mirror => {
                 // Boxed: a write may end in chunks, and chunks in a removal.
-                Box::pin(self.write(vec![state])).await?;
+                Box::pin(self.write(vec![KeyState::gone(key)], Vec::new())).await?;
             }
-            typed::Outcome::Gone => CopyProgress::add(&progress.gone, 1),
-            typed::Outcome::Skipped => CopyProgress::add(&progress.skipped, 1),
-            typed::Outcome::Conflict if self.same_at_target(&key).await? => {
+            large::Outcome::Gone => CopyProgress::add(&progress.gone, 1),
+            large::Outcome::Skipped => CopyProgress::add(&progress.skipped, 1),
+            large::Outcome::Conflict if self.same_at_target(&key).await? => {
                 CopyProgress::add(&progress.skipped, 1)
             }
-            typed::Outcome::Conflict => return Err(self.conflict(&key)),
-            typed::Outcome::Unholdable(why) => {
+            large::Outcome::Conflict => return Err(self.conflict(&key)),
+            large::Outcome::Unholdable(why) => {
                 self.shared.failed(self.unit.db, &key, format!("the target cannot hold it: {why}"));
             }
-            typed::Outcome::Changing if self.shared.options.mirror => {
+            large::Outcome::Changing if self.shared.options.mirror => {
                 self.shared.touch_again(&self.unit, key)
             }
-            typed::Outcome::Changing => {
+            large::Outcome::Changing => {
                 let why = "it changed every time it was read; the target was not touched".to_owned();
                 self.shared.failed(self.unit.db, &key, why);
             }
@@ -447,7 +393,7 @@ impl Writer {
 
     /// `None` where the slot of the key is in doubt, and gone through again, or where a server refuses what
     /// this key needs.
-    async fn transfer(&mut self, key: &Bytes) -> Result<Option<typed::Outcome>> {
+    async fn transfer(&mut self, key: &Bytes) -> Result<Option<large::Outcome>> {
         let slot = Slot::of_key(key);
         let mut backoff = Backoff::new(self.shared.options.retry);
         loop {
@@ -479,14 +425,14 @@ impl Writer {
     }
 
     /// Where changed elements are transferred by somebody, a key need not rest while it is read.
-    fn place(&self) -> typed::Place {
+    fn place(&self) -> large::Place {
         match self.shared.sees_elements(&self.unit.shard_id) {
-            true => typed::Place::Followed,
-            false => typed::Place::Staging,
+            true => large::Place::Followed,
+            false => large::Place::Staging,
         }
     }
 
-    async fn try_transfer(&mut self, key: &Bytes, slot: Slot) -> Result<typed::Outcome> {
+    async fn try_transfer(&mut self, key: &Bytes, slot: Slot) -> Result<large::Outcome> {
         let mut source = match self.source.take() {
             Some(link) => link,
             None => self.unit.open(&self.shared.source).await?,
@@ -499,15 +445,15 @@ impl Writer {
             .capabilities
             .query_bytes_max
             .map_or(usize::MAX, |max| usize::try_from(max / 4).unwrap_or(usize::MAX));
-        let outcome = typed::transfer(
+        let outcome = large::transfer(
             &mut source,
             &mut target,
-            &typed::Transfer {
+            &large::Transfer {
                 key,
                 existing: options.existing,
                 place: self.place(),
                 chunk_bytes: options.chunk_bytes.min(part_bytes_max),
-                tries_max: if options.mirror { typed::TRIES_FOLLOWED_MAX } else { typed::TRIES_MAX },
+                tries_max: if options.mirror { large::TRIES_FOLLOWED_MAX } else { large::TRIES_MAX },
                 job: &options.job,
                 source: &self.shared.source.capabilities,
                 target: &self.shared.target.capabilities,
@@ -532,14 +478,8 @@ fn refused_for_good(e: &Error) -> Option<String> {
     }
 }
 
-fn push_mset(link: &mut Link, pending: &[State], states: &[usize]) {
-    let out = link.outbox();
-    out.command(1 + 2 * states.len());
-    out.arg(b"MSET");
-    for &i in states {
-        if let State { key, body: Body::String(value), .. } = &pending[i] {
-            out.arg_bytes(key);
-            out.arg_bytes(value);
-        }
-    }
+/// Queues one command for several strings, which are taken out of `several`.
+fn push_several(link: &mut Link, pending: &[Pending], several: &mut Vec<usize>, write: Write) -> Sent {
+    push_strings(link.outbox(), several.iter().map(|&i| &pending[i].state));
+    Sent { states: std::mem::take(several), write }
 }

@@ -44,8 +44,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub use self::compare::{Comparison, count_keys, has_other_databases};
 use self::lane::{Lane, Work};
 use crate::budget::{BigTransfers, Rates};
-use crate::elements::FieldTtls;
-use crate::typed::KeyType;
+use crate::keys::Fit;
+use crate::large::KeyType;
+use crate::large::elements::FieldTtls;
 
 /// How many keys that moved in chunks are followed by their elements. Further ones are transferred whole
 /// again.
@@ -239,6 +240,14 @@ impl Shared {
 
     fn hash_field_ttls(&self) -> FieldTtls {
         FieldTtls::of(&self.source.capabilities, &self.target.capabilities)
+    }
+
+    /// What the target takes.
+    fn fit(&self) -> Fit {
+        let (source, target) = (&self.source, &self.target);
+        let fit = Fit::of((source.dialect, target.dialect), &target.capabilities);
+        // Known when the first slot is being imported.
+        Fit { payload_version_max: target.payloads.get().copied().flatten(), ..fit }
     }
 
     /// The type of a key that is followed by its elements.

@@ -17,9 +17,9 @@ use whimbrel_wire::value::Value;
 
 use super::{Source, Syncer};
 use crate::copy;
+use crate::large::STAGING_PREFIX;
 use crate::retry::Backoff;
 use crate::scan::{KeyScan, Unit};
-use crate::typed::STAGING_PREFIX;
 
 /// So few slots of a cluster are listed one by one; for more of them all keys are scanned.
 const LISTED_SLOTS_MAX: usize = 256;

@@ -21,7 +21,7 @@ use whimbrel_engine::probe::Info;
 
 use super::status::SourceView;
 use crate::copy::{DbPair, Lanes, Shared, Tracker, average_bytes};
-use crate::elements::{self, FieldTtls};
+use crate::large::elements::{self, FieldTtls};
 use crate::progress::CopyProgress;
 use crate::scan::{KeyScan, Unit};
 use crate::verify::{BATCH_KEYS_MAX, Comparer};

@@ -29,9 +29,10 @@
 //! times of pending entries are exact to about a millisecond, since servers tell them relative to now.
 
 mod chunk;
-mod key;
+pub(crate) mod elements;
 mod scanned;
 mod sequence;
+mod staging;
 mod stream;
 
 use std::io;
@@ -46,13 +47,15 @@ use whimbrel_engine::probe::{Capabilities, QUERY_LIMIT_OPTION};
 use whimbrel_wire::payload::Footer;
 use whimbrel_wire::value::Value;
 
-pub(crate) use key::STAGING_PREFIX;
-pub use key::{memory_bytes, memory_bytes_of, staging_job, staging_key};
+pub(crate) use staging::STAGING_PREFIX;
+pub use staging::{staging_job, staging_key};
 
 use chunk::{Chunk, Expect, Reader};
 use scanned::{Scanned, ScannedType};
 use sequence::{ListReader, StringReader};
 use stream::StreamReader;
+
+use crate::keys::memory_bytes;
 
 /// How often a transfer is tried because the key changed while it was read, where nobody follows its changes.
 pub const TRIES_MAX: u32 = 5;
@@ -680,8 +683,8 @@ impl Mover<'_> {
         if !self.t.source.memory_usage {
             return Ok(true);
         }
-        let reply = source.call(&[b"MEMORY", b"USAGE", self.t.key]).await?;
-        Ok(reply.as_int().and_then(|n| usize::try_from(n).ok()).is_some_and(|n| n <= self.t.chunk_bytes))
+        let bytes_max = self.t.chunk_bytes as u64;
+        Ok(memory_bytes(source, self.t.key, bytes_max).await?.is_some_and(|bytes| bytes <= bytes_max))
     }
 
     async fn unstage(&self, target: &mut Link) -> Result<()> {

@@ -12,7 +12,7 @@ use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Code, Error, Side};
 use whimbrel_engine::link::{Link, LinkOptions};
 use whimbrel_engine::probe::Capabilities;
-use whimbrel_flow::typed::{
+use whimbrel_flow::large::{
     Existing, KeyType, Outcome, Place, TRIES_MAX, Transfer, staging_key, transfer, type_of,
 };
 use whimbrel_lab::{Engine, Server};

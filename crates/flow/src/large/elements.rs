@@ -13,8 +13,8 @@ use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Capabilities;
 use whimbrel_wire::value::Value;
 
-use crate::state::UNSTABLE_ROUNDS_MAX;
-use crate::typed::KeyType;
+use super::KeyType;
+use crate::keys::read::UNSTABLE_ROUNDS_MAX;
 
 /// Elements read or written by one command.
 const ELEMENTS_MAX: usize = 256;

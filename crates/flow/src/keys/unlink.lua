@@ -1,4 +1,4 @@
--- Removes keys of a slot, if its fence is still what it was when it was taken.
+-- Removes keys, if a fence is still what it was when it was taken.
 --
 -- KEYS[1]: the fence; the others: the keys. ARGV[1]: what the fence has to be.
 --
