@@ -292,6 +292,28 @@ const VERSION_FIELDS: [&str; 2] = [concat!("redis", "_version"), concat!("valkey
 /// Crates that may know which version a server has: `engine` for the product, `lab` for tests.
 const VERSION_CRATES: [&str; 2] = ["crates/engine/", "crates/lab/"];
 
+/// Commands that read or write the state of a key.
+const KEY_STATE_COMMANDS: [&str; 8] =
+    ["DUMP", "RESTORE", "RESTORE-ASKING", "PTTL", "PEXPIRETIME", "PXAT", "MGET", "MSET"];
+
+/// Where they may be named: where states are read and written, where servers are asked what they can do, and
+/// what compares keys and shares nothing with that.
+const KEY_STATE_PLACES: [&str; 10] = [
+    "crates/flow/src/keys/",
+    // Chunks, and values that are compared before one of them is left alone.
+    "crates/flow/src/large/",
+    "crates/flow/src/verify/",
+    "crates/flow/src/slots/compare.rs",
+    // Moves slots as others do, to be compared with.
+    "crates/flow/src/legacy.rs",
+    "crates/engine/",
+    // Names all commands of clients.
+    "crates/front/src/command/",
+    "crates/lab/",
+    "crates/loadgen/",
+    "crates/bench/",
+];
+
 /// All rules for the text of one file.
 fn check_text(path: &str, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -380,8 +402,29 @@ fn check_rust(path: &str, text: &str) -> Vec<Finding> {
     }
     let is_pure = PURE_CRATES.iter().any(|(_, folder)| path.starts_with(folder));
     let is_test = path.ends_with("/tests.rs") || path.contains("/tests/");
+    let is_place = KEY_STATE_PLACES.iter().any(|place| path.starts_with(place));
+    if in_crate_source && !is_test && !is_place {
+        findings.extend(check_key_states(path, &views));
+    }
     if is_pure && in_crate_source && !is_test {
         findings.extend(check_pure(path, &without_test_modules(&views.code)));
+    }
+    findings
+}
+
+/// Rule `key-states`: commands that read or write the state of a key are in `flow::keys`.
+fn check_key_states(path: &str, views: &Views) -> Vec<Finding> {
+    let without_tests = without_test_modules(&views.code);
+    let mut findings = Vec::new();
+    for command in KEY_STATE_COMMANDS {
+        for (at, _) in views.code_and_strings.match_indices(&format!("\"{command}\"")) {
+            let line = line_of(&views.code_and_strings, at);
+            let of_line = |code: &str| code.lines().nth(line - 1).map(str::to_owned);
+            if of_line(&without_tests) == of_line(&views.code) {
+                let message = format!("{command}: states of keys are read and written in flow::keys");
+                findings.push(Finding::new(path, line, "key-states", message));
+            }
+        }
     }
     findings
 }
@@ -593,6 +636,19 @@ mod tests {
                 assert!(found(elsewhere, &source).is_empty(), "{elsewhere}");
             }
         }
+    }
+
+    #[test]
+    fn states_of_keys_have_one_place() {
+        let source = "fn a(link: &mut Link) { link.push(&[b\"DUMP\", key]); }\n// \"DUMP\"\n";
+        assert_eq!(found("crates/flow/src/slots/lane.rs", source), ["1 key-states"]);
+        assert_eq!(found("crates/front/src/migrate/carry.rs", source), ["1 key-states"]);
+        for place in ["crates/flow/src/keys/read.rs", "crates/flow/src/verify/batch.rs", "e2e/src/lib.rs"] {
+            assert!(found(place, source).is_empty(), "{place}");
+        }
+        let test = format!("#[cfg(test)]\nmod tests {{\n    {source}}}\n");
+        assert!(found("crates/flow/src/slots/lane.rs", &test).is_empty());
+        assert!(found("crates/cli/src/main.rs", "fn a() -> &str { \"DUMP of a key\" }\n").is_empty());
     }
 
     #[test]

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::error::{Error, Result};
 
-use crate::copy::KeyFailure;
+use crate::progress::KeyFailure;
 use crate::scan::Position;
 
 /// The only table: names to JSON documents. Small, so a whole document is written each time.

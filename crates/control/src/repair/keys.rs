@@ -110,7 +110,9 @@ async fn read(link: &mut Link, keys: &[Bytes], asking: bool, absolute: bool) -> 
             Found::Gone => {}
             // A node that gives a slot away answers so for a key that it does not have any more.
             Found::Redirected(ServerError { code: Code::Ask(..), .. }) => {}
-            Found::Redirected(e) | Found::Refused(e) => return Err(link.server_error(e, b"DUMP")),
+            Found::Redirected(e) | Found::Refused(e) => {
+                return Err(link.server_error(e, Fetch::Payload.command()));
+            }
             found => states.extend(found.into_state(key, Fetch::Payload)),
         }
     }

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use whimbrel_engine::link::Link;
 use whimbrel_wire::value::Value;
 
-use super::{Halt, checked};
+use super::task::{Halt, checked};
 
 /// The most elements that one command reads or writes: it then takes about a millisecond.
 pub(super) const ELEMENTS_MAX: usize = 1_000;

@@ -13,7 +13,7 @@ use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Capabilities;
 use whimbrel_wire::value::Value;
 
-use super::KeyType;
+use super::task::KeyType;
 use crate::keys::read::UNSTABLE_ROUNDS_MAX;
 
 /// Elements read or written by one command.

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use whimbrel_engine::link::Link;
 
 use super::chunk::{Chunk, ELEMENTS_MAX, Expect, Pace, Reader, ask, bytes_of, number, strings, word};
-use super::{Halt, Transfer};
+use super::task::{Halt, Transfer};
 
 /// Which of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

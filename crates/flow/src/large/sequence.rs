@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use whimbrel_engine::link::Link;
 
-use super::Halt;
 use super::chunk::{Chunk, Expect, Pace, Reader, ask, bytes_of, strings, word};
+use super::task::Halt;
 
 /// Reads a string with `GETRANGE`, writes it with `SET` and `APPEND`.
 pub(super) struct StringReader {

@@ -19,7 +19,7 @@ use whimbrel_engine::link::Link;
 use whimbrel_wire::value::Value;
 
 use super::chunk::{Chunk, Expect, Pace, Reader, bytes_of, number, strings, word};
-use super::{Halt, Transfer, checked};
+use super::task::{Halt, Transfer, checked};
 
 /// Pending entries asked for at once, over all groups.
 const PENDING_MAX: usize = 4_000;

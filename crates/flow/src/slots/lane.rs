@@ -328,7 +328,7 @@ impl Lane {
                 "key {} took {} ms the last time it moved as a whole, too long for a pause, and its writers \
                     go on to replace \
                  it or to change more of it than can be followed",
-                crate::copy::shown(&key),
+                crate::keys::shown(&key),
                 shared.took_ms(&key)
             );
             return Err(Error::own("move a large key", what)
@@ -364,7 +364,7 @@ impl Lane {
                 shared.changed(key, kind, read_ms / u64::from(large::TRIES_FOLLOWED_MAX));
             }
             Outcome::Unholdable(why) => {
-                let what = format!("key {} cannot be held there: {why}", crate::copy::shown(&key));
+                let what = format!("key {} cannot be held there: {why}", crate::keys::shown(&key));
                 return Err(Error::unfit(
                     Side::Target,
                     shared.target.address.to_string(),

@@ -544,7 +544,7 @@ impl SlotMover {
             .filter(|(_, changing)| changing.reads >= CHANGED_READS_MAX)
             .max_by_key(|(_, changing)| changing.read_ms)?;
         Some(UnstableKey {
-            key: crate::copy::shown(key),
+            key: crate::keys::shown(key),
             kind: changing.kind.clone(),
             read_ms: changing.read_ms,
         })

@@ -22,7 +22,7 @@ use super::consumers::Streams;
 use super::external::{ExternalReport, QuietWait};
 use super::{Back, Position, Round, Source, SyncPhase, Syncer};
 use crate::copy;
-use crate::copy::Shared;
+use crate::pipeline::Shared;
 use crate::scan::{KeyScan, ScanOptions};
 use crate::verify::Settle;
 
@@ -354,7 +354,7 @@ impl Syncer {
         if options.accept_failures {
             return Ok(());
         }
-        let evicted = self.shared.evicted();
+        let evicted = self.shared.suspects.evicted();
         if evicted > 0 {
             let what = format!("the target has evicted {evicted} keys to stay within its maxmemory");
             return Err(refused(what).with_remedy("give it more memory and sync anew; or --accept-failures"));

@@ -110,7 +110,7 @@ pub(crate) async fn carry_all(
         match found {
             Found::Gone => attempts.push((key, Attempt::Ended(Carried::WasHome))),
             Found::Redirected(e) | Found::Refused(e) => {
-                attempts.push((key, Attempt::Refused(source.server_error(e, b"DUMP"))));
+                attempts.push((key, Attempt::Refused(source.server_error(e, Fetch::Payload.command()))));
             }
             found => match found.into_state(key.clone(), Fetch::Payload).map(|state| fit.state(state)) {
                 Some(Ok(state)) => states.push(state),
@@ -125,7 +125,7 @@ pub(crate) async fn carry_all(
     let if_absent = Write { mode: WriteMode::IfAbsent, asking: false };
     let mut there = Vec::with_capacity(states.len());
     let outcomes = write_all(target, if_absent, &states).await?;
-    for (KeyState { key, .. }, written) in states.into_iter().zip(outcomes) {
+    for (KeyState { key, body, .. }, written) in states.into_iter().zip(outcomes) {
         match written {
             Written::Exists if !route.may_be_there => {
                 attempts.push((key, Attempt::Ended(Carried::Taken)));
@@ -134,7 +134,7 @@ pub(crate) async fn carry_all(
             Written::Done | Written::Absent | Written::Exists => there.push(KeyState::gone(key)),
             Written::NotUnderstood(_) => attempts.push((key, Attempt::InChunks)),
             Written::Refused(e) => {
-                attempts.push((key, Attempt::Refused(target.server_error(e, b"RESTORE"))));
+                attempts.push((key, Attempt::Refused(target.server_error(e, Write::command(&body)))));
             }
         }
     }

@@ -127,9 +127,9 @@ impl Reader {
                     Found::Value(payload, at) => items.push(item(name, payload, at, route)?),
                     Found::Unstable => again.push(name),
                     Found::Redirected(e) | Found::Refused(e) => {
-                        return Err(from.server_error(e, b"DUMP").into());
+                        return Err(from.server_error(e, Fetch::Payload.command()).into());
                     }
-                    Found::NotAString => return Err(from.unexpected("DUMP", &replies[0]).into()),
+                    Found::NotAString => return Err(from.unexpected("read a key", &replies[0]).into()),
                 }
             }
             open = again;

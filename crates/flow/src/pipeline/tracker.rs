@@ -39,7 +39,7 @@ pub(crate) struct Tracker {
 
 impl Tracker {
     /// Notes a page of `keys` keys after which the iteration stands at `next`; returns its number.
-    pub(super) fn opened(&self, keys: usize, next: Option<Position>) -> u64 {
+    pub(crate) fn opened(&self, keys: usize, next: Option<Position>) -> u64 {
         let mut inner = self.inner.lock();
         inner.pages.push_back(Pending { left: keys, next });
         let page = inner.first + inner.pages.len() as u64 - 1;
@@ -51,7 +51,7 @@ impl Tracker {
     }
 
     /// The iteration starts again: what was safe is safe no more.
-    pub(super) fn restarted(&self) {
+    pub(crate) fn restarted(&self) {
         let mut inner = self.inner.lock();
         inner.safe = None;
         // Keys of older pages are still under way; their pages must not set the safe position any more.
@@ -90,12 +90,12 @@ impl Tracker {
     }
 
     /// Whether every key of every page has been dealt with.
-    pub(super) fn is_settled(&self) -> bool {
+    pub(crate) fn is_settled(&self) -> bool {
         self.inner.lock().pages.is_empty()
     }
 
     /// Where a later run may go on: every key before it has been dealt with.
-    pub(super) fn safe(&self) -> Option<Position> {
+    pub(crate) fn safe(&self) -> Option<Position> {
         self.inner.lock().safe.clone()
     }
 }

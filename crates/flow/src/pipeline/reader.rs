@@ -18,8 +18,8 @@ use whimbrel_engine::link::Link;
 use whimbrel_wire::encode::Outbox;
 use whimbrel_wire::value::Value;
 
-use super::Shared;
-use super::track::Origins;
+use super::shared::Shared;
+use super::tracker::Origins;
 use crate::budget::MemoryPermit;
 use crate::keys::read::{Answer, UNSTABLE_ROUNDS_MAX};
 use crate::keys::size::{GROUP_BYTES, GROUP_KEYS_MAX, Look, pack, usage, was_sampled};
@@ -27,6 +27,7 @@ use crate::keys::{Fetch, Found, KeyState, Read, Way};
 use crate::progress::CopyProgress;
 use crate::retry::Backoff;
 use crate::scan::Unit;
+
 /// Keys on their way to a reader.
 #[derive(Debug)]
 pub(super) struct KeyBatch {
@@ -120,12 +121,12 @@ impl Reader {
         if origins.len() > 1 || self.shared.source.is_cluster() {
             keys = last_of_each(keys);
         }
-        if !self.shared.paced(self.shared.rates.take_keys(keys.len() as u64)).await {
+        if !self.shared.limits.paced(self.shared.limits.rates.take_keys(keys.len() as u64)).await {
             return Ok(true);
         }
-        if self.shared.types_asked() {
+        if self.shared.options.asks_types() {
             keys = self.of_wanted_types(keys).await?;
-            self.shared.select(&mut keys);
+            self.shared.limits.select(&mut keys);
         }
         let all = keys.len() as u64;
         let mut others = Vec::new();
@@ -138,7 +139,7 @@ impl Reader {
             if self.shared.stop.is_cancelled() {
                 return Ok(true);
             }
-            let permit = self.shared.budget.take(estimate).await;
+            let permit = self.shared.limits.budget.take(estimate).await;
             let bytes_max = (!measured).then_some(UNMEASURED_BYTES_MAX);
             let found = match self.fetch(group.clone(), Fetch::String, bytes_max).await {
                 Err(e) if e.is_too_large() && !measured => {
@@ -160,7 +161,7 @@ impl Reader {
             if self.shared.stop.is_cancelled() {
                 return Ok(true);
             }
-            let permit = self.shared.budget.take(estimate).await;
+            let permit = self.shared.limits.budget.take(estimate).await;
             let found = self.fetch(group, Fetch::Payload, None).await?;
             let states = self.sort_out(found, None);
             if !self.hand_over(states, permit, out).await {
@@ -184,7 +185,7 @@ impl Reader {
         self.learn(states.len(), bytes, states.iter().map(KeyState::bytes).max().unwrap_or(0));
         CopyProgress::add(&self.shared.progress.bytes_read, bytes);
         // Where the copy is stopped, what has been read is written all the same.
-        self.shared.paced(self.shared.rates.take_bytes(bytes)).await;
+        self.shared.limits.paced(self.shared.limits.rates.take_bytes(bytes)).await;
         let batch = StateBatch { states, in_chunks: Vec::new(), origins: Vec::new(), _permit: Some(permit) };
         self.send(batch, out).await
     }
@@ -252,7 +253,7 @@ impl Reader {
                     self.shared.failed(self.unit.db, &key, format!("source: {}", e.text));
                 }
                 (Found::Unstable, _) if self.shared.options.mirror => {
-                    self.shared.touch_again(&self.unit, key);
+                    self.shared.unstable.note(&self.unit, key);
                 }
                 (Found::NotAString, None) | (Found::Unstable | Found::Redirected(_), _) => {
                     self.shared.failed(
@@ -420,7 +421,7 @@ impl Reader {
                 if size.as_int().is_some_and(|n| n.unsigned_abs() > big) {
                     // Too large to be read here in one piece: its slot is gone through again when it has
                     // settled.
-                    self.shared.doubt_source(Slot::of_key(key));
+                    self.shared.suspects.note_source(Slot::of_key(key));
                     return Ok(Fetched::Later);
                 }
                 fetch = Fetch::Payload;
@@ -483,7 +484,7 @@ impl Reader {
             match &e.code {
                 Code::Moved(_, to) | Code::Ask(_, to) if hops < HOPS_MAX => {
                     hops += 1;
-                    self.shared.doubt_source(slot);
+                    self.shared.suspects.note_source(slot);
                     let asking = matches!(e.code, Code::Ask(..));
                     next = self.shared.source.reach(to, &address).map(|a| (a, asking));
                 }

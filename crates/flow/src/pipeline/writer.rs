@@ -15,15 +15,16 @@ use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Code, Error, Result, ServerError};
 use whimbrel_engine::link::Link;
 
-use super::read::StateBatch;
-use super::track::Tracker;
-use super::{Existing, Shared};
+use super::reader::StateBatch;
+use super::shared::Shared;
+use super::tracker::Tracker;
 use crate::keys::write::push_strings;
 use crate::keys::{Body, Fit, KeyState, Write, WriteMode, Written, shown};
+use crate::large::{self, Existing};
 use crate::progress::CopyProgress;
 use crate::retry::{Backoff, RetryPolicy};
 use crate::scan::Unit;
-use crate::{large, verify};
+use crate::verify;
 
 /// Largest `MSET` that is sent. Above it the strings of a batch go out in several.
 const MSET_BYTES_MAX: u64 = 1 << 20;
@@ -174,11 +175,10 @@ impl Writer {
                 Some(fate @ (Fate::Done | Fate::Absent)) if state.is_gone() => {
                     let removed = u64::from(matches!(fate, Fate::Done));
                     CopyProgress::add(&self.shared.progress.gone, removed);
-                    self.shared.arrived(self.unit.db, &state.key);
-                    self.shared.unfollow_elements(self.unit.db, &state.key);
+                    self.shared.removed(self.unit.db, &state.key);
                 }
                 Some(Fate::Done | Fate::Absent) => {
-                    self.shared.arrived(self.unit.db, &state.key);
+                    self.shared.failures.arrived(self.unit.db, &state.key);
                     CopyProgress::add(&self.shared.progress.written, 1);
                     CopyProgress::add(&self.shared.progress.bytes_written, state.bytes());
                 }
@@ -210,7 +210,7 @@ impl Writer {
         match e.server().map(|e| &e.code) {
             Some(Code::Ask(slot, to)) => {
                 // Should the migration be undone, the key stays where nobody looks for it.
-                self.shared.doubt_target(*slot);
+                self.shared.suspects.note_target(*slot);
                 Address::parse_tcp(&e.at).and_then(|told_by| self.shared.target.reach(to, &told_by))
             }
             _ => None,
@@ -350,22 +350,22 @@ impl Writer {
 
     async fn write_in_chunks(&mut self, key: Bytes) -> Result<()> {
         let progress = self.shared.progress.clone();
-        let _permit = self.shared.big_transfers.start().await;
+        let _permit = self.shared.limits.big_transfers.start().await;
         CopyProgress::shift(&progress.big_in_flight, 1);
         let outcome = self.transfer(&key).await;
         CopyProgress::shift(&progress.big_in_flight, -1);
         let Some(outcome) = outcome? else { return Ok(()) };
         match outcome {
             large::Outcome::Written { bytes, .. } => {
-                self.shared.arrived(self.unit.db, &key);
+                self.shared.failures.arrived(self.unit.db, &key);
                 if self.place() == large::Place::Followed {
-                    self.shared.follow_elements(self.unit.db, &key);
+                    self.shared.followed.add(self.unit.db, &key);
                 }
                 CopyProgress::add(&progress.big, 1);
                 CopyProgress::add(&progress.written, 1);
                 CopyProgress::add(&progress.bytes_read, bytes);
                 CopyProgress::add(&progress.bytes_written, bytes);
-                self.shared.paced(self.shared.rates.take_bytes(bytes)).await;
+                self.shared.limits.paced(self.shared.limits.rates.take_bytes(bytes)).await;
             }
             large::Outcome::Gone if self.shared.options.mirror => {
                 // Boxed: a write may end in chunks, and chunks in a removal.
@@ -381,7 +381,7 @@ impl Writer {
                 self.shared.failed(self.unit.db, &key, format!("the target cannot hold it: {why}"));
             }
             large::Outcome::Changing if self.shared.options.mirror => {
-                self.shared.touch_again(&self.unit, key)
+                self.shared.unstable.note(&self.unit, key)
             }
             large::Outcome::Changing => {
                 let why = "it changed every time it was read; the target was not touched".to_owned();
@@ -406,12 +406,12 @@ impl Writer {
                 && e.side == self.shared.source.side()
             {
                 // Its slot is leaving the node we read from: it is copied when the slot has settled.
-                self.shared.doubt_source(slot);
+                self.shared.suspects.note_source(slot);
                 return Ok(None);
             }
             if matches!(e.server().map(|e| &e.code), Some(Code::Ask(..))) {
                 // The target's slot is on the move: its other node would want ASKING before each command.
-                self.shared.doubt_target(slot);
+                self.shared.suspects.note_target(slot);
                 return Ok(None);
             }
             if let Some(why) = refused_for_good(&e) {
@@ -426,7 +426,7 @@ impl Writer {
 
     /// Where changed elements are transferred by somebody, a key need not rest while it is read.
     fn place(&self) -> large::Place {
-        match self.shared.sees_elements(&self.unit.shard_id) {
+        match self.shared.followed.is_seen(&self.unit.shard_id) {
             true => large::Place::Followed,
             false => large::Place::Staging,
         }

@@ -10,10 +10,10 @@ use tokio::task::JoinSet;
 use whimbrel_engine::error::{Error, Result};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::Shared;
-use super::read::{KeyBatch, Reader};
-use super::track::{Origins, Tracker};
-use super::write::Writer;
+use super::reader::{KeyBatch, Reader};
+use super::shared::Shared;
+use super::tracker::{Origins, Tracker};
+use super::writer::Writer;
 use crate::progress::CopyProgress;
 use crate::scan::Unit;
 
@@ -76,7 +76,7 @@ impl Lanes {
     ///
     /// # Errors
     /// `Own` where the lane has ended; [`Lanes::close`] has the reason.
-    pub(super) async fn push(&mut self, key: Bytes, page: u64) -> Result<()> {
+    pub(crate) async fn push(&mut self, key: Bytes, page: u64) -> Result<()> {
         let index = usize::try_from(xxh3_64(&key) % self.lanes.len() as u64).unwrap_or(0);
         let lane = &mut self.lanes[index];
         lane.keys.push(key);
@@ -94,7 +94,7 @@ impl Lanes {
     ///
     /// # Errors
     /// As [`Lanes::push`].
-    pub(super) async fn flush(&mut self) -> Result<()> {
+    pub(crate) async fn flush(&mut self) -> Result<()> {
         let mut alive = true;
         for lane in &mut self.lanes {
             alive &= lane.flush(&self.shared.progress).await;
@@ -106,7 +106,7 @@ impl Lanes {
     ///
     /// # Errors
     /// What made a lane end early.
-    pub(super) async fn close(mut self) -> Result<()> {
+    pub(crate) async fn close(mut self) -> Result<()> {
         self.lanes.clear();
         let mut failure = None;
         while let Some(joined) = self.tasks.join_next().await {
