@@ -4,11 +4,12 @@
 //! a stall of the servers is seen by every command that falls into it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use redis::{Client as Redis, Cmd, Connection, RedisError, RedisResult, Value};
 
 use super::keys::Keys;
@@ -124,7 +125,7 @@ impl Drop for Clients {
 
 /// Nobody panics while holding it with half a change made.
 fn lock(met: &Mutex<Met>) -> MutexGuard<'_, Met> {
-    met.lock().unwrap_or_else(PoisonError::into_inner)
+    met.lock()
 }
 
 struct Worker {
