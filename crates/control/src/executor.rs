@@ -255,7 +255,7 @@ impl Executor {
         }
     }
 
-    /// Closes the connections; the feed stays, since it mends its own.
+    /// Closes the connections; the feed stays, since it repairs its own.
     fn forget_links(&mut self) {
         self.handover = None;
         self.mover = None;
@@ -752,7 +752,7 @@ impl Executor {
     }
 }
 
-/// Holds writers back for a share of the time, until dropped. Ends with an error only.
+/// Slows writers down for a share of the time, until dropped. Ends with an error only.
 async fn hold_back(handover: &mut Handover, percent: u8, max_pause_ms: u64, progress: &JobProgress) -> Error {
     // Half of the longest pause, so that writers see many short ones and none that is worse than a
     // handover's.

@@ -88,7 +88,7 @@ pub struct View {
     shown: Mutex<Shown>,
     /// Counters that change while an effect is carried out.
     pub progress: Arc<JobProgress>,
-    /// Who is told of slots that were handed over.
+    /// Who gets to know which slots were handed over.
     told: OnceLock<Arc<Topology>>,
 }
 
@@ -109,7 +109,7 @@ impl View {
         self.lock().words.clone()
     }
 
-    /// From now on `topology` is told of slots that were handed over, as soon as they are.
+    /// From now on `topology` is notified of slots as soon as they are handed over.
     pub(crate) fn tell(&self, topology: Arc<Topology>) {
         // It is told once, before the job begins.
         let _ = self.told.set(topology);

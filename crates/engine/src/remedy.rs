@@ -31,6 +31,12 @@ pub enum Remedy {
     FenceForReverseSync,
     /// Allow a longer pause, or compare less.
     AllowLongerPause,
+    /// Have the key's writers stop for a while, or allow a longer pause.
+    StopWritersOrAllowLongerPause,
+    /// Compare a sample only, or move fewer keys at once.
+    CompareSampleOrSmallerBatches,
+    /// Begin anew, and say that existing keys are replaced or left.
+    BeginAnewWithOtherPolicy,
     /// Let the target send its changes, or do without the way back.
     AllowReplicationOrNoReverseSync,
     /// Let the source send its changes, or do without asking for replication.
@@ -103,6 +109,11 @@ impl fmt::Display for Remedy {
             }
             Remedy::FenceForReverseSync => "choose the fence acl or pause for a sync that leads back",
             Remedy::AllowLongerPause => "allow a longer pause, or compare less",
+            Remedy::StopWritersOrAllowLongerPause => {
+                "stop its writers for a while, or allow a longer pause"
+            }
+            Remedy::CompareSampleOrSmallerBatches => "compare a sample, or move fewer keys at once",
+            Remedy::BeginAnewWithOtherPolicy => "begin anew, and have such keys replaced or left as they are",
             Remedy::AllowReplicationOrNoReverseSync => {
                 "allow PSYNC and REPLCONF there, or do without the way back"
             }

@@ -46,7 +46,7 @@ impl Outbox {
         is_open
     }
 
-    /// Gives the connection up: whoever sends ends as soon as it looks.
+    /// Gives the connection up: the sender ends at its next check.
     pub fn close(&self) {
         self.queue().is_closed = true;
         self.news.notify_one();

@@ -6,7 +6,7 @@ use whimbrel_engine::link::Link;
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_wire::value::Value;
 
-use crate::typed::Existing;
+use crate::large::Existing;
 
 /// How many libraries a deployment has; 0 where it knows no functions, or does not let us look.
 pub async fn count(deployment: &Deployment) -> usize {

@@ -21,7 +21,7 @@ use whimbrel_engine::remedy::Remedy;
 
 pub use self::documents::{Documents, FileDocument, OpenError, RedbDocuments};
 pub use self::files::{make_anew, refuse_link, write_whole};
-use crate::copy::KeyFailure;
+use crate::progress::KeyFailure;
 use crate::scan::Position;
 
 /// Format of the documents. A file of another format is refused with a clear message.

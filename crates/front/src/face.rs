@@ -1,4 +1,4 @@
-//! The face of a cluster: clients that only know clusters are told of one with a single primary, which is the
+//! The face of a cluster: clients that only know clusters see one with a single primary, which is the
 //! front.
 //!
 //! A question like `CLUSTER SLOTS` is passed on as everything is, so that the server says whether its user
@@ -26,7 +26,7 @@ const UNTOLD: &[u8] = b"-CLUSTERDOWN whimbrel front: nothing is known of the fle
 /// Words of a question that have to be known.
 pub(crate) const WORDS: usize = 3;
 
-/// What clients are told of the front, where it presents itself as a cluster.
+/// What clients get to know of the front, where it presents itself as a cluster.
 #[derive(Debug)]
 pub struct Face {
     /// `None` until something is known.
@@ -85,7 +85,7 @@ impl Face {
         face
     }
 
-    /// One that tells nothing yet. With `is_tls` nodes are told of that are reached with TLS.
+    /// One that tells nothing yet. With `is_tls` it names nodes that are reached with TLS.
     pub(crate) fn untold(is_tls: bool) -> Face {
         Face { told: RwLock::default(), is_tls }
     }
@@ -95,7 +95,7 @@ impl Face {
         self.is_tls
     }
 
-    /// From here on clients are told of this.
+    /// From here on clients get this.
     pub(crate) fn publish(&self, next: Table) {
         let mut told = self.told.write();
         match &mut *told {

@@ -5,6 +5,7 @@
 //! run.
 
 pub mod cluster;
+pub mod config;
 pub mod copy;
 pub mod cutover;
 pub mod demo;

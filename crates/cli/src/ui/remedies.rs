@@ -34,6 +34,15 @@ pub fn words(remedy: &Remedy) -> Cow<'_, str> {
         Remedy::OwnUserOrChooseFence => "give whimbrel a user of its own, or choose --fence pause or none",
         Remedy::FenceForReverseSync => "use --fence acl or pause with --reverse-sync",
         Remedy::AllowLongerPause => "allow more with --max-pause, or compare less",
+        Remedy::StopWritersOrAllowLongerPause => {
+            "stop its writers for a while, or allow a longer pause with --max-pause"
+        }
+        Remedy::CompareSampleOrSmallerBatches => {
+            "compare a sample with --verify sample, or move fewer keys at once with --batch-keys"
+        }
+        Remedy::BeginAnewWithOtherPolicy => {
+            "start again, without --resume, with --replace to overwrite such keys or --skip to leave them"
+        }
         Remedy::AllowReplicationOrNoReverseSync => {
             "allow PSYNC and REPLCONF there, or leave out --reverse-sync"
         }

@@ -2,7 +2,7 @@
 //! the same time.
 //!
 //! Every job is in the [`Store`] before it is acknowledged. While it runs, a queue takes up all jobs of its
-//! cluster in the folder that have not ended and that nobody runs, whoever made them: its own from before a
+//! cluster in the folder that have not ended and that nobody runs, by any process: its own from before a
 //! restart, those of other whimbrels that were killed, and, every 15 s, those that were suspended.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -86,7 +86,7 @@ pub struct Queue {
     arrival: Notify,
     /// Held while jobs are taken in: two commands for the same slots are not both accepted.
     intake: tokio::sync::Mutex<()>,
-    /// What clients are told of the cluster.
+    /// What clients get to know of the cluster.
     topology: Arc<Topology>,
     /// The cluster as it was last seen: how its nodes are reached.
     seen: Mutex<Arc<ClusterView>>,

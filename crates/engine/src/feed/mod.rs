@@ -1,7 +1,7 @@
 //! Feeds of touched keys: what a server changes while its keys are being moved.
 //!
 //! A [`Feed`] follows one server in a task of its own and records which keys were touched in a [`Touched`].
-//! It never carries values: whoever moves keys reads each touched key's state anew. There are three kinds,
+//! It never carries values: the mover reads each touched key's state anew. There are three kinds,
 //! tried in this order:
 //!
 //! - [`FeedKind::Partial`]: a replication link from the server's present offset. It costs the server nothing.

@@ -5,23 +5,16 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_core::units::format_count_of;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
+use whimbrel_engine::expiry;
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::{Info, PROBE_KEY, ServerFacts};
 use whimbrel_engine::remedy::Remedy;
 
-use super::{CopyOptions, Shared};
+use crate::keys::Fetch;
+use crate::large::Existing;
+use crate::pipeline::{CopyOptions, DbPair, Shared};
 use crate::retry::RetryPolicy;
 use crate::scan::{KeyScan, ScanOptions, Unit};
-use crate::typed::Existing;
-
-/// A database of the source and where its keys go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct DbPair {
-    /// Its number on the source.
-    pub source: u32,
-    /// Its number on the target.
-    pub target: u32,
-}
 
 /// What a copy would do.
 #[derive(Debug, Clone, Serialize)]
@@ -200,18 +193,16 @@ async fn check_reading(source: &Deployment, dbs: impl Iterator<Item = u32> + Clo
     for shard in &topology.shards {
         for db in dbs.clone() {
             let mut link = source.open(&shard.primary, db).await.map_err(|e| no_such_db(e, source))?;
-            let expiry: &[u8] = if source.capabilities.pexpiretime { b"PEXPIRETIME" } else { b"PTTL" };
-            check_permissions(
-                &mut link,
-                &[
-                    &[b"SCAN", b"0", b"COUNT", b"1"],
-                    &[b"TYPE", PROBE_KEY],
-                    &[b"GET", PROBE_KEY],
-                    &[b"TIME"],
-                    &[expiry, PROBE_KEY],
-                ],
-            )
-            .await?;
+            let mut commands: Vec<Vec<&[u8]>> = vec![
+                vec![b"SCAN", b"0", b"COUNT", b"1"],
+                vec![b"TYPE", PROBE_KEY],
+                vec![Fetch::String.command(), PROBE_KEY],
+                vec![b"TIME"],
+            ];
+            let absolute = source.capabilities.pexpiretime;
+            expiry::question(absolute, PROBE_KEY, &mut |command| commands.push(command.to_vec()));
+            let commands: Vec<&[&[u8]]> = commands.iter().map(Vec::as_slice).collect();
+            check_permissions(&mut link, &commands).await?;
         }
     }
     Ok(())

@@ -45,8 +45,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub use self::compare::{Comparison, count_keys, has_other_databases};
 use self::lane::{Lane, Work};
 use crate::budget::{BigTransfers, Rates};
-use crate::elements::FieldTtls;
-use crate::typed::KeyType;
+use crate::keys::Fit;
+use crate::large::KeyType;
+use crate::large::elements::FieldTtls;
 
 /// How many keys that moved in chunks are followed by their elements. Further ones are transferred whole
 /// again.
@@ -240,6 +241,14 @@ impl Shared {
 
     fn hash_field_ttls(&self) -> FieldTtls {
         FieldTtls::of(&self.source.capabilities, &self.target.capabilities)
+    }
+
+    /// What the target takes.
+    fn fit(&self) -> Fit {
+        let (source, target) = (&self.source, &self.target);
+        let fit = Fit::of((source.dialect, target.dialect), &target.capabilities);
+        // Known when the first slot is being imported.
+        Fit { payload_version_max: target.payloads.get().copied().flatten(), ..fit }
     }
 
     /// The type of a key that is followed by its elements.
@@ -441,7 +450,7 @@ impl SlotMover {
             let key = format!("whimbrel:probe:{{{}}}", tag_for_slot(importing));
             let mut capabilities = target.capabilities;
             capabilities.probe_payload_version(&mut link, key.as_bytes(), true).await?;
-            // Whoever comes second has found the same.
+            // The second one has found the same.
             let _ = target.payloads.set(capabilities.payload_version_max);
         }
         Ok(())
@@ -536,7 +545,7 @@ impl SlotMover {
             .filter(|(_, changing)| changing.reads >= CHANGED_READS_MAX)
             .max_by_key(|(_, changing)| changing.read_ms)?;
         Some(UnstableKey {
-            key: crate::copy::shown(key),
+            key: crate::keys::shown(key),
             kind: changing.kind.clone(),
             read_ms: changing.read_ms,
         })
@@ -632,9 +641,7 @@ impl SlotMover {
                     "compare every key",
                     "too many keys were touched since they were compared",
                 )
-                .with_remedy(
-                    "compare a sample with --verify sample, or move fewer keys at once with --batch-keys",
-                ));
+                .with_remedy(Remedy::CompareSampleOrSmallerBatches));
             }
         };
         found.add(compare::keys(&mut source, &mut target, &keys).await?);

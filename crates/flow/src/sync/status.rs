@@ -192,7 +192,7 @@ pub struct SyncShown {
     pub targets: Vec<TargetShown>,
     /// Slots that have to be gone through again.
     pub doubtful_slots: usize,
-    /// How long a cutover would hold writers now: the longest last round, and the comparison as it was
+    /// How long a cutover would pause writes now: the longest last round, and the comparison as it was
     /// rehearsed when it began to follow. `cutover --dry-run` measures both. `None` until it follows, and
     /// while a server is silent.
     pub pause_estimate_ms: Option<u64>,

@@ -53,7 +53,7 @@ pub(crate) struct Gate {
     view: View,
     /// Where clients reach this front.
     own: Address,
-    /// What clients are told of the fleet.
+    /// What clients get to know of the fleet.
     face: Arc<Face>,
     /// How many times clients were told to go elsewhere.
     told: AtomicU64,

@@ -19,7 +19,7 @@ use tokio::time::{sleep, timeout};
 use whimbrel_engine::error::{Error, ErrorKind, Result};
 use whimbrel_engine::link::Link;
 use whimbrel_flow::journal::make_anew;
-use whimbrel_flow::typed::staging_key;
+use whimbrel_flow::large::staging_key;
 use whimbrel_wire::encode::Outbox;
 use whimbrel_wire::value::Value;
 

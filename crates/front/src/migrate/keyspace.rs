@@ -17,7 +17,7 @@ use crate::migrate::state::MigrationState;
 use crate::pipe::frame::{change_cursor, one_line};
 use crate::upstream::Upstream;
 use crate::upstream::identity::{Identity, Replies};
-use whimbrel_flow::typed::staging_key;
+use whimbrel_flow::large::staging_key;
 
 /// Set in cursors of the target's phase. No server has so many buckets that it uses this bit, and all clients
 /// can count so far.

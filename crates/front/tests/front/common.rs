@@ -90,7 +90,7 @@ impl Drop for Served {
     }
 }
 
-/// What a front can be told of.
+/// What a front can be given.
 pub trait Named {
     /// Its address.
     fn named(&self) -> String;

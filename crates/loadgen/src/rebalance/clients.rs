@@ -223,7 +223,7 @@ impl Wires {
         Self { map, open: BTreeMap::new(), moved: 0 }
     }
 
-    /// The reply of whoever owns the slot.
+    /// The reply of the owner of the slot.
     ///
     /// # Errors
     /// The server's error if it is not MOVED, MOVED if there are too many in a row, or that of the

@@ -205,7 +205,7 @@ impl Stage {
 /// Tells what becomes of jobs: on standard error, as JSON on standard output.
 struct Log {
     as_json: bool,
-    /// The jobs that are listed, as they were last told of.
+    /// The jobs that are listed, as they were last reported.
     seen: BTreeMap<String, Stage>,
     /// For those who ask over HTTP.
     shown: Arc<Shown>,
