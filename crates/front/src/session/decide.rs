@@ -429,7 +429,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         let mut words: Vec<Vec<u8>> = words.iter().map(|word| word.to_vec()).collect();
         words[1] = cursor.to_string().into_bytes();
         if let Link::Up(server) = &mut self.link {
-            server.to.extend_from_slice(&as_array(&words));
+            server.to.add_words(&words);
         }
         self.owe(Due::Special(Box::new(Special::Scanned(BytesMut::new(), phase, visit))));
         self.go_on(moving, extent, false)
@@ -457,7 +457,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             && let Some(request) = self.iteration_at_target(moving.migration.turns, is_bound)
         {
             if let Link::Up(server) = &mut self.link {
-                server.to.extend_from_slice(&request);
+                server.to.add_words(&request);
             }
             // In a transaction the reply is another one.
             let phase = ScanPhase { side: Side::Target, turns: moving.migration.turns };
@@ -470,7 +470,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     }
 
     /// The first request in the inbox as the target has to get it, where it is such an iteration and whole.
-    fn iteration_at_target(&self, turns: u32, keeps_unmarked: bool) -> Option<Vec<u8>> {
+    fn iteration_at_target(&self, turns: u32, keeps_unmarked: bool) -> Option<Vec<Vec<u8>>> {
         let args = self.requests.args();
         let name = args.first().and_then(|range| self.inbox.get(range.clone()))?;
         if !elements::iterates(name) {
@@ -483,8 +483,9 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     /// Takes what is there of a request out of the inbox; it is passed on to where the session is, or thrown
     /// away.
     fn go_on(&mut self, moving: &mut Moving, extent: Extent, is_passed: bool) -> Step {
-        if let (true, Link::Up(server)) = (is_passed, &mut self.link) {
-            server.to.extend_from_slice(&self.inbox[..extent.len]);
+        if is_passed {
+            self.mark(extent.len, extent.whole);
+            self.pass_on(0, extent.len);
         }
         self.inbox.advance(extent.len);
         if extent.whole {
@@ -510,7 +511,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             }
             // It makes the transaction fail.
             if let Link::Up(server) = &mut self.link {
-                server.to.extend_from_slice(&as_array(&[REFUSED_COMMAND.to_vec()]));
+                server.to.add_words(&[REFUSED_COMMAND]);
             }
             self.owe(Due::Special(Box::new(Special::Replaced(BytesMut::new(), error))));
         } else {

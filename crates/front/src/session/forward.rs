@@ -101,7 +101,9 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                     }
                 }
             };
-            if !is_passed {
+            if is_passed {
+                self.mark(len, whole);
+            } else {
                 self.pass_on(plain_from, taken);
                 plain_from = taken + len;
             }
@@ -138,17 +140,16 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             self.asking = Question::of(&words.iter().map(Vec::as_slice).collect::<Vec<_>>());
         }
         let second = words.get(1).map(Vec::as_slice);
-        let request = as_array(words);
         match find(name, second).handling() {
             Handling::Refused(why) => return self.push_error(refusal(name, why)),
             Handling::Subscribe => self.counted = false,
             Handling::Noted(note) if self.plain.is_some() || self.shared.face.is_some() => {
-                self.note(note, Some(request.as_slice().into()), second == Some(b"0"));
+                self.note(note, Some(as_array(words).into()), second == Some(b"0"));
             }
             Handling::Passed | Handling::Noted(_) => self.owe_reply(),
         }
         if let Link::Up(server) = &mut self.link {
-            server.to.extend_from_slice(&request);
+            server.to.add_words(words);
         }
     }
 }

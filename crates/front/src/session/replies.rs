@@ -2,13 +2,12 @@
 
 use std::task::{Context, Poll};
 
-use bytes::Buf;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 use whimbrel_wire::boundary::Passed;
 
 use super::due::{Change, Due, Special, is_own, next_own};
-use super::link::Link;
+use super::link::{Link, Way};
 use super::moving::Moving;
 use super::plain::Plain;
 use super::state::{FAREWELL, Session};
@@ -24,10 +23,17 @@ const COLLECTED_BYTES_MAX: usize = 64 << 20;
 impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     pub(super) fn read_server(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let Link::Up(server) = &mut self.link else { return Ok(false) };
-        if self.to_client.len() >= OUT_BYTES_MAX {
-            return Ok(false);
-        }
-        let read = server.read(cx);
+        let is_full = self.to_client.len() >= OUT_BYTES_MAX;
+        let read = match &mut server.way {
+            Way::Cluster(cluster) => match cluster.poll(cx, &mut server.to, &mut server.from) {
+                Ok(moved) => return Ok(moved),
+                // What came before the end is still to be taken.
+                Err(Ended) if is_full || !server.from.is_empty() => return Ok(false),
+                Err(Ended) => Poll::Ready(Ok(0)),
+            },
+            Way::Own(_) | Way::Shared(_) if is_full => return Ok(false),
+            Way::Own(_) | Way::Shared(_) => server.read(cx),
+        };
         if let (Some(sharing), Poll::Ready(Ok(bytes))) = (&mut self.sharing, &read) {
             sharing.note_bytes(*bytes);
         }
@@ -55,11 +61,15 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
 
     /// Hands replies to the client, those of our own in their turn.
     pub(super) fn take_replies(&mut self) -> Result<bool, Ended> {
+        // Only a cluster gives more than is asked for.
+        if self.to_client.len() >= OUT_BYTES_MAX {
+            return Ok(false);
+        }
         let mut moved = self.push_own();
         let Link::Up(server) = &mut self.link else { return Ok(moved) };
         let mut passed = 0;
         while passed < server.from.len() {
-            let (bytes, kind) = match server.boundary.pass(&server.from[passed..]) {
+            let (bytes, kind) = match server.from.pass(passed) {
                 Ok(Passed::Part(bytes)) => (bytes, None),
                 Ok(Passed::Frame { bytes, kind }) => (bytes, Some(kind)),
                 Err(error) => {
@@ -73,8 +83,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             };
             match collected {
                 Some(collected) => {
-                    self.to_client.extend_from_slice(&server.from[..passed]);
-                    collected.extend_from_slice(&server.from[passed..passed + bytes]);
+                    self.to_client.extend_from_slice(&server.from.as_slice()[..passed]);
+                    collected.extend_from_slice(&server.from.as_slice()[passed..passed + bytes]);
                     server.from.advance(passed + bytes);
                     passed = 0;
                     moved = true;
@@ -109,7 +119,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                         }
                     };
                     if said.is_some() || is_own(self.due.front()) {
-                        self.to_client.extend_from_slice(&server.from[..passed]);
+                        self.to_client.extend_from_slice(&server.from.as_slice()[..passed]);
                         server.from.advance(passed);
                         passed = 0;
                         self.to_client.extend_from_slice(&said.unwrap_or_default());
@@ -120,7 +130,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                 }
             }
         }
-        self.to_client.extend_from_slice(&server.from[..passed]);
+        self.to_client.extend_from_slice(&server.from.as_slice()[..passed]);
         server.from.advance(passed);
         moved |= passed > 0;
         Ok(moved)
@@ -129,7 +139,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     /// Says what of our own is first in turn.
     pub(super) fn push_own(&mut self) -> bool {
         let is_between = match &self.link {
-            Link::Up(server) => server.boundary.is_between(),
+            Link::Up(server) => server.from.is_between(),
             // With two servers a client may be between both.
             Link::Connecting(_) => self.moving.is_some(),
             Link::Lost => true,

@@ -79,7 +79,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             }
             (Route::Marked, false) if is_at_rest && sharing.is_unmarked => {
                 sharing.is_unmarked = false;
-                server.to.extend_from_slice(MARK);
+                server.to.add(MARK);
                 let hidden = Special::Replaced(BytesMut::new(), Vec::new());
                 self.due.push_back(Due::Special(Box::new(hidden)));
                 true
@@ -97,7 +97,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                 let shared = Link::Up(Box::new(Server::new(Way::Shared(handle))));
                 if let Link::Up(mut own) = std::mem::replace(&mut self.link, shared) {
                     // There may be thousands.
-                    (own.to, own.from) = (BytesMut::new(), BytesMut::new());
+                    own.to.release();
+                    own.from.release();
                     sharing.parked = Some(own);
                 }
             }
@@ -125,7 +126,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         if !handle.is_open_for(&self.identity) && self.due.len() == server.asked {
             *handle = sharing.connections.handle(&self.identity).ok_or(Ended)?;
         }
-        let is_sent = handle.send(cx, &mut server.to, server.asked)?;
+        let is_sent = handle.send(cx, server.to.bytes_mut(), server.asked)?;
         if is_sent {
             server.asked = 0;
         }

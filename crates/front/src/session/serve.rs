@@ -62,8 +62,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             client_closed: false,
             farewell: None,
         };
-        if session.moving.is_none() {
-            // A name, and the words that may matter.
+        if session.moving.is_none() && !session.shared.source.is_cluster() {
+            // A name, and the words that may matter. A cluster wants to know them all.
             session.requests.keep(if session.shared.face.is_some() { face::WORDS } else { 2 });
         }
         session
@@ -127,12 +127,11 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     /// An idle connection holds no buffers: there may be thousands. What has been taken out of one from its
     /// start does not count as its capacity, so each that is empty is given up.
     fn release_memory(&mut self) {
-        let (to, from) = match &mut self.link {
-            Link::Up(server) => (Some(&mut server.to), Some(&mut server.from)),
-            Link::Connecting(_) | Link::Lost => (None, None),
-        };
-        let buffers = [Some(&mut self.inbox), Some(&mut self.to_client), to, from];
-        for buffer in buffers.into_iter().flatten().filter(|buffer| buffer.is_empty()) {
+        if let Link::Up(server) = &mut self.link {
+            server.to.release();
+            server.from.release();
+        }
+        for buffer in [&mut self.inbox, &mut self.to_client].into_iter().filter(|buffer| buffer.is_empty()) {
             *buffer = BytesMut::new();
         }
         if self.due.is_empty() && self.due.capacity() > DUE_KEPT_MAX {
@@ -144,7 +143,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         let Link::Connecting(connecting) = &mut self.link else { return false };
         let Poll::Ready(connected) = connecting.as_mut().poll(cx) else { return false };
         match connected {
-            Ok(io) => self.link = Link::Up(Box::new(Server::new(Way::Own(io)))),
+            Ok(connection) => self.link = Link::Up(Box::new(Server::new(connection.into()))),
             Err(error) => {
                 tracing::warn!(%error, "the server cannot be reached for a client");
                 self.shared.counts.unreachable.fetch_add(1, Ordering::Relaxed);
@@ -178,14 +177,27 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
 
     fn write_server(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let Link::Up(server) = &mut self.link else { return Ok(false) };
-        let Way::Own(io) = &mut server.way else { return self.send_shared(cx) };
-        let written = write(io, cx, &mut server.to)?;
-        if self.client_closed && self.stage == Stage::Leaving && server.to.is_empty() && !server.shut {
-            // The server learns it as it would without us, answers what has come, and lets go of a client
-            // that waits for something to happen: nothing may be popped for one who has left.
-            server.shut = Pin::new(io).poll_shutdown(cx).is_ready();
+        let shuts = self.client_closed && self.stage == Stage::Leaving && !server.shut;
+        // The server learns it as it would without us, answers what has come, and lets go of a client that
+        // waits for something to happen: nothing may be popped for one who has left.
+        match &mut server.way {
+            Way::Shared(_) => self.send_shared(cx),
+            Way::Own(io) => {
+                let written = write(io, cx, server.to.bytes_mut())?;
+                if shuts && server.to.is_empty() {
+                    server.shut = Pin::new(io).poll_shutdown(cx).is_ready();
+                }
+                Ok(written)
+            }
+            // It sends when it is read from.
+            Way::Cluster(cluster) => {
+                if shuts {
+                    cluster.close();
+                    server.shut = true;
+                }
+                Ok(false)
+            }
         }
-        Ok(written)
     }
 
     // ---- From the server to the client ----

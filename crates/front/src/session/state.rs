@@ -16,7 +16,7 @@ use super::moving::Moving;
 use super::plain::Plain;
 use super::sharing::Sharing;
 use crate::face::Question;
-use crate::pipe::frame::{REFUSED_COMMAND, as_array};
+use crate::pipe::frame::REFUSED_COMMAND;
 use crate::pipe::io::OUT_BYTES_MAX;
 use crate::upstream::identity::Identity;
 
@@ -70,7 +70,7 @@ impl<C> Session<C> {
             && self.due.len() < DUE_MAX
             && (self.passing.is_some() || self.plain.as_ref().is_none_or(|plain| plain.takes_requests()))
             && self.to_client.len() < OUT_BYTES_MAX
-            && matches!(&self.link, Link::Up(server) if server.to.len() < OUT_BYTES_MAX)
+            && matches!(&self.link, Link::Up(server) if server.to.has_room())
     }
 
     pub(super) fn owe_reply(&mut self) {
@@ -103,7 +103,7 @@ impl<C> Session<C> {
         }
         let why = error.strip_prefix(b"-ERR ").unwrap_or(&error).trim_ascii().to_vec();
         if let Link::Up(server) = &mut self.link {
-            server.to.extend_from_slice(&as_array(&[REFUSED_COMMAND.to_vec(), why]));
+            server.to.add_words(&[REFUSED_COMMAND, &why]);
         }
     }
 
@@ -111,7 +111,14 @@ impl<C> Session<C> {
         if let Link::Up(server) = &mut self.link
             && from < to
         {
-            server.to.extend_from_slice(&self.inbox[from..to]);
+            server.to.add(&self.inbox[from..to]);
+        }
+    }
+
+    /// Tells of `len` bytes that are passed on next: the present request, a part of it, or its rest.
+    pub(super) fn mark(&mut self, len: usize, whole: bool) {
+        if let Link::Up(server) = &mut self.link {
+            server.to.mark(len, self.requests.args(), self.requests.args_left(), whole);
         }
     }
 

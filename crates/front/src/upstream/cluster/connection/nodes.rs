@@ -22,7 +22,7 @@ use super::state::Conn;
 use crate::pipe::frame::as_array;
 use crate::pipe::io::{Ended, read, write};
 use crate::upstream::admission::Admission;
-use crate::upstream::identity::Replies;
+use crate::upstream::identity::ReplyReader;
 
 /// Connections that have to be ended for certain: so many for one to the cluster. It is replaced then.
 const IDS_MAX: usize = 1 << 10;
@@ -159,7 +159,7 @@ async fn told_id(io: &mut Io, limit: Duration) -> Result<Option<i64>> {
     let asked = async {
         io.write_all(&as_array(&[b"CLIENT".to_vec(), b"ID".to_vec()])).await.map_err(lost)?;
         io.flush().await.map_err(lost)?;
-        Replies::default().next(io).await.map_err(lost)
+        ReplyReader::default().next(io).await.map_err(lost)
     };
     let told = timeout(limit, asked).await.map_err(|_| lost(io::ErrorKind::TimedOut.into()))?;
     Ok(told?.as_int())
@@ -169,7 +169,7 @@ async fn told_id(io: &mut Io, limit: Duration) -> Result<Option<i64>> {
 async fn client_id(io: &mut Io) -> io::Result<i64> {
     io.write_all(&as_array(&[b"CLIENT".to_vec(), b"ID".to_vec()])).await?;
     io.flush().await?;
-    match Replies::default().next(io).await? {
+    match ReplyReader::default().next(io).await? {
         Value::Int(id) => Ok(id),
         _ => Err(io::Error::other("the server does not tell the id of a connection")),
     }

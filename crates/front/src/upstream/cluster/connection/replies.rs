@@ -28,8 +28,6 @@ pub(super) const MOVING: &[u8] =
     b"-TRYAGAIN whimbrel front: the slot is moving between nodes of the cluster\r\n";
 
 impl<A: Admission> Conn<A> {
-    // ---- Nodes ----
-
     // ---- Replies ----
 
     pub(super) fn take_replies(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
@@ -47,7 +45,7 @@ impl<A: Admission> Conn<A> {
             let at = head.at;
             if at == At::Here {
                 if let Some(What::Own(reply)) = self.due.pop_front().map(|due| due.what) {
-                    self.to_client.extend_from_slice(&reply);
+                    self.to_client.add_whole(&reply);
                 }
                 moved = true;
                 continue;
@@ -122,10 +120,10 @@ impl<A: Admission> Conn<A> {
                 }
             };
             let part = node.from.split_to(bytes);
-            if is_collected {
-                self.collected.extend_from_slice(&part);
-            } else {
-                self.to_client.extend_from_slice(&part);
+            match kind {
+                _ if is_collected => self.collected.extend_from_slice(&part),
+                None => self.to_client.add_part(&part),
+                Some(kind) => self.to_client.add(&part, kind),
             }
             if self.collected.len() > COLLECTED_BYTES_MAX {
                 tracing::warn!("the replies of a cluster's nodes to one request are too long");
@@ -138,7 +136,7 @@ impl<A: Admission> Conn<A> {
                 // not to the client.
                 Some(b'>') => {
                     let pushed = std::mem::take(&mut self.collected);
-                    self.to_client.extend_from_slice(&pushed);
+                    self.to_client.add_whole(&pushed);
                 }
                 Some(_) => self.arrived(true),
             }
@@ -188,7 +186,7 @@ impl<A: Admission> Conn<A> {
         let reply = std::mem::take(&mut self.collected);
         match due.what {
             What::Reply | What::Own(_) | What::Swallowed | What::Fence | What::Held(_) | What::Watched => {}
-            What::Replaced(own) => self.to_client.extend_from_slice(&own),
+            What::Replaced(own) => self.to_client.add_whole(&own),
             What::Noted(what, request) if is_agreed => {
                 self.identity.note(what, request.as_ref().into());
                 self.forget_all_but(due.at);
@@ -204,13 +202,13 @@ impl<A: Admission> Conn<A> {
                     false => reply.freeze(),
                 };
                 if let Some(whole) = self.parts.add(reply) {
-                    self.to_client.extend_from_slice(&whole);
+                    self.to_client.add_whole(&whole);
                 }
             }
             What::Scanned(node) => {
                 let reply = with_cursor(&self.map, self.cursor_shift(), node, &reply);
                 let reply = self.own_keys(reply, true, At::Node(node));
-                self.to_client.extend_from_slice(&reply);
+                self.to_client.add_whole(&reply);
             }
         }
     }
@@ -291,11 +289,11 @@ impl<A: Admission> Conn<A> {
         match self.due.front().map(|head| &head.what) {
             // The reply to the question itself is still to come, unless it is that which was refused.
             Some(What::Fence) if !line.windows(6).any(|word| word == b"'ping'") => {
-                return self.to_client.extend_from_slice(line);
+                return self.to_client.add_whole(line);
             }
             Some(What::Swallowed | What::Replaced(_) | What::Fence) => {}
             Some(What::Part | What::Scanned(_)) => self.collected.extend_from_slice(line),
-            _ => self.to_client.extend_from_slice(line),
+            _ => self.to_client.add_whole(line),
         }
         if !self.alone {
             self.arrived(false);

@@ -6,12 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use tokio::io::DuplexStream;
 use tokio::time::Sleep;
-use tokio_util::sync::WaitForCancellationFutureOwned;
 use whimbrel_core::slot::Slot;
 use whimbrel_wire::encode::Protocol;
-use whimbrel_wire::request::RequestScanner;
 
 use super::due::Due;
 use super::news::{FleetNews, SealNotice};
@@ -19,13 +16,12 @@ use super::node::Node;
 use super::parts::Parts;
 use super::request::{Asking, Multi, Waiting};
 use crate::pipe::memory::MemoryPermit;
+use crate::pipe::replies::Replies;
+use crate::pipe::requests::Requests;
 use crate::upstream::admission::Admission;
 use crate::upstream::cluster::map::Map;
 use crate::upstream::cluster::nodes::{Cluster, Ids, Role};
 use crate::upstream::identity::Identity;
-
-/// A longer request is passed on while it arrives, and cannot be sent again.
-pub(super) const WHOLE_BYTES_MAX: usize = 256 << 10;
 
 /// While so much is kept to be sent again, no more requests are taken.
 pub(super) const KEPT_BYTES_MAX: usize = 1 << 20;
@@ -39,17 +35,13 @@ pub(super) const PAUSE: Duration = Duration::from_millis(20);
 pub(in crate::upstream::cluster) struct Conn<A> {
     pub(super) cluster: Arc<Cluster<A>>,
     pub(super) map: Arc<Map>,
-    pub(super) client: DuplexStream,
-    /// The other end was dropped.
-    pub(super) gone: Pin<Box<WaitForCancellationFutureOwned>>,
     pub(super) ids: Option<Ids>,
     /// Nodes are not to take our certificate for the client's login.
     pub(super) is_for_client: bool,
-    pub(super) requests: RequestScanner,
-    pub(super) inbox: BytesMut,
-    pub(super) inbox_bytes_max: usize,
+    /// Lent by the client while this is polled, as is `to_client`.
+    pub(super) inbox: Requests,
     pub(super) memory: Vec<MemoryPermit>,
-    pub(super) to_client: BytesMut,
+    pub(super) to_client: Replies,
     /// By their numbers.
     pub(super) nodes: Vec<Option<Box<Node>>>,
     pub(super) detour: Option<Box<Node>>,
@@ -84,7 +76,12 @@ pub(in crate::upstream::cluster) struct Conn<A> {
     pub(super) asking: Option<Asking>,
     /// Where the rest of a long request goes; `None` inside: nowhere.
     pub(super) passing: Option<Option<u16>>,
+    /// The client will send no more.
     pub(super) client_closed: bool,
+    /// The client has said that it leaves: nothing that follows is heard.
+    pub(super) has_quit: bool,
+    /// Nothing is sent any more, and nothing will come.
+    pub(super) has_ended: bool,
 }
 
 impl<A: Admission> Conn<A> {

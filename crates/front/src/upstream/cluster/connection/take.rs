@@ -2,10 +2,9 @@
 
 use std::task::{Context, Poll};
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use whimbrel_core::slot::Slot;
 use whimbrel_wire::encode::Protocol;
-use whimbrel_wire::request::Request;
 
 use super::due::{At, What};
 use super::request::{Admitted, Asking, CROSS_SLOT, EXEC_ABORT, First, Multi, QUEUED_BYTES_MAX, Step};
@@ -14,6 +13,7 @@ use crate::command::rule::{ClusterRule, Trait};
 use crate::face::NO_CLUSTER;
 use crate::pipe::frame::{REFUSED_COMMAND, as_array, refusal};
 use crate::pipe::io::{Ended, OUT_BYTES_MAX};
+use crate::pipe::requests::Head;
 use crate::upstream::admission::Admission;
 use crate::upstream::cluster::destination::{Destination, destination, of_keys};
 use crate::upstream::identity::INTRODUCTION_BYTES_MAX;
@@ -52,34 +52,20 @@ impl<A: Admission> Conn<A> {
     }
 
     fn take_one(&mut self, cx: &mut Context<'_>) -> Result<Step, Ended> {
-        if self.inbox.is_empty() || self.passing.is_none() && !self.may_take() {
+        if self.inbox.is_empty() || self.has_quit || self.passing.is_none() && !self.may_take() {
             return Ok(Step::Waits);
         }
         if let Some(Asking::Under(asking)) = &mut self.asking {
             let Poll::Ready(told) = asking.as_mut().poll(cx) else { return Ok(Step::Waits) };
             self.asking = Some(Asking::Told(told));
         }
-        let (len, whole) = match self.requests.scan(&self.inbox) {
-            Ok(Request::Array(len)) => (len, true),
-            Ok(Request::Nothing(len) | Request::Inline(len, _)) => {
-                // All that have a connection to a cluster send arrays.
-                self.inbox.advance(len);
-                self.requests.next();
-                return Ok(Step::Taken);
-            }
-            Ok(Request::Incomplete(_)) => match self.requests.forgettable(&self.inbox) {
-                0 => return Ok(Step::Waits),
-                len if self.passing.is_some() || self.inbox.len() >= self.inbox_bytes_max => (len, false),
-                _ => return Ok(Step::Waits),
-            },
-            Err(bad) => {
-                tracing::debug!(%bad, "what came for a cluster is no RESP");
-                return Err(Ended);
-            }
-        };
+        let Some(Head { len, whole, .. }) = self.inbox.first() else { return Ok(Step::Waits) };
+        if !whole && self.passing.is_none() && self.inbox.has_room() {
+            return Ok(Step::Waits);
+        }
         match self.passing {
             Some(to) => {
-                let part = self.advance(len, whole, to);
+                let part = self.advance(whole, to);
                 if let Some(node) = to.and_then(|to| self.node_at(At::Node(to))) {
                     node.to.extend_from_slice(&part);
                 }
@@ -90,9 +76,9 @@ impl<A: Admission> Conn<A> {
     }
 
     fn decide(&mut self, cx: &mut Context<'_>, len: usize, whole: bool) -> Result<Step, Ended> {
-        let args = self.requests.args();
-        let count = args.len() + usize::try_from(self.requests.args_left()).unwrap_or(usize::MAX / 2);
-        let words: Vec<&[u8]> = args.iter().map_while(|range| self.inbox.get(range.clone())).collect();
+        let Some(head) = self.inbox.first() else { return Ok(Step::Waits) };
+        let count = head.words + usize::try_from(head.words_left).unwrap_or(usize::MAX / 2);
+        let words: Vec<&[u8]> = self.inbox.first_words().collect();
         let destination = match &self.asking {
             Some(Asking::Told(Ok(keys))) => of_keys(keys),
             Some(Asking::Told(Err(why))) => {
@@ -241,8 +227,7 @@ impl<A: Admission> Conn<A> {
             }
             ClusterRule::Quit => {
                 let step = self.answer(first, b"+OK\r\n".to_vec());
-                // Nothing that follows is heard.
-                self.client_closed = true;
+                self.has_quit = true;
                 self.inbox.clear();
                 step
             }
@@ -261,18 +246,18 @@ impl<A: Admission> Conn<A> {
                 (self.multi, self.watching, self.listening, self.bound_slot) = (Multi::No, None, None, None);
                 self.watch_lost = false;
                 let main = self.main()?;
-                let request = self.advance(first.len, first.whole, None);
+                let request = self.advance(first.whole, None);
                 self.settling = true;
                 self.send(cx, main, &request, What::Reset, None)?;
                 Ok(Step::Taken)
             }
             ClusterRule::Scan => {
-                self.advance(first.len, first.whole, None);
+                self.advance(first.whole, None);
                 self.scan(cx, &first.words)?;
                 Ok(Step::Taken)
             }
             ClusterRule::Every(merge) => {
-                let request = self.advance(first.len, first.whole, None);
+                let request = self.advance(first.whole, None);
                 self.send_to_every(cx, merge, &request)?;
                 Ok(Step::Taken)
             }
@@ -283,7 +268,7 @@ impl<A: Admission> Conn<A> {
     /// What a client says of itself: to one node, and to those where something of it is open. The others
     /// learn it when they are needed.
     fn introduce(&mut self, cx: &mut Context<'_>, first: First, what: Trait) -> Result<Step, Ended> {
-        let request = self.advance(first.len, first.whole, None);
+        let request = self.advance(first.whole, None);
         let main = self.main()?;
         self.send(cx, main, &request, What::Noted(what, request.clone()), None)?;
         for node in [self.watching, self.listening.filter(|listening| self.watching != Some(*listening))]
@@ -317,7 +302,7 @@ impl<A: Admission> Conn<A> {
             (None, None) => self.main()?,
         };
         self.listening = Some(node);
-        let request = self.advance(first.len, first.whole, None);
+        let request = self.advance(first.whole, None);
         self.node(cx, node)?.to.extend_from_slice(&request);
         if self.identity.protocol() == Protocol::Resp2 {
             self.alone = true;
@@ -357,7 +342,7 @@ impl<A: Admission> Conn<A> {
             _ => false,
         };
         let rest_to = is_its_own.then_some(listening);
-        let mut request = self.advance(first.len, first.whole, rest_to);
+        let mut request = self.advance(first.whole, rest_to);
         if !is_its_own {
             // It comes back as an error, when it is its turn.
             let why = b"whimbrel front: after a subscription this needs another connection".to_vec();
@@ -397,7 +382,7 @@ impl<A: Admission> Conn<A> {
             Destination::Anyone if !first.whole => self.await_more(cx, first.len),
             Destination::Anyone if *bytes + first.len <= QUEUED_BYTES_MAX => {
                 *bytes += first.len;
-                let request = self.inbox[..first.len].to_vec().into();
+                let request = Bytes::copy_from_slice(self.inbox.first_bytes());
                 queued.push(request);
                 self.answer(first, b"+QUEUED\r\n".to_vec())
             }
@@ -492,7 +477,7 @@ impl<A: Admission> Conn<A> {
             Destination::Rule(_) => refusal(&first.words[0], IN_TRANSACTION),
             Destination::Asked | Destination::More => return Ok(Step::Waits),
         };
-        self.advance(first.len, first.whole, None);
+        self.advance(first.whole, None);
         // It makes the transaction fail.
         let refused = Bytes::from(as_array(&[REFUSED_COMMAND.to_vec()]));
         self.send(cx, node, &refused, What::Replaced(error), None)?;
@@ -509,7 +494,7 @@ impl<A: Admission> Conn<A> {
         node: u16,
         slot: Option<Slot>,
     ) -> Result<Step, Ended> {
-        let request = self.advance(first.len, first.whole, Some(node));
+        let request = self.advance(first.whole, Some(node));
         self.send(cx, node, &request, What::Reply, slot)?;
         if first.whole
             && let Some(due) = self.due.back_mut()
@@ -522,7 +507,7 @@ impl<A: Admission> Conn<A> {
 
     /// To a node, and to no other one.
     fn pass_bound(&mut self, cx: &mut Context<'_>, first: First, node: u16) -> Result<Step, Ended> {
-        let request = self.advance(first.len, first.whole, Some(node));
+        let request = self.advance(first.whole, Some(node));
         self.send(cx, node, &request, What::Reply, None)?;
         Ok(Step::Taken)
     }
