@@ -2,11 +2,12 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use parking_lot::Mutex;
 use rustls_pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
@@ -601,7 +602,7 @@ trait Within: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Within for T {}
 
 fn within(stream: &mut Mutex<Box<dyn Within>>) -> &mut Box<dyn Within> {
-    stream.get_mut().unwrap_or_else(PoisonError::into_inner)
+    stream.get_mut()
 }
 
 impl std::fmt::Debug for Io {

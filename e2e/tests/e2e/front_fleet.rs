@@ -116,7 +116,7 @@ fn clients_of_both_kinds_are_served(engine: Engine) {
             let moved = format!("{} {}", slot_of(b"k"), addresses[owner]);
             assert!(said.contains("Moved") && said.contains(&moved) || said.contains(&moved), "{said}");
         }
-        // Whoever knows no clusters may ask anyone.
+        // A client that knows no clusters may ask any member.
         let mut other = member.connect_forwarding();
         assert_eq!(text(&mut other, "APPEND log x"), (number + 1).to_string());
         assert_eq!(text(&mut other, "MULTI"), "OK");
@@ -157,7 +157,7 @@ fn a_transaction_is_its_slots_owners(engine: Engine) {
     assert!(text(&mut others, "EXEC").to_uppercase().contains("EXECABORT"));
     assert!(text(&mut others, "WATCH {t}a").contains(&fleet.members[owner].address()));
     assert_eq!(backend.call(&["EXISTS", "{t}a"]), Value::Int(0));
-    // What changes meanwhile is noticed, whoever changed it.
+    // What changes meanwhile is noticed, whichever process changed it.
     assert_eq!(text(&mut ours, "WATCH {t}a"), "OK");
     assert_eq!(text(&mut fleet.members[1 - owner].connect_forwarding(), "SET {t}a 2"), "OK");
     assert_eq!(text(&mut ours, "MULTI"), "OK");
@@ -358,7 +358,7 @@ fn what_is_under_way_when_the_lease_ends_is_cut_off() {
     let cut = client.recv_response().expect_err("nobody answers");
     assert!(!cut.is_timeout(), "it was left waiting: {cut}");
     backend.resume().expect("resumed");
-    // Whoever had nothing under way stays, and is not served what is not this member's.
+    // A client with nothing under way stays, and is not served what is not this member's.
     assert_eq!(text(&mut idle, "PING"), "PONG");
     assert!(text(&mut idle, "GET k").contains("nobody serves the slot"));
     fleet.coordinators[0].resume();

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use redis::{Connection, Value};
 use serde_json::Value as Json;
 
@@ -347,7 +347,7 @@ struct Key {
 
 impl Key {
     fn log(&self) -> MutexGuard<'_, Vec<String>> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+        self.log.lock()
     }
 
     fn floor(&self) -> usize {
@@ -695,7 +695,7 @@ impl Worker<'_> {
         };
         assert!(found >= from + i64::from(is_write), "{line}: {found} after {from}");
         if is_write {
-            assert!(counter.told.lock().expect("whole").insert(found), "{line}: {found} was told twice");
+            assert!(counter.told.lock().insert(found), "{line}: {found} was told twice");
         }
         counter.floor.fetch_max(found, Ordering::SeqCst);
     }
@@ -706,9 +706,9 @@ impl Worker<'_> {
         let element = format!("q{}.{}", self.id, self.n);
         let queue = &self.world.queues[i];
         // Before it can be popped.
-        queue.maybe_pushed.lock().expect("whole").insert(element.clone());
+        queue.maybe_pushed.lock().insert(element.clone());
         if self.client.call(&words(&format!("RPUSH queue:{i} {element}"))).is_ok() {
-            queue.pushed.lock().expect("whole").insert(element);
+            queue.pushed.lock().insert(element);
         }
     }
 
@@ -719,14 +719,8 @@ impl Worker<'_> {
             Ok(Value::Nil) => {}
             Ok(Value::Array(found)) => {
                 let element = Kind::Text.shown(found[1].clone());
-                assert!(
-                    queue.maybe_pushed.lock().expect("whole").contains(&element),
-                    "{element} was not pushed"
-                );
-                assert!(
-                    queue.popped.lock().expect("whole").insert(element.clone()),
-                    "{element} popped twice"
-                );
+                assert!(queue.maybe_pushed.lock().contains(&element), "{element} was not pushed");
+                assert!(queue.popped.lock().insert(element.clone()), "{element} popped twice");
             }
             Ok(other) => panic!("{other:?}"),
             Err(Maybe) => {
@@ -964,7 +958,7 @@ fn check_what_is_left(world: &World, serving: &Deployed) {
     let counters: Vec<_> = (0..COUNTERS).map(|i| words(&format!("GET counter:{i}"))).collect();
     for (i, (counter, found)) in world.counters.iter().zip(serving.ask_all(&counters)).enumerate() {
         let found: i64 = Kind::Text.shown(found).parse().expect("a number");
-        let told = counter.told.lock().expect("whole").len() as i64;
+        let told = counter.told.lock().len() as i64;
         let maybe = counter.maybe.load(Ordering::SeqCst);
         assert!(
             (told..=told + maybe).contains(&found),
@@ -979,9 +973,8 @@ fn check_what_is_left(world: &World, serving: &Deployed) {
         if !left.is_empty() {
             expected.insert(name.clone());
         }
-        let (pushed, maybe) =
-            (queue.pushed.lock().expect("whole"), queue.maybe_pushed.lock().expect("whole"));
-        let mut seen = queue.popped.lock().expect("whole").clone();
+        let (pushed, maybe) = (queue.pushed.lock(), queue.maybe_pushed.lock());
+        let mut seen = queue.popped.lock().clone();
         for element in left {
             assert!(maybe.contains(&element), "{name}: {element} was not pushed");
             assert!(

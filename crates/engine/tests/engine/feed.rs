@@ -832,7 +832,7 @@ async fn a_key_of_two_megabytes_touches_every_slot() {
     assert_eq!(feed.touched().take_slots(), watched);
 }
 
-/// Whoever waits for touches is woken.
+/// A task that waits for touches is woken.
 #[tokio::test(flavor = "multi_thread")]
 async fn changes_wake_who_waits_for_them() {
     let server = Server::builder(Engine::Valkey81).start().expect("a server");

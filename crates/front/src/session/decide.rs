@@ -260,7 +260,7 @@ impl Session {
                     Note::Trait(what) if !is_bound && extent.len <= INTRODUCTION_BYTES_MAX => {
                         Due::Special(Box::new(Special::Noted(what, self.inbox[..extent.len].into())))
                     }
-                    // Its protocol has to be known where it is told of a cluster.
+                    // Its protocol has to be known where it gets to know of a cluster.
                     Note::Trait(what)
                         if moving.migration.is_done() && (what != Trait::Hello || self.face.is_none()) =>
                     {
