@@ -1,7 +1,7 @@
 //! Requests on their way to a server or a cluster.
 //!
-//! A server gets bytes. A cluster gets requests: where each ends and where its words are is handed on with it,
-//! so nobody behind looks for that again.
+//! A server gets bytes. A cluster gets requests: where each ends and where its words are is handed on with
+//! it, so nothing behind looks for that again.
 
 use std::collections::VecDeque;
 use std::ops::Range;

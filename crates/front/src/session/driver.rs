@@ -27,7 +27,8 @@ use crate::pipe::io::{Ended, OUT_BYTES_MAX, read, write};
 use crate::upstream::identity::Identity;
 use crate::upstream::shared::Handle;
 
-/// Serves one client. Its fields are dropped in their order: the ticket last, when nothing is left at servers.
+/// Serves one client. Its fields are dropped in their order: the ticket last, when nothing is left at
+/// servers.
 pub(crate) struct Driver<C> {
     context: Arc<SessionContext>,
     client: C,
@@ -193,8 +194,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
         self.way = Some(way);
     }
 
-    /// Gives up a parked connection of the client's own that the server has closed: it is made anew when it is
-    /// needed.
+    /// Gives up a parked connection of the client's own that the server has closed: it is made anew when it
+    /// is needed.
     fn watch_parked(&mut self, cx: &mut Context<'_>) {
         if matches!(self.session.mode, Mode::Sharing(..))
             && self.parked.as_mut().is_some_and(|own| !own.is_alive(cx))

@@ -1,5 +1,5 @@
-//! A request is scanned once, and so is its reply: when the front has found where they end, nobody in the same
-//! process looks for that again.
+//! A request is scanned once, and so is its reply: when the front has found where they end, nobody in the
+//! same process looks for that again.
 
 use whimbrel_lab::{Cluster, Engine, Server};
 use whimbrel_wire::{boundary, request};

@@ -227,7 +227,7 @@ impl<A: Admission> Conn<A> {
                 State::Up(_) | State::Failed(_) => {}
             }
         }
-        let bound = [self.listening, self.watching].into_iter().flatten();
+        let bound = [self.listening.node(), self.watching].into_iter().flatten();
         let mut lost = bound.filter_map(|number| self.nodes.get(usize::from(number))?.as_deref());
         if lost.any(|node| !gate.knows(&node.address)) { Err(Ended) } else { Ok(()) }
     }

@@ -17,7 +17,7 @@ use whimbrel_wire::value::Value;
 use super::due::At;
 use super::node::{Connecting, Node, State};
 use super::request::Multi;
-use super::state::Conn;
+use super::state::{Conn, Life};
 use crate::pipe::frame::as_array;
 use crate::pipe::io::{Ended, read, write};
 use crate::upstream::admission::Admission;
@@ -79,7 +79,8 @@ impl<A: Admission> Conn<A> {
     }
 
     pub(super) fn is_bound_to(&self, number: u16) -> bool {
-        self.watching == Some(number) || self.listening == Some(number) || self.multi == Multi::At(number)
+        let open_at = [self.watching, self.listening.node()];
+        open_at.contains(&Some(number)) || self.multi == Multi::At(number)
     }
 
     /// The node of a number, with a connection that is alive as far as can be seen.
@@ -120,7 +121,7 @@ impl<A: Admission> Conn<A> {
     /// Connects, and sends what can be sent.
     pub(super) fn drive_nodes(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let mut moved = false;
-        let closes = self.client_closed && self.inbox.is_empty();
+        let closes = self.life != Life::Open && self.inbox.is_empty();
         for node in self.nodes.iter_mut().flatten().chain(&mut self.detour) {
             if let State::Connecting(connecting) = &mut node.state
                 && let Poll::Ready(connected) = connecting.as_mut().poll(cx)

@@ -12,7 +12,7 @@ use super::due::{At, Due, What};
 use super::every::with_cursor;
 use super::node::State;
 use super::parts::COLLECTED_BYTES_MAX;
-use super::request::Multi;
+use super::request::{Listening, Multi};
 use super::state::{Conn, PAUSE};
 use crate::pipe::frame::{as_array, one_line};
 use crate::pipe::io::{Ended, OUT_BYTES_MAX, READ_BYTES, read};
@@ -89,8 +89,10 @@ impl<A: Admission> Conn<A> {
     pub(super) fn take_frames(&mut self, at: At) -> Result<bool, Ended> {
         let mut moved = false;
         loop {
-            let is_mine =
-                self.due.front().map_or(self.listening.map(At::Node) == Some(at), |head| head.at == at);
+            let is_mine = self
+                .due
+                .front()
+                .map_or(self.listening.node().map(At::Node) == Some(at), |head| head.at == at);
             let is_collected = self.due.front().is_some_and(|head| head.what.is_collected());
             if !is_mine || self.pause.is_some() {
                 return Ok(moved);
@@ -150,7 +152,7 @@ impl<A: Admission> Conn<A> {
             Multi::At(number) => Some(number),
             _ => None,
         };
-        for number in [self.listening, self.watching, bound].into_iter().flatten() {
+        for number in [self.listening.node(), self.watching, bound].into_iter().flatten() {
             let is_full = self.to_client.len() >= OUT_BYTES_MAX;
             let Some(node) = self.node_at(At::Node(number)) else { return Err(Ended) };
             let State::Up(io) = &mut node.state else { continue };
@@ -162,7 +164,7 @@ impl<A: Admission> Conn<A> {
                 Poll::Ready(Ok(0) | Err(_)) => return Err(Ended),
                 Poll::Ready(Ok(_)) => moved = true,
             }
-            if self.listening == Some(number) {
+            if self.listening.node() == Some(number) {
                 moved |= self.take_frames(At::Node(number))?;
             }
         }
@@ -295,7 +297,7 @@ impl<A: Admission> Conn<A> {
             Some(What::Part | What::Scanned(_)) => self.collected.extend_from_slice(line),
             _ => self.to_client.add_whole(line),
         }
-        if !self.alone {
+        if !matches!(self.listening, Listening::Alone(_)) {
             self.arrived(false);
         }
     }

@@ -3,7 +3,7 @@
 use std::task::Context;
 
 use super::due::{At, Due, What};
-use super::request::{First, Multi, Step};
+use super::request::{First, Listening, Multi, Step};
 use super::state::Conn;
 use crate::pipe::frame::{REFUSED_COMMAND, as_array};
 use crate::pipe::io::Ended;
@@ -77,7 +77,7 @@ impl<A: Admission> Conn<A> {
         whole: bool,
         error: Vec<u8>,
     ) -> Result<Step, Ended> {
-        if let (true, Some(listening)) = (self.alone, self.listening) {
+        if let Listening::Alone(listening) = self.listening {
             self.advance(whole, None);
             let why = error.strip_prefix(b"-").unwrap_or(&error).trim_ascii_end().to_vec();
             self.node(cx, listening)?.to.extend_from_slice(&as_array(&[REFUSED_COMMAND.to_vec(), why]));

@@ -8,8 +8,8 @@ use bytes::BytesMut;
 
 use super::news::FleetNews;
 use super::parts::Parts;
-use super::request::Multi;
-use super::state::Conn;
+use super::request::{Listening, Multi};
+use super::state::{Conn, Life};
 use crate::pipe::io::Ended;
 use crate::pipe::replies::Replies;
 use crate::pipe::requests::Requests;
@@ -20,7 +20,7 @@ use crate::upstream::identity::Identity;
 
 impl<A: Admission> ClusterConnection for Conn<A> {
     fn poll(&mut self, cx: &mut Context<'_>, to: &mut Requests, from: &mut Replies) -> Result<bool, Ended> {
-        if self.has_ended {
+        if self.life == Life::Ended {
             return Err(Ended);
         }
         std::mem::swap(&mut self.inbox, to);
@@ -29,7 +29,7 @@ impl<A: Admission> ClusterConnection for Conn<A> {
         std::mem::swap(&mut self.inbox, to);
         std::mem::swap(&mut self.to_client, from);
         if moved.is_err() {
-            self.has_ended = true;
+            self.life = Life::Ended;
             // What was not answered is lost with the connections on which it was sent.
             (self.nodes, self.detour) = (Vec::new(), None);
         }
@@ -37,7 +37,9 @@ impl<A: Admission> ClusterConnection for Conn<A> {
     }
 
     fn close(&mut self) {
-        self.client_closed = true;
+        if self.life == Life::Open {
+            self.life = Life::Closed;
+        }
     }
 }
 
@@ -70,16 +72,13 @@ impl<A: Admission> Conn<A> {
             bound_slot: None,
             waiting: None,
             seal_notice: None,
-            listening: None,
-            alone: false,
+            listening: Listening::No,
             settling: false,
             refreshing: None,
             pause: None,
             asking: None,
             passing: None,
-            client_closed: false,
-            has_quit: false,
-            has_ended: false,
+            life: Life::Open,
         }
     }
 
@@ -110,8 +109,12 @@ impl<A: Admission> Conn<A> {
     fn is_over(&self) -> bool {
         let is_idle = self.due.is_empty() && self.to_client.is_empty();
         let is_ready = self.asking.is_none() && self.refreshing.is_none() && self.pause.is_none();
-        let is_heard = self.inbox.first().is_none_or(|first| !first.whole) || self.has_quit;
-        (self.client_closed || self.has_quit) && is_heard && is_idle && is_ready
+        let is_heard = match self.life {
+            Life::Open => false,
+            Life::Closed => self.inbox.first().is_none_or(|first| !first.whole),
+            Life::Quit | Life::Ended => true,
+        };
+        is_heard && is_idle && is_ready
     }
 
     fn release_memory(&mut self) {

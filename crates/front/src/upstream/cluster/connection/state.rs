@@ -14,7 +14,7 @@ use super::due::Due;
 use super::news::{FleetNews, SealNotice};
 use super::node::Node;
 use super::parts::Parts;
-use super::request::{Asking, Multi, Waiting};
+use super::request::{Asking, Listening, Multi, Waiting};
 use crate::pipe::memory::MemoryPermit;
 use crate::pipe::replies::Replies;
 use crate::pipe::requests::Requests;
@@ -31,6 +31,18 @@ pub(super) const DUE_MAX: usize = 4 << 10;
 
 /// Between two tries of a request that a node cannot carry out now.
 pub(super) const PAUSE: Duration = Duration::from_millis(20);
+
+/// How far the end of a connection is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Life {
+    Open,
+    /// The client will send no more than what is there.
+    Closed,
+    /// The client has said that it leaves: nothing that follows is heard.
+    Quit,
+    /// Nothing is sent any more, and nothing will come.
+    Ended,
+}
 
 pub(in crate::upstream::cluster) struct Conn<A> {
     pub(super) cluster: Arc<Cluster<A>>,
@@ -64,11 +76,7 @@ pub(in crate::upstream::cluster) struct Conn<A> {
     pub(super) fleet_news: FleetNews,
     /// While requests are under way that may wait for something to happen.
     pub(super) seal_notice: Option<SealNotice>,
-    /// The node that tells of messages.
-    pub(super) listening: Option<u16>,
-    /// With the older protocol, once it has begun to listen: replies are not counted, and everything goes to
-    /// that node.
-    pub(super) alone: bool,
+    pub(super) listening: Listening,
     /// No more requests are taken until nothing is due.
     pub(super) settling: bool,
     pub(super) refreshing: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
@@ -76,12 +84,7 @@ pub(in crate::upstream::cluster) struct Conn<A> {
     pub(super) asking: Option<Asking>,
     /// Where the rest of a long request goes; `None` inside: nowhere.
     pub(super) passing: Option<Option<u16>>,
-    /// The client will send no more.
-    pub(super) client_closed: bool,
-    /// The client has said that it leaves: nothing that follows is heard.
-    pub(super) has_quit: bool,
-    /// Nothing is sent any more, and nothing will come.
-    pub(super) has_ended: bool,
+    pub(super) life: Life,
 }
 
 impl<A: Admission> Conn<A> {

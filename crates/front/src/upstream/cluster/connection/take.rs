@@ -7,8 +7,10 @@ use whimbrel_core::slot::Slot;
 use whimbrel_wire::encode::Protocol;
 
 use super::due::{At, What};
-use super::request::{Admitted, Asking, CROSS_SLOT, EXEC_ABORT, First, Multi, QUEUED_BYTES_MAX, Step};
-use super::state::{Conn, DUE_MAX, KEPT_BYTES_MAX};
+use super::request::{
+    Admitted, Asking, CROSS_SLOT, EXEC_ABORT, First, Listening, Multi, QUEUED_BYTES_MAX, Step,
+};
+use super::state::{Conn, DUE_MAX, KEPT_BYTES_MAX, Life};
 use crate::command::rule::{ClusterRule, Trait};
 use crate::face::NO_CLUSTER;
 use crate::pipe::frame::{REFUSED_COMMAND, as_array, refusal};
@@ -52,7 +54,7 @@ impl<A: Admission> Conn<A> {
     }
 
     fn take_one(&mut self, cx: &mut Context<'_>) -> Result<Step, Ended> {
-        if self.inbox.is_empty() || self.has_quit || self.passing.is_none() && !self.may_take() {
+        if self.inbox.is_empty() || self.life == Life::Quit || self.passing.is_none() && !self.may_take() {
             return Ok(Step::Waits);
         }
         if let Some(Asking::Under(asking)) = &mut self.asking {
@@ -108,8 +110,8 @@ impl<A: Admission> Conn<A> {
             self.asking = Some(Asking::Under(Box::pin(cluster.keys_of(first.words))));
             return Ok(Step::Taken);
         }
-        if self.alone {
-            return self.pass_alone(cx, first, destination);
+        if let Listening::Alone(node) = self.listening {
+            return self.pass_alone(cx, first, destination, node);
         }
         match self.multi {
             Multi::No => self.dispatch(cx, first, destination),
@@ -227,7 +229,7 @@ impl<A: Admission> Conn<A> {
             }
             ClusterRule::Quit => {
                 let step = self.answer(first, b"+OK\r\n".to_vec());
-                self.has_quit = true;
+                self.life = Life::Quit;
                 self.inbox.clear();
                 step
             }
@@ -243,7 +245,8 @@ impl<A: Admission> Conn<A> {
             }
             ClusterRule::Noted(what) => self.introduce(cx, first, what),
             ClusterRule::Reset => {
-                (self.multi, self.watching, self.listening, self.bound_slot) = (Multi::No, None, None, None);
+                (self.multi, self.watching, self.bound_slot) = (Multi::No, None, None);
+                self.listening = Listening::No;
                 self.watch_lost = false;
                 let main = self.main()?;
                 let request = self.advance(first.whole, None);
@@ -271,10 +274,8 @@ impl<A: Admission> Conn<A> {
         let request = self.advance(first.whole, None);
         let main = self.main()?;
         self.send(cx, main, &request, What::Noted(what, request.clone()), None)?;
-        for node in [self.watching, self.listening.filter(|listening| self.watching != Some(*listening))]
-            .into_iter()
-            .flatten()
-        {
+        let listening = self.listening.node().filter(|listening| self.watching != Some(*listening));
+        for node in [self.watching, listening].into_iter().flatten() {
             if node != main {
                 self.send(cx, node, &request, What::Swallowed, None)?;
             }
@@ -292,7 +293,7 @@ impl<A: Admission> Conn<A> {
             }
             _ => None,
         };
-        let node = match (self.listening, at_slot) {
+        let node = match (self.listening.node(), at_slot) {
             (Some(listening), Some(owner)) if listening != owner => {
                 let error = refusal(&first.words[0], ONE_LISTENING);
                 return self.answer(first, error);
@@ -301,11 +302,11 @@ impl<A: Admission> Conn<A> {
             (None, Some(owner)) => owner,
             (None, None) => self.main()?,
         };
-        self.listening = Some(node);
+        self.listening = Listening::At(node);
         let request = self.advance(first.whole, None);
         self.node(cx, node)?.to.extend_from_slice(&request);
         if self.identity.protocol() == Protocol::Resp2 {
-            self.alone = true;
+            self.listening = Listening::Alone(node);
             return Ok(Step::Taken);
         }
         // What it answers is told apart from replies by its kind, but for errors: the reply to this tells
@@ -322,8 +323,8 @@ impl<A: Admission> Conn<A> {
         cx: &mut Context<'_>,
         first: First,
         destination: Destination,
+        listening: u16,
     ) -> Result<Step, Ended> {
-        let Some(listening) = self.listening else { return Err(Ended) };
         // Nobody knows here when the reply has come, so the slot could not be kept until then: where data
         // moves between backends it has to be.
         let may_move = self.gate().is_some_and(|gate| gate.waits().are_pinned());
