@@ -7,8 +7,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use parking_lot::Mutex;
 use rustls_pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
@@ -590,7 +591,17 @@ enum Kind {
     Tcp(TcpStream),
     Unix(UnixStream),
     Tls(Box<TlsStream<TcpStream>>),
-    Within { pipe: DuplexStream, _guard: Box<dyn Send + Sync> },
+    /// In a mutex, which is never locked, as the whole is shared among threads that only look at it.
+    Within(Mutex<Box<dyn Within>>),
+}
+
+/// Something in this process that stands for a server.
+trait Within: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Within for T {}
+
+fn within(stream: &mut Mutex<Box<dyn Within>>) -> &mut Box<dyn Within> {
+    stream.get_mut()
 }
 
 impl std::fmt::Debug for Io {
@@ -599,18 +610,16 @@ impl std::fmt::Debug for Io {
             Kind::Tcp(_) => "Tcp",
             Kind::Unix(_) => "Unix",
             Kind::Tls(_) => "Tls",
-            Kind::Within { .. } => "Within",
+            Kind::Within(_) => "Within",
         };
         write!(f, "Io({kind})")
     }
 }
 
 impl Io {
-    /// One end of a pipe, at whose other end something in this process answers as a server would. `guard` is
-    /// dropped together with it, so that the one that answers learns at once that nobody listens any more:
-    /// what is left in the pipe would hide it.
-    pub fn within(pipe: DuplexStream, guard: impl Send + Sync + 'static) -> Io {
-        Io(Kind::Within { pipe, _guard: Box::new(guard) })
+    /// Something in this process that answers as a server would.
+    pub fn within(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Io {
+        Io(Kind::Within(Mutex::new(Box::new(stream))))
     }
 
     /// Connects, with the TLS of `endpoint`, and says nothing: for a caller that speaks for a client, which
@@ -691,7 +700,7 @@ impl AsyncRead for Io {
             Kind::Tcp(s) => Pin::new(s).poll_read(cx, buf),
             Kind::Unix(s) => Pin::new(s).poll_read(cx, buf),
             Kind::Tls(s) => Pin::new(s).poll_read(cx, buf),
-            Kind::Within { pipe: s, .. } => Pin::new(s).poll_read(cx, buf),
+            Kind::Within(s) => Pin::new(within(s)).poll_read(cx, buf),
         }
     }
 }
@@ -702,7 +711,7 @@ impl AsyncWrite for Io {
             Kind::Tcp(s) => Pin::new(s).poll_write(cx, buf),
             Kind::Unix(s) => Pin::new(s).poll_write(cx, buf),
             Kind::Tls(s) => Pin::new(s).poll_write(cx, buf),
-            Kind::Within { pipe: s, .. } => Pin::new(s).poll_write(cx, buf),
+            Kind::Within(s) => Pin::new(within(s)).poll_write(cx, buf),
         }
     }
 
@@ -715,7 +724,7 @@ impl AsyncWrite for Io {
             Kind::Tcp(s) => Pin::new(s).poll_write_vectored(cx, bufs),
             Kind::Unix(s) => Pin::new(s).poll_write_vectored(cx, bufs),
             Kind::Tls(s) => Pin::new(s).poll_write_vectored(cx, bufs),
-            Kind::Within { pipe: s, .. } => Pin::new(s).poll_write_vectored(cx, bufs),
+            Kind::Within(s) => Pin::new(within(s)).poll_write_vectored(cx, bufs),
         }
     }
 
@@ -728,7 +737,7 @@ impl AsyncWrite for Io {
             Kind::Tcp(s) => Pin::new(s).poll_flush(cx),
             Kind::Unix(s) => Pin::new(s).poll_flush(cx),
             Kind::Tls(s) => Pin::new(s).poll_flush(cx),
-            Kind::Within { pipe: s, .. } => Pin::new(s).poll_flush(cx),
+            Kind::Within(s) => Pin::new(within(s)).poll_flush(cx),
         }
     }
 
@@ -737,7 +746,7 @@ impl AsyncWrite for Io {
             Kind::Tcp(s) => Pin::new(s).poll_shutdown(cx),
             Kind::Unix(s) => Pin::new(s).poll_shutdown(cx),
             Kind::Tls(s) => Pin::new(s).poll_shutdown(cx),
-            Kind::Within { pipe: s, .. } => Pin::new(s).poll_shutdown(cx),
+            Kind::Within(s) => Pin::new(within(s)).poll_shutdown(cx),
         }
     }
 }

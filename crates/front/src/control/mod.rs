@@ -215,7 +215,6 @@ impl Control {
         let (migration, moves) = MigrationState::new(servers, 0, self.wait, false);
         migration.paused.send_replace(paused);
         self.stages.begin(migration.clone()).await;
-        self.shared.source.none_open().await;
         if let Some(connections) = &self.shared.connections {
             connections.close().await;
         }
