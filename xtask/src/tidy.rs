@@ -3,8 +3,10 @@
 //! Checks all files that git tracks or would track, and the crates of the workspace. Changes nothing.
 
 mod circles;
+mod links;
 mod source;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::process::Command;
@@ -26,13 +28,18 @@ pub fn run() -> anyhow::Result<()> {
         findings.extend(check_circles(package, root));
     }
     let files = list_files()?;
+    let mut pages = BTreeMap::new();
     for path in &files {
         let bytes = std::fs::read(path).with_context(|| format!("cannot read {path}"))?;
         // What is not UTF-8 or has zero bytes is not text.
         if let Some(text) = std::str::from_utf8(&bytes).ok().filter(|text| !text.contains('\0')) {
             findings.extend(check_text(path, text));
+            if path.ends_with(".md") {
+                pages.insert(path.clone(), text.to_owned());
         }
     }
+    }
+    findings.extend(check_pages(&pages));
     findings.sort();
     for finding in &findings {
         println!("{finding}");
@@ -40,6 +47,16 @@ pub fn run() -> anyhow::Result<()> {
     ensure!(findings.is_empty(), "tidy: {} finding(s)", findings.len());
     println!("tidy: {} files and {} crates, no findings", files.len(), metadata.packages.len());
     Ok(())
+}
+
+/// Rules `link` and `contents`.
+fn check_pages(pages: &BTreeMap<String, String>) -> Vec<Finding> {
+    let dead = links::dead(pages, &|path| Path::new(path).exists());
+    let dead = dead.into_iter().map(|(path, line, what)| Finding::new(&path, line, "link", what));
+    let unlisted = links::unlisted(pages);
+    let unlisted =
+        unlisted.iter().map(|path| Finding::new(path, 1, "contents", "docs/SUMMARY.md does not name it"));
+    dead.chain(unlisted).collect()
 }
 
 /// One place where a rule is broken.

@@ -6,9 +6,8 @@
 //! answer the client gets the one that has lain ready since the front began, or since the last change of its
 //! fleet (`whimbrel_wire::topology`). Whatever else the server answers is passed on.
 
-use std::sync::{PoisonError, RwLock};
-
 use bytes::Bytes;
+use parking_lot::RwLock;
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::Slot;
 use whimbrel_core::topology::{Group, Health, Member, Table};
@@ -98,7 +97,7 @@ impl Face {
 
     /// From here on clients get this.
     pub(crate) fn publish(&self, next: Table) {
-        let mut told = self.told.write().unwrap_or_else(PoisonError::into_inner);
+        let mut told = self.told.write();
         match &mut *told {
             Some((table, replies)) => {
                 let change = table.adopt(next);
@@ -120,7 +119,7 @@ impl Face {
             Question::KeySlot(slot) => return Some(format!(":{slot}\r\n").into()),
             Question::Agreed => return Some(Bytes::from_static(b"+OK\r\n")),
             Question::Slots | Question::Shards | Question::Nodes | Question::Info | Question::MyId => {
-                let told = self.told.read().unwrap_or_else(PoisonError::into_inner);
+                let told = self.told.read();
                 let Some((_, replies)) = &*told else { return Some(UNTOLD.into()) };
                 match question {
                     Question::Slots => replies.slots(protocol),

@@ -358,7 +358,8 @@ fn a_slot_is_finished_under_writers(engine: Engine) {
                 })
             })
             .collect();
-        let output = std::panic::catch_unwind(|| whimbrel(&["repair", &cluster.seed(), "--yes"]));
+        let seed = cluster.seed();
+        let output = std::panic::catch_unwind(|| whimbrel(&["repair", &seed, "--yes"]));
         // Whatever came of it: nobody waits for writers that go on for ever.
         over.store(true, std::sync::atomic::Ordering::Relaxed);
         output.expect("it ends").expect_code(SUCCESS);

@@ -2,6 +2,7 @@
 
 mod asking;
 mod cluster_view;
+mod config;
 mod cutover;
 mod daemon;
 mod errors;

@@ -4,6 +4,7 @@
 //! [`losses`] for those that replace or remove keys.
 
 pub mod cluster;
+pub mod config;
 pub mod copy;
 pub mod cutover;
 pub mod demo;

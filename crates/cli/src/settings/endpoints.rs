@@ -357,6 +357,7 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
         Command::Cutover(_)
         | Command::Watch(_)
         | Command::Demo(_)
+        | Command::Config(_)
         | Command::Completions { .. }
         | Command::Man { .. } => Vec::new(),
     }
@@ -369,9 +370,15 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
 /// # Errors
 /// `Own` where the process cannot be replaced. Otherwise it returns only where there was nothing to hide.
 pub fn hide_passwords(command: &Command) -> Result<()> {
+    let typed: Vec<String> = std::env::args_os().skip(1).filter_map(|arg| arg.into_string().ok()).collect();
+    // What comes from a file or the environment is hidden already, and would come from there again.
+    let is_typed = |text: &str| {
+        let is_in = |arg: &String| arg == text || arg.split(['=', ',']).any(|part| part == text);
+        typed.iter().any(|arg| is_in(arg) || arg.split_once('=').is_some_and(|(_, value)| value == text))
+    };
     let mut hidden = Vec::new();
     for (text, variable) in addresses(command) {
-        if let Some((shown, password)) = without_password(text) {
+        if let Some((shown, password)) = without_password(text).filter(|_| is_typed(text)) {
             hidden.push((text.as_str(), shown, variable, password));
         }
     }

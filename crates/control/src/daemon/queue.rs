@@ -6,9 +6,10 @@
 //! restart, those of other whimbrels that were killed, and, every 15 s, those that were suspended.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -130,7 +131,7 @@ impl Queue {
             }
         };
         self.topology.see(view.table(&self.deployment.endpoint));
-        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
+        *self.seen.lock() = Arc::new(view);
         Ok(())
     }
 
@@ -314,7 +315,7 @@ impl Queue {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -337,7 +338,7 @@ impl Jobs for Queue {
 
     async fn ask(&self, node: Option<&NodeId>, words: &[&[u8]]) -> Result<Value> {
         let _place = self.asked.acquire().await.map_err(|e| Error::own("ask a node", e))?;
-        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let seen = self.seen.lock().clone();
         let id = node.unwrap_or(&seen.myself);
         let node = seen.node(id).ok_or_else(|| Error::own("ask a node", format!("node {id} is gone")))?;
         self.deployment.open(&node.address, 0).await?.ask(words).await

@@ -7,9 +7,10 @@
 //! cluster is right.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_core::topology::Table;
@@ -112,7 +113,7 @@ impl Topology {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

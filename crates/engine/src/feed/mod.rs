@@ -25,10 +25,11 @@ mod touched;
 mod tracking;
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
@@ -185,7 +186,7 @@ impl Shared {
     }
 
     fn is_broken(&self, why: Option<String>) {
-        *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = why;
+        *self.broken.lock() = why;
     }
 
     fn fail(&self, failure: FeedFailure) {
@@ -431,7 +432,7 @@ impl Feed {
 
     /// Why nothing is heard of the server at the moment; `None` while the link is there.
     pub fn broken(&self) -> Option<String> {
-        self.shared.broken.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shared.broken.lock().clone()
     }
 
     /// How often a dropped link was resumed without a gap.

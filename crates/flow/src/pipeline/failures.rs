@@ -1,9 +1,10 @@
 //! Keys that could not be copied.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use whimbrel_core::slot::{Slot, SlotSet};
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
@@ -50,7 +51,7 @@ impl Failures {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock()
     }
 
     /// Notes a key that could not be copied.

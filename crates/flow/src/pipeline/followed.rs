@@ -1,9 +1,9 @@
 //! Large keys that are followed by their elements.
 
 use std::collections::HashSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use whimbrel_core::slot::{Slot, SlotSet};
 
 /// How many keys that moved in chunks are followed by their elements.
@@ -23,7 +23,7 @@ struct Known {
 
 impl Followed {
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// From now on the feeds of these shards tell which elements of a key are touched; those of others do

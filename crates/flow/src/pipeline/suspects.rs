@@ -1,8 +1,8 @@
 //! Slots that may have been missed, and have to be gone through again.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::deployment::Topology;
 use whimbrel_engine::endpoint::Address;
@@ -24,7 +24,7 @@ struct Known {
 
 impl Suspects {
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Notes that a slot of the source was found on the move.

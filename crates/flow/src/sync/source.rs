@@ -1,11 +1,12 @@
 //! Follows one primary of the source.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, btree_map, hash_map};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -59,7 +60,7 @@ pub(super) struct PositionHandle {
 impl PositionHandle {
     /// Where a later feed can go on; `None` where it cannot.
     pub(super) fn read(&self) -> Option<Position> {
-        let history = self.position.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        let history = self.position.lock().clone()?;
         let seen = self.feed.history()?;
         Some(Position { address: self.feed.address().to_string(), history, seen })
     }
@@ -281,7 +282,7 @@ impl Source {
         }
         if is_all && is_settled {
             // Slots in doubt are written down together with the position, and after it was read.
-            *self.position.lock().unwrap_or_else(PoisonError::into_inner) = history;
+            *self.position.lock() = history;
             self.view.is_level();
         }
         Ok(if is_all && is_settled { Round::All } else { Round::Part })

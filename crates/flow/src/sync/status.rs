@@ -1,9 +1,10 @@
 //! What a display reads of a sync.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Serialize, Serializer};
 use tokio::time::Instant;
 use whimbrel_engine::feed::Feed;
@@ -81,12 +82,12 @@ pub(super) struct SourceView {
 impl SourceView {
     /// Notes that something is to be transferred.
     pub(super) fn is_behind(&self, now: Instant) {
-        self.behind_since.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(now);
+        self.behind_since.lock().get_or_insert(now);
     }
 
     /// Notes that everything has been transferred.
     pub(super) fn is_level(&self) {
-        *self.behind_since.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.behind_since.lock() = None;
     }
 
     fn shown(&self, heard: &Heard) -> SourceShown {
@@ -97,7 +98,7 @@ impl SourceView {
         let (silent, trouble) = (heard::is_silent(silent_ms), self.feed.broken());
         // What it has done meanwhile nobody knows.
         let is_known = !silent && trouble.is_none();
-        let behind_since = *self.behind_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let behind_since = *self.behind_since.lock();
         SourceShown {
             address,
             feed: self.feed.kind().to_string(),
@@ -277,6 +278,6 @@ impl SyncStatus {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
