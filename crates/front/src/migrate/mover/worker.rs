@@ -1,9 +1,9 @@
 //! A worker, which moves keys, several at a time where several wait.
 //!
 //! Keys that wait are taken in batches, and go through each step together. Each of them has its own lock, and
-//! its own end: one that a server refuses, that is too large, or that does not travel as a payload, leaves its
-//! batch and is moved alone. After an error all keys of the batch whose end is not known are moved alone, on
-//! new connections.
+//! its own end: one that a server refuses, that is too large, or that does not travel as a payload, leaves
+//! its batch and is moved alone. After an error all keys of the batch whose end is not known are moved alone,
+//! on new connections.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
