@@ -99,9 +99,9 @@ pub async fn count_present(link: &mut Link, slot: Slot, keys: &[Bytes]) -> Resul
     Ok(keys.iter().filter(|key| held.contains(*key)).count() as u64)
 }
 
-/// Reads keys where they are, and leaves out those that are gone. Nobody writes to them there, or `WATCH` says
-/// that somebody has. The link may be one to an importing node: then `asking`. `absolute` where the node knows
-/// `PEXPIRETIME`.
+/// Reads keys where they are, and leaves out those that are gone. Nobody writes to them there, or `WATCH`
+/// says that somebody has. The link may be one to an importing node: then `asking`. `absolute` where the node
+/// knows `PEXPIRETIME`.
 async fn read(link: &mut Link, keys: &[Bytes], asking: bool, absolute: bool) -> Result<Vec<KeyState>> {
     let read = Read { fetch: Fetch::Payload, way: Way::Frozen, absolute, expiries: true, asking };
     let mut states = Vec::with_capacity(keys.len());

@@ -316,7 +316,7 @@ impl Writer {
                 // MSET is not allowed there, SET may be.
                 self.several = false;
                 let text = "TRYAGAIN without MSET".to_owned();
-                Fate::Retry(link.server_error(ServerError { code: Code::TryAgain, text }, b"MSET"))
+                Fate::Retry(link.server_error(ServerError { code: Code::TryAgain, text }, b"write keys"))
             }
             Code::NoPermission if e.text.contains("key") && !e.text.contains("command") => {
                 Fate::Failed(format!("target: {}", e.text))

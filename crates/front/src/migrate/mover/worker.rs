@@ -1,11 +1,11 @@
 //! A worker, which moves keys, several at a time where several wait.
 //!
 //! Keys that wait are taken in batches, and go through each step together. Each of them has its own lock, and
-//! its own end: one that a server refuses, that is too large, or that does not travel as a payload, leaves its
-//! batch and is moved alone. After an error all keys of the batch whose end is not known are moved alone, on
-//! new connections.
+//! its own end: one that a server refuses, that is too large, or that does not travel as a payload, leaves
+//! its batch and is moved alone. After an error all keys of the batch whose end is not known are moved alone,
+//! on new connections.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -42,9 +42,9 @@ pub(super) struct Worker {
     target: Option<(Link, KillHandle)>,
 }
 
-/// What came of an attempt to move a key alone.
+/// How the move of a key alone ended.
 enum Alone {
-    Carried(Carried),
+    Moved(Moved),
     /// It is too large to be moved at once. Nothing has been written.
     TooLarge,
 }
@@ -104,11 +104,15 @@ impl Worker {
             }
         }
         let Left { alone, again, mut large, .. } = left;
-        let alone = alone.into_iter().map(|key| (key, false)).chain(again.into_iter().map(|key| (key, true)));
-        for (key, is_tried_again) in alone {
-            match self.bring_home(&key, is_tried_again, false).await {
-                Some(moved) => self.end(&key, &moved),
-                None => large.push(key),
+        let again = again.into_iter().map(|key| (key, true));
+        let mut waiting: VecDeque<(Bytes, bool)> =
+            alone.into_iter().map(|key| (key, false)).chain(again).collect();
+        while let Some((key, is_tried_again)) = waiting.pop_front() {
+            match self.try_home(&key, is_tried_again, false).await {
+                Some(Alone::Moved(moved)) => self.end(&key, &moved),
+                Some(Alone::TooLarge) => large.push(key),
+                // The others need not wait for a node that is gone.
+                None => waiting.push_back((key, true)),
             }
         }
         large
@@ -185,24 +189,22 @@ impl Worker {
         self.migration.locks.finish(key, moved);
     }
 
-    /// Moves a key whose lock is held, however often that has to be tried. `None` where it is too large to be
-    /// moved at once, unless `of_any_size`.
-    pub(super) async fn bring_home(
-        &mut self,
-        key: &Bytes,
-        mut is_tried_again: bool,
-        of_any_size: bool,
-    ) -> Option<Moved> {
+    /// Moves a key of any size whose lock is held, at once, and however often that has to be tried.
+    pub(super) async fn bring_home(&mut self, key: &Bytes) -> Moved {
+        let mut is_tried_again = false;
         loop {
-            match self.attempt(key, std::mem::replace(&mut is_tried_again, true), of_any_size).await {
-                Ok(Alone::TooLarge) => return None,
-                Ok(Alone::Carried(carried)) => return Some(self.outcome(key, carried)),
-                Err(error) => {
-                    if let Some(refused) = self.after(error, key).await {
-                        return Some(refused);
-                    }
-                }
+            if let Some(Alone::Moved(moved)) = self.try_home(key, is_tried_again, true).await {
+                return moved;
             }
+            is_tried_again = true;
+        }
+    }
+
+    /// Tries to move a key whose lock is held. `None` where it has to be tried again.
+    async fn try_home(&mut self, key: &Bytes, is_tried_again: bool, of_any_size: bool) -> Option<Alone> {
+        match self.attempt(key, is_tried_again, of_any_size).await {
+            Ok(alone) => Some(alone),
+            Err(error) => self.after(error, key).await.map(Alone::Moved),
         }
     }
 
@@ -251,7 +253,7 @@ impl Worker {
         if !is_tried_again && is_in_filter {
             let (_, target) = self.links().await?;
             if target.call(&[b"EXISTS", key]).await? == Value::Int(1) {
-                return Ok(Alone::Carried(Carried::WasHome));
+                return Ok(Alone::Moved(Moved::WasHome));
             }
         }
         if !of_any_size && is_large(self.source().await?, key, &route).await? {
@@ -263,7 +265,7 @@ impl Worker {
             migration.set_trouble(None);
             migration.tally.moved.fetch_add(1, Ordering::Relaxed);
         }
-        Ok(Alone::Carried(carried))
+        Ok(Alone::Moved(self.outcome(key, carried)))
     }
 
     /// The connection to the source, made anew where there is none.
