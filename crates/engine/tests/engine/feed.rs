@@ -124,8 +124,6 @@ fn shown(touch: &Touch) -> String {
     }
 }
 
-/// Which engines a line of the table is for.
-
 async fn every_command_touches_what_it_changes(engine: Engine) {
     let server = Server::builder(engine).start().expect("a server");
     let mut con = server.connection();
