@@ -27,8 +27,8 @@ impl Only {
 pub(super) const ALL: Only = Only::All;
 
 /// What is there before each command.
-pub(super) const SETUP: &str = "MSET a 1 b 2; RPUSH l 1 2 3; RPUSH m 9; SADD s x y z; SADD t p y; ZADD z 1 a 2 b 3 c; \
-    ZADD y 5 a 6 q; \
+pub(super) const SETUP: &str = "MSET a 1 b 2; RPUSH l 1 2 3; RPUSH m 9; SADD s x y z; SADD t p y; \
+     ZADD z 1 a 2 b 3 c; ZADD y 5 a 6 q; \
      HSET h f 1 g 2; GEOADD g 13.361389 38.115556 p 15.087269 37.502669 q; PFADD p u; PFADD q v; \
      XADD x 1-1 f v; XADD x 1-2 f v; XGROUP CREATE x grp 0; XREADGROUP GROUP grp c1 COUNT 1 STREAMS x >";
 
