@@ -1,6 +1,7 @@
 //! The real binary against real servers, one module for each command or concern.
 
 mod asking;
+mod atomic;
 mod cluster_view;
 mod cutover;
 mod daemon;
@@ -14,6 +15,7 @@ mod front_flush;
 mod front_large;
 mod front_moving;
 mod known_losses;
+mod neighbours;
 mod older;
 mod options;
 mod pairs;
