@@ -25,6 +25,7 @@ pub mod http;
 pub mod job;
 mod lobby;
 pub mod options;
+pub mod pause;
 pub mod repair;
 pub mod report;
 pub mod service;

@@ -22,12 +22,14 @@ use whimbrel_engine::native::{self, NativeKind, NativeOptions, NativePhase, Nati
 use whimbrel_flow::legacy::{self, LegacyOptions, LegacyProgress};
 
 use crate::clock::now_s;
-use crate::executor::process_name;
+use crate::executor::{NOT_AT_ONCE, process_name};
 use crate::job::{self, Record, View};
 use crate::options::TransferOptions;
+use crate::pause::{self, PauseNeed};
 use crate::report::{Ending, JobReport};
 use crate::steering::{Call, Refusal, Request, Socket, SocketFile, Standing, Steered};
 use crate::store::{Journal, Status, Store};
+use crate::strangers;
 
 /// How many jobs run at once: each has its own source, and its own connections and buffers.
 pub const PARALLEL_MAX: usize = 8;
@@ -94,39 +96,76 @@ impl Method {
 pub struct Settings {
     /// By which means.
     pub method: Method,
-    /// What external jobs may do.
+    /// What external jobs may do, but for the longest pause.
     pub rules: Rules,
+    /// How long they may pause writes at once, in milliseconds; what is usual, or what round trips need,
+    /// where it is `None`.
+    pub max_pause_ms: Option<u64>,
     /// How external jobs move keys.
     pub transfer: TransferOptions,
     /// How many keys their batches have at most; what suits the source where it is `None`.
     pub batch_keys: Option<u64>,
 }
 
-/// How the slots of one move are cut.
+/// How the slots of one move are handed over.
+#[derive(Debug)]
+pub struct Cut {
+    /// How writes are fenced off.
+    pub fence: FenceKind,
+    /// Batches, in their order: one where all slots go at once.
+    pub parts: Vec<SlotSet>,
+    /// What a pause needs.
+    pub need: PauseNeed,
+    /// How long writes may be paused at once, in milliseconds.
+    pub max_pause_ms: u64,
+}
+
+/// How the slots of one move are cut, and what pause that needs.
 ///
 /// # Errors
-/// As [`Handover::open`].
+/// `Unfit` where all slots are to go at once and cannot, and where the longest pause is too short for any
+/// handover. As [`Handover::open`].
 pub async fn cut(
     deployment: &Deployment,
     planned: &Move,
-    batch_keys: Option<u64>,
+    settings: &Settings,
     keys_of: impl Fn(Slot) -> u64,
-) -> Result<(FenceKind, Vec<SlotSet>)> {
+) -> Result<Cut> {
     let options = HandoverOptions { process: process_name().to_owned(), begun: false, ..Default::default() };
     let (source, target) = (planned.source.clone(), planned.target.clone());
     let mut handover = Handover::open_with(deployment, source, target, options).await?;
     let fence = handover.fence_kind();
-    let keys_max = batch_keys.unwrap_or(fence.batch_keys_max()).max(1);
+    let Rules { atomic, verify, .. } = settings.rules;
+    let unfit = |handover: &Handover, what: String, remedy: String| {
+        let at = handover.source_address().to_string();
+        Error::unfit(Side::Source, at, "plan the handover", what).with_remedy(remedy)
+    };
+    let keys_max = settings.batch_keys.unwrap_or(fence.batch_keys_max()).max(1);
     let limits = BatchLimits { keys_max, slots_max: handover.batch_slots_max() };
-    let mut parts = batches(&planned.slots, keys_of, limits);
+    let mut parts = batches(&planned.slots, &keys_of, limits);
+    if atomic && !planned.slots.is_empty() {
+        parts = vec![planned.slots.clone()];
+    }
     if let [only] = &parts[..]
         && handover.should_split(only).await?
         && let Some(last) = only.iter().last()
     {
+        if atomic {
+            let remedy = "give the target a slot first, or move the slots in batches";
+            return Err(unfit(&handover, NOT_AT_ONCE.to_owned(), remedy.to_owned()));
+        }
         let last = SlotSet::from_ranges(SlotRange::new(last, last));
         parts = vec![only.difference(&last), last];
     }
-    Ok((fence, parts))
+    let largest = parts.iter().max_by_key(|part| part.len()).cloned().unwrap_or_default();
+    let keys = largest.iter().map(&keys_of).sum();
+    let longest_ms = settings.max_pause_ms.unwrap_or(pause::USUAL_MS);
+    let need = PauseNeed::measure_for(&mut handover, &largest, keys, verify, atomic, longest_ms).await?;
+    let max_pause_ms = need.longest_ms(settings.max_pause_ms);
+    if let Some((what, remedy)) = need.too_long_for(max_pause_ms) {
+        return Err(unfit(&handover, what, remedy));
+    }
+    Ok(Cut { fence, parts, need, max_pause_ms })
 }
 
 /// A job that is not an external one, as it is written down: nothing but what is to be reached, since the
@@ -405,10 +444,11 @@ pub async fn prepare(
         let task = match settings.method {
             Method::External => {
                 let keys_of = |slot| keys_of(&planned.source, slot);
-                let (_, parts) = cut(deployment, planned, settings.batch_keys, keys_of).await?;
+                let Cut { parts, max_pause_ms, .. } = cut(deployment, planned, settings, keys_of).await?;
                 let (source, target) = (planned.source.clone(), planned.target.clone());
                 let batch_keys = parts.iter().map(|part| part.iter().map(keys_of).sum()).collect();
-                let job = Job::new(id, source, target, parts, settings.rules.clone());
+                let job =
+                    Job::new(id, source, target, parts, Rules { max_pause_ms, ..settings.rules.clone() });
                 let record = Record::new(cluster.clone(), nodes.clone(), settings.transfer.clone(), job);
                 Task::External(Box::new(Record { batch_keys, ..record }))
             }
@@ -538,10 +578,15 @@ async fn run_plain(
     let (id, source, target) = (plain.id.to_string(), plain.source.clone(), plain.target.clone());
     let mut report = JobReport::not_started(id, source, target, plain.slots.clone(), plain.method.name());
     journal.publish(&plain.status(NativePhase::Snapshotting, &SlotSet::new(), "", false));
-    let outcome = match plain.method {
-        Method::Native(kind) => run_native(plain, kind.kind(), deployment, view, cancel).await,
-        Method::Legacy | Method::External => run_legacy(plain, deployment, view, cancel).await,
-    };
+    let outcome = async {
+        // Since it was taken in somebody may have begun something there.
+        strangers::refuse_jobs(deployment, [&plain.source, &plain.target]).await?;
+        match plain.method {
+            Method::Native(kind) => run_native(plain, kind.kind(), deployment, view, cancel).await,
+            Method::Legacy | Method::External => run_legacy(plain, deployment, view, cancel).await,
+        }
+    }
+    .await;
     let (phase, message) = match outcome {
         Ok((moved, keys, cancelled)) => {
             view.hand_over(&moved, &plain.target);

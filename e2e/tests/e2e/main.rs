@@ -1,6 +1,7 @@
 //! The real binary against real servers, one module for each command or concern.
 
 mod asking;
+mod atomic;
 mod cluster_view;
 mod config;
 mod cutover;
@@ -16,6 +17,7 @@ mod front_large;
 mod front_moving;
 mod jobs;
 mod known_losses;
+mod neighbours;
 mod older;
 mod options;
 mod pairs;

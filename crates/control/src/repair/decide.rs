@@ -646,7 +646,7 @@ impl fmt::Display for Told<'_> {
 #[cfg(test)]
 mod tests {
     use whimbrel_engine::endpoint::Address;
-    use whimbrel_engine::nodes::{KeyCounts, NodeFacts, Owners, Role, Surveyed};
+    use whimbrel_engine::nodes::{KeyCounts, NativeSeen, NodeFacts, Owners, Role, Surveyed};
 
     use super::*;
 
@@ -941,7 +941,7 @@ mod tests {
         assert_eq!(refusal(&scene.survey, "whimbrel:job:repair-1"), None);
         assert!(refusal(&scene.survey, "whimbrel:job:repair-2").expect("another's").contains("repair-1"));
         let mut scene = Scene::new();
-        scene.state(2).native.push("export".to_owned());
+        scene.state(2).native.push(NativeSeen::default());
         assert!(refusal(&scene.survey, "whimbrel:job").is_some());
     }
 

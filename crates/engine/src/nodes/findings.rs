@@ -528,7 +528,7 @@ impl Survey {
         for node in &self.nodes {
             let Some(state) = node.state() else { continue };
             for what in &state.native {
-                found.push(Finding::NativeMigration { node: node.name(), what: what.clone() });
+                found.push(Finding::NativeMigration { node: node.name(), what: what.to_string() });
             }
             for what in &state.jobs {
                 found.push(Finding::Job { node: node.name(), what: what.clone() });

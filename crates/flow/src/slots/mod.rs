@@ -386,6 +386,8 @@ pub struct SlotMover {
     /// With a full comparison: keys that were touched since they were compared. `None` before that
     /// comparison; a `None` inside where there were too many to remember.
     recheck: Option<Option<HashSet<Bytes>>>,
+    /// What the next comparison reads through, opened before the pause.
+    ready: Option<(Link, Link)>,
 }
 
 impl SlotMover {
@@ -416,7 +418,7 @@ impl SlotMover {
             remember_streams: AtomicBool::new(false),
             batch: Mutex::default(),
         };
-        Ok(SlotMover { shared: Arc::new(shared), lanes: Vec::new(), recheck: None })
+        Ok(SlotMover { shared: Arc::new(shared), lanes: Vec::new(), recheck: None, ready: None })
     }
 
     /// Forgets what was remembered for the batch before. With `remember_streams` all streams move once more
@@ -620,12 +622,24 @@ impl SlotMover {
         Ok(())
     }
 
+    /// Before the pause: opens the connections of the comparison, so that writers do not wait for that.
+    ///
+    /// # Errors
+    /// Whatever a link or a server reports.
+    pub async fn prepare_compare(&mut self) -> Result<()> {
+        self.ready = Some(self.links().await?);
+        Ok(())
+    }
+
     /// With the source paused and drained: compares the batch.
     ///
     /// # Errors
     /// Whatever a link or a server reports; with [`Level::Full`], too many keys that were touched since.
     pub async fn compare(&mut self, slots: &SlotSet, level: Level) -> Result<Comparison> {
-        let (mut source, mut target) = self.links().await?;
+        let (mut source, mut target) = match self.ready.take() {
+            Some(links) => links,
+            None => self.links().await?,
+        };
         if has_other_databases(&mut source).await? {
             let what = "the source holds keys in another database than 0, which would be lost with the slots";
             return Err(Error::own("compare both sides", what).with_remedy(Remedy::UseNativeMethod));
