@@ -3,6 +3,9 @@
 
 use std::collections::BTreeMap;
 
+/// What the site is made of.
+const SITE: &str = "docs/";
+
 /// The contents of the site, by which a reader finds a page.
 const SUMMARY: &str = "docs/SUMMARY.md";
 
@@ -25,6 +28,10 @@ pub fn dead(
                 found.push((path.clone(), line, format!("the link {target} leads to no file")));
                 continue;
             };
+            if path.starts_with(SITE) && !to.starts_with(SITE) {
+                found.push((path.clone(), line, format!("the link {target} leads out of the site")));
+                continue;
+            }
             let is_there = |heading: &str| match pages.get(&to) {
                 Some(page) => headings(page).iter().any(|slug| slug == heading),
                 // A line of source, or the like.
@@ -42,7 +49,7 @@ pub fn dead(
 pub fn unlisted(pages: &BTreeMap<String, String>) -> Vec<String> {
     let Some(summary) = pages.get(SUMMARY) else { return Vec::new() };
     let listed: Vec<String> = links(summary).into_iter().filter_map(|(_, to)| joined(SUMMARY, &to)).collect();
-    let is_page = |path: &&String| path.starts_with("docs/") && path.as_str() != SUMMARY;
+    let is_page = |path: &&String| path.starts_with(SITE) && path.as_str() != SUMMARY;
     pages.keys().filter(is_page).filter(|path| !listed.contains(path)).cloned().collect()
 }
 
@@ -140,7 +147,9 @@ mod tests {
         let expected = [
             ("README.md", 1, "the link docs/b.md leads to no file"),
             ("README.md", 2, "the link docs/a.md#three leads to no heading of docs/a.md"),
+            ("docs/a.md", 2, "the link ../README.md leads out of the site"),
             ("docs/a.md", 2, "the link ../../x.md leads to no file"),
+            ("docs/a.md", 7, "the link ../src/lib.rs leads out of the site"),
         ];
         let expected = expected.map(|(path, line, what)| (path.to_owned(), line, what.to_owned()));
         assert_eq!(found, expected);

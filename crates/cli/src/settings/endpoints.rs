@@ -373,8 +373,8 @@ pub fn hide_passwords(command: &Command) -> Result<()> {
     let typed: Vec<String> = std::env::args_os().skip(1).filter_map(|arg| arg.into_string().ok()).collect();
     // What comes from a file or the environment is hidden already, and would come from there again.
     let is_typed = |text: &str| {
-        let is_in = |arg: &String| arg == text || arg.split(['=', ',']).any(|part| part == text);
-        typed.iter().any(|arg| is_in(arg) || arg.split_once('=').is_some_and(|(_, value)| value == text))
+        let is_in = |value: &str| value == text || value.split(',').any(|one| one == text);
+        typed.iter().any(|arg| is_in(arg) || arg.split_once('=').is_some_and(|(_, value)| is_in(value)))
     };
     let mut hidden = Vec::new();
     for (text, variable) in addresses(command) {
