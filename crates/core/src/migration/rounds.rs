@@ -71,7 +71,7 @@ fn outrun(job: &Job, streaming: &Streaming, left: u64, drain_ms: u64, budget_ms:
     if left == 0 {
         return format!(
             "a handover would take a pause of about {} ms even without writers, and {} ms are allowed: allow \
-             more with --max-pause",
+             a longer pause",
             drain_ms * 2,
             job.rules.max_pause_ms,
         );

@@ -14,7 +14,6 @@ use whimbrel_wire::value::Value;
 
 use super::link::{Kind, Link};
 use super::moving::{Moving, Settled};
-use super::plain::Plain;
 use super::state::{Action, FAREWELL, Life, Mode, Session, Task};
 use crate::command::keys::CommandTable;
 use crate::command::plan::Tables;
@@ -159,7 +158,7 @@ fn forwarding() -> Mode {
 }
 
 fn noting() -> Mode {
-    Mode::Noting(Box::new(Plain::default()))
+    Mode::Noting(Box::default())
 }
 
 fn requests(lines: &[&str]) -> Vec<u8> {
