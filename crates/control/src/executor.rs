@@ -430,8 +430,8 @@ impl Executor {
         for address in [handover.source_address().clone(), handover.target_address().clone()] {
             if has_other_databases(&mut self.deployment.open(&address, 0).await?).await? {
                 let message = format!(
-                    "{address} holds keys in another database than 0, which this method does not move: only the \
-                        servers' own migration does"
+                    "{address} holds keys in another database than 0, which this method does not move: only \
+                        the servers' own migration does"
                 );
                 return Err(because(Why::Permanent, message));
             }
