@@ -748,7 +748,8 @@ mod tests {
 
     #[test]
     fn libraries_name_no_flags() {
-        let text = "/// As `--max-pause` says.\nconst A: &str = \"x --max-pause\";\nconst B: &str = \"a -- b\";\n\
+        let text = "/// As `--max-pause` says.\nconst A: &str = \"x --max-pause\";\n\
+            const B: &str = \"a -- b\";\n\
             #[cfg(test)]\nmod tests {\n    const C: &str = \"--json\";\n}\n";
         assert_eq!(found("crates/flow/src/a.rs", text), ["2 flag"]);
         assert!(found("crates/cli/src/a.rs", text).is_empty());

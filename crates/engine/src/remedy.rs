@@ -98,7 +98,9 @@ impl fmt::Display for Remedy {
             Remedy::UpgradeOrUseLegacyMethod => {
                 "upgrade the servers to 6.2 or later, or use the legacy method"
             }
-            Remedy::LeaveOutPsyncName => "do not name the source's PSYNC: changes are learnt of by tracking then",
+            Remedy::LeaveOutPsyncName => {
+                "do not name the source's PSYNC: changes are learnt of by tracking then"
+            }
             Remedy::NamePasswordTtl => "say for how long a password is valid",
             Remedy::NamePassword => "name the password",
             Remedy::NameStoreUser => "name the user and password of the store",
@@ -109,9 +111,7 @@ impl fmt::Display for Remedy {
             }
             Remedy::FenceForReverseSync => "choose the fence acl or pause for a sync that leads back",
             Remedy::AllowLongerPause => "allow a longer pause, or compare less",
-            Remedy::StopWritersOrAllowLongerPause => {
-                "stop its writers for a while, or allow a longer pause"
-            }
+            Remedy::StopWritersOrAllowLongerPause => "stop its writers for a while, or allow a longer pause",
             Remedy::CompareSampleOrSmallerBatches => "compare a sample, or move fewer keys at once",
             Remedy::BeginAnewWithOtherPolicy => "begin anew, and have such keys replaced or left as they are",
             Remedy::AllowReplicationOrNoReverseSync => {
@@ -123,8 +123,8 @@ impl fmt::Display for Remedy {
             Remedy::OrAcceptFailures(first) => return write!(f, "{first}, or accept failures"),
             Remedy::NameDatabasesOrAcceptFailures => "name the databases, or accept failures",
             Remedy::VerifyOrMirror => {
-                "see what differs with a verification; keys that only the target has are removed by a sync that \
-                    is begun anew as a mirror"
+                "see what differs with a verification; keys that only the target has are removed by a sync \
+                    that is begun anew as a mirror"
             }
             Remedy::LeaveOutFunctions(first) => return with(f, first, "do not copy functions"),
             Remedy::ChooseStateDir(first) => return with(f, first, "choose another state folder"),

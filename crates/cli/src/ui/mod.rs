@@ -4,7 +4,8 @@
 //! - `screen` knows the width, and wraps text at words;
 //! - `table` shows rows under a head, and leaves columns out where there is no room;
 //! - `row` does so for lines of progress, which `display` shows;
-//! - `confirm` asks, `errors` shows errors and `remedies` what to do about them, `json` has what programs read.
+//! - `confirm` asks, `errors` shows errors and `remedies` what to do about them, `json` has what programs
+//!   read.
 
 pub mod confirm;
 pub mod display;

@@ -336,8 +336,8 @@ impl Syncer {
             return Err(refused(what).with_remedy(Remedy::LeaveOutBack));
         }
         if self.state.lift.is_some() && !options.back && options.fence != FenceKind::None {
-            let what = "this sync leads back to where clients came from, which stays fenced off otherwise: nobody \
-                could write anywhere";
+            let what = "this sync leads back to where clients came from, which stays fenced off otherwise: \
+                nobody could write anywhere";
             return Err(refused(what).with_remedy(Remedy::AddBack));
         }
         if options.reverse
