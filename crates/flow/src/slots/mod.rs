@@ -43,7 +43,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub use self::compare::{Comparison, count_keys, has_other_databases};
 use self::lane::{Lane, Work};
 use crate::budget::{BigTransfers, Rates};
-use crate::elements::FieldTtls;
+use crate::elements::ElementCommands;
 use crate::typed::KeyType;
 
 /// How many keys that moved in chunks are followed by their elements. Further ones are transferred whole
@@ -236,8 +236,8 @@ impl Shared {
         Ok(())
     }
 
-    fn hash_field_ttls(&self) -> FieldTtls {
-        FieldTtls::of(&self.source.capabilities, &self.target.capabilities)
+    fn hash_field_ttls(&self) -> ElementCommands {
+        ElementCommands::of(&self.source.capabilities, &self.target.capabilities)
     }
 
     /// The type of a key that is followed by its elements.

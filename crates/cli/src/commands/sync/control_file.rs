@@ -291,9 +291,13 @@ impl ControlFile {
                 let e = words::remedied(e);
                 let exit = match (&e.kind, e.side) {
                     // Nothing was changed, or everything was undone.
-                    (ErrorKind::Unfit(_) | ErrorKind::Forbidden { .. } | ErrorKind::StillWritten(_), _) => {
-                        Exit::Refused
-                    }
+                    (
+                        ErrorKind::Unfit(_)
+                        | ErrorKind::Forbidden { .. }
+                        | ErrorKind::Lacks { .. }
+                        | ErrorKind::StillWritten(_),
+                        _,
+                    ) => Exit::Refused,
                     (_, Side::Own) => Exit::Internal,
                     _ => Exit::Interrupted,
                 };
