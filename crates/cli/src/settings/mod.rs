@@ -2,4 +2,5 @@
 
 pub mod args;
 pub mod endpoints;
+pub mod files;
 mod selection;
