@@ -419,7 +419,9 @@ async fn run_queue(
                 job::run(*record, &journal, deployment.clone(), &view, cancel.clone()).await?
             }
             Task::Plain(plain) => {
-                journal.save(&PlainRecord { begun: true, ..plain.clone() }, None)?;
+                let begun = PlainRecord { begun: true, ..plain.clone() };
+                let kept = view.progress.disk.until_room(|| journal.write(&begun, None)).await;
+                kept.map_err(|e| journal.fail(&e))?;
                 let asked = CancellationToken::new();
                 let watcher = tokio::spawn(job::watch_for_cancel(
                     journal.store().clone(),

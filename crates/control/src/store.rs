@@ -9,16 +9,14 @@
 //!
 //! No password and no value is in any of them; names of keys may be in the reason why a job failed.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use redb::{Database, ReadableDatabase, TableDefinition};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use whimbrel_engine::error::{Error, Result};
+use whimbrel_flow::documents::Documents;
 use whimbrel_flow::journal::{make_anew, refuse_link, write_whole};
-
-/// The only table: names to JSON documents.
-const DOCUMENTS: TableDefinition<'_, &str, &str> = TableDefinition::new("documents");
 
 /// Format of the document. A file of another format is refused with a clear message.
 const FORMAT: &str = "1";
@@ -97,9 +95,9 @@ impl Store {
         if path.exists() {
             return Err(self.fail(id, &"a job of this name exists"));
         }
-        let db = Database::create(&path).map_err(|e| self.fail(id, &e))?;
-        let journal = Journal { store: self.clone(), id: id.to_owned(), db };
-        journal.write(&[("format", FORMAT)])?;
+        let documents = Documents::create(&path).map_err(|e| self.fail(id, &e))?;
+        let journal = Journal { store: self.clone(), id: id.to_owned(), documents };
+        journal.documents.write(&[("format", FORMAT)]).map_err(|e| journal.fail(&e))?;
         Ok(journal)
     }
 
@@ -114,13 +112,13 @@ impl Store {
                 .fail(id, &"there is no such job")
                 .with_remedy("see `whimbrel jobs list`; another --state-dir perhaps"));
         }
-        let db = Database::open(&path).map_err(|e| match e {
-            redb::DatabaseError::DatabaseAlreadyOpen => self
+        let documents = Documents::open(&path).map_err(|e| match e.kind() {
+            ErrorKind::ResourceBusy => self
                 .fail(id, &"another whimbrel is running this job")
                 .with_remedy("wait for it, or cancel it with `whimbrel jobs cancel`"),
-            other => self.fail(id, &other),
+            _ => self.fail(id, &e),
         })?;
-        let journal = Journal { store: self.clone(), id: id.to_owned(), db };
+        let journal = Journal { store: self.clone(), id: id.to_owned(), documents };
         match journal.read("format")?.as_deref() {
             Some(FORMAT) => Ok(journal),
             _ => Err(self.fail(id, &"it was written by another version of whimbrel")),
@@ -134,7 +132,7 @@ impl Store {
     pub fn list(&self) -> Result<Vec<Entry>> {
         let files = match std::fs::read_dir(&self.folder) {
             Ok(files) => files,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             Err(e) => return Err(self.fail("list", &e)),
         };
         let mut entries: Vec<Entry> = files
@@ -154,14 +152,11 @@ impl Store {
 
     /// Whether a process has the job open; where none has, what was written down last is what counts.
     fn look(&self, id: &str, published: Status) -> Entry {
-        let db = match Database::open(self.path(id, "job")) {
-            Err(e) => {
-                let running = matches!(e, redb::DatabaseError::DatabaseAlreadyOpen);
-                return Entry { status: published, running };
-            }
-            Ok(db) => db,
+        let documents = match Documents::open(&self.path(id, "job")) {
+            Err(e) => return Entry { status: published, running: e.kind() == ErrorKind::ResourceBusy },
+            Ok(documents) => documents,
         };
-        let journal = Journal { store: self.clone(), id: id.to_owned(), db };
+        let journal = Journal { store: self.clone(), id: id.to_owned(), documents };
         let saved = journal.read("status").ok().flatten().and_then(|text| serde_json::from_str(&text).ok());
         Entry { status: saved.unwrap_or(published), running: false }
     }
@@ -186,7 +181,7 @@ impl Store {
     pub fn remove(&self, id: &str) -> Result<()> {
         for ending in ["cancel", "job", "json"] {
             match std::fs::remove_file(self.path(id, ending)) {
-                Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(self.fail(id, &e)),
+                Err(e) if e.kind() != ErrorKind::NotFound => return Err(self.fail(id, &e)),
                 _ => {}
             }
         }
@@ -210,7 +205,7 @@ impl Store {
 pub struct Journal {
     store: Store,
     id: String,
-    db: Database,
+    documents: Documents,
 }
 
 impl Journal {
@@ -228,13 +223,21 @@ impl Journal {
     /// [published](Journal::publish) is what others see.
     ///
     /// # Errors
-    /// `Own` where it cannot be written: a full disk, for example. The job must stop then.
-    pub fn save(&self, job: &impl Serialize, status: Option<&Status>) -> Result<()> {
-        let job = serde_json::to_string(job).map_err(|e| self.fail(&e))?;
-        let status = status.map(serde_json::to_string).transpose().map_err(|e| self.fail(&e))?;
+    /// Whatever the file system reports: a full disk, for example. The next try may succeed.
+    pub fn write(&self, job: &impl Serialize, status: Option<&Status>) -> std::io::Result<()> {
+        let job = serde_json::to_string(job)?;
+        let status = status.map(serde_json::to_string).transpose()?;
         let mut documents = vec![("job", job.as_str())];
         documents.extend(status.as_deref().map(|status| ("status", status)));
-        self.write(&documents)
+        self.documents.write(&documents)
+    }
+
+    /// As [`Journal::write`].
+    ///
+    /// # Errors
+    /// `Own` where it cannot be written. The job must stop then.
+    pub fn save(&self, job: &impl Serialize, status: Option<&Status>) -> Result<()> {
+        self.write(job, status).map_err(|e| self.fail(&e))
     }
 
     /// What was written last.
@@ -254,30 +257,11 @@ impl Journal {
     }
 
     fn read(&self, name: &str) -> Result<Option<String>> {
-        let read = || -> std::result::Result<Option<String>, redb::Error> {
-            let tx = self.db.begin_read()?;
-            let table = tx.open_table(DOCUMENTS)?;
-            Ok(table.get(name)?.map(|v| v.value().to_owned()))
-        };
-        read().map_err(|e| self.fail(&e))
+        self.documents.read(name).map_err(|e| self.fail(&e))
     }
 
-    fn write(&self, documents: &[(&str, &str)]) -> Result<()> {
-        let write = || -> std::result::Result<(), redb::Error> {
-            let tx = self.db.begin_write()?;
-            {
-                let mut table = tx.open_table(DOCUMENTS)?;
-                for (name, text) in documents {
-                    table.insert(*name, *text)?;
-                }
-            }
-            tx.commit()?;
-            Ok(())
-        };
-        write().map_err(|e| self.fail(&e))
-    }
-
-    fn fail(&self, what: &dyn std::fmt::Display) -> Error {
+    /// What is said of a journal that cannot be used.
+    pub(crate) fn fail(&self, what: &dyn std::fmt::Display) -> Error {
         self.store.fail(&self.id, what)
     }
 }

@@ -6,23 +6,20 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use bytes::Bytes;
-use redb::{Database, ReadableDatabase, TableDefinition};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::error::{Error, Result};
 
 use crate::copy::KeyFailure;
+use crate::documents::{DiskFull, Documents, is_full};
 use crate::scan::Position;
-
-/// The only table: names to JSON documents. Small, so a whole document is written each time.
-const DOCUMENTS: TableDefinition<'_, &str, &str> = TableDefinition::new("documents");
 
 /// Format of the documents. A file of another format is refused with a clear message.
 const FORMAT: u32 = 2;
@@ -107,7 +104,12 @@ pub fn write_whole(path: &Path, content: &impl Serialize) -> std::io::Result<()>
     let mut draft = path.as_os_str().to_owned();
     draft.push("-draft");
     let text = serde_json::to_string(content)?;
-    make_anew(Path::new(&draft))?.write_all(text.as_bytes())?;
+    let written = make_anew(Path::new(&draft)).and_then(|mut file| file.write_all(text.as_bytes()));
+    if written.is_err() {
+        // A full disk has no room for half of a document.
+        let _ = std::fs::remove_file(&draft);
+    }
+    written?;
     std::fs::rename(&draft, path)
 }
 
@@ -118,7 +120,7 @@ pub fn write_whole(path: &Path, content: &impl Serialize) -> std::io::Result<()>
 /// Whatever the file system reports.
 pub fn make_anew(path: &Path) -> std::io::Result<File> {
     match std::fs::remove_file(path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
+        Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
         _ => {}
     }
     File::options().write(true).create_new(true).mode(0o600).open(path)
@@ -143,7 +145,7 @@ pub fn exists(folder: &Path, name: &str) -> bool {
 /// True where a process has the journal of this name open: the job runs.
 pub fn is_open(folder: &Path, name: &str) -> bool {
     let path = folder.join(format!("{name}.journal"));
-    path.exists() && matches!(Database::open(path), Err(redb::DatabaseError::DatabaseAlreadyOpen))
+    Documents::open(&path).is_err_and(|e| e.kind() == ErrorKind::ResourceBusy)
 }
 
 /// A copy or a sync that has not ended: its journal is in the folder.
@@ -165,7 +167,7 @@ pub struct Unfinished {
 /// Where the folder cannot be read. One that is not there holds none.
 pub fn unfinished(folder: &Path) -> std::io::Result<Vec<Unfinished>> {
     let files = match std::fs::read_dir(folder) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         files => files?,
     };
     let mut found: Vec<Unfinished> = files
@@ -187,9 +189,9 @@ fn look(folder: &Path, name: String) -> Option<Unfinished> {
     let written_s =
         written.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map_or(0, |since| since.as_secs());
     let unread = Unfinished { name, running: false, written_s, described: serde_json::Value::Null };
-    let described = match Database::open(&path) {
-        Ok(db) => description(&db).ok().flatten(),
-        Err(redb::DatabaseError::DatabaseAlreadyOpen) => return Some(Unfinished { running: true, ..unread }),
+    let described = match Documents::open(&path) {
+        Ok(documents) => documents.read("job").ok().flatten(),
+        Err(e) if e.kind() == ErrorKind::ResourceBusy => return Some(Unfinished { running: true, ..unread }),
         Err(_) => None,
     };
     // Where a process was killed, opening it wrote to it. What is told is when that process did.
@@ -200,10 +202,6 @@ fn look(folder: &Path, name: String) -> Option<Unfinished> {
     }
     let described = described.and_then(|text| serde_json::from_str(&text).ok());
     Some(Unfinished { described: described.unwrap_or_default(), ..unread })
-}
-
-fn description(db: &Database) -> Result<Option<String>, redb::Error> {
-    Ok(db.begin_read()?.open_table(DOCUMENTS)?.get("job")?.map(|v| v.value().to_owned()))
 }
 
 mod slots_as_text {
@@ -225,7 +223,7 @@ mod slots_as_text {
 #[derive(Debug)]
 pub struct Journal<S = JournalState> {
     path: PathBuf,
-    db: Database,
+    documents: Documents,
     state: S,
     saved: Option<String>,
 }
@@ -239,13 +237,10 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
     /// nothing to resume.
     pub fn open(folder: &Path, name: &str, description: &str, resume: bool) -> Result<Journal<S>> {
         let path = folder.join(format!("{name}.journal"));
-        let fail = |what: String| {
-            Error::own("open the journal", format!("the journal {} cannot be used: {what}", path.display()))
-                .with_remedy("choose another folder with --state-dir")
-        };
-        std::fs::create_dir_all(folder).map_err(|e| fail(e.to_string()))?;
-        refuse_link(&path).map_err(|e| fail(e.to_string()))?;
-        if resume && !path.exists() {
+        if !resume {
+            return Journal::make(&path, description, S::default()).map_err(|e| not_opened(&path, e));
+        }
+        if !path.exists() {
             return Err(Error::own(
                 format!("journal {}", path.display()),
                 "there is no unfinished job like this one",
@@ -258,20 +253,35 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
                 }
             }));
         }
-        let db = Database::create(&path).map_err(|e| match e {
-            redb::DatabaseError::DatabaseAlreadyOpen => {
-                Error::own(format!("journal {}", path.display()), "another whimbrel is running this very job")
-                    .with_remedy("wait for it to end")
-            }
-            other => fail(other.to_string()),
-        })?;
-        let mut journal = Journal { path, db, state: S::default(), saved: None };
-        if resume {
-            journal.state = journal.load(description)?;
-        }
-        let state = journal.state.clone();
-        journal.write(&[("format", &FORMAT.to_string()), ("job", description)])?;
-        journal.save(&state)?;
+        let documents = Documents::open(&path).map_err(|e| not_opened(&path, e))?;
+        let mut journal = Journal { path, documents, state: S::default(), saved: None };
+        journal.state = journal.load(description)?;
+        Ok(journal)
+    }
+
+    /// The journal of a new job that begins with this state. Where the disk is full it waits for room, as
+    /// [`DiskFull::until_room`].
+    ///
+    /// # Errors
+    /// As [`Journal::open`].
+    pub async fn begin(
+        folder: &Path,
+        name: &str,
+        description: &str,
+        state: S,
+        disk: &DiskFull,
+    ) -> Result<Journal<S>> {
+        let path = folder.join(format!("{name}.journal"));
+        let made = disk.until_room(|| Journal::make(&path, description, state.clone())).await;
+        made.map_err(|e| not_opened(&path, e))
+    }
+
+    fn make(path: &Path, description: &str, state: S) -> std::io::Result<Journal<S>> {
+        path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+        let documents = Documents::create(path)?;
+        let mut journal = Journal { path: path.to_owned(), documents, state, saved: None };
+        journal.documents.write(&[("format", &FORMAT.to_string()), ("job", description)])?;
+        journal.write(&journal.state.clone())?;
         Ok(journal)
     }
 
@@ -295,9 +305,23 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
     /// # Errors
     /// `Own` where it cannot be written: a full disk, for example.
     pub fn save(&mut self, state: &S) -> Result<()> {
-        let text = serde_json::to_string(state).map_err(|e| self.fail(&e))?;
+        self.write(state).map_err(|e| self.fail(&e))
+    }
+
+    /// As [`Journal::save`], and puts up with a full disk, which `disk` shows. For states that another run
+    /// can do without: it goes on from an earlier one, does more again, and nothing else differs.
+    ///
+    /// # Errors
+    /// `Own` where it cannot be written for another reason, or the disk has been full for too long.
+    pub fn checkpoint(&mut self, state: &S, disk: &DiskFull) -> Result<()> {
+        let outcome = self.write(state);
+        disk.bear(outcome).map(drop).map_err(|e| self.fail(&e))
+    }
+
+    fn write(&mut self, state: &S) -> std::io::Result<()> {
+        let text = serde_json::to_string(state)?;
         if self.saved.as_deref() != Some(&text) {
-            self.write(&[("state", &text)])?;
+            self.documents.write(&[("state", &text)])?;
             self.saved = Some(text);
         }
         Ok(())
@@ -309,45 +333,40 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
     /// `Own` where it cannot be removed.
     pub fn finish(self) -> Result<()> {
         let path = self.path;
-        drop(self.db);
+        drop(self.documents);
         std::fs::remove_file(&path)
             .map_err(|e| Error::own(format!("remove the journal {}", path.display()), e))
     }
 
     fn load(&self, description: &str) -> Result<S> {
-        let read = || -> Result<[Option<String>; 3], redb::Error> {
-            let tx = self.db.begin_read()?;
-            let table = tx.open_table(DOCUMENTS)?;
-            let text = |name: &str| Ok::<_, redb::Error>(table.get(name)?.map(|v| v.value().to_owned()));
-            Ok([text("format")?, text("job")?, text("state")?])
-        };
-        let [format, job, state] = read().map_err(|e| self.fail(&e))?;
-        if format.as_deref() != Some(&FORMAT.to_string()) {
+        let read = |name| self.documents.read(name).map_err(|e| self.fail(&e));
+        if read("format")?.as_deref() != Some(&FORMAT.to_string()) {
             return Err(self.fail(&"it was written by another version of whimbrel"));
         }
-        if job.as_deref() != Some(description) {
+        if read("job")?.as_deref() != Some(description) {
             return Err(self.fail(&"it belongs to a job with other options"));
         }
-        serde_json::from_str(&state.unwrap_or_default()).map_err(|e| self.fail(&e))
-    }
-
-    fn write(&self, documents: &[(&str, &str)]) -> Result<()> {
-        let write = || -> Result<(), redb::Error> {
-            let tx = self.db.begin_write()?;
-            {
-                let mut table = tx.open_table(DOCUMENTS)?;
-                for (name, text) in documents {
-                    table.insert(*name, *text)?;
-                }
-            }
-            tx.commit()?;
-            Ok(())
-        };
-        write().map_err(|e| self.fail(&e))
+        serde_json::from_str(&read("state")?.unwrap_or_default()).map_err(|e| self.fail(&e))
     }
 
     fn fail(&self, what: &dyn std::fmt::Display) -> Error {
         Error::own("keep the journal", format!("the journal {} cannot be used: {what}", self.path.display()))
             .with_remedy("see that the disk has room, or remove the file and start again")
     }
+}
+
+fn not_opened(path: &Path, error: std::io::Error) -> Error {
+    if error.kind() == ErrorKind::ResourceBusy {
+        return Error::own(
+            format!("journal {}", path.display()),
+            "another whimbrel is running this very job",
+        )
+        .with_remedy("wait for it to end");
+    }
+    let remedy = match is_full(&error) {
+        true => "make room on the disk, or choose another folder with --state-dir",
+        false => "choose another folder with --state-dir",
+    };
+    Error::own("open the journal", format!("the journal {} cannot be used: {error}", path.display()))
+        .with_remedy(remedy)
 }

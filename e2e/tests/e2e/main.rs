@@ -13,6 +13,7 @@ mod front_fleet;
 mod front_flush;
 mod front_large;
 mod front_moving;
+mod full_disk;
 mod known_losses;
 mod older;
 mod options;

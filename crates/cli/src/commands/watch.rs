@@ -10,6 +10,7 @@ use whimbrel_control::http;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::{format_bytes, format_count, format_count_of};
 use whimbrel_engine::error::Result;
+use whimbrel_flow::documents::disk_full_words;
 
 use crate::commands::sync::control_file::ControlFile;
 use crate::commands::sync::exposed::nothing_heard;
@@ -185,6 +186,9 @@ fn page_of_sync(card: &Value, last: Option<&Value>, screen: Screen) -> String {
             let silence = (side, &*text(&server["address"]), number(&server["silent_ms"]));
             page.push_str(&format!("SILENT   {}\n", nothing_heard(silence)));
         }
+    }
+    if let Some(full_ms) = status["disk_full_ms"].as_u64() {
+        page.push_str(&format!("DISK     {}\n", disk_full_words(full_ms)));
     }
     if let Some(trouble) = status["trouble"].as_str() {
         page.push_str(&format!("again    {trouble}\n"));

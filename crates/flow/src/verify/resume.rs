@@ -15,6 +15,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 
 use super::report::Ledger;
+use crate::documents::DiskFull;
 use crate::journal::{Journal, UnitMark};
 
 /// How often it is looked whether all keys that were read are decided.
@@ -98,8 +99,8 @@ impl Checkpoints {
     /// Writes down how far it is, once nothing is open; `rechecking` are the keys that are looked at again.
     ///
     /// # Errors
-    /// `Own` where the journal cannot be written.
-    pub async fn save(&self, rechecking: &AtomicU64, ledger: &Mutex<Ledger>) -> Result<()> {
+    /// As [`Journal::checkpoint`].
+    pub async fn save(&self, rechecking: &AtomicU64, ledger: &Mutex<Ledger>, disk: &DiskFull) -> Result<()> {
         let _nobody_passes = self.gate.write().await;
         while self.open.load(Ordering::Acquire) > 0 || rechecking.load(Ordering::Acquire) > 0 {
             tokio::time::sleep(POLL).await;
@@ -107,7 +108,7 @@ impl Checkpoints {
         let ledger = ledger.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let state =
             VerifyState { layout: self.layout.clone(), units: self.units().clone(), ledger: Some(ledger) };
-        self.journal.lock().unwrap_or_else(PoisonError::into_inner).save(&state)
+        self.journal.lock().unwrap_or_else(PoisonError::into_inner).checkpoint(&state, disk)
     }
 
     /// The verification is complete: the journal is removed.

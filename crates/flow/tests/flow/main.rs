@@ -1,5 +1,6 @@
 //! Keys move between real servers.
 
+mod documents;
 mod legacy;
 mod slots;
 mod typed;

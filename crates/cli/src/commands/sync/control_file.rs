@@ -18,6 +18,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::seal::FenceKind;
+use whimbrel_flow::documents::DiskFull;
 use whimbrel_flow::journal;
 use whimbrel_flow::sync::{Ask, Compare, CutoverOptions};
 
@@ -178,9 +179,8 @@ impl ControlFile {
         self.folder.join(format!("{}.{ending}", self.name))
     }
 
-    fn put(&self, ending: &str, content: &impl Serialize) -> Result<()> {
-        let path = self.path(ending);
-        journal::write_whole(&path, content).map_err(|e| Error::own(format!("write {}", path.display()), e))
+    fn put(&self, ending: &str, content: &impl Serialize) -> std::io::Result<()> {
+        journal::write_whole(&self.path(ending), content)
     }
 
     /// As [`ControlFile::put`], where nothing is there yet.
@@ -220,21 +220,22 @@ impl ControlFile {
         // Perhaps left over from an earlier run. A process of the same number may run by now that asked for
         // nothing: so it is not carried out, and one that was asked while this began is told to ask again.
         if let Some(wish) = self.take::<CutoverRequest>("ask") {
-            self.reply(&wish, too_early(&wish));
+            self.reply(&wish, too_early(&wish)).await;
         }
         let serve = async {
             loop {
                 if let Some(wish) = self.take::<CutoverRequest>("ask") {
                     let reply = self.pass_on(&wish, &asks).await;
                     let _: Option<bool> = self.take(&wish.withdrawal());
-                    self.reply(&wish, reply);
+                    self.reply(&wish, reply).await;
                 }
                 sleep(LOOK_PERIOD).await;
             }
         };
         let publish = async {
+            let disk = DiskFull::default();
             loop {
-                if let Err(error) = self.put("json", &running.card()) {
+                if let Err(error) = disk.bear(self.put("json", &running.card())) {
                     tracing::warn!(%error, "the status could not be written");
                 }
                 sleep(PUBLISH_PERIOD).await;
@@ -244,10 +245,10 @@ impl ControlFile {
         never
     }
 
-    fn reply(&self, wish: &CutoverRequest, reply: Reply) {
-        if wish.is_awaited()
-            && let Err(error) = self.put(&wish.answer(), &reply)
-        {
+    /// Answers, also once a full disk has room again, where somebody waits for it still.
+    async fn reply(&self, wish: &CutoverRequest, reply: Reply) {
+        let answer = || if wish.is_awaited() { self.put(&wish.answer(), &reply) } else { Ok(()) };
+        if let Err(error) = DiskFull::default().until_room(answer).await {
             tracing::warn!(%error, "an answer could not be given");
         }
     }
@@ -360,7 +361,8 @@ impl ControlFile {
     /// # Errors
     /// `Own` where the file cannot be written.
     pub fn withdraw(&self, wish: &CutoverRequest) -> Result<()> {
-        self.put(&wish.withdrawal(), &true)
+        let path = self.path(&wish.withdrawal());
+        journal::write_whole(&path, &true).map_err(|e| Error::own(format!("write {}", path.display()), e))
     }
 
     /// Removes what only a running sync shows.

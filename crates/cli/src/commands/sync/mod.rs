@@ -17,6 +17,7 @@ use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::feed::{FeedKind, FeedOptions, TouchedLimits};
 use whimbrel_flow::copy::{self, CopyOptions, DbPair, Plan};
+use whimbrel_flow::documents::disk_full_words;
 use whimbrel_flow::journal::{self, Journal};
 use whimbrel_flow::retry::RetryPolicy;
 use whimbrel_flow::sync::{
@@ -154,10 +155,11 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
         if !args.show.quiet {
             say_back(args, &name, (&source, &target), &turned);
         }
-        let mut journal = Journal::open(&folder, &name, &description, false)?;
-        journal.begin_with(SyncState::leading_back(&from))?;
         let control_file = (ControlFile::new(&folder, &name), &*current);
         let status = Arc::new(SyncStatus::default());
+        // The cutover is done: a full disk must not cost the way back.
+        let state = SyncState::leading_back(&from);
+        let journal = Journal::begin(&folder, &name, &description, state, &status.copy.disk).await?;
         let done =
             attended(args, control_file, (source, target), options.clone(), status, journal, &turned, stop)
                 .await?;
@@ -468,6 +470,7 @@ fn row(shown: &SyncShown, speed: &SpeedNow) -> Vec<Cell> {
         }
     }
     row.extend(shown.silences().map(|silence| cell(1, exposed::nothing_heard(silence))));
+    row.extend(shown.disk_full_ms.map(|full_ms| cell(1, disk_full_words(full_ms))));
     if let Some(trouble) = &shown.trouble {
         row.push(cell(1, format!("tries again: {trouble}")));
     }
