@@ -8,11 +8,14 @@
 //! Errors become outcomes here: what certainly did not happen is refused, and of a fence, a takeover or a
 //! giving back that got no answer nobody knows, so it is said to be unknown and looked into.
 
+mod check;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::migration::{Action, Detail, Effect, Outcome, Reason, Rules, Verify, Why};
@@ -24,13 +27,14 @@ use whimbrel_engine::error::{Code, Error};
 use whimbrel_engine::feed::{Feed, FeedOptions, TouchedLimits};
 use whimbrel_engine::handover::{FenceKind, Handover, HandoverOptions, Members, Paused};
 use whimbrel_flow::budget::{Rate, Rates};
-use whimbrel_flow::documents::DiskFull;
 use whimbrel_flow::functions;
+use whimbrel_flow::journal::DiskFull;
 use whimbrel_flow::slots::{
-    Level, SlotMover, SlotOptions, SlotProgress, TargetGate, TargetGateGuard, count_keys, has_other_databases,
+    Level, SlotMover, SlotOptions, SlotProgress, TargetGate, TargetGateGuard, count_keys,
 };
 
 use crate::options::TransferOptions;
+use crate::pause::PauseNeed;
 
 /// Time of a pause that is left for fence, takeover and release: the drain must be over before it begins.
 const SEAL_RESERVE: Duration = Duration::from_millis(10);
@@ -44,12 +48,9 @@ const TOUCHED_ELEMENTS_MAX: usize = 65_536;
 /// How fast keys are taken to move before anything was measured, per second.
 const KEYS_PER_S_FIRST: f64 = 30_000.0;
 
-/// What a handover takes besides transferring keys, in milliseconds: the feed's last bytes, the replicas'
-/// answers.
-const DRAIN_FIXED_MS: f64 = 2.0;
-
-/// What counting one slot's keys on both sides takes, in milliseconds.
-const COUNT_SLOT_MS: f64 = 0.004;
+/// Why these slots of a source cannot leave it in one handover.
+pub(crate) const NOT_AT_ONCE: &str = "these are all slots of the source, and the target has none: these \
+     servers would make the source's replicas follow the slots, so they need two handovers";
 
 /// Result of an effect: what it brings, or why it was not done.
 type Done = std::result::Result<Detail, Trouble>;
@@ -155,6 +156,8 @@ pub(crate) struct Executor {
     functions_shared: bool,
     compared_ahead: bool,
     keys_per_s: f64,
+    /// What a pause needs, as it was measured by the check of the batch at hand.
+    need: PauseNeed,
     notices: Vec<String>,
 }
 
@@ -190,6 +193,7 @@ impl Executor {
             functions_shared: false,
             compared_ahead: false,
             keys_per_s: KEYS_PER_S_FIRST,
+            need: PauseNeed::default(),
             notices: Vec::new(),
         }
     }
@@ -257,7 +261,7 @@ impl Executor {
         }
     }
 
-    /// Closes the connections; the feed stays, since it mends its own.
+    /// Closes the connections; the feed stays, since it repairs its own.
     fn forget_links(&mut self) {
         self.handover = None;
         self.mover = None;
@@ -278,7 +282,7 @@ impl Executor {
             Action::Attach => self.attach(slots).await,
             Action::Snapshot => self.snapshot(slots).await,
             Action::CatchUp { brake_percent } => self.catch_up(slots, *brake_percent).await,
-            Action::Pause { pause_ms } => self.pause(*pause_ms).await,
+            Action::Pause { pause_ms } => self.pause(slots, *pause_ms).await,
             Action::Drain { replica_wait_ms } => self.drain(*replica_wait_ms).await,
             Action::Compare { verify } => self.compare(slots, *verify).await,
             Action::Fence => self.fence(slots).await,
@@ -374,79 +378,6 @@ impl Executor {
             self.mover = Some(mover);
         }
         Ok(self.mover.as_mut().ok_or_else(no_nodes)?)
-    }
-
-    async fn check(&mut self, slots: &SlotSet) -> Done {
-        let former = match (&self.members, &self.between) {
-            (Some(members), Some((_, target))) => members.target.first().filter(|f| *f != target).cloned(),
-            _ => None,
-        };
-        if let Some(former) = former
-            && self.handover().await?.may_come_back_and_take(&former).await?
-        {
-            let message = format!(
-                "the target's shard failed over, and its former primary {former} is down with slots marked \
-                    as importing: \
-                 when it comes back it would take them by itself, with old keys; start again when it is \
-                 back, or after \
-                 CLUSTER FORGET"
-            );
-            return Err(because(Why::Permanent, message));
-        }
-        let handover = self.handover().await?;
-        handover.check_permissions().await?;
-        let others = handover.other_jobs().await?;
-        if !others.is_empty() {
-            let message = format!("another whimbrel is moving slots of these nodes: {}", others.join(", "));
-            return Err(because(Why::Busy, message));
-        }
-        let seen = handover.inspect(slots).await?;
-        if !seen.source.is_primary {
-            return Err(because(Why::SourceChanged, "the source is no primary"));
-        }
-        if !seen.target.is_primary {
-            return Err(because(Why::TargetChanged, "the target is no primary"));
-        }
-        if seen.source.claims.intersection(slots).len() != slots.len() {
-            let message = "the source does not own all of the slots any more";
-            return Err(because(Why::OwnerChanged, message));
-        }
-        let open = seen.source.open.union(&seen.target.open);
-        if !open.is_empty() {
-            let message = format!(
-                "slots {open} are marked as migrating or importing: a migration is running, or one was left \
-                    half-done; \
-                 see `whimbrel repair`"
-            );
-            return Err(because(Why::Busy, message));
-        }
-        if seen.target.keys > 0 {
-            let message = format!(
-                "the target holds {} keys in slots that are not its own, left over from something; see \
-                    `whimbrel repair`",
-                seen.target.keys
-            );
-            return Err(because(Why::Busy, message));
-        }
-        let handover = self.handover().await?;
-        for address in [handover.source_address().clone(), handover.target_address().clone()] {
-            if has_other_databases(&mut self.deployment.open(&address, 0).await?).await? {
-                let message = format!(
-                    "{address} holds keys in another database than 0, which this method does not move; use \
-                        --method native"
-                );
-                return Err(because(Why::Permanent, message));
-            }
-        }
-        // Written down with the outcome of this, before anything is switched off.
-        self.handover().await?.find_shelter(slots).await?;
-        if !self.begun {
-            self.handover().await?.begin().await?;
-            self.begun = true;
-        }
-        let (source, target) = (seen.source.process, seen.target.process);
-        self.members = Some(self.handover().await?.members().clone());
-        Ok(Detail::Checked { source, target })
     }
 
     async fn share_functions(&mut self) -> Result<(), Trouble> {
@@ -586,7 +517,7 @@ impl Executor {
             let message = format!(
                 "{} {} changes whenever it is read, and the last read took {} ms, more than the longest \
                     pause of {} ms; \
-                 stop its writers for a while, or allow a longer pause with --max-pause",
+                 stop its writers for a while, or allow a longer pause",
                 unstable.kind, unstable.key, unstable.read_ms, max_pause_ms
             );
             return Err(because(Why::TooLarge, message));
@@ -599,20 +530,28 @@ impl Executor {
         }
         self.progress.touched.store(left, Ordering::Relaxed);
         let (keys_now, bytes_now) = self.moved();
-        let counted_ms =
-            if self.rules.verify == Verify::None { 0.0 } else { slots.len() as f64 * COUNT_SLOT_MS };
-        let drain_ms = left as f64 / self.keys_per_s * 1_000.0 + DRAIN_FIXED_MS + counted_ms;
+        let drain_ms = self.need.with_keys_ms(left, self.keys_per_s);
         Ok(Detail::CaughtUp {
             keys: keys_now - keys,
             bytes: bytes_now - bytes,
             left,
-            drain_ms: drain_ms as u64 + changing_ms,
+            drain_ms: drain_ms + changing_ms,
+            pause_ms: self.need.least_ms,
         })
     }
 
-    async fn pause(&mut self, pause_ms: u64) -> Done {
+    async fn pause(&mut self, slots: &SlotSet, pause_ms: u64) -> Done {
         self.feed()?;
-        self.mover().await?;
+        self.wait_for_natives().await?;
+        let seen = self.handover().await?.inspect(slots).await?;
+        if !slots.difference(&seen.source.claims).is_empty() {
+            return Err(because(Why::OwnerChanged, "the source does not own all of the slots any more"));
+        }
+        let compares = self.rules.verify != Verify::None;
+        let mover = self.mover().await?;
+        if compares {
+            mover.prepare_compare().await?;
+        }
         // Before the pause: what other jobs have on their way to the target would make writers wait longer.
         // And before the epochs are looked at: a takeover of another job would change the target's.
         let target = self.handover().await?.target_address().clone();
@@ -648,7 +587,8 @@ impl Executor {
 
     async fn drain(&mut self, replica_wait_ms: u64) -> Done {
         let (paused, _) = self.paused()?;
-        let deadline = paused.until.checked_sub(SEAL_RESERVE).unwrap_or(paused.until);
+        let reserve = SEAL_RESERVE + Duration::from_millis(self.need.after_drain_ms);
+        let deadline = paused.until.checked_sub(reserve).unwrap_or(paused.until);
         let offset = paused.offset.unwrap_or(0);
         let (keys, bytes) = self.moved();
         let feed = self.feed()?;
@@ -754,7 +694,7 @@ impl Executor {
     }
 }
 
-/// Holds writers back for a share of the time, until dropped. Ends with an error only.
+/// Slows writers down for a share of the time, until dropped. Ends with an error only.
 async fn hold_back(handover: &mut Handover, percent: u8, max_pause_ms: u64, progress: &JobProgress) -> Error {
     // Half of the longest pause, so that writers see many short ones and none that is worse than a
     // handover's.
@@ -779,7 +719,7 @@ async fn hold_back(handover: &mut Handover, percent: u8, max_pause_ms: u64, prog
 fn quiet_of(target: &Address) -> TargetGate {
     static ALL: OnceLock<Mutex<HashMap<Address, TargetGate>>> = OnceLock::new();
     let all = ALL.get_or_init(Mutex::default);
-    all.lock().unwrap_or_else(PoisonError::into_inner).entry(target.clone()).or_default().clone()
+    all.lock().entry(target.clone()).or_default().clone()
 }
 
 /// What the servers' lists of clients call this process.

@@ -1,8 +1,8 @@
 //! How a process stands, over HTTP, for those who watch many: `/metrics` for Prometheus, `/healthz` and
-//! `/readyz` for whoever starts processes, `/status` as JSON.
+//! `/readyz` for the supervisor of processes, `/status` as JSON.
 //!
-//! Read only, and without a login: whoever reaches the port sees addresses and names of keys, but no password
-//! and no value.
+//! Read only, and without a login: anyone who reaches the port sees addresses and names of keys, but no
+//! password and no value.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -27,6 +27,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::remedy::Remedy;
 
 use crate::lobby::Lobby;
 
@@ -179,7 +180,7 @@ impl HttpServer {
             .route("/status", get(status))
             .with_state(exposed);
         let lobby = Lobby::new(CONNECTIONS_MAX, CONNECTIONS_EACH);
-        // Requests under way at the stop are not waited for: whoever asks, asks again.
+        // Requests under way at the stop are not waited for: a client asks again.
         let mut connections = JoinSet::new();
         while let Some(accepted) = stop.run_until_cancelled(self.listener.accept()).await {
             let (stream, waiting) = match accepted {
@@ -226,8 +227,7 @@ pub async fn status_at(at: &str) -> Result<serde_json::Value> {
         Ok::<_, Box<dyn std::error::Error + Send + Sync>>(serde_json::from_slice(&bytes)?)
     };
     let fail = |e: &dyn fmt::Display| {
-        Error::own(format!("ask {at} for its status"), e)
-            .with_remedy("name the HOST:PORT that the other process was given with --http")
+        Error::own(format!("ask {at} for its status"), e).with_remedy(Remedy::NameHttpAddress)
     };
     match tokio::time::timeout(REQUEST_TIME, asked).await {
         Ok(Ok(status)) => Ok(status),

@@ -6,9 +6,10 @@
 //! waiting.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::migration::{
@@ -20,15 +21,13 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::handover::Members;
 
+use crate::clock::now_s;
 use crate::daemon::topology::Topology;
 use crate::executor::{Executor, JobProgress, Known};
 use crate::failpoint::{self, When};
 use crate::options::TransferOptions;
 use crate::report::{Ending, JobReport, Pauses};
-use crate::store::{Journal, Status, Store};
-
-/// How often somebody's wish to cancel is looked for.
-const CANCEL_PERIOD: Duration = Duration::from_millis(200);
+use crate::store::{Journal, Status};
 
 /// How often others are shown how the job stands, at most.
 const PUBLISH_PERIOD: Duration = Duration::from_millis(500);
@@ -89,7 +88,7 @@ pub struct View {
     shown: Mutex<Shown>,
     /// Counters that change while an effect is carried out.
     pub progress: Arc<JobProgress>,
-    /// Who is told of slots that were handed over.
+    /// Who gets to know which slots were handed over.
     told: OnceLock<Arc<Topology>>,
 }
 
@@ -110,7 +109,7 @@ impl View {
         self.lock().words.clone()
     }
 
-    /// From now on `topology` is told of slots that were handed over, as soon as they are.
+    /// From now on `topology` is notified of slots as soon as they are handed over.
     pub(crate) fn tell(&self, topology: Arc<Topology>) {
         // It is told once, before the job begins.
         let _ = self.told.set(topology);
@@ -134,7 +133,7 @@ impl View {
     }
 
     fn lock(&self) -> MutexGuard<'_, Shown> {
-        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shown.lock()
     }
 }
 
@@ -153,32 +152,24 @@ pub async fn run(
     cancel: CancellationToken,
 ) -> Result<JobReport> {
     let started = Instant::now();
-    // A token of its own: somebody who cancels this job does not mean the others.
-    let asked = CancellationToken::new();
-    if cancel.is_cancelled() {
-        asked.cancel();
-    }
     let mut executor = Executor::new(
         deployment,
         record.transfer.clone(),
         record.job.rules().clone(),
         record.job.id().to_string(),
         view.progress.clone(),
-        asked.clone(),
+        cancel.clone(),
         known(&record),
     );
     let (keys_handed_over, keys_total) = record.keys();
     view.progress.keys_total.store(keys_total, Ordering::Relaxed);
     view.progress.keys_handed_over.store(keys_handed_over, Ordering::Relaxed);
-    let (store, id) = (journal.store().clone(), journal.id().to_owned());
-    let watcher = tokio::spawn(watch_for_cancel(store, id, cancel, asked.clone()));
     let latest = Mutex::new(Some(status_now(&record, view)));
     let outcome = tokio::select! {
         biased;
-        outcome = drive(&mut record, journal, &mut executor, view, &latest, &asked) => outcome,
+        outcome = drive(&mut record, journal, &mut executor, view, &latest, &cancel) => outcome,
         never = publish(journal, &latest, &view.progress) => match never {},
     };
-    watcher.abort();
     if record.job.has_ended() {
         executor.put_back().await;
     }
@@ -195,7 +186,7 @@ async fn publish(
 ) -> std::convert::Infallible {
     let mut published = None;
     loop {
-        let latest = latest.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let latest = latest.lock().clone();
         let latest = latest.map(|status| Status { keys_moved: progress.keys().0, ..status });
         if latest.is_some() && latest != published {
             latest
@@ -266,8 +257,7 @@ async fn drive(
                 Phase::Pausing | Phase::Fencing | Phase::TakingOver { .. } | Phase::Releasing
             );
         // Writers do not wait for a file that nothing depends on.
-        *latest.lock().unwrap_or_else(PoisonError::into_inner) =
-            (!is_sealed).then(|| status_now(record, view));
+        *latest.lock() = (!is_sealed).then(|| status_now(record, view));
         let Some(effect) = effects.pop() else { return failure.map_or(Ok(()), Err) };
         let name = effect.action.name();
         let batch = record.job.batches().iter().position(|b| b.slots == effect.slots).unwrap_or(0);
@@ -309,7 +299,7 @@ async fn drive(
 /// Writes the job down. Where the disk is full it waits for room, unless writers wait as well, or somebody
 /// cancels the job: `false`.
 async fn keep(record: &Record, journal: &Journal, view: &View, cancel: &CancellationToken) -> Result<bool> {
-    let write = || journal.write(record, Some(&status_now(record, view)));
+    let write = || journal.try_save(record, Some(&status_now(record, view)));
     let disk = &view.progress.disk;
     let kept = match record.job.phase() {
         Phase::Fencing => disk.bear(write()).map(|kept| kept.is_some()),
@@ -338,20 +328,6 @@ fn advance(job: &mut Job, event: Event, effects: &mut Vec<whimbrel_core::migrati
     step(job, event, effects).map_err(|reject| Error::own("go on with a job", reject))
 }
 
-/// Cancels `asked` once all are to be cancelled, or somebody asks for this job.
-pub(crate) async fn watch_for_cancel(
-    store: Store,
-    id: String,
-    all: CancellationToken,
-    asked: CancellationToken,
-) {
-    while !all.is_cancelled() && !store.is_cancel_asked(&id) {
-        // Cut short, or not: either way it is looked at again.
-        let _ = all.run_until_cancelled(tokio::time::sleep(CANCEL_PERIOD)).await;
-    }
-    asked.cancel();
-}
-
 /// How a job stands that this process runs: the batch at hand counts by its keys.
 fn status_now(record: &Record, view: &View) -> Status {
     Status { keys_moved: view.progress.keys().0, ..status(record) }
@@ -378,6 +354,7 @@ pub fn status(record: &Record) -> Status {
         created_s: record.created_s,
         updated_s: now_s(),
         ended: job.has_ended(),
+        ..Status::default()
     }
 }
 
@@ -433,8 +410,4 @@ fn report(job: &Job, took: Duration, view: &View, notices: Vec<String>) -> JobRe
         braked_ms: view.progress.braked_ms.load(std::sync::atomic::Ordering::Relaxed),
         notices,
     }
-}
-
-pub(crate) fn now_s() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -15,19 +16,26 @@ use whimbrel_core::node::NodeId;
 use whimbrel_core::plan::{BatchLimits, Move, batches};
 use whimbrel_core::slot::{Slot, SlotRange, SlotSet};
 use whimbrel_engine::deployment::Deployment;
-use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::handover::{FenceKind, Handover, HandoverOptions};
 use whimbrel_engine::native::{self, NativeKind, NativeOptions, NativePhase, NativeState, Peer};
 use whimbrel_flow::legacy::{self, LegacyOptions, LegacyProgress};
 
-use crate::executor::process_name;
-use crate::job::{self, Record, View, now_s};
+use crate::clock::now_s;
+use crate::executor::{NOT_AT_ONCE, process_name};
+use crate::job::{self, Record, View};
 use crate::options::TransferOptions;
+use crate::pause::{self, PauseNeed};
 use crate::report::{Ending, JobReport};
+use crate::steering::{Call, Refusal, Request, Socket, SocketFile, Standing, Steered};
 use crate::store::{Journal, Status, Store};
+use crate::strangers;
 
 /// How many jobs run at once: each has its own source, and its own connections and buffers.
 pub const PARALLEL_MAX: usize = 8;
+
+/// How long the process that runs a job may take to answer.
+const ASKED_WITHIN: Duration = Duration::from_secs(20);
 
 /// How many addresses are written down with a job.
 const NODES_MAX: usize = 32;
@@ -88,39 +96,76 @@ impl Method {
 pub struct Settings {
     /// By which means.
     pub method: Method,
-    /// What external jobs may do.
+    /// What external jobs may do, but for the longest pause.
     pub rules: Rules,
+    /// How long they may pause writes at once, in milliseconds; what is usual, or what round trips need,
+    /// where it is `None`.
+    pub max_pause_ms: Option<u64>,
     /// How external jobs move keys.
     pub transfer: TransferOptions,
     /// How many keys their batches have at most; what suits the source where it is `None`.
     pub batch_keys: Option<u64>,
 }
 
-/// How the slots of one move are cut.
+/// How the slots of one move are handed over.
+#[derive(Debug)]
+pub struct Cut {
+    /// How writes are fenced off.
+    pub fence: FenceKind,
+    /// Batches, in their order: one where all slots go at once.
+    pub parts: Vec<SlotSet>,
+    /// What a pause needs.
+    pub need: PauseNeed,
+    /// How long writes may be paused at once, in milliseconds.
+    pub max_pause_ms: u64,
+}
+
+/// How the slots of one move are cut, and what pause that needs.
 ///
 /// # Errors
-/// As [`Handover::open`].
+/// `Unfit` where all slots are to go at once and cannot, and where the longest pause is too short for any
+/// handover. As [`Handover::open`].
 pub async fn cut(
     deployment: &Deployment,
     planned: &Move,
-    batch_keys: Option<u64>,
+    settings: &Settings,
     keys_of: impl Fn(Slot) -> u64,
-) -> Result<(FenceKind, Vec<SlotSet>)> {
+) -> Result<Cut> {
     let options = HandoverOptions { process: process_name().to_owned(), begun: false, ..Default::default() };
     let (source, target) = (planned.source.clone(), planned.target.clone());
     let mut handover = Handover::open_with(deployment, source, target, options).await?;
     let fence = handover.fence_kind();
-    let keys_max = batch_keys.unwrap_or(fence.batch_keys_max()).max(1);
+    let Rules { atomic, verify, .. } = settings.rules;
+    let unfit = |handover: &Handover, what: String, remedy: String| {
+        let at = handover.source_address().to_string();
+        Error::unfit(Side::Source, at, "plan the handover", what).with_remedy(remedy)
+    };
+    let keys_max = settings.batch_keys.unwrap_or(fence.batch_keys_max()).max(1);
     let limits = BatchLimits { keys_max, slots_max: handover.batch_slots_max() };
-    let mut parts = batches(&planned.slots, keys_of, limits);
+    let mut parts = batches(&planned.slots, &keys_of, limits);
+    if atomic && !planned.slots.is_empty() {
+        parts = vec![planned.slots.clone()];
+    }
     if let [only] = &parts[..]
         && handover.should_split(only).await?
         && let Some(last) = only.iter().last()
     {
+        if atomic {
+            let remedy = "give the target a slot first, or move the slots in batches";
+            return Err(unfit(&handover, NOT_AT_ONCE.to_owned(), remedy.to_owned()));
+        }
         let last = SlotSet::from_ranges(SlotRange::new(last, last));
         parts = vec![only.difference(&last), last];
     }
-    Ok((fence, parts))
+    let largest = parts.iter().max_by_key(|part| part.len()).cloned().unwrap_or_default();
+    let keys = largest.iter().map(&keys_of).sum();
+    let longest_ms = settings.max_pause_ms.unwrap_or(pause::USUAL_MS);
+    let need = PauseNeed::measure_for(&mut handover, &largest, keys, verify, atomic, longest_ms).await?;
+    let max_pause_ms = need.longest_ms(settings.max_pause_ms);
+    if let Some((what, remedy)) = need.too_long_for(max_pause_ms) {
+        return Err(unfit(&handover, what, remedy));
+    }
+    Ok(Cut { fence, parts, need, max_pause_ms })
 }
 
 /// A job that is not an external one, as it is written down: nothing but what is to be reached, since the
@@ -271,17 +316,20 @@ impl PlainRecord {
             created_s: self.created_s,
             updated_s: now_s(),
             ended,
+            ..Status::default()
         }
     }
 }
 
-/// A job that is ready to run, with its journal.
+/// A job that is ready to run, with its journal. Others can ask it, also while it waits for its turn.
 #[derive(Debug)]
 pub struct Ready {
     /// What it is.
     pub task: Task,
     /// What a display reads while it runs.
     pub view: Arc<View>,
+    // Dropped in this order: the socket is gone before somebody else can open the journal.
+    asked: Asked,
     journal: Journal,
 }
 
@@ -289,12 +337,87 @@ impl Ready {
     /// Takes up a job that is in the folder and that nobody runs.
     ///
     /// # Errors
-    /// As [`Store::open`] and [`Task::load`].
+    /// As [`Store::open`] and [`Task::load`]; `Own` where its socket cannot be made.
     pub fn open(store: &Store, id: &str) -> Result<Ready> {
         let journal = store.open(id)?;
         let task = Task::load(&journal)?;
-        Ok(Ready { task, view: Arc::default(), journal })
+        Ready::new(task, journal)
     }
+
+    fn new(task: Task, journal: Journal) -> Result<Ready> {
+        *journal.latest().lock() = task.status();
+        let asked = Asked::begin(&journal)?;
+        Ok(Ready { task, view: Arc::default(), asked, journal })
+    }
+
+    /// Has it roll back what it has begun, in its turn.
+    pub fn cancel(&self) {
+        self.asked.cancel.cancel();
+    }
+}
+
+/// How others ask a job that moves slots.
+#[derive(Debug)]
+struct Asked {
+    /// Cancelled when somebody wants the job cancelled.
+    cancel: CancellationToken,
+    closing: CancellationToken,
+    file: Arc<SocketFile>,
+}
+
+impl Asked {
+    fn begin(journal: &Journal) -> Result<Asked> {
+        let socket = Socket::bind(&journal.store().socket(journal.id()))?;
+        let (cancel, closing, file) = (CancellationToken::new(), CancellationToken::new(), socket.file());
+        let moving = Moving { latest: journal.latest(), cancel: cancel.clone() };
+        tokio::spawn(socket.serve(Arc::new(moving), closing.clone()));
+        Ok(Asked { cancel, closing, file })
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        self.file.remove();
+        self.closing.cancel();
+    }
+}
+
+/// What a job that moves slots answers.
+struct Moving {
+    latest: Arc<Mutex<Status>>,
+    cancel: CancellationToken,
+}
+
+impl Steered for Moving {
+    async fn standing(&self) -> Standing {
+        Standing { job: self.latest.lock().clone(), details: serde_json::Value::Null }
+    }
+
+    async fn carry_out(
+        &self,
+        request: Request,
+        _withdrawn: CancellationToken,
+    ) -> std::result::Result<serde_json::Value, Refusal> {
+        match request {
+            Request::Cancel => {
+                self.cancel.cancel();
+                Ok(serde_json::Value::Null)
+            }
+            _ => Err(Refusal::unsupported("a move of slots can be cancelled, and nothing else")),
+        }
+    }
+}
+
+/// Asks the process that runs a job to cancel it. It has not done so yet when this returns.
+///
+/// # Errors
+/// `Own` where it cannot be asked; `Unfit` where it refuses.
+pub async fn ask_to_cancel(store: &Store, id: &str) -> Result<()> {
+    let socket = store.socket(id);
+    let call = Call { socket: &socket, request: Request::Cancel, within: ASKED_WITHIN };
+    let answer = call.make(&CancellationToken::new(), |_| {}).await?;
+    let refused = |refusal: Refusal| Error::unfit(Side::Own, "", format!("cancel job {id}"), refusal.text);
+    answer.outcome.map(drop).map_err(refused)
 }
 
 /// Jobs for planned moves, written down and not begun. `keys_of` tells how many keys a node has in a slot.
@@ -321,10 +444,11 @@ pub async fn prepare(
         let task = match settings.method {
             Method::External => {
                 let keys_of = |slot| keys_of(&planned.source, slot);
-                let (_, parts) = cut(deployment, planned, settings.batch_keys, keys_of).await?;
+                let Cut { parts, max_pause_ms, .. } = cut(deployment, planned, settings, keys_of).await?;
                 let (source, target) = (planned.source.clone(), planned.target.clone());
                 let batch_keys = parts.iter().map(|part| part.iter().map(keys_of).sum()).collect();
-                let job = Job::new(id, source, target, parts, settings.rules.clone());
+                let job =
+                    Job::new(id, source, target, parts, Rules { max_pause_ms, ..settings.rules.clone() });
                 let record = Record::new(cluster.clone(), nodes.clone(), settings.transfer.clone(), job);
                 Task::External(Box::new(Record { batch_keys, ..record }))
             }
@@ -344,7 +468,7 @@ pub async fn prepare(
         let journal = store.create(task.id().as_str())?;
         task.save(&journal)?;
         journal.publish(&task.status());
-        jobs.push(Ready { task, view: Arc::default(), journal });
+        jobs.push(Ready::new(task, journal)?);
     }
     Ok(jobs)
 }
@@ -405,35 +529,37 @@ async fn run_queue(
 ) -> Result<Vec<JobReport>> {
     let mut reports = Vec::with_capacity(queue.len());
     for ready in queue {
-        let Ready { task, view, journal } = ready;
+        let Ready { task, view, journal, asked } = ready;
         if (cancel.is_cancelled() || enough.is_cancelled()) && task.is_fresh() {
             let (id, source, target) = (task.id().to_string(), task.source().clone(), task.target().clone());
             reports.push(JobReport::not_started(id, source, target, task.slots(), task.method()));
             let store = journal.store().clone();
-            drop(journal);
+            drop((asked, journal));
             store.remove(task.id().as_str())?;
             continue;
         }
+        // Who cancels this job does not mean the others; who cancels all of them means this one as well.
+        let (all, this) = (cancel.clone(), asked.cancel.clone());
+        if all.is_cancelled() {
+            this.cancel();
+        }
+        let watcher = tokio::spawn(async move {
+            all.cancelled().await;
+            this.cancel();
+        });
         let report = match task {
             Task::External(record) => {
-                job::run(*record, &journal, deployment.clone(), &view, cancel.clone()).await?
+                job::run(*record, &journal, deployment.clone(), &view, asked.cancel.clone()).await
             }
             Task::Plain(plain) => {
                 let begun = PlainRecord { begun: true, ..plain.clone() };
-                let kept = view.progress.disk.until_room(|| journal.write(&begun, None)).await;
+                let kept = view.progress.disk.until_room(|| journal.try_save(&begun, None)).await;
                 kept.map_err(|e| journal.fail(&e))?;
-                let asked = CancellationToken::new();
-                let watcher = tokio::spawn(job::watch_for_cancel(
-                    journal.store().clone(),
-                    journal.id().to_owned(),
-                    cancel.clone(),
-                    asked.clone(),
-                ));
-                let report = run_plain(&plain, &journal, &deployment, &view, &asked).await;
-                watcher.abort();
-                report
+                Ok(run_plain(&plain, &journal, &deployment, &view, &asked.cancel).await)
             }
         };
+        watcher.abort();
+        let report = report?;
         if report.ending != Ending::Done {
             enough.cancel();
         }
@@ -454,10 +580,15 @@ async fn run_plain(
     let (id, source, target) = (plain.id.to_string(), plain.source.clone(), plain.target.clone());
     let mut report = JobReport::not_started(id, source, target, plain.slots.clone(), plain.method.name());
     journal.publish(&plain.status(NativePhase::Snapshotting, &SlotSet::new(), "", false));
-    let outcome = match plain.method {
-        Method::Native(kind) => run_native(plain, kind.kind(), deployment, view, cancel).await,
-        Method::Legacy | Method::External => run_legacy(plain, deployment, view, cancel).await,
-    };
+    let outcome = async {
+        // Since it was taken in somebody may have begun something there.
+        strangers::refuse_jobs(deployment, [&plain.source, &plain.target]).await?;
+        match plain.method {
+            Method::Native(kind) => run_native(plain, kind.kind(), deployment, view, cancel).await,
+            Method::Legacy | Method::External => run_legacy(plain, deployment, view, cancel).await,
+        }
+    }
+    .await;
     let (phase, message) = match outcome {
         Ok((moved, keys, cancelled)) => {
             view.hand_over(&moved, &plain.target);

@@ -8,7 +8,7 @@ use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::format_count_of;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
-use whimbrel_engine::nodes::{Counted, JOB_CLIENT_NAME, Survey, SurveyOptions, Surveyed};
+use whimbrel_engine::nodes::{Counted, JOB_CLIENT_NAME, NodeState, Survey, SurveyOptions, Surveyed};
 
 use crate::executor::process_name;
 
@@ -42,6 +42,26 @@ pub async fn refuse(deployment: &Deployment, involved: &BTreeSet<NodeId>, own: &
     found.map_or(Ok(()), |(node, what)| Err(refusal(node, what)))
 }
 
+/// Refuses to begin a job of the servers' own, or of the classic way, on `nodes` where another whimbrel moves
+/// slots there. What this process runs it keeps apart itself.
+///
+/// # Errors
+/// As [`refuse`].
+pub(crate) async fn refuse_jobs(deployment: &Deployment, nodes: [&NodeId; 2]) -> Result<()> {
+    let what = SurveyOptions { counts: Counted::Nothing, activity: true };
+    let survey = Survey::take_with(deployment, what).await?;
+    let among = survey.nodes.iter().filter(|node| nodes.contains(&&node.id));
+    let found = among.filter_map(|node| Some((node, job_at(node.state()?)?))).next();
+    found.map_or(Ok(()), |(node, what)| Err(refusal(node, what)))
+}
+
+/// Another whimbrel's job that is connected to a node, in words.
+fn job_at(state: &NodeState) -> Option<String> {
+    let ours = format!("{JOB_CLIENT_NAME}:{}:", process_name());
+    let job = state.jobs.iter().find(|job| !job.starts_with(&ours))?;
+    Some(format!("another whimbrel is moving slots there: {}", shown(job)))
+}
+
 /// What is going on at a node, in words; `None` where nothing is. What whimbrels do there counts where the
 /// node is `involved`: they may move slots of one cluster at the same time, as long as they have no node in
 /// common.
@@ -51,11 +71,11 @@ pub fn trouble_at(node: &Surveyed, involved: bool, own: &Own) -> Option<String> 
         Err(why) => return involved.then(|| format!("it does not answer: {why}")),
     };
     if !state.native.is_empty() && !own.nodes.contains(&node.id) {
-        return Some(format!("a migration is running there: {}", state.native.join(", ")));
+        let all: Vec<String> = state.native.iter().map(ToString::to_string).collect();
+        return Some(format!("a migration is running there: {}", all.join(", ")));
     }
-    let ours = format!("{JOB_CLIENT_NAME}:{}:", process_name());
-    if let Some(job) = state.jobs.iter().find(|job| !job.starts_with(&ours)).filter(|_| involved) {
-        return Some(format!("another whimbrel is moving slots there: {}", shown(job)));
+    if let Some(job) = job_at(state).filter(|_| involved) {
+        return Some(job);
     }
     let (importing, migrating) = (state.importing_slots(), state.migrating_slots());
     let (importing, migrating) = (importing.difference(&own.slots), migrating.difference(&own.slots));

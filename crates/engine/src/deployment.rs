@@ -1,8 +1,9 @@
 //! A standalone server or a cluster: its nodes, its slots, and connections to them.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 
+use parking_lot::RwLock;
 use whimbrel_core::slot::{Slot, SlotRange, SlotSet, tag_for_slot};
 use whimbrel_wire::value::Value;
 
@@ -219,7 +220,7 @@ impl Deployment {
 
     /// The topology as last seen.
     pub fn topology(&self) -> Arc<Topology> {
-        self.topology.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.topology.read().clone()
     }
 
     /// Asks the nodes for the topology, one after another until one answers. A standalone server has none to
@@ -248,7 +249,7 @@ impl Deployment {
                 }
                 Ok(topology) => {
                     let topology = Arc::new(topology);
-                    *self.topology.write().unwrap_or_else(PoisonError::into_inner) = topology.clone();
+                    *self.topology.write() = topology.clone();
                     return Ok(topology);
                 }
                 Err(e) => failure = Some(e),

@@ -26,6 +26,7 @@ pub mod login;
 pub mod native;
 pub mod nodes;
 pub mod probe;
+pub mod remedy;
 pub mod seal;
 pub mod slot_keys;
 pub mod tls;

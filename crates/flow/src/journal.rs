@@ -4,10 +4,12 @@
 //! ever resumed with what it was started with), for each shard and database how far every key has been
 //! acknowledged, and which keys could not be copied. No password and no value is in it.
 
+mod disk;
+mod documents;
+mod files;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
@@ -16,9 +18,12 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::remedy::Remedy;
 
-use crate::copy::KeyFailure;
-use crate::documents::{DiskFull, Documents, is_full};
+pub use self::disk::{DiskFull, disk_full_words, is_full};
+pub use self::documents::{Documents, FileDocument, OpenError, RedbDocuments};
+pub use self::files::{make_anew, refuse_link, write_whole};
+use crate::progress::KeyFailure;
 use crate::scan::Position;
 
 /// Format of the documents. A file of another format is refused with a clear message.
@@ -96,47 +101,6 @@ impl JournalState {
     }
 }
 
-/// Writes a document for others to read: they find the whole of it, or the whole of what was there before.
-///
-/// # Errors
-/// Whatever the file system reports.
-pub fn write_whole(path: &Path, content: &impl Serialize) -> std::io::Result<()> {
-    let mut draft = path.as_os_str().to_owned();
-    draft.push("-draft");
-    let text = serde_json::to_string(content)?;
-    let written = make_anew(Path::new(&draft)).and_then(|mut file| file.write_all(text.as_bytes()));
-    if written.is_err() {
-        // A full disk has no room for half of a document.
-        let _ = std::fs::remove_file(&draft);
-    }
-    written?;
-    std::fs::rename(&draft, path)
-}
-
-/// A new and empty file that only its user can read, in the place of what may have that name. A symbolic link
-/// is replaced, never followed.
-///
-/// # Errors
-/// Whatever the file system reports.
-pub fn make_anew(path: &Path) -> std::io::Result<File> {
-    match std::fs::remove_file(path) {
-        Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
-        _ => {}
-    }
-    File::options().write(true).create_new(true).mode(0o600).open(path)
-}
-
-/// What must not be followed: whoever made the link chose the file behind it.
-///
-/// # Errors
-/// Where there is a symbolic link of this name.
-pub fn refuse_link(path: &Path) -> std::io::Result<()> {
-    match path.symlink_metadata() {
-        Ok(about) if about.is_symlink() => Err(std::io::Error::other("it is a symbolic link")),
-        _ => Ok(()),
-    }
-}
-
 /// True where a journal by this name is left over from an earlier run.
 pub fn exists(folder: &Path, name: &str) -> bool {
     folder.join(format!("{name}.journal")).exists()
@@ -145,10 +109,28 @@ pub fn exists(folder: &Path, name: &str) -> bool {
 /// True where a process has the journal of this name open: the job runs.
 pub fn is_open(folder: &Path, name: &str) -> bool {
     let path = folder.join(format!("{name}.journal"));
-    Documents::open(&path).is_err_and(|e| e.kind() == ErrorKind::ResourceBusy)
+    path.exists() && matches!(RedbDocuments::open(&path), Err(OpenError::InUse))
 }
 
-/// A copy or a sync that has not ended: its journal is in the folder.
+/// Ends the job of a journal that nobody has open: it cannot go on any more.
+///
+/// # Errors
+/// `Own` where a process runs the job, or the file cannot be removed. One that is not there is no error.
+pub fn discard(folder: &Path, name: &str) -> Result<()> {
+    let path = folder.join(format!("{name}.journal"));
+    if !path.exists() {
+        return Ok(());
+    }
+    let fail = |e: &dyn std::fmt::Display| Error::own(format!("remove the journal {}", path.display()), e);
+    match RedbDocuments::open(&path) {
+        Err(OpenError::InUse) => Err(fail(&"a process runs this job")),
+        Ok(documents) => Box::new(documents).remove().map_err(|e| fail(&e)),
+        // What cannot be read cannot be gone on with either.
+        Err(OpenError::Failed(_)) => std::fs::remove_file(&path).map_err(|e| fail(&e)),
+    }
+}
+
+/// A copy, a sync or a verification that has not ended: its journal is in the folder.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Unfinished {
     /// The name of the journal.
@@ -161,19 +143,19 @@ pub struct Unfinished {
     pub described: serde_json::Value,
 }
 
-/// Copies and syncs that have not ended, by name: at most 10,000.
+/// Copies, syncs and verifications that have not ended, by name: at most 10,000.
 ///
 /// # Errors
 /// Where the folder cannot be read. One that is not there holds none.
 pub fn unfinished(folder: &Path) -> std::io::Result<Vec<Unfinished>> {
     let files = match std::fs::read_dir(folder) {
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         files => files?,
     };
     let mut found: Vec<Unfinished> = files
         .filter_map(|file| {
             let name = file.ok()?.file_name().to_str()?.strip_suffix(".journal")?.to_owned();
-            ["copy-", "sync-"].iter().any(|kind| name.starts_with(kind)).then_some(name)
+            ["copy-", "sync-", "verify-"].iter().any(|kind| name.starts_with(kind)).then_some(name)
         })
         .take(UNFINISHED_MAX)
         .filter_map(|name| look(folder, name))
@@ -189,10 +171,10 @@ fn look(folder: &Path, name: String) -> Option<Unfinished> {
     let written_s =
         written.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map_or(0, |since| since.as_secs());
     let unread = Unfinished { name, running: false, written_s, described: serde_json::Value::Null };
-    let described = match Documents::open(&path) {
+    let described = match RedbDocuments::open(&path) {
         Ok(documents) => documents.read("job").ok().flatten(),
-        Err(e) if e.kind() == ErrorKind::ResourceBusy => return Some(Unfinished { running: true, ..unread }),
-        Err(_) => None,
+        Err(OpenError::InUse) => return Some(Unfinished { running: true, ..unread }),
+        Err(OpenError::Failed(_)) => None,
     };
     // Where a process was killed, opening it wrote to it. What is told is when that process did.
     if let (Some(written), Ok(file)) = (written, File::options().write(true).open(&path))
@@ -223,7 +205,7 @@ mod slots_as_text {
 #[derive(Debug)]
 pub struct Journal<S = JournalState> {
     path: PathBuf,
-    documents: Documents,
+    documents: Box<dyn Documents>,
     state: S,
     saved: Option<String>,
 }
@@ -245,15 +227,9 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
                 format!("journal {}", path.display()),
                 "there is no unfinished job like this one",
             )
-            .with_remedy(match name.starts_with("copy-") {
-                false => "leave out --resume, or repeat the options of the one that was interrupted",
-                true => {
-                    "leave out --resume, or repeat the options of the one that was interrupted, \
-                    --replace, --skip or --fail included"
-                }
-            }));
+            .with_remedy(Remedy::RepeatOptionsOrBeginAnew { existing: name.starts_with("copy-") }));
         }
-        let documents = Documents::open(&path).map_err(|e| not_opened(&path, e))?;
+        let documents = Box::new(RedbDocuments::open(&path).map_err(|e| not_opened(&path, e))?);
         let mut journal = Journal { path, documents, state: S::default(), saved: None };
         journal.state = journal.load(description)?;
         Ok(journal)
@@ -272,16 +248,21 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
         disk: &DiskFull,
     ) -> Result<Journal<S>> {
         let path = folder.join(format!("{name}.journal"));
-        let made = disk.until_room(|| Journal::make(&path, description, state.clone())).await;
+        let make = || match Journal::make(&path, description, state.clone()) {
+            Ok(journal) => Ok(Ok(journal)),
+            Err(OpenError::Failed(e)) => Err(e),
+            Err(e) => Ok(Err(e)),
+        };
+        let made = disk.until_room(make).await.unwrap_or_else(|e| Err(OpenError::Failed(e)));
         made.map_err(|e| not_opened(&path, e))
     }
 
-    fn make(path: &Path, description: &str, state: S) -> std::io::Result<Journal<S>> {
-        path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
-        let documents = Documents::create(path)?;
+    fn make(path: &Path, description: &str, state: S) -> std::result::Result<Journal<S>, OpenError> {
+        path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(OpenError::Failed)?;
+        let documents = Box::new(RedbDocuments::create(path)?);
         let mut journal = Journal { path: path.to_owned(), documents, state, saved: None };
-        journal.documents.write(&[("format", &FORMAT.to_string()), ("job", description)])?;
-        journal.write(&journal.state.clone())?;
+        let begun = journal.documents.write(&[("format", &FORMAT.to_string()), ("job", description)]);
+        begun.and_then(|()| journal.write(&journal.state.clone())).map_err(OpenError::Failed)?;
         Ok(journal)
     }
 
@@ -333,20 +314,19 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
     /// `Own` where it cannot be removed.
     pub fn finish(self) -> Result<()> {
         let path = self.path;
-        drop(self.documents);
-        std::fs::remove_file(&path)
-            .map_err(|e| Error::own(format!("remove the journal {}", path.display()), e))
+        self.documents.remove().map_err(|e| Error::own(format!("remove the journal {}", path.display()), e))
     }
 
     fn load(&self, description: &str) -> Result<S> {
         let read = |name| self.documents.read(name).map_err(|e| self.fail(&e));
-        if read("format")?.as_deref() != Some(&FORMAT.to_string()) {
+        let (format, job, state) = (read("format")?, read("job")?, read("state")?);
+        if format.as_deref() != Some(&FORMAT.to_string()) {
             return Err(self.fail(&"it was written by another version of whimbrel"));
         }
-        if read("job")?.as_deref() != Some(description) {
+        if job.as_deref() != Some(description) {
             return Err(self.fail(&"it belongs to a job with other options"));
         }
-        serde_json::from_str(&read("state")?.unwrap_or_default()).map_err(|e| self.fail(&e))
+        serde_json::from_str(&state.unwrap_or_default()).map_err(|e| self.fail(&e))
     }
 
     fn fail(&self, what: &dyn std::fmt::Display) -> Error {
@@ -355,18 +335,16 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
     }
 }
 
-fn not_opened(path: &Path, error: std::io::Error) -> Error {
-    if error.kind() == ErrorKind::ResourceBusy {
-        return Error::own(
-            format!("journal {}", path.display()),
-            "another whimbrel is running this very job",
-        )
-        .with_remedy("wait for it to end");
-    }
-    let remedy = match is_full(&error) {
-        true => "make room on the disk, or choose another folder with --state-dir",
-        false => "choose another folder with --state-dir",
+fn not_opened(path: &Path, error: OpenError) -> Error {
+    let error = match error {
+        OpenError::InUse => {
+            let at = format!("journal {}", path.display());
+            return Error::own(at, "another whimbrel is running this very job")
+                .with_remedy("wait for it to end");
+        }
+        OpenError::Failed(error) => error,
     };
+    let first = if is_full(&error) { "make room on the disk" } else { "" };
     Error::own("open the journal", format!("the journal {} cannot be used: {error}", path.display()))
-        .with_remedy(remedy)
+        .with_remedy(Remedy::ChooseStateDir(first))
 }

@@ -3,8 +3,10 @@
 //! - [`copy`]: copies keys from one deployment to another;
 //! - [`sync`]: keeps one deployment equal to another, until the other takes over;
 //! - [`verify`]: proves that two deployments hold equal keys;
-//! - [`typed`]: transfers one key by its type's own commands, in chunks;
+//! - [`large`]: transfers one key by its type's own commands, in chunks;
 //! - [`functions`]: copies function libraries;
+//! - [`keys`]: how the state of a key is read and written; all but `verify` ask here;
+//! - `pipeline`: lanes that read states here and write them there, for `copy` and `sync`;
 //! - [`slots`]: moves the keys of slots between two primaries of a cluster, while clients write;
 //! - [`legacy`]: moves slots the classic way, with `MIGRATE`, to be compared with;
 //! - [`scan`]: enumerates the keys of one shard and database, across dropped links and restarts;
@@ -14,16 +16,15 @@
 
 pub mod budget;
 pub mod copy;
-pub mod documents;
-mod elements;
 pub mod functions;
 pub mod journal;
+pub mod keys;
+pub mod large;
 pub mod legacy;
+mod pipeline;
 pub mod progress;
 pub mod retry;
 pub mod scan;
 pub mod slots;
-mod state;
 pub mod sync;
-pub mod typed;
 pub mod verify;

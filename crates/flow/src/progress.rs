@@ -1,15 +1,14 @@
 //! Counters that the stages of a copy raise and a display reads.
 
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
-use serde::Serialize;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use whimbrel_engine::error::Error;
 
-use crate::documents::DiskFull;
+use crate::journal::DiskFull;
 
 /// Counters of one copy. All grow, except the gauges at the end.
 #[derive(Debug, Default)]
@@ -59,6 +58,19 @@ const TROUBLE_FRESH: Duration = Duration::from_secs(3);
 /// How many notices are kept; later ones are dropped.
 const NOTICES_MAX: usize = 200;
 
+/// A key that was not copied, and why.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct KeyFailure {
+    /// Its database on the source.
+    pub db: u32,
+    /// Its name, with unprintable bytes escaped.
+    pub key: String,
+    /// Its slot.
+    pub slot: u16,
+    /// The reason.
+    pub reason: String,
+}
+
 impl CopyProgress {
     /// Adds to a counter.
     pub fn add(counter: &AtomicU64, n: u64) {
@@ -73,20 +85,20 @@ impl CopyProgress {
     /// Notes that something is tried again, and why.
     pub fn retried(&self, why: &Error) {
         Self::add(&self.retries, 1);
-        let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut trouble = self.trouble.lock();
         *trouble = Some((Instant::now(), why.to_string()));
     }
 
     /// Why something was tried again in the last few seconds.
     pub fn trouble(&self) -> Option<String> {
-        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        let trouble = self.trouble.lock();
         trouble.as_ref().filter(|(at, _)| at.elapsed() < TROUBLE_FRESH).map(|(_, why)| why.clone())
     }
 
     /// Says something that the user should know but that does not stop the work.
     pub fn notice(&self, text: String) {
         tracing::warn!("{text}");
-        let mut notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut notices = self.notices.lock();
         if notices.len() < NOTICES_MAX && !notices.contains(&text) {
             notices.push(text);
         }
@@ -94,7 +106,7 @@ impl CopyProgress {
 
     /// What was said so far.
     pub fn notices(&self) -> Vec<String> {
-        self.notices.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.notices.lock().clone()
     }
 
     /// The values now.

@@ -2,10 +2,13 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::sync_channel;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::error::LabError;
 use crate::ports;
@@ -14,6 +17,9 @@ use crate::ports;
 const CONNECTIONS_MAX: usize = 256;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Pieces that a distant link has under way in one direction, at most: more wait at the sender.
+const UNDER_WAY_MAX: usize = 1_024;
 
 /// How often a stalled link looks whether it goes on.
 const STALL_LOOK: Duration = Duration::from_millis(5);
@@ -25,6 +31,8 @@ const ATTEMPTS: u32 = 8;
 pub struct Proxy {
     addr: SocketAddr,
     target: SocketAddr,
+    /// How long each byte is under way.
+    delay: Duration,
     links: Arc<Mutex<Links>>,
     /// `None` while the link is cut.
     acceptor: Mutex<Option<Acceptor>>,
@@ -66,6 +74,15 @@ impl Proxy {
     /// # Errors
     /// When the address is not one, or no port is free.
     pub fn start(target: &str) -> Result<Self, LabError> {
+        Self::distant(target, Duration::ZERO)
+    }
+
+    /// The same, and each byte is under way for `delay`, in either direction: a round trip takes twice as
+    /// long. As many bytes pass as without. A connection is made at once.
+    ///
+    /// # Errors
+    /// As [`Proxy::start`].
+    pub fn distant(target: &str, delay: Duration) -> Result<Self, LabError> {
         let target = resolve(target)?;
         let mut attempt = 1;
         let listener = loop {
@@ -78,8 +95,8 @@ impl Proxy {
         let addr =
             listener.local_addr().map_err(|source| LabError::io("read a listener's address", source))?;
         let links = Arc::default();
-        let acceptor = Mutex::new(Some(Acceptor::start(listener, target, Arc::clone(&links))));
-        Ok(Self { addr, target, links, acceptor })
+        let acceptor = Mutex::new(Some(Acceptor::start(listener, target, delay, Arc::clone(&links))));
+        Ok(Self { addr, target, delay, links, acceptor })
     }
 
     /// Where it listens, as `127.0.0.1:PORT`.
@@ -135,7 +152,7 @@ impl Proxy {
         if acceptor.is_none() {
             let listener = TcpListener::bind(self.addr)
                 .map_err(|source| LabError::io(format!("listen on {} again", self.addr), source))?;
-            *acceptor = Some(Acceptor::start(listener, self.target, Arc::clone(&self.links)));
+            *acceptor = Some(Acceptor::start(listener, self.target, self.delay, Arc::clone(&self.links)));
         }
         Ok(())
     }
@@ -168,7 +185,7 @@ impl Drop for Proxy {
 }
 
 impl Acceptor {
-    fn start(listener: TcpListener, target: SocketAddr, links: Arc<Mutex<Links>>) -> Self {
+    fn start(listener: TcpListener, target: SocketAddr, delay: Duration, links: Arc<Mutex<Links>>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = thread::spawn(move || {
@@ -177,7 +194,7 @@ impl Acceptor {
                     break;
                 }
                 // A client that cannot be served sees its connection closed.
-                let _ = client.and_then(|client| open(client, target, &links));
+                let _ = client.and_then(|client| open(client, target, delay, &links));
             }
         });
         Self { stop, thread }
@@ -200,7 +217,7 @@ impl Link {
 }
 
 /// Connects a client through to the target.
-fn open(client: TcpStream, target: SocketAddr, links: &Arc<Mutex<Links>>) -> io::Result<()> {
+fn open(client: TcpStream, target: SocketAddr, delay: Duration, links: &Arc<Mutex<Links>>) -> io::Result<()> {
     if lock(links).open.len() >= CONNECTIONS_MAX {
         return Ok(());
     }
@@ -220,7 +237,7 @@ fn open(client: TcpStream, target: SocketAddr, links: &Arc<Mutex<Links>>) -> io:
     for (from, to) in [requests, replies] {
         let (links, stalled) = (Arc::clone(links), Arc::clone(&stalled));
         thread::spawn(move || {
-            carry(from, to, || stalled.load(Ordering::Acquire) >= id);
+            carry(&from, &to, delay, || stalled.load(Ordering::Acquire) >= id);
             finish(&links, id);
         });
     }
@@ -228,22 +245,17 @@ fn open(client: TcpStream, target: SocketAddr, links: &Arc<Mutex<Links>>) -> io:
 }
 
 /// Copies one direction until its end, and passes the end on.
-fn carry(mut from: TcpStream, mut to: TcpStream, is_stalled: impl Fn() -> bool) {
-    let mut buffer = vec![0; 64 << 10];
-    let outcome = loop {
-        let length = match from.read(&mut buffer) {
-            Ok(length) => length,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-            Err(e) => break Err(e),
-        };
+fn carry(from: &TcpStream, to: &TcpStream, delay: Duration, is_stalled: impl Fn() -> bool + Sync) {
+    let deliver = |bytes: &[u8]| {
         // The end of the other side is not told either.
         while is_stalled() {
             thread::sleep(STALL_LOOK);
         }
-        match to.write_all(&buffer[..length]) {
-            Ok(()) if length > 0 => {}
-            outcome => break outcome,
-        }
+        (&*to).write_all(bytes)
+    };
+    let outcome = match delay.is_zero() {
+        true => read_all(from, deliver),
+        false => carry_later(from, delay, deliver),
     };
     if outcome.is_err() {
         // A broken direction breaks the connection.
@@ -251,6 +263,48 @@ fn carry(mut from: TcpStream, mut to: TcpStream, is_stalled: impl Fn() -> bool) 
         let _ = to.shutdown(Shutdown::Both);
     }
     let _ = to.shutdown(Shutdown::Write);
+}
+
+/// Delivers what is read until the end, each piece after `delay`.
+fn carry_later(
+    from: &TcpStream,
+    delay: Duration,
+    deliver: impl Fn(&[u8]) -> io::Result<()> + Sync,
+) -> io::Result<()> {
+    let (sender, under_way) = sync_channel::<(Instant, Vec<u8>)>(UNDER_WAY_MAX);
+    thread::scope(|scope| {
+        let delivers = scope.spawn(|| {
+            let outcome = under_way.into_iter().try_for_each(|(due, bytes)| {
+                thread::sleep(due.saturating_duration_since(Instant::now()));
+                deliver(&bytes)
+            });
+            if outcome.is_err() {
+                // Ends the reading below.
+                let _ = from.shutdown(Shutdown::Both);
+            }
+            outcome
+        });
+        let read = read_all(from, |bytes| {
+            let piece = (Instant::now() + delay, bytes.to_vec());
+            sender.send(piece).map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))
+        });
+        drop(sender);
+        let delivered = delivers.join().unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::BrokenPipe)));
+        read.and(delivered)
+    })
+}
+
+/// Gives away what arrives until the end.
+fn read_all(mut from: &TcpStream, mut give: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        match from.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(length) => give(&buffer[..length])?,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
 }
 
 /// Forgets a connection once both directions have ended.
@@ -266,5 +320,5 @@ fn finish(links: &Mutex<Links>, id: u64) {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // What is guarded is consistent between any two statements.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }

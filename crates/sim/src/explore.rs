@@ -18,6 +18,8 @@ pub struct Limits {
     pub faults: u8,
     /// How many writes clients make.
     pub writes: u8,
+    /// Whether the job is to hand over all of its slots or none.
+    pub atomic: bool,
 }
 
 /// One thing that happens.
@@ -112,14 +114,16 @@ enum Told {
 /// All jobs seen so far, by number, and what becomes of them: jobs are large, worlds are many.
 struct Machine {
     driver: Driver,
+    /// Whether the job is to be atomic.
+    atomic: bool,
     jobs: Vec<Job>,
     numbers: HashMap<Job, u32>,
     told: HashMap<(u32, Told), u32>,
 }
 
 impl Machine {
-    fn new(driver: Driver) -> Machine {
-        Machine { driver, jobs: Vec::new(), numbers: HashMap::new(), told: HashMap::new() }
+    fn new(driver: Driver, atomic: bool) -> Machine {
+        Machine { driver, atomic, jobs: Vec::new(), numbers: HashMap::new(), told: HashMap::new() }
     }
 
     fn job(&self, number: u32) -> &Job {
@@ -250,6 +254,10 @@ impl Machine {
     fn violation_at_end(&self, world: &World) -> Option<String> {
         let job = self.job(world.job);
         let end = job.phase().end()?;
+        let handed_over = world.slots.iter().filter(|slot| slot.target_owns).count();
+        if self.atomic && handed_over != 0 && handed_over != SLOTS {
+            return Some(format!("{handed_over} of {SLOTS} slots were handed over at the end"));
+        }
         for batch in job.batches() {
             for number in batch.slots.iter().map(|slot| usize::from(slot.number())) {
                 let slot = &world.slots[number];
@@ -308,7 +316,7 @@ fn canonical(job: &Job) -> Job {
 /// must not be.
 pub fn explore(fence: Fence, bug: Option<Bug>, limits: Limits) -> Report {
     let driver = Driver { fence, bug };
-    let mut machine = Machine::new(driver);
+    let mut machine = Machine::new(driver, limits.atomic);
     let rules = Rules {
         attempts_max: 2,
         pauses_max: 1,
@@ -316,6 +324,7 @@ pub fn explore(fence: Fence, bug: Option<Bug>, limits: Limits) -> Report {
         troubles_max: 3,
         observations_max: 1,
         brake: false,
+        atomic: limits.atomic && bug != Some(Bug::OneByOne),
         ..Rules::default()
     };
     let id = "model".parse().expect("letters");

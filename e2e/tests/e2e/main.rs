@@ -1,7 +1,9 @@
 //! The real binary against real servers, one module for each command or concern.
 
 mod asking;
+mod atomic;
 mod cluster_view;
+mod config;
 mod cutover;
 mod daemon;
 mod errors;
@@ -14,7 +16,9 @@ mod front_flush;
 mod front_large;
 mod front_moving;
 mod full_disk;
+mod jobs;
 mod known_losses;
+mod neighbours;
 mod older;
 mod options;
 mod pairs;

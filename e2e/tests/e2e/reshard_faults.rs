@@ -150,20 +150,35 @@ fn owner(scene: &Scene, case: &str) -> (usize, usize) {
     (owners[0], other)
 }
 
+/// In several batches, so that some are handed over and some are not.
 fn whimbrel_is_killed(engine: Engine, cases: Cases) {
+    is_killed(engine, cases, &["--batch-keys", "2500"], 2);
+}
+
+/// All slots have moved, or none, whenever it is killed, and also before anybody goes on.
+fn an_atomic_job_is_killed(engine: Engine, cases: Cases) {
+    is_killed(engine, cases, ATOMIC, 1);
+}
+
+/// What makes a job atomic.
+const ATOMIC: &[&str] = &["--atomic"];
+
+fn is_killed(engine: Engine, cases: Cases, how: &[&str], batches: usize) {
     let scene = scene(engine);
     let before = scene.unwritten();
     let all = EFFECTS.iter().flat_map(|(effect, _)| [format!("{effect}:before"), format!("{effect}:after")]);
     for (number, place) in cases.of(engine, all.collect(), 2).iter().enumerate() {
         let writers = writers(&scene, &format!("killed{number}"));
         let (source, target) = owner(&scene, place);
-        // In several batches, so that some are handed over and some are not.
-        let command = scene.reshard(MOVING_TEXT, target, &["--method", "external", "--batch-keys", "2500"]);
-        let batch = number % 2;
+        let command = scene.reshard(MOVING_TEXT, target, &[&["--method", "external"], how].concat());
+        let batch = number % batches;
         let output = command.env("WHIMBREL_FAILPOINT", format!("{place}@{batch}")).run();
         assert_eq!(output.code(), None, "{place}: it was not killed: {output:#?}");
         assert_eq!(scene.unfinished().len(), 1, "{place}");
         writers.wait_for(50, Duration::from_secs(1));
+        if how == ATOMIC {
+            assert_all_or_none(&scene, target, place);
+        }
         scene.resume();
         assert!(writers.wait_for(100, PATIENCE), "{place}: the writers have stopped");
         let record = writers.stop();
@@ -172,6 +187,14 @@ fn whimbrel_is_killed(engine: Engine, cases: Cases) {
         assert_eq!(owner(&scene, place), (target, source), "{place}: resumed, but not done");
         scene.assert_unchanged(&before);
     }
+}
+
+/// Panics unless a node owns all of the moving slots, or none, by its own word.
+#[track_caller]
+fn assert_all_or_none(scene: &Scene, node: usize, case: &str) {
+    let owned = shards::slots_of(&scene.cluster, node).expect("it answers");
+    let moved = MOVING.filter(|slot| owned.contains(slot)).count();
+    assert!(moved == 0 || moved == MOVING.count(), "{case}: {moved} of {} slots have moved", MOVING.count());
 }
 
 /// Whimbrel is killed while it undoes what it began.
@@ -230,10 +253,9 @@ fn jobs_are_cancelled(engine: Engine, cases: Cases) {
             wait_until("the signal is noticed", || running.stderr().contains("stopping"));
         } else {
             let unfinished = scene.unfinished();
-            asked = Some(scene.jobs(&["cancel", &unfinished[0]]).spawn());
-            wait_until("the job is asked to end", || is_cancel_asked(&scene));
-            // It looks for the question in its own time, which nobody sees.
-            thread::sleep(Duration::from_millis(300));
+            let mut cancel = scene.jobs(&["cancel", &unfinished[0]]).spawn();
+            assert!(cancel.wait_for_text("\"asked\"", PATIENCE), "{place}: {}", cancel.stderr());
+            asked = Some(cancel);
         }
         std::fs::write(&go_on, "").expect("a file in our folder");
         let output = running.wait(PATIENCE).unwrap_or_else(|| panic!("{place}: it does not end"));
@@ -256,14 +278,18 @@ fn jobs_are_cancelled(engine: Engine, cases: Cases) {
     }
 }
 
-/// Whether a job of the scene is asked to end.
-fn is_cancel_asked(scene: &Scene) -> bool {
-    let files = std::fs::read_dir(scene.file("jobs")).expect("the folder of the jobs");
-    files.flatten().any(|file| file.path().extension().is_some_and(|ending| ending == "cancel"))
-}
-
 /// Starts a move that waits at a failpoint. Returns it once it is there, and the file that lets it go on.
 fn paused_at(scene: &Scene, place: &str, phase: &str, target: usize) -> (Running, std::path::PathBuf) {
+    paused_with(scene, place, phase, target, &[])
+}
+
+fn paused_with(
+    scene: &Scene,
+    place: &str,
+    phase: &str,
+    target: usize,
+    how: &[&str],
+) -> (Running, std::path::PathBuf) {
     let go_on = scene.file(&format!("go-on-{}", place.replace(':', "-")));
     let reached = go_on.with_extension("reached");
     // Left over from an earlier case they would let this one pass at once.
@@ -271,7 +297,7 @@ fn paused_at(scene: &Scene, place: &str, phase: &str, target: usize) -> (Running
         let _ = std::fs::remove_file(file);
     }
     // A busy machine takes long over everything, and these are no tests of short pauses.
-    let options = ["--method", "external", "--report", "1", "--max-pause", "1s"];
+    let options = [&["--method", "external", "--report", "1", "--max-pause", "1s"], how].concat();
     let command = scene.reshard(MOVING_TEXT, target, &options);
     let mut running =
         command.env("WHIMBREL_FAILPOINT_PAUSE", place).env("WHIMBREL_FAILPOINT_FILE", &go_on).spawn();
@@ -290,6 +316,14 @@ enum Victim {
 }
 
 fn nodes_are_killed(engine: Engine, cases: Cases) {
+    are_killed(engine, cases, &[]);
+}
+
+fn nodes_are_killed_under_an_atomic_job(engine: Engine, cases: Cases) {
+    are_killed(engine, cases, ATOMIC);
+}
+
+fn are_killed(engine: Engine, cases: Cases, how: &[&str]) {
     let places = [
         ("snapshot:before", "snapshotting"),
         ("catch-up:after", "streaming"),
@@ -311,7 +345,7 @@ fn nodes_are_killed(engine: Engine, cases: Cases) {
         let case = format!("{victim:?} killed at {place}");
         let writers = writers(&scene, &format!("node{number}"));
         let (source, target) = owner(&scene, &case);
-        let (mut running, go_on) = paused_at(&scene, place, phase, target);
+        let (mut running, go_on) = paused_with(&scene, place, phase, target, how);
         let index = match victim {
             Victim::Source => source,
             Victim::Target => target,
@@ -461,7 +495,7 @@ fn wait_for_failover(scene: &Scene, case: &str) {
 }
 
 /// While a node's last slots move, it and its replicas are kept from following them. That is put back,
-/// whoever does it.
+/// whichever process does it.
 fn settings_are_put_back_by_who_goes_on(engine: Engine) {
     let scene = Scene::of(engine, 1, &[vec![0..=399], vec![400..=16383]])
         .cluster(|cluster| cluster.arg("cluster-allow-replica-migration", "yes"))
@@ -767,9 +801,11 @@ whimbrel_lab::for_each_engine! {
 
 fault_matrix! { share, Share:
     whimbrel_is_killed
+    an_atomic_job_is_killed
     whimbrel_is_killed_while_it_rolls_back
     jobs_are_cancelled
     nodes_are_killed
+    nodes_are_killed_under_an_atomic_job
     slots_that_somebody_moved_on_stay_there
     keys_are_flushed
 }
@@ -777,9 +813,11 @@ fault_matrix! { share, Share:
 // For `./dev test all`.
 fault_matrix! { matrix, Rest:
     whimbrel_is_killed
+    an_atomic_job_is_killed
     whimbrel_is_killed_while_it_rolls_back
     jobs_are_cancelled
     nodes_are_killed
+    nodes_are_killed_under_an_atomic_job
     slots_that_somebody_moved_on_stay_there
     keys_are_flushed
 }

@@ -91,7 +91,7 @@ impl Sides {
         ))
     }
 
-    /// Looks at both sides. Where both are wrong, the source is told of first, always.
+    /// Checks both sides. Where both are wrong, the source is always reported first.
     ///
     /// # Errors
     /// As [`Deployment::probe`].
@@ -156,7 +156,7 @@ impl FrontArgs {
     }
 
     /// The endpoints of servers that the coordinator names. A password goes only to those that are named here
-    /// as well, or over TLS: else whoever stands in the coordinator's place could have it sent anywhere.
+    /// as well, or over TLS: else a server in the coordinator's place could have it sent anywhere.
     pub fn source_maker(&self) -> impl Fn(&str) -> Result<Endpoint> + Send + Sync + 'static {
         let (access, insecure) = (self.source_access.clone(), self.insecure);
         let trusted: Vec<String> =
@@ -349,14 +349,15 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
             sides.chain(coordinators).collect()
         }
         Command::Jobs(args) => match &args.command {
-            JobsCommand::Cancel { access, .. } | JobsCommand::Resume { access, .. } => {
+            Some(JobsCommand::Cancel { access, .. } | JobsCommand::Resume { access, .. }) => {
                 access.cluster.iter().map(|cluster| (cluster, CLUSTER_PASSWORD)).collect()
             }
-            JobsCommand::List | JobsCommand::Show { .. } | JobsCommand::Clean => Vec::new(),
+            None | Some(JobsCommand::List | JobsCommand::Show { .. } | JobsCommand::Clean) => Vec::new(),
         },
         Command::Cutover(_)
         | Command::Watch(_)
         | Command::Demo(_)
+        | Command::Config(_)
         | Command::Completions { .. }
         | Command::Man { .. } => Vec::new(),
     }
@@ -369,9 +370,15 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
 /// # Errors
 /// `Own` where the process cannot be replaced. Otherwise it returns only where there was nothing to hide.
 pub fn hide_passwords(command: &Command) -> Result<()> {
+    let typed: Vec<String> = std::env::args_os().skip(1).filter_map(|arg| arg.into_string().ok()).collect();
+    // What comes from a file or the environment is hidden already, and would come from there again.
+    let is_typed = |text: &str| {
+        let is_in = |value: &str| value == text || value.split(',').any(|one| one == text);
+        typed.iter().any(|arg| is_in(arg) || arg.split_once('=').is_some_and(|(_, value)| is_in(value)))
+    };
     let mut hidden = Vec::new();
     for (text, variable) in addresses(command) {
-        if let Some((shown, password)) = without_password(text) {
+        if let Some((shown, password)) = without_password(text).filter(|_| is_typed(text)) {
             hidden.push((text.as_str(), shown, variable, password));
         }
     }

@@ -2,13 +2,14 @@
 //! the same time.
 //!
 //! Every job is in the [`Store`] before it is acknowledged. While it runs, a queue takes up all jobs of its
-//! cluster in the folder that have not ended and that nobody runs, whoever made them: its own from before a
+//! cluster in the folder that have not ended and that nobody runs, by any process: its own from before a
 //! restart, those of other whimbrels that were killed, and, every 15 s, those that were suspended.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -22,7 +23,8 @@ use whimbrel_engine::link::Link;
 use whimbrel_engine::nodes::{ClusterView, KeyCounts, key_counts};
 use whimbrel_wire::value::Value;
 
-use crate::job::{View, now_s};
+use crate::clock::now_s;
+use crate::job::View;
 use crate::service::{self, PARALLEL_MAX, Ready, Settings, Task};
 use crate::store::{Entry, Status, Store};
 use crate::strangers::{self, Own};
@@ -58,6 +60,14 @@ struct Running {
     task: AbortHandle,
 }
 
+/// What became of a job that is not to run any more.
+enum Withdrawn {
+    /// Whoever runs it here rolls it back.
+    Cancelled,
+    /// It had not begun; this is how it is remembered.
+    TakenOut(Box<JobView>),
+}
+
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Ready>,
@@ -76,7 +86,7 @@ pub struct Queue {
     arrival: Notify,
     /// Held while jobs are taken in: two commands for the same slots are not both accepted.
     intake: tokio::sync::Mutex<()>,
-    /// What clients are told of the cluster.
+    /// What clients get to know of the cluster.
     topology: Arc<Topology>,
     /// The cluster as it was last seen: how its nodes are reached.
     seen: Mutex<Arc<ClusterView>>,
@@ -130,7 +140,7 @@ impl Queue {
             }
         };
         self.topology.see(view.table(&self.deployment.endpoint));
-        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
+        *self.seen.lock() = Arc::new(view);
         Ok(())
     }
 
@@ -285,13 +295,13 @@ impl Queue {
         Ok(counts)
     }
 
-    /// Cancels a job that runs here, or takes out one that has not begun: then as it is to be remembered.
-    /// `None` where whoever runs it, or will run it, has to be asked.
-    fn withdraw(&self, name: &str, known: Option<JobView>) -> Option<Option<JobView>> {
+    /// Cancels a job that runs here or waits for its turn, or takes out one that has not begun. `None` where
+    /// the process that runs it has to be asked.
+    fn withdraw(&self, name: &str, known: Option<JobView>) -> Option<Withdrawn> {
         let mut state = self.lock();
         if let Some(running) = state.running.get(name) {
             running.cancel.cancel();
-            return Some(None);
+            return Some(Withdrawn::Cancelled);
         }
         let place = state.waiting.iter().position(|ready| ready.task.id().as_str() == name);
         let ready = match place {
@@ -302,19 +312,21 @@ impl Queue {
         match known {
             Some(job) if job.state == JobState::Connecting && is_fresh(&ready.task) => {
                 let message = "cancelled before its turn".to_owned();
-                Some(Some(JobView { state: JobState::Cancelled, message, updated_s: now_s(), ..job }))
+                let job = JobView { state: JobState::Cancelled, message, updated_s: now_s(), ..job };
+                Some(Withdrawn::TakenOut(Box::new(job)))
             }
             _ => {
                 // What it has begun is rolled back in its turn.
+                ready.cancel();
                 state.waiting.push_front(ready);
                 self.arrival.notify_one();
-                None
+                Some(Withdrawn::Cancelled)
             }
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -337,7 +349,7 @@ impl Jobs for Queue {
 
     async fn ask(&self, node: Option<&NodeId>, words: &[&[u8]]) -> Result<Value> {
         let _place = self.asked.acquire().await.map_err(|e| Error::own("ask a node", e))?;
-        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let seen = self.seen.lock().clone();
         let id = node.unwrap_or(&seen.myself);
         let node = seen.node(id).ok_or_else(|| Error::own("ask a node", format!("node {id} is gone")))?;
         self.deployment.open(&node.address, 0).await?.ask(words).await
@@ -374,8 +386,11 @@ impl Jobs for Queue {
 
     async fn cancel(&self, name: &str) -> Result<()> {
         let known = self.list().await?.into_iter().find(|job| job.name == name);
-        let Some(withdrawn) = self.withdraw(name, known) else { return self.store.ask_to_cancel(name) };
-        let Some(job) = withdrawn else { return Ok(()) };
+        let job = match self.withdraw(name, known) {
+            None => return service::ask_to_cancel(&self.store, name).await,
+            Some(Withdrawn::Cancelled) => return Ok(()),
+            Some(Withdrawn::TakenOut(job)) => *job,
+        };
         self.store.remove(name)?;
         let mut state = self.lock();
         state.forgotten.push_back(job);

@@ -1,7 +1,7 @@
 //! The journal of a fleet's coordinator, and the usual one: a redb file.
 //!
 //! It has what [`Snapshot`] has, one entry for each member and row, in its last state. So it does not grow
-//! with the number of changes. Whoever has it open keeps others from opening it.
+//! with the number of changes. The process that has it open keeps others from opening it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use redb::{Database, ReadableDatabase as _, ReadableTable, TableDefinition};
 use whimbrel_core::fleet::{MemberId, PARTITIONS_MAX, Record, Snapshot};
 use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::remedy::Remedy;
 use whimbrel_fleet::protocol::{BACKENDS_MAX, Backend, TEXT_BYTES_MAX};
 
 /// Numbers by name: format, partitions, term, the next member's number.
@@ -38,8 +39,8 @@ pub trait Journal: Send + 'static {
     /// written down.
     fn write(&mut self, records: &[Record]) -> Result<()>;
 
-    /// The latest term that has begun, as far as whoever keeps the journal knows: this coordinator's, or a
-    /// later one's.
+    /// The latest term that has begun, as far as the one that keeps the journal knows: this coordinator's, or
+    /// a later one's.
     ///
     /// # Errors
     /// Where that cannot be asked.
@@ -113,7 +114,7 @@ pub(super) fn numbered(
     }
     let known = number(&names)?.map_err(|name| {
         let what = format!("{name} is not named, but partitions may lie there, says {place}");
-        fail(&what).with_remedy(format!("add --backend {name}=URL"))
+        fail(&what).with_remedy(Remedy::AddBackend(name.into()))
     })?;
     let numbered = backends.iter().filter_map(|(name, url)| {
         Some(Backend { number: *known.get(name)?, name: name.clone(), url: url.clone() })

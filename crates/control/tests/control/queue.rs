@@ -98,7 +98,8 @@ impl Field {
 async fn open(deployment: &Arc<Deployment>, folder: &Path, method: Method) -> Arc<Queue> {
     let settings = Settings {
         method,
-        rules: Rules { max_pause_ms: 1_000, ..Rules::default() },
+        rules: Rules::default(),
+        max_pause_ms: Some(1_000),
         transfer: TransferOptions::default(),
         batch_keys: None,
     };

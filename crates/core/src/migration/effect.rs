@@ -59,7 +59,7 @@ pub enum Action {
     /// the source for at most `pause_ms`. Done with the pause on. Nothing survives a restart of the executor
     /// but the pause itself, which ends by itself.
     Pause {
-        /// How long the source may hold writers, counted from before the command is sent.
+        /// How long the source may pause writes, counted from before the command is sent.
         pause_ms: u64,
     },
 
@@ -238,6 +238,9 @@ pub enum Detail {
         source: Process,
         /// The process behind the target.
         target: Process,
+        /// How long a pause the handover takes at least, were there no writers, in milliseconds: round trips,
+        /// counting, what the source does in one go. 0 where nobody measured.
+        pause_ms: u64,
     },
     /// Of [`Action::Snapshot`], [`Action::Drain`], [`Action::CleanUp`] and [`Action::Wipe`].
     Moved {
@@ -257,6 +260,8 @@ pub enum Detail {
         /// How long it would take, under a pause, to drain what is left, to wait for the target's replicas
         /// and to compare, as far as one can tell from what was seen.
         drain_ms: u64,
+        /// As in [`Detail::Checked`].
+        pause_ms: u64,
     },
     /// Of [`Action::Compare`].
     Compared {
@@ -376,6 +381,9 @@ pub enum Why {
     /// The drain or the comparison does not fit into the pause, or the pause ran out: more catching up, at
     /// once, so nothing may be on its way any more; after some tries rollback, failed.
     TooSlow,
+    /// No handover of the batch fits into the longest pause, were there no writers: failed before anything is
+    /// staged, or after a rollback. Set by the machine, and by a check.
+    PauseTooShort,
     /// Writers outrun the catch-up: rollback, failed. Found by the machine, too.
     NotConverging,
     /// Too much time went by since the knowledge that the effect relies on. Of a takeover only.
@@ -410,6 +418,7 @@ impl Why {
             Why::Differs => "differs",
             Why::TooLarge => "too-large",
             Why::TooSlow => "too-slow",
+            Why::PauseTooShort => "pause-too-short",
             Why::NotConverging => "not-converging",
             Why::TooLate => "too-late",
             Why::Interrupted => "interrupted",

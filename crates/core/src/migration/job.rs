@@ -77,6 +77,11 @@ pub struct Rules {
     pub verify: Verify,
     /// Whether writers that outrun the catch-up may be slowed by short pauses.
     pub brake: bool,
+    /// Whether all slots change hands in one handover, or none: the job has one batch then, whatever it was
+    /// made of. Only a takeover that went half-way can divide it. From then on it goes forward, since what
+    /// was taken cannot be undone: it is suspended where it would fail, and not cancelled while it runs.
+    #[serde(default)]
+    pub atomic: bool,
     /// How often a batch is started before the job fails.
     pub attempts_max: u32,
     /// How often one attempt may pause and find that the rest does not fit, before the job fails.
@@ -107,6 +112,7 @@ impl Default for Rules {
             max_pause_ms: 100,
             verify: Verify::default(),
             brake: true,
+            atomic: false,
             attempts_max: 5,
             pauses_max: 10,
             rounds_max: 200,
@@ -214,6 +220,9 @@ pub struct Job {
     pub(super) in_flight: Option<Effect>,
     /// Whether somebody wants the job to end.
     pub(super) cancel: bool,
+    /// Whether somebody wants it to end although it is divided; see [`Rules::atomic`].
+    #[serde(default)]
+    pub(super) give_up: bool,
     /// The process behind the source when it was last looked at.
     pub(super) source_process: Option<Process>,
     /// The process behind the target when it was last looked at.
@@ -224,6 +233,7 @@ pub struct Job {
 
 impl Job {
     /// A job that waits for its start. Batches are handed over in the given order; empty ones are left out.
+    /// Those of an [atomic](Rules::atomic) job are one.
     pub fn new(
         id: JobId,
         source: NodeId,
@@ -231,16 +241,22 @@ impl Job {
         batches: impl IntoIterator<Item = SlotSet>,
         rules: Rules,
     ) -> Job {
+        let mut batches: Vec<SlotSet> = batches.into_iter().filter(|slots| !slots.is_empty()).collect();
+        if rules.atomic {
+            let all = batches.drain(..).reduce(|all, slots| all.union(&slots));
+            batches.extend(all);
+        }
         Job {
             id,
             source,
             target,
             rules,
-            batches: batches.into_iter().filter(|slots| !slots.is_empty()).map(Batch::new).collect(),
+            batches: batches.into_iter().map(Batch::new).collect(),
             at: 0,
             phase: Phase::Queued,
             in_flight: None,
             cancel: false,
+            give_up: false,
             source_process: None,
             target_process: None,
             last_trouble: None,
@@ -292,6 +308,16 @@ impl Job {
     /// [may be interrupted](super::Action::may_be_interrupted).
     pub fn is_cancelling(&self) -> bool {
         self.cancel
+    }
+
+    /// Whether a takeover of an [atomic](Rules::atomic) job went half-way: the rest has to follow.
+    pub fn is_divided(&self) -> bool {
+        self.rules.atomic && self.batches.len() > 1
+    }
+
+    /// Whether somebody wants the job to end, and it may.
+    pub(super) fn may_end(&self) -> bool {
+        self.cancel && (self.give_up || !self.is_divided())
     }
 
     /// Whether nothing will happen any more.

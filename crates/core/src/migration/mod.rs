@@ -36,6 +36,7 @@
 mod effect;
 mod job;
 mod phase;
+mod rounds;
 mod slots;
 mod step;
 #[cfg(test)]

@@ -5,17 +5,9 @@ use super::effect::{
 };
 use super::job::{Batch, BatchState, Job};
 use super::phase::{End, Phase, Preparation, Reached, Streaming, Then, Undo};
+use super::rounds::{self, Next};
 use super::verify::Verify;
 use crate::slot::SlotSet;
-
-/// By how much more of the time writers are held back when that is not enough.
-const BRAKE_STEP_PERCENT: u8 = 20;
-
-/// Writers always get some of the time.
-const BRAKE_MAX_PERCENT: u8 = 80;
-
-/// How many rounds in a row may fail to halve what is waiting before a job without brake gives up.
-const STALLED_ROUNDS_MAX: u32 = 8;
 
 /// Takes `job` one step further: what `event` means in its phase, and what to do next.
 ///
@@ -128,6 +120,8 @@ fn cancel(job: &mut Job, effects: &mut Vec<Effect>) -> Result<(), Reject> {
         Phase::Queued => job.phase = Phase::Ended(End::Cancelled),
         Phase::Suspended { .. } => {
             job.cancel = true;
+            // A person has seen how it stands.
+            job.give_up = job.is_divided();
             return resume(job, effects);
         }
         // Something is in flight: its outcome is waited for, then the phase decides.
@@ -167,14 +161,24 @@ fn begin_batch(job: &mut Job, effects: &mut Vec<Effect>) {
     if is_staged {
         return look(job, Reached::Fence, Then::Again, 0, effects);
     }
-    if job.cancel {
+    if job.may_end() {
         return close(job, End::Cancelled, effects);
     }
     act(job, Phase::Preparing { step: Preparation::Check }, Action::Check, effects);
 }
 
-/// Ends the job. Nothing of the batch at hand may be left on the cluster, or it is left on purpose.
+/// Ends the job. Nothing of the batch at hand may be left on the cluster, or it is left on purpose. An atomic
+/// job of which a part was taken waits for a person instead, unless nobody could go on with it.
 fn close(job: &mut Job, end: End, effects: &mut Vec<Effect>) {
+    if let End::Failed(reason) = &end
+        && job.is_divided()
+        && !job.give_up
+        && !matches!(reason.why, Why::OwnerChanged | Why::DataInDoubt)
+    {
+        let (reached, then, reason) = (Reached::Nothing, Then::Again, reason.clone());
+        job.phase = Phase::Suspended { reached, then, reason };
+        return;
+    }
     if let Some(batch) = job.batches.get_mut(job.at).filter(|batch| batch.state == BatchState::AtHand) {
         batch.state = match &end {
             End::Failed(reason) if matches!(reason.why, Why::OwnerChanged | Why::DataInDoubt) => {
@@ -211,18 +215,8 @@ fn ease(job: &mut Job, reason: Reason, effects: &mut Vec<Effect>) {
         return undo(job, Then::Fail(reason), effects);
     }
     job.last_trouble = Some(reason);
-    let streaming = Streaming { lifting: true, ..first_round(job) };
+    let streaming = Streaming { lifting: true, ..rounds::first(job) };
     act(job, Phase::Streaming(streaming), Action::LiftPause, effects);
-}
-
-/// The first round of catching up, braked the harder the more pauses were in vain. The first may have been
-/// bad luck.
-fn first_round(job: &mut Job) -> Streaming {
-    let in_vain = at_hand(job).pauses_failed.saturating_sub(1);
-    let steps = u8::try_from(in_vain).unwrap_or(u8::MAX);
-    let wanted = steps.saturating_mul(BRAKE_STEP_PERCENT).min(BRAKE_MAX_PERCENT);
-    let brake_percent = if job.rules.brake { wanted } else { 0 };
-    Streaming { lifting: false, round: 1, left: None, stalled: 0, brake_percent }
 }
 
 fn catch_up(job: &mut Job, streaming: Streaming, effects: &mut Vec<Effect>) {
@@ -271,7 +265,7 @@ fn ending(job: &Job, then: Then, reason: Reason) -> End {
     match then {
         Then::Fail(first) => End::Failed(first),
         Then::Cancel => End::Cancelled,
-        Then::Again | Then::Stream if job.cancel => End::Cancelled,
+        Then::Again | Then::Stream if job.may_end() => End::Cancelled,
         Then::Again | Then::Stream => End::Failed(reason),
     }
 }
@@ -279,7 +273,7 @@ fn ending(job: &Job, then: Then, reason: Reason) -> End {
 /// A cancellation that came in meanwhile takes the place of another try.
 fn unless_cancelled(job: &Job, then: Then) -> Then {
     match then {
-        Then::Again | Then::Stream if job.cancel => Then::Cancel,
+        Then::Again | Then::Stream if job.may_end() => Then::Cancel,
         then => then,
     }
 }
@@ -340,7 +334,7 @@ fn finished_before_fence(job: &mut Job, outcome: Outcome, effects: &mut Vec<Effe
         Err(reason) => return failed_before_fence(job, reason, effects),
     };
     match &detail {
-        Detail::Checked { source, target } => {
+        Detail::Checked { source, target, .. } => {
             job.source_process = Some(source.clone());
             job.target_process = Some(target.clone());
         }
@@ -353,7 +347,7 @@ fn finished_before_fence(job: &mut Job, outcome: Outcome, effects: &mut Vec<Effe
         Detail::Released { paused_ms } => count_pause(job, *paused_ms),
         _ => {}
     }
-    if job.cancel {
+    if job.may_end() {
         return match job.phase {
             // Nothing was changed yet, and what is on the target may be somebody else's.
             Phase::Preparing { step: Preparation::Check } => close(job, End::Cancelled, effects),
@@ -362,16 +356,19 @@ fn finished_before_fence(job: &mut Job, outcome: Outcome, effects: &mut Vec<Effe
     }
     match job.phase.clone() {
         Phase::Preparing { step: Preparation::Check } => {
+            if let Some(reason) = rounds::no_pause_suffices(job, &detail) {
+                return close(job, End::Failed(reason), effects);
+            }
             act(job, Phase::Preparing { step: Preparation::Mark }, Action::MarkImporting, effects);
         }
         Phase::Preparing { step: Preparation::Mark } => act(job, Phase::Attaching, Action::Attach, effects),
         Phase::Preparing { step: Preparation::MarkAgain } => {
-            let streaming = first_round(job);
+            let streaming = rounds::first(job);
             catch_up(job, streaming, effects);
         }
         Phase::Attaching => act(job, Phase::Snapshotting, Action::Snapshot, effects),
         Phase::Snapshotting => {
-            let streaming = first_round(job);
+            let streaming = rounds::first(job);
             catch_up(job, streaming, effects);
         }
         Phase::Streaming(streaming) => next_round(job, streaming, &detail, effects),
@@ -388,45 +385,16 @@ fn finished_before_fence(job: &mut Job, outcome: Outcome, effects: &mut Vec<Effe
     }
 }
 
-/// Decides after a round of catching up: pause, another round, a harder brake, or give up.
+/// What follows a round of catching up.
 fn next_round(job: &mut Job, streaming: Streaming, detail: &Detail, effects: &mut Vec<Effect>) {
-    let Detail::CaughtUp { left, drain_ms, .. } = *detail else {
-        // The pause was lifted.
-        return catch_up(job, Streaming { lifting: false, ..streaming }, effects);
-    };
-    // Half of the pause is for what the estimate does not know; each pause in vain makes it more careful.
-    let budget_ms = job.rules.max_pause_ms / (2 + u64::from(at_hand(job).pauses_failed));
-    if drain_ms <= budget_ms {
-        let pause_ms = job.rules.max_pause_ms;
-        return act(job, Phase::Pausing, Action::Pause { pause_ms }, effects);
+    match rounds::next(job, streaming, detail) {
+        Next::Round(streaming) => catch_up(job, streaming, effects),
+        Next::Pause => {
+            let pause_ms = job.rules.max_pause_ms;
+            act(job, Phase::Pausing, Action::Pause { pause_ms }, effects);
+        }
+        Next::GiveUp(reason) => undo(job, Then::Fail(reason), effects),
     }
-    let mut next = Streaming { round: streaming.round + 1, left: Some(left), ..streaming };
-    let stalled = streaming.left.is_some_and(|before| left > before / 2);
-    next.stalled = if stalled { streaming.stalled + 1 } else { 0 };
-    let gives_up = next.stalled > STALLED_ROUNDS_MAX && !job.rules.brake;
-    if gives_up || next.round > job.rules.rounds_max {
-        let message = match left {
-            0 => format!(
-                "a handover would take a pause of about {} ms even without writers, and {} ms are allowed: \
-                    allow more \
-                 with --max-pause",
-                drain_ms * 2,
-                job.rules.max_pause_ms,
-            ),
-            _ => format!(
-                "writers outrun the catch-up: {left} keys still wait after {} rounds, which would take a \
-                    pause of \
-                 {drain_ms} ms, and {budget_ms} ms are allowed for it{}",
-                streaming.round,
-                if job.rules.brake { "" } else { ", and writers may not be held back" },
-            ),
-        };
-        return undo(job, Then::Fail(Reason::new(Why::NotConverging, message)), effects);
-    }
-    if stalled && job.rules.brake {
-        next.brake_percent = (streaming.brake_percent + BRAKE_STEP_PERCENT).min(BRAKE_MAX_PERCENT);
-    }
-    catch_up(job, next, effects);
 }
 
 fn failed_before_fence(job: &mut Job, reason: Reason, effects: &mut Vec<Effect>) {
@@ -444,7 +412,7 @@ fn failed_before_fence(job: &mut Job, reason: Reason, effects: &mut Vec<Effect>)
     // after the rollback that undoes it.
     let then = match reason.why {
         Why::TooSlow if !matches!(job.phase, Phase::Streaming(_)) => return ease(job, reason, effects),
-        Why::Interrupted if job.cancel => Then::Cancel,
+        Why::Interrupted if job.may_end() => Then::Cancel,
         Why::TooSlow
         | Why::Permanent
         | Why::Forbidden
@@ -452,6 +420,7 @@ fn failed_before_fence(job: &mut Job, reason: Reason, effects: &mut Vec<Effect>)
         | Why::OutOfMemory
         | Why::Differs
         | Why::TooLarge
+        | Why::PauseTooShort
         | Why::NotConverging => Then::Fail(reason.clone()),
         Why::Transient
         | Why::FeedLost
@@ -471,7 +440,7 @@ fn failed_before_fence(job: &mut Job, reason: Reason, effects: &mut Vec<Effect>)
 
 /// Nothing was changed yet: there is nothing to undo, and undoing could destroy what is somebody else's.
 fn failed_check(job: &mut Job, reason: Reason, effects: &mut Vec<Effect>) {
-    if job.cancel {
+    if job.may_end() {
         return close(job, End::Cancelled, effects);
     }
     match reason.why {

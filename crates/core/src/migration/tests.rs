@@ -100,11 +100,13 @@ impl Run {
     fn do_it(&mut self) {
         let effect = self.effect.as_ref().expect("something is asked for");
         let detail = match &effect.action {
-            Action::Check => Detail::Checked { source: process("s1"), target: process("t1") },
+            Action::Check => Detail::Checked { source: process("s1"), target: process("t1"), pause_ms: 5 },
             Action::Snapshot => Detail::Moved { keys: 100, bytes: 1000 },
             Action::Drain { .. } => Detail::Moved { keys: 3, bytes: 30 },
             Action::CleanUp | Action::Wipe => Detail::Moved { keys: 0, bytes: 0 },
-            Action::CatchUp { .. } => Detail::CaughtUp { keys: 10, bytes: 100, left: 3, drain_ms: 2 },
+            Action::CatchUp { .. } => {
+                Detail::CaughtUp { keys: 10, bytes: 100, left: 3, drain_ms: 2, pause_ms: 2 }
+            }
             Action::Compare { .. } => Detail::Compared { keys: 5 },
             Action::Fence => Detail::Fenced { held: true },
             Action::Release => Detail::Released { paused_ms: 7 },
@@ -233,7 +235,7 @@ fn without_verification_nothing_is_compared() {
 // ---- Catching up ----
 
 fn caught_up(left: u64, drain_ms: u64) -> Detail {
-    Detail::CaughtUp { keys: 0, bytes: 0, left, drain_ms }
+    Detail::CaughtUp { keys: 0, bytes: 0, left, drain_ms, pause_ms: 0 }
 }
 
 fn brake(run: &Run) -> u8 {
@@ -814,6 +816,7 @@ fn what_will_not_work_the_next_time_rolls_back_at_once() {
         Why::OutOfMemory,
         Why::Differs,
         Why::TooLarge,
+        Why::PauseTooShort,
         Why::NotConverging,
     ];
     for why in hopeless {
@@ -933,4 +936,80 @@ fn names_of_jobs_fit_where_servers_show_them() {
         assert_eq!(text.parse::<JobId>().unwrap_err(), JobIdError { text: text.to_owned() });
     }
     assert!(serde_json::from_str::<JobId>("\"A\"").is_err());
+}
+
+// ---- All slots at once ----
+
+fn atomic() -> Run {
+    Run::new(Rules { atomic: true, ..Rules::default() })
+}
+
+/// An atomic job of which the target took a part, while the source claims the rest again.
+fn divided() -> Run {
+    let mut run = atomic();
+    run.go_to("take-over");
+    run.unknown();
+    let (taken, rest) = (slots("0-4"), slots("5-14"));
+    let target = run.seen('b', "t1", &taken, 100);
+    let observation =
+        Observation { source: run.seen('a', "s2", &rest, 100), target, ..run.owned_by_nobody() };
+    run.saw(observation);
+    assert_eq!(run.asked(), "release");
+    assert!(run.job.is_divided());
+    run
+}
+
+#[test]
+fn an_atomic_job_has_one_handover_for_all_slots() {
+    let mut run = atomic();
+    assert_eq!(run.effect.as_ref().unwrap().slots, slots("0-14"));
+    let all = run.rest();
+    assert_eq!(all.iter().filter(|name| **name == "fence").count(), 1, "{all:?}");
+    assert_eq!(run.job.slots_handed_over(), slots("0-14"));
+}
+
+#[test]
+fn an_atomic_job_that_is_divided_goes_forward_although_it_is_cancelled() {
+    let mut run = divided();
+    run.tell(Event::Cancel);
+    run.rest();
+    assert_eq!(run.job.phase(), &Phase::Ended(End::Done));
+    assert_eq!(run.job.slots_handed_over(), slots("0-14"));
+}
+
+#[test]
+fn an_atomic_job_that_is_divided_waits_where_it_would_fail() {
+    let mut run = divided();
+    run.go_to("snapshot");
+    run.refused(Why::OutOfMemory);
+    run.rest();
+    let Phase::Suspended { reason, .. } = run.job.phase() else { panic!("{:?}", run.job.phase()) };
+    assert_eq!(reason.why, Why::OutOfMemory);
+    run.tell(Event::Resume);
+    run.rest();
+    assert_eq!(run.job.phase(), &Phase::Ended(End::Done));
+
+    // A person who has seen how it stands may end it.
+    let mut run = divided();
+    run.go_to("snapshot");
+    run.refused(Why::OutOfMemory);
+    run.rest();
+    run.tell(Event::Cancel);
+    run.rest();
+    assert_eq!(run.job.phase(), &Phase::Ended(End::Cancelled));
+    assert_eq!(run.job.slots_handed_over(), slots("0-4"));
+}
+
+#[test]
+fn a_pause_that_cannot_suffice_is_found_before_anything_is_staged() {
+    let mut run = atomic();
+    run.done(Detail::Checked { source: process("s1"), target: process("t1"), pause_ms: 101 });
+    assert_eq!(run.rest(), ["detach"]);
+    assert_eq!(run.failure(), Why::PauseTooShort);
+
+    // Or when it turns out, without slowing anybody down.
+    let mut run = Run::until("catch-up");
+    run.done(Detail::CaughtUp { keys: 0, bytes: 0, left: 0, drain_ms: 101, pause_ms: 101 });
+    assert_eq!(run.rest(), UNDONE[1..]);
+    assert_eq!(run.failure(), Why::PauseTooShort);
 }

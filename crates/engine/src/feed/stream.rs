@@ -15,6 +15,7 @@ use crate::deployment::Deployment;
 use crate::error::{Code, Error, ErrorKind, Result, ServerError};
 use crate::link::Link;
 use crate::probe::Info;
+use crate::remedy::Remedy;
 
 /// Most bytes taken in at once. They are parsed under one lock, in well under a millisecond.
 const READ_BYTES: usize = 256 << 10;
@@ -365,7 +366,7 @@ impl Stream {
         parsed.map_err(|e| link.malformed(e))
     }
 
-    /// Tells how far everything is recorded. Comes after the recording, so that whoever sees the offset finds
+    /// Tells how far everything is recorded. Comes after the recording, so that a reader of the offset finds
     /// it there.
     fn publish(&self) {
         let offset = self.parser.offset();
@@ -414,8 +415,7 @@ impl Stream {
             return e;
         }
         let what = format!("{} is not answered as PSYNC is", String::from_utf8_lossy(name));
-        Error::unfit(e.side, e.at, "attach a feed of changes", what)
-            .with_remedy("leave out --source-psync: changes are learnt of by tracking then")
+        Error::unfit(e.side, e.at, "attach a feed of changes", what).with_remedy(Remedy::LeaveOutPsyncName)
     }
 
     /// Makes the link anew and continues where it broke.

@@ -77,7 +77,9 @@ use self::party::{Door, Mark, Party};
 use crate::deployment::Deployment;
 use crate::endpoint::{Address, Endpoint};
 use crate::error::{Code, Error, Result, Side};
-use crate::nodes::{CANDIDATE_CLIENT_NAME, ClusterView, JOB_CLIENT_NAME, Node, key_counts};
+use crate::nodes::{
+    CANDIDATE_CLIENT_NAME, ClusterView, JOB_CLIENT_NAME, Node, key_counts, native_migrations,
+};
 use crate::probe::{Info, PROBE_KEY};
 
 /// How the source is kept from accepting writes to slots that it is about to lose. See the [module](self).
@@ -113,13 +115,26 @@ impl fmt::Display for FenceKind {
     }
 }
 
+/// Round trips between fence and release: the fence, the take-over and its `PING`, the source's view, the end
+/// of the pause.
+const SEAL_TRIPS: u32 = 5;
+
+/// How often a node is asked to find out how long a round trip takes; the shortest counts.
+const TRIPS_MEASURED: u32 = 3;
+
+/// What a source does in one go when slots leave it, in microseconds: for each slot (a command of the fence,
+/// and where it logs each, two lines of its log), and for each key that it deletes by itself.
+const SLOT_US: u64 = 4;
+const LOGGED_SLOT_US: u64 = 20;
+const KEY_US: u64 = 2;
+
 /// How a handover behaves.
 #[derive(Debug, Clone)]
 pub struct HandoverOptions {
     /// Told apart from other jobs by this, in `CLIENT LIST`; nothing where it is empty.
     pub label: String,
     /// What all jobs of this process have in common: they see to it themselves that two of them do not get
-    /// into each other's way, and are not told of as [other jobs](Handover::other_jobs). Nothing where it is
+    /// into each other's way, and are not reported as [other jobs](Handover::other_jobs). Nothing where it is
     /// empty.
     pub process: String,
     /// Whether the job has begun. Until it has, its connections say so, and jobs that have begun do not mind
@@ -351,6 +366,40 @@ impl Handover {
         }
     }
 
+    /// How long a round trip to the farther one of the two nodes takes.
+    ///
+    /// # Errors
+    /// As [`Link::call`](crate::link::Link::call).
+    pub async fn round_trip(&mut self) -> Result<Duration> {
+        let mut longest = Duration::ZERO;
+        for party in [&mut self.source, &mut self.target] {
+            let mut shortest = Duration::MAX;
+            for _ in 0..TRIPS_MEASURED {
+                let took = party
+                    .run(async |link| {
+                        let asked = Instant::now();
+                        link.call(&[b"PING"]).await.map(|_| asked.elapsed())
+                    })
+                    .await?;
+                shortest = shortest.min(took);
+            }
+            longest = longest.max(shortest);
+        }
+        Ok(longest)
+    }
+
+    /// How long it takes from the fence of `slots` slots with `keys` keys to the release, where nothing
+    /// stalls, with round trips of this length.
+    pub fn sealing(&self, slots: usize, keys: u64, round_trip: Duration) -> Duration {
+        let (slot_us, key_us) = match self.fence_kind() {
+            FenceKind::Gossip if !self.source.traits.logs_ranges => (LOGGED_SLOT_US, KEY_US),
+            FenceKind::Gossip => (SLOT_US, KEY_US),
+            FenceKind::Redirecting | FenceKind::Bare => (SLOT_US, 0),
+        };
+        let us = slot_us.saturating_mul(slots as u64).saturating_add(key_us.saturating_mul(keys));
+        Duration::from_micros(us).saturating_add(round_trip.saturating_mul(SEAL_TRIPS))
+    }
+
     /// Finds out whether this user may do everything that a handover needs, before anything is changed.
     ///
     /// # Errors
@@ -453,6 +502,19 @@ impl Handover {
             }
             sleep(Duration::from_millis(50)).await;
         }
+    }
+
+    /// Migrations of the servers' own that are under way on the two nodes, in words. They pause writes and
+    /// change epochs as a handover does.
+    ///
+    /// # Errors
+    /// As [`Link::call`](crate::link::Link::call).
+    pub async fn native_migrations(&mut self) -> Result<Vec<String>> {
+        let (source, target) =
+            tokio::try_join!(self.source.run(native_migrations), self.target.run(native_migrations))?;
+        let mut all: Vec<String> = source.iter().chain(&target).map(ToString::to_string).collect();
+        all.dedup();
+        Ok(all)
     }
 
     /// What both nodes say of `slots`. Changes nothing.

@@ -20,7 +20,7 @@ mod view;
 pub use counts::{KeyCounts, key_counts};
 pub use findings::{Finding, Opinion, shortened};
 pub use survey::{
-    CANDIDATE_CLIENT_NAME, Counted, JOB_CLIENT_NAME, NodeFacts, NodeName, NodeState, Owners, Survey,
-    SurveyOptions, Surveyed,
+    CANDIDATE_CLIENT_NAME, Counted, JOB_CLIENT_NAME, NativeSeen, NodeFacts, NodeName, NodeState, Owners,
+    Survey, SurveyOptions, Surveyed, native_migrations,
 };
 pub use view::{ClusterView, Node, NodeFlags, Role};

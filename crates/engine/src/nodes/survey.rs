@@ -165,8 +165,8 @@ pub struct NodeState {
     pub facts: NodeFacts,
     /// Its keys in each slot, where they were asked for.
     pub counts: Option<KeyCounts>,
-    /// Native migrations that it takes part in, in a few words each.
-    pub native: Vec<String>,
+    /// Native migrations that it takes part in.
+    pub native: Vec<NativeSeen>,
     /// Connections of running jobs of ours: their names and from where.
     pub jobs: Vec<String>,
 }
@@ -472,9 +472,40 @@ async fn facts(link: &mut Link) -> Result<NodeFacts> {
 /// States of a native migration that is over.
 const OVER: [&str; 6] = ["success", "failed", "cancelled", "canceled", "completed", "none"];
 
-/// The native migrations that a node takes part in, on servers that have any: `CLUSTER GETSLOTMIGRATIONS` of
-/// Valkey 9, `CLUSTER MIGRATION STATUS ALL` of Redis 8.4.
-async fn native_migrations(link: &mut Link) -> Result<Vec<String>> {
+/// A migration of the servers' own that is under way, as one of its two nodes lists it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NativeSeen {
+    /// Its name there.
+    pub name: String,
+    /// The node's part in it: `export` or `import`, `migrate` or `import`.
+    pub operation: String,
+    /// The slots, as the server tells them: `0-99 150-160`.
+    pub slots: String,
+    /// The node that gives them away.
+    pub source: String,
+    /// The node that gets them.
+    pub target: String,
+    /// How far it is, in the server's word.
+    pub state: String,
+    /// What the server says besides.
+    pub message: String,
+    /// When it was made, in seconds of Unix time; 0 where the server does not tell.
+    pub created_s: u64,
+}
+
+impl fmt::Display for NativeSeen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let NativeSeen { operation, name, slots, state, .. } = self;
+        write!(f, "{operation} {name} of slots {slots}: {state}")
+    }
+}
+
+/// The native migrations under way that a node takes part in, on servers that have any: `CLUSTER
+/// GETSLOTMIGRATIONS` of Valkey 9, `CLUSTER MIGRATION STATUS ALL` of Redis 8.4.
+///
+/// # Errors
+/// As [`Link::replies`].
+pub async fn native_migrations(link: &mut Link) -> Result<Vec<NativeSeen>> {
     link.push(&[b"CLUSTER", b"GETSLOTMIGRATIONS"]);
     link.push(&[b"CLUSTER", b"MIGRATION", b"STATUS", b"ALL"]);
     link.flush().await?;
@@ -483,18 +514,28 @@ async fn native_migrations(link: &mut Link) -> Result<Vec<String>> {
         // A server that does not know the command, or forbids it, has nothing to tell.
         let Some(migrations) = reply.as_items() else { continue };
         for migration in migrations {
-            let text = |name| migration.field(name).and_then(Value::as_str).unwrap_or("?");
-            if OVER.contains(&text("state")) {
+            let text = |name: &str| migration.field(name).and_then(Value::as_str).unwrap_or("?").to_owned();
+            if OVER.contains(&text("state").as_str()) {
                 continue;
             }
-            let name = if migration.field("name").is_some() { text("name") } else { text("id") };
-            let slots =
-                if migration.field("slot_ranges").is_some() { text("slot_ranges") } else { text("slots") };
-            found.push(format!(
-                "{} {name} of slots {slots}: {}",
-                text("operation").to_lowercase(),
-                text("state")
-            ));
+            let either = |one: &str, other: &str| {
+                let name = if migration.field(one).is_some() { one } else { other };
+                text(name)
+            };
+            // Redis counts milliseconds.
+            let created = migration.field("create_time").and_then(Value::as_int).unwrap_or(0);
+            let created = u64::try_from(created).unwrap_or(0);
+            let is_valkey = migration.field("slot_ranges").is_some();
+            found.push(NativeSeen {
+                name: either("name", "id"),
+                operation: text("operation").to_lowercase(),
+                slots: either("slot_ranges", "slots"),
+                source: either("source_node", "source"),
+                target: either("target_node", "dest"),
+                state: text("state"),
+                message: either("message", "last_error"),
+                created_s: if is_valkey { created } else { created / 1_000 },
+            });
         }
     }
     Ok(found)

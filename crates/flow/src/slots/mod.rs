@@ -21,10 +21,11 @@ mod lane;
 
 use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{OwnedRwLockWriteGuard, RwLock, RwLockReadGuard};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -36,6 +37,7 @@ use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::feed::{Collection, Touch, Touched, What};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::{Capabilities, ServerFacts};
+use whimbrel_engine::remedy::Remedy;
 use whimbrel_engine::slot_keys::all_names;
 use whimbrel_wire::payload::Dialect;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -43,8 +45,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub use self::compare::{Comparison, count_keys, has_other_databases};
 use self::lane::{Lane, Work};
 use crate::budget::{BigTransfers, Rates};
-use crate::elements::ElementCommands;
-use crate::typed::KeyType;
+use crate::keys::Fit;
+use crate::large::KeyType;
+use crate::large::elements::ElementCommands;
 
 /// How many keys that moved in chunks are followed by their elements. Further ones are transferred whole
 /// again.
@@ -226,7 +229,7 @@ impl Changing {
 
 impl Shared {
     fn batch(&self) -> MutexGuard<'_, Batch> {
-        self.batch.lock().unwrap_or_else(PoisonError::into_inner)
+        self.batch.lock()
     }
 
     fn check_stop(&self) -> Result<()> {
@@ -238,6 +241,14 @@ impl Shared {
 
     fn hash_field_ttls(&self) -> ElementCommands {
         ElementCommands::of(&self.source.capabilities, &self.target.capabilities)
+    }
+
+    /// What the target takes.
+    fn fit(&self) -> Fit {
+        let (source, target) = (&self.source, &self.target);
+        let fit = Fit::of((source.dialect, target.dialect), &target.capabilities);
+        // Known when the first slot is being imported.
+        Fit { payload_version_max: target.payloads.get().copied().flatten(), ..fit }
     }
 
     /// The type of a key that is followed by its elements.
@@ -375,6 +386,8 @@ pub struct SlotMover {
     /// With a full comparison: keys that were touched since they were compared. `None` before that
     /// comparison; a `None` inside where there were too many to remember.
     recheck: Option<Option<HashSet<Bytes>>>,
+    /// What the next comparison reads through, opened before the pause.
+    ready: Option<(Link, Link)>,
 }
 
 impl SlotMover {
@@ -405,7 +418,7 @@ impl SlotMover {
             remember_streams: AtomicBool::new(false),
             batch: Mutex::default(),
         };
-        Ok(SlotMover { shared: Arc::new(shared), lanes: Vec::new(), recheck: None })
+        Ok(SlotMover { shared: Arc::new(shared), lanes: Vec::new(), recheck: None, ready: None })
     }
 
     /// Forgets what was remembered for the batch before. With `remember_streams` all streams move once more
@@ -439,7 +452,7 @@ impl SlotMover {
             let key = format!("whimbrel:probe:{{{}}}", tag_for_slot(importing));
             let mut capabilities = target.capabilities;
             capabilities.probe_payload_version(&mut link, key.as_bytes(), true).await?;
-            // Whoever comes second has found the same.
+            // The second one has found the same.
             let _ = target.payloads.set(capabilities.payload_version_max);
         }
         Ok(())
@@ -534,7 +547,7 @@ impl SlotMover {
             .filter(|(_, changing)| changing.reads >= CHANGED_READS_MAX)
             .max_by_key(|(_, changing)| changing.read_ms)?;
         Some(UnstableKey {
-            key: crate::copy::shown(key),
+            key: crate::keys::shown(key),
             kind: changing.kind.clone(),
             read_ms: changing.read_ms,
         })
@@ -609,15 +622,27 @@ impl SlotMover {
         Ok(())
     }
 
+    /// Before the pause: opens the connections of the comparison, so that writers do not wait for that.
+    ///
+    /// # Errors
+    /// Whatever a link or a server reports.
+    pub async fn prepare_compare(&mut self) -> Result<()> {
+        self.ready = Some(self.links().await?);
+        Ok(())
+    }
+
     /// With the source paused and drained: compares the batch.
     ///
     /// # Errors
     /// Whatever a link or a server reports; with [`Level::Full`], too many keys that were touched since.
     pub async fn compare(&mut self, slots: &SlotSet, level: Level) -> Result<Comparison> {
-        let (mut source, mut target) = self.links().await?;
+        let (mut source, mut target) = match self.ready.take() {
+            Some(links) => links,
+            None => self.links().await?,
+        };
         if has_other_databases(&mut source).await? {
             let what = "the source holds keys in another database than 0, which would be lost with the slots";
-            return Err(Error::own("compare both sides", what).with_remedy("use --method native"));
+            return Err(Error::own("compare both sides", what).with_remedy(Remedy::UseNativeMethod));
         }
         let mut found = compare::counts(&mut source, &mut target, slots).await?;
         found.add(compare::cardinalities(&mut source, &mut target, &self.shared.counted()).await?);
@@ -630,9 +655,7 @@ impl SlotMover {
                     "compare every key",
                     "too many keys were touched since they were compared",
                 )
-                .with_remedy(
-                    "compare a sample with --verify sample, or move fewer keys at once with --batch-keys",
-                ));
+                .with_remedy(Remedy::CompareSampleOrSmallerBatches));
             }
         };
         found.add(compare::keys(&mut source, &mut target, &keys).await?);

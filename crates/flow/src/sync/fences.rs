@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::seal::Fence;
 
-use crate::documents::DiskFull;
+use crate::journal::DiskFull;
 use crate::journal::write_whole;
 
 /// What the files end with.
 const ENDING: &str = "fence";
 
-/// What a cutover did to keep writers away, for whoever takes the fence down. No password is in it.
+/// What a cutover did to keep writers away, for the one that takes the fence down. No password is in it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct FenceNote {
     /// The address of the source, as it was named.

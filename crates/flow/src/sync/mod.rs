@@ -57,6 +57,7 @@ use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::feed::{Feed, FeedKind, FeedOptions};
 use whimbrel_engine::probe::Info;
+use whimbrel_engine::remedy::Remedy;
 use whimbrel_engine::seal::Fence;
 
 pub use self::cutover::{Compare, CutoverOptions, CutoverReport};
@@ -64,8 +65,9 @@ pub use self::external::{ExternalReport, ExternalShown, ExternalStage};
 pub use self::fences::FenceNote;
 use self::source::{Position, PositionHandle, Round, Source};
 pub use self::status::{SourceShown, SyncPhase, SyncShown, SyncStatus, TargetShown};
-use crate::copy::{self, CopyOptions, KeyFailure, Shared};
+use crate::copy::{self, CopyOptions, KeyFailure};
 use crate::journal::{Journal, JournalState};
+use crate::pipeline::Shared;
 use crate::progress::CopyCounts;
 use crate::retry::Backoff;
 
@@ -269,7 +271,7 @@ pub async fn sync(
         }
     };
     let snapshot_done = sync.state.snapshot_done;
-    let evicted = sync.shared.note_evicted();
+    let evicted = copy::note_evicted(&sync.shared);
     if cutover.is_some() {
         sync.status.phase(SyncPhase::CutOver);
         if let Some(fence) = sync.state.cut_over.take() {
@@ -294,7 +296,7 @@ pub async fn sync(
         caught_up: sync.caught_up,
         cutover,
         evicted,
-        failures: sync.shared.failures(),
+        failures: sync.shared.failures.listed(),
         notices: sync.status.copy.notices(),
     };
     Ok((report, sync.back))
@@ -326,7 +328,7 @@ impl Syncer {
         // The first groups are sized by it: without, every value would be measured before it is read.
         self.status.copy.keys_total.store(keys, Ordering::Relaxed);
         let runs = copy::target_runs(&self.shared).await?;
-        self.shared.remember(&self.state.copy);
+        copy::remember(&self.shared, &self.state.copy);
         let known = &self.state.copy.target_runs;
         if resumed && !known.is_empty() && *known != runs {
             self.notice("a server of the target is not the process it was: everything is gone through again");
@@ -338,7 +340,7 @@ impl Syncer {
         }
         self.state.copy.target_runs = runs;
         if let Some(fence) = self.state.cut_over.take() {
-            // It died while it cut over. Whoever asked for that was not told that it succeeded.
+            // It died while it cut over. The one that asked for that was not told that it succeeded.
             fence.lift(&self.shared.source).await?;
             self.notice("a cutover was interrupted: writers of the source are let in again");
         }
@@ -401,7 +403,7 @@ impl Syncer {
                         Err(error) => tracing::info!(%error, "a cutover was given up"),
                     }
                     let report = outcome.as_ref().ok().filter(|report| report.is_final()).cloned();
-                    // Whoever asked may have gone.
+                    // The one that asked may have gone.
                     let _ = answer.send(outcome);
                     if report.is_some() {
                         return Ok(report);
@@ -435,7 +437,7 @@ impl Syncer {
         // Not all of them are listed where there are many.
         let slots = if copy.failed > listed { SlotSet::full() } else { slots };
         copy.failed = 0;
-        self.shared.remember(&self.state.copy);
+        copy::remember(&self.shared, &self.state.copy);
         slots
     }
 
@@ -444,7 +446,7 @@ impl Syncer {
     fn distrust_everything(&mut self) {
         let target_runs = std::mem::take(&mut self.state.copy.target_runs);
         self.state.copy = JournalState { target_runs, ..JournalState::default() };
-        self.shared.remember(&self.state.copy);
+        copy::remember(&self.shared, &self.state.copy);
         (self.state.snapshot_done, self.state.sweep) = (false, true);
     }
 
@@ -471,7 +473,7 @@ impl Syncer {
                         let what = "the snapshot is still being taken";
                         let refused = Error::unfit(Side::Own, "", "cut over", what)
                             .with_remedy("wait until the sync follows");
-                        // Whoever asked may have gone.
+                        // The one that asked may have gone.
                         let _ = ask.answer.send(Err(refused));
                     }
                 }
@@ -507,7 +509,7 @@ impl Syncer {
             match self.attach_to(shard, &known).await {
                 Ok(source) => sources.push(source),
                 Err(e) => {
-                    // Whoever goes on after this finds them as they were, and mends them again.
+                    // A process that goes on after this finds them as they were, and repairs them again.
                     sources.append(&mut old);
                     self.sources = sources;
                     return Err(e);
@@ -515,7 +517,7 @@ impl Syncer {
             }
         }
         let by_elements = sources.iter().filter(|source| source.feed.kind() != FeedKind::Tracking);
-        self.shared.elements_are_seen(by_elements.map(|source| source.unit.shard_id.clone()).collect());
+        self.shared.followed.begin(by_elements.map(|source| source.unit.shard_id.clone()).collect());
         self.sources = sources;
         self.status.sources(self.sources.iter().map(|source| source.view.clone()).collect());
         Ok(())
@@ -702,7 +704,7 @@ impl Syncer {
 
     /// All that has to be gone through again: what was found before, and what has come to it since.
     fn all_doubt(&self) -> SlotSet {
-        self.doubt.union(&self.shared.in_doubt())
+        self.doubt.union(&self.shared.suspects.all())
     }
 
     fn is_calm(&self) -> bool {
@@ -742,7 +744,7 @@ impl Syncer {
 
     fn collect(&mut self) {
         self.state.layout = copy::layout(&self.seen.0);
-        self.shared.record(&mut self.state.copy);
+        copy::record(&self.shared, &mut self.state.copy);
         self.status.failures(&self.state.copy.failures);
         self.state.doubt = self.all_doubt().to_string();
     }
@@ -798,7 +800,7 @@ fn refuse_tracking(feed: &Feed, replication_only: bool) -> Result<()> {
         "attach a feed of changes",
         "the server does not let us have a replication link",
     )
-    .with_remedy("allow PSYNC and REPLCONF, or leave out --feed replication"))
+    .with_remedy(Remedy::AllowReplicationOrAnyFeed))
 }
 
 /// Asks both sides every now and then how they are, and ends the epoch where something is in doubt: something
@@ -822,7 +824,7 @@ async fn look(shared: Arc<Shared>, status: Arc<SyncStatus>, waits: bool, enough:
                 view.server_offset.store(info.number("master_repl_offset").unwrap_or(0), Ordering::Relaxed);
             }
         }
-        if waits || !shared.in_doubt().is_empty() {
+        if waits || !shared.suspects.all().is_empty() {
             return enough.cancel();
         }
     }

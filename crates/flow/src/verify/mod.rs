@@ -42,7 +42,7 @@ use whimbrel_engine::error::{Error, Result};
 use self::batch::{Pair, Rules};
 use self::case::Verdict;
 use self::peer::Peer;
-use crate::documents::DiskFull;
+use crate::journal::DiskFull;
 use crate::journal::Journal;
 use crate::retry::RetryPolicy;
 

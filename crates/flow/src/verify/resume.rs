@@ -6,17 +6,17 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{RwLock, RwLockReadGuard};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::remedy::Remedy;
 
 use super::report::Ledger;
-use crate::documents::DiskFull;
-use crate::journal::{Journal, UnitMark};
+use crate::journal::{DiskFull, Journal, UnitMark};
 
 /// How often it is looked whether all keys that were read are decided.
 const POLL: Duration = Duration::from_millis(10);
@@ -60,7 +60,7 @@ impl Checkpoints {
         if !before.is_empty() && before != layout {
             let what = "slots have moved to other nodes since the verification began";
             return Err(Error::unfit(source.side(), source.endpoint.address.to_string(), "go on", what)
-                .with_remedy("leave out --resume: it begins anew"));
+                .with_remedy(Remedy::BeginAnew));
         }
         if before.is_empty() {
             journal.begin_with(VerifyState { layout: layout.clone(), ..VerifyState::default() })?;
@@ -105,10 +105,10 @@ impl Checkpoints {
         while self.open.load(Ordering::Acquire) > 0 || rechecking.load(Ordering::Acquire) > 0 {
             tokio::time::sleep(POLL).await;
         }
-        let ledger = ledger.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let ledger = ledger.lock().clone();
         let state =
             VerifyState { layout: self.layout.clone(), units: self.units().clone(), ledger: Some(ledger) };
-        self.journal.lock().unwrap_or_else(PoisonError::into_inner).checkpoint(&state, disk)
+        self.journal.lock().checkpoint(&state, disk)
     }
 
     /// The verification is complete: the journal is removed.
@@ -116,11 +116,11 @@ impl Checkpoints {
     /// # Errors
     /// `Own` where it cannot be removed.
     pub fn finish(self) -> Result<()> {
-        self.journal.into_inner().unwrap_or_else(PoisonError::into_inner).finish()
+        self.journal.into_inner().finish()
     }
 
     fn units(&self) -> MutexGuard<'_, BTreeMap<String, UnitMark>> {
-        self.units.lock().unwrap_or_else(PoisonError::into_inner)
+        self.units.lock()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Keys move between real servers.
 
 mod documents;
+mod large;
 mod legacy;
 mod slots;
-mod typed;
 mod verify;

@@ -13,8 +13,8 @@
 //! besides the present one only those take memory that commands have reached into.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock};
 
+use parking_lot::RwLock;
 use whimbrel_core::slot::Slot;
 
 use crate::migrate::filter::Filter;
@@ -114,7 +114,7 @@ impl Arrived {
         match &self.kind {
             Kind::Whole(filter) => of(filter),
             Kind::BySlot(slots) => {
-                let filters = slots.filters.iter().map(|filter| read(filter).as_ref().map_or((0, 0), of));
+                let filters = slots.filters.iter().map(|filter| filter.read().as_ref().map_or((0, 0), of));
                 filters.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
             }
         }
@@ -146,7 +146,7 @@ impl Slots {
             return;
         }
         // Under the lock, so that the group is not ended meanwhile.
-        let mut filter = self.filter(slot).write().unwrap_or_else(PoisonError::into_inner);
+        let mut filter = self.filter(slot).write();
         if self.state(slot) == NOT_BEGUN {
             filter.get_or_insert_with(|| Filter::new(self.keys_each));
             self.states[usize::from(slot.number())].store(MOVING, Ordering::Release);
@@ -157,14 +157,14 @@ impl Slots {
         match self.state(slot) {
             NOT_BEGUN => false,
             // Where there is none any more the slot has just been done.
-            MOVING => read(self.filter(slot)).as_ref().is_none_or(|filter| filter.contains(hash)),
+            MOVING => self.filter(slot).read().as_ref().is_none_or(|filter| filter.contains(hash)),
             _ => true,
         }
     }
 
     fn insert(&self, slot: Slot, hash: u64) {
         self.begin(slot);
-        if let Some(filter) = read(self.filter(slot)).as_ref().filter(|_| !self.is_done(slot)) {
+        if let Some(filter) = self.filter(slot).read().as_ref().filter(|_| !self.is_done(slot)) {
             filter.insert(hash);
         }
     }
@@ -177,7 +177,7 @@ impl Slots {
     /// The source has no key of this slot, and no move of one is under way that could have begun when it had.
     /// Nothing creates keys there, so it is done. The filter of its group ends with the last slot of it.
     pub(crate) fn finish(&self, slot: Slot) {
-        let mut filter = self.filter(slot).write().unwrap_or_else(PoisonError::into_inner);
+        let mut filter = self.filter(slot).write();
         self.states[usize::from(slot.number())].store(DONE, Ordering::Release);
         if group(slot.number() / GROUP_SLOTS).all(|slot| self.is_done(slot)) {
             *filter = None;
@@ -196,10 +196,6 @@ impl Slots {
         }
         counts
     }
-}
-
-fn read(filter: &RwLock<Option<Filter>>) -> std::sync::RwLockReadGuard<'_, Option<Filter>> {
-    filter.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The slots of a group.

@@ -5,10 +5,9 @@
 //! last step a large key is at the source, where clients see it; with the last step but one it is at the
 //! target under its own name as well, which must not be counted twice.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use bytes::Bytes;
-use whimbrel_flow::typed::{staging_job, staging_key};
+use parking_lot::{Mutex, MutexGuard};
+use whimbrel_flow::large::{staging_job, staging_key};
 use whimbrel_wire::value::Value;
 
 /// How the part of the names of staging keys begins that tells whose they are. The number of the turn
@@ -41,7 +40,7 @@ impl OnTheirWay {
     }
 
     pub(super) fn keys(&self) -> MutexGuard<'_, Vec<Bytes>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -77,3 +77,20 @@ fn a_dead_target_closes_the_connection() {
 fn a_target_that_is_no_address_is_refused() {
     assert!(Proxy::start("no such place").is_err());
 }
+
+#[test]
+fn bytes_of_a_distant_link_are_under_way_for_a_while_and_all_arrive() {
+    let server = Server::builder(Engine::Redis70).start().unwrap();
+    let delay = std::time::Duration::from_millis(20);
+    let proxy = Proxy::distant(&server.addr(), delay).unwrap();
+    let mut stream = TcpStream::connect(proxy.addr()).unwrap();
+    let asked = std::time::Instant::now();
+    assert_eq!(&ping(&mut stream).unwrap(), b"+PONG\r\n");
+    assert!(asked.elapsed() >= 2 * delay, "{:?}", asked.elapsed());
+    let value = vec![b'x'; 4 << 20];
+    let mut connection =
+        redis::Client::open(format!("redis://{}", proxy.addr())).unwrap().get_connection().unwrap();
+    redis::cmd("SET").arg("key").arg(&value).exec(&mut connection).unwrap();
+    let back: Vec<u8> = redis::cmd("GET").arg("key").query(&mut connection).unwrap();
+    assert!(back == value);
+}

@@ -4,11 +4,12 @@
 //! a stall of the servers is seen by every command that falls into it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use redis::{Client as Redis, Cmd, Connection, RedisError, RedisResult, Value};
 
 use super::keys::Keys;
@@ -95,7 +96,7 @@ impl Clients {
 
     /// What they met since the last call.
     pub fn met(&self) -> Met {
-        std::mem::take(&mut lock(&self.met))
+        std::mem::take(&mut self.met.lock())
     }
 
     /// Ends them: what the writers wrote by key, and what all met since the last look.
@@ -120,11 +121,6 @@ impl Drop for Clients {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }
-}
-
-/// Nobody panics while holding it with half a change made.
-fn lock(met: &Mutex<Met>) -> MutexGuard<'_, Met> {
-    met.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Worker {
@@ -157,7 +153,7 @@ impl Worker {
             match self.call(*key, &command) {
                 Ok(_) => {
                     written.acknowledged += 1;
-                    lock(&self.met).acknowledged += 1;
+                    self.met.lock().acknowledged += 1;
                 }
                 Err(is_answered) => written.is_in_doubt = !is_answered,
             }
@@ -174,7 +170,7 @@ impl Worker {
             if let Ok(reply) = self.call(key, &command)
                 && !self.keys.is_right(key, &reply)
             {
-                lock(&self.met).wrong_reads += 1;
+                self.met.lock().wrong_reads += 1;
             }
         }
     }
@@ -193,7 +189,7 @@ impl Worker {
         let outcome = self.wires.call(self.keys.slot(key), command);
         let took = self.due.elapsed();
         self.due += INTERVAL;
-        let mut met = lock(&self.met);
+        let mut met = self.met.lock();
         met.moved += std::mem::take(&mut self.wires.moved);
         match outcome {
             Ok(reply) => {
@@ -227,7 +223,7 @@ impl Wires {
         Self { map, open: BTreeMap::new(), moved: 0 }
     }
 
-    /// The reply of whoever owns the slot.
+    /// The reply of the owner of the slot.
     ///
     /// # Errors
     /// The server's error if it is not MOVED, MOVED if there are too many in a row, or that of the

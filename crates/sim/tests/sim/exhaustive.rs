@@ -2,8 +2,9 @@
 
 use whimbrel_sim::{Fence, Limits, explore};
 
-const LIMITS: Limits = Limits { faults: 2, writes: 2 };
-const DEEPER: Limits = Limits { faults: 3, writes: 1 };
+const LIMITS: Limits = Limits { faults: 2, writes: 2, atomic: false };
+const ATOMIC: Limits = Limits { atomic: true, ..LIMITS };
+const DEEPER: Limits = Limits { faults: 3, writes: 1, atomic: false };
 
 fn nothing_is_found(fence: Fence, limits: Limits) {
     let report = explore(fence, None, limits);
@@ -17,7 +18,8 @@ fn nothing_is_found(fence: Fence, limits: Limits) {
     // Else finding nothing would mean nothing.
     let ends: Vec<&str> = report.ends.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(ends, ["cancelled", "done", "failed"]);
-    assert!(report.states > 500_000, "the world has become smaller");
+    let least = if limits.atomic { 100_000 } else { 500_000 };
+    assert!(report.states > least, "the world has become smaller");
 }
 
 #[test]
@@ -36,8 +38,16 @@ fn a_bare_fence() {
 }
 
 #[test]
+fn an_atomic_job_moves_all_slots_or_none() {
+    for fence in [Fence::Redirecting, Fence::Gossip, Fence::Bare] {
+        nothing_is_found(fence, ATOMIC);
+    }
+}
+
+#[test]
 fn one_fault_more() {
     for fence in [Fence::Redirecting, Fence::Gossip, Fence::Bare] {
         nothing_is_found(fence, DEEPER);
+        nothing_is_found(fence, Limits { atomic: true, ..DEEPER });
     }
 }

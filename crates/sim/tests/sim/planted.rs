@@ -2,10 +2,15 @@
 
 use whimbrel_sim::{Bug, Fence, Limits, explore};
 
-const LIMITS: Limits = Limits { faults: 2, writes: 2 };
+const LIMITS: Limits = Limits { faults: 2, writes: 2, atomic: false };
+const ATOMIC: Limits = Limits { atomic: true, ..LIMITS };
 
 fn is_found(fence: Fence, bug: Bug, what: &str) {
-    let report = explore(fence, Some(bug), LIMITS);
+    is_found_within(fence, bug, LIMITS, what);
+}
+
+fn is_found_within(fence: Fence, bug: Bug, limits: Limits, what: &str) {
+    let report = explore(fence, Some(bug), limits);
     let Some(found) = report.found else { panic!("{bug:?} was not found in {} states", report.states) };
     println!("{bug:?}, {fence:?}, after {} states: {found}", report.states);
     assert!(found.what.contains(what), "found something else: {found}");
@@ -62,4 +67,16 @@ fn an_observation_that_overlooks_the_target() {
         Bug::OverlookTarget,
         "the source serves slot 0 without an acknowledged write",
     );
+}
+
+#[test]
+fn a_fence_before_all_slots_are_staged() {
+    for fence in [Fence::Redirecting, Fence::Gossip] {
+        is_found_within(fence, Bug::FenceUnstaged, ATOMIC, "the target serves slot");
+    }
+}
+
+#[test]
+fn a_batch_of_an_atomic_job_that_is_handed_over_although_another_fails() {
+    is_found_within(Fence::Redirecting, Bug::OneByOne, ATOMIC, "slots were handed over at the end");
 }

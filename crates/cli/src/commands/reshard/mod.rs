@@ -128,7 +128,12 @@ async fn try_command(
     if let Some(daemon) = &daemon {
         why.push_str(&format!("; unless the daemon at {} was told otherwise", daemon.address));
     }
-    let plan = Plan::new(&deployment, &situation, moves, (method, why), moving).await?;
+    if moving.atomic && moves.len() > 1 {
+        let what =
+            format!("--atomic is one handover between two nodes, and this takes {} moves", moves.len());
+        return Err(usage(&what).with_remedy("give one command for each, or leave out --atomic"));
+    }
+    let plan = Plan::new(&deployment, &situation, moves, (method, why), moving, daemon.is_some()).await?;
     plan.show(moving);
     if plan.moves.is_empty() {
         return Ok(Exit::Success);
@@ -168,14 +173,16 @@ pub async fn settings_of_daemon(
         slots: SlotSet::new(),
     });
     let (method, why) = situation.method(deployment, &any.collect::<Vec<_>>(), moving).await?;
-    Ok((settings(moving, method), why))
+    let mut settings = settings(moving, method);
+    // As the servers' own migrations are, unless batches are asked for.
+    settings.rules.atomic = moving.batch_keys.is_none();
+    Ok((settings, why))
 }
 
 fn settings(moving: &MovingArgs, method: Method) -> Settings {
     Settings {
         method,
         rules: Rules {
-            max_pause_ms: moving.max_pause_ms(),
             verify: match moving.verify() {
                 VerifyChoice::None => Verify::None,
                 VerifyChoice::Counts => Verify::Counts,
@@ -183,8 +190,10 @@ fn settings(moving: &MovingArgs, method: Method) -> Settings {
                 VerifyChoice::Full => Verify::Full,
             },
             brake: !moving.no_brake,
+            atomic: moving.atomic,
             ..Rules::default()
         },
+        max_pause_ms: moving.max_pause,
         transfer: TransferOptions {
             lanes: LANES,
             big_key_bytes: moving.big_key,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::json;
+use whimbrel_control::pause::PauseNeed;
 use whimbrel_control::service::{self, Method, Native};
 use whimbrel_control::strangers::{self, Own};
 use whimbrel_core::node::NodeId;
@@ -181,6 +182,10 @@ impl Situation {
         let chosen = |method| Ok((method, format!("--method {}", choice.word())));
         match choice {
             MethodChoice::External => return chosen(Method::External),
+            MethodChoice::Legacy if moving.atomic => {
+                return Err(usage("the legacy method moves slot by slot: it cannot be --atomic")
+                    .with_remedy("leave out --method, or --atomic"));
+            }
             MethodChoice::Legacy => return chosen(Method::Legacy),
             MethodChoice::Native => {
                 if let Some(option) = moving.external_only() {
@@ -240,7 +245,11 @@ pub struct Plan {
     rows: Vec<Row>,
     method: Method,
     why: String,
-    max_pause_ms: u64,
+    /// How long writes may be paused at once, in milliseconds; `None` where whimbrel does not pause them, or
+    /// a daemon's options say.
+    max_pause_ms: Option<u64>,
+    /// What a handover takes of that were there no writers.
+    need: PauseNeed,
     verify: &'static str,
     rate_keys: Option<u64>,
     rate_bytes: Option<u64>,
@@ -272,15 +281,22 @@ impl Plan {
         moves: Vec<Move>,
         (method, why): (Method, String),
         moving: &MovingArgs,
+        by_daemon: bool,
     ) -> Result<Plan> {
         let mut rows = Vec::with_capacity(moves.len());
+        let (settings, mut max_pause_ms, mut need) =
+            (super::settings(moving, method), None, PauseNeed::default());
         for m in &moves {
             let keys = situation.keys_in(&m.source, &m.slots);
             let (mut fence, mut batches) = (None, 1);
-            if method == Method::External {
+            if method == Method::External && !by_daemon {
                 let keys_of = |slot| situation.keys_of(&m.source, slot);
-                let (kind, parts) = service::cut(deployment, m, moving.batch_keys, keys_of).await?;
-                (fence, batches) = (Some(kind), parts.len());
+                let cut = service::cut(deployment, m, &settings, keys_of).await?;
+                (fence, batches) = (Some(cut.fence), cut.parts.len());
+                max_pause_ms = max_pause_ms.max(Some(cut.max_pause_ms));
+                if cut.need.least_ms >= need.least_ms {
+                    need = cut.need;
+                }
             }
             rows.push(Row {
                 source: situation.survey.name(&m.source).to_string(),
@@ -307,7 +323,8 @@ impl Plan {
             rows,
             method,
             why,
-            max_pause_ms: moving.max_pause_ms(),
+            max_pause_ms,
+            need,
             verify: match moving.verify() {
                 VerifyChoice::None => "nothing is compared",
                 VerifyChoice::Counts => "the number of keys of each slot is compared",
@@ -354,7 +371,8 @@ impl Plan {
                     "why": self.why,
                     "slots": slots, "keys": keys, "estimated_bytes": bytes,
                     "estimated_ms": self.estimate_ms(),
-                    "max_pause_ms": self.max_pause_ms,
+                    "max_pause_ms": self.max_pause_ms, "pause_ms": self.need.least_ms,
+                    "round_trip_us": u64::try_from(self.need.round_trip.as_micros()).unwrap_or(u64::MAX),
                     "batches": self.rows.iter().map(|row| row.batches).sum::<usize>(),
                     "empty_primaries": self.empty,
                 })
@@ -391,11 +409,15 @@ impl Plan {
                 *of_source.entry(&row.source).or_default() += row.batches;
             }
             let batches = of_source.values().copied().max().unwrap_or(0);
-            eprintln!(
-                "writes   of a source are paused {}, for {} at most; reads go on",
-                if batches == 1 { "once".to_owned() } else { format!("up to {batches} times") },
-                format_duration_ms(self.max_pause_ms)
-            );
+            match self.max_pause_ms {
+                Some(max_pause_ms) => eprintln!(
+                    "writes   of a source are paused {}, for {} at most, about {} without load; reads go on",
+                    if batches == 1 { "once".to_owned() } else { format!("up to {batches} times") },
+                    format_duration_ms(max_pause_ms),
+                    format_duration_ms(self.need.least_ms),
+                ),
+                None => eprintln!("writes   of a source are paused as the daemon was told; reads go on"),
+            }
             if self.rows.iter().any(|row| row.fence == Some(FenceKind::Bare)) {
                 eprintln!(
                     "         with these servers clients may see CLUSTERDOWN for some milliseconds each time"

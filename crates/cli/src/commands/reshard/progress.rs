@@ -9,7 +9,7 @@ use whimbrel_control::job::View;
 use whimbrel_control::service::Ready;
 use whimbrel_core::migration::Summary;
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
-use whimbrel_flow::documents::disk_full_words;
+use whimbrel_flow::journal::disk_full_words;
 
 use crate::settings::args::Show;
 use crate::ui::display::{Display, Form, Lines, Speed, SpeedNow, eta};

@@ -46,13 +46,19 @@ pub struct MovingArgs {
     #[arg(long, value_enum, default_value_t, help_heading = "Method")]
     pub method: MethodChoice,
 
-    /// How long writes of a node may be paused at once (external) [default: 100ms]
+    /// How long writes of a node may be paused at once (external) [default: 100ms, or what round trips take,
+    /// up to 1s]
     #[arg(long, value_name = "TIME", value_parser = parse_pause, help_heading = "Method")]
     pub max_pause: Option<u64>,
 
     /// What is compared before slots are handed over (external) [default: sample]
     #[arg(long, value_enum, value_name = "HOW", help_heading = "Method")]
     pub verify: Option<VerifyChoice>,
+
+    /// Move all slots in one handover, or none. Refused where the pause does not allow it (external; the
+    /// servers' own method does so anyway)
+    #[arg(long, help_heading = "Method", conflicts_with = "batch_keys")]
+    pub atomic: bool,
 
     /// Roll back rather than slow down writers that outrun the catch-up (external)
     #[arg(long, help_heading = "Method")]
@@ -87,7 +93,7 @@ pub struct MovingArgs {
     /// Hand the moves to a daemon (whimbrel serve), by whose options they are made: HOST:PORT, or redis://
     /// with a password
     #[arg(long, value_name = "ADDR", help_heading = "Daemon", conflicts_with_all = [
-        "method", "max_pause", "verify", "no_brake", "batch_keys", "memory", "big_key", "rate_keys",
+        "method", "atomic", "max_pause", "verify", "no_brake", "batch_keys", "memory", "big_key", "rate_keys",
             "rate_bytes", "state_dir",
     ])]
     pub server: Option<String>,
@@ -108,15 +114,7 @@ pub struct MovingArgs {
     pub show: Show,
 }
 
-/// How long writes may be paused unless told otherwise, in milliseconds.
-const MAX_PAUSE_MS: u64 = 100;
-
 impl MovingArgs {
-    /// How long writes of a node may be paused at once, in milliseconds.
-    pub fn max_pause_ms(&self) -> u64 {
-        self.max_pause.unwrap_or(MAX_PAUSE_MS)
-    }
-
     /// What is compared before slots are handed over.
     pub fn verify(&self) -> VerifyChoice {
         self.verify.unwrap_or_default()
@@ -150,6 +148,7 @@ fn not_served(arg: clap::Arg) -> clap::Arg {
     mut_arg("cluster", |arg| arg.long("cluster").required(false).default_value("").hide_default_value(true)),
     mut_arg("server", not_served),
     mut_arg("server_password_file", not_served),
+    mut_arg("atomic", not_served),
     mut_arg("dry_run", not_served),
     mut_arg("yes", not_served),
     mut_arg("report", not_served),
@@ -310,22 +309,23 @@ pub struct DrainArgs {
 /// What to do with jobs.
 #[derive(Debug, Subcommand)]
 pub enum JobsCommand {
-    /// List all jobs that are written down here, and copies and syncs that have not ended, with the command
-    /// that goes on with each
+    /// List all jobs: copies, verifications, syncs, moves of slots, fronts that move keys; with the command
+    /// that goes on with each that was interrupted. This is what jobs does by itself
     List,
     /// Show one job
     Show {
         /// Its name
         job: String,
     },
-    /// Roll a job back, whether it runs or not, as far as it is not fenced yet
+    /// End a job for good, whether it runs or not. A move of slots is rolled back, as far as it is not fenced
+    /// yet; what a copy or a sync has written stays
     Cancel {
         /// Its name
         job: String,
         #[command(flatten)]
         access: JobAccess,
     },
-    /// Go on with jobs that were interrupted or wait
+    /// Go on with moves of slots that were interrupted or wait; list says how other jobs go on
     Resume {
         /// Its name; all that are unfinished where none is given
         job: Option<String>,
@@ -355,15 +355,15 @@ pub struct JobAccess {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  whimbrel jobs list
+  whimbrel jobs
   whimbrel jobs resume                                      after a crash or a power cut
   whimbrel jobs cancel m6740f2a1-1f-0
 
 A job that is `suspended`, or that was killed, has not ended: resume it, or cancel it. Slots that were
-handed over before stay where they are.")]
+handed over before stay where they are. How jobs ended is kept for 30 days.")]
 pub struct JobsArgs {
     #[command(subcommand)]
-    pub command: JobsCommand,
+    pub command: Option<JobsCommand>,
 
     /// Where jobs are written down
     #[arg(long, value_name = "FOLDER", global = true)]

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use tokio::sync::{Mutex, mpsc};
 use tokio::time::sleep;
 use whimbrel_engine::error::Result;
-use whimbrel_flow::typed::Outcome;
+use whimbrel_flow::large::Outcome;
 
 use super::worker::{Worker, route};
 use crate::migrate::carry::copy;
@@ -55,10 +55,8 @@ impl Worker {
         let _gate = migration.gate.read().await;
         let moved = match copied {
             Ok(Some(Outcome::Gone)) => Moved::WasHome,
-            Ok(Some(Outcome::Unholdable(why))) => {
-                // As a payload it may be taken, like the types of modules.
-                self.bring_home(key, true).await.unwrap_or(Moved::Refused(why.into()))
-            }
+            // As a payload it may be taken, like the types of modules.
+            Ok(Some(Outcome::Unholdable(_))) => self.bring_home(key).await,
             Ok(None) => self.taken(key),
             Ok(Some(_)) => {
                 self.remove(key).await;

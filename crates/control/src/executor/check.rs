@@ -1,0 +1,145 @@
+//! What is looked at before a batch is begun, and again before its pause: whether it may be.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use whimbrel_core::migration::{Detail, Why};
+use whimbrel_core::slot::SlotSet;
+use whimbrel_flow::slots::has_other_databases;
+
+use super::{Done, Executor, NOT_AT_ONCE, Trouble, because};
+use crate::pause::PauseNeed;
+
+/// How long a migration of the servers' own is waited for before the handover, and how often it is looked
+/// whether it has ended.
+const NATIVES_MAX: Duration = Duration::from_secs(600);
+const NATIVES_POLL: Duration = Duration::from_millis(100);
+
+impl Executor {
+    pub(super) async fn check(&mut self, slots: &SlotSet) -> Done {
+        let former = match (&self.members, &self.between) {
+            (Some(members), Some((_, target))) => members.target.first().filter(|f| *f != target).cloned(),
+            _ => None,
+        };
+        if let Some(former) = former
+            && self.handover().await?.may_come_back_and_take(&former).await?
+        {
+            let message = format!(
+                "the target's shard failed over, and its former primary {former} is down with slots marked \
+                 as importing: when it comes back it would take them by itself, with old keys; start again \
+                 when it is back, or after CLUSTER FORGET"
+            );
+            return Err(because(Why::Permanent, message));
+        }
+        let handover = self.handover().await?;
+        handover.check_permissions().await?;
+        let others = handover.other_jobs().await?;
+        if !others.is_empty() {
+            let message = format!("another whimbrel is moving slots of these nodes: {}", others.join(", "));
+            return Err(because(Why::Busy, message));
+        }
+        let natives = handover.native_migrations().await?;
+        if !natives.is_empty() {
+            let message = format!(
+                "a migration of the servers' own is running on these nodes: {}; start again when it is over",
+                natives.join(", ")
+            );
+            return Err(because(Why::Busy, message));
+        }
+        let seen = handover.inspect(slots).await?;
+        if !seen.source.is_primary {
+            return Err(because(Why::SourceChanged, "the source is no primary"));
+        }
+        if !seen.target.is_primary {
+            return Err(because(Why::TargetChanged, "the target is no primary"));
+        }
+        if seen.source.claims.intersection(slots).len() != slots.len() {
+            let message = "the source does not own all of the slots any more";
+            return Err(because(Why::OwnerChanged, message));
+        }
+        let open = seen.source.open.union(&seen.target.open);
+        if !open.is_empty() {
+            let message = format!(
+                "slots {open} are marked as migrating or importing: a migration is running, or one was left \
+                    half-done; see `whimbrel repair`"
+            );
+            return Err(because(Why::Busy, message));
+        }
+        if seen.target.keys > 0 {
+            let message = format!(
+                "the target holds {} keys in slots that are not its own, left over from something; see \
+                    `whimbrel repair`",
+                seen.target.keys
+            );
+            return Err(because(Why::Busy, message));
+        }
+        let handover = self.handover().await?;
+        for address in [handover.source_address().clone(), handover.target_address().clone()] {
+            if has_other_databases(&mut self.deployment.open(&address, 0).await?).await? {
+                let message = format!(
+                    "{address} holds keys in another database than 0, which this method does not move: only \
+                    the servers' own migration does"
+                );
+                return Err(because(Why::Permanent, message));
+            }
+        }
+        let (verify, atomic, longest_ms) = (self.rules.verify, self.rules.atomic, self.rules.max_pause_ms);
+        let handover = self.handover().await?;
+        if atomic && handover.should_split(slots).await? {
+            return Err(because(Why::Permanent, NOT_AT_ONCE));
+        }
+        let need =
+            PauseNeed::measure_for(handover, slots, seen.source.keys, verify, atomic, longest_ms).await?;
+        self.need = need;
+        // Written down with the outcome of this, before anything is switched off.
+        self.handover().await?.find_shelter(slots).await?;
+        if !self.begun {
+            self.handover().await?.begin().await?;
+            self.begun = true;
+        }
+        let (source, target) = (seen.source.process, seen.target.process);
+        self.members = Some(self.handover().await?.members().clone());
+        Ok(Detail::Checked { source, target, pause_ms: need.least_ms })
+    }
+
+    /// Somebody may have begun a migration of the servers' own on one of the nodes since the check: one that
+    /// does not touch our slots, since those are marked. It pauses writes and changes epochs, so the handover
+    /// comes after its end.
+    ///
+    /// # Errors
+    /// `TooSlow` where one was waited for: what was written meanwhile is to be caught up with first. `Busy`
+    /// where it does not end.
+    pub(super) async fn wait_for_natives(&mut self) -> Result<(), Trouble> {
+        let began = Instant::now();
+        let mut waited_for = None;
+        loop {
+            let natives = self.handover().await?.native_migrations().await?.join(", ");
+            if natives.is_empty() {
+                break;
+            }
+            if began.elapsed() > NATIVES_MAX {
+                let message = format!(
+                    "a migration of the servers' own has not ended within {} s on these nodes: {natives}",
+                    NATIVES_MAX.as_secs()
+                );
+                return Err(because(Why::Busy, message));
+            }
+            self.feed()?;
+            if waited_for.is_none() {
+                tracing::info!(natives, "a migration of the servers' own is waited for");
+            }
+            waited_for = Some(natives);
+            let pause = tokio::time::sleep(NATIVES_POLL);
+            if self.stop.run_until_cancelled(pause).await.is_none() {
+                return Err(because(Why::Interrupted, "cancelled"));
+            }
+        }
+        match waited_for {
+            None => Ok(()),
+            Some(natives) => {
+                let message = format!("a migration of the servers' own was waited for: {natives}");
+                Err(because(Why::TooSlow, message))
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! How long a pause a handover needs: what its plan says, and what its check goes by.
+//!
+//! Under the pause nothing is sent before the answer to what came before it, so a pause is made of round
+//! trips, and of what the servers do in one go. Both are known beforehand; what writers leave to transfer is
+//! not.
+
+use std::time::Duration;
+
+use whimbrel_core::migration::Verify;
+use whimbrel_core::slot::SlotSet;
+use whimbrel_core::units::format_duration_ms;
+use whimbrel_engine::error::Result;
+use whimbrel_engine::handover::Handover;
+
+/// Round trips from the pause to the end of the drain, with nothing to transfer: the pause itself, the feed,
+/// the target's replicas.
+const DRAIN_TRIPS: u32 = 3;
+
+/// Those of transferring what is left: reading it and writing it.
+const TRANSFER_TRIPS: u32 = 3;
+
+/// Those of a comparison: other databases, counts, elements of large keys, the sample.
+const COMPARE_TRIPS: u32 = 4;
+
+/// What a handover takes besides, in milliseconds: the feed's last bytes, the replicas' answers.
+const FIXED_MS: f64 = 2.0;
+
+/// What counting one slot's keys on both sides takes, in milliseconds.
+const COUNT_SLOT_MS: f64 = 0.004;
+
+/// How long writes may be paused at once where nobody said, in milliseconds, unless round trips need more.
+pub const USUAL_MS: u64 = 100;
+
+/// And with those, at most. Who needs more has to say so.
+const UNASKED_MAX_MS: u64 = 1_000;
+
+/// How often it is measured again where a pause seems too short: the machine may just have been busy.
+const REPEATS: u32 = 5;
+const REPEAT_AFTER: Duration = Duration::from_millis(50);
+
+/// How much more than they take round trips are given.
+const ALLOWANCE: f64 = 1.25;
+
+/// What a pause needs.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct PauseNeed {
+    /// A round trip to the farther one of the two nodes.
+    pub round_trip: Duration,
+    /// All of it, were there no writers, in milliseconds.
+    pub least_ms: u64,
+    /// What comes after the drain, in milliseconds.
+    pub after_drain_ms: u64,
+}
+
+impl PauseNeed {
+    /// Measures what a handover of these slots, with so many keys, would take. `whole` adds what the source
+    /// does in one go: batches are cut such that it does not matter.
+    ///
+    /// # Errors
+    /// As [`Handover::round_trip`].
+    pub async fn measure(
+        handover: &mut Handover,
+        slots: &SlotSet,
+        keys: u64,
+        verify: Verify,
+        whole: bool,
+    ) -> Result<PauseNeed> {
+        let round_trip = handover.round_trip().await?;
+        let (in_one_go, counted) = if whole { (slots.len(), keys) } else { (0, 0) };
+        let sealing = handover.sealing(in_one_go, counted, round_trip).as_secs_f64() * 1_000.0;
+        let compares = verify != Verify::None;
+        let comparing = if compares { slots.len() as f64 * COUNT_SLOT_MS } else { 0.0 };
+        let trips = |n: u32| f64::from(n) * round_trip.as_secs_f64() * 1_000.0;
+        let after_drain = sealing + comparing + trips(if compares { COMPARE_TRIPS } else { 0 });
+        let least = FIXED_MS + trips(DRAIN_TRIPS) + after_drain;
+        Ok(PauseNeed { round_trip, least_ms: least as u64, after_drain_ms: after_drain as u64 })
+    }
+
+    /// [`PauseNeed::measure`], some more times where that would not fit into `longest_ms`.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub async fn measure_for(
+        handover: &mut Handover,
+        slots: &SlotSet,
+        keys: u64,
+        verify: Verify,
+        whole: bool,
+        longest_ms: u64,
+    ) -> Result<PauseNeed> {
+        let mut need = PauseNeed::measure(handover, slots, keys, verify, whole).await?;
+        for _ in 0..REPEATS {
+            if need.least_ms <= longest_ms {
+                break;
+            }
+            tokio::time::sleep(REPEAT_AFTER).await;
+            let again = PauseNeed::measure(handover, slots, keys, verify, whole).await?;
+            if again.least_ms < need.least_ms {
+                need = again;
+            }
+        }
+        Ok(need)
+    }
+
+    /// With so many keys to transfer, of which so many move in a second, in milliseconds.
+    pub fn with_keys_ms(&self, keys: u64, keys_per_s: f64) -> u64 {
+        let transfer = keys as f64 / keys_per_s.max(1.0) * 1_000.0;
+        let trips = if keys > 0 { self.round_trip.saturating_mul(TRANSFER_TRIPS) } else { Duration::ZERO };
+        self.least_ms + (transfer + trips.as_secs_f64() * 1_000.0) as u64
+    }
+
+    /// The longest pause: what was asked for, or what is usual, or more where round trips are long.
+    pub fn longest_ms(&self, asked_ms: Option<u64>) -> u64 {
+        asked_ms.unwrap_or_else(|| self.wanted_ms().clamp(USUAL_MS, UNASKED_MAX_MS))
+    }
+
+    /// The longest pause with which a handover succeeds beside writers, in milliseconds: the rest may take
+    /// half of what the fixed part leaves.
+    fn wanted_ms(&self) -> u64 {
+        let trips = self.round_trip.as_secs_f64() * 1_000.0 * f64::from(TRANSFER_TRIPS);
+        ((self.least_ms as f64 + 2.0 * trips) * ALLOWANCE) as u64
+    }
+
+    /// Why a pause of `longest_ms` cannot be enough; `None` where it may be.
+    pub fn too_long_for(&self, longest_ms: u64) -> Option<(String, String)> {
+        (self.least_ms > longest_ms).then(|| {
+            let what = format!(
+                "a handover takes a pause of about {} even without writers (a round trip takes {:.1} ms), \
+                 and {} are allowed",
+                format_duration_ms(self.least_ms),
+                self.round_trip.as_secs_f64() * 1_000.0,
+                format_duration_ms(longest_ms),
+            );
+            (what, format!("allow a pause of {} ms", self.wanted_ms()))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn need(round_trip_ms: u64, least_ms: u64) -> PauseNeed {
+        PauseNeed { round_trip: Duration::from_millis(round_trip_ms), least_ms, after_drain_ms: 0 }
+    }
+
+    #[test]
+    fn the_usual_pause_is_longer_only_where_round_trips_are() {
+        assert_eq!(need(0, 3).longest_ms(None), USUAL_MS);
+        assert_eq!(need(20, 242).longest_ms(None), 452);
+        assert_eq!(need(20, 242).longest_ms(Some(100)), 100);
+        assert_eq!(need(400, 5_000).longest_ms(None), UNASKED_MAX_MS);
+    }
+
+    #[test]
+    fn what_cannot_fit_is_refused_with_what_would() {
+        assert_eq!(need(20, 242).too_long_for(242), None);
+        let (what, remedy) = need(20, 242).too_long_for(100).expect("too short");
+        assert!(what.contains("242 ms") && what.contains("100 ms"), "{what}");
+        assert!(remedy.ends_with("of 452 ms"), "{remedy}");
+    }
+
+    #[test]
+    fn keys_that_are_left_cost_round_trips_as_well() {
+        assert_eq!(need(20, 242).with_keys_ms(0, 30_000.0), 242);
+        assert_eq!(need(20, 242).with_keys_ms(300, 30_000.0), 312);
+    }
+}
