@@ -56,9 +56,13 @@ impl Exit {
             (ErrorKind::Unfit(_), _) if !begun && error.at.is_empty() => Exit::Usage,
             (ErrorKind::Own(_), _) | (_, Side::Own) => Exit::Internal,
             _ if begun => Exit::Interrupted,
-            (ErrorKind::Unfit(_) | ErrorKind::Forbidden { .. } | ErrorKind::StillWritten(_), _) => {
-                Exit::Refused
-            }
+            (
+                ErrorKind::Unfit(_)
+                | ErrorKind::Forbidden { .. }
+                | ErrorKind::Lacks { .. }
+                | ErrorKind::StillWritten(_),
+                _,
+            ) => Exit::Refused,
             (ErrorKind::Server(_), _) => Exit::Refused,
             _ => Exit::Unreachable,
         }

@@ -28,6 +28,7 @@ use whimbrel_engine::feed::{Feed, FeedOptions, TouchedLimits};
 use whimbrel_engine::handover::{FenceKind, Handover, HandoverOptions, Members, Paused};
 use whimbrel_flow::budget::{Rate, Rates};
 use whimbrel_flow::functions;
+use whimbrel_flow::journal::DiskFull;
 use whimbrel_flow::slots::{
     Level, SlotMover, SlotOptions, SlotProgress, TargetGate, TargetGateGuard, count_keys,
 };
@@ -89,6 +90,8 @@ pub struct JobProgress {
     pub touched: AtomicU64,
     /// How many milliseconds writers were held by brakes.
     pub braked_ms: AtomicU64,
+    /// Whether the journal's disk has room.
+    pub disk: DiskFull,
 }
 
 impl JobProgress {

@@ -32,7 +32,7 @@ use whimbrel_engine::remedy::Remedy;
 use crate::lobby::Lobby;
 
 /// Connections at once, and those of one address. Of more the oldest ends.
-const CONNECTIONS_MAX: usize = 64;
+pub const CONNECTIONS_MAX: usize = 64;
 const CONNECTIONS_EACH: usize = 32;
 
 /// How long a request may take to arrive.

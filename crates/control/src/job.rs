@@ -13,7 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::migration::{
-    Action, BatchState, End, Event, Job, Outcome, Phase, Preparation, Reached, Summary, step,
+    Action, BatchState, End, Event, Job, Outcome, Phase, Preparation, Reached, Reason, Summary, Why, step,
 };
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::SlotSet;
@@ -240,12 +240,16 @@ async fn drive(
         }
         view.show(record.job.summary());
         let waited_for = matches!(record.job.phase(), Phase::Draining | Phase::Comparing);
+        let mut is_full = false;
         if !waited_for {
-            failure = match journal.save(record, Some(&status_now(record, view))) {
-                Ok(()) => None,
-                Err(e) if must_go_on(record.job.phase()) => Some(e),
+            (failure, is_full) = match keep(record, journal, view, cancel).await {
+                Ok(kept) => (None, !kept),
+                Err(e) if must_go_on(record.job.phase()) => (Some(e), false),
                 Err(e) => return Err(e),
             };
+        }
+        if is_full && cancel.is_cancelled() && !record.job.is_cancelling() {
+            continue;
         }
         let is_sealed = waited_for
             || matches!(
@@ -259,7 +263,11 @@ async fn drive(
         let batch = record.job.batches().iter().position(|b| b.slots == effect.slots).unwrap_or(0);
         failpoint::reached(name, When::Before, batch).await;
         let began = Instant::now();
-        let outcome = executor.execute(&effect).await;
+        let outcome = match is_full {
+            // Nothing was sent.
+            true => Outcome::Refused(Reason::new(Why::Transient, "the disk with the journal is full")),
+            false => executor.execute(&effect).await,
+        };
         if matches!(outcome, Outcome::Done(_)) {
             match effect.action {
                 Action::TakeOver { .. } => view.hand_over(&effect.slots, record.job.target()),
@@ -286,6 +294,23 @@ async fn drive(
             view.progress.end_batch(keys_handed_over);
         }
     }
+}
+
+/// Writes the job down. Where the disk is full it waits for room, unless writers wait as well, or somebody
+/// cancels the job: `false`.
+async fn keep(record: &Record, journal: &Journal, view: &View, cancel: &CancellationToken) -> Result<bool> {
+    let write = || journal.try_save(record, Some(&status_now(record, view)));
+    let disk = &view.progress.disk;
+    let kept = match record.job.phase() {
+        Phase::Fencing => disk.bear(write()).map(|kept| kept.is_some()),
+        phase if must_go_on(phase) => write().map(|()| true),
+        _ if cancel.is_cancelled() => disk.until_room(write).await.map(|()| true),
+        _ => match cancel.run_until_cancelled(disk.until_room(write)).await {
+            Some(kept) => kept.map(|()| true),
+            None => Ok(false),
+        },
+    };
+    kept.map_err(|e| journal.fail(&e))
 }
 
 /// Whether stopping here would leave slots without an owner, or writers paused: then the job goes on,

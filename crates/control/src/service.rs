@@ -552,7 +552,9 @@ async fn run_queue(
                 job::run(*record, &journal, deployment.clone(), &view, asked.cancel.clone()).await
             }
             Task::Plain(plain) => {
-                journal.save(&PlainRecord { begun: true, ..plain.clone() }, None)?;
+                let begun = PlainRecord { begun: true, ..plain.clone() };
+                let kept = view.progress.disk.until_room(|| journal.try_save(&begun, None)).await;
+                kept.map_err(|e| journal.fail(&e))?;
                 Ok(run_plain(&plain, &journal, &deployment, &view, &asked.cancel).await)
             }
         };

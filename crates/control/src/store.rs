@@ -353,11 +353,19 @@ impl Journal {
     /// # Errors
     /// `Own` where it cannot be written: a full disk, for example. The job must stop then.
     pub fn save(&self, job: &impl Serialize, status: Option<&Status>) -> Result<()> {
-        let job = serde_json::to_string(job).map_err(|e| self.fail(&e))?;
-        let status = status.map(serde_json::to_string).transpose().map_err(|e| self.fail(&e))?;
+        self.try_save(job, status).map_err(|e| self.fail(&e))
+    }
+
+    /// As [`Journal::save`]; the next try may succeed.
+    ///
+    /// # Errors
+    /// Whatever the file system reports.
+    pub fn try_save(&self, job: &impl Serialize, status: Option<&Status>) -> std::io::Result<()> {
+        let job = serde_json::to_string(job)?;
+        let status = status.map(serde_json::to_string).transpose()?;
         let mut documents = vec![("job", job.as_str())];
         documents.extend(status.as_deref().map(|status| ("status", status)));
-        self.write(&documents)
+        self.documents.write(&documents)
     }
 
     /// What was written last.
@@ -388,7 +396,8 @@ impl Journal {
         self.documents.write(documents).map_err(|e| self.fail(&e))
     }
 
-    fn fail(&self, what: &dyn std::fmt::Display) -> Error {
+    /// What is said of a journal that cannot be used.
+    pub(crate) fn fail(&self, what: &dyn std::fmt::Display) -> Error {
         self.store.fail(&self.id, what)
     }
 }

@@ -62,6 +62,11 @@ pub enum ErrorKind {
         /// What the server answered.
         answer: String,
     },
+    /// The server is too old for a command, or for a form of it, that is needed.
+    Lacks {
+        /// The command, as it is needed.
+        command: String,
+    },
     /// Clients went on writing to the source while somebody else was to stop them.
     StillWritten(Box<StillWritten>),
     /// Something of our own: a file, the journal, the state folder.
@@ -213,6 +218,7 @@ impl fmt::Display for Problem<'_> {
             ErrorKind::Auth(what) => f.write_str(what)?,
             ErrorKind::Unfit(what) => f.write_str(what)?,
             ErrorKind::Forbidden { command, answer } => write!(f, "{command} is refused there: {answer}")?,
+            ErrorKind::Lacks { command } => write!(f, "this server has no {command}")?,
             ErrorKind::StillWritten(still) => write!(f, "{still}")?,
             ErrorKind::Own(what) => f.write_str(what)?,
         }

@@ -176,6 +176,8 @@ pub struct Capabilities {
     pub restore: bool,
     /// `SET` with `PXAT`, and `XGROUP CREATECONSUMER` (Redis 6.2 and later).
     pub set_pxat: bool,
+    /// `SMISMEMBER` and `ZMSCORE`: several elements at once (Redis 6.2 and later).
+    pub many_elements: bool,
     /// The longest command that it takes, in bytes (`client-query-buffer-limit`); `None` where it does not
     /// tell. It closes the connection on a longer one.
     pub query_bytes_max: Option<u64>,
@@ -188,9 +190,9 @@ pub struct Capabilities {
 pub const PROBE_KEY: &[u8] = b"whimbrel:probe";
 
 /// The commands whose presence [`Capabilities::probe`] asks for.
-const PROBED: [&str; 7] =
+const PROBED: [&str; 8] =
     // `SET` is as it should be where there is `GETEX`: both came at once.
-    ["pexpiretime", "hpexpiretime", "function", "memory", "dump", "restore", "getex"];
+    ["pexpiretime", "hpexpiretime", "function", "memory", "dump", "restore", "getex", "smismember"];
 
 /// The setting that [`Capabilities::query_bytes_max`] is read from.
 pub const QUERY_LIMIT_OPTION: &str = "client-query-buffer-limit";
@@ -218,6 +220,7 @@ impl Capabilities {
             dump: has(4, true),
             restore: has(5, true),
             set_pxat: has(6, true),
+            many_elements: has(7, true),
             query_bytes_max: query_bytes_max(link).await?,
             payload_version_max: None,
         };

@@ -4,6 +4,7 @@
 //! ever resumed with what it was started with), for each shard and database how far every key has been
 //! acknowledged, and which keys could not be copied. No password and no value is in it.
 
+mod disk;
 mod documents;
 mod files;
 
@@ -19,6 +20,7 @@ use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::remedy::Remedy;
 
+pub use self::disk::{DiskFull, disk_full_words, is_full};
 pub use self::documents::{Documents, FileDocument, OpenError, RedbDocuments};
 pub use self::files::{make_anew, refuse_link, write_whole};
 use crate::progress::KeyFailure;
@@ -217,33 +219,50 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
     /// nothing to resume.
     pub fn open(folder: &Path, name: &str, description: &str, resume: bool) -> Result<Journal<S>> {
         let path = folder.join(format!("{name}.journal"));
-        let fail = |what: String| {
-            Error::own("open the journal", format!("the journal {} cannot be used: {what}", path.display()))
-                .with_remedy(Remedy::ChooseStateDir(""))
-        };
-        std::fs::create_dir_all(folder).map_err(|e| fail(e.to_string()))?;
-        if resume && !path.exists() {
+        if !resume {
+            return Journal::make(&path, description, S::default()).map_err(|e| not_opened(&path, e));
+        }
+        if !path.exists() {
             return Err(Error::own(
                 format!("journal {}", path.display()),
                 "there is no unfinished job like this one",
             )
             .with_remedy(Remedy::RepeatOptionsOrBeginAnew { existing: name.starts_with("copy-") }));
         }
-        let documents = RedbDocuments::create(&path).map_err(|e| match e {
-            OpenError::InUse => {
-                Error::own(format!("journal {}", path.display()), "another whimbrel is running this very job")
-                    .with_remedy("wait for it to end")
-            }
-            OpenError::Failed(e) => fail(e.to_string()),
-        })?;
-        let documents = Box::new(documents);
+        let documents = Box::new(RedbDocuments::open(&path).map_err(|e| not_opened(&path, e))?);
         let mut journal = Journal { path, documents, state: S::default(), saved: None };
-        if resume {
-            journal.state = journal.load(description)?;
-        }
-        let state = journal.state.clone();
-        journal.write(&[("format", &FORMAT.to_string()), ("job", description)])?;
-        journal.save(&state)?;
+        journal.state = journal.load(description)?;
+        Ok(journal)
+    }
+
+    /// The journal of a new job that begins with this state. Where the disk is full it waits for room, as
+    /// [`DiskFull::until_room`].
+    ///
+    /// # Errors
+    /// As [`Journal::open`].
+    pub async fn begin(
+        folder: &Path,
+        name: &str,
+        description: &str,
+        state: S,
+        disk: &DiskFull,
+    ) -> Result<Journal<S>> {
+        let path = folder.join(format!("{name}.journal"));
+        let make = || match Journal::make(&path, description, state.clone()) {
+            Ok(journal) => Ok(Ok(journal)),
+            Err(OpenError::Failed(e)) => Err(e),
+            Err(e) => Ok(Err(e)),
+        };
+        let made = disk.until_room(make).await.unwrap_or_else(|e| Err(OpenError::Failed(e)));
+        made.map_err(|e| not_opened(&path, e))
+    }
+
+    fn make(path: &Path, description: &str, state: S) -> std::result::Result<Journal<S>, OpenError> {
+        path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(OpenError::Failed)?;
+        let documents = Box::new(RedbDocuments::create(path)?);
+        let mut journal = Journal { path: path.to_owned(), documents, state, saved: None };
+        let begun = journal.documents.write(&[("format", &FORMAT.to_string()), ("job", description)]);
+        begun.and_then(|()| journal.write(&journal.state.clone())).map_err(OpenError::Failed)?;
         Ok(journal)
     }
 
@@ -267,9 +286,23 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
     /// # Errors
     /// `Own` where it cannot be written: a full disk, for example.
     pub fn save(&mut self, state: &S) -> Result<()> {
-        let text = serde_json::to_string(state).map_err(|e| self.fail(&e))?;
+        self.write(state).map_err(|e| self.fail(&e))
+    }
+
+    /// As [`Journal::save`], and puts up with a full disk, which `disk` shows. For states that another run
+    /// can do without: it goes on from an earlier one, does more again, and nothing else differs.
+    ///
+    /// # Errors
+    /// `Own` where it cannot be written for another reason, or the disk has been full for too long.
+    pub fn checkpoint(&mut self, state: &S, disk: &DiskFull) -> Result<()> {
+        let outcome = self.write(state);
+        disk.bear(outcome).map(drop).map_err(|e| self.fail(&e))
+    }
+
+    fn write(&mut self, state: &S) -> std::io::Result<()> {
+        let text = serde_json::to_string(state)?;
         if self.saved.as_deref() != Some(&text) {
-            self.write(&[("state", &text)])?;
+            self.documents.write(&[("state", &text)])?;
             self.saved = Some(text);
         }
         Ok(())
@@ -296,12 +329,22 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
         serde_json::from_str(&state.unwrap_or_default()).map_err(|e| self.fail(&e))
     }
 
-    fn write(&self, documents: &[(&str, &str)]) -> Result<()> {
-        self.documents.write(documents).map_err(|e| self.fail(&e))
-    }
-
     fn fail(&self, what: &dyn std::fmt::Display) -> Error {
         Error::own("keep the journal", format!("the journal {} cannot be used: {what}", self.path.display()))
             .with_remedy("see that the disk has room, or remove the file and start again")
     }
+}
+
+fn not_opened(path: &Path, error: OpenError) -> Error {
+    let error = match error {
+        OpenError::InUse => {
+            let at = format!("journal {}", path.display());
+            return Error::own(at, "another whimbrel is running this very job")
+                .with_remedy("wait for it to end");
+        }
+        OpenError::Failed(error) => error,
+    };
+    let first = if is_full(&error) { "make room on the disk" } else { "" };
+    Error::own("open the journal", format!("the journal {} cannot be used: {error}", path.display()))
+        .with_remedy(Remedy::ChooseStateDir(first))
 }

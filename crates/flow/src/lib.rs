@@ -11,6 +11,7 @@
 //! - [`legacy`]: moves slots the classic way, with `MIGRATE`, to be compared with;
 //! - [`scan`]: enumerates the keys of one shard and database, across dropped links and restarts;
 //! - [`journal`]: what a killed copy needs in order to go on;
+//! - [`documents`]: the file of a journal, which outlives a full disk;
 //! - [`budget`], [`retry`], [`progress`]: bounds on memory and speed, on tries, and what a display reads.
 
 pub mod budget;

@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use whimbrel_engine::error::Error;
 
+use crate::journal::DiskFull;
+
 /// Counters of one copy. All grow, except the gauges at the end.
 #[derive(Debug, Default)]
 pub struct CopyProgress {
@@ -43,6 +45,8 @@ pub struct CopyProgress {
     pub waiting_to_write: AtomicI64,
     /// Gauge: keys being moved in chunks now.
     pub big_in_flight: AtomicI64,
+    /// Whether the journal's disk has room.
+    pub disk: DiskFull,
     notices: Mutex<Vec<String>>,
     /// Why something was tried again last, and when.
     trouble: Mutex<Option<(Instant, String)>>,

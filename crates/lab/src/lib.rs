@@ -6,6 +6,7 @@
 //! - [`Etcd`]: an etcd of one or several nodes;
 //! - [`Tls`]: certificates for them;
 //! - [`Proxy`]: a link in front of a server that can be cut;
+//! - [`SmallDisk`]: a disk that can be filled;
 //! - [`for_each_engine!`]: one test for each engine;
 //! - [`wait_until`]: a condition, instead of a sleep.
 //!
@@ -26,6 +27,7 @@
 
 mod binaries;
 mod cluster;
+mod disk;
 mod each;
 mod engine;
 mod error;
@@ -40,6 +42,7 @@ mod wait;
 
 pub use binaries::Binaries;
 pub use cluster::{Cluster, ClusterBuilder, SLOTS};
+pub use disk::SmallDisk;
 pub use engine::Engine;
 pub use error::LabError;
 pub use etcd::{Etcd, EtcdNode};

@@ -1,11 +1,14 @@
 //! `whimbrel serve` takes Valkey's own commands from Valkey's own client, survives its own end, and is what
 //! `whimbrel reshard --server` hands its moves to.
 
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::Value;
 use whimbrel_e2e::binary::{Invocation, Output, Running};
 use whimbrel_e2e::cluster_writers::tags_in;
@@ -626,6 +629,69 @@ fn passwords_in_addresses_are_hidden() {
     assert!(!output.stdout.contains("wrong-and-secret") && !output.stderr.contains("wrong-and-secret"));
 }
 
+/// A client that says something and stays.
+fn client_of(daemon: &Served) -> TcpStream {
+    let mut stream = TcpStream::connect(daemon.address()).expect("somebody listens");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
+    stream.write_all(b"*1\r\n$4\r\nPING\r\n").expect("asked");
+    let mut answer = [0; 7];
+    stream.read_exact(&mut answer).expect("a client is served");
+    assert_eq!(&answer, b"+PONG\r\n");
+    stream
+}
+
+/// The limit of open files that a process inherits is often 1,024 or less, and may be raised.
+#[test]
+fn more_clients_are_served_than_files_may_be_open_at_first() {
+    let scene = Scene::of(Engine::Valkey91, 0, &[vec![0..=16383]]).start();
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("there is a limit");
+    setrlimit(Resource::RLIMIT_NOFILE, 128, hard).expect("it can be lowered");
+    let daemon = serve(&scene, &EXTERNAL);
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).expect("it can be raised");
+    let clients: Vec<TcpStream> = (0..300).map(|_| client_of(&daemon)).collect();
+    drop(clients);
+    daemon.end();
+}
+
+/// Where it may not be raised far enough, others are told so instead of waiting for ever.
+#[test]
+fn no_more_clients_are_let_in_than_files_may_be_open() {
+    let scene = Scene::of(Engine::Valkey91, 0, &[vec![0..=16383]]).start();
+    let (seed, state) = (scene.cluster.seed(), scene.file("").to_string_lossy().into_owned());
+    let args = [
+        "serve",
+        "--cluster",
+        &seed,
+        "--listen",
+        "127.0.0.1:0",
+        "--state-dir",
+        &state,
+        "--method",
+        "external",
+    ];
+    let limited = |files: u32| {
+        let mut command = Command::new("prlimit");
+        command.arg(format!("--nofile={files}:{files}")).arg(whimbrel_e2e::binary::whimbrel()).args(args);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("prlimit is there")
+    };
+    let refused = limited(256).wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains("no place for clients") && said.contains("ulimit -Hn"), "{said}");
+    let mut fewer = limited(600);
+    let mut lines = BufReader::new(fewer.stderr.take().expect("it is piped")).lines();
+    let note = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("no more files may be open")));
+    // Before anything is asserted: it must not outlive the test.
+    fewer.kill().expect("it can be killed");
+    fewer.wait().expect("it ends");
+    assert!(note.is_some(), "nothing was said");
+}
+
+whimbrel_lab::for_each_engine! {
+    a_second_daemon_keeps_away
+}
+
 whimbrel_lab::for_each_engine! {
     on Redis70 Valkey91:
         valkeys_client_moves_slots
@@ -636,7 +702,6 @@ whimbrel_lab::for_each_engine! {
         moves_that_were_handed_to_it_are_cancelled
         a_job_that_fails_half_way_says_what_has_moved
         what_a_stop_interrupts_is_named
-        a_second_daemon_keeps_away
         moves_that_were_handed_to_it_survive_it
         clients_find_the_cluster_by_it
         a_password_keeps_others_out

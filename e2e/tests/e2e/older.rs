@@ -8,6 +8,7 @@ use std::time::Duration;
 use redis::{Connection, Value};
 use whimbrel_e2e::binary::{Invocation, Output};
 use whimbrel_e2e::deployment::{Deployment, now_ms};
+use whimbrel_e2e::syncing::{Sync, wait_until_following, writers};
 use whimbrel_lab::{Cluster, Engine, Server};
 
 /// Far more than any of these takes on a busy machine.
@@ -215,6 +216,38 @@ fn every_type_from_and_to_redis_6_0() {
             assert_same(&mut ours, &mut connect(&target.addr()), &format!("{what}, {big_key}"));
         }
     }
+}
+
+/// Redis 6.0 pauses all its clients or none. A dry run and the real cutover refuse every fence that pauses
+/// writes, and name the way that works, which loses nothing.
+fn redis_6_0_is_left_by_an_external_cutover(to: Engine) {
+    let (source, target) = (start(Engine::Redis60), start(to));
+    let writers = writers(&[source.addr()], "old");
+    let job = Sync::new(&source.addr(), &target.addr(), &[]);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    for fence in ["none", "pause", "acl", "readonly-replica"] {
+        for more in [&["--dry-run"][..], &[]] {
+            let refused = job.cutover(&[&["--fence", fence], more].concat()).expect_code(4);
+            assert!(refused.stdout.contains("has no CLIENT PAUSE WRITE"), "{}", refused.stdout);
+            assert!(refused.stdout.contains("use --fence external"), "{}", refused.stdout);
+        }
+    }
+    job.cutover(&["--fence", "external", "--dry-run"]).expect_code(0);
+    assert!(writers.wait_for(400, PATIENCE), "the writers were not left in peace");
+    let record = writers.stop();
+    job.cutover(&["--fence", "external", "--quiet-for", "2s"]).expect_code(0);
+    sync.wait(PATIENCE).expect("it ends").expect_code(0);
+    if to != Engine::Redis62 {
+        // It needs absolute expiries.
+        record.assert_kept(&Deployment::at(target.addr()).expect("it answers"));
+    }
+    whimbrel(&["verify", &source.addr(), &target.addr()]).expect_code(0);
+}
+
+whimbrel_lab::for_each_engine! {
+    on Redis62 Redis80 Valkey91:
+        redis_6_0_is_left_by_an_external_cutover
 }
 
 /// Bytes that no server packs into fewer.

@@ -103,7 +103,7 @@ fn filled_in(scene: Scene, slots: std::ops::RangeInclusive<u16>) -> Scene {
 
 /// A third shard has a vote when one of the others has lost its primary.
 fn scene_with_failovers(engine: Engine) -> Scene {
-    let layout = [vec![0..=8191], vec![8192..=16000], vec![16001..=16383]];
+    let layout = [vec![0..=8191], vec![8192..=16000], vec![BYSTANDING]];
     let scene = Scene::of(engine, 1, &layout).cluster(|cluster| {
         // As servers are by default: a primary that comes back and has lost its slots becomes a replica.
         cluster.node_timeout_ms(4000).arg("cluster-allow-replica-migration", "yes")
@@ -118,10 +118,14 @@ const SERVES_WITHIN: Duration = Duration::from_secs(60);
 /// Indexes of the nodes of the third shard.
 const BYSTANDERS: [usize; 2] = [2, 5];
 
+/// Slots of the third shard.
+const BYSTANDING: std::ops::RangeInclusive<u16> = 16001..=16383;
+
 /// Writers with a name of their own: several follow one another on one cluster.
 fn writers(scene: &Scene, name: &str) -> ClusterWriters {
     let mut tags = tags_in(MOVING, 24);
     tags.extend(tags_in(0..16384, 4));
+    tags.extend(tags_in(BYSTANDING, 2));
     let load = Load { clients: 8, subjects: 27, prefix: name.to_owned(), ..Load::on(tags) };
     let writers = scene.write(&load);
     assert!(writers.wait_for(400, PATIENCE), "{name}: the writers do not come to work");
@@ -413,7 +417,8 @@ fn serves_again(scene: &Scene, case: &str) {
         }
     }
     let nodes = scene.cluster.nodes();
-    for tag in tags_in(MOVING, 8).into_iter().chain(tags_in(0..16384, 24)) {
+    let tags = [tags_in(MOVING, 8), tags_in(0..16384, 24), tags_in(BYSTANDING, 4)].concat();
+    for tag in tags {
         let key = format!("w:served:{{{tag}}}");
         let writes = || {
             let at = nodes.iter().filter(|node| node.is_running());
@@ -740,9 +745,51 @@ fn a_failover_of_the_source_takes_no_shard_down(engine: Engine) {
     scene.assert_unchanged(&before);
 }
 
+/// A node that has nothing to do with a move fails over, before slots are handed over and while they are: the
+/// move ends, and clients of every shard are served, without the node that died.
+fn a_failover_of_a_third_node_takes_no_shard_down(engine: Engine) {
+    let scene = scene_with_failovers(engine);
+    let before = scene.unwritten();
+    for (place, phase) in
+        [("snapshot:before", "snapshotting"), ("fence:after", "fencing"), ("take-over:after", "taking-over")]
+    {
+        let writers = writers(&scene, phase);
+        let (source, target) = owner(&scene, place);
+        let primaries = scene.cluster.current_primaries().expect("the nodes answer");
+        let third = primaries.into_iter().find(|node| BYSTANDERS.contains(node)).expect("a third primary");
+        let (mut running, go_on) = paused_at(&scene, place, phase, target);
+        {
+            let _hold = writers.hold();
+            wait_until_replica_follows(&scene, third);
+            wait_until_replica_knows_epoch(&scene, third);
+            scene.cluster.nodes()[third].kill9().expect("it can be killed");
+        }
+        std::fs::write(&go_on, "").expect("a file in our folder");
+        wait_for_failover(&scene, place);
+        serves_again(&scene, place);
+        let output = match running.wait(PATIENCE) {
+            Some(output) => output,
+            None => panic!("{place}: it does not end: {:#?}", running.kill9()),
+        };
+        Told::of(output).assert_done();
+        serves_again(&scene, place);
+        assert!(writers.wait_for(400, PATIENCE), "{place}: the writers have stopped");
+        scene.cluster.nodes()[third].restart().expect("it restarts");
+        scene.cluster.wait_ok().unwrap_or_else(|error| panic!("{place}: {error}"));
+        rejoin_its_shard(&scene, third);
+        scene.assert_kept(&writers.stop());
+        assert_eq!(owner(&scene, place), (target, source));
+        scene.assert_unchanged(&before);
+    }
+}
+
 whimbrel_lab::for_each_engine! {
     on Redis70 Valkey81 Valkey91:
         a_failover_of_the_source_takes_no_shard_down
+}
+
+whimbrel_lab::for_each_engine! {
+    a_failover_of_a_third_node_takes_no_shard_down
 }
 
 whimbrel_lab::for_each_engine! {

@@ -71,7 +71,13 @@ impl LocalJob {
 fn refusal(error: &Error) -> Refusal {
     let why = match (&error.kind, error.side) {
         // Nothing was changed, or everything was undone.
-        (ErrorKind::Unfit(_) | ErrorKind::Forbidden { .. } | ErrorKind::StillWritten(_), _) => Why::Refused,
+        (
+            ErrorKind::Unfit(_)
+            | ErrorKind::Forbidden { .. }
+            | ErrorKind::Lacks { .. }
+            | ErrorKind::StillWritten(_),
+            _,
+        ) => Why::Refused,
         (_, Side::Own) => Why::Internal,
         _ => Why::Interrupted,
     };

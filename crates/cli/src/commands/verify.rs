@@ -250,6 +250,7 @@ fn lines(progress: Arc<VerifyProgress>, check_extra: bool) -> impl FnMut() -> Li
             cell(6, format_duration_ms(elapsed_ms)),
             cell(0, display::eta(left_ms)),
             cell(1, format!("{} of {}{looks}", format_count(done), format_count(all))),
+            cell(0, p.disk.words().unwrap_or_default()),
             cell(2, some(differing, "differ")),
             cell(3, format!("{}/s", format_count(((done - before) as f64 / seconds) as u64))),
             cell(4, some(rechecking, "looked at again")),
@@ -260,6 +261,7 @@ fn lines(progress: Arc<VerifyProgress>, check_extra: bool) -> impl FnMut() -> Li
         let json = json!({
             "event": "verify_progress", "compared": compared, "differing": differing, "bytes_compared": bytes,
             "rechecking": rechecking, "extra_checked": extra, "keys_total": total,
+            "disk_full_ms": p.disk.full_ms(),
         });
         Lines { done: Some((done, all)), rows: vec![row], json, notes: Vec::new() }
     }

@@ -12,6 +12,7 @@ use whimbrel_control::store::Store;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::{format_bytes, format_count, format_count_of};
 use whimbrel_engine::error::{Error, Result};
+use whimbrel_flow::journal::disk_full_words;
 
 use crate::commands::steered::running_sync;
 use crate::commands::sync::exposed::nothing_heard;
@@ -195,6 +196,9 @@ fn page_of_sync(card: &Value, last: Option<&Value>, screen: Screen) -> String {
             let silence = (side, &*text(&server["address"]), number(&server["silent_ms"]));
             page.push_str(&format!("SILENT   {}\n", nothing_heard(silence)));
         }
+    }
+    if let Some(full_ms) = status["disk_full_ms"].as_u64() {
+        page.push_str(&format!("DISK     {}\n", disk_full_words(full_ms)));
     }
     if let Some(trouble) = status["trouble"].as_str() {
         page.push_str(&format!("again    {trouble}\n"));

@@ -7,6 +7,7 @@ use whimbrel_flow::sync::{ExternalShown, ExternalStage};
 const PAUSE: &str = "give this user +client|pause and +client|unpause; where the service forbids that to \
     everybody, use --fence \
                      external: you stop the clients yourself, and whimbrel needs none of this";
+const LACKS: &str = "use --fence external: you stop the clients yourself, and whimbrel needs no pause";
 const END: &str = "give this user +client|list and +client|kill, by which clients that wait are ended; or \
     use --fence none, or \
                    external";
@@ -27,6 +28,7 @@ pub fn remedied(error: Error) -> Error {
             "REPLICAOF" => REPLICA,
             _ => ACL,
         },
+        ErrorKind::Lacks { .. } => LACKS,
         ErrorKind::StillWritten(_) => STILL,
         _ => return error,
     };

@@ -3,6 +3,7 @@
 pub mod args;
 pub mod config;
 pub mod endpoints;
+pub mod files;
 mod help;
 #[cfg(test)]
 mod reference;

@@ -107,20 +107,26 @@ impl Display {
             let counts = progress.snapshot();
             let speed = speed.of(counts.written + counts.skipped, counts.bytes_written);
             let total = total.map(|total| limit.map_or(total, |l| l.min(total)));
+            let disk = progress.disk.words();
             match form {
                 Form::Bar => {
                     bar.set_length(total.unwrap_or(0).max(counts.scanned));
                     bar.set_position(counts.scanned.min(dealt_with(&counts)));
-                    bar.set_message(beside_bar(&[copy_details(&counts, &speed, total)]));
+                    let mut details = copy_details(&counts, &speed, total);
+                    details.extend(disk.map(|words| cell(0, words)));
+                    bar.set_message(beside_bar(&[details]));
                 }
-                Form::Lines(_) => eprintln!("{}", copy_line(&counts, &speed, total)),
+                Form::Lines(_) => {
+                    let disk = disk.map_or_else(String::new, |words| format!("  {words}"));
+                    eprintln!("{}{disk}", copy_line(&counts, &speed, total));
+                }
                 Form::Json(_) => say!(
                     "{}",
                     json!({
                         "event": "progress", "elapsed_ms": speed.elapsed_ms,
                         "keys_per_second": speed.keys as u64,
                         "bytes_per_second": speed.bytes as u64, "memory_budget_bytes": memory,
-                        "counts": counts,
+                        "counts": counts, "disk_full_ms": progress.disk.full_ms(),
                     })
                 ),
                 Form::None => {}

@@ -55,7 +55,7 @@ use crate::lobby::{Guesses, Lobby};
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Connections that have not logged in, or not said anything yet: all together, and those of one address.
-const STRANGERS_MAX: usize = 128;
+pub const STRANGERS_MAX: usize = 128;
 const STRANGERS_EACH: usize = 32;
 
 /// How long to wait after a connection could not be accepted: out of file descriptors, for example.

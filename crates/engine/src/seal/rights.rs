@@ -31,7 +31,8 @@ const OF_REPLICA: [Needed; 1] = [Needed { command: &[b"REPLICAOF", b"NO", b"ONE"
 /// Finds out whether writers can be paused and then fenced off in this way. Changes nothing.
 ///
 /// # Errors
-/// `Forbidden` for the first command that is refused; as [`Deployment::open`].
+/// `Lacks` where the server cannot pause writes alone; `Forbidden` for the first command that is refused; as
+/// [`Deployment::open`].
 pub async fn check_rights(deployment: &Deployment, kind: FenceKind) -> Result<()> {
     if matches!(kind, FenceKind::External { .. }) {
         // Nobody is paused or kept away by us.
@@ -39,6 +40,7 @@ pub async fn check_rights(deployment: &Deployment, kind: FenceKind) -> Result<()
     }
     let topology = deployment.topology();
     for shard in &topology.shards {
+        check_pause(deployment, &shard.primary).await?;
         check(deployment, &shard.primary, &OF_PAUSE).await?;
         if kind != FenceKind::None {
             check(deployment, &shard.primary, &OF_ENDING).await?;
@@ -75,6 +77,20 @@ impl Fence {
             check(deployment, address, needed).await?;
         }
         Ok(())
+    }
+}
+
+/// Before Redis 6.2 a server pauses all its clients or none, and nothing ends that early. It queues the
+/// command all the same, so it is asked for a pause that makes no sense: those that have it refuse the time.
+async fn check_pause(deployment: &Deployment, address: &Address) -> Result<()> {
+    let mut link = deployment.open(address, 0).await?;
+    let reply = link.ask(&[b"CLIENT", b"PAUSE", b"-1", b"WRITE"]).await?;
+    match ServerError::of(&reply) {
+        Some(refused) if refused.text.to_ascii_lowercase().contains("unknown subcommand") => {
+            let kind = ErrorKind::Lacks { command: "CLIENT PAUSE WRITE".to_owned() };
+            Err(Error::new(deployment.side(), address.to_string(), "cut over", kind))
+        }
+        _ => Ok(()),
     }
 }
 

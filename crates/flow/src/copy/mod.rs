@@ -102,7 +102,7 @@ pub async fn copy(
     }
     let before = emptied::count(&shared).await?;
     let complete = passes(&shared, &mut state, &mut |state| match &mut journal {
-        Some(journal) => journal.save(state),
+        Some(journal) => journal.checkpoint(state, &shared.progress.disk),
         None => Ok(()),
     })
     .await?;

@@ -1,11 +1,20 @@
 //! Where a job's journal is kept: a few documents by name, small enough to be written as a whole.
+//!
+//! redb refuses all further work after an I/O error, so a database that failed, on a full disk for example,
+//! is opened anew for the next access. What was there before the failed write is there still. The lock is
+//! kept meanwhile: otherwise a second process could begin the same job.
 
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::ops::Bound;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use redb::{Database, DatabaseError, ReadableDatabase, TableDefinition};
+use parking_lot::Mutex;
+use redb::backends::FileBackend;
+use redb::{BackendError, Database, DatabaseError, ReadableDatabase, StorageBackend, TableDefinition};
 
 use super::files::{make_anew, refuse_link};
 
@@ -37,7 +46,9 @@ pub trait Documents: fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub struct RedbDocuments {
     path: PathBuf,
-    db: Database,
+    file: Arc<FileBackend>,
+    /// `None` after an access that failed, until the next one.
+    db: Mutex<Option<Database>>,
 }
 
 /// Why a file of documents cannot be opened.
@@ -53,6 +64,7 @@ impl From<DatabaseError> for OpenError {
     fn from(e: DatabaseError) -> OpenError {
         match e {
             DatabaseError::DatabaseAlreadyOpen => OpenError::InUse,
+            DatabaseError::Storage(redb::StorageError::Io(e)) => OpenError::Failed(e),
             other => OpenError::Failed(io::Error::other(other)),
         }
     }
@@ -65,7 +77,7 @@ impl RedbDocuments {
     /// Where it cannot be used.
     pub fn create(path: &Path) -> Result<RedbDocuments, OpenError> {
         refuse_link(path).map_err(OpenError::Failed)?;
-        Ok(RedbDocuments { path: path.to_owned(), db: Database::create(path)? })
+        RedbDocuments::of(path, File::options().create(true).truncate(false).mode(0o600))
     }
 
     /// Opens a file that is there. A symbolic link is not followed.
@@ -74,43 +86,121 @@ impl RedbDocuments {
     /// Where it cannot be used.
     pub fn open(path: &Path) -> Result<RedbDocuments, OpenError> {
         refuse_link(path).map_err(OpenError::Failed)?;
-        Ok(RedbDocuments { path: path.to_owned(), db: Database::open(path)? })
+        RedbDocuments::of(path, &mut File::options())
     }
 
-    fn try_read(&self, name: &str) -> Result<Option<String>, redb::Error> {
-        let table = self.db.begin_read()?.open_table(DOCUMENTS)?;
-        Ok(table.get(name)?.map(|text| text.value().to_owned()))
+    fn of(path: &Path, options: &mut OpenOptions) -> Result<RedbDocuments, OpenError> {
+        let file = options.read(true).write(true).open(path).map_err(OpenError::Failed)?;
+        let file = Arc::new(FileBackend::new(file)?);
+        let db = Mutex::new(Some(database(&file)?));
+        Ok(RedbDocuments { path: path.to_owned(), file, db })
     }
 
-    fn try_write(&self, documents: &[(&str, &str)]) -> Result<(), redb::Error> {
-        let tx = self.db.begin_write()?;
-        {
-            let mut table = tx.open_table(DOCUMENTS)?;
-            for (name, text) in documents {
-                table.insert(*name, *text)?;
-            }
+    fn with<T>(&self, work: impl FnOnce(&Database) -> Result<T, redb::Error>) -> io::Result<T> {
+        let mut place = self.db.lock();
+        let db = match place.take() {
+            Some(db) => db,
+            None => database(&self.file).map_err(|e| match e {
+                DatabaseError::Storage(redb::StorageError::Io(e)) => e,
+                e => io::Error::other(e),
+            })?,
+        };
+        let done = work(&db).map_err(|e| match e {
+            redb::Error::Io(e) => e,
+            e => io::Error::other(e),
+        });
+        if done.is_ok() {
+            *place = Some(db);
         }
-        Ok(tx.commit()?)
+        done
     }
+}
+
+fn database(file: &Arc<FileBackend>) -> Result<Database, DatabaseError> {
+    Database::builder().create_with_backend(Kept(file.clone()))
 }
 
 impl Documents for RedbDocuments {
     fn read(&self, name: &str) -> io::Result<Option<String>> {
-        match self.try_read(name) {
-            Ok(text) => Ok(text),
+        self.with(|db| match db.begin_read()?.open_table(DOCUMENTS) {
+            Ok(table) => Ok(table.get(name)?.map(|text| text.value().to_owned())),
             // Nothing has been written yet.
-            Err(redb::Error::TableDoesNotExist(_)) => Ok(None),
-            Err(e) => Err(io::Error::other(e)),
-        }
+            Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
+            Err(e) => Err(e.into()),
+        })
     }
 
     fn write(&self, documents: &[(&str, &str)]) -> io::Result<()> {
-        self.try_write(documents).map_err(io::Error::other)
+        self.with(|db| {
+            let tx = db.begin_write()?;
+            {
+                let mut table = tx.open_table(DOCUMENTS)?;
+                for (name, text) in documents {
+                    table.insert(*name, *text)?;
+                }
+            }
+            Ok(tx.commit()?)
+        })
     }
 
     fn remove(self: Box<Self>) -> io::Result<()> {
         // Nobody opens it between the two: it is removed first.
         std::fs::remove_file(&self.path)
+    }
+}
+
+/// A file that stays open and locked when the database on it is closed.
+#[derive(Debug)]
+struct Kept(Arc<FileBackend>);
+
+impl StorageBackend for Kept {
+    fn len(&self) -> io::Result<u64> {
+        self.0.len()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.0.read(offset, out)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.0.set_len(len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.0.write(offset, data)
+    }
+
+    /// The lock goes with the file.
+    fn close(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn try_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        self.0.try_lock_range(start, end)
+    }
+
+    fn try_lock_shared_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        self.0.try_lock_shared_range(start, end)
+    }
+
+    fn lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.0.lock_range(start, end)
+    }
+
+    fn lock_shared_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.0.lock_shared_range(start, end)
+    }
+
+    fn unlock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.0.unlock_range(start, end)
+    }
+
+    fn query_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        self.0.query_lock_range(start, end)
     }
 }
 

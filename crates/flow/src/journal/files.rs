@@ -15,7 +15,12 @@ pub fn write_whole(path: &Path, content: &impl Serialize) -> std::io::Result<()>
     let mut draft = path.as_os_str().to_owned();
     draft.push("-draft");
     let text = serde_json::to_string(content)?;
-    make_anew(Path::new(&draft))?.write_all(text.as_bytes())?;
+    let written = make_anew(Path::new(&draft)).and_then(|mut file| file.write_all(text.as_bytes()));
+    if written.is_err() {
+        // A full disk has no room for half of a document.
+        let _ = std::fs::remove_file(&draft);
+    }
+    written?;
     std::fs::rename(&draft, path)
 }
 

@@ -43,20 +43,25 @@ pub(crate) struct Followed {
     pub(crate) is_exact: bool,
 }
 
-/// Which side knows times to live of hash fields: source and target.
-pub(crate) struct FieldTtls {
+/// What both sides can do with elements.
+pub(crate) struct ElementCommands {
+    /// The source knows times to live of hash fields.
     pub(crate) source: bool,
+    /// The target does.
     pub(crate) target: bool,
+    /// `SMISMEMBER` and `ZMSCORE` exist on the source.
+    pub(crate) many: bool,
     /// `PEXPIRETIME` exists on the source.
     pub(crate) pexpiretime: bool,
 }
 
-impl FieldTtls {
+impl ElementCommands {
     /// By what the servers can do.
-    pub(crate) fn of(source: &Capabilities, target: &Capabilities) -> FieldTtls {
-        FieldTtls {
+    pub(crate) fn of(source: &Capabilities, target: &Capabilities) -> ElementCommands {
+        ElementCommands {
             source: source.hash_field_ttl,
             target: target.hash_field_ttl,
+            many: source.many_elements,
             pexpiretime: source.pexpiretime,
         }
     }
@@ -94,7 +99,7 @@ impl Commands {
 pub(crate) async fn transfer(
     (source, target): (&mut Link, &mut Link),
     change: &Change<'_>,
-    ttls: &FieldTtls,
+    ttls: &ElementCommands,
     asking: bool,
 ) -> Result<Followed> {
     let names: Vec<&Bytes> = change.names.iter().collect();
@@ -158,18 +163,23 @@ async fn read(
     source: &mut Link,
     change: &Change<'_>,
     names: &[&Bytes],
-    ttls: &FieldTtls,
+    ttls: &ElementCommands,
 ) -> Result<Option<Commands>> {
     let Some(collection) = change.collection else { return Ok(None) };
-    let (command, add, remove): (&[u8], _, _) = match collection {
-        Collection::Hash => (b"HMGET", "HSET", "HDEL"),
-        Collection::Set => (b"SMISMEMBER", "SADD", "SREM"),
-        Collection::SortedSet => (b"ZMSCORE", "ZADD", "ZREM"),
+    let (command, add, remove): (&[u8], _, _) = match (collection, ttls.many) {
+        (Collection::Hash, _) => (b"HMGET", "HSET", "HDEL"),
+        (Collection::Set, true) => (b"SMISMEMBER", "SADD", "SREM"),
+        (Collection::Set, false) => (b"SISMEMBER", "SADD", "SREM"),
+        (Collection::SortedSet, true) => (b"ZMSCORE", "ZADD", "ZREM"),
+        (Collection::SortedSet, false) => (b"ZSCORE", "ZADD", "ZREM"),
     };
     let with_ttls = collection == Collection::Hash && ttls.source;
-    let mut args: Vec<&[u8]> = vec![command, change.key];
-    args.extend(names.iter().map(|name| &name[..]));
-    source.push(&args);
+    let one_by_one = collection != Collection::Hash && !ttls.many;
+    for part in names.chunks(if one_by_one { 1 } else { names.len().max(1) }) {
+        let mut args: Vec<&[u8]> = vec![command, change.key];
+        args.extend(part.iter().map(|name| &name[..]));
+        source.push(&args);
+    }
     if with_ttls {
         let count = names.len().to_string();
         let mut args: Vec<&[u8]> = vec![b"HPEXPIRETIME", change.key, b"FIELDS", count.as_bytes()];
@@ -177,7 +187,14 @@ async fn read(
         source.push(&args);
     }
     source.flush().await?;
-    let values = source.reply().await?;
+    let values = match one_by_one {
+        true => {
+            let values = source.replies(names.len()).await?;
+            let refused = values.iter().find(|value| ServerError::of(value).is_some()).cloned();
+            refused.unwrap_or(Value::Array(values))
+        }
+        false => source.reply().await?,
+    };
     let times = if with_ttls { source.reply().await? } else { Value::Null };
     for reply in [&values, &times] {
         match ServerError::of(reply) {

@@ -47,7 +47,7 @@ use self::lane::{Lane, Work};
 use crate::budget::{BigTransfers, Rates};
 use crate::keys::Fit;
 use crate::large::KeyType;
-use crate::large::elements::FieldTtls;
+use crate::large::elements::ElementCommands;
 
 /// How many keys that moved in chunks are followed by their elements. Further ones are transferred whole
 /// again.
@@ -239,8 +239,8 @@ impl Shared {
         Ok(())
     }
 
-    fn hash_field_ttls(&self) -> FieldTtls {
-        FieldTtls::of(&self.source.capabilities, &self.target.capabilities)
+    fn hash_field_ttls(&self) -> ElementCommands {
+        ElementCommands::of(&self.source.capabilities, &self.target.capabilities)
     }
 
     /// What the target takes.

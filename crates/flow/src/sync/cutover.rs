@@ -23,6 +23,7 @@ use super::consumers::Streams;
 use super::external::{ExternalReport, QuietWait};
 use super::{Back, Position, Round, Source, SyncPhase, Syncer};
 use crate::copy;
+use crate::journal::disk_full_words;
 use crate::pipeline::Shared;
 use crate::scan::{KeyScan, ScanOptions};
 use crate::verify::Settle;
@@ -205,7 +206,10 @@ impl Syncer {
         is_wanted(withdrawn)?;
         // Written down before it goes up: the process that goes on after a crash knows what to take down.
         self.state.cut_over = Some(fence.clone());
-        self.save()?;
+        if let Err(e) = self.save_at_once() {
+            self.state.cut_over = None;
+            return Err(refused(e.problem()).with_remedy("see that the disk has room, and ask again"));
+        }
         let outcome = self
             .hold_and_switch(options, &mut report, (&fence, lift.as_ref()), feeds, &(sample, streams))
             .await;
@@ -330,6 +334,11 @@ impl Syncer {
         if !self.is_calm() {
             let what = format!("slots {} are on the move, or have just been", self.all_doubt());
             return Err(refused(what).with_remedy("finish the slot migrations of both sides first"));
+        }
+        if let Some(full_ms) = self.status.copy.disk.full_ms() {
+            return Err(
+                refused(disk_full_words(full_ms)).with_remedy("see that the disk has room, and ask again")
+            );
         }
         if options.back && self.state.lift.is_none() {
             let what = "this sync does not lead back to where clients came from";

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::seal::Fence;
 
+use crate::journal::DiskFull;
 use crate::journal::write_whole;
 
 /// What the files end with.
@@ -68,9 +69,9 @@ impl FenceNote {
         std::fs::remove_file(file).map_err(|e| Error::own(format!("remove {}", file.display()), e))
     }
 
-    /// Leaves it in a file. A fence that still stood there before is part of it from now on: what users had
-    /// before the first of them is what they get back.
-    pub(super) fn leave(mut self, file: &Path) -> Result<()> {
+    /// Leaves it in a file, once the disk has room. A fence that still stood there before is part of it from
+    /// now on: what users had before the first of them is what they get back.
+    pub(super) async fn leave(mut self, file: &Path, disk: &DiskFull) -> Result<()> {
         let mut own: BTreeSet<String> = self.fence.nodes().map(str::to_owned).collect();
         own.insert(self.source.clone());
         let older = FenceNote::all_in(file.parent().unwrap_or(Path::new("")))?;
@@ -78,7 +79,8 @@ impl FenceNote {
         for (_, note) in &older {
             self.fence = self.fence.keeping(&note.fence);
         }
-        write_whole(file, &self).map_err(|e| Error::own(format!("write {}", file.display()), e))?;
+        let written = disk.until_room(|| write_whole(file, &self)).await;
+        written.map_err(|e| Error::own(format!("write {}", file.display()), e))?;
         older.iter().filter(|(path, _)| path != file).try_for_each(|(path, _)| FenceNote::forget(path))
     }
 }

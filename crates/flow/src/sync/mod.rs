@@ -276,7 +276,8 @@ pub async fn sync(
         sync.status.phase(SyncPhase::CutOver);
         if let Some(fence) = sync.state.cut_over.take() {
             let source = sync.shared.source.endpoint.address.to_string();
-            if let Err(e) = (FenceNote { source, fence }).leave(&sync.options.fence_file) {
+            let note = FenceNote { source, fence };
+            if let Err(e) = note.leave(&sync.options.fence_file, &sync.status.copy.disk).await {
                 // The cutover is done all the same.
                 sync.status.copy.notice(format!("{e}: the fence has to be taken down by hand"));
             }
@@ -461,7 +462,7 @@ impl Syncer {
             let (shared, journal, state) = (&self.shared, &mut self.journal, &mut self.state);
             let mut keep = |copy: &JournalState| {
                 state.copy.clone_from(copy);
-                journal.save(state)
+                journal.checkpoint(state, &shared.progress.disk)
             };
             let pass = copy::run_pass(shared, &mut copy, &mut keep);
             tokio::pin!(pass);
@@ -715,22 +716,37 @@ impl Syncer {
         crate::functions::copy(source, target, copy::Existing::Replace).await.map(drop)
     }
 
-    /// Writes down how far it is.
+    /// Writes down how far it is, where the disk has room.
     fn save(&mut self) -> Result<()> {
+        self.take_positions();
+        self.write_down()
+    }
+
+    /// As [`Syncer::save`], of what must be on disk before the next step.
+    fn save_at_once(&mut self) -> Result<()> {
+        self.take_positions();
+        self.collect();
+        self.journal.save(&self.state)
+    }
+
+    fn take_positions(&mut self) {
         if !self.sources.is_empty() {
             self.state.positions = self.sources.iter().filter_map(Source::position).collect();
         }
-        self.write_down()
     }
 
     /// The positions have been read before: a slot is in doubt before the position goes beyond what made it
     /// so.
     fn write_down(&mut self) -> Result<()> {
+        self.collect();
+        self.journal.checkpoint(&self.state, &self.status.copy.disk)
+    }
+
+    fn collect(&mut self) {
         self.state.layout = copy::layout(&self.seen.0);
         copy::record(&self.shared, &mut self.state.copy);
         self.status.failures(&self.state.copy.failures);
         self.state.doubt = self.all_doubt().to_string();
-        self.journal.save(&self.state)
     }
 
     fn notice(&self, text: &str) {

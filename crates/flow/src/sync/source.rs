@@ -20,7 +20,7 @@ use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Info;
 
 use super::status::SourceView;
-use crate::large::elements::{self, FieldTtls};
+use crate::large::elements::{self, ElementCommands};
 use crate::pipeline::{DbPair, Lanes, Shared, Tracker, average_bytes};
 use crate::progress::CopyProgress;
 use crate::scan::{KeyScan, Unit};
@@ -379,7 +379,7 @@ impl Source {
             What::Elements(elements) => (Some(elements.collection), &elements.names, elements.expiry),
             What::Expiry => (None, &none, true),
         };
-        let ttls = FieldTtls::of(&shared.source.capabilities, &shared.target.capabilities);
+        let ttls = ElementCommands::of(&shared.source.capabilities, &shared.target.capabilities);
         let change = elements::Change { key: &touch.key, collection, names, expiry };
         let links =
             self.element_links.of(&shared, self.feed.address(), pair, Slot::of_key(&touch.key)).await?;

@@ -200,6 +200,9 @@ pub struct SyncShown {
     pub external: Option<ExternalShown>,
     /// Why something was tried again in the last few seconds.
     pub trouble: Option<String>,
+    /// For how long the journal's disk has been full; `None` while it has room. Then what is transferred is
+    /// not written down.
+    pub disk_full_ms: Option<u64>,
     /// The first keys that are not on the target; their number is in `counts`.
     pub failures: Vec<KeyFailure>,
     /// Keys and bytes. Keys that were removed from the target count as `gone`.
@@ -241,6 +244,7 @@ impl SyncStatus {
                 .map(|compare_ms| round_ms + compare_ms),
             external: inner.external.clone(),
             trouble: self.copy.trouble(),
+            disk_full_ms: self.copy.disk.full_ms(),
             failures: inner.failures.clone(),
             counts: self.copy.snapshot(),
         }

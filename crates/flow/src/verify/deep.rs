@@ -196,9 +196,8 @@ impl Pair {
         found: &mut Elements,
     ) -> Result<(), Fault> {
         if *kind == KeyType::Set {
-            let command = "SMISMEMBER";
-            let reply = self.target.one(Request::on(command, &case.key).args(part)).await?;
-            for (member, is) in part.iter().zip(items(&self.target, command, reply)?) {
+            let theirs = look_up(&mut self.target, kind, &case.key, part).await?;
+            for (member, is) in part.iter().zip(theirs) {
                 found.source_digest += digest(member, b"");
                 if is.as_int() == Some(1) {
                     found.target_digest += digest(member, b"");
@@ -209,9 +208,7 @@ impl Pair {
             return Ok(());
         }
         let names: Vec<Bytes> = part.iter().step_by(2).cloned().collect();
-        let command = if *kind == KeyType::Zset { "ZMSCORE" } else { "HMGET" };
-        let reply = self.target.one(Request::on(command, &case.key).args(&names)).await?;
-        let theirs = items(&self.target, command, reply)?;
+        let theirs = look_up(&mut self.target, kind, &case.key, &names).await?;
         if *kind == KeyType::Zset {
             for (pair, theirs) in part.chunks_exact(2).zip(&theirs) {
                 self.compare_score(pair, theirs, found)?;
@@ -310,9 +307,8 @@ impl Pair {
             let present = replies.into_iter().map(|reply| Ok(number(&self.source, "HEXISTS", reply)? == 1));
             present.collect::<Result<_, Fault>>()?
         } else {
-            let command = if *kind == KeyType::Zset { "ZMSCORE" } else { "SMISMEMBER" };
-            let reply = self.source.one(Request::on(command, &case.key).args(names)).await?;
-            items(&self.source, command, reply)?.iter().map(|v| !v.is_null() && *v != Value::Int(0)).collect()
+            let ours = look_up(&mut self.source, kind, &case.key, names).await?;
+            ours.iter().map(|v| !v.is_null() && *v != Value::Int(0)).collect()
         };
         for (name, present) in names.iter().zip(present) {
             if !present {
@@ -447,6 +443,22 @@ impl Pair {
 /// A `DUMP` payload without its footer.
 fn body(payload: &[u8]) -> &[u8] {
     &payload[..payload.len().saturating_sub(FOOTER_BYTES)]
+}
+
+/// What a server has by these names in a hash, set or sorted set: values, 1 or 0, scores.
+async fn look_up(peer: &mut Peer, kind: &KeyType, key: &Bytes, names: &[Bytes]) -> Result<Vec<Value>, Fault> {
+    let (many, one) = match kind {
+        KeyType::Hash => ("HMGET", "HGET"),
+        KeyType::Zset => ("ZMSCORE", "ZSCORE"),
+        _ => ("SMISMEMBER", "SISMEMBER"),
+    };
+    if *kind == KeyType::Hash || peer.capabilities().many_elements {
+        let reply = peer.one(Request::on(many, key).args(names)).await?;
+        return items(peer, many, reply);
+    }
+    let requests: Vec<Request> = names.iter().map(|name| Request::on(one, key).arg(name.clone())).collect();
+    let replies = peer.run(&requests).await?;
+    replies.into_iter().map(|reply| sound(peer, one, reply)).collect()
 }
 
 #[cfg(test)]

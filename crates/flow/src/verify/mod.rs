@@ -42,6 +42,7 @@ use whimbrel_engine::error::{Error, Result};
 use self::batch::{Pair, Rules};
 use self::case::Verdict;
 use self::peer::Peer;
+use crate::journal::DiskFull;
 use crate::journal::Journal;
 use crate::retry::RetryPolicy;
 
@@ -178,6 +179,8 @@ pub struct VerifyProgress {
     pub extra_checked: AtomicU64,
     /// How many keys the source has in the databases in question; 0 until it is known.
     pub total_estimate: AtomicU64,
+    /// Whether the journal's disk has room.
+    pub disk: DiskFull,
 }
 
 /// Compares `source` with `target`. Stopped by `stop`, it reports what it knows by then.

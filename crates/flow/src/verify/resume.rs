@@ -16,7 +16,7 @@ use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::remedy::Remedy;
 
 use super::report::Ledger;
-use crate::journal::{Journal, UnitMark};
+use crate::journal::{DiskFull, Journal, UnitMark};
 
 /// How often it is looked whether all keys that were read are decided.
 const POLL: Duration = Duration::from_millis(10);
@@ -99,8 +99,8 @@ impl Checkpoints {
     /// Writes down how far it is, once nothing is open; `rechecking` are the keys that are looked at again.
     ///
     /// # Errors
-    /// `Own` where the journal cannot be written.
-    pub async fn save(&self, rechecking: &AtomicU64, ledger: &Mutex<Ledger>) -> Result<()> {
+    /// As [`Journal::checkpoint`].
+    pub async fn save(&self, rechecking: &AtomicU64, ledger: &Mutex<Ledger>, disk: &DiskFull) -> Result<()> {
         let _nobody_passes = self.gate.write().await;
         while self.open.load(Ordering::Acquire) > 0 || rechecking.load(Ordering::Acquire) > 0 {
             tokio::time::sleep(POLL).await;
@@ -108,7 +108,7 @@ impl Checkpoints {
         let ledger = ledger.lock().clone();
         let state =
             VerifyState { layout: self.layout.clone(), units: self.units().clone(), ledger: Some(ledger) };
-        self.journal.lock().save(&state)
+        self.journal.lock().checkpoint(&state, disk)
     }
 
     /// The verification is complete: the journal is removed.

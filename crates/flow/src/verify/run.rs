@@ -210,7 +210,9 @@ impl Run {
         let Some(checkpoints) = &self.checkpoints else { return std::future::pending().await };
         loop {
             tokio::time::sleep(Duration::from_millis(self.options.journal_period_ms)).await;
-            if let Err(failure) = checkpoints.save(&self.progress.rechecking, &self.ledger).await {
+            let progress = &self.progress;
+            let saved = checkpoints.save(&progress.rechecking, &self.ledger, &progress.disk).await;
+            if let Err(failure) = saved {
                 return failure;
             }
         }

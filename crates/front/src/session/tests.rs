@@ -319,6 +319,7 @@ fn migration() -> (Arc<MigrationState>, tokio::sync::mpsc::UnboundedReceiver<Byt
         dump: true,
         restore: true,
         set_pxat: true,
+        many_elements: true,
         query_bytes_max: None,
         payload_version_max: None,
     };

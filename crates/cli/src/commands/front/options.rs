@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::LinkOptions;
@@ -10,9 +9,7 @@ use whimbrel_engine::tls::Acceptor;
 use whimbrel_front::server::{FrontOptions, connections_each};
 
 use crate::settings::args::FrontArgs;
-
-/// File descriptors for what is not clients: the runtime, the listener, the standard streams.
-const OWN_FILES: u64 = 64;
+use crate::settings::files::make_room;
 
 /// Refuses to make a server without a password public, unless that is wanted or clients have to show
 /// certificates.
@@ -36,7 +33,7 @@ pub fn options(args: &FrontArgs, files_each: u64) -> Result<FrontOptions> {
         cluster_face: args.cluster_face.clone(),
         scripts_declare_keys: args.scripts_declare_keys,
         share_connections: args.share_connections as usize,
-        clients_max: make_room(args.max_clients, files_each)? as usize,
+        clients_max: make_room(args.max_clients, files_each, 0)? as usize,
         link: args.link_options(),
     })
 }
@@ -56,17 +53,4 @@ pub async fn files_each(source: &Endpoint, target: Option<&Endpoint>, link: Link
         // For a moment it has an old one and a new one.
         Some(target) => 2 + at_source + connections_each(target, link).await,
     }
-}
-
-/// Raises the limit of open files for so many clients, each of which takes some connections: its own and
-/// those to servers. Returns for how many it is enough, which are fewer where the system allows no more.
-fn make_room(clients: u32, files_each: u64) -> Result<u32> {
-    let fail = |e: nix::errno::Errno| Error::own("raise the limit of open files", e);
-    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).map_err(fail)?;
-    let needed = u64::from(clients) * files_each + OWN_FILES;
-    if soft < needed {
-        setrlimit(Resource::RLIMIT_NOFILE, needed.min(hard), hard).map_err(fail)?;
-    }
-    let places = needed.min(hard).saturating_sub(OWN_FILES) / files_each;
-    Ok(u32::try_from(places).unwrap_or(clients).min(clients))
 }

@@ -9,6 +9,7 @@ use whimbrel_control::job::View;
 use whimbrel_control::service::Ready;
 use whimbrel_core::migration::Summary;
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
+use whimbrel_flow::journal::disk_full_words;
 
 use crate::settings::args::Show;
 use crate::ui::display::{Display, Form, Lines, Speed, SpeedNow, eta};
@@ -63,6 +64,7 @@ fn lines(jobs: &mut [Shown], started: Instant) -> Lines {
             bytes: load(&progress.moved.bytes),
             touched: load(&progress.touched),
             braked_ms: load(&progress.braked_ms),
+            disk_full_ms: progress.disk.full_ms(),
         };
         moved += now.summary.as_ref().map_or(0, |summary| summary.slots_handed_over);
         details.push(now.json(&job.id, &words));
@@ -93,6 +95,8 @@ struct Now {
     bytes: u64,
     touched: u64,
     braked_ms: u64,
+    /// For how long the journal's disk has been full.
+    disk_full_ms: Option<u64>,
 }
 
 impl Now {
@@ -121,6 +125,7 @@ impl Now {
             cell(3, known(eta(self.left_ms()))),
             cell(4, known(format!("{} keys/s", format_count(self.speed.keys as u64)))),
             cell(1, self.summary.as_ref().map_or(words, |summary| summary.phase)),
+            cell(1, self.disk_full_ms.map_or_else(String::new, disk_full_words)),
             cell(2, between),
             cell(5, known(format!("{} of {}", format_count(done), format_count_of(total, "key")))),
         ];
@@ -143,6 +148,7 @@ impl Now {
         let mut value = json!({
             "job": id, "keys_moved": done, "keys_total": total, "percent": self.percent(),
             "keys_per_second": self.speed.keys as u64, "eta_ms": self.left_ms(),
+            "disk_full_ms": self.disk_full_ms,
         });
         let more = match &self.summary {
             None => json!({"words": words}),
@@ -207,6 +213,7 @@ mod tests {
             bytes: 12 << 20,
             touched: 5,
             braked_ms: 0,
+            disk_full_ms: None,
         }
     }
 

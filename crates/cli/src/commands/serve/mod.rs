@@ -14,21 +14,26 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::daemon::migrations::{JobState, JobView};
 use whimbrel_control::daemon::queue::Queue;
-use whimbrel_control::daemon::{Daemon, DaemonOptions, Jobs, Services};
+use whimbrel_control::daemon::{Daemon, DaemonOptions, Jobs, STRANGERS_MAX, Services};
 use whimbrel_control::fleet::{Fleet, FleetStatus, Role};
-use whimbrel_control::http::{HttpServer, Metric, MetricKind, MetricsSource};
+use whimbrel_control::http::{CONNECTIONS_MAX, HttpServer, Metric, MetricKind, MetricsSource};
 use whimbrel_control::store::Store;
 use whimbrel_core::units::format_count_of;
 use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_fleet::protocol::MEMBERS_MAX;
 
 use self::fleet::Coordinator;
 use crate::commands::{cluster, reshard};
 use crate::exit::Exit;
 use crate::paths;
 use crate::settings::args::ServeArgs;
+use crate::settings::files::make_room;
 
 /// How often it is looked which jobs have begun and which have ended.
 const LOOK_PERIOD: Duration = Duration::from_millis(500);
+
+/// Files for connections to servers, journals and etcd.
+const SERVER_FILES: u64 = 256;
 
 /// How many names of jobs are told at once.
 const NAMES_SHOWN: usize = 10;
@@ -58,6 +63,7 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
             "set WHIMBREL_SERVE_PASSWORD, name a --listen-password-file, or listen on 127.0.0.1",
         ));
     }
+    fit_files(args, &mut options)?;
     let has_password = options.password.is_some();
     let state_dir = paths::state_dir(args.moving.state_dir.as_deref())?;
     let mut log = Log { as_json: args.moving.show.json, seen: BTreeMap::new(), shown: Arc::default() };
@@ -106,6 +112,25 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
         Some(mover) => mover.say_stopped(&log)?,
         None => log.say("stopped", &json!({"event": "stopped"})),
     }
+    Ok(())
+}
+
+/// Lets in no more clients than files may be open, beside those of the daemon itself.
+fn fit_files(args: &ServeArgs, options: &mut DaemonOptions) -> Result<()> {
+    let members = if args.coordinator.fleet { MEMBERS_MAX } else { 0 };
+    let besides = (STRANGERS_MAX + CONNECTIONS_MAX + members) as u64 + SERVER_FILES;
+    let wanted = options.connections_max as u32;
+    let places = make_room(wanted, 1, besides)?;
+    if places == 0 {
+        let what = format!(
+            "the hard limit of open files leaves no place for clients: the daemon takes up to {besides}"
+        );
+        return Err(Error::own("listen", what).with_remedy("raise it: ulimit -Hn"));
+    }
+    if places < wanted && !args.moving.show.json {
+        eprintln!("note     no more files may be open for {wanted} clients, but for {places}: see ulimit -n");
+    }
+    options.connections_max = places as usize;
     Ok(())
 }
 

@@ -158,6 +158,9 @@ impl MetricsSource for Current {
                 |s| Some(s.resumed as f64),
             ),
         ];
+        let help = "For how long the journal's disk has been full; 0 while it has room";
+        let full_ms = shown.disk_full_ms.unwrap_or(0);
+        metrics.push(Metric::new(Gauge, "whimbrel_sync_disk_full_seconds", help, full_ms as f64 / 1000.0));
         if let Some(estimate_ms) = shown.pause_estimate_ms {
             let help = "How long a cutover would pause writes now";
             metrics.push(Metric::new(

@@ -19,7 +19,7 @@ use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::feed::{FeedKind, FeedOptions, TouchedLimits};
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_flow::copy::{self, CopyOptions, DbPair, Plan};
-use whimbrel_flow::journal::{self, Journal};
+use whimbrel_flow::journal::{self, Journal, disk_full_words};
 use whimbrel_flow::retry::RetryPolicy;
 use whimbrel_flow::sync::{
     self, Back, FenceNote, SyncOptions, SyncPhase, SyncReport, SyncShown, SyncState, SyncStatus,
@@ -154,8 +154,6 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
         if !args.show.quiet {
             say_back(args, &name, (&source, &target), &turned);
         }
-        let mut journal = Journal::open(&folder, &name, &description, false)?;
-        journal.begin_with(SyncState::leading_back(&from))?;
         let place = Place {
             folder: &folder,
             name: &name,
@@ -164,6 +162,9 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
             current: &current,
         };
         let status = Arc::new(SyncStatus::default());
+        // The cutover is done: a full disk must not cost the way back.
+        let state = SyncState::leading_back(&from);
+        let journal = Journal::begin(&folder, &name, &description, state, &status.copy.disk).await?;
         let sides = (source, target);
         let done = attended(args, place, sides, options.clone(), status, journal, stop).await?;
         drop(from);
@@ -508,6 +509,7 @@ fn row(shown: &SyncShown, speed: &SpeedNow) -> Vec<Cell> {
         }
     }
     row.extend(shown.silences().map(|silence| cell(1, exposed::nothing_heard(silence))));
+    row.extend(shown.disk_full_ms.map(|full_ms| cell(1, disk_full_words(full_ms))));
     if let Some(trouble) = &shown.trouble {
         row.push(cell(1, format!("tries again: {trouble}")));
     }

@@ -1,0 +1,31 @@
+//! Documents on a disk that is full for a while.
+
+use whimbrel_flow::journal::{Documents, OpenError, RedbDocuments, is_full};
+use whimbrel_lab::SmallDisk;
+
+/// After a write for which there was no room, what was there before is there still, nobody else can have the
+/// file, and the next write succeeds once there is room.
+#[test]
+fn what_was_written_outlives_a_full_disk() {
+    let disk = match SmallDisk::start(8 << 20) {
+        Ok(disk) => disk,
+        Err(e) => return eprintln!("SKIPPED: no small disk can be had here: {e}"),
+    };
+    let path = disk.path().join("documents");
+    let documents = RedbDocuments::create(&path).expect("made");
+    documents.write(&[("job", "first")]).expect("written");
+    disk.fill().expect("it is filled");
+    let large = "x".repeat(2 << 20);
+    for _ in 0..3 {
+        let refused = documents.write(&[("job", &large)]).expect_err("there is no room");
+        assert!(is_full(&refused), "{refused}");
+        let taken = RedbDocuments::open(&path).expect_err("it is still open");
+        assert!(matches!(taken, OpenError::InUse), "{taken:?}");
+    }
+    disk.make_room().expect("there is room");
+    assert_eq!(documents.read("job").expect("read").as_deref(), Some("first"));
+    documents.write(&[("job", &large)]).expect("written");
+    drop(documents);
+    let documents = RedbDocuments::open(&path).expect("nobody has it open");
+    assert_eq!(documents.read("job").expect("read"), Some(large));
+}
