@@ -3,6 +3,7 @@
 //! `rebalance` and `drain` are with [`reshard`]. What several share: [`cluster`] for those about one cluster,
 //! [`losses`] for those that replace or remove keys.
 
+pub mod assess;
 pub mod cluster;
 pub mod copy;
 pub mod cutover;

@@ -43,6 +43,7 @@ use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::ServerFacts;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
+pub(crate) use preflight::check_reading;
 pub use preflight::{DbPair, Plan, PlannedDb, databases, plan};
 
 pub(crate) use self::lanes::Lanes;
@@ -390,7 +391,7 @@ impl Shared {
     pub(crate) async fn open_target(&self, address: &Address, db: u32) -> Result<Link> {
         let mut link = self.target.open(address, db).await?;
         let facts = ServerFacts::ask(&mut link).await?;
-        if facts.replica && self.target.is_cluster() {
+        if facts.replica && (self.target.is_cluster() || self.target.is_watched()) {
             // Demoted, and the others may not have told us yet: what it acknowledged may be lost.
             let demoted = ServerError::classify(b"READONLY this node is a replica now");
             return Err(link.server_error(demoted, b"connect"));
