@@ -4,13 +4,14 @@ use std::ffi::{OsStr, OsString};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 use std::{env, fs};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use parking_lot::Mutex;
 
 /// How long [`run`] waits before it kills the process.
 pub const RUN_TIMEOUT: Duration = Duration::from_secs(120);
@@ -316,14 +317,14 @@ impl Capture {
         let reader = thread::spawn(move || {
             let mut chunk = [0; 8192];
             while let Ok(count @ 1..) = pipe.read(&mut chunk) {
-                shared.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&chunk[..count]);
+                shared.lock().extend_from_slice(&chunk[..count]);
             }
         });
         Self { bytes, reader: Some(reader) }
     }
 
     fn text(&self) -> String {
-        String::from_utf8_lossy(&self.bytes.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+        String::from_utf8_lossy(&self.bytes.lock()).into_owned()
     }
 
     /// Waits until the pipe is at its end.

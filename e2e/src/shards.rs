@@ -107,7 +107,7 @@ pub fn assert_sound(cluster: &Cluster) {
     }
 }
 
-/// All that is amiss now, a line each.
+/// All that is wrong now, a line each.
 ///
 /// Fails when a node that runs does not answer.
 pub fn troubles(cluster: &Cluster) -> Result<Vec<String>> {

@@ -4,13 +4,14 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::pty::{Winsize, openpty};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use parking_lot::Mutex;
 
 use crate::binary::whimbrel;
 
@@ -40,7 +41,7 @@ impl Terminal {
         thread::spawn(move || {
             let mut chunk = [0; 8192];
             while let Ok(count @ 1..) = screen.read(&mut chunk) {
-                shared.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&chunk[..count]);
+                shared.lock().extend_from_slice(&chunk[..count]);
             }
         });
         Terminal { keyboard, other_end: pair.slave, shown }
@@ -53,7 +54,7 @@ impl Terminal {
 
     /// All that was shown so far, what was typed included.
     pub fn shown(&self) -> String {
-        String::from_utf8_lossy(&self.shown.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+        String::from_utf8_lossy(&self.shown.lock()).into_owned()
     }
 
     /// Starts `whimbrel` with these arguments on it, and in an environment.

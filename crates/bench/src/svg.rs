@@ -1,7 +1,7 @@
 //! What pictures of benchmarks have in common.
 
-/// The beginning of a picture of this width and height, with its title at `left`. Whoever adds to it closes
-/// it with `</svg>`.
+/// The beginning of a picture of this width and height, with its title at `left`. The code that adds to it
+/// closes it with `</svg>`.
 pub fn begun(title: &str, (width, height): (f64, f64), left: f64) -> String {
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" \

@@ -10,9 +10,10 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::migration::{Action, Detail, Effect, Outcome, Reason, Rules, Verify, Why};
@@ -254,7 +255,7 @@ impl Executor {
         }
     }
 
-    /// Closes the connections; the feed stays, since it mends its own.
+    /// Closes the connections; the feed stays, since it repairs its own.
     fn forget_links(&mut self) {
         self.handover = None;
         self.mover = None;
@@ -751,7 +752,7 @@ impl Executor {
     }
 }
 
-/// Holds writers back for a share of the time, until dropped. Ends with an error only.
+/// Slows writers down for a share of the time, until dropped. Ends with an error only.
 async fn hold_back(handover: &mut Handover, percent: u8, max_pause_ms: u64, progress: &JobProgress) -> Error {
     // Half of the longest pause, so that writers see many short ones and none that is worse than a
     // handover's.
@@ -776,7 +777,7 @@ async fn hold_back(handover: &mut Handover, percent: u8, max_pause_ms: u64, prog
 fn quiet_of(target: &Address) -> TargetGate {
     static ALL: OnceLock<Mutex<HashMap<Address, TargetGate>>> = OnceLock::new();
     let all = ALL.get_or_init(Mutex::default);
-    all.lock().unwrap_or_else(PoisonError::into_inner).entry(target.clone()).or_default().clone()
+    all.lock().entry(target.clone()).or_default().clone()
 }
 
 /// What the servers' lists of clients call this process.

@@ -1,4 +1,4 @@
-//! Places where tests make the process die or wait, to see that what comes after mends it.
+//! Places where tests make the process die or wait, to see that what comes after repairs it.
 //!
 //! `WHIMBREL_FAILPOINT=NAME[:before|:after][@BATCH]` kills the process with `SIGKILL` right before or after
 //! (which is the default) the effect of that name, of the batch of that number where one is given, counted
@@ -32,7 +32,7 @@ pub async fn reached(effect: &str, when: When, batch: usize) {
         let file = std::env::var_os("WHIMBREL_FAILPOINT_FILE").unwrap_or_default();
         let mut reached = file.clone();
         reached.push(".reached");
-        // Whoever waits for it finds out by itself that it is not there.
+        // A test that waits for it finds out by itself that it is not there.
         let _ = std::fs::write(reached, "");
         let waited = tokio::time::Instant::now();
         while !std::path::Path::new(&file).exists() && waited.elapsed() < WAIT_MAX {

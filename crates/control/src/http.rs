@@ -1,8 +1,8 @@
 //! How a process stands, over HTTP, for those who watch many: `/metrics` for Prometheus, `/healthz` and
-//! `/readyz` for whoever starts processes, `/status` as JSON.
+//! `/readyz` for the supervisor of processes, `/status` as JSON.
 //!
-//! Read only, and without a login: whoever reaches the port sees addresses and names of keys, but no password
-//! and no value.
+//! Read only, and without a login: anyone who reaches the port sees addresses and names of keys, but no
+//! password and no value.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -179,7 +179,7 @@ impl HttpServer {
             .route("/status", get(status))
             .with_state(exposed);
         let lobby = Lobby::new(CONNECTIONS_MAX, CONNECTIONS_EACH);
-        // Requests under way at the stop are not waited for: whoever asks, asks again.
+        // Requests under way at the stop are not waited for: a client asks again.
         let mut connections = JoinSet::new();
         while let Some(accepted) = stop.run_until_cancelled(self.listener.accept()).await {
             let (stream, waiting) = match accepted {

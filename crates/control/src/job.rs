@@ -6,9 +6,10 @@
 //! waiting.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::migration::{
@@ -89,7 +90,7 @@ pub struct View {
     shown: Mutex<Shown>,
     /// Counters that change while an effect is carried out.
     pub progress: Arc<JobProgress>,
-    /// Who is told of slots that were handed over.
+    /// Who gets to know which slots were handed over.
     told: OnceLock<Arc<Topology>>,
 }
 
@@ -110,7 +111,7 @@ impl View {
         self.lock().words.clone()
     }
 
-    /// From now on `topology` is told of slots that were handed over, as soon as they are.
+    /// From now on `topology` is notified of slots as soon as they are handed over.
     pub(crate) fn tell(&self, topology: Arc<Topology>) {
         // It is told once, before the job begins.
         let _ = self.told.set(topology);
@@ -134,7 +135,7 @@ impl View {
     }
 
     fn lock(&self) -> MutexGuard<'_, Shown> {
-        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shown.lock()
     }
 }
 
@@ -195,7 +196,7 @@ async fn publish(
 ) -> std::convert::Infallible {
     let mut published = None;
     loop {
-        let latest = latest.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let latest = latest.lock().clone();
         let latest = latest.map(|status| Status { keys_moved: progress.keys().0, ..status });
         if latest.is_some() && latest != published {
             latest
@@ -262,8 +263,7 @@ async fn drive(
                 Phase::Pausing | Phase::Fencing | Phase::TakingOver { .. } | Phase::Releasing
             );
         // Writers do not wait for a file that nothing depends on.
-        *latest.lock().unwrap_or_else(PoisonError::into_inner) =
-            (!is_sealed).then(|| status_now(record, view));
+        *latest.lock() = (!is_sealed).then(|| status_now(record, view));
         let Some(effect) = effects.pop() else { return failure.map_or(Ok(()), Err) };
         let name = effect.action.name();
         let batch = record.job.batches().iter().position(|b| b.slots == effect.slots).unwrap_or(0);

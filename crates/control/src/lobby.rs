@@ -6,9 +6,10 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -85,7 +86,7 @@ impl Lobby {
     }
 
     fn inside(&self) -> MutexGuard<'_, Inside> {
-        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inside.lock()
     }
 }
 
@@ -130,7 +131,7 @@ pub(crate) struct Guesses(Mutex<HashMap<IpAddr, (u32, Instant)>>);
 impl Guesses {
     /// How long an address has to wait before its next password is looked at.
     pub(crate) fn pause(&self, ip: IpAddr, now: Instant) -> Duration {
-        let guesses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let guesses = self.0.lock();
         let (count, last) = guesses.get(&origin(ip)).copied().unwrap_or((0, now));
         if count < GUESSES_FREE || now.duration_since(last) > GUESSES_LAST {
             return Duration::ZERO;
@@ -142,7 +143,7 @@ impl Guesses {
     /// An address has said a wrong password. Says so in the log: the first times, and then ever more rarely.
     pub(crate) fn refused(&self, ip: IpAddr, now: Instant) {
         let origin = origin(ip);
-        let mut guesses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guesses = self.0.lock();
         if guesses.len() >= GUESSERS_MAX
             && !guesses.contains_key(&origin)
             && let Some(oldest) = guesses.iter().min_by_key(|(_, (_, last))| *last).map(|(ip, _)| *ip)

@@ -2,10 +2,10 @@
 //!
 //! One folder, and in it for each job:
 //!
-//! - `ID.job`: its journal, a redb file. Whoever runs the job has it open, and locked;
+//! - `ID.job`: its journal, a redb file. The process that runs the job has it open, and locked;
 //! - `ID.json`: how it stands, for `whimbrel jobs list`, replaced as a whole every now and then. The journal
 //!   knows better, but can be read only while nobody runs the job;
-//! - `ID.cancel`: somebody wants the job cancelled. Whoever runs it looks for this file.
+//! - `ID.cancel`: somebody wants the job cancelled. The process that runs it looks for this file.
 //!
 //! No password and no value is in any of them; names of keys may be in the reason why a job failed.
 
@@ -166,7 +166,7 @@ impl Store {
         Entry { status: saved.unwrap_or(published), running: false }
     }
 
-    /// Asks whoever runs the job to cancel it.
+    /// Asks the process that runs the job to cancel it.
     ///
     /// # Errors
     /// `Own` where the file cannot be written.

@@ -1,8 +1,9 @@
 //! A standalone server or a cluster: its nodes, its slots, and connections to them.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 
+use parking_lot::RwLock;
 use whimbrel_core::slot::{Slot, SlotRange, SlotSet, tag_for_slot};
 use whimbrel_wire::value::Value;
 
@@ -228,7 +229,7 @@ impl Deployment {
 
     /// The topology as last seen.
     pub fn topology(&self) -> Arc<Topology> {
-        self.topology.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.topology.read().clone()
     }
 
     /// A server to ask what all of them know: the primary of a standalone deployment, which sentinels may have
@@ -286,7 +287,7 @@ impl Deployment {
 
     fn learn(&self, topology: Topology) -> Arc<Topology> {
         let topology = Arc::new(topology);
-        *self.topology.write().unwrap_or_else(PoisonError::into_inner) = topology.clone();
+        *self.topology.write() = topology.clone();
         topology
     }
 

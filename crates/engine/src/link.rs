@@ -608,8 +608,8 @@ impl std::fmt::Debug for Io {
 
 impl Io {
     /// One end of a pipe, at whose other end something in this process answers as a server would. `guard` is
-    /// dropped together with it, so that whoever answers can learn at once that nobody listens any more: what
-    /// is left in the pipe would hide it.
+    /// dropped together with it, so that the one that answers learns at once that nobody listens any more:
+    /// what is left in the pipe would hide it.
     pub fn within(pipe: DuplexStream, guard: impl Send + Sync + 'static) -> Io {
         Io(Kind::Within { pipe, _guard: Box::new(guard) })
     }

@@ -26,7 +26,8 @@ const SHOWN_CHARS_MAX: usize = 200;
 pub struct Token {
     /// The password.
     pub secret: Secret,
-    /// When whoever has logged in with it should do so again, with another; `None` where it does not expire.
+    /// When a connection that has logged in with it should do so again, with another; `None` where it does
+    /// not expire.
     pub renew_at: Option<Instant>,
 }
 
@@ -61,7 +62,7 @@ impl PasswordCommand {
     /// # Errors
     /// `Connect` where the command fails, does not end in time, or prints nothing: later it may succeed.
     pub async fn token(&self) -> Result<Token> {
-        // Whoever comes meanwhile waits, and gets the same.
+        // A caller that comes meanwhile waits, and gets the same.
         let mut last = self.last.lock().await;
         let now = Instant::now();
         if let Some((token, _)) = &*last

@@ -276,7 +276,7 @@ impl Fence {
         Ok(())
     }
 
-    /// Takes it down. A pause ends as well, whoever has begun it.
+    /// Takes it down. A pause ends as well, whichever client began it.
     ///
     /// # Errors
     /// As [`Deployment::open`] and [`Link::call`].

@@ -1,9 +1,9 @@
 //! What waits to be sent on one connection.
 
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::Notify;
 use tokio::time::timeout;
@@ -46,7 +46,7 @@ impl Outbox {
         is_open
     }
 
-    /// Gives the connection up: whoever sends ends as soon as it looks.
+    /// Gives the connection up: the sender ends at its next check.
     pub fn close(&self) {
         self.queue().is_closed = true;
         self.news.notify_one();
@@ -81,7 +81,7 @@ impl Outbox {
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 }
 

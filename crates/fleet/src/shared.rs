@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use tokio::sync::{Notify, watch};
 use whimbrel_core::fleet::{Member, MemberId, Partition};
 
@@ -118,7 +119,7 @@ impl Shared {
     }
 
     pub(crate) fn known(&self) -> Arc<Known> {
-        self.directory.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.directory.read().clone()
     }
 
     /// Takes in who is where. Who is listed without an address keeps the one that is known: a coordinator
@@ -130,7 +131,7 @@ impl Shared {
             (member, kept.cloned().unwrap_or_else(|| address.into()))
         });
         let known = Known { members: members.collect(), backends: directory.backends };
-        *self.directory.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(known);
+        *self.directory.write() = Arc::new(known);
         // Where others are reached is part of what is watched.
         self.seen.send_modify(|_| {});
     }

@@ -283,7 +283,7 @@ impl Mover {
             for other in &mut self.others {
                 // The owner's claim reaches it by gossip as well.
                 if let Err(error) = setslot(other, &number, "NODE", &target_id).await {
-                    tracing::debug!(%error, slot = slot.number(), "a primary could not be told of a slot");
+                    tracing::debug!(%error, slot = slot.number(), "a primary did not take a slot's owner");
                     other.link = None;
                 }
             }

@@ -1,10 +1,9 @@
 //! Counters that the stages of a copy raise and a display reads.
 
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::time::Instant;
 use whimbrel_engine::error::Error;
@@ -69,20 +68,20 @@ impl CopyProgress {
     /// Notes that something is tried again, and why.
     pub fn retried(&self, why: &Error) {
         Self::add(&self.retries, 1);
-        let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut trouble = self.trouble.lock();
         *trouble = Some((Instant::now(), why.to_string()));
     }
 
     /// Why something was tried again in the last few seconds.
     pub fn trouble(&self) -> Option<String> {
-        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        let trouble = self.trouble.lock();
         trouble.as_ref().filter(|(at, _)| at.elapsed() < TROUBLE_FRESH).map(|(_, why)| why.clone())
     }
 
     /// Says something that the user should know but that does not stop the work.
     pub fn notice(&self, text: String) {
         tracing::warn!("{text}");
-        let mut notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut notices = self.notices.lock();
         if notices.len() < NOTICES_MAX && !notices.contains(&text) {
             notices.push(text);
         }
@@ -90,7 +89,7 @@ impl CopyProgress {
 
     /// What was said so far.
     pub fn notices(&self) -> Vec<String> {
-        self.notices.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.notices.lock().clone()
     }
 
     /// The values now.

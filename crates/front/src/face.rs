@@ -1,4 +1,4 @@
-//! The face of a cluster: clients that only know clusters are told of one with a single primary, which is the
+//! The face of a cluster: clients that only know clusters see one with a single primary, which is the
 //! front.
 //!
 //! A question like `CLUSTER SLOTS` is passed on as everything is, so that the server says whether its user
@@ -6,9 +6,8 @@
 //! answer the client gets the one that has lain ready since the front began, or since the last change of its
 //! fleet (`whimbrel_wire::topology`). Whatever else the server answers is passed on.
 
-use std::sync::{PoisonError, RwLock};
-
 use bytes::Bytes;
+use parking_lot::RwLock;
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::Slot;
 use whimbrel_core::topology::{Group, Health, Member, Table};
@@ -27,7 +26,7 @@ const UNTOLD: &[u8] = b"-CLUSTERDOWN whimbrel front: nothing is known of the fle
 /// Words of a question that have to be known.
 pub(crate) const WORDS: usize = 3;
 
-/// What clients are told of the front, where it presents itself as a cluster.
+/// What clients get to know of the front, where it presents itself as a cluster.
 #[derive(Debug)]
 pub struct Face {
     /// `None` until something is known.
@@ -86,7 +85,7 @@ impl Face {
         face
     }
 
-    /// One that tells nothing yet. With `is_tls` nodes are told of that are reached with TLS.
+    /// One that tells nothing yet. With `is_tls` it names nodes that are reached with TLS.
     pub(crate) fn untold(is_tls: bool) -> Face {
         Face { told: RwLock::default(), is_tls }
     }
@@ -96,9 +95,9 @@ impl Face {
         self.is_tls
     }
 
-    /// From here on clients are told of this.
+    /// From here on clients get this.
     pub(crate) fn publish(&self, next: Table) {
-        let mut told = self.told.write().unwrap_or_else(PoisonError::into_inner);
+        let mut told = self.told.write();
         match &mut *told {
             Some((table, replies)) => {
                 let change = table.adopt(next);
@@ -120,7 +119,7 @@ impl Face {
             Question::KeySlot(slot) => return Some(format!(":{slot}\r\n").into()),
             Question::Agreed => return Some(Bytes::from_static(b"+OK\r\n")),
             Question::Slots | Question::Shards | Question::Nodes | Question::Info | Question::MyId => {
-                let told = self.told.read().unwrap_or_else(PoisonError::into_inner);
+                let told = self.told.read();
                 let Some((_, replies)) = &*told else { return Some(UNTOLD.into()) };
                 match question {
                     Question::Slots => replies.slots(protocol),

@@ -2,11 +2,11 @@ use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
+use parking_lot::{Mutex, MutexGuard};
 use tempfile::TempDir;
 
 use crate::binaries;
@@ -234,7 +234,7 @@ impl EtcdNode {
     }
 
     fn process(&self) -> MutexGuard<'_, Process> {
-        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+        self.process.lock()
     }
 }
 

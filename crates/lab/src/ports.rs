@@ -10,8 +10,10 @@ use std::hash::{BuildHasher, RandomState};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{LazyLock, Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::error::LabError;
 
@@ -53,7 +55,7 @@ fn advance() -> u16 {
 fn reserve(port: u16) -> bool {
     let name = SocketAddr::from_abstract_name(format!("whimbrel-lab-port-{port}")).expect("a short name");
     let taken = UnixListener::bind_addr(&name);
-    taken.map(|held| RESERVED.lock().unwrap_or_else(PoisonError::into_inner).push(held)).is_ok()
+    taken.map(|held| RESERVED.lock().push(held)).is_ok()
 }
 
 fn is_free(port: u16) -> bool {

@@ -3,12 +3,13 @@
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{LazyLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::error::LabError;
 
@@ -75,7 +76,7 @@ impl Process {
 
     fn child(&self) -> MutexGuard<'_, Child> {
         // A panic elsewhere leaves the child as it was.
-        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+        self.child.lock()
     }
 }
 

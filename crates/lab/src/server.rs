@@ -1,12 +1,13 @@
 use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::Once;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use nix::unistd::{SysconfVar, sysconf};
+use parking_lot::{Mutex, MutexGuard};
 use redis::{
     Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, TlsCertificates,
 };
@@ -583,7 +584,7 @@ impl Server {
 
     fn process(&self) -> MutexGuard<'_, Process> {
         // A panic elsewhere leaves the process as it was.
-        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+        self.process.lock()
     }
 }
 

@@ -266,7 +266,7 @@ impl<'a> Writer<'a> {
     fn write_until_stopped(mut self) -> (Vec<Subject>, Observed) {
         let shared = self.shared;
         while !shared.stop.load(Ordering::Relaxed) {
-            // Counted first and looked at then: whoever holds does it the other way round.
+            // Counted first and looked at then: the one that pauses does it the other way round.
             shared.under_way.fetch_add(1, Ordering::SeqCst);
             if shared.held.load(Ordering::SeqCst) {
                 shared.under_way.fetch_sub(1, Ordering::SeqCst);

@@ -7,12 +7,13 @@ mod link;
 mod model;
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::Result;
+use parking_lot::RwLock;
 
 use crate::compare::{state_differences, states_of};
 use crate::dataset::random::Random;
@@ -140,7 +141,7 @@ impl Writers {
     /// Sends all further writes to another deployment, as clients do at a cutover. Waits until the writes
     /// under way have ended: after it, nothing more goes to the old one.
     pub fn switch_to(&self, deployment: &Deployment) {
-        let mut goal = self.shared.goal.write().unwrap_or_else(PoisonError::into_inner);
+        let mut goal = self.shared.goal.write();
         *goal = (goal.0 + 1, deployment.clone());
     }
 
@@ -155,7 +156,7 @@ impl Writers {
             acknowledged: self.shared.acknowledged.load(Ordering::Relaxed),
             refused: self.shared.refused.load(Ordering::Relaxed),
             unknown: self.shared.unknown.load(Ordering::Relaxed),
-            refusals: self.shared.refusals.read().unwrap_or_else(PoisonError::into_inner).clone(),
+            refusals: self.shared.refusals.read().clone(),
             db: self.load.db,
             entries,
         }
@@ -302,7 +303,7 @@ fn write_until_stopped(thread: u64, shared: &Shared, load: &Load) -> Vec<Entry> 
     let mut current: Option<(u64, Link)> = None;
     while !shared.stop.load(Ordering::Relaxed) {
         // Held during the write: who changes the goal waits for it.
-        let goal = shared.goal.read().unwrap_or_else(PoisonError::into_inner);
+        let goal = shared.goal.read();
         let (_, link) = match current.take_if(|(version, _)| *version == goal.0) {
             Some(same) => current.insert(same),
             None => current.insert((goal.0, Link::new(goal.1.clone(), load.db))),
@@ -347,7 +348,7 @@ fn write_once(entry: &mut Entry, link: &mut Link, random: &mut Random, shared: &
             reason
         }
     };
-    let mut refusals = shared.refusals.write().unwrap_or_else(PoisonError::into_inner);
+    let mut refusals = shared.refusals.write();
     if refusals.len() < REFUSALS_KEPT {
         refusals.push(reason);
     }

@@ -13,7 +13,7 @@ use whimbrel_lab::{Cluster, Engine, Server};
 
 // Exit codes, as documented.
 const REFUSED: i32 = 4;
-const AMISS: i32 = 8;
+const PROBLEM: i32 = 8;
 const STOPPED: i32 = 130;
 
 /// Longer than a process takes that has its answer.
@@ -219,7 +219,7 @@ fn a_repair_has_the_cluster_named() {
     assert_eq!(asked.ended(), None, "it took an answer from before: {}", terminal.shown());
     asked.press("y\n");
     asked.expect_code(STOPPED);
-    Invocation::unasked(&["status", &seed]).run().expect_code(AMISS);
+    Invocation::unasked(&["status", &seed]).run().expect_code(PROBLEM);
     let terminal = Terminal::new(200);
     let mut asked = terminal.start(&["repair", &seed], &[]);
     asked.wait_for("to go on: ");

@@ -1,4 +1,4 @@
-//! `whimbrel status` sees what is amiss in a cluster, and `whimbrel repair` mends it without losing a key.
+//! `whimbrel status` sees what is wrong in a cluster, and `whimbrel repair` repairs it without losing a key.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -41,7 +41,7 @@ const SUCCESS: i32 = 0;
 const USAGE: i32 = 2;
 const UNREACHABLE: i32 = 3;
 const REFUSED: i32 = 4;
-const AMISS: i32 = 8;
+const PROBLEM: i32 = 8;
 
 /// For what other processes do in their own time.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -161,7 +161,7 @@ fn repair(cluster: &Cluster, args: &[&str], code: i32) -> (Json, Json) {
         whimbrel(&args)
     };
     let before = raw_views(cluster);
-    let dry = all(&["--dry-run"]).expect_code(AMISS);
+    let dry = all(&["--dry-run"]).expect_code(PROBLEM);
     let refused = all(&[]).expect_code(REFUSED);
     assert!(refused.stdout.contains("--yes"), "{}", refused.stdout);
     assert_eq!(raw_views(cluster), before, "a dry run changes nothing");
@@ -268,19 +268,19 @@ fn a_server_without_a_cluster_is_refused() {
 fn lost_nodes_are_told_and_left_alone(engine: Engine) {
     let cluster = Cluster::builder(engine).replicas(1).start().expect("the cluster starts");
     cluster.kill9(5).expect("the replica can be killed");
-    let json = status(&cluster, AMISS);
+    let json = status(&cluster, PROBLEM);
     assert_eq!(kinds(&json)["unreachable"], 1, "{json}");
     assert_eq!(json["findings"][0]["primary"], false);
     cluster.kill9(2).expect("its primary can be killed");
     wait_until("its slots to be down", || {
-        let json = status(&cluster, AMISS);
+        let json = status(&cluster, PROBLEM);
         kinds(&json).contains_key("cluster_down")
     });
-    let json = status(&cluster, AMISS);
+    let json = status(&cluster, PROBLEM);
     assert_eq!(kinds(&json)["unreachable"], 2, "{json}");
     let lost = json["findings"].as_array().expect("findings").iter().find(|f| f["primary"] == true);
     assert_eq!(lost.expect("the primary")["slots"], "10922-16383");
-    let output = whimbrel(&["repair", &cluster.seed(), "--yes"]).expect_code(AMISS);
+    let output = whimbrel(&["repair", &cluster.seed(), "--yes"]).expect_code(PROBLEM);
     assert!(output.stdout.contains("nothing to repair"), "{}", output.stdout);
 }
 
@@ -290,7 +290,7 @@ fn a_move_that_has_not_begun_is_undone(engine: Engine) {
     let before = everything(&cluster);
     set_slot(&cluster, 1, "IMPORTING", 0);
     set_slot(&cluster, 0, "MIGRATING", 1);
-    let json = status(&cluster, AMISS);
+    let json = status(&cluster, PROBLEM);
     assert_eq!(kinds(&json), BTreeMap::from([("open".to_owned(), 1)]), "{engine}: {json}");
     assert_eq!(json["findings"][0]["slots"], "7");
     let (plan, _) = repair(&cluster, &[], SUCCESS);
@@ -358,7 +358,8 @@ fn a_slot_is_finished_under_writers(engine: Engine) {
                 })
             })
             .collect();
-        let output = std::panic::catch_unwind(|| whimbrel(&["repair", &cluster.seed(), "--yes"]));
+        let seed = cluster.seed();
+        let output = std::panic::catch_unwind(|| whimbrel(&["repair", &seed, "--yes"]));
         // Whatever came of it: nobody waits for writers that go on for ever.
         over.store(true, std::sync::atomic::Ordering::Relaxed);
         output.expect("it ends").expect_code(SUCCESS);
@@ -415,7 +416,7 @@ fn keys_of_another_node_are_moved_to_it_and_never_over_its_own(engine: Engine) {
     asking(&mut stray, cmd("PEXPIRE").arg(key(SLOT, 99)).arg(3_600_000));
     call(&cluster, 2, &format!("CLUSTER SETSLOT {SLOT} STABLE"));
     call(&cluster, 0, &format!("SET {} newer", key(SLOT, 5)));
-    let json = status(&cluster, AMISS);
+    let json = status(&cluster, PROBLEM);
     // Its replica has them as well.
     assert_eq!(kinds(&json), BTreeMap::from([("leftovers".to_owned(), 2)]), "{engine}: {json}");
     assert_eq!(json["findings"][0]["keys"], 3);
@@ -462,7 +463,7 @@ fn a_slot_without_owner_goes_to_who_has_its_keys(engine: Engine) {
     let before = everything(&cluster);
     // One slot with keys, and some without.
     call(&cluster, 0, &format!("CLUSTER DELSLOTS {SLOT} 100 101"));
-    let json = status(&cluster, AMISS);
+    let json = status(&cluster, PROBLEM);
     assert!(kinds(&json).contains_key("unowned"), "{engine}: {json}");
     let (plan, _) = repair(&cluster, &[], SUCCESS);
     assert!(actions(&plan).iter().all(|kind| *kind == "claim"), "{engine}: {plan}");
@@ -500,7 +501,7 @@ fn nodes_that_take_each_other_for_the_owner_are_told(engine: Engine) {
     // Node 0 has the keys and says that the slot is node 1's; node 1 says that it is node 0's.
     call(&cluster, 0, &format!("CLUSTER DELSLOTS {SLOT}"));
     set_slot(&cluster, 0, "NODE", 1);
-    let json = status(&cluster, AMISS);
+    let json = status(&cluster, PROBLEM);
     assert!(kinds(&json).contains_key("unowned"), "{engine}: {json}");
     let (plan, _) = repair(&cluster, &[], SUCCESS);
     assert_eq!(actions(&plan), ["claim"], "{engine}: {plan}");
@@ -550,19 +551,19 @@ fn a_replica_that_nobody_votes_for_is_told_what_its_primary_claimed(engine: Engi
     cluster.nodes()[5].restart().expect("the replica restarts");
     // Valkey 9.1 tells the replica itself as it refuses it.
     if engine != Engine::Valkey91 {
-        wait_until("it to be found", || kinds(&status(&cluster, AMISS)).contains_key("outdated_replicas"));
+        wait_until("it to be found", || kinds(&status(&cluster, PROBLEM)).contains_key("outdated_replicas"));
         assert_eq!(epoch(5, 2), at_first, "{engine}");
     }
     match engine {
         _ if !engine.is_valkey() => {
-            let (plan, report) = repair(&cluster, &[], AMISS);
+            let (plan, report) = repair(&cluster, &[], PROBLEM);
             assert_eq!(actions(&plan), ["remind"], "{engine}: {plan}");
             let left = BTreeMap::from([("unreachable".to_owned(), 1)]);
             assert_eq!(kinds(&report), left, "{engine}: {report}");
             assert!(epoch(0, 5) > raised, "{engine}: it has not been elected");
         }
         Engine::Valkey81 => {
-            let output = whimbrel(&["repair", &cluster.seed(), "--yes"]).expect_code(AMISS);
+            let output = whimbrel(&["repair", &cluster.seed(), "--yes"]).expect_code(PROBLEM);
             let told = format!("({}), which has most", cluster.nodes()[5].addr());
             assert!(words(&output.stdout).contains(&told), "{}", output.stdout);
             call(&cluster, 5, "CLUSTER FAILOVER TAKEOVER");
@@ -586,7 +587,7 @@ fn keys_that_only_a_replica_kept_are_removed() {
     set_slot(&cluster, 1, "NODE", 1);
     wait_until("the old owner to delete its keys", || keys_in_slot(&cluster, 0) == 0);
     assert_eq!(keys_in_slot(&cluster, 3), KEYS as u64, "its replica keeps them");
-    let json = status(&cluster, AMISS);
+    let json = status(&cluster, PROBLEM);
     assert_eq!(kinds(&json), BTreeMap::from([("leftovers".to_owned(), 1)]), "{json}");
     assert_eq!(json["findings"][0]["replica"], true);
     let (plan, _) = repair(&cluster, &[], SUCCESS);

@@ -552,7 +552,7 @@ fn moves_that_were_handed_to_it_are_cancelled(engine: Engine) {
     assert_eq!(scene.cluster.owner_of(0).expect("an owner"), 0);
 }
 
-/// Whoever waits for a daemon goes on waiting while it is started again.
+/// A command that waits for a daemon goes on waiting while it is started again.
 fn moves_that_were_handed_to_it_survive_it(engine: Engine) {
     let scene = scene(engine);
     let before = scene.unwritten();

@@ -192,7 +192,7 @@ fn clients_come_with_tls_and_so_does_the_front_to_the_source(engine: Engine) {
     }
     let sums: Vec<u64> = pipe.query(&mut client).expect("answered in order");
     assert_eq!(sums.last(), Some(&(9_999 * 10_000 / 2)), "{engine}");
-    // Whoever does not speak TLS does not get in, and disturbs nobody.
+    // A client that does not speak TLS does not get in, and disturbs nobody.
     let mut plain = TcpStream::connect(&front.address).expect("a connection");
     plain.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     plain.write_all(b"*1\r\n$4\r\nPING\r\n").expect("sent");
@@ -291,7 +291,7 @@ fn clients_of_clusters_find_one_node(engine: Engine) {
     }
 }
 
-/// Whoever may not ask is not told.
+/// A user who may not ask gets no answer.
 #[test]
 fn the_face_of_a_cluster_shows_nothing_that_the_server_hides() {
     let source = Server::builder(Engine::Valkey91).password("word").start().expect("a server");

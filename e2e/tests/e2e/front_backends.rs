@@ -314,7 +314,7 @@ fn what_is_under_way_is_answered_before_its_data_moves() {
     let fleet = fleet_of(&link.addr(), &second.seed(), 1);
     let mut client = fleet.members[0].connect();
     assert_eq!(text(&mut client, "INCR n"), "1");
-    // It has been sent, and does not arrive. Whoever connects now is not hindered.
+    // It has been sent, and does not arrive. A client that connects now is not hindered.
     link.stall_present();
     client.send_packed_command(&command("INCR n").get_packed_command()).expect("sent");
     fleet.tell(&["join", "--backend", "second", "--no-wait"]).expect_code(0);

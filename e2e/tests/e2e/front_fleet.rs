@@ -1,17 +1,18 @@
 //! Fronts that share the slots of one server: who is asked, who answers, and what is left when processes are
 //! killed meanwhile.
 
-use std::collections::HashMap;
+mod load;
+
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use redis::{Connection, Value};
 
+use load::*;
 use whimbrel_e2e::binary::{Invocation, whimbrel};
 use whimbrel_e2e::cluster_writers::{ClusterWriters, Load, tags_in};
 use whimbrel_e2e::deployment::{Deployment, slot_of};
@@ -116,7 +117,7 @@ fn clients_of_both_kinds_are_served(engine: Engine) {
             let moved = format!("{} {}", slot_of(b"k"), addresses[owner]);
             assert!(said.contains("Moved") && said.contains(&moved) || said.contains(&moved), "{said}");
         }
-        // Whoever knows no clusters may ask anyone.
+        // A client that knows no clusters may ask any member.
         let mut other = member.connect_forwarding();
         assert_eq!(text(&mut other, "APPEND log x"), (number + 1).to_string());
         assert_eq!(text(&mut other, "MULTI"), "OK");
@@ -157,7 +158,7 @@ fn a_transaction_is_its_slots_owners(engine: Engine) {
     assert!(text(&mut others, "EXEC").to_uppercase().contains("EXECABORT"));
     assert!(text(&mut others, "WATCH {t}a").contains(&fleet.members[owner].address()));
     assert_eq!(backend.call(&["EXISTS", "{t}a"]), Value::Int(0));
-    // What changes meanwhile is noticed, whoever changed it.
+    // What changes meanwhile is noticed, whichever process changed it.
     assert_eq!(text(&mut ours, "WATCH {t}a"), "OK");
     assert_eq!(text(&mut fleet.members[1 - owner].connect_forwarding(), "SET {t}a 2"), "OK");
     assert_eq!(text(&mut ours, "MULTI"), "OK");
@@ -358,7 +359,7 @@ fn what_is_under_way_when_the_lease_ends_is_cut_off() {
     let cut = client.recv_response().expect_err("nobody answers");
     assert!(!cut.is_timeout(), "it was left waiting: {cut}");
     backend.resume().expect("resumed");
-    // Whoever had nothing under way stays, and is not served what is not this member's.
+    // A client with nothing under way stays, and is not served what is not this member's.
     assert_eq!(text(&mut idle, "PING"), "PONG");
     assert!(text(&mut idle, "GET k").contains("nobody serves the slot"));
     fleet.coordinators[0].resume();
@@ -441,191 +442,6 @@ fn what_cannot_be_joined_is_said() {
 
 // ---- While processes come and go ----
 
-/// Clients that know no clusters append to lists through any member, and read them. Of each list an order of
-/// all that was appended is known in the end, so each answer can be checked against it.
-struct Appenders {
-    stop: Arc<AtomicBool>,
-    done: Arc<AtomicU64>,
-    /// Errors and lost connections.
-    troubles: Arc<AtomicU64>,
-    threads: Vec<std::thread::JoinHandle<Vec<Event>>>,
-    began: Instant,
-}
-
-/// What a client has seen of a list.
-#[derive(Debug, Clone)]
-struct Event {
-    list: usize,
-    /// What was appended; none for a read.
-    token: Option<String>,
-    /// How long the list was afterwards, or is; none where no answer came.
-    length: Option<usize>,
-    /// The last element that a read has shown.
-    last: Option<String>,
-    sent: Duration,
-    answered: Duration,
-}
-
-const LISTS: usize = 40;
-
-impl Appenders {
-    /// `through` are addresses, of which each client uses one after another.
-    fn start(through: Vec<String>, clients: usize) -> Appenders {
-        let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let troubles = Arc::new(AtomicU64::new(0));
-        let began = Instant::now();
-        let threads = (0..clients).map(|client| {
-            let (stop, done, through) = (stop.clone(), done.clone(), through.clone());
-            let troubles = troubles.clone();
-            std::thread::spawn(move || append(client, &through, began, &stop, &done, &troubles))
-        });
-        Appenders { threads: threads.collect(), stop, done, troubles, began }
-    }
-
-    /// Waits for so many more answers; says how long that took.
-    #[track_caller]
-    fn wait_for(&self, more: u64) -> Duration {
-        let (began, goal) = (Instant::now(), self.done.load(Ordering::Relaxed) + more);
-        until("clients are answered", || (self.done.load(Ordering::Relaxed) >= goal).then_some(()));
-        began.elapsed()
-    }
-
-    /// Ends them, and checks all that they have seen against what the server has.
-    #[track_caller]
-    fn check(self, through: &mut Connection) -> usize {
-        self.stop.store(true, Ordering::Relaxed);
-        let events: Vec<Event> =
-            self.threads.into_iter().flat_map(|thread| thread.join().expect("a client")).collect();
-        let acknowledged =
-            events.iter().filter(|event| event.token.is_some() && event.length.is_some()).count();
-        for list in 0..LISTS {
-            let held: Vec<String> =
-                redis::cmd("LRANGE").arg(name(list)).arg(0).arg(-1).query(through).expect("a list");
-            let of_list: Vec<&Event> = events.iter().filter(|event| event.list == list).collect();
-            if let Err(why) = check_list(&held, &of_list) {
-                panic!("{}: {why} ({:?} since the start)", name(list), self.began.elapsed());
-            }
-        }
-        acknowledged
-    }
-}
-
-fn name(list: usize) -> String {
-    format!("list:{list}")
-}
-
-fn append(
-    client: usize,
-    through: &[String],
-    began: Instant,
-    stop: &AtomicBool,
-    done: &AtomicU64,
-    troubles: &AtomicU64,
-) -> Vec<Event> {
-    let mut events = Vec::new();
-    let (mut at, mut connection) = (client, None);
-    for number in 0_usize.. {
-        if stop.load(Ordering::Relaxed) {
-            break;
-        }
-        let Some(open) = &mut connection else {
-            at += 1;
-            connection = connect(&through[at % through.len()]).ok();
-            if let Some(open) = &connection {
-                // A process that stands still lets clients connect, and never answers.
-                open.set_read_timeout(Some(Duration::from_secs(1))).expect("a socket");
-            } else {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            continue;
-        };
-        let list = (client * 7 + number) % LISTS;
-        let reads = number % 4 == 3;
-        let token = (!reads).then(|| format!("{client}-{number}"));
-        let sent = began.elapsed();
-        let answer: redis::RedisResult<(usize, Option<String>)> = match &token {
-            Some(token) => {
-                redis::cmd("RPUSH").arg(name(list)).arg(token).query(open).map(|length| (length, None))
-            }
-            None => {
-                // At one moment, or length and element would not belong together.
-                let mut pipe = redis::pipe();
-                pipe.atomic().cmd("LLEN").arg(name(list)).cmd("LINDEX").arg(name(list)).arg(-1);
-                pipe.query(open)
-            }
-        };
-        let answered = began.elapsed();
-        let (length, last) = match answer {
-            Ok((length, last)) => (Some(length), last),
-            // Certainly not done.
-            Err(error) if error.code().is_some() => {
-                troubles.fetch_add(1, Ordering::Relaxed);
-                continue;
-            }
-            Err(_) => {
-                troubles.fetch_add(1, Ordering::Relaxed);
-                connection = None;
-                (None, None)
-            }
-        };
-        if length.is_some() {
-            done.fetch_add(1, Ordering::Relaxed);
-        }
-        if length.is_some() || token.is_some() {
-            events.push(Event { list, token, length, last, sent, answered });
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    events
-}
-
-/// Whether all that was seen of a list fits one order in which each request was carried out at one moment
-/// between its beginning and its end. Appending tells the place, so there is one such order at most: that of
-/// the list.
-fn check_list(held: &[String], events: &[&Event]) -> Result<(), String> {
-    let mut places: HashMap<&str, usize> = HashMap::new();
-    for (at, token) in held.iter().enumerate() {
-        if places.insert(token, at + 1).is_some() {
-            return Err(format!("{token} is there twice"));
-        }
-    }
-    let mut moments: Vec<(Duration, Duration, usize, bool)> = Vec::new();
-    for event in events {
-        let Some(length) = event.length else { continue };
-        match &event.token {
-            Some(token) => match places.get(token.as_str()) {
-                None => return Err(format!("{token} was acknowledged and is not there")),
-                Some(place) if *place != length => {
-                    return Err(format!("{token} was number {length} and is number {place}"));
-                }
-                Some(_) => {}
-            },
-            None if length > held.len() || length > 0 && event.last.as_ref() != held.get(length - 1) => {
-                return Err(format!("of {length} the last was {:?}", event.last));
-            }
-            None => {}
-        }
-        moments.push((event.sent, event.answered, length, event.token.is_none()));
-    }
-    // Who began after another had ended has seen at least as much, and an append more.
-    moments.sort_by_key(|moment| moment.0);
-    let mut ended: Vec<(Duration, usize)> = moments.iter().map(|moment| (moment.1, moment.2)).collect();
-    ended.sort();
-    let (mut next, mut least) = (0, 0);
-    for (sent, _, length, is_read) in moments {
-        while next < ended.len() && ended[next].0 < sent {
-            least = least.max(ended[next].1);
-            next += 1;
-        }
-        if length < least || length == least && !is_read && least > 0 {
-            return Err(format!(
-                "a request that began at {sent:?} was number {length} after {least} was known"
-            ));
-        }
-    }
-    Ok(())
-}
-
 #[test]
 fn the_check_of_lists_finds_what_is_wrong() {
     let event = |token: Option<&str>, length: usize, last: Option<&str>, sent: u64, answered: u64| Event {
@@ -654,44 +470,6 @@ fn the_check_of_lists_finds_what_is_wrong() {
     }
     let doubled: Vec<String> = ["a", "b", "a"].map(str::to_owned).to_vec();
     assert!(check_list(&doubled, &[]).is_err());
-}
-
-/// Two clients that add to a number by looking first, as only transactions after `WATCH` can.
-struct Counter {
-    key: String,
-    stop: Arc<AtomicBool>,
-    threads: Vec<std::thread::JoinHandle<u64>>,
-}
-
-impl Counter {
-    fn start(key: String, through: &str) -> Counter {
-        let stop = Arc::new(AtomicBool::new(false));
-        let add = |_| {
-            let (key, stop, mut connection) =
-                (key.clone(), stop.clone(), connect(through).expect("a connection"));
-            std::thread::spawn(move || {
-                let mut added = 0;
-                while !stop.load(Ordering::Relaxed) {
-                    let () = redis::cmd("WATCH").arg(&key).query(&mut connection).expect("watched");
-                    let before: Option<u64> =
-                        redis::cmd("GET").arg(&key).query(&mut connection).expect("a number");
-                    let mut pipe = redis::pipe();
-                    pipe.atomic().cmd("SET").arg(&key).arg(before.unwrap_or_default() + 1);
-                    let done: Option<(String,)> = pipe.query(&mut connection).expect("carried out, or not");
-                    added += u64::from(done.is_some());
-                    std::thread::sleep(Duration::from_millis(2));
-                }
-                added
-            })
-        };
-        let threads = (0..2).map(add).collect();
-        Counter { key, stop, threads }
-    }
-
-    fn stop(self) -> (String, u64) {
-        self.stop.store(true, Ordering::Relaxed);
-        (self.key, self.threads.into_iter().map(|thread| thread.join().expect("no error")).sum())
-    }
 }
 
 #[test]

@@ -473,7 +473,7 @@ fn tls_with_client_certificates() {
     // The scheme is optional where a flag says it, and so is the name.
     let (from, to) = (format!("127.0.0.1:{}", port(&source)), format!("127.0.0.1:{}", port(&target)));
     with(&[&from, &to, "--source-tls", "--target-tls", "--source-server-name", "localhost"], &files);
-    // Whoever asks for it may do without authorities.
+    // A user who asks for it may do without authorities.
     let without_ca: Vec<&str> =
         files.chunks(2).filter(|pair| !pair[0].ends_with("-ca")).flatten().copied().collect();
     with(&[&from, &to, "--source-tls", "--target-tls", "--insecure"], &without_ca);

@@ -80,9 +80,25 @@ fn empty(deployment: &Deployment) {
     }
 }
 
-/// From one engine to all four. The largest data set, with collections of a million elements, goes to each as
-/// a standalone server, and to a cluster of its own kind.
+/// From one engine to all four.
 fn copies_to_all(engine: Engine) {
+    let farthest = match engine {
+        Engine::Redis70 => Engine::Valkey91,
+        Engine::Redis80 => Engine::Valkey81,
+        Engine::Valkey81 => Engine::Redis80,
+        _ => Engine::Redis70,
+    };
+    copies_from(engine, &[farthest]);
+}
+
+/// From one engine to all four, and the large data set to each of them.
+fn large_copies_to_all(engine: Engine) {
+    copies_from(engine, &Engine::ALL);
+}
+
+/// From one engine to all four. The largest data set, with collections of a million elements, goes to
+/// `large_to` as standalone servers, and to a cluster of its own kind if that is one of them.
+fn copies_from(engine: Engine, large_to: &[Engine]) {
     let start = |engine| {
         let server = Server::builder(engine).start().expect("the server starts");
         let deployment = Deployment::at(server.addr()).expect("the server answers");
@@ -106,12 +122,23 @@ fn copies_to_all(engine: Engine) {
     for other in Engine::ALL {
         let (addr, deployment, _, _target) = start(other);
         let target = (addr, deployment, other);
-        copies(&large, &target, &[(0, 0), (1, 1), (9, 3)]);
+        let to_server = if large_to.contains(&other) { &large } else { &small };
+        copies(to_server, &target, &[(0, 0), (1, 1), (9, 3)]);
         copies(&cluster, &target, &[(0, 0)]);
         let (addr, deployment, _, _target) = start_cluster(other);
         let target = (addr, deployment, other);
-        copies(if other == engine { &large } else { &small }, &target, &[(0, 0)]);
+        let is_large = other == engine && large_to.contains(&other);
+        copies(if is_large { &large } else { &small }, &target, &[(0, 0)]);
         copies(&cluster, &target, &[(0, 0)]);
+    }
+}
+
+mod matrix {
+    use super::large_copies_to_all;
+
+    whimbrel_lab::for_each_engine! {
+        on every:
+            large_copies_to_all
     }
 }
 

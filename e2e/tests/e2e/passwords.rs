@@ -43,7 +43,7 @@ impl Tokens<'_> {
         let draft = self.file.with_extension("draft");
         fs::write(&draft, format!("{token}\n")).expect("written");
         fs::rename(&draft, self.file).expect("renamed");
-        // Whoever has read the one before did so a moment ago at the latest.
+        // A process that has read the one before did so a moment ago at the latest.
         self.given.push((token, Instant::now()));
         let ended = |handed: &Instant| handed.elapsed() > VALID + ROTATED;
         self.given.iter().filter(|(_, handed)| ended(handed)).for_each(|(old, _)| call(&format!("<{old}")));

@@ -91,7 +91,7 @@ fn what_others_can_have_written_is_no_order() {
     );
     let (ask, answer) = (card.with_extension("ask"), card.with_extension("answer-1-1"));
     let put = |mode: u32| {
-        // Whole at once, as whoever asks does it.
+        // Whole at once, as the one that asks does it.
         let draft = card.with_extension("made-by-hand");
         fs::write(&draft, &wish).expect("written");
         set_mode(&draft, mode);

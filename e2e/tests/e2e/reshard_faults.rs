@@ -456,7 +456,7 @@ fn wait_for_failover(scene: &Scene, case: &str) {
 }
 
 /// While a node's last slots move, it and its replicas are kept from following them. That is put back,
-/// whoever does it.
+/// whichever process does it.
 fn settings_are_put_back_by_who_goes_on(engine: Engine) {
     let scene = Scene::of(engine, 1, &[vec![0..=399], vec![400..=16383]])
         .cluster(|cluster| cluster.arg("cluster-allow-replica-migration", "yes"))

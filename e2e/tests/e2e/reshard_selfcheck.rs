@@ -13,7 +13,7 @@ use whimbrel_lab::{Cluster, Engine};
 const PATIENCE: Duration = Duration::from_secs(60);
 const FAR_MS: &str = "4000000000000";
 
-/// Sends a command to whoever owns a key.
+/// Sends a command to the owner of a key.
 fn call(cluster: &Cluster, key: &str, words: &[&str]) {
     let owner = cluster.owner_of(slot_of(key.as_bytes())).expect("every slot has an owner");
     let mut connection = cluster.connection_to(owner);

@@ -1,10 +1,10 @@
 //! Servers that sentinels watch: failovers are followed, nothing is lost, and no trace is left.
 
 use std::fs;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
+use parking_lot::Mutex;
 use redis::Commands;
 use whimbrel_e2e::binary::Invocation;
 use whimbrel_e2e::syncing::{Sync, comparison, deployment, fill, stop, wait_until_following};
@@ -123,7 +123,7 @@ impl Writer {
         let mut n = 0u64;
         let mut connection: Option<(String, redis::Connection)> = None;
         while !self.is_over.load(Ordering::Relaxed) {
-            let at = self.at.lock().expect("nobody panics");
+            let at = self.at.lock();
             let Some(url) = at.as_ref() else {
                 drop(at);
                 thread::yield_now();
@@ -146,11 +146,11 @@ impl Writer {
 
     /// Nothing is under way any more, until [`Writer::resume`].
     fn hold(&self) {
-        *self.at.lock().expect("nobody panics") = None;
+        *self.at.lock() = None;
     }
 
     fn resume(&self, server: &Server) {
-        *self.at.lock().expect("nobody panics") = Some(server.url());
+        *self.at.lock() = Some(server.url());
     }
 
     #[track_caller]

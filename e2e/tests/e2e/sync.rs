@@ -48,7 +48,7 @@ fn a_server_becomes_a_cluster_across_kills_cuts_and_a_failover() {
     writers.wait_for(400, PATIENCE);
     let mut sync = job.start(&["--resume"]);
     wait_until_following(&mut sync);
-    // The target's replica may lack what was acknowledged: it is found out and mended.
+    // The target's replica may lack what was acknowledged: it is found out and repaired.
     target.kill9(1).expect("it can be killed");
     target.wait_failover(1).expect("its replica takes over");
     writers.wait_for(400, PATIENCE);
@@ -400,7 +400,7 @@ fn writers_are_kept_out_after_the_cutover() {
     }
 }
 
-/// Whoever asks for a cutover and thinks better of it is told which of the two it was.
+/// A user who asks for a cutover and thinks better of it is told which of the two it was.
 #[test]
 fn a_cutover_is_withdrawn_or_done() {
     let rule = "user mover on >secret ~* &* +@all";
@@ -474,7 +474,7 @@ fn a_dry_run_is_a_rehearsal() {
     run(&["--dry-run"]).expect_code(4);
     run(&["--dry-run", "--mirror"]).expect_code(0);
     assert_eq!(target.try_call(&["EXISTS", "other"]).expect("an answer"), redis::Value::Int(1));
-    // Whoever reads may leave.
+    // A reader may leave.
     let binary = whimbrel_e2e::binary::whimbrel().display();
     let piped = format!(
         "{binary} sync {} {} --dry-run --mirror --json | true; echo ${{PIPESTATUS[0]}}",
@@ -1006,7 +1006,7 @@ fn holds(server: &Server, db: u32, key: &str) -> bool {
     redis::cmd("EXISTS").arg(key).query(&mut connection).expect("it answers")
 }
 
-/// Whoever asks a sync that is stopped, or that has only just begun, is not left waiting.
+/// A command that asks a sync that is stopped, or that has only just begun, does not wait for ever.
 #[test]
 fn a_sync_that_is_asked_answers_or_is_given_up() {
     let source = Server::builder(Engine::Redis80).start().expect("the source starts");

@@ -299,7 +299,7 @@ impl Run<'_> {
         self.ranks.pick(random).wrapping_mul(1_000_000_007) % self.keys
     }
 
-    /// Copies all keys as the paper's mover does. Whoever wrote at the target before a key came keeps what
+    /// Copies all keys as the paper's mover does. A write at the target before a key came keeps what
     /// was written.
     fn move_all(&self, interrupt: &Interrupt) -> anyhow::Result<()> {
         let (mut from, mut to) = (self.source.try_connection()?, self.target.try_connection()?);

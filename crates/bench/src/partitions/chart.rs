@@ -6,7 +6,7 @@ use whimbrel_core::units::format_count;
 use super::{Mode, Outcome, name};
 use crate::bars::{Bars, Panel};
 
-/// The time that a move takes, and what is told of it.
+/// The time that a move takes, and how it is described.
 pub(super) fn svg(title: &str, rows: &[Outcome]) -> String {
     let mut sizes: Vec<(u32, u32)> = Vec::new();
     let mut modes: Vec<Mode> = Vec::new();

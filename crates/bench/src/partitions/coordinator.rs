@@ -220,7 +220,7 @@ impl Fleet {
                 return Ok(());
             }
             ensure!(Instant::now() < deadline, "members do not come to the same table");
-            // Whoever is asked this way is told what it lacks.
+            // A member that is asked this way gets what it lacks.
             let members: Vec<MemberId> = self.coordinator.members().map(|(id, _)| id).collect();
             members.into_iter().try_for_each(|id| self.tell(Input::Linked(id)))?;
             self.work_for(Duration::from_millis(50))?;

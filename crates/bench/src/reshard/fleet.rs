@@ -165,24 +165,24 @@ impl Fleet {
         Ok(())
     }
 
-    /// What is amiss after a turn, once it has had some time to settle: slots that nodes disagree on or that
+    /// What is wrong after a turn, once it has had some time to settle: slots that nodes disagree on or that
     /// are marked, keys too many or too few, replicas that differ in number from their primaries. `None` if
     /// all is well.
     ///
     /// # Errors
     /// When a node does not answer.
-    pub fn amiss(&self, keys: u64) -> anyhow::Result<Option<String>> {
+    pub fn problem(&self, keys: u64) -> anyhow::Result<Option<String>> {
         let deadline = Instant::now() + SETTLE_TIMEOUT;
         loop {
-            let amiss = self.amiss_now(keys)?;
-            if amiss.is_none() || Instant::now() >= deadline {
-                return Ok(amiss);
+            let problem = self.problem_now(keys)?;
+            if problem.is_none() || Instant::now() >= deadline {
+                return Ok(problem);
             }
             thread::sleep(FORGET_PAUSE);
         }
     }
 
-    fn amiss_now(&self, keys: u64) -> anyhow::Result<Option<String>> {
+    fn problem_now(&self, keys: u64) -> anyhow::Result<Option<String>> {
         let views = self.cluster.nodes().iter().map(View::of).collect::<anyhow::Result<Vec<_>>>()?;
         for view in &views {
             if view.owners != views[0].owners || view.owners.iter().any(Option::is_none) {
@@ -326,7 +326,7 @@ mod tests {
         fleet.fill(&content, &Interrupt::never()).expect("it takes the keys");
         let slots = fleet.slots().expect("it answers");
         assert_eq!(slots.iter().map(Vec::len).collect::<Vec<_>>(), [8192, 8192, 0]);
-        assert_eq!(fleet.amiss(3000).expect("it answers"), None);
+        assert_eq!(fleet.problem(3000).expect("it answers"), None);
         let mut connection = fleet.cluster.connection_to(2);
         cmd("CLUSTER")
             .arg("SETSLOT")
@@ -335,7 +335,7 @@ mod tests {
             .arg(fleet.cluster.node_id(0))
             .exec(&mut connection)
             .expect("it takes the mark");
-        assert!(fleet.amiss_now(3000).expect("it answers").is_some_and(|words| words.contains("marked")));
+        assert!(fleet.problem_now(3000).expect("it answers").is_some_and(|words| words.contains("marked")));
     }
 
     #[test]
@@ -370,6 +370,6 @@ mod tests {
         let saturated = load.stop();
         assert!(saturated.moved > 0 && !saturated.samples.is_empty());
         assert_eq!(saturated.faults.get(&Fault::GivenUp), None, "{:?}", saturated.faults);
-        assert_eq!(fleet.amiss(100).expect("it answers"), None);
+        assert_eq!(fleet.problem(100).expect("it answers"), None);
     }
 }

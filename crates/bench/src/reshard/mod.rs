@@ -60,7 +60,7 @@ const PIPELINE: u32 = 16;
 /// What servers have by default. A node that is busy must not count as one that has failed.
 const NODE_TIMEOUT_MS: u32 = 15_000;
 
-/// Likewise. Without it a server forks at once for whoever asks for its replication stream.
+/// Likewise. Without it a server forks at once for each that asks for its replication stream.
 const SYNC_DELAY_S: u32 = 5;
 
 /// `./dev bench reshard`.
@@ -400,10 +400,10 @@ impl<'a> Bench<'a> {
         let clients = load.zip(begin.zip(end)).map(|(load, (begin, end))| clients_of(load, begin, end));
         let (wall_s, tool_cpu_s, report, outcome) = match ran {
             Ran::Done { wall, tool_cpu, report } => {
-                let outcome = match fleet.amiss(setting.content.keys)? {
+                let outcome = match fleet.problem(setting.content.keys)? {
                     None if !has_reached(fleet, goal)? => Outcome::Wrong("not all slots moved".to_owned()),
                     None => Outcome::Moved,
-                    Some(amiss) => Outcome::Wrong(amiss),
+                    Some(problem) => Outcome::Wrong(problem),
                 };
                 (Some(wall.as_secs_f64()), tool_cpu.map(|cpu| cpu.as_secs_f64()), report, outcome)
             }

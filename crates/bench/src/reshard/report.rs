@@ -101,7 +101,7 @@ pub struct Clients {
 pub enum Outcome {
     /// Everything is where it should be.
     Moved,
-    /// It said that it was done, but this is amiss.
+    /// It said that it was done, but this is wrong.
     Wrong(String),
     /// It was stopped after so many seconds.
     TimedOut {

@@ -97,7 +97,7 @@ impl Sides {
         ))
     }
 
-    /// Looks at both sides. Where both are wrong, the source is told of first, always.
+    /// Checks both sides. Where both are wrong, the source is always reported first.
     ///
     /// # Errors
     /// As [`Deployment::probe`].
@@ -162,7 +162,7 @@ impl FrontArgs {
     }
 
     /// The endpoints of servers that the coordinator names. A password goes only to those that are named here
-    /// as well, or over TLS: else whoever stands in the coordinator's place could have it sent anywhere.
+    /// as well, or over TLS: else a server in the coordinator's place could have it sent anywhere.
     pub fn source_maker(&self) -> impl Fn(&str) -> Result<Endpoint> + Send + Sync + 'static {
         let (access, insecure) = (self.source_access.clone(), self.insecure);
         let trusted: Vec<String> =

@@ -4,7 +4,7 @@
 //! - [`Daemon`]: listens, lets in, and serves;
 //! - [`Jobs`]: what it needs of those who do the work;
 //! - [`migrations`]: the three commands, their grammar, their replies, their errors;
-//! - [`topology`]: what clients are told of the cluster;
+//! - [`topology`]: what clients get to know of the cluster;
 //! - [`queue`]: the one who does the work.
 //!
 //! It also is where the members of a [fleet](crate::fleet) reach their coordinator, and people ask how it
@@ -69,7 +69,7 @@ pub trait Jobs: Send + Sync + 'static {
     /// Whatever keeps it from being asked.
     fn view(&self) -> impl Future<Output = Result<ClusterView>> + Send;
 
-    /// What clients are told of the cluster.
+    /// What clients get to know of the cluster.
     fn topology(&self) -> &Topology;
 
     /// Passes a question on to a node, or to any where none is named. A refusal is a reply as well.
@@ -188,7 +188,7 @@ impl<J: Jobs> Daemon<J> {
         if !is_loopback(listen.ip()) && !has_password {
             return Err(Error::own(
                 format!("listen on {listen}"),
-                "whoever reaches this address could move slots or partitions: a password is required",
+                "anyone who reaches this address could move slots or partitions: a password is required",
             )
             .with_remedy("give it one, in a file or an environment variable, or listen on 127.0.0.1"));
         }

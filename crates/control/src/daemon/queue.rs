@@ -2,13 +2,14 @@
 //! the same time.
 //!
 //! Every job is in the [`Store`] before it is acknowledged. While it runs, a queue takes up all jobs of its
-//! cluster in the folder that have not ended and that nobody runs, whoever made them: its own from before a
+//! cluster in the folder that have not ended and that nobody runs, by any process: its own from before a
 //! restart, those of other whimbrels that were killed, and, every 15 s, those that were suspended.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -76,7 +77,7 @@ pub struct Queue {
     arrival: Notify,
     /// Held while jobs are taken in: two commands for the same slots are not both accepted.
     intake: tokio::sync::Mutex<()>,
-    /// What clients are told of the cluster.
+    /// What clients get to know of the cluster.
     topology: Arc<Topology>,
     /// The cluster as it was last seen: how its nodes are reached.
     seen: Mutex<Arc<ClusterView>>,
@@ -130,7 +131,7 @@ impl Queue {
             }
         };
         self.topology.see(view.table(&self.deployment.endpoint));
-        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
+        *self.seen.lock() = Arc::new(view);
         Ok(())
     }
 
@@ -286,7 +287,7 @@ impl Queue {
     }
 
     /// Cancels a job that runs here, or takes out one that has not begun: then as it is to be remembered.
-    /// `None` where whoever runs it, or will run it, has to be asked.
+    /// `None` where the process that runs it, or will run it, has to be asked.
     fn withdraw(&self, name: &str, known: Option<JobView>) -> Option<Option<JobView>> {
         let mut state = self.lock();
         if let Some(running) = state.running.get(name) {
@@ -314,7 +315,7 @@ impl Queue {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -337,7 +338,7 @@ impl Jobs for Queue {
 
     async fn ask(&self, node: Option<&NodeId>, words: &[&[u8]]) -> Result<Value> {
         let _place = self.asked.acquire().await.map_err(|e| Error::own("ask a node", e))?;
-        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let seen = self.seen.lock().clone();
         let id = node.unwrap_or(&seen.myself);
         let node = seen.node(id).ok_or_else(|| Error::own("ask a node", format!("node {id} is gone")))?;
         self.deployment.open(&node.address, 0).await?.ask(words).await

@@ -1,14 +1,16 @@
-//! What clients are told of the cluster: `CLUSTER SLOTS`, `SHARDS`, `NODES`, `INFO` and `MYID`, kept built.
+//! What clients get to know of the cluster: `CLUSTER SLOTS`, `SHARDS`, `NODES`, `INFO` and `MYID`, kept
+//! built.
 //!
-//! It is told of two things: of what a node of the cluster says, now and then, and of slots that were handed
+//! It learns from two things: what a node of the cluster says, now and then, and of slots that were handed
 //! over by jobs of ours, at once. The node that is asked may hear of a handover later than we do, so ours
 //! stands until that node has said the same, or for 10 s: then something else has happened since, and the
 //! cluster is right.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_core::topology::Table;
@@ -111,7 +113,7 @@ impl Topology {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -27,7 +27,7 @@ use super::status::{BackendStatus, FleetStatus, MemberStatus};
 /// How often the machine is told that time passes.
 const TICK: Duration = Duration::from_millis(20);
 
-/// What may wait to be heard; whoever says more waits.
+/// What may wait to be heard; a sender of more waits.
 const EVENTS_MAX: usize = 4_096;
 
 /// How a fleet is coordinated.
@@ -202,7 +202,7 @@ impl Coordination {
         drop((events, journal));
         let ended = tokio::task::spawn_blocking(move || writer.join()).await;
         if !matches!(ended, Ok(Ok(()))) {
-            tracing::warn!("the thread that writes the journal did not end in peace");
+            tracing::warn!("the thread that writes the journal did not end normally");
         }
         outcome
     }

@@ -1,7 +1,7 @@
 //! The journal of a fleet's coordinator, and the usual one: a redb file.
 //!
 //! It has what [`Snapshot`] has, one entry for each member and row, in its last state. So it does not grow
-//! with the number of changes. Whoever has it open keeps others from opening it.
+//! with the number of changes. The process that has it open keeps others from opening it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -38,8 +38,8 @@ pub trait Journal: Send + 'static {
     /// written down.
     fn write(&mut self, records: &[Record]) -> Result<()>;
 
-    /// The latest term that has begun, as far as whoever keeps the journal knows: this coordinator's, or a
-    /// later one's.
+    /// The latest term that has begun, as far as the one that keeps the journal knows: this coordinator's, or
+    /// a later one's.
     ///
     /// # Errors
     /// Where that cannot be asked.

@@ -89,7 +89,7 @@ impl Links {
         self.links.get(&link).map(|link| link.token)
     }
 
-    /// Says something on one connection, whoever it belongs to.
+    /// Says something on one connection, whichever member it belongs to.
     pub(super) fn say_on(&self, link: u64, said: &FromCoordinator) {
         if let Some(link) = self.links.get(&link) {
             link.outbox.push(said.kind(), |out| said.encode(out));

@@ -84,7 +84,7 @@ pub struct MemberStatus {
     pub owned: u64,
     /// Moves that it takes part in.
     pub moves: u32,
-    /// Changes of the table that it has not been told of.
+    /// Changes of the table that it has not received.
     pub lag: u64,
     /// How long it has not been heard of, in milliseconds; none where it was not since this coordinator
     /// began.
@@ -93,6 +93,6 @@ pub struct MemberStatus {
     pub held: u64,
     /// Why a move that it was to make has failed lately, in words for people; empty where none has.
     pub trouble: String,
-    /// Whether the table it last told of is the coordinator's; none where it has not told.
+    /// Whether the table it last reported is the coordinator's; none where it has not told.
     pub equal: Option<bool>,
 }

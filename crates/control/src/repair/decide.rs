@@ -116,7 +116,7 @@ impl Action {
 pub struct Plan {
     /// In the order in which they have to be done.
     pub actions: Vec<Action>,
-    /// What is amiss and stays so, and why.
+    /// What is wrong and stays so, and why.
     pub left: Vec<String>,
 }
 
@@ -443,7 +443,7 @@ impl<'a> Draft<'a> {
         // Of an owner that only the plan makes the owner, nobody knows what it was doing before.
         let owner_gives_it_away = self.primaries[owner].migrating.get(&slot) == Some(&&id);
         // Where it holds keys its mark is cleared once they are gone: until then it tells what they are. But
-        // a mark that points to a node without a claim is a danger to whoever claims the slot.
+        // a mark that points to a node without a claim is a danger to a node that claims the slot.
         if importing.is_some() && (keys == 0 || !self.primaries[owner].state.slots.contains(slot)) {
             let why = match from_owner {
                 true => "it imports them from their owner, who does not give them away",
@@ -887,7 +887,7 @@ mod tests {
         assert!(plan.left[0].starts_with("slot 0: its owner"), "{:?}", plan.left);
         let plan = decide(&Scene::new().silent(1).migrating(0, 1).survey);
         assert_eq!(plan.actions, []);
-        // Whoever took over from it has a newer claim that all others see.
+        // The node that took over from it has a newer claim that all others see.
         let scene = (1..6).fold(Scene::new().silent(0).keys(1, 3), |scene, node| scene.sees(node, Some(1)));
         assert_eq!(scene.changes_of_slot(), []);
     }

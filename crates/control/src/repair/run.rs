@@ -292,7 +292,7 @@ impl<'a> Repairer<'a> {
         let owned = SlotMark::Node(target.clone());
         self.mark(target, &done, owned.clone()).await?;
         self.mark(source, &done, owned).await?;
-        // The target's claim is announced by itself. That it stands is seen to by whoever looks at the
+        // The target's claim is announced by itself. That it stands is checked by the one that reads the
         // cluster again.
         Ok(tally)
     }

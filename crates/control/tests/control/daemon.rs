@@ -2,10 +2,11 @@
 //! misbehave.
 
 use std::process::Command;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
+use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
@@ -77,11 +78,11 @@ impl Notebook {
     }
 
     fn jobs(&self) -> Vec<JobView> {
-        self.jobs.lock().expect("not poisoned").clone()
+        self.jobs.lock().clone()
     }
 
     fn set_state(&self, name: &str, state: JobState, message: &str) {
-        let mut jobs = self.jobs.lock().expect("not poisoned");
+        let mut jobs = self.jobs.lock();
         let job = jobs.iter_mut().find(|job| job.name == name).expect("a job");
         job.state = state;
         message.clone_into(&mut job.message);
@@ -120,12 +121,12 @@ impl Jobs for Notebook {
     }
 
     async fn submit(&self, moves: Vec<Move>) -> Result<()> {
-        let gate = self.gate.lock().expect("not poisoned").clone();
+        let gate = self.gate.lock().clone();
         if let Some(gate) = gate {
             self.at_gate.notify_one();
             gate.notified().await;
         }
-        let mut jobs = self.jobs.lock().expect("not poisoned");
+        let mut jobs = self.jobs.lock();
         // The newest command first, and within it the first block, as Valkey lists them.
         for (place, planned) in moves.into_iter().enumerate() {
             let job = JobView {
@@ -626,7 +627,7 @@ async fn connections_are_bounded_in_number_and_time() {
 async fn a_command_under_way_is_finished_before_the_end() {
     let notebook = Notebook::new();
     let gate = Arc::new(Notify::new());
-    *notebook.gate.lock().expect("not poisoned") = Some(gate.clone());
+    *notebook.gate.lock() = Some(gate.clone());
     let server = Running::new(notebook.clone()).await;
     let (mut busy, mut idle) = (server.link().await, server.raw().await);
     assert_eq!(idle.ask(&["PING"]).await, "+PONG\r\n");

@@ -70,7 +70,7 @@ impl Coordinator {
     async fn end(self) {
         self.stop.cancel();
         self.serves.await.expect("it ends");
-        self.runs.await.expect("it ends").expect("in peace");
+        self.runs.await.expect("it ends").expect("no error");
     }
 
     /// Waits until all partitions are where they should be, with so many members whose tables are all the
@@ -204,7 +204,7 @@ async fn drained_and_leaving_members_are_emptied_first() {
     let status = coordinator.settled(2).await;
     assert_eq!(status.member(b.0).map(|member| (member.owned, member.weight)), Some((32, 1)));
     coordinator.fleet.leave(b.0).await.expect("it leaves");
-    timeout(PATIENCE, second.ended()).await.expect("it ends").expect("in peace");
+    timeout(PATIENCE, second.ended()).await.expect("it ends").expect("no error");
     assert!(second.view().watch().borrow().has_left);
     assert!(!matches!(second.view().standing(0), Standing::Ours(_)));
     coordinator.settled(1).await;

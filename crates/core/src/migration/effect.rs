@@ -59,7 +59,7 @@ pub enum Action {
     /// the source for at most `pause_ms`. Done with the pause on. Nothing survives a restart of the executor
     /// but the pause itself, which ends by itself.
     Pause {
-        /// How long the source may hold writers, counted from before the command is sent.
+        /// How long the source may pause writes, counted from before the command is sent.
         pause_ms: u64,
     },
 

@@ -1,7 +1,7 @@
 //! Feeds of touched keys: what a server changes while its keys are being moved.
 //!
 //! A [`Feed`] follows one server in a task of its own and records which keys were touched in a [`Touched`].
-//! It never carries values: whoever moves keys reads each touched key's state anew. There are three kinds,
+//! It never carries values: the mover reads each touched key's state anew. There are three kinds,
 //! tried in this order:
 //!
 //! - [`FeedKind::Partial`]: a replication link from the server's present offset. It costs the server nothing.
@@ -26,10 +26,11 @@ mod touched;
 mod tracking;
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
@@ -187,7 +188,7 @@ impl Shared {
     }
 
     fn is_broken(&self, why: Option<String>) {
-        *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = why;
+        *self.broken.lock() = why;
     }
 
     fn fail(&self, failure: FeedFailure) {
@@ -433,7 +434,7 @@ impl Feed {
 
     /// Why nothing is heard of the server at the moment; `None` while the link is there.
     pub fn broken(&self) -> Option<String> {
-        self.shared.broken.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shared.broken.lock().clone()
     }
 
     /// How often a dropped link was resumed without a gap.

@@ -370,7 +370,7 @@ impl Stream {
         parsed.map_err(|e| link.malformed(e))
     }
 
-    /// Tells how far everything is recorded. Comes after the recording, so that whoever sees the offset finds
+    /// Tells how far everything is recorded. Comes after the recording, so that a reader of the offset finds
     /// it there.
     fn publish(&self) {
         let offset = self.parser.offset();

@@ -7,10 +7,10 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::hash::{Hash, Hasher};
 use std::pin::pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use indexmap::{Equivalent, IndexMap};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use whimbrel_core::slot::{Slot, SlotSet};
 
@@ -256,7 +256,7 @@ impl Touched {
 
     fn lock(&self) -> MutexGuard<'_, TouchedSet> {
         // Nothing in here panics half-way through a change.
-        self.set.lock().unwrap_or_else(PoisonError::into_inner)
+        self.set.lock()
     }
 }
 

@@ -149,7 +149,7 @@ impl Tracking {
         shared.bytes_read.fetch_add(read, Ordering::Relaxed);
         // Everything in front of the replies is recorded by now.
         for barrier in answered.into_iter().flatten() {
-            // Whoever asked may have given up.
+            // The one that asked may have given up.
             let _ = barrier.send(());
         }
         result

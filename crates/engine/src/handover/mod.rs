@@ -119,7 +119,7 @@ pub struct HandoverOptions {
     /// Told apart from other jobs by this, in `CLIENT LIST`; nothing where it is empty.
     pub label: String,
     /// What all jobs of this process have in common: they see to it themselves that two of them do not get
-    /// into each other's way, and are not told of as [other jobs](Handover::other_jobs). Nothing where it is
+    /// into each other's way, and are not reported as [other jobs](Handover::other_jobs). Nothing where it is
     /// empty.
     pub process: String,
     /// Whether the job has begun. Until it has, its connections say so, and jobs that have begun do not mind

@@ -1,4 +1,4 @@
-//! What a survey shows to be amiss.
+//! What a survey shows to be wrong.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -268,7 +268,7 @@ struct Sight {
 }
 
 impl Survey {
-    /// All that is amiss, and all migrations that are running.
+    /// All that is wrong, and all migrations that are running.
     pub fn findings(&self) -> Vec<Finding> {
         let mut found = Vec::new();
         self.find_unreachable(&mut found);
@@ -287,7 +287,7 @@ impl Survey {
         found
     }
 
-    /// Whether nothing is amiss: no finding is a problem, or a running migration explains it.
+    /// Whether nothing is wrong: no finding is a problem, or a running migration explains it.
     pub fn is_healthy(findings: &[Finding]) -> bool {
         let active = findings.iter().any(Finding::is_activity);
         !findings.iter().any(|f| f.is_problem() && !(active && f.is_part_of_a_migration()))

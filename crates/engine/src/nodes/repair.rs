@@ -117,7 +117,7 @@ async fn list_slots(link: &mut Link, command: &str, slots: &[Slot]) -> Result<()
 }
 
 /// Makes the node behind `link` forget who owns `slots`, itself included. Where it was the owner it serves
-/// them no more, keeps its keys in them, and can then be told of another owner, which it refuses while it
+/// them no more, keeps its keys in them, and then accepts news of another owner, which it refuses while it
 /// owns keys there.
 ///
 /// # Errors
@@ -129,9 +129,9 @@ pub async fn forget_owners(link: &mut Link, slots: &SlotSet) -> Result<()> {
     list_slots(link, "DELSLOTS", &owned).await
 }
 
-/// Makes the node behind `link` the owner of `slots`, whoever it took for their owner before, and makes it
-/// tell all others at once, with an epoch above all that it knows. Slots that it owns already are claimed
-/// anew; for the length of a few commands one of them has no owner in its view then.
+/// Makes the node behind `link` the owner of `slots`, whichever node it took for their owner before, and
+/// makes it tell all others at once, with an epoch above all that it knows. Slots that it owns already are
+/// claimed anew; for the length of a few commands one of them has no owner in its view then.
 ///
 /// # Errors
 /// As [`Link::call`]. `Unfit` where the node is no primary.

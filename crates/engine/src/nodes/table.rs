@@ -1,4 +1,4 @@
-//! One node's view as a slot table, in the words in which clients are told of it.
+//! One node's view as a slot table, in the words that clients get.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -52,7 +52,7 @@ impl ClusterView {
             id: node.id.clone(),
             ip: ip.to_owned(),
             hostname: node.hostname.clone(),
-            // As whoever asks by name is led on by name.
+            // A client that asks by name gets names.
             prefers_hostname: self.asked.host().is_some_and(|host| host.parse::<IpAddr>().is_err()),
             port,
             tls_port,

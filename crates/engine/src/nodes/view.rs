@@ -276,8 +276,9 @@ impl Node {
 
 /// Where an announced node is reached, its bus port, and the host name that it announces.
 ///
-/// Whoever asks a node by a host name reaches the others by theirs, where they announce any: with TLS their
-/// certificates may know no IP address. Whoever asks by an IP address reaches the others by IP addresses.
+/// A client that asks a node by a host name reaches the others by theirs, where they announce any: with TLS
+/// their certificates may know no IP address. A client that asks by an IP address reaches the others by IP
+/// addresses.
 fn parse_announced(
     text: &str,
     endpoint: &Endpoint,

@@ -1,4 +1,4 @@
-//! Clients that write to a server, as far as it tells: for whoever has to stop them.
+//! Clients that write to a server, as far as it tells: for the operator who has to stop them.
 
 use serde::{Deserialize, Serialize};
 

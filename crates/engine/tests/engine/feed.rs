@@ -1,10 +1,13 @@
 //! Feeds of touched keys, against every engine: what is seen, how offsets are counted, and what happens to
 //! links.
 
+mod commands;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::time::Duration;
 
+use commands::*;
 use redis::{Commands, Connection, RedisResult, Value};
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::deployment::Deployment;
@@ -122,178 +125,6 @@ fn shown(touch: &Touch) -> String {
 }
 
 /// Which engines a line of the table is for.
-#[derive(Clone, Copy, PartialEq, Debug)]
-enum Only {
-    All,
-    /// Hash fields with times to live: Redis 7.4 and Valkey 9.
-    FieldTtl,
-    Valkey9,
-    Redis8,
-    Valkey,
-}
-
-impl Only {
-    fn includes(self, engine: Engine) -> bool {
-        match self {
-            Only::All => true,
-            Only::FieldTtl => matches!(engine, Engine::Redis80 | Engine::Valkey91),
-            Only::Valkey9 => engine == Engine::Valkey91,
-            Only::Redis8 => engine == Engine::Redis80,
-            Only::Valkey => engine.is_valkey(),
-        }
-    }
-}
-
-const ALL: Only = Only::All;
-
-/// What is there before each command.
-const SETUP: &str = "MSET a 1 b 2; RPUSH l 1 2 3; RPUSH m 9; SADD s x y z; SADD t p y; ZADD z 1 a 2 b 3 c; \
-    ZADD y 5 a 6 q; \
-     HSET h f 1 g 2; GEOADD g 13.361389 38.115556 p 15.087269 37.502669 q; PFADD p u; PFADD q v; \
-     XADD x 1-1 f v; XADD x 1-2 f v; XGROUP CREATE x grp 0; XREADGROUP GROUP grp c1 COUNT 1 STREAMS x >";
-
-/// A command, and what it touches; alternatives are separated by a bar. Whole commands are separated by
-/// semicolons.
-const TABLE: &[(Only, &str, &str)] = &[
-    (ALL, "SET a 5", "a=w"),
-    (ALL, "set n 1 EX 100", "n=w"),
-    (ALL, "SET a 5 KEEPTTL", "a=w"),
-    (ALL, "SETNX n 1", "n=w"),
-    (ALL, "SETNX a 1", ""),
-    (ALL, "SETEX a 100 v", "a=w"),
-    (ALL, "PSETEX a 100000 v", "a=w"),
-    (ALL, "GETSET a 9", "a=w"),
-    (ALL, "GETDEL a", "a=w"),
-    (ALL, "GETEX a EX 100", "a=e"),
-    (ALL, "EXPIRE a 100; GETEX a PERSIST", "a=e"),
-    (ALL, "GET a", ""),
-    (ALL, "APPEND a xyz", "a=w"),
-    (ALL, "SETRANGE a 3 xyz", "a=w"),
-    (ALL, "SETBIT a 6 1", "a=w"),
-    (ALL, "BITFIELD a SET u8 0 200", "a=w"),
-    (ALL, "INCR a", "a=w"),
-    (ALL, "INCRBY a 3", "a=w"),
-    (ALL, "DECR a", "a=w"),
-    (ALL, "INCRBYFLOAT a 0.5", "a=w"),
-    (ALL, "MSET a 1 c 2 d 3", "a=w c=w d=w"),
-    (ALL, "MSETNX c 2 d 3", "c=w d=w"),
-    (ALL, "BITOP AND d a b", "d=w"),
-    (ALL, "DEL a b missing", "a=w b=w|a=w b=w missing=w"),
-    (ALL, "UNLINK a", "a=w"),
-    (ALL, "DEL missing", ""),
-    (ALL, "RENAME a c", "a=w c=w"),
-    (ALL, "RENAMENX a c", "a=w c=w"),
-    (ALL, "COPY a d", "d=w"),
-    (ALL, "EXPIRE a 100", "a=e"),
-    (ALL, "PEXPIRE h 100000", "h=e"),
-    (ALL, "EXPIREAT a 4000000000", "a=e"),
-    (ALL, "PEXPIREAT a 4000000000000", "a=e"),
-    (ALL, "EXPIRE a 100; PERSIST a", "a=e"),
-    (ALL, "EXPIRE a -1", "a=w"),
-    (ALL, "HSET h f 9; EXPIRE h 100", "h=hash:f+e"),
-    (ALL, "EXPIRE h 100; HSET h f 9", "h=hash:f+e"),
-    (ALL, "HSET h f 9; DEL h; HSET h g 1", "h=w"),
-    (ALL, "SORT l STORE d", "d=w"),
-    (ALL, "SORT l BY w* GET # LIMIT 0 2 DESC STORE d", "d=w"),
-    (ALL, "LPUSH l 0", "l=w"),
-    (ALL, "RPUSH l 4 5", "l=w"),
-    (ALL, "LPUSHX l 0", "l=w"),
-    (ALL, "LPOP l", "l=w"),
-    (ALL, "RPOP l 2", "l=w"),
-    (ALL, "LSET l 0 9", "l=w"),
-    (ALL, "LREM l 0 2", "l=w"),
-    (ALL, "LTRIM l 0 0", "l=w"),
-    (ALL, "LINSERT l BEFORE 2 x", "l=w"),
-    (ALL, "RPOPLPUSH l m", "l=w m=w"),
-    (ALL, "LMOVE l m LEFT RIGHT", "l=w m=w"),
-    (ALL, "BLMOVE l m LEFT RIGHT 1", "l=w m=w"),
-    (ALL, "BRPOPLPUSH l m 1", "l=w m=w"),
-    (ALL, "LMPOP 2 missing l LEFT", "l=w"),
-    (ALL, "BLPOP missing l 1", "l=w"),
-    (ALL, "SADD s k x", "s=set:k,x"),
-    (ALL, "SREM s x y", "s=set:x,y+e"),
-    (ALL, "SADD one v; SPOP one", "one=set:v+e|one=w"),
-    (ALL, "SPOP s", "s=set:x+e|s=set:y+e|s=set:z+e"),
-    (ALL, "SMOVE s t x", "s=set:x+e t=set:x+e"),
-    (ALL, "SINTERSTORE d s t", "d=w"),
-    (ALL, "SUNIONSTORE d s t", "d=w"),
-    (ALL, "SDIFFSTORE d s t", "d=w"),
-    (ALL, "ZADD z 1 k 2 m", "z=zset:k,m"),
-    (ALL, "ZADD z XX GT CH 7 a 8 b", "z=zset:a,b"),
-    (ALL, "ZADD z INCR 7 a", "z=zset:a"),
-    (ALL, "ZADD z NX 7 nx", "z=zset:nx"),
-    (ALL, "ZINCRBY z 1.5 b", "z=zset:b"),
-    (ALL, "ZREM z a b", "z=zset:a,b+e"),
-    (ALL, "ZPOPMIN z", "z=w"),
-    (ALL, "ZPOPMAX z 2", "z=w"),
-    (ALL, "BZPOPMIN z 1", "z=w"),
-    (ALL, "ZMPOP 1 z MIN COUNT 2", "z=w"),
-    (ALL, "BZMPOP 1 1 z MAX", "z=w"),
-    (ALL, "ZREMRANGEBYRANK z 0 0", "z=w"),
-    (ALL, "ZREMRANGEBYSCORE z 1 2", "z=w"),
-    (ALL, "ZREMRANGEBYLEX z - +", "z=w"),
-    (ALL, "ZUNIONSTORE d 2 z y WEIGHTS 1 2", "d=w"),
-    (ALL, "ZINTERSTORE d 2 z y", "d=w"),
-    (ALL, "ZDIFFSTORE d 2 z y", "d=w"),
-    (ALL, "ZRANGESTORE d z 0 -1", "d=w"),
-    (ALL, "GEOADD g 2.35 48.85 r", "g=zset:r"),
-    (ALL, "GEOADD g XX CH 2.35 48.85 p 3 4 q", "g=zset:p,q"),
-    (ALL, "GEOSEARCHSTORE d g FROMMEMBER p BYRADIUS 300 km ASC", "d=w"),
-    (ALL, "GEORADIUS g 15 37 300 km STORE d", "d=w"),
-    (ALL, "GEORADIUSBYMEMBER g p 300 km STOREDIST d", "d=w"),
-    (ALL, "HSET h f 9 k 1", "h=hash:f,k"),
-    (ALL, "HMSET h f 9 k 1", "h=hash:f,k"),
-    (ALL, "HSETNX h k 1", "h=hash:k"),
-    (ALL, "HINCRBY h f 3", "h=hash:f"),
-    (ALL, "HINCRBYFLOAT h f 0.5", "h=hash:f"),
-    (ALL, "HDEL h f g", "h=hash:f,g+e"),
-    (Only::FieldTtl, "HEXPIRE h 100 FIELDS 1 f", "h=hash:f+e"),
-    (Only::FieldTtl, "HPEXPIRE h 100000 NX FIELDS 2 f g", "h=hash:f,g+e"),
-    (Only::FieldTtl, "HEXPIREAT h 4000000000 FIELDS 1 f", "h=hash:f+e"),
-    (Only::FieldTtl, "HPEXPIREAT h 4000000000000 FIELDS 1 f", "h=hash:f+e"),
-    (Only::FieldTtl, "HPEXPIRE h 100000 FIELDS 1 f; HPERSIST h FIELDS 1 f", "h=hash:f+e"),
-    (Only::FieldTtl, "HEXPIRE h 0 FIELDS 1 f", "h=hash:f+e"),
-    (Only::FieldTtl, "HSETEX h EX 100 FIELDS 2 f 1 k 2", "h=hash:f,k+e"),
-    (Only::FieldTtl, "HSETEX h FXX KEEPTTL FIELDS 1 f 1", "h=hash:f+e"),
-    (Only::FieldTtl, "HGETEX h EX 100 FIELDS 1 f", "h=hash:f+e"),
-    (Only::FieldTtl, "HPEXPIRE h 100000 FIELDS 1 f; HGETEX h PERSIST FIELDS 1 f", "h=hash:f+e"),
-    (Only::FieldTtl, "HGETDEL h FIELDS 1 f", "h=hash:f+e"),
-    (ALL, "XADD x 9-1 f v", "x=w"),
-    (ALL, "XADD x MAXLEN = 1 9-1 f v", "x=w"),
-    (ALL, "XDEL x 1-1", "x=w"),
-    (ALL, "XTRIM x MAXLEN = 1", "x=w"),
-    (ALL, "XSETID x 99-1", "x=w"),
-    (ALL, "XGROUP CREATE x new $", "x=w"),
-    (ALL, "XGROUP CREATE made new $ MKSTREAM", "made=w"),
-    (ALL, "XGROUP CREATECONSUMER x grp c9", "x=w"),
-    (ALL, "XGROUP DELCONSUMER x grp c1", "x=w"),
-    (ALL, "XGROUP SETID x grp 0", "x=w"),
-    (ALL, "XGROUP DESTROY x grp", "x=w"),
-    (ALL, "XREADGROUP GROUP grp c2 STREAMS x >", "x=w"),
-    (ALL, "XREADGROUP GROUP grp c2 NOACK STREAMS x >", "x=w"),
-    (ALL, "XACK x grp 1-1", "x=w"),
-    (ALL, "XCLAIM x grp c3 0 1-1", "x=w"),
-    (ALL, "XAUTOCLAIM x grp c4 0 0", "x=w"),
-    (ALL, "PFADD p w1 w2 w3", "p=w"),
-    (ALL, "PFMERGE d p q", "d=w"),
-    (ALL, "PFADD p r1; PFCOUNT p", "p=w"),
-    (ALL, "PFCOUNT p q", "|p=w q=w"),
-    (
-        ALL,
-        "EVAL redis.call('set','a','2')_redis.call('hset','h','f','3')_redis.call('srem','s','x') 0",
-        "a=w h=hash:f s=set:x+e",
-    ),
-    (ALL, "EVAL redis.call('expire',KEYS[1],50) 1 a", "a=e"),
-    (ALL, "MULTI; SET a 7; HSET h f 8; ZADD z 1 k; EXEC", "a=w h=hash:f z=zset:k"),
-    (ALL, "MULTI; SET a 7; DISCARD", ""),
-    (ALL, "PUBLISH channel a", ""),
-    (ALL, "SPUBLISH channel a", ""),
-    (ALL, "DEBUG SLEEP 0", ""),
-    (Only::Valkey, "SET a 9 IFEQ 1", "a=w"),
-    (Only::Valkey9, "DELIFEQ a 1", "a=w"),
-    (Only::Valkey9, "MSETEX 2 a 5 c 6 EX 100", "a=w c=w"),
-    (Only::Redis8, "HGETEX h PXAT 4000000000000 FIELDS 2 f g", "h=hash:f,g+e"),
-];
 
 async fn every_command_touches_what_it_changes(engine: Engine) {
     let server = Server::builder(engine).start().expect("a server");
@@ -832,7 +663,7 @@ async fn a_key_of_two_megabytes_touches_every_slot() {
     assert_eq!(feed.touched().take_slots(), watched);
 }
 
-/// Whoever waits for touches is woken.
+/// A task that waits for touches is woken.
 #[tokio::test(flavor = "multi_thread")]
 async fn changes_wake_who_waits_for_them() {
     let server = Server::builder(Engine::Valkey81).start().expect("a server");

@@ -1,4 +1,4 @@
-//! What clients are told of a cluster by the built replies, beside what its own servers tell.
+//! What clients get to know of a cluster from the built replies, beside what its own servers tell.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ fn parsed(reply: &Reply) -> Value {
     Value::parse(&reply.to_bytes()).expect("one whole value")
 }
 
-/// What is told of one node.
+/// What is said about one node.
 type Fields = Vec<(Value, Value)>;
 
 /// The shards in the order of their first slot, without what only nodes know.

@@ -25,11 +25,12 @@ mod track;
 mod write;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -92,7 +93,7 @@ pub struct CopyOptions {
     /// Short name of this job: part of the names of staging keys.
     pub job: String,
     /// Keys that are gone from the source are removed from the target, and keys that change each time they
-    /// are read are left to whoever follows the changes, instead of being reported.
+    /// are read are left to the one that follows the changes, instead of being reported.
     pub mirror: bool,
 }
 
@@ -242,7 +243,7 @@ impl Shared {
         // What the target holds of it is not what the next changed elements belong to.
         self.unfollow_elements(db, key);
         let slot = Slot::of_key(key);
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failures = self.failures.lock();
         if self.options.mirror && failures.failing.insert(name_of(db, key), slot).is_some() {
             return;
         }
@@ -259,7 +260,7 @@ impl Shared {
             return;
         }
         let name = name_of(db, key);
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failures = self.failures.lock();
         if failures.failing.remove(&name).is_some() {
             failures.listed.retain(|(listed, _)| *listed != name);
             self.progress.failed.fetch_sub(1, Ordering::Relaxed);
@@ -268,31 +269,31 @@ impl Shared {
 
     /// Leaves a key of a unit to be transferred again.
     pub(crate) fn touch_again(&self, unit: &Unit, key: Bytes) {
-        let mut again = self.again.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut again = self.again.lock();
         again.entry(unit.shard_id.clone()).or_default().push((unit.db, key));
     }
 
     /// The keys of a shard that have to be transferred again, with their databases; they are forgotten here.
     pub(crate) fn take_again(&self, shard_id: &str) -> Vec<(u32, Bytes)> {
-        let mut again = self.again.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut again = self.again.lock();
         again.remove(shard_id).unwrap_or_default()
     }
 
     /// From now on the feeds of these shards tell which elements of a key are touched; those of others do
     /// not.
     pub(crate) fn elements_are_seen(&self, shards: HashSet<String>) {
-        self.by_elements.lock().unwrap_or_else(PoisonError::into_inner).shards = shards;
+        self.by_elements.lock().shards = shards;
     }
 
     /// Whether the feed of a shard tells which elements of a key are touched.
     pub(crate) fn sees_elements(&self, shard_id: &str) -> bool {
-        self.by_elements.lock().unwrap_or_else(PoisonError::into_inner).shards.contains(shard_id)
+        self.by_elements.lock().shards.contains(shard_id)
     }
 
     /// The target holds the key, but for elements that are touched since. Of further ones than
     /// [`FOLLOWED_MAX`] all is transferred again when they are touched.
     pub(crate) fn follow_elements(&self, db: u32, key: &Bytes) {
-        let mut followed = self.by_elements.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut followed = self.by_elements.lock();
         if followed.keys.len() < FOLLOWED_MAX {
             followed.keys.insert((db, key.clone()));
         }
@@ -300,25 +301,25 @@ impl Shared {
 
     /// Whether any key is followed by its elements.
     pub(crate) fn follows_any_elements(&self) -> bool {
-        !self.by_elements.lock().unwrap_or_else(PoisonError::into_inner).keys.is_empty()
+        !self.by_elements.lock().keys.is_empty()
     }
 
     /// Whether touched elements are all that the target may lack of a key.
     pub(crate) fn follows_elements(&self, db: u32, key: &Bytes) -> bool {
-        let followed = self.by_elements.lock().unwrap_or_else(PoisonError::into_inner);
+        let followed = self.by_elements.lock();
         followed.keys.contains(&(db, key.clone()))
     }
 
     /// What the target holds of the keys of these slots may lack more than touched elements: they move whole
     /// again first.
     pub(crate) fn unfollow_slots(&self, slots: &SlotSet) {
-        let mut followed = self.by_elements.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut followed = self.by_elements.lock();
         followed.keys.retain(|(_, key)| !slots.contains(Slot::of_key(key)));
     }
 
     /// The target does not hold the key any more, or not what the source held.
     pub(crate) fn unfollow_elements(&self, db: u32, key: &[u8]) {
-        let mut followed = self.by_elements.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut followed = self.by_elements.lock();
         if !followed.keys.is_empty() {
             followed.keys.remove(&(db, Bytes::copy_from_slice(key)));
         }
@@ -326,7 +327,7 @@ impl Shared {
 
     /// The first keys that could not be copied.
     pub(crate) fn failures(&self) -> Vec<KeyFailure> {
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner).list()
+        self.failures.lock().list()
     }
 
     /// A pause before the next try, cut short when the user stops.
@@ -347,32 +348,32 @@ impl Shared {
 
     /// Notes that a slot of the source was found on the move.
     pub(crate) fn doubt_source(&self, slot: Slot) {
-        self.doubt.lock().unwrap_or_else(PoisonError::into_inner).source.insert(slot);
+        self.doubt.lock().source.insert(slot);
     }
 
     /// Notes slots of the source that have to be gone through again.
     pub(crate) fn doubt_source_slots(&self, slots: &SlotSet) {
         if !slots.is_empty() {
-            let mut doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut doubt = self.doubt.lock();
             doubt.source = doubt.source.union(slots);
         }
     }
 
     /// All slots in doubt so far.
     pub(crate) fn in_doubt(&self) -> SlotSet {
-        let doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+        let doubt = self.doubt.lock();
         doubt.source.union(&doubt.target)
     }
 
     /// Notes that a slot of the target was found on the move.
     pub(crate) fn doubt_target(&self, slot: Slot) {
-        self.doubt.lock().unwrap_or_else(PoisonError::into_inner).target.insert(slot);
+        self.doubt.lock().target.insert(slot);
     }
 
     /// Asks the source for its topology; what moved is in doubt.
     pub(crate) async fn refresh_source(&self) {
         if let Some(moved) = refresh(&self.source).await {
-            let mut doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut doubt = self.doubt.lock();
             doubt.source = doubt.source.union(&moved);
         }
     }
@@ -381,7 +382,7 @@ impl Shared {
     /// writes.
     pub(crate) async fn refresh_target(&self) {
         if let Some(moved) = refresh(&self.target).await {
-            let mut doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut doubt = self.doubt.lock();
             doubt.target = doubt.target.union(&moved);
         }
     }
@@ -405,7 +406,7 @@ impl Shared {
             )
             .with_remedy("name its primary"));
         }
-        let mut doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut doubt = self.doubt.lock();
         let evicted = facts.evicted_keys;
         doubt.evicted.entry(facts.run_id.clone()).or_insert((evicted, evicted)).1 = evicted;
         match doubt.target_runs.get(address) {
@@ -438,9 +439,8 @@ impl Shared {
         self.progress.failed.store(state.failed, Ordering::Relaxed);
         // Of those that are not listed no name is known, of the others only what a person needs to know.
         let listed = state.failures.iter().map(|failure| (0, failure.clone())).collect();
-        *self.failures.lock().unwrap_or_else(PoisonError::into_inner) =
-            Failures { listed, failing: HashMap::new() };
-        let mut doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+        *self.failures.lock() = Failures { listed, failing: HashMap::new() };
+        let mut doubt = self.doubt.lock();
         doubt.source = state.doubt_source.clone().unwrap_or_default();
         doubt.target = state.doubt_target.clone().unwrap_or_default();
     }
@@ -451,14 +451,14 @@ impl Shared {
     pub(crate) fn record(&self, state: &mut JournalState) {
         state.failed = self.progress.failed.load(Ordering::Relaxed);
         state.failures = self.failures();
-        let doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+        let doubt = self.doubt.lock();
         state.doubt_source = Some(doubt.source.clone()).filter(|s| !s.is_empty());
         state.doubt_target = Some(doubt.target.clone()).filter(|s| !s.is_empty());
     }
 
     /// Keys of these slots are copied once more: what failed may succeed now, or fails again.
     pub(crate) fn forget_failures(&self, slots: &SlotSet) {
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failures = self.failures.lock();
         let Failures { listed, failing } = &mut *failures;
         let is_in = |failure: &KeyFailure| Slot::new(failure.slot).is_some_and(|slot| slots.contains(slot));
         // Not all of those that are known by name are listed, and of those from an earlier run no name is
@@ -472,7 +472,7 @@ impl Shared {
 
     /// Keys that the target has evicted since it was first met.
     pub(crate) fn evicted(&self) -> u64 {
-        let doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+        let doubt = self.doubt.lock();
         doubt.evicted.values().map(|(first, last)| last.saturating_sub(*first)).sum()
     }
 
@@ -692,13 +692,13 @@ async fn try_target_runs(shared: &Arc<Shared>) -> Result<HashMap<String, String>
     let now = shared.target.refresh().await?;
     let moved = before.moved_slots(&now);
     if !moved.is_empty() {
-        let mut doubt = shared.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut doubt = shared.doubt.lock();
         doubt.target = doubt.target.union(&moved);
     }
     for shard in &now.shards {
         shared.open_target(&shard.primary, 0).await?;
     }
-    let doubt = shared.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+    let doubt = shared.doubt.lock();
     let primary = |s: &Shard| Some((s.primary.to_string(), doubt.target_runs.get(&s.primary)?.clone()));
     Ok(now.shards.iter().filter_map(primary).collect())
 }
@@ -727,7 +727,7 @@ pub(crate) async fn doubtful(
             Err(e) => shared.pause(&mut backoff, e).await?,
         }
     };
-    let mut doubt = shared.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut doubt = shared.doubt.lock();
     let slots = std::mem::take(&mut doubt.source)
         .union(&std::mem::take(&mut doubt.target))
         .union(&before.moved_slots(&shared.source.topology()))

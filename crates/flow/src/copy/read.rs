@@ -745,7 +745,7 @@ impl Reader {
         Ok(of_types)
     }
 
-    /// Sends what `build` queues and returns its replies, on a connection to whoever holds the unit, again
+    /// Sends what `build` queues and returns its replies, on a connection to the owner of the unit, again
     /// and again until the whole exchange has succeeded. `build` returns how many replies to expect.
     async fn exchange(&mut self, build: &(dyn Fn(&mut Outbox) -> usize + Send + Sync)) -> Result<Vec<Value>> {
         self.exchange_within(None, build).await

@@ -6,8 +6,8 @@
 
 use std::collections::VecDeque;
 use std::pin::pin;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::scan::Position;
@@ -40,7 +40,7 @@ pub(crate) struct Tracker {
 impl Tracker {
     /// Notes a page of `keys` keys after which the iteration stands at `next`; returns its number.
     pub(super) fn opened(&self, keys: usize, next: Option<Position>) -> u64 {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.inner.lock();
         inner.pages.push_back(Pending { left: keys, next });
         let page = inner.first + inner.pages.len() as u64 - 1;
         inner.settle();
@@ -52,7 +52,7 @@ impl Tracker {
 
     /// The iteration starts again: what was safe is safe no more.
     pub(super) fn restarted(&self) {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.inner.lock();
         inner.safe = None;
         // Keys of older pages are still under way; their pages must not set the safe position any more.
         for page in &mut inner.pages {
@@ -62,7 +62,7 @@ impl Tracker {
 
     /// Notes keys that have been dealt with.
     pub(super) fn done(&self, origins: &Origins) {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.inner.lock();
         let first = inner.first;
         for (page, keys) in origins {
             let page = page.checked_sub(first).and_then(|i| usize::try_from(i).ok());
@@ -91,12 +91,12 @@ impl Tracker {
 
     /// Whether every key of every page has been dealt with.
     pub(super) fn is_settled(&self) -> bool {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner).pages.is_empty()
+        self.inner.lock().pages.is_empty()
     }
 
     /// Where a later run may go on: every key before it has been dealt with.
     pub(super) fn safe(&self) -> Option<Position> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner).safe.clone()
+        self.inner.lock().safe.clone()
     }
 }
 

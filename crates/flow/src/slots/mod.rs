@@ -21,10 +21,11 @@ mod lane;
 
 use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{OwnedRwLockWriteGuard, RwLock, RwLockReadGuard};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -226,7 +227,7 @@ impl Changing {
 
 impl Shared {
     fn batch(&self) -> MutexGuard<'_, Batch> {
-        self.batch.lock().unwrap_or_else(PoisonError::into_inner)
+        self.batch.lock()
     }
 
     fn check_stop(&self) -> Result<()> {
@@ -439,7 +440,7 @@ impl SlotMover {
             let key = format!("whimbrel:probe:{{{}}}", tag_for_slot(importing));
             let mut capabilities = target.capabilities;
             capabilities.probe_payload_version(&mut link, key.as_bytes(), true).await?;
-            // Whoever comes second has found the same.
+            // The second one has found the same.
             let _ = target.payloads.set(capabilities.payload_version_max);
         }
         Ok(())

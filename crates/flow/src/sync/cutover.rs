@@ -26,7 +26,7 @@ use crate::copy::Shared;
 use crate::scan::{KeyScan, ScanOptions};
 use crate::verify::Settle;
 
-/// How often slots are mended before a cutover gives up on them.
+/// How often slots are repaired before a cutover gives up on them.
 const MENDS_MAX: u32 = 20;
 
 /// How many rounds are made before the pause, to have little left to do in it.
@@ -202,7 +202,7 @@ impl Syncer {
         }
         self.check(options)?;
         is_wanted(withdrawn)?;
-        // Written down before it goes up: whoever goes on after a crash knows what to take down.
+        // Written down before it goes up: the process that goes on after a crash knows what to take down.
         self.state.cut_over = Some(fence.clone());
         self.save()?;
         let outcome = self
@@ -310,7 +310,7 @@ impl Syncer {
             let history = History { offset, db: None, ..history };
             positions.push(Position { address: feed.address().to_string(), seen: history.clone(), history });
         }
-        // Whoever writes there from now on is not followed by us any more, and everything is equal.
+        // A client that writes there from now on is not followed by us any more, and everything is equal.
         if let Some(lift) = lift {
             lift.lift(target).await?;
         }

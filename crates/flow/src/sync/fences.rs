@@ -12,7 +12,7 @@ use crate::journal::write_whole;
 /// What the files end with.
 const ENDING: &str = "fence";
 
-/// What a cutover did to keep writers away, for whoever takes the fence down. No password is in it.
+/// What a cutover did to keep writers away, for the one that takes the fence down. No password is in it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct FenceNote {
     /// The address of the source, as it was named.

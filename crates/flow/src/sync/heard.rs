@@ -6,9 +6,10 @@
 //! on a connection of its own.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 use whimbrel_engine::deployment::Deployment;
@@ -55,7 +56,7 @@ impl Heard {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Instant>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

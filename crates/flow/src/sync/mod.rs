@@ -337,7 +337,7 @@ impl Syncer {
         }
         self.state.copy.target_runs = runs;
         if let Some(fence) = self.state.cut_over.take() {
-            // It died while it cut over. Whoever asked for that was not told that it succeeded.
+            // It died while it cut over. The one that asked for that was not told that it succeeded.
             fence.lift(&self.shared.source).await?;
             self.notice("a cutover was interrupted: writers of the source are let in again");
         }
@@ -400,7 +400,7 @@ impl Syncer {
                         Err(error) => tracing::info!(%error, "a cutover was given up"),
                     }
                     let report = outcome.as_ref().ok().filter(|report| report.is_final()).cloned();
-                    // Whoever asked may have gone.
+                    // The one that asked may have gone.
                     let _ = answer.send(outcome);
                     if report.is_some() {
                         return Ok(report);
@@ -470,7 +470,7 @@ impl Syncer {
                         let what = "the snapshot is still being taken";
                         let refused = Error::unfit(Side::Own, "", "cut over", what)
                             .with_remedy("wait until the sync follows");
-                        // Whoever asked may have gone.
+                        // The one that asked may have gone.
                         let _ = ask.answer.send(Err(refused));
                     }
                 }
@@ -506,7 +506,7 @@ impl Syncer {
             match self.attach_to(shard, &known).await {
                 Ok(source) => sources.push(source),
                 Err(e) => {
-                    // Whoever goes on after this finds them as they were, and mends them again.
+                    // A process that goes on after this finds them as they were, and repairs them again.
                     sources.append(&mut old);
                     self.sources = sources;
                     return Err(e);

@@ -1,11 +1,12 @@
 //! Follows one primary of the source.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, btree_map, hash_map};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -59,7 +60,7 @@ pub(super) struct PositionHandle {
 impl PositionHandle {
     /// Where a later feed can go on; `None` where it cannot.
     pub(super) fn read(&self) -> Option<Position> {
-        let history = self.position.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        let history = self.position.lock().clone()?;
         let seen = self.feed.history()?;
         Some(Position { address: self.feed.address().to_string(), history, seen })
     }
@@ -206,7 +207,7 @@ impl Source {
         PositionHandle { feed: self.feed.clone(), position: self.position.clone() }
     }
 
-    /// Transfers what is touched, again and again, until it is told to stop or something has to be mended.
+    /// Transfers what is touched, again and again, until it is told to stop or something has to be repaired.
     ///
     /// # Errors
     /// What could not be helped by trying again.
@@ -257,7 +258,7 @@ impl Source {
         while let Some((db, keys)) = sorted.pop_first() {
             let outcome = self.transfer(db, keys.clone()).await;
             if !matches!(outcome, Ok(true)) {
-                // Whoever goes on after this, a cutover that was given up for example, finds all of them
+                // What goes on after this, a cutover that was given up for example, finds all of them
                 // again.
                 for (db, keys) in std::iter::once((db, keys)).chain(sorted) {
                     touched.put_back(keys.into_iter().map(|key| touch((db, key))));
@@ -281,7 +282,7 @@ impl Source {
         }
         if is_all && is_settled {
             // Slots in doubt are written down together with the position, and after it was read.
-            *self.position.lock().unwrap_or_else(PoisonError::into_inner) = history;
+            *self.position.lock() = history;
             self.view.is_level();
         }
         Ok(if is_all && is_settled { Round::All } else { Round::Part })

@@ -1,9 +1,10 @@
 //! What a display reads of a sync.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Serialize, Serializer};
 use tokio::time::Instant;
 use whimbrel_engine::feed::Feed;
@@ -81,12 +82,12 @@ pub(super) struct SourceView {
 impl SourceView {
     /// Notes that something is to be transferred.
     pub(super) fn is_behind(&self, now: Instant) {
-        self.behind_since.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(now);
+        self.behind_since.lock().get_or_insert(now);
     }
 
     /// Notes that everything has been transferred.
     pub(super) fn is_level(&self) {
-        *self.behind_since.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.behind_since.lock() = None;
     }
 
     fn shown(&self, heard: &Heard) -> SourceShown {
@@ -97,7 +98,7 @@ impl SourceView {
         let (silent, trouble) = (heard::is_silent(silent_ms), self.feed.broken());
         // What it has done meanwhile nobody knows.
         let is_known = !silent && trouble.is_none();
-        let behind_since = *self.behind_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let behind_since = *self.behind_since.lock();
         SourceShown {
             address,
             feed: self.feed.kind().to_string(),
@@ -191,7 +192,7 @@ pub struct SyncShown {
     pub targets: Vec<TargetShown>,
     /// Slots that have to be gone through again.
     pub doubtful_slots: usize,
-    /// How long a cutover would hold writers now: the longest last round, and the comparison as it was
+    /// How long a cutover would pause writes now: the longest last round, and the comparison as it was
     /// rehearsed when it began to follow. `cutover --dry-run` measures both. `None` until it follows, and
     /// while a server is silent.
     pub pause_estimate_ms: Option<u64>,
@@ -277,6 +278,6 @@ impl SyncStatus {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }

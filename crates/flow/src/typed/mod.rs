@@ -17,8 +17,8 @@
 //!
 //! **Slots on the move.** In a slot that the target is importing no staging key can be renamed, and none is
 //! needed: nobody reads the key before the slot is handed over. There the value is assembled under [its own
-//! name](Place::Importing). Hashes, sets and sorted sets are then read without `WATCH`: whoever asks for it
-//! follows the changes of their elements.
+//! name](Place::Importing). Hashes, sets and sorted sets are then read without `WATCH`: the one that asks for
+//! it follows the changes of their elements.
 //!
 //! **Short commands.** A command moves [`Transfer::chunk_bytes`] or a thousand elements at most. Strings
 //! above 64 MiB are the exception: while one grows on the target, the server's allocator moves it a few

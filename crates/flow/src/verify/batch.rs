@@ -326,7 +326,7 @@ impl Pair {
         for ((index, source), target) in small.into_iter().zip(source).zip(target) {
             let size = |reply: &Value| reply.as_int().and_then(|n| u64::try_from(n).ok());
             match size(&source).max(size(&target)) {
-                // Whoever may not ask for the size gets the same result in smaller steps.
+                // A user who may not ask for the size gets the same result in smaller steps.
                 Some(bytes) if bytes <= SMALL_BYTES && size(&source).is_some() && size(&target).is_some() => {
                     sized.push((index, bytes));
                 }

@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{RwLock, RwLockReadGuard};
 use whimbrel_engine::deployment::Deployment;
@@ -104,10 +104,10 @@ impl Checkpoints {
         while self.open.load(Ordering::Acquire) > 0 || rechecking.load(Ordering::Acquire) > 0 {
             tokio::time::sleep(POLL).await;
         }
-        let ledger = ledger.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let ledger = ledger.lock().clone();
         let state =
             VerifyState { layout: self.layout.clone(), units: self.units().clone(), ledger: Some(ledger) };
-        self.journal.lock().unwrap_or_else(PoisonError::into_inner).save(&state)
+        self.journal.lock().save(&state)
     }
 
     /// The verification is complete: the journal is removed.
@@ -115,11 +115,11 @@ impl Checkpoints {
     /// # Errors
     /// `Own` where it cannot be removed.
     pub fn finish(self) -> Result<()> {
-        self.journal.into_inner().unwrap_or_else(PoisonError::into_inner).finish()
+        self.journal.into_inner().finish()
     }
 
     fn units(&self) -> MutexGuard<'_, BTreeMap<String, UnitMark>> {
-        self.units.lock().unwrap_or_else(PoisonError::into_inner)
+        self.units.lock()
     }
 }
 

@@ -1,10 +1,11 @@
 //! Feeds batches of keys to workers, and looks at suspects again.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
@@ -329,7 +330,7 @@ impl Run {
         let Some(rate) = self.options.read_rate_keys.filter(|rate| *rate > 0) else { return };
         let took = Duration::from_secs_f64(keys as f64 / rate as f64);
         let start = {
-            let mut next = self.next_read.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut next = self.next_read.lock();
             let start = (*next).max(Instant::now());
             *next = start + took;
             start
@@ -487,7 +488,7 @@ impl Run {
     }
 
     pub(super) fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ledger.lock()
     }
 }
 

@@ -517,7 +517,7 @@ async fn must_be_empty(target: &Upstream) -> Result<()> {
     }
 }
 
-/// Closes all connections of clients on both servers but our own: what was sent there before, by whomever, is
+/// Closes all connections of clients on both servers but our own: what any client sent there before is
 /// carried out by now or never.
 async fn close_others(migration: &MigrationState) -> Result<()> {
     let (source, target) = (migration.servers.source.each().await?, migration.servers.target.each().await?);

@@ -1,10 +1,11 @@
 //! What a front knows of the fleet that it is a member of, and what follows for a request.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
@@ -52,7 +53,7 @@ pub(crate) struct Gate {
     view: View,
     /// Where clients reach this front.
     own: Address,
-    /// What clients are told of the fleet.
+    /// What clients get to know of the fleet.
     face: Arc<Face>,
     /// How many times clients were told to go elsewhere.
     told: AtomicU64,
@@ -124,7 +125,7 @@ impl Gate {
 
     /// Lets go of what is asked for, and passes on that partitions are sealed, for ever.
     pub(crate) async fn let_go_of_all(&self, cluster: &Cluster<Gate>) {
-        let taken = self.letting_go.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let taken = self.letting_go.lock().take();
         let mut seals = self.view.seals();
         let passes_on = async {
             while seals.changed().await.is_ok() {
@@ -233,7 +234,7 @@ impl Gate {
             }
             sleep(left.min(LEASE_LOOK)).await;
             if self.view.lease_left().is_zero() || self.view.member() != life {
-                let mut lapse = self.lapse.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut lapse = self.lapse.lock();
                 std::mem::take(&mut *lapse).cancel();
             }
         }
@@ -296,7 +297,7 @@ impl Admission for Gate {
     }
 
     fn lapse(&self) -> WaitForCancellationFutureOwned {
-        self.lapse.lock().unwrap_or_else(PoisonError::into_inner).clone().cancelled_owned()
+        self.lapse.lock().clone().cancelled_owned()
     }
 
     fn news(&self) -> watch::Receiver<u64> {

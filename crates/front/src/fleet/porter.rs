@@ -5,9 +5,10 @@
 //! [`carrier`](super::carrier). When the change is written down they are removed where they were.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 use whimbrel_core::fleet::{Move, Partition};
@@ -323,6 +324,6 @@ impl Inner {
     }
 
     fn links(&self) -> MutexGuard<'_, HashMap<Address, Vec<(Link, Instant)>>> {
-        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+        self.links.lock()
     }
 }

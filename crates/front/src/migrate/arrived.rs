@@ -13,8 +13,8 @@
 //! besides the present one only those take memory that commands have reached into.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock};
 
+use parking_lot::RwLock;
 use whimbrel_core::slot::Slot;
 
 use crate::migrate::filter::Filter;
@@ -146,7 +146,7 @@ impl Slots {
             return;
         }
         // Under the lock, so that the group is not ended meanwhile.
-        let mut filter = self.filter(slot).write().unwrap_or_else(PoisonError::into_inner);
+        let mut filter = self.filter(slot).write();
         if self.state(slot) == NOT_BEGUN {
             filter.get_or_insert_with(|| Filter::new(self.keys_each));
             self.states[usize::from(slot.number())].store(MOVING, Ordering::Release);
@@ -177,7 +177,7 @@ impl Slots {
     /// The source has no key of this slot, and no move of one is under way that could have begun when it had.
     /// Nothing creates keys there, so it is done. The filter of its group ends with the last slot of it.
     pub(crate) fn finish(&self, slot: Slot) {
-        let mut filter = self.filter(slot).write().unwrap_or_else(PoisonError::into_inner);
+        let mut filter = self.filter(slot).write();
         self.states[usize::from(slot.number())].store(DONE, Ordering::Release);
         if group(slot.number() / GROUP_SLOTS).all(|slot| self.is_done(slot)) {
             *filter = None;
@@ -198,8 +198,8 @@ impl Slots {
     }
 }
 
-fn read(filter: &RwLock<Option<Filter>>) -> std::sync::RwLockReadGuard<'_, Option<Filter>> {
-    filter.read().unwrap_or_else(PoisonError::into_inner)
+fn read(filter: &RwLock<Option<Filter>>) -> parking_lot::RwLockReadGuard<'_, Option<Filter>> {
+    filter.read()
 }
 
 /// The slots of a group.

@@ -13,7 +13,8 @@
 //! test measures it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock};
+
+use parking_lot::RwLock;
 
 /// Room for each key that a layer is made for.
 pub const BITS_PER_KEY: u64 = 10;
@@ -51,14 +52,14 @@ impl Filter {
     /// Puts a key in. It is found from here on. A key that was found before is not counted again.
     pub fn insert(&self, hash: u64) {
         let is_full = {
-            let layers = self.layers.read().unwrap_or_else(PoisonError::into_inner);
+            let layers = self.layers.read();
             if layers.iter().any(|layer| layer.contains(hash)) {
                 return;
             }
             layers.last().is_none_or(|last| !last.insert(hash))
         };
         if is_full {
-            let mut layers = self.layers.write().unwrap_or_else(PoisonError::into_inner);
+            let mut layers = self.layers.write();
             // Somebody else may have added one meanwhile.
             if layers.last().is_none_or(|last| !last.insert(hash)) {
                 let keys: u64 = layers.iter().map(|layer| layer.keys_max).sum();
@@ -71,19 +72,19 @@ impl Filter {
 
     /// False where the key was certainly not put in.
     pub fn contains(&self, hash: u64) -> bool {
-        let layers = self.layers.read().unwrap_or_else(PoisonError::into_inner);
+        let layers = self.layers.read();
         layers.iter().any(|layer| layer.contains(hash))
     }
 
     /// How many keys were put in, but for those that were taken for another.
     pub fn keys(&self) -> u64 {
-        let layers = self.layers.read().unwrap_or_else(PoisonError::into_inner);
+        let layers = self.layers.read();
         layers.iter().map(|layer| layer.keys.load(Ordering::Relaxed)).sum()
     }
 
     /// The memory it takes, in bytes.
     pub fn memory_bytes(&self) -> u64 {
-        let layers = self.layers.read().unwrap_or_else(PoisonError::into_inner);
+        let layers = self.layers.read();
         layers.iter().map(|layer| layer.blocks * BITS_PER_BLOCK / 8).sum()
     }
 }

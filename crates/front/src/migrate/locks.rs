@@ -10,11 +10,12 @@
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, RandomState};
 use std::hash::BuildHasher;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::sleep;
 
@@ -164,7 +165,7 @@ impl Locks {
     /// Calls `with` for each key that a move is wanted of, or under way.
     pub fn for_each_wanted(&self, mut with: impl FnMut(&[u8])) {
         for part in &self.parts {
-            let part = part.lock().unwrap_or_else(PoisonError::into_inner);
+            let part = part.lock();
             part.iter().filter(|(_, lock)| lock.wanted.is_some()).for_each(|(key, _)| with(key));
         }
     }
@@ -210,7 +211,7 @@ impl Locks {
 
     fn part(&self, key: &Bytes) -> MutexGuard<'_, HashMap<Bytes, Lock>> {
         let part = self.hasher.hash_one(key) as usize % PARTS;
-        self.parts[part].lock().unwrap_or_else(PoisonError::into_inner)
+        self.parts[part].lock()
     }
 }
 
@@ -327,7 +328,7 @@ mod tests {
         assert!(begun.try_recv().is_err(), "it began twice");
         locks.finish(&K, &Moved::Home);
         assert_eq!(told.try_recv().expect("told"), Moved::Home);
-        assert!(locks.parts.iter().all(|part| part.lock().expect("not poisoned").is_empty()));
+        assert!(locks.parts.iter().all(|part| part.lock().is_empty()));
     }
 
     #[tokio::test]
@@ -350,6 +351,6 @@ mod tests {
         let _told = locks.want(&K);
         assert!(locks.try_share(&K).is_none());
         locks.finish(&begun.try_recv().expect("it begins"), &Moved::Home);
-        assert!(locks.parts.iter().all(|part| part.lock().expect("not poisoned").is_empty()));
+        assert!(locks.parts.iter().all(|part| part.lock().is_empty()));
     }
 }

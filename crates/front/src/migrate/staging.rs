@@ -5,9 +5,8 @@
 //! last step a large key is at the source, where clients see it; with the last step but one it is at the
 //! target under its own name as well, which must not be counted twice.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use whimbrel_flow::typed::{staging_job, staging_key};
 use whimbrel_wire::value::Value;
 
@@ -41,7 +40,7 @@ impl OnTheirWay {
     }
 
     pub(super) fn keys(&self) -> MutexGuard<'_, Vec<Bytes>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -6,10 +6,11 @@ use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{RwLock, mpsc, watch};
 use tokio::time::timeout;
 use whimbrel_engine::error::Result;
@@ -296,17 +297,17 @@ impl MigrationState {
 
     /// What went wrong last, and what is wrong with the source, for people.
     pub(crate) fn trouble(&self) -> Option<String> {
-        let last = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let last = self.trouble.lock().clone();
         let all: Vec<String> = [last, self.alarms().text(self.direction())].into_iter().flatten().collect();
         (!all.is_empty()).then(|| all.join("; "))
     }
 
     /// What is wrong with the source.
     pub(crate) fn alarms(&self) -> MutexGuard<'_, Alarms> {
-        self.alarms.lock().unwrap_or_else(PoisonError::into_inner)
+        self.alarms.lock()
     }
 
     pub(crate) fn set_trouble(&self, trouble: Option<String>) {
-        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+        *self.trouble.lock() = trouble;
     }
 }

@@ -280,7 +280,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                     Note::Trait(what) if !is_bound && extent.len <= INTRODUCTION_BYTES_MAX => {
                         Due::Special(Box::new(Special::Noted(what, self.inbox[..extent.len].into())))
                     }
-                    // Its protocol has to be known where it is told of a cluster.
+                    // Its protocol has to be known where it gets to know of a cluster.
                     Note::Trait(what)
                         if moving.migration.is_done()
                             && (what != Trait::Hello || self.shared.face.is_none()) =>

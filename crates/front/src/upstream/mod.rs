@@ -7,10 +7,11 @@ pub(crate) mod shared;
 
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::MutexGuard;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use whimbrel_core::slot::Slot;
@@ -163,7 +164,7 @@ impl Upstream {
                 let mut link = self.link().await?;
                 let reply = link.call(&[b"CLIENT", b"ID"]).await?;
                 let id = reply.as_int().ok_or_else(|| link.unexpected("CLIENT ID", &reply))?;
-                ids.lock().unwrap_or_else(PoisonError::into_inner).push((self.endpoint.address.clone(), id));
+                ids.lock().push((self.endpoint.address.clone(), id));
                 (link, None)
             }
         };
@@ -272,7 +273,7 @@ impl KillHandle {
     }
 
     fn ids(&self) -> MutexGuard<'_, Vec<(Address, i64)>> {
-        self.ids.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ids.lock()
     }
 
     async fn is_demoted(&self, address: &Address) -> Result<bool> {

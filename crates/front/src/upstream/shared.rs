@@ -28,11 +28,12 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, Sleep, sleep};
 use whimbrel_engine::error::Result;
@@ -117,7 +118,7 @@ pub(crate) struct Handle {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 impl SharedConnections {

@@ -125,7 +125,7 @@ async fn after_a_crash_the_target_wins() {
     let mut pair = Pair::of(Engine::Redis70, Engine::Valkey91).await;
     pair.at_source(&["SET", "k", "old"]).await;
     pair.die_half_way("k").await;
-    // Whoever comes first is served with the state that both have, and from then on it is the target's.
+    // The first client is served with the state that both have, and from then on it is the target's.
     pair.at_target(&["APPEND", "k", " and new"]).await;
     assert_eq!(pair.carry("k").await, Carried::Home);
     assert_eq!(pair.at_target(&["GET", "k"]).await.as_str(), Some("old and new"));

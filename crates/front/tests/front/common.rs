@@ -2,10 +2,11 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Side};
@@ -89,7 +90,7 @@ impl Drop for Served {
     }
 }
 
-/// What a front can be told of.
+/// What a front can be given.
 pub trait Named {
     /// Its address.
     fn named(&self) -> String;
@@ -385,7 +386,7 @@ pub struct Alone {
 /// Tests of this process run one at a time, since some measure its memory.
 pub fn alone() -> Alone {
     static MEASURED: Mutex<()> = Mutex::new(());
-    Alone { _guard: MEASURED.lock().unwrap_or_else(PoisonError::into_inner) }
+    Alone { _guard: MEASURED.lock() }
 }
 
 /// Numbers that are the same on every run.

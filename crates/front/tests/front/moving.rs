@@ -204,7 +204,7 @@ fn clients_that_rest_stay_and_others_leave_when_it_begins() {
     });
     let mut direct = source.connection();
     between.start_paused().expect("it begins");
-    // Whoever spoke to the source itself has been disconnected, before any key moved.
+    // A client that spoke to the source itself has been disconnected, before any key moved.
     assert!(redis::cmd("SET").arg("k").arg("late").query::<()>(&mut direct).is_err());
     for (what, client) in [
         ("blocked", &mut blocked),

@@ -71,7 +71,7 @@ fn half_way_keys_turn_round_and_clients_stay() {
     let now = status(&between);
     assert_eq!((&now["direction"], &now["turns"]), (&Json::from("to-source"), &Json::from(1)));
     assert_eq!(now["phase"], "moving");
-    // That is on disk, for whoever comes next.
+    // That is on disk, for the next process.
     assert_eq!(between.stand(), Stand { phase: Phase::Moving, turns: 1 });
     // Those that are home now are not looked for where the others are.
     client.ask(&["MGET", "k120", "k199"], "*2\r\n$3\r\n120\r\n$3\r\n199\r\n");

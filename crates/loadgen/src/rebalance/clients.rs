@@ -4,11 +4,12 @@
 //! a stall of the servers is seen by every command that falls into it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use redis::{Client as Redis, Cmd, Connection, RedisError, RedisResult, Value};
 
 use super::keys::Keys;
@@ -124,7 +125,7 @@ impl Drop for Clients {
 
 /// Nobody panics while holding it with half a change made.
 fn lock(met: &Mutex<Met>) -> MutexGuard<'_, Met> {
-    met.lock().unwrap_or_else(PoisonError::into_inner)
+    met.lock()
 }
 
 struct Worker {
@@ -227,7 +228,7 @@ impl Wires {
         Self { map, open: BTreeMap::new(), moved: 0 }
     }
 
-    /// The reply of whoever owns the slot.
+    /// The reply of the owner of the slot.
     ///
     /// # Errors
     /// The server's error if it is not MOVED, MOVED if there are too many in a row, or that of the

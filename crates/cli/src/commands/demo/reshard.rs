@@ -445,7 +445,7 @@ impl Proof {
         keys: Keys,
         interrupt: &Interrupt,
     ) -> anyhow::Result<()> {
-        let wrong = std::sync::Mutex::new((0_u64, None));
+        let wrong = parking_lot::Mutex::new((0_u64, None));
         each_owner(cluster, map, interrupt, keys.written..keys.total, keys, |connection, numbers| {
             let mut pipeline = pipe();
             for number in numbers {
@@ -455,13 +455,13 @@ impl Proof {
             for (number, _) in
                 numbers.iter().zip(&replies).filter(|(number, reply)| !keys.is_right(**number, reply))
             {
-                let mut wrong = wrong.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                let mut wrong = wrong.lock();
                 wrong.0 += 1;
                 wrong.1.get_or_insert_with(|| keys.name(*number));
             }
             Ok(())
         })?;
-        let (count, example) = wrong.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let (count, example) = wrong.into_inner();
         let verdict = match &example {
             None => "all right".to_owned(),
             Some(example) => format!("{count} ARE WRONG, such as {example}"),

@@ -1,9 +1,10 @@
 //! Hands moves to a daemon, and watches until they are made.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::canary::{Canary, CanaryReport};
@@ -253,8 +254,8 @@ async fn watch(
     report(daemon, deployment, &jobs, show, &seen, started).await
 }
 
-fn lock(jobs: &Mutex<Vec<Submitted>>) -> std::sync::MutexGuard<'_, Vec<Submitted>> {
-    jobs.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(jobs: &Mutex<Vec<Submitted>>) -> parking_lot::MutexGuard<'_, Vec<Submitted>> {
+    jobs.lock()
 }
 
 async fn until_ended(

@@ -69,7 +69,7 @@ impl Coordinator {
     ///
     /// # Errors
     /// As [`Coordination::run`] and [`Candidate::run`].
-    #[cfg_attr(not(feature = "etcd"), expect(unused_variables, reason = "others are told of it"))]
+    #[cfg_attr(not(feature = "etcd"), expect(unused_variables, reason = "only etcd names them"))]
     pub async fn run(self, address: String, stop: CancellationToken) -> Result<()> {
         match self {
             Coordinator::Alone(coordination) => coordination.run(stop).await,

@@ -5,9 +5,10 @@ mod fleet;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::json;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -204,7 +205,7 @@ impl Stage {
 /// Tells what becomes of jobs: on standard error, as JSON on standard output.
 struct Log {
     as_json: bool,
-    /// The jobs that are listed, as they were last told of.
+    /// The jobs that are listed, as they were last reported.
     seen: BTreeMap<String, Stage>,
     /// For those who ask over HTTP.
     shown: Arc<Shown>,
@@ -220,15 +221,15 @@ struct Shown {
 
 impl Shown {
     fn jobs(&self) -> MutexGuard<'_, Vec<JobView>> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+        self.jobs.lock()
     }
 
     fn fleet(&self) -> MutexGuard<'_, Option<FleetStatus>> {
-        self.fleet.lock().unwrap_or_else(PoisonError::into_inner)
+        self.fleet.lock()
     }
 
     fn role(&self) -> MutexGuard<'_, Option<Role>> {
-        self.role.lock().unwrap_or_else(PoisonError::into_inner)
+        self.role.lock()
     }
 }
 

@@ -1,7 +1,8 @@
 //! How a sync stands, for those who ask over HTTP.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use whimbrel_control::http::{Label, Metric, MetricKind, MetricsSource};
 use whimbrel_core::units::format_duration_ms;
@@ -52,11 +53,11 @@ impl Running {
 impl Current {
     /// Another one runs from now on.
     pub fn set(&self, running: Running) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(running);
+        *self.0.lock() = Some(running);
     }
 
     fn get(&self) -> Option<Running> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 
     fn phase(&self) -> SyncPhase {

@@ -3,11 +3,12 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use parking_lot::Mutex;
 use serde_json::Value;
 use whimbrel_core::fleet::{MemberId, Order, Report, ToCoordinator};
 use whimbrel_fleet::clock;
@@ -46,7 +47,7 @@ impl Candidate {
         thread::spawn(move || {
             for line in output.lines().map_while(Result::ok) {
                 let line = serde_json::from_str(&line).expect("JSON");
-                heard.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+                heard.lock().push(line);
             }
         });
         let mut candidate = Candidate { child, address: String::new(), told };
@@ -56,7 +57,7 @@ impl Candidate {
     }
 
     fn find(&self, what: impl Fn(&Value) -> bool) -> Option<Value> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).iter().find(|line| what(line)).cloned()
+        self.told.lock().iter().find(|line| what(line)).cloned()
     }
 
     /// Whether it has said that it leads in this term.

@@ -72,7 +72,7 @@ fn be_a_member() {
             thread::spawn(move || answer(stream, &membership));
         }
     });
-    // Until whoever started it lets go of it.
+    // Until the one that started it drops it.
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
     std::process::exit(0);
 }
@@ -421,5 +421,5 @@ fn people_see_to_a_fleet() {
     );
     assert_eq!((a.serves().len(), b.serves().len()), (48, 0));
     a.signal(Signal::SIGKILL);
-    until("it is amiss", || (coordinator.fleet(&["status"]).status.code() == Some(8)).then_some(()));
+    until("it is a problem", || (coordinator.fleet(&["status"]).status.code() == Some(8)).then_some(()));
 }

@@ -46,7 +46,7 @@ impl std::fmt::Debug for Candidate {
 
 /// How a reign ended.
 enum End {
-    /// Whoever runs it wants it to stop.
+    /// Its owner wants it to stop.
     Stopped,
     /// Another one may be elected now, or this one again.
     Over(Error),

@@ -184,7 +184,7 @@ impl Client {
         })?;
         let mut driver = JoinSet::new();
         driver.spawn(async move {
-            // How it ends is seen by whoever waits for an answer.
+            // How it ends is seen by the task that waits for an answer.
             let _ = connection.await;
         });
         Ok(Http { sender, _driver: driver })

@@ -1,9 +1,9 @@
 //! Who leads, and until when.
 //!
-//! Whoever makes the key `PREFIX/leader` is elected, until that key is gone: etcd deletes it when the lease
-//! runs out that it hangs on. Whoever leads hangs it on a new lease again and again, and each time the reign
-//! is as long as the lease, counted from before etcd was asked, by this machine's clock, and less what clocks
-//! may differ by. So it is over here before etcd can elect another one.
+//! The candidate that makes the key `PREFIX/leader` is elected, until that key is gone: etcd deletes it when
+//! the lease runs out that it hangs on. The leader hangs it on a new lease again and again, and each time the
+//! reign is as long as the lease, counted from before etcd was asked, by this machine's clock, and less what
+//! clocks may differ by. So it is over here before etcd can elect another one.
 //!
 //! etcd's own way to keep a lease alive asks one server alone. One that led the others and then stood still
 //! may say yes although they have let the lease run out meanwhile. Granting a lease and moving a key are

@@ -125,7 +125,7 @@ impl EtcdJournal {
         format!("{}.{number}", self.term)
     }
 
-    /// The term of whoever began last.
+    /// The latest term that began.
     async fn begun_last(&mut self) -> Result<u64> {
         let deadline = self.deadline().min(Instant::now() + PATIENCE);
         let head = self.key("head");

@@ -1,4 +1,4 @@
-//! Valkey 8.0, where no node is told of a raised epoch, nor of slots that were claimed in a transaction.
+//! Valkey 8.0, where a node announces neither a raised epoch nor slots that were claimed in a transaction.
 
 use whimbrel_engine::probe::Info;
 use whimbrel_lab::Engine;

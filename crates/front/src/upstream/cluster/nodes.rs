@@ -1,10 +1,11 @@
 //! What is known of a cluster: its nodes, which of them has which slot, and the commands that they have.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -153,13 +154,13 @@ impl<A: Admission> Cluster<A> {
 
     /// All backends, by their numbers.
     pub(crate) fn backends(&self) -> Vec<(u32, Arc<Deployment>)> {
-        let further = self.further.read().unwrap_or_else(PoisonError::into_inner);
+        let further = self.further.read();
         std::iter::once((FIRST, self.deployment.clone())).chain(further.iter().cloned()).collect()
     }
 
     /// A further backend, which has been looked at.
     pub(crate) fn add_backend(&self, number: u32, deployment: Deployment) {
-        let mut further = self.further.write().unwrap_or_else(PoisonError::into_inner);
+        let mut further = self.further.write();
         if number != FIRST && !further.iter().any(|(other, _)| *other == number) {
             further.push((number, Arc::new(deployment)));
         }
@@ -185,7 +186,7 @@ impl<A: Admission> Cluster<A> {
 
     /// The backend that has a node at this address; the first where none is known to.
     pub(super) fn deployment_at(&self, address: &Address) -> Arc<Deployment> {
-        let further = self.further.read().unwrap_or_else(PoisonError::into_inner);
+        let further = self.further.read();
         let has_it = |deployment: &Deployment| deployment.topology().nodes().any(|node| node == address);
         let found = further.iter().find(|(_, deployment)| has_it(deployment));
         found.map_or_else(|| self.deployment.clone(), |(_, deployment)| deployment.clone())
@@ -196,7 +197,7 @@ impl<A: Admission> Cluster<A> {
     }
 
     pub(super) fn map(&self) -> Arc<Map> {
-        self.map.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.map.read().clone()
     }
 
     pub(super) fn limit(&self) -> Duration {
@@ -235,7 +236,7 @@ impl<A: Admission> Cluster<A> {
 
     /// Takes in who has which slot now, where there is one backend, or these are the members.
     pub(crate) fn adopt(&self, topology: &Topology) {
-        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        let mut map = self.map.write();
         *map = Arc::new(map.next(&[(FIRST, topology)]));
     }
 
@@ -245,7 +246,7 @@ impl<A: Admission> Cluster<A> {
             self.backends().iter().map(|(number, deployment)| (*number, deployment.topology())).collect();
         let told: Vec<(u32, &Topology)> =
             told.iter().map(|(number, topology)| (*number, &**topology)).collect();
-        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        let mut map = self.map.write();
         *map = Arc::new(map.next(&told));
     }
 

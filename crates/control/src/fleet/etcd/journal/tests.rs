@@ -181,7 +181,7 @@ async fn who_is_elected_stays_so_while_the_lease_is_kept_alive_and_no_longer() {
     // etcd answers nothing any more: what was promised is not made longer, and ends.
     etcd.nodes()[0].suspend().expect("suspended");
     let mut until = office.until_ms.clone();
-    // Whoever keeps it gives up when it is over.
+    // The one that keeps it gives up when it is over.
     let over = tokio::time::timeout(WAIT, until.wait_for(|_| false)).await.expect("in time");
     assert!(over.is_err() && *office.until_ms.borrow() <= clock::now_ms());
     etcd.nodes()[0].resume().expect("resumed");

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::PoisonError;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -50,7 +49,7 @@ impl<A: Admission> Conn<A> {
                 Err(Error::new(endpoint.side, address.to_string(), "connect", in_vain()))
             })?;
             if let Some(ids) = ids {
-                if ids.lock().unwrap_or_else(PoisonError::into_inner).len() >= IDS_MAX {
+                if ids.lock().len() >= IDS_MAX {
                     return Err(Error::own(
                         "connect to a node",
                         "the connections of before have to be ended first",
@@ -59,7 +58,7 @@ impl<A: Admission> Conn<A> {
                 let id = client_id(&mut io).await.map_err(|e| {
                     Error::new(endpoint.side, address.to_string(), "CLIENT ID", ErrorKind::Broken(e))
                 })?;
-                ids.lock().unwrap_or_else(PoisonError::into_inner).push((address, id));
+                ids.lock().push((address, id));
                 return Ok((io, Some(id)));
             }
             let id = if asks_id { told_id(&mut io, cluster.limit()).await? } else { None };
