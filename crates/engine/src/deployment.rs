@@ -232,8 +232,8 @@ impl Deployment {
         self.topology.read().clone()
     }
 
-    /// A server to ask what all of them know: the primary of a standalone deployment, which sentinels may have
-    /// named; of a cluster the node that was named.
+    /// A server to ask what all of them know: the primary of a standalone deployment, which sentinels may
+    /// have named; of a cluster the node that was named.
     pub fn server(&self) -> Address {
         let topology = self.topology();
         match topology.shards.first() {
@@ -247,8 +247,8 @@ impl Deployment {
         matches!(self.endpoint.address, Address::Sentinel(_))
     }
 
-    /// Asks the nodes for the topology, one after another until one answers; or the sentinels for the primary.
-    /// A standalone server without sentinels has none to ask for.
+    /// Asks the nodes for the topology, one after another until one answers; or the sentinels for the
+    /// primary. A standalone server without sentinels has none to ask for.
     ///
     /// # Errors
     /// The last node's, where none answered; as [`sentinel::group`].

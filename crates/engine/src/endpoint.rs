@@ -153,8 +153,9 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Parses `HOST:PORT`, `HOST`, `redis://`, `rediss://`, `valkey://`, `valkeys://`, `unix://`, `sentinel://`
-    /// or `sentinels://` with user, password and database: `rediss://USER:PASSWORD@HOST:PORT/DB`,
+    /// Parses `HOST:PORT`, `HOST`, `redis://`, `rediss://`, `valkey://`, `valkeys://`, `unix://`,
+    /// `sentinel://` or `sentinels://` with user, password and database:
+    /// `rediss://USER:PASSWORD@HOST:PORT/DB`,
     /// `unix://USER:PASSWORD@/path/to.sock?db=2`, `sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/NAME?db=2`.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! Which server is the primary, by what sentinels say.
 //!
-//! All sentinels that were named are asked at once, and what most of them say counts: one that was cut off may
-//! know of an older primary.
+//! All sentinels that were named are asked at once, and what most of them say counts: one that was cut off
+//! may know of an older primary.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

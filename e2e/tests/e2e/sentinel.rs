@@ -31,8 +31,8 @@ impl Watched {
         format!("sentinel://{}", self.sentinels.address())
     }
 
-    /// Waits until the replica has taken the place of the primary, which was killed, and has that come back as
-    /// its replica.
+    /// Waits until the replica has taken the place of the primary, which was killed, and has that come back
+    /// as its replica.
     fn fails_over(&self) {
         let promoted = self.nodes[1].port();
         wait_until("the sentinels agree on the new primary", || {
@@ -240,7 +240,7 @@ fn a_target_may_fail_over(engine: Engine) {
 }
 
 whimbrel_lab::for_each_engine! {
-    on Redis60 Redis70 Valkey91:
+    on Redis70 Valkey91:
     a_sync_follows_a_failover
 }
 
@@ -254,8 +254,7 @@ whimbrel_lab::for_each_engine! {
     a_target_may_fail_over
 }
 
-/// Copy and verify find the primary by the sentinels, which have a password of their own; writers are kept away
-/// from the replica as well.
+/// Copy and verify find the primary by the sentinels, which have a password of their own.
 #[test]
 fn sentinels_with_a_password_are_asked() {
     let source = Watched::start(Engine::Redis70, Some("guarded"));

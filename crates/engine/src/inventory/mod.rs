@@ -17,6 +17,7 @@ use crate::deployment::{Deployment, Topology};
 use crate::endpoint::Address;
 use crate::error::{Error, Result};
 use crate::link::Link;
+use crate::nodes::{Counted, Finding, Survey, SurveyOptions};
 use crate::probe::{DbCounts, Info};
 
 pub use self::commands::{CommandUse, Reach, lacking};
@@ -50,6 +51,8 @@ pub struct Inventory {
     pub unowned_slots: usize,
     /// Slots that are marked as importing or migrating.
     pub open_slots: usize,
+    /// What else is wrong among its nodes, by how they see each other.
+    pub disorder: Vec<String>,
     /// Modules by name; `None` where it does not tell.
     pub modules: Option<BTreeSet<String>>,
     /// ACL users by name; `None` where it does not tell.
@@ -102,6 +105,10 @@ impl Inventory {
             let silent =
                 |e: Error| NodeFacts { silent: Some(e.problem()), ..NodeFacts::at(address, primary) };
             inventory.nodes.push(node.unwrap_or_else(silent));
+        }
+        if inventory.cluster {
+            // Where the nodes may not be asked, nothing is known.
+            inventory.disorder = disorder(deployment).await.unwrap_or_default();
         }
         let mut link = deployment.open(&deployment.server(), 0).await?;
         inventory.databases_max = databases_max(&mut link, inventory.cluster).await?;
@@ -166,6 +173,17 @@ impl Inventory {
 fn nodes(topology: &Topology) -> impl Iterator<Item = (bool, &Address)> {
     let primaries = topology.shards.iter().map(|shard| (true, &shard.primary));
     primaries.chain(topology.shards.iter().flat_map(|s| s.replicas.iter().map(|replica| (false, replica))))
+}
+
+/// What a survey finds, but for what the inventory has itself.
+async fn disorder(deployment: &Deployment) -> Result<Vec<String>> {
+    let what = SurveyOptions { counts: Counted::Nothing, activity: false };
+    let survey = Survey::take_with(deployment, what).await?;
+    let is_more = |finding: &Finding| {
+        !matches!(finding, Finding::Unowned { .. } | Finding::Open { .. } | Finding::ClusterDown { .. })
+    };
+    let more = survey.findings().into_iter().filter(|finding| finding.is_problem() && is_more(finding));
+    Ok(more.map(|finding| finding.to_string()).collect())
 }
 
 async fn databases_max(link: &mut Link, cluster: bool) -> Result<Option<u64>> {

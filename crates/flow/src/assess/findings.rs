@@ -41,6 +41,8 @@ pub enum Finding {
     Unowned { side: Side, slots: usize },
     /// Slots on the move.
     OpenSlots { side: Side, slots: usize },
+    /// Something else is wrong among the nodes of a cluster.
+    Disorder { side: Side, problem: String },
     /// A server still loads its data set.
     Loading { side: Side, at: String },
     /// A server refuses writes.
@@ -127,6 +129,7 @@ impl Finding {
             | Finding::NoFence
             | Finding::Silent { .. }
             | Finding::OpenSlots { .. }
+            | Finding::Disorder { .. }
             | Finding::ReplicaLinkDown { .. }
             | Finding::IsReplica { .. }
             | Finding::Evicts { .. }

@@ -97,6 +97,9 @@ fn health(side: Side, deployment: &Inventory, findings: &mut Vec<Finding>) {
     if deployment.open_slots > 0 {
         findings.push(Finding::OpenSlots { side, slots: deployment.open_slots });
     }
+    for problem in &deployment.disorder {
+        findings.push(Finding::Disorder { side, problem: problem.clone() });
+    }
     let sentinels = deployment.primaries().map(|node| node.sentinels).max().unwrap_or(0);
     if sentinels > 0 && !deployment.watched {
         findings.push(Finding::Sentinels { side, sentinels });

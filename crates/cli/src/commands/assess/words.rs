@@ -127,6 +127,10 @@ fn of_servers(finding: &Finding) -> Option<(String, String)> {
             format!("on the move: {} of the {side}", format_count_of(*slots as u64, "slot")),
             "let the migration finish, or see whimbrel status and whimbrel repair",
         ),
+        Finding::Disorder { side, problem } => words(
+            format!("something is wrong in the cluster of the {side}: {problem}"),
+            "whimbrel status shows more, and whimbrel repair --dry-run what can be done",
+        ),
         Finding::Loading { side, at } => {
             words(format!("the {side} {at} is still loading its data set"), "wait until it has finished")
         }
@@ -196,7 +200,8 @@ fn of_replication(finding: &Finding) -> Option<(String, String)> {
     match finding {
         Finding::Backlog { at, bytes, lasts_ms } => words(
             format!(
-                "the backlog of {at} ({}) is overwritten in {}: a link that breaks for longer means a new copy",
+                "the backlog of {at} ({}) is overwritten in {}: a link that breaks for longer means a \
+                 new copy",
                 format_bytes(*bytes),
                 format_duration_ms(*lasts_ms)
             ),
@@ -290,7 +295,8 @@ fn of_clients(finding: &Finding) -> Option<(String, String)> {
         ),
         Finding::CrossSlot { commands } => words(
             format!(
-                "clients use commands that may name several keys, which have to be in one slot of the target: {}",
+                "clients use commands that may name several keys, which have to be in one slot of the \
+                 target: {}",
                 list(commands)
             ),
             "see that such keys share a hash tag",

@@ -15,8 +15,8 @@ Examples:
   whimbrel assess old:6379 new-cluster:7000 --html assessment.html
   whimbrel assess old:6379 new:6379 --json | jq '.findings[] | select(.severity == \"blocks\")'
 
-Nothing is changed on either side. Ends with 0 where a migration may begin, and with 4 where something blocks it: \
-see whimbrel --help")]
+Nothing is changed on either side. Ends with 0 where a migration may begin, and with 4 where something \
+blocks it: see whimbrel --help")]
 pub struct AssessArgs {
     /// The source: HOST:PORT, redis://, rediss:// (TLS), valkey://, valkeys:// (TLS) or unix:// with user,
     /// password and database; or sentinel://HOST:PORT,HOST:PORT/NAME, sentinels:// (TLS)
@@ -53,8 +53,8 @@ pub struct AssessArgs {
     pub dbs: Vec<String>,
 
     /// Look at N keys
-    #[arg(long, value_name = "N", default_value = "10000", value_parser = parse_count, conflicts_with = "full",
-        help_heading = "Sample")]
+    #[arg(long, value_name = "N", default_value = "10000", value_parser = parse_count,
+        conflicts_with = "full", help_heading = "Sample")]
     pub sample: u64,
 
     /// Look at all keys

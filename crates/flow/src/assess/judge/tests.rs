@@ -138,6 +138,9 @@ fn slots_that_are_not_at_rest() {
     let side = Side::Source;
     let unowned = |facts: &mut Facts| (facts.source.cluster, facts.source.unowned_slots) = (true, 5);
     finds(unowned, &Finding::Unowned { side, slots: 5 });
+    let problem = "two claim slot 5".to_owned();
+    let disorder = |facts: &mut Facts| facts.source.disorder = vec!["two claim slot 5".to_owned()];
+    finds(disorder, &Finding::Disorder { side, problem });
     finds(|facts| facts.source.open_slots = 2, &Finding::OpenSlots { side, slots: 2 });
 }
 
