@@ -3,8 +3,10 @@
 //! Checks all files that git tracks or would track, and the crates of the workspace. Changes nothing.
 
 mod circles;
+mod links;
 mod source;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::process::Command;
@@ -12,7 +14,9 @@ use std::process::Command;
 use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
 
-use self::source::{Views, blank, expand_imports, line_of, without_test_modules, words};
+use self::source::{
+    Views, blank, expand_imports, line_of, test_modules, without, without_test_modules, words,
+};
 
 /// Checks the repository in the current folder, which must be its root, and prints `path:line: rule: message`
 /// for each finding. Fails if there are any, or if the repository cannot be read.
@@ -26,13 +30,18 @@ pub fn run() -> anyhow::Result<()> {
         findings.extend(check_circles(package, root));
     }
     let files = list_files()?;
+    let mut pages = BTreeMap::new();
     for path in &files {
         let bytes = std::fs::read(path).with_context(|| format!("cannot read {path}"))?;
         // What is not UTF-8 or has zero bytes is not text.
         if let Some(text) = std::str::from_utf8(&bytes).ok().filter(|text| !text.contains('\0')) {
             findings.extend(check_text(path, text));
+            if path.ends_with(".md") {
+                pages.insert(path.clone(), text.to_owned());
+            }
         }
     }
+    findings.extend(check_pages(&pages));
     findings.sort();
     for finding in &findings {
         println!("{finding}");
@@ -40,6 +49,16 @@ pub fn run() -> anyhow::Result<()> {
     ensure!(findings.is_empty(), "tidy: {} finding(s)", findings.len());
     println!("tidy: {} files and {} crates, no findings", files.len(), metadata.packages.len());
     Ok(())
+}
+
+/// Rules `link` and `contents`.
+fn check_pages(pages: &BTreeMap<String, String>) -> Vec<Finding> {
+    let dead = links::dead(pages, &|path| Path::new(path).exists());
+    let dead = dead.into_iter().map(|(path, line, what)| Finding::new(&path, line, "link", what));
+    let unlisted = links::unlisted(pages);
+    let unlisted =
+        unlisted.iter().map(|path| Finding::new(path, 1, "contents", "docs/SUMMARY.md does not name it"));
+    dead.chain(unlisted).collect()
 }
 
 /// One place where a rule is broken.
@@ -292,6 +311,28 @@ const VERSION_FIELDS: [&str; 2] = [concat!("redis", "_version"), concat!("valkey
 /// Crates that may know which version a server has: `engine` for the product, `lab` for tests.
 const VERSION_CRATES: [&str; 2] = ["crates/engine/", "crates/lab/"];
 
+/// Commands that read or write the state of a key.
+const KEY_STATE_COMMANDS: [&str; 8] =
+    ["DUMP", "RESTORE", "RESTORE-ASKING", "PTTL", "PEXPIRETIME", "PXAT", "MGET", "MSET"];
+
+/// Where they may be named: where states are read and written, where servers are asked what they can do, and
+/// what compares keys and shares nothing with that.
+const KEY_STATE_PLACES: [&str; 10] = [
+    "crates/flow/src/keys/",
+    // Chunks, and values that are compared before one of them is left alone.
+    "crates/flow/src/large/",
+    "crates/flow/src/verify/",
+    "crates/flow/src/slots/compare.rs",
+    // Moves slots as others do, to be compared with.
+    "crates/flow/src/legacy.rs",
+    "crates/engine/",
+    // Names all commands of clients.
+    "crates/front/src/command/",
+    "crates/lab/",
+    "crates/loadgen/",
+    "crates/bench/",
+];
+
 /// All rules for the text of one file.
 fn check_text(path: &str, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -378,10 +419,64 @@ fn check_rust(path: &str, text: &str) -> Vec<Finding> {
             }
         }
     }
+    if in_crate_source
+        && LIBRARIES.iter().any(|folder| path.starts_with(folder))
+        && !FLAGS_ALLOWED.contains(&path)
+    {
+        findings.extend(check_flags(path, &without(&views.code_and_strings, &test_modules(&views.code))));
+    }
     let is_pure = PURE_CRATES.iter().any(|(_, folder)| path.starts_with(folder));
     let is_test = path.ends_with("/tests.rs") || path.contains("/tests/");
+    let is_place = KEY_STATE_PLACES.iter().any(|place| path.starts_with(place));
+    if in_crate_source && !is_test && !is_place {
+        findings.extend(check_key_states(path, &views));
+    }
     if is_pure && in_crate_source && !is_test {
         findings.extend(check_pure(path, &without_test_modules(&views.code)));
+    }
+    findings
+}
+
+/// Crates that know nothing of the command line: what to do about an error is a variant of theirs, and the
+/// flags are named in `cli/src/ui/remedies.rs`.
+const LIBRARIES: [&str; 7] = [
+    "crates/core/",
+    "crates/wire/",
+    "crates/engine/",
+    "crates/flow/",
+    "crates/fleet/",
+    "crates/front/",
+    "crates/control/",
+];
+
+/// Files of libraries that may name flags: they write documents and answers for people who run a front.
+const FLAGS_ALLOWED: [&str; 2] =
+    ["crates/front/src/command/documentation.rs", "crates/front/src/command/rule.rs"];
+
+/// Rule `flag` for code and strings without comments and tests.
+fn check_flags(path: &str, text: &str) -> Vec<Finding> {
+    let is_flag = |at: &usize| {
+        let (before, after) = (text[..*at].chars().next_back(), &text[at + 2..]);
+        before.is_none_or(|c| c != '-') && after.starts_with(|c: char| c.is_ascii_lowercase())
+    };
+    let places = text.match_indices("--").map(|(at, _)| at).filter(is_flag);
+    let message = "a library names a flag: have it be a Remedy, and cli/src/ui/remedies.rs name it";
+    places.map(|at| Finding::new(path, line_of(text, at), "flag", message)).collect()
+}
+
+/// Rule `key-states`: commands that read or write the state of a key are in `flow::keys`.
+fn check_key_states(path: &str, views: &Views) -> Vec<Finding> {
+    let without_tests = without_test_modules(&views.code);
+    let mut findings = Vec::new();
+    for command in KEY_STATE_COMMANDS {
+        for (at, _) in views.code_and_strings.match_indices(&format!("\"{command}\"")) {
+            let line = line_of(&views.code_and_strings, at);
+            let of_line = |code: &str| code.lines().nth(line - 1).map(str::to_owned);
+            if of_line(&without_tests) == of_line(&views.code) {
+                let message = format!("{command}: states of keys are read and written in flow::keys");
+                findings.push(Finding::new(path, line, "key-states", message));
+            }
+        }
     }
     findings
 }
@@ -596,6 +691,19 @@ mod tests {
     }
 
     #[test]
+    fn states_of_keys_have_one_place() {
+        let source = "fn a(link: &mut Link) { link.push(&[b\"DUMP\", key]); }\n// \"DUMP\"\n";
+        assert_eq!(found("crates/flow/src/slots/lane.rs", source), ["1 key-states"]);
+        assert_eq!(found("crates/front/src/migrate/carry.rs", source), ["1 key-states"]);
+        for place in ["crates/flow/src/keys/read.rs", "crates/flow/src/verify/batch.rs", "e2e/src/lib.rs"] {
+            assert!(found(place, source).is_empty(), "{place}");
+        }
+        let test = format!("#[cfg(test)]\nmod tests {{\n    {source}}}\n");
+        assert!(found("crates/flow/src/slots/lane.rs", &test).is_empty());
+        assert!(found("crates/cli/src/main.rs", "fn a() -> &str { \"DUMP of a key\" }\n").is_empty());
+    }
+
+    #[test]
     fn pure_crates_do_no_io() {
         let in_core = |source: &str| found("crates/core/src/a.rs", source);
         let impure = [
@@ -636,5 +744,14 @@ mod tests {
         assert_eq!(in_core("#[cfg(test)]\nmod tests {\n    fn a() {}\n}\nuse std::fs;\n"), ["5 pure"]);
         assert!(found("crates/core/src/tests.rs", "use std::fs;\n").is_empty());
         assert!(found("crates/wire/tests/a.rs", "use std::fs;\n").is_empty());
+    }
+
+    #[test]
+    fn libraries_name_no_flags() {
+        let text = "/// As `--max-pause` says.\nconst A: &str = \"x --max-pause\";\nconst B: &str = \"a -- b\";\n\
+            #[cfg(test)]\nmod tests {\n    const C: &str = \"--json\";\n}\n";
+        assert_eq!(found("crates/flow/src/a.rs", text), ["2 flag"]);
+        assert!(found("crates/cli/src/a.rs", text).is_empty());
+        assert!(found("crates/front/src/command/rule.rs", text).is_empty());
     }
 }

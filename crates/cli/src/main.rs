@@ -33,21 +33,24 @@ mod safety;
 mod settings;
 mod signals;
 mod ui;
+mod version;
 
+use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 use whimbrel_engine::error::Error;
 
+use crate::commands::config::Source;
 use crate::exit::Exit;
 use crate::settings::args::{Cli, Command};
 use crate::ui::errors;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let cli = match settings::parse(&arguments) {
         Ok(cli) => cli,
         Err(e) => {
             // Help and version are no errors; clap prints them to standard output.
@@ -65,11 +68,11 @@ fn main() -> ExitCode {
         safety::keep_files_private();
     }
     start_logging();
-    run(cli.command).into()
+    run(cli).into()
 }
 
-fn run(command: Command) -> Exit {
-    match command {
+fn run(cli: Cli) -> Exit {
+    match cli.command {
         Command::Assess(args) => block_on(|stop| async move { commands::assess::run(&args, stop).await }),
         Command::Copy(args) => block_on(|stop| async move { commands::copy::run(&args, stop).await }),
         Command::Verify(args) => block_on(|stop| async move { commands::verify::run(&args, stop).await }),
@@ -90,9 +93,13 @@ fn run(command: Command) -> Exit {
         Command::Jobs(args) => block_on(|stop| async move { commands::jobs::run(&args, stop).await }),
         Command::Status(args) => block_on(|stop| async move { commands::status::run(&args, stop).await }),
         Command::Repair(args) => block_on(|stop| async move { commands::repair::run(&args, stop).await }),
+        Command::Config(args) => {
+            let file = Source { config: cli.config.map(Into::into), profile: cli.profile };
+            commands::config::run(&args.command, &file)
+        }
         Command::Demo(args) => shown(commands::demo::run(&args)),
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "whimbrel", &mut std::io::stdout());
+            clap_complete::generate(shell, &mut settings::command(), "whimbrel", &mut std::io::stdout());
             Exit::Success
         }
         Command::Man { folder } => shown(manual(folder)),
@@ -139,9 +146,9 @@ fn manual(folder: Option<std::path::PathBuf>) -> anyhow::Result<Exit> {
     match folder {
         Some(folder) => {
             std::fs::create_dir_all(&folder)?;
-            clap_mangen::generate_to(Cli::command(), folder)?;
+            clap_mangen::generate_to(settings::command(), folder)?;
         }
-        None => clap_mangen::Man::new(Cli::command()).render(&mut std::io::stdout())?,
+        None => clap_mangen::Man::new(settings::command()).render(&mut std::io::stdout())?,
     }
     Ok(Exit::Success)
 }

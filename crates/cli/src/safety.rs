@@ -1,7 +1,6 @@
 //! Files that are nobody else's business: what whimbrel keeps, and what holds its secrets.
 
 use std::fs::{File, Permissions};
-use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
@@ -48,20 +47,6 @@ pub fn check_folder(folder: &Path, is_default: bool) -> Result<()> {
         return refused("can be written to by other users", &remedy);
     }
     Ok(())
-}
-
-/// What a file says that nobody but our own user can have written; `None` where somebody else can, or there
-/// is none.
-pub fn read_own(path: &Path) -> Option<String> {
-    let mut file = File::options().read(true).custom_flags(OFlag::O_NOFOLLOW.bits()).open(path).ok()?;
-    let about = file.metadata().ok()?;
-    if about.uid() != geteuid().as_raw() || about.mode() & WRITABLE != 0 {
-        tracing::warn!(file = %path.display(), "what another user can have written is no order");
-        return None;
-    }
-    let mut text = String::new();
-    file.read_to_string(&mut text).ok()?;
-    Some(text)
 }
 
 /// Opens a file to lock it, and makes it where it is not there. A symbolic link is not followed.

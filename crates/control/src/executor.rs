@@ -430,8 +430,8 @@ impl Executor {
         for address in [handover.source_address().clone(), handover.target_address().clone()] {
             if has_other_databases(&mut self.deployment.open(&address, 0).await?).await? {
                 let message = format!(
-                    "{address} holds keys in another database than 0, which this method does not move; use \
-                        --method native"
+                    "{address} holds keys in another database than 0, which this method does not move: only the \
+                        servers' own migration does"
                 );
                 return Err(because(Why::Permanent, message));
             }
@@ -584,7 +584,7 @@ impl Executor {
             let message = format!(
                 "{} {} changes whenever it is read, and the last read took {} ms, more than the longest \
                     pause of {} ms; \
-                 stop its writers for a while, or allow a longer pause with --max-pause",
+                 stop its writers for a while, or allow a longer pause",
                 unstable.kind, unstable.key, unstable.read_ms, max_pause_ms
             );
             return Err(because(Why::TooLarge, message));

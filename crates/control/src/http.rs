@@ -27,6 +27,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::remedy::Remedy;
 
 use crate::lobby::Lobby;
 
@@ -226,8 +227,7 @@ pub async fn status_at(at: &str) -> Result<serde_json::Value> {
         Ok::<_, Box<dyn std::error::Error + Send + Sync>>(serde_json::from_slice(&bytes)?)
     };
     let fail = |e: &dyn fmt::Display| {
-        Error::own(format!("ask {at} for its status"), e)
-            .with_remedy("name the HOST:PORT that the other process was given with --http")
+        Error::own(format!("ask {at} for its status"), e).with_remedy(Remedy::NameHttpAddress)
     };
     match tokio::time::timeout(REQUEST_TIME, asked).await {
         Ok(Ok(status)) => Ok(status),

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
@@ -21,15 +21,13 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::handover::Members;
 
+use crate::clock::now_s;
 use crate::daemon::topology::Topology;
 use crate::executor::{Executor, JobProgress, Known};
 use crate::failpoint::{self, When};
 use crate::options::TransferOptions;
 use crate::report::{Ending, JobReport, Pauses};
-use crate::store::{Journal, Status, Store};
-
-/// How often somebody's wish to cancel is looked for.
-const CANCEL_PERIOD: Duration = Duration::from_millis(200);
+use crate::store::{Journal, Status};
 
 /// How often others are shown how the job stands, at most.
 const PUBLISH_PERIOD: Duration = Duration::from_millis(500);
@@ -154,32 +152,24 @@ pub async fn run(
     cancel: CancellationToken,
 ) -> Result<JobReport> {
     let started = Instant::now();
-    // A token of its own: somebody who cancels this job does not mean the others.
-    let asked = CancellationToken::new();
-    if cancel.is_cancelled() {
-        asked.cancel();
-    }
     let mut executor = Executor::new(
         deployment,
         record.transfer.clone(),
         record.job.rules().clone(),
         record.job.id().to_string(),
         view.progress.clone(),
-        asked.clone(),
+        cancel.clone(),
         known(&record),
     );
     let (keys_handed_over, keys_total) = record.keys();
     view.progress.keys_total.store(keys_total, Ordering::Relaxed);
     view.progress.keys_handed_over.store(keys_handed_over, Ordering::Relaxed);
-    let (store, id) = (journal.store().clone(), journal.id().to_owned());
-    let watcher = tokio::spawn(watch_for_cancel(store, id, cancel, asked.clone()));
     let latest = Mutex::new(Some(status_now(&record, view)));
     let outcome = tokio::select! {
         biased;
-        outcome = drive(&mut record, journal, &mut executor, view, &latest, &asked) => outcome,
+        outcome = drive(&mut record, journal, &mut executor, view, &latest, &cancel) => outcome,
         never = publish(journal, &latest, &view.progress) => match never {},
     };
-    watcher.abort();
     if record.job.has_ended() {
         executor.put_back().await;
     }
@@ -313,20 +303,6 @@ fn advance(job: &mut Job, event: Event, effects: &mut Vec<whimbrel_core::migrati
     step(job, event, effects).map_err(|reject| Error::own("go on with a job", reject))
 }
 
-/// Cancels `asked` once all are to be cancelled, or somebody asks for this job.
-pub(crate) async fn watch_for_cancel(
-    store: Store,
-    id: String,
-    all: CancellationToken,
-    asked: CancellationToken,
-) {
-    while !all.is_cancelled() && !store.is_cancel_asked(&id) {
-        // Cut short, or not: either way it is looked at again.
-        let _ = all.run_until_cancelled(tokio::time::sleep(CANCEL_PERIOD)).await;
-    }
-    asked.cancel();
-}
-
 /// How a job stands that this process runs: the batch at hand counts by its keys.
 fn status_now(record: &Record, view: &View) -> Status {
     Status { keys_moved: view.progress.keys().0, ..status(record) }
@@ -353,6 +329,7 @@ pub fn status(record: &Record) -> Status {
         created_s: record.created_s,
         updated_s: now_s(),
         ended: job.has_ended(),
+        ..Status::default()
     }
 }
 
@@ -408,8 +385,4 @@ fn report(job: &Job, took: Duration, view: &View, notices: Vec<String>) -> JobRe
         braked_ms: view.progress.braked_ms.load(std::sync::atomic::Ordering::Relaxed),
         notices,
     }
-}
-
-pub(crate) fn now_s() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

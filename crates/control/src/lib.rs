@@ -5,6 +5,7 @@
 //! - [`daemon`]: a server that takes jobs, in Valkey's own commands;
 //! - [`fleet`]: the coordinator of members that share the partitions of one table;
 //! - [`store`]: where jobs are written down;
+//! - [`steering`]: how others see and ask a job that runs;
 //! - [`strangers`]: what others do with the nodes of a cluster;
 //! - [`canary`]: a client of our own that notes what the users' clients meet;
 //! - [`report`]: what a job came to;
@@ -15,6 +16,7 @@
 //! carries it out, says truthfully what came of it, and writes it down.
 
 pub mod canary;
+pub mod clock;
 pub mod daemon;
 mod executor;
 mod failpoint;
@@ -26,6 +28,8 @@ pub mod options;
 pub mod repair;
 pub mod report;
 pub mod service;
+mod socket;
+pub mod steering;
 pub mod store;
 pub mod strangers;
 

@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -15,19 +16,24 @@ use whimbrel_core::node::NodeId;
 use whimbrel_core::plan::{BatchLimits, Move, batches};
 use whimbrel_core::slot::{Slot, SlotRange, SlotSet};
 use whimbrel_engine::deployment::Deployment;
-use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::handover::{FenceKind, Handover, HandoverOptions};
 use whimbrel_engine::native::{self, NativeKind, NativeOptions, NativePhase, NativeState, Peer};
 use whimbrel_flow::legacy::{self, LegacyOptions, LegacyProgress};
 
+use crate::clock::now_s;
 use crate::executor::process_name;
-use crate::job::{self, Record, View, now_s};
+use crate::job::{self, Record, View};
 use crate::options::TransferOptions;
 use crate::report::{Ending, JobReport};
+use crate::steering::{Call, Refusal, Request, Socket, SocketFile, Standing, Steered};
 use crate::store::{Journal, Status, Store};
 
 /// How many jobs run at once: each has its own source, and its own connections and buffers.
 pub const PARALLEL_MAX: usize = 8;
+
+/// How long the process that runs a job may take to answer.
+const ASKED_WITHIN: Duration = Duration::from_secs(20);
 
 /// How many addresses are written down with a job.
 const NODES_MAX: usize = 32;
@@ -271,17 +277,20 @@ impl PlainRecord {
             created_s: self.created_s,
             updated_s: now_s(),
             ended,
+            ..Status::default()
         }
     }
 }
 
-/// A job that is ready to run, with its journal.
+/// A job that is ready to run, with its journal. Others can ask it, also while it waits for its turn.
 #[derive(Debug)]
 pub struct Ready {
     /// What it is.
     pub task: Task,
     /// What a display reads while it runs.
     pub view: Arc<View>,
+    // Dropped in this order: the socket is gone before somebody else can open the journal.
+    asked: Asked,
     journal: Journal,
 }
 
@@ -289,12 +298,87 @@ impl Ready {
     /// Takes up a job that is in the folder and that nobody runs.
     ///
     /// # Errors
-    /// As [`Store::open`] and [`Task::load`].
+    /// As [`Store::open`] and [`Task::load`]; `Own` where its socket cannot be made.
     pub fn open(store: &Store, id: &str) -> Result<Ready> {
         let journal = store.open(id)?;
         let task = Task::load(&journal)?;
-        Ok(Ready { task, view: Arc::default(), journal })
+        Ready::new(task, journal)
     }
+
+    fn new(task: Task, journal: Journal) -> Result<Ready> {
+        *journal.latest().lock() = task.status();
+        let asked = Asked::begin(&journal)?;
+        Ok(Ready { task, view: Arc::default(), asked, journal })
+    }
+
+    /// Has it roll back what it has begun, in its turn.
+    pub fn cancel(&self) {
+        self.asked.cancel.cancel();
+    }
+}
+
+/// How others ask a job that moves slots.
+#[derive(Debug)]
+struct Asked {
+    /// Cancelled when somebody wants the job cancelled.
+    cancel: CancellationToken,
+    closing: CancellationToken,
+    file: Arc<SocketFile>,
+}
+
+impl Asked {
+    fn begin(journal: &Journal) -> Result<Asked> {
+        let socket = Socket::bind(&journal.store().socket(journal.id()))?;
+        let (cancel, closing, file) = (CancellationToken::new(), CancellationToken::new(), socket.file());
+        let moving = Moving { latest: journal.latest(), cancel: cancel.clone() };
+        tokio::spawn(socket.serve(Arc::new(moving), closing.clone()));
+        Ok(Asked { cancel, closing, file })
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        self.file.remove();
+        self.closing.cancel();
+    }
+}
+
+/// What a job that moves slots answers.
+struct Moving {
+    latest: Arc<Mutex<Status>>,
+    cancel: CancellationToken,
+}
+
+impl Steered for Moving {
+    async fn standing(&self) -> Standing {
+        Standing { job: self.latest.lock().clone(), details: serde_json::Value::Null }
+    }
+
+    async fn carry_out(
+        &self,
+        request: Request,
+        _withdrawn: CancellationToken,
+    ) -> std::result::Result<serde_json::Value, Refusal> {
+        match request {
+            Request::Cancel => {
+                self.cancel.cancel();
+                Ok(serde_json::Value::Null)
+            }
+            _ => Err(Refusal::unsupported("a move of slots can be cancelled, and nothing else")),
+        }
+    }
+}
+
+/// Asks the process that runs a job to cancel it. It has not done so yet when this returns.
+///
+/// # Errors
+/// `Own` where it cannot be asked; `Unfit` where it refuses.
+pub async fn ask_to_cancel(store: &Store, id: &str) -> Result<()> {
+    let socket = store.socket(id);
+    let call = Call { socket: &socket, request: Request::Cancel, within: ASKED_WITHIN };
+    let answer = call.make(&CancellationToken::new(), |_| {}).await?;
+    let refused = |refusal: Refusal| Error::unfit(Side::Own, "", format!("cancel job {id}"), refusal.text);
+    answer.outcome.map(drop).map_err(refused)
 }
 
 /// Jobs for planned moves, written down and not begun. `keys_of` tells how many keys a node has in a slot.
@@ -344,7 +428,7 @@ pub async fn prepare(
         let journal = store.create(task.id().as_str())?;
         task.save(&journal)?;
         journal.publish(&task.status());
-        jobs.push(Ready { task, view: Arc::default(), journal });
+        jobs.push(Ready::new(task, journal)?);
     }
     Ok(jobs)
 }
@@ -405,33 +489,35 @@ async fn run_queue(
 ) -> Result<Vec<JobReport>> {
     let mut reports = Vec::with_capacity(queue.len());
     for ready in queue {
-        let Ready { task, view, journal } = ready;
+        let Ready { task, view, journal, asked } = ready;
         if (cancel.is_cancelled() || enough.is_cancelled()) && task.is_fresh() {
             let (id, source, target) = (task.id().to_string(), task.source().clone(), task.target().clone());
             reports.push(JobReport::not_started(id, source, target, task.slots(), task.method()));
             let store = journal.store().clone();
-            drop(journal);
+            drop((asked, journal));
             store.remove(task.id().as_str())?;
             continue;
         }
+        // Who cancels this job does not mean the others; who cancels all of them means this one as well.
+        let (all, this) = (cancel.clone(), asked.cancel.clone());
+        if all.is_cancelled() {
+            this.cancel();
+        }
+        let watcher = tokio::spawn(async move {
+            all.cancelled().await;
+            this.cancel();
+        });
         let report = match task {
             Task::External(record) => {
-                job::run(*record, &journal, deployment.clone(), &view, cancel.clone()).await?
+                job::run(*record, &journal, deployment.clone(), &view, asked.cancel.clone()).await
             }
             Task::Plain(plain) => {
                 journal.save(&PlainRecord { begun: true, ..plain.clone() }, None)?;
-                let asked = CancellationToken::new();
-                let watcher = tokio::spawn(job::watch_for_cancel(
-                    journal.store().clone(),
-                    journal.id().to_owned(),
-                    cancel.clone(),
-                    asked.clone(),
-                ));
-                let report = run_plain(&plain, &journal, &deployment, &view, &asked).await;
-                watcher.abort();
-                report
+                Ok(run_plain(&plain, &journal, &deployment, &view, &asked.cancel).await)
             }
         };
+        watcher.abort();
+        let report = report?;
         if report.ending != Ending::Done {
             enough.cancel();
         }

@@ -1,24 +1,27 @@
 //! Where jobs are written down, so that a killed whimbrel can go on, and so that others can see them.
 //!
-//! One folder, and in it for each job:
+//! The folder `jobs` below the state folder, and in it for each job:
 //!
-//! - `ID.job`: its journal, a redb file. The process that runs the job has it open, and locked;
-//! - `ID.json`: how it stands, for `whimbrel jobs list`, replaced as a whole every now and then. The journal
-//!   knows better, but can be read only while nobody runs the job;
-//! - `ID.cancel`: somebody wants the job cancelled. The process that runs it looks for this file.
+//! - `ID.json`: how it stands, replaced as a whole every second or so. Those of jobs that have ended are kept
+//!   for 30 days, and at most 1,000 of them;
+//! - `ID.socket`: where the process that runs it takes requests, see [`crate::steering`];
+//! - `ID.job`: for one that moves slots its journal, a redb file. The process that runs the job has it open,
+//!   and locked. Other kinds have theirs in the state folder, see `whimbrel_flow::journal`.
 //!
 //! No password and no value is in any of them; names of keys may be in the reason why a job failed.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use redb::{Database, ReadableDatabase, TableDefinition};
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use whimbrel_engine::error::{Error, Result};
-use whimbrel_flow::journal::{make_anew, refuse_link, write_whole};
+use whimbrel_engine::remedy::Remedy;
+use whimbrel_flow::journal::{self, Documents, OpenError, RedbDocuments, write_whole};
 
-/// The only table: names to JSON documents.
-const DOCUMENTS: TableDefinition<'_, &str, &str> = TableDefinition::new("documents");
+use crate::clock::now_s;
+use crate::socket::is_served;
 
 /// Format of the document. A file of another format is refused with a clear message.
 const FORMAT: &str = "1";
@@ -26,37 +29,83 @@ const FORMAT: &str = "1";
 /// Journals above this number are not listed: the folder is not ours alone.
 const JOBS_MAX: usize = 10_000;
 
+/// How long it is kept how a job ended, in seconds, and of how many.
+const ENDED_FOR_S: u64 = 30 * 24 * 3600;
+const ENDED_MAX: usize = 1_000;
+
 /// The folder of the jobs.
 #[derive(Debug, Clone)]
 pub struct Store {
     folder: PathBuf,
 }
 
-/// How a job stands, as others see it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// What a job does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// Moves slots within a cluster.
+    #[default]
+    Move,
+    /// Copies a deployment.
+    Copy,
+    /// Compares two.
+    Verify,
+    /// Keeps one equal to another.
+    Sync,
+    /// Serves clients while keys move from one server to another.
+    Front,
+}
+
+impl Kind {
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Kind::Move => "move",
+            Kind::Copy => "copy",
+            Kind::Verify => "verify",
+            Kind::Sync => "sync",
+            Kind::Front => "front",
+        }
+    }
+
+    /// Whether a job of this kind goes on with a journal in the state folder.
+    fn has_journal(self) -> bool {
+        matches!(self, Kind::Copy | Kind::Verify | Kind::Sync)
+    }
+}
+
+/// How a job stands, as others see it. What only jobs that move slots have is empty for others.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Status {
     /// Its name.
     pub id: String,
-    /// The cluster, as `HOST:PORT` without credentials.
+    /// What it does.
+    #[serde(default)]
+    pub kind: Kind,
+    /// The cluster whose slots move, as `HOST:PORT` without credentials.
+    #[serde(default)]
     pub cluster: String,
     /// Addresses of the cluster's primaries when the job was made, likewise.
     #[serde(default)]
     pub nodes: Vec<String>,
-    /// Node id of the source.
+    /// The source, as `HOST:PORT` without credentials; where slots move, its node id.
     pub source: String,
-    /// Node id of the target.
+    /// The target, likewise.
     pub target: String,
-    /// All of its slots, as ranges.
+    /// All slots that move, as ranges.
+    #[serde(default)]
     pub slots: String,
     /// The slots that have been handed over.
+    #[serde(default)]
     pub moved: String,
-    /// How many keys the slots had when the job was made; 0 where nobody counted.
+    /// How many keys the job is about; 0 where nobody counted.
     #[serde(default)]
     pub keys: u64,
-    /// How many of them are at the target.
+    /// How many of them are done with.
     #[serde(default)]
     pub keys_moved: u64,
-    /// `external`, `native` or `legacy`.
+    /// Of a move of slots: `external`, `native` or `legacy`.
+    #[serde(default)]
     pub method: String,
     /// The phase it is in.
     pub phase: String,
@@ -68,6 +117,13 @@ pub struct Status {
     pub updated_s: u64,
     /// True once nothing is left to be done for it.
     pub ended: bool,
+    /// What goes on with it, as arguments for whimbrel; empty where it is the same for all of its kind, or
+    /// nothing can.
+    #[serde(default)]
+    pub again: Vec<String>,
+    /// Where it listens, for one that serves clients.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub listen: Option<String>,
 }
 
 /// A job in the folder.
@@ -93,13 +149,16 @@ impl Store {
     pub fn create(&self, id: &str) -> Result<Journal> {
         std::fs::create_dir_all(&self.folder).map_err(|e| self.fail(id, &e))?;
         let path = self.path(id, "job");
-        refuse_link(&path).map_err(|e| self.fail(id, &e))?;
-        if path.exists() {
+        if path.symlink_metadata().is_ok() {
             return Err(self.fail(id, &"a job of this name exists"));
         }
-        let db = Database::create(&path).map_err(|e| self.fail(id, &e))?;
-        let journal = Journal { store: self.clone(), id: id.to_owned(), db };
+        let documents = RedbDocuments::create(&path).map_err(|e| match e {
+            OpenError::InUse => self.fail(id, &"a job of this name exists"),
+            OpenError::Failed(e) => self.fail(id, &e),
+        })?;
+        let journal = self.journal(id, documents);
         journal.write(&[("format", FORMAT)])?;
+        self.prune();
         Ok(journal)
     }
 
@@ -110,17 +169,15 @@ impl Store {
     pub fn open(&self, id: &str) -> Result<Journal> {
         let path = self.path(id, "job");
         if !path.exists() {
-            return Err(self
-                .fail(id, &"there is no such job")
-                .with_remedy("see `whimbrel jobs list`; another --state-dir perhaps"));
+            return Err(self.fail(id, &"there is no such job").with_remedy(Remedy::ListJobs));
         }
-        let db = Database::open(&path).map_err(|e| match e {
-            redb::DatabaseError::DatabaseAlreadyOpen => self
-                .fail(id, &"another whimbrel is running this job")
-                .with_remedy("wait for it, or cancel it with `whimbrel jobs cancel`"),
-            other => self.fail(id, &other),
+        let documents = RedbDocuments::open(&path).map_err(|e| match e {
+            OpenError::InUse => {
+                self.fail(id, &"another whimbrel is running this job").with_remedy(Remedy::WaitOrCancelJob)
+            }
+            OpenError::Failed(e) => self.fail(id, &e),
         })?;
-        let journal = Journal { store: self.clone(), id: id.to_owned(), db };
+        let journal = self.journal(id, documents);
         match journal.read("format")?.as_deref() {
             Some(FORMAT) => Ok(journal),
             _ => Err(self.fail(id, &"it was written by another version of whimbrel")),
@@ -132,51 +189,111 @@ impl Store {
     /// # Errors
     /// `Own` where the folder cannot be read.
     pub fn list(&self) -> Result<Vec<Entry>> {
+        let mut entries: Vec<Entry> =
+            self.published()?.into_iter().filter_map(|status| self.look(status)).collect();
+        entries.sort_by(|a, b| (a.status.created_s, &a.status.id).cmp(&(b.status.created_s, &b.status.id)));
+        Ok(entries)
+    }
+
+    /// How jobs stand as they were last written down, in no order.
+    fn published(&self) -> Result<Vec<Status>> {
         let files = match std::fs::read_dir(&self.folder) {
             Ok(files) => files,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(e) => return Err(self.fail("list", &e)),
         };
-        let mut entries: Vec<Entry> = files
-            .filter_map(|file| {
-                file.ok()?.path().file_name()?.to_str()?.strip_suffix(".json").map(str::to_owned)
-            })
-            .take(JOBS_MAX)
-            .filter_map(|id| {
-                let text = std::fs::read_to_string(self.path(&id, "json")).ok()?;
-                let status: Status = serde_json::from_str(&text).ok()?;
-                Some(if status.ended { Entry { status, running: false } } else { self.look(&id, status) })
-            })
-            .collect();
-        entries.sort_by(|a, b| (a.status.created_s, &a.status.id).cmp(&(b.status.created_s, &b.status.id)));
-        Ok(entries)
+        let ids = files.filter_map(|file| {
+            file.ok()?.path().file_name()?.to_str()?.strip_suffix(".json").map(str::to_owned)
+        });
+        Ok(ids.take(JOBS_MAX).filter_map(|id| self.find(&id)).collect())
+    }
+
+    /// How a job stood when that was last written down; `None` where it never was.
+    pub fn find(&self, id: &str) -> Option<Status> {
+        serde_json::from_str(&std::fs::read_to_string(self.path(id, "json")).ok()?).ok()
+    }
+
+    /// The job with whether a process runs it; `None` for one that is over although nobody could say so.
+    fn look(&self, published: Status) -> Option<Entry> {
+        match published.kind {
+            _ if published.ended => Some(Entry { status: published, running: false }),
+            Kind::Move => Some(self.look_at_journal(published)),
+            kind => {
+                let running = self.is_served(&published.id);
+                let is_over = !running && kind.has_journal() && !self.has_journal(&published.id);
+                (!is_over).then_some(Entry { status: published, running })
+            }
+        }
+    }
+
+    /// Whether a journal of this name is in the state folder.
+    fn has_journal(&self, id: &str) -> bool {
+        self.folder.parent().is_some_and(|state_dir| journal::exists(state_dir, id))
     }
 
     /// Whether a process has the job open; where none has, what was written down last is what counts.
-    fn look(&self, id: &str, published: Status) -> Entry {
-        let db = match Database::open(self.path(id, "job")) {
+    fn look_at_journal(&self, published: Status) -> Entry {
+        let id = published.id.clone();
+        let documents = match RedbDocuments::open(&self.path(&id, "job")) {
+            Ok(documents) => documents,
             Err(e) => {
-                let running = matches!(e, redb::DatabaseError::DatabaseAlreadyOpen);
-                return Entry { status: published, running };
+                return Entry { status: published, running: matches!(e, OpenError::InUse) };
             }
-            Ok(db) => db,
         };
-        let journal = Journal { store: self.clone(), id: id.to_owned(), db };
+        let journal = self.journal(&id, documents);
         let saved = journal.read("status").ok().flatten().and_then(|text| serde_json::from_str(&text).ok());
         Entry { status: saved.unwrap_or(published), running: false }
     }
 
-    /// Asks the process that runs the job to cancel it.
-    ///
-    /// # Errors
-    /// `Own` where the file cannot be written.
-    pub fn ask_to_cancel(&self, id: &str) -> Result<()> {
-        make_anew(&self.path(id, "cancel")).map(drop).map_err(|e| self.fail(id, &e))
+    /// Where the process that runs a job takes requests.
+    pub fn socket(&self, id: &str) -> PathBuf {
+        self.path(id, "socket")
     }
 
-    /// Whether somebody wants the job cancelled.
-    pub fn is_cancel_asked(&self, id: &str) -> bool {
-        self.path(id, "cancel").exists()
+    /// Whether a process takes requests there; also where it is stopped or hangs.
+    pub fn is_served(&self, id: &str) -> bool {
+        is_served(&self.socket(id))
+    }
+
+    /// Shows others how a job stands. Nothing depends on it, so a failure is no error.
+    pub fn publish(&self, status: &Status) {
+        let publish = || {
+            std::fs::create_dir_all(&self.folder)?;
+            write_whole(&self.path(&status.id, "json"), status)
+        };
+        if let Err(error) = publish() {
+            tracing::warn!(%error, "the job's status could not be written");
+        }
+    }
+
+    /// Keeps how a job ended under a name of its own: its next run has the same name. Nothing depends on it,
+    /// so a failure is no error.
+    pub fn end(&self, status: &Status) {
+        self.publish(&Status { id: format!("{}-{:x}", status.id, status.created_s), ..status.clone() });
+        self.forget(&status.id);
+        self.prune();
+    }
+
+    /// Does not show a job any more; its journal stays.
+    pub fn forget(&self, id: &str) {
+        // It may not be there.
+        let _ = std::fs::remove_file(self.path(id, "json"));
+    }
+
+    /// Forgets those that ended long ago, and those above the number that is kept.
+    fn prune(&self) {
+        let Ok(mut ended) = self.published() else { return };
+        ended.retain(|status| status.ended);
+        ended.sort_by_key(|status| std::cmp::Reverse(status.updated_s));
+        let now_s = now_s();
+        let is_old = |status: &Status| status.updated_s.saturating_add(ENDED_FOR_S) < now_s;
+        for (place, status) in ended.iter().enumerate() {
+            if (place >= ENDED_MAX || is_old(status))
+                && let Err(error) = self.remove(&status.id)
+            {
+                tracing::warn!(%error, "an old job could not be forgotten");
+            }
+        }
     }
 
     /// Forgets a job.
@@ -184,13 +301,18 @@ impl Store {
     /// # Errors
     /// `Own` where a file cannot be removed.
     pub fn remove(&self, id: &str) -> Result<()> {
-        for ending in ["cancel", "job", "json"] {
+        for ending in ["job", "json"] {
             match std::fs::remove_file(self.path(id, ending)) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(self.fail(id, &e)),
                 _ => {}
             }
         }
         Ok(())
+    }
+
+    fn journal(&self, id: &str, documents: RedbDocuments) -> Journal {
+        let documents = Box::new(documents);
+        Journal { store: self.clone(), id: id.to_owned(), documents, latest: Arc::default() }
     }
 
     fn path(&self, id: &str, ending: &str) -> PathBuf {
@@ -201,7 +323,7 @@ impl Store {
 
     fn fail(&self, id: &str, what: &dyn std::fmt::Display) -> Error {
         Error::own(format!("job {id} in {}", self.folder.display()), what)
-            .with_remedy("see that the disk has room, or choose another folder with --state-dir")
+            .with_remedy(Remedy::ChooseStateDir("see that the disk has room"))
     }
 }
 
@@ -210,7 +332,8 @@ impl Store {
 pub struct Journal {
     store: Store,
     id: String,
-    db: Database,
+    documents: Box<dyn Documents>,
+    latest: Arc<Mutex<Status>>,
 }
 
 impl Journal {
@@ -248,33 +371,21 @@ impl Journal {
 
     /// Shows others how the job stands. Nothing depends on it, so a failure is no error.
     pub fn publish(&self, status: &Status) {
-        if let Err(error) = write_whole(&self.store.path(&self.id, "json"), status) {
-            tracing::warn!(%error, "the job's status could not be written");
-        }
+        self.latest.lock().clone_from(status);
+        self.store.publish(status);
+    }
+
+    /// How the job stood when that was [published](Journal::publish) last.
+    pub fn latest(&self) -> Arc<Mutex<Status>> {
+        self.latest.clone()
     }
 
     fn read(&self, name: &str) -> Result<Option<String>> {
-        let read = || -> std::result::Result<Option<String>, redb::Error> {
-            let tx = self.db.begin_read()?;
-            let table = tx.open_table(DOCUMENTS)?;
-            Ok(table.get(name)?.map(|v| v.value().to_owned()))
-        };
-        read().map_err(|e| self.fail(&e))
+        self.documents.read(name).map_err(|e| self.fail(&e))
     }
 
     fn write(&self, documents: &[(&str, &str)]) -> Result<()> {
-        let write = || -> std::result::Result<(), redb::Error> {
-            let tx = self.db.begin_write()?;
-            {
-                let mut table = tx.open_table(DOCUMENTS)?;
-                for (name, text) in documents {
-                    table.insert(*name, *text)?;
-                }
-            }
-            tx.commit()?;
-            Ok(())
-        };
-        write().map_err(|e| self.fail(&e))
+        self.documents.write(documents).map_err(|e| self.fail(&e))
     }
 
     fn fail(&self, what: &dyn std::fmt::Display) -> Error {
@@ -313,7 +424,6 @@ mod tests {
         let status = Status {
             id: "a-1".to_owned(),
             cluster: "127.0.0.1:7000".to_owned(),
-            nodes: Vec::new(),
             source: "s".to_owned(),
             target: "t".to_owned(),
             slots: "0-5".to_owned(),
@@ -322,10 +432,9 @@ mod tests {
             keys_moved: 3,
             method: "external".to_owned(),
             phase: "Streaming".to_owned(),
-            message: String::new(),
             created_s: 1,
             updated_s: 2,
-            ended: false,
+            ..Status::default()
         };
         journal.publish(&status);
         assert_eq!(store.list().expect("listed"), [Entry { status: status.clone(), running: true }]);
@@ -334,10 +443,44 @@ mod tests {
         journal.save(&vec![1], Some(&later)).expect("saved");
         drop(journal);
         assert_eq!(store.list().expect("listed"), [Entry { status: later, running: false }]);
-        assert!(!store.is_cancel_asked("a-1"));
-        store.ask_to_cancel("a-1").expect("asked");
-        assert!(store.is_cancel_asked("a-1"));
         store.remove("a-1").expect("removed");
-        assert!(store.list().expect("listed").is_empty() && !store.is_cancel_asked("a-1"));
+        assert!(store.list().expect("listed").is_empty());
+    }
+
+    #[test]
+    fn how_jobs_ended_is_kept_for_a_while() {
+        let (_folder, store) = store();
+        let copy = |id: &str, updated_s: u64| Status {
+            id: id.to_owned(),
+            kind: Kind::Copy,
+            created_s: 17,
+            updated_s,
+            ..Status::default()
+        };
+        let now_s = now_s();
+        store.publish(&copy("copy-1", now_s));
+        store.end(&Status { ended: true, ..copy("copy-1", now_s) });
+        store.end(&Status { ended: true, ..copy("copy-2", now_s - ENDED_FOR_S - 1) });
+        let listed = store.list().expect("listed");
+        let ids: Vec<&str> = listed.iter().map(|entry| entry.status.id.as_str()).collect();
+        assert_eq!(ids, ["copy-1-11"], "one is too old, and the other runs no more");
+        for number in 0..ENDED_MAX as u64 + 5 {
+            store.publish(&Status { ended: true, ..copy(&format!("copy-9-{number}"), now_s + number) });
+        }
+        store.prune();
+        let listed = store.list().expect("listed");
+        assert_eq!(listed.len(), ENDED_MAX, "the oldest are forgotten");
+        assert!(!listed.iter().any(|entry| entry.status.id == "copy-1-11"));
+    }
+
+    /// One whose process was killed is listed while there is something to go on with.
+    #[test]
+    fn a_copy_without_its_journal_is_over() {
+        let (folder, store) = store();
+        store.publish(&Status { id: "copy-1".to_owned(), kind: Kind::Copy, ..Status::default() });
+        std::fs::write(folder.path().join("copy-1.journal"), "").expect("written");
+        assert_eq!(store.list().expect("listed").len(), 1);
+        std::fs::remove_file(folder.path().join("copy-1.journal")).expect("removed");
+        assert!(store.list().expect("listed").is_empty());
     }
 }

@@ -7,6 +7,8 @@ use whimbrel_core::slot::Slot;
 use whimbrel_wire::scan::Malformed;
 use whimbrel_wire::value::Value;
 
+use crate::remedy::Remedy;
+
 /// Which side of a transfer something concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -103,8 +105,10 @@ pub struct Error {
     pub tried: Box<str>,
     /// What went wrong.
     pub kind: ErrorKind,
+    /// What became of what it was about, where that has to be known in any case; or empty.
+    pub left: Box<str>,
     /// What the user can do about it.
-    pub remedy: Option<Box<str>>,
+    pub remedy: Option<Box<Remedy>>,
 }
 
 /// The result of everything that talks to a server.
@@ -113,7 +117,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// A new error without a remedy.
     pub fn new(side: Side, at: impl Into<Box<str>>, tried: impl Into<Box<str>>, kind: ErrorKind) -> Self {
-        Error { side, at: at.into(), tried: tried.into(), kind, remedy: None }
+        Error { side, at: at.into(), tried: tried.into(), kind, left: Box::default(), remedy: None }
     }
 
     /// The deployment cannot do what is asked of it.
@@ -133,8 +137,15 @@ impl Error {
 
     /// Adds what the user can do.
     #[must_use]
-    pub fn with_remedy(mut self, remedy: impl Into<Box<str>>) -> Self {
-        self.remedy = Some(remedy.into());
+    pub fn with_remedy(mut self, remedy: impl Into<Remedy>) -> Self {
+        self.remedy = Some(Box::new(remedy.into()));
+        self
+    }
+
+    /// Adds what became of what it was about.
+    #[must_use]
+    pub fn with_left(mut self, left: impl Into<Box<str>>) -> Self {
+        self.left = left.into();
         self
     }
 
@@ -206,6 +217,9 @@ impl fmt::Display for Problem<'_> {
             ErrorKind::Forbidden { command, answer } => write!(f, "{command} is refused there: {answer}")?,
             ErrorKind::StillWritten(still) => write!(f, "{still}")?,
             ErrorKind::Own(what) => f.write_str(what)?,
+        }
+        if !error.left.is_empty() {
+            write!(f, " ({})", error.left)?;
         }
         match &error.kind {
             // What makes no sense there says so by itself.
@@ -373,6 +387,13 @@ mod tests {
         let e = Error::new(Side::Source, "a:1", "DUMP of a key", ErrorKind::Closed).with_remedy("try again");
         assert_eq!(e.problem(), "source a:1: the server closed the connection (tried: DUMP of a key)");
         assert_eq!(e.to_string(), format!("{}; try again", e.problem()));
+        let e = Error::unfit(Side::Target, "a:1", "MIGRATE", "no").with_left("it was left at the source");
+        assert_eq!(e.to_string(), "target a:1: no (it was left at the source)");
+        let e = Error::own("MIGRATE", "no").with_left("it was left").with_remedy(Remedy::AllowLongerPause);
+        assert_eq!(
+            e.to_string(),
+            "whimbrel: no (it was left) (tried: MIGRATE); allow a longer pause, or compare less"
+        );
     }
 
     #[test]

@@ -29,6 +29,7 @@ pub mod login;
 pub mod native;
 pub mod nodes;
 pub mod probe;
+pub mod remedy;
 pub mod seal;
 pub mod sentinel;
 pub mod slot_keys;

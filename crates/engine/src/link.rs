@@ -7,8 +7,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use parking_lot::Mutex;
 use rustls_pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
@@ -20,6 +21,7 @@ use whimbrel_wire::value::Value;
 use crate::endpoint::{Address, Endpoint};
 use crate::error::{Code, Error, ErrorKind, Result, ServerError};
 use crate::login::Token;
+use crate::remedy::Remedy;
 use crate::tls;
 
 /// How a connection behaves.
@@ -552,7 +554,7 @@ impl Link {
                             io::Error::other(format!("the password is not valid any more: {}", e.text));
                         return Err(self
                             .fail("log in", ErrorKind::Connect(what))
-                            .with_remedy("name with --password-ttl for how long a password is valid"));
+                            .with_remedy(Remedy::NamePasswordTtl));
                     }
                     let what = format!("the server refused the credentials: {}", e.text);
                     return Err(self
@@ -562,9 +564,7 @@ impl Link {
                 (_, Code::NoAuth) => {
                     return Err(self
                         .fail("log in", ErrorKind::Auth("the server wants a password".to_owned()))
-                        .with_remedy(
-                            "name it in the URL, in a file, or in the environment variable that --help tells",
-                        ));
+                        .with_remedy(Remedy::NamePassword));
                 }
                 // A name and replica reads are a courtesy: a proxy or an ACL may forbid them, and a
                 // standalone server knows no READONLY.
@@ -591,7 +591,17 @@ enum Kind {
     Tcp(TcpStream),
     Unix(UnixStream),
     Tls(Box<TlsStream<TcpStream>>),
-    Within { pipe: DuplexStream, _guard: Box<dyn Send + Sync> },
+    /// In a mutex, which is never locked, as the whole is shared among threads that only look at it.
+    Within(Mutex<Box<dyn Within>>),
+}
+
+/// Something in this process that stands for a server.
+trait Within: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Within for T {}
+
+fn within(stream: &mut Mutex<Box<dyn Within>>) -> &mut Box<dyn Within> {
+    stream.get_mut()
 }
 
 impl std::fmt::Debug for Io {
@@ -600,18 +610,16 @@ impl std::fmt::Debug for Io {
             Kind::Tcp(_) => "Tcp",
             Kind::Unix(_) => "Unix",
             Kind::Tls(_) => "Tls",
-            Kind::Within { .. } => "Within",
+            Kind::Within(_) => "Within",
         };
         write!(f, "Io({kind})")
     }
 }
 
 impl Io {
-    /// One end of a pipe, at whose other end something in this process answers as a server would. `guard` is
-    /// dropped together with it, so that the one that answers learns at once that nobody listens any more:
-    /// what is left in the pipe would hide it.
-    pub fn within(pipe: DuplexStream, guard: impl Send + Sync + 'static) -> Io {
-        Io(Kind::Within { pipe, _guard: Box::new(guard) })
+    /// Something in this process that answers as a server would.
+    pub fn within(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Io {
+        Io(Kind::Within(Mutex::new(Box::new(stream))))
     }
 
     /// Connects, with the TLS of `endpoint`, and says nothing: for a caller that speaks for a client, which
@@ -696,7 +704,7 @@ impl AsyncRead for Io {
             Kind::Tcp(s) => Pin::new(s).poll_read(cx, buf),
             Kind::Unix(s) => Pin::new(s).poll_read(cx, buf),
             Kind::Tls(s) => Pin::new(s).poll_read(cx, buf),
-            Kind::Within { pipe: s, .. } => Pin::new(s).poll_read(cx, buf),
+            Kind::Within(s) => Pin::new(within(s)).poll_read(cx, buf),
         }
     }
 }
@@ -707,7 +715,7 @@ impl AsyncWrite for Io {
             Kind::Tcp(s) => Pin::new(s).poll_write(cx, buf),
             Kind::Unix(s) => Pin::new(s).poll_write(cx, buf),
             Kind::Tls(s) => Pin::new(s).poll_write(cx, buf),
-            Kind::Within { pipe: s, .. } => Pin::new(s).poll_write(cx, buf),
+            Kind::Within(s) => Pin::new(within(s)).poll_write(cx, buf),
         }
     }
 
@@ -720,7 +728,7 @@ impl AsyncWrite for Io {
             Kind::Tcp(s) => Pin::new(s).poll_write_vectored(cx, bufs),
             Kind::Unix(s) => Pin::new(s).poll_write_vectored(cx, bufs),
             Kind::Tls(s) => Pin::new(s).poll_write_vectored(cx, bufs),
-            Kind::Within { pipe: s, .. } => Pin::new(s).poll_write_vectored(cx, bufs),
+            Kind::Within(s) => Pin::new(within(s)).poll_write_vectored(cx, bufs),
         }
     }
 
@@ -733,7 +741,7 @@ impl AsyncWrite for Io {
             Kind::Tcp(s) => Pin::new(s).poll_flush(cx),
             Kind::Unix(s) => Pin::new(s).poll_flush(cx),
             Kind::Tls(s) => Pin::new(s).poll_flush(cx),
-            Kind::Within { pipe: s, .. } => Pin::new(s).poll_flush(cx),
+            Kind::Within(s) => Pin::new(within(s)).poll_flush(cx),
         }
     }
 
@@ -742,7 +750,7 @@ impl AsyncWrite for Io {
             Kind::Tcp(s) => Pin::new(s).poll_shutdown(cx),
             Kind::Unix(s) => Pin::new(s).poll_shutdown(cx),
             Kind::Tls(s) => Pin::new(s).poll_shutdown(cx),
-            Kind::Within { pipe: s, .. } => Pin::new(s).poll_shutdown(cx),
+            Kind::Within(s) => Pin::new(within(s)).poll_shutdown(cx),
         }
     }
 }

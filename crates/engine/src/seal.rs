@@ -21,6 +21,7 @@ use crate::endpoint::Address;
 use crate::error::{Error, Result};
 use crate::link::Link;
 use crate::probe::Info;
+use crate::remedy::Remedy;
 
 pub use self::rights::check_rights;
 pub use self::writing::{WritingClient, writing_clients};
@@ -190,7 +191,7 @@ impl Fence {
                 let at = deployment.endpoint.address.to_string();
                 let what = "the primaries of a cluster cannot be made replicas of nobody";
                 return Err(Error::unfit(deployment.side(), at, "fence the writers off", what)
-                    .with_remedy("choose another way with --fence: acl, pause or none"));
+                    .with_remedy(Remedy::ChooseFence("acl, pause or none")));
             }
             FenceKind::ReadonlyReplica if deployment.is_watched() => {
                 let at = deployment.endpoint.address.to_string();
@@ -206,9 +207,7 @@ impl Fence {
                     let at = deployment.endpoint.address.to_string();
                     let what = "replicas take writes there (replica-read-only)";
                     return Err(Error::unfit(deployment.side(), at, "fence the writers off", what)
-                        .with_remedy(
-                            "CONFIG SET replica-read-only yes, or choose another way with --fence",
-                        ));
+                        .with_remedy(Remedy::ChooseFenceOr("CONFIG SET replica-read-only yes")));
                 }
             }
             FenceKind::Acl => {
@@ -221,7 +220,7 @@ impl Fence {
                     let at = deployment.endpoint.address.to_string();
                     let what = "there is no other ACL user than whimbrel's own that may write";
                     return Err(Error::unfit(deployment.side(), at, "fence the writers off", what)
-                        .with_remedy("give whimbrel a user of its own, or choose --fence pause or none"));
+                        .with_remedy(Remedy::OwnUserOrChooseFence));
                 }
             }
         }
@@ -353,7 +352,7 @@ async fn writers(link: &mut Link, address: &Address, known: &BTreeSet<String>) -
                 "fence the writers off",
                 what,
             )
-            .with_remedy("choose another way with --fence, or take the selectors away"));
+            .with_remedy(Remedy::ChooseFenceOr("take the selectors away")));
         }
         // One that is off as well: its connections of before go on.
         if commands != "-@all" {

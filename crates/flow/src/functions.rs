@@ -3,9 +3,10 @@
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, ServerError, Side};
 use whimbrel_engine::link::Link;
+use whimbrel_engine::remedy::Remedy;
 use whimbrel_wire::value::Value;
 
-use crate::typed::Existing;
+use crate::large::Existing;
 
 /// How many libraries a deployment has; 0 where it knows no functions, or does not let us look.
 pub async fn count(deployment: &Deployment) -> usize {
@@ -36,7 +37,7 @@ pub async fn copy(source: &Deployment, target: &Deployment, existing: Existing) 
             "copy functions",
             "this server knows no functions",
         )
-        .with_remedy("leave out --functions"));
+        .with_remedy(Remedy::LeaveOutFunctions("")));
     }
     for shard in &target.topology().shards {
         let mut link = target.open(&shard.primary, 0).await?;
@@ -56,7 +57,7 @@ pub async fn copy(source: &Deployment, target: &Deployment, existing: Existing) 
             }
             return Err(link
                 .server_error(e, format!("FUNCTION LOAD of library {name}").as_bytes())
-                .with_remedy("see the library, or leave out --functions"));
+                .with_remedy(Remedy::LeaveOutFunctions("see the library")));
         }
     }
     Ok(libraries.len())

@@ -4,25 +4,25 @@
 //! ever resumed with what it was started with), for each shard and database how far every key has been
 //! acknowledged, and which keys could not be copied. No password and no value is in it.
 
+mod documents;
+mod files;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use bytes::Bytes;
-use redb::{Database, ReadableDatabase, TableDefinition};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::remedy::Remedy;
 
-use crate::copy::KeyFailure;
+pub use self::documents::{Documents, FileDocument, OpenError, RedbDocuments};
+pub use self::files::{make_anew, refuse_link, write_whole};
+use crate::progress::KeyFailure;
 use crate::scan::Position;
-
-/// The only table: names to JSON documents. Small, so a whole document is written each time.
-const DOCUMENTS: TableDefinition<'_, &str, &str> = TableDefinition::new("documents");
 
 /// Format of the documents. A file of another format is refused with a clear message.
 const FORMAT: u32 = 2;
@@ -99,42 +99,6 @@ impl JournalState {
     }
 }
 
-/// Writes a document for others to read: they find the whole of it, or the whole of what was there before.
-///
-/// # Errors
-/// Whatever the file system reports.
-pub fn write_whole(path: &Path, content: &impl Serialize) -> std::io::Result<()> {
-    let mut draft = path.as_os_str().to_owned();
-    draft.push("-draft");
-    let text = serde_json::to_string(content)?;
-    make_anew(Path::new(&draft))?.write_all(text.as_bytes())?;
-    std::fs::rename(&draft, path)
-}
-
-/// A new and empty file that only its user can read, in the place of what may have that name. A symbolic link
-/// is replaced, never followed.
-///
-/// # Errors
-/// Whatever the file system reports.
-pub fn make_anew(path: &Path) -> std::io::Result<File> {
-    match std::fs::remove_file(path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
-        _ => {}
-    }
-    File::options().write(true).create_new(true).mode(0o600).open(path)
-}
-
-/// What must not be followed: the one who made the link chose the file behind it.
-///
-/// # Errors
-/// Where there is a symbolic link of this name.
-pub fn refuse_link(path: &Path) -> std::io::Result<()> {
-    match path.symlink_metadata() {
-        Ok(about) if about.is_symlink() => Err(std::io::Error::other("it is a symbolic link")),
-        _ => Ok(()),
-    }
-}
-
 /// True where a journal by this name is left over from an earlier run.
 pub fn exists(folder: &Path, name: &str) -> bool {
     folder.join(format!("{name}.journal")).exists()
@@ -143,10 +107,28 @@ pub fn exists(folder: &Path, name: &str) -> bool {
 /// True where a process has the journal of this name open: the job runs.
 pub fn is_open(folder: &Path, name: &str) -> bool {
     let path = folder.join(format!("{name}.journal"));
-    path.exists() && matches!(Database::open(path), Err(redb::DatabaseError::DatabaseAlreadyOpen))
+    path.exists() && matches!(RedbDocuments::open(&path), Err(OpenError::InUse))
 }
 
-/// A copy or a sync that has not ended: its journal is in the folder.
+/// Ends the job of a journal that nobody has open: it cannot go on any more.
+///
+/// # Errors
+/// `Own` where a process runs the job, or the file cannot be removed. One that is not there is no error.
+pub fn discard(folder: &Path, name: &str) -> Result<()> {
+    let path = folder.join(format!("{name}.journal"));
+    if !path.exists() {
+        return Ok(());
+    }
+    let fail = |e: &dyn std::fmt::Display| Error::own(format!("remove the journal {}", path.display()), e);
+    match RedbDocuments::open(&path) {
+        Err(OpenError::InUse) => Err(fail(&"a process runs this job")),
+        Ok(documents) => Box::new(documents).remove().map_err(|e| fail(&e)),
+        // What cannot be read cannot be gone on with either.
+        Err(OpenError::Failed(_)) => std::fs::remove_file(&path).map_err(|e| fail(&e)),
+    }
+}
+
+/// A copy, a sync or a verification that has not ended: its journal is in the folder.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Unfinished {
     /// The name of the journal.
@@ -159,7 +141,7 @@ pub struct Unfinished {
     pub described: serde_json::Value,
 }
 
-/// Copies and syncs that have not ended, by name: at most 10,000.
+/// Copies, syncs and verifications that have not ended, by name: at most 10,000.
 ///
 /// # Errors
 /// Where the folder cannot be read. One that is not there holds none.
@@ -171,7 +153,7 @@ pub fn unfinished(folder: &Path) -> std::io::Result<Vec<Unfinished>> {
     let mut found: Vec<Unfinished> = files
         .filter_map(|file| {
             let name = file.ok()?.file_name().to_str()?.strip_suffix(".journal")?.to_owned();
-            ["copy-", "sync-"].iter().any(|kind| name.starts_with(kind)).then_some(name)
+            ["copy-", "sync-", "verify-"].iter().any(|kind| name.starts_with(kind)).then_some(name)
         })
         .take(UNFINISHED_MAX)
         .filter_map(|name| look(folder, name))
@@ -187,10 +169,10 @@ fn look(folder: &Path, name: String) -> Option<Unfinished> {
     let written_s =
         written.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map_or(0, |since| since.as_secs());
     let unread = Unfinished { name, running: false, written_s, described: serde_json::Value::Null };
-    let described = match Database::open(&path) {
-        Ok(db) => description(&db).ok().flatten(),
-        Err(redb::DatabaseError::DatabaseAlreadyOpen) => return Some(Unfinished { running: true, ..unread }),
-        Err(_) => None,
+    let described = match RedbDocuments::open(&path) {
+        Ok(documents) => documents.read("job").ok().flatten(),
+        Err(OpenError::InUse) => return Some(Unfinished { running: true, ..unread }),
+        Err(OpenError::Failed(_)) => None,
     };
     // Where a process was killed, opening it wrote to it. What is told is when that process did.
     if let (Some(written), Ok(file)) = (written, File::options().write(true).open(&path))
@@ -200,10 +182,6 @@ fn look(folder: &Path, name: String) -> Option<Unfinished> {
     }
     let described = described.and_then(|text| serde_json::from_str(&text).ok());
     Some(Unfinished { described: described.unwrap_or_default(), ..unread })
-}
-
-fn description(db: &Database) -> Result<Option<String>, redb::Error> {
-    Ok(db.begin_read()?.open_table(DOCUMENTS)?.get("job")?.map(|v| v.value().to_owned()))
 }
 
 mod slots_as_text {
@@ -225,7 +203,7 @@ mod slots_as_text {
 #[derive(Debug)]
 pub struct Journal<S = JournalState> {
     path: PathBuf,
-    db: Database,
+    documents: Box<dyn Documents>,
     state: S,
     saved: Option<String>,
 }
@@ -241,31 +219,25 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
         let path = folder.join(format!("{name}.journal"));
         let fail = |what: String| {
             Error::own("open the journal", format!("the journal {} cannot be used: {what}", path.display()))
-                .with_remedy("choose another folder with --state-dir")
+                .with_remedy(Remedy::ChooseStateDir(""))
         };
         std::fs::create_dir_all(folder).map_err(|e| fail(e.to_string()))?;
-        refuse_link(&path).map_err(|e| fail(e.to_string()))?;
         if resume && !path.exists() {
             return Err(Error::own(
                 format!("journal {}", path.display()),
                 "there is no unfinished job like this one",
             )
-            .with_remedy(match name.starts_with("copy-") {
-                false => "leave out --resume, or repeat the options of the one that was interrupted",
-                true => {
-                    "leave out --resume, or repeat the options of the one that was interrupted, \
-                    --replace, --skip or --fail included"
-                }
-            }));
+            .with_remedy(Remedy::RepeatOptionsOrBeginAnew { existing: name.starts_with("copy-") }));
         }
-        let db = Database::create(&path).map_err(|e| match e {
-            redb::DatabaseError::DatabaseAlreadyOpen => {
+        let documents = RedbDocuments::create(&path).map_err(|e| match e {
+            OpenError::InUse => {
                 Error::own(format!("journal {}", path.display()), "another whimbrel is running this very job")
                     .with_remedy("wait for it to end")
             }
-            other => fail(other.to_string()),
+            OpenError::Failed(e) => fail(e.to_string()),
         })?;
-        let mut journal = Journal { path, db, state: S::default(), saved: None };
+        let documents = Box::new(documents);
+        let mut journal = Journal { path, documents, state: S::default(), saved: None };
         if resume {
             journal.state = journal.load(description)?;
         }
@@ -309,19 +281,12 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
     /// `Own` where it cannot be removed.
     pub fn finish(self) -> Result<()> {
         let path = self.path;
-        drop(self.db);
-        std::fs::remove_file(&path)
-            .map_err(|e| Error::own(format!("remove the journal {}", path.display()), e))
+        self.documents.remove().map_err(|e| Error::own(format!("remove the journal {}", path.display()), e))
     }
 
     fn load(&self, description: &str) -> Result<S> {
-        let read = || -> Result<[Option<String>; 3], redb::Error> {
-            let tx = self.db.begin_read()?;
-            let table = tx.open_table(DOCUMENTS)?;
-            let text = |name: &str| Ok::<_, redb::Error>(table.get(name)?.map(|v| v.value().to_owned()));
-            Ok([text("format")?, text("job")?, text("state")?])
-        };
-        let [format, job, state] = read().map_err(|e| self.fail(&e))?;
+        let read = |name| self.documents.read(name).map_err(|e| self.fail(&e));
+        let (format, job, state) = (read("format")?, read("job")?, read("state")?);
         if format.as_deref() != Some(&FORMAT.to_string()) {
             return Err(self.fail(&"it was written by another version of whimbrel"));
         }
@@ -332,18 +297,7 @@ impl<S: Clone + Default + Serialize + DeserializeOwned> Journal<S> {
     }
 
     fn write(&self, documents: &[(&str, &str)]) -> Result<()> {
-        let write = || -> Result<(), redb::Error> {
-            let tx = self.db.begin_write()?;
-            {
-                let mut table = tx.open_table(DOCUMENTS)?;
-                for (name, text) in documents {
-                    table.insert(*name, *text)?;
-                }
-            }
-            tx.commit()?;
-            Ok(())
-        };
-        write().map_err(|e| self.fail(&e))
+        self.documents.write(documents).map_err(|e| self.fail(&e))
     }
 
     fn fail(&self, what: &dyn std::fmt::Display) -> Error {

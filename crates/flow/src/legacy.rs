@@ -152,12 +152,11 @@ fn as_transient(mut error: Error) -> Error {
     let text = error.server().filter(|e| e.text.starts_with("IOERR")).map(|e| e.text.clone());
     if let Some(text) = text {
         error.kind = ErrorKind::Broken(std::io::Error::other(text));
-        error.remedy =
-            Some("see that the source can reach the target, then run the same command again".into());
+        error =
+            error.with_remedy("see that the source can reach the target, then run the same command again");
     }
     if error.is_link() && error.remedy.is_none() {
-        error.remedy =
-            Some("see that the server is up and reachable, then run the same command again".into());
+        error = error.with_remedy("see that the server is up and reachable, then run the same command again");
     }
     error
 }
@@ -421,12 +420,8 @@ impl Mover {
             Ok(true) => "it was left at the source",
             _ => "it may be half moved: both nodes serve it, and the same command finishes it",
         };
-        error.tried = format!("{}, slot {slot} ({left})", error.tried).into();
-        // What was tried is not shown where the reason speaks for itself.
-        if let ErrorKind::Unfit(what) = &mut error.kind {
-            what.push_str(&format!(" ({left})"));
-        }
-        error
+        error.tried = format!("{}, slot {slot}", error.tried).into();
+        error.with_left(left)
     }
 
     /// Clears the marks of a slot whose keys are all still at the source. False where that is not so.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::remedy::Remedy;
 
 /// Bounds on retries of one operation that keeps failing for transient reasons.
 #[derive(Debug, Clone, Copy)]
@@ -60,7 +61,7 @@ impl Backoff {
     fn exhausted(&self, mut error: Error, waited: Duration) -> Error {
         error.tried = format!("{}, {} times in {} s", error.tried, self.tries, waited.as_secs()).into();
         if error.remedy.is_none() {
-            error.remedy = Some("see that the server is up and reachable, then go on with --resume".into());
+            error.remedy = Some(Box::new(Remedy::Resume("see that the server is up and reachable")));
         }
         error
     }

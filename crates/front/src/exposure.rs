@@ -12,6 +12,7 @@ use tokio::time::timeout;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError};
 use whimbrel_engine::link::{Io, Link, LinkOptions};
+use whimbrel_engine::remedy::Remedy;
 
 /// Refuses to listen where others than this machine reach it, in front of a server that wants no password.
 ///
@@ -24,11 +25,8 @@ pub async fn refuse_open(listen: SocketAddr, server: &Endpoint, link: LinkOption
         return Ok(());
     }
     let what = format!("it wants no password: anybody who reaches {listen} could use it");
-    Err(Error::unfit(server.side, server.address.to_string(), "serve it to others", what).with_remedy(
-        "have the user default want a password or turn it off (ACL SETUSER default off), listen on \
-            127.0.0.1, have clients \
-         show certificates with --tls-client-ca, or say --open-to-all",
-    ))
+    Err(Error::unfit(server.side, server.address.to_string(), "serve it to others", what)
+        .with_remedy(Remedy::ProtectOrOpenToAll))
 }
 
 /// Whether a client that brings no password is let in.

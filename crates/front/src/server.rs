@@ -20,7 +20,7 @@ use crate::face::Face;
 use crate::migrate::stages::Stages;
 pub use crate::session::context::Counts;
 use crate::session::context::SessionContext;
-use crate::session::state::Session;
+use crate::session::driver::Driver;
 use crate::upstream::Upstream;
 use crate::upstream::shared::SharedConnections;
 
@@ -200,10 +200,10 @@ pub(crate) async fn listen(at: SocketAddr) -> Result<TcpListener> {
 
 /// Serves one client. Who does not come to terms about TLS in the time that a connection may take is let go.
 async fn meet(shared: Arc<SessionContext>, stream: TcpStream, tls: Option<Acceptor>) {
-    let Some(tls) = tls else { return Session::new(shared, stream).run().await };
+    let Some(tls) = tls else { return Driver::new(shared, stream).run().await };
     let limit = Duration::from_millis(shared.connect_timeout_ms);
     match tokio::time::timeout(limit, tls.accept(stream)).await {
-        Ok(Ok(stream)) => Session::new(shared, stream).run().await,
+        Ok(Ok(stream)) => Driver::new(shared, stream).run().await,
         Ok(Err(error)) => {
             shared.counts.no_tls.fetch_add(1, Ordering::Relaxed);
             tracing::info!(%error, "a client did not come to terms about TLS");

@@ -4,9 +4,23 @@
 //! MB to find its end, so this one keeps numbers only: how many elements are still to come, and how many
 //! bytes of the present string. Depth needs no bound then, since it is not remembered.
 
+#[cfg(debug_assertions)]
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use memchr::memchr;
 
 use crate::scan::{Malformed, parse_length};
+
+/// Frames whose ends have been looked for in this process, see [`scanned`].
+#[cfg(debug_assertions)]
+static SCANNED: AtomicU64 = AtomicU64::new(0);
+
+/// In how many frames this process has looked for the end. For tests, so that they see whether a reply is
+/// scanned more than once: builds without debug assertions do not count.
+#[cfg(debug_assertions)]
+pub fn scanned() -> u64 {
+    SCANNED.load(Ordering::Relaxed)
+}
 
 /// The longest line that a server may send.
 const LINE_BYTES_MAX: usize = 1 << 20;
@@ -70,6 +84,8 @@ impl Boundary {
                 return Ok(Passed::Part(at));
             };
             if self.pending == 0 {
+                #[cfg(debug_assertions)]
+                SCANNED.fetch_add(1, Ordering::Relaxed);
                 self.pending = 1;
                 self.kind = kind;
             }

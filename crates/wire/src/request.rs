@@ -8,6 +8,8 @@
 //! Protocol: <https://redis.io/docs/latest/develop/reference/protocol-spec/>.
 
 use std::ops::Range;
+#[cfg(debug_assertions)]
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use memchr::memchr;
 use thiserror::Error;
@@ -16,6 +18,18 @@ use crate::scan::parse_int;
 
 /// The longest line, as in the servers: an inline command, a header.
 const LINE_BYTES_MAX: usize = 64 << 10;
+
+/// Arrays in which all scanners of this process have looked for arguments. Kept in builds with debug
+/// assertions only, so that tests see whether a request is scanned more than once.
+#[cfg(debug_assertions)]
+static SCANNED: AtomicU64 = AtomicU64::new(0);
+
+/// How many requests have been scanned in this process, lines of words left out. For tests: builds without
+/// debug assertions do not count.
+#[cfg(debug_assertions)]
+pub fn scanned() -> u64 {
+    SCANNED.load(Ordering::Relaxed)
+}
 
 /// Bounds on what a client may send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,6 +140,8 @@ impl RequestScanner {
             if count <= 0 {
                 return Ok(Request::Nothing(end + 1));
             }
+            #[cfg(debug_assertions)]
+            SCANNED.fetch_add(1, Ordering::Relaxed);
             self.left = Some(count.unsigned_abs());
             self.advance(end + 1);
         }

@@ -3,6 +3,7 @@
 mod asking;
 mod assess;
 mod cluster_view;
+mod config;
 mod cutover;
 mod daemon;
 mod errors;
@@ -14,6 +15,7 @@ mod front_fleet;
 mod front_flush;
 mod front_large;
 mod front_moving;
+mod jobs;
 mod known_losses;
 mod older;
 mod options;

@@ -5,10 +5,10 @@ use std::fs::{self, Permissions};
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
-use std::time::Duration;
 
 use whimbrel_e2e::binary::{Invocation, whimbrel};
 use whimbrel_e2e::syncing::{PATIENCE, Sync, wait_until_following};
@@ -16,6 +16,9 @@ use whimbrel_lab::{Engine, Server};
 
 const USAGE: i32 = 2;
 const REFUSED: i32 = 4;
+
+/// A user that owns nothing.
+const NOBODY: u32 = 65_534;
 
 fn server() -> Server {
     Server::builder(Engine::Valkey81).start().expect("the server starts")
@@ -43,8 +46,10 @@ fn the_state_folder_is_its_users_alone() {
     assert_eq!(mode(&state), 0o700);
     let files: Vec<_> =
         fs::read_dir(&state).expect("a folder").map(|file| file.expect("a file").path()).collect();
-    assert!(!files.is_empty());
+    let (folders, files): (Vec<_>, Vec<_>) = files.into_iter().partition(|path| path.is_dir());
+    assert!(!files.is_empty() && !folders.is_empty());
     assert!(files.iter().all(|file| mode(file) == 0o600), "{files:?}");
+    assert!(folders.iter().all(|folder| mode(folder) == 0o700), "{folders:?}");
 
     let refused = |state: &Path, words: &str| {
         let state = state.to_str().expect("a plain name");
@@ -65,8 +70,8 @@ fn the_state_folder_is_its_users_alone() {
         let name = file.file_name().expect("a name").to_str().expect("plain").to_owned();
         fs::remove_file(&file).expect("removed");
         symlink(&victim, &file).expect("a link");
-        symlink(&victim, state.join(format!("{}.json-draft", name.trim_end_matches(".journal"))))
-            .expect("a link");
+        let draft = format!("{}.json-draft", name.trim_end_matches(".journal"));
+        symlink(&victim, state.join("jobs").join(draft)).expect("a link");
     }
     let mut sync = Command::new(whimbrel());
     sync.args(["sync", &from, &to, "--mirror", "--yes", "--once", "--quiet", "--state-dir"]).arg(&state);
@@ -74,45 +79,57 @@ fn the_state_folder_is_its_users_alone() {
     assert_eq!(fs::read_to_string(&victim).expect("it is there"), "kept");
 }
 
+/// Asks a job to end, as whimbrel does, and prints what it says first: a frame is its length and JSON.
+const CALLER: &str = r#"
+import json, socket, struct, sys
+job = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+job.settimeout(30)
+job.connect(sys.argv[1])
+def hear():
+    length = job.recv(4, socket.MSG_WAITALL)
+    return job.recv(struct.unpack(">I", length)[0], socket.MSG_WAITALL).decode()
+first = hear()
+print(first)
+if "hello" in first:
+    text = json.dumps("cancel").encode()
+    job.sendall(struct.pack(">I", len(text)) + text)
+    print(hear())
+"#;
+
 #[test]
-fn what_others_can_have_written_is_no_order() {
+fn a_job_takes_no_order_of_another_user() {
     let (source, target) = (server(), server());
     let job = Sync::new(&source.addr(), &target.addr(), &[]);
     let mut sync = job.start(&[]);
     wait_until_following(&mut sync);
-    let state = job.state.path().join("whimbrel");
-    let card = fs::read_dir(&state).expect("a folder").map(|file| file.expect("a file").path());
-    let card =
-        card.into_iter().find(|path| path.extension().is_some_and(|e| e == "journal")).expect("a journal");
-    let wish = format!(
-        r#"{{"id":"1-1","pid":{},"max_pause_ms":5000,"fence":"none","compare":"none",
-            "reverse":false,"back":false,"accept_failures":true,"dry_run":false}}"#,
-        std::process::id()
-    );
-    let (ask, answer) = (card.with_extension("ask"), card.with_extension("answer-1-1"));
-    let put = |mode: u32| {
-        // Whole at once, as the one that asks does it.
-        let draft = card.with_extension("made-by-hand");
-        fs::write(&draft, &wish).expect("written");
-        set_mode(&draft, mode);
-        fs::rename(&draft, &ask).expect("renamed");
-        let began = std::time::Instant::now();
-        while ask.exists() {
-            assert!(began.elapsed() < PATIENCE, "it was not looked at");
-            thread::sleep(Duration::from_millis(20));
+    let jobs = job.state.path().join("whimbrel").join("jobs");
+    let files = fs::read_dir(&jobs).expect("a folder").map(|file| file.expect("a file").path());
+    let socket = files.into_iter().find(|path| path.extension().is_some_and(|e| e == "socket"));
+    let socket = socket.expect("a socket");
+    assert_eq!(mode(&socket), 0o600);
+    let call = |user: Option<u32>| {
+        let mut caller = Command::new("python3");
+        caller.args(["-c", CALLER]).arg(&socket);
+        if let Some(user) = user {
+            caller.uid(user);
         }
+        let output = caller.output().expect("it runs");
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
     };
-    put(0o666);
-    thread::sleep(Duration::from_secs(2));
-    assert!(!answer.exists(), "it was answered");
-    // The same of our own is an order.
-    put(0o600);
-    let began = std::time::Instant::now();
-    while !answer.exists() {
-        assert!(began.elapsed() < PATIENCE, "it was not answered");
-        thread::sleep(Duration::from_millis(20));
+    // Another user can be tried only by the one who can become every other.
+    if nix::unistd::geteuid().is_root() {
+        assert!(call(Some(NOBODY)).contains("Permission denied"), "{}", call(Some(NOBODY)));
+        for path in socket.ancestors().take_while(|path| path.starts_with(job.state.path())) {
+            set_mode(path, 0o777);
+        }
+        let said = call(Some(NOBODY));
+        assert!(said.contains("another user") && !said.contains("hello"), "{said}");
+        assert!(sync.is_running(), "{}", sync.stdout());
     }
-    assert!(sync.is_running(), "{}", sync.stdout());
+    // The same of our own is an order.
+    let said = call(None);
+    assert!(said.contains("hello"), "{said}");
+    sync.wait(PATIENCE).expect("it ends").expect_code(130);
 }
 
 #[test]

@@ -226,10 +226,9 @@ fn jobs_are_cancelled(engine: Engine, cases: Cases) {
             wait_until("the signal is noticed", || running.stderr().contains("stopping"));
         } else {
             let unfinished = scene.unfinished();
-            asked = Some(scene.jobs(&["cancel", &unfinished[0]]).spawn());
-            wait_until("the job is asked to end", || is_cancel_asked(&scene));
-            // It looks for the question in its own time, which nobody sees.
-            thread::sleep(Duration::from_millis(300));
+            let mut cancel = scene.jobs(&["cancel", &unfinished[0]]).spawn();
+            assert!(cancel.wait_for_text("\"asked\"", PATIENCE), "{place}: {}", cancel.stderr());
+            asked = Some(cancel);
         }
         std::fs::write(&go_on, "").expect("a file in our folder");
         let output = running.wait(PATIENCE).unwrap_or_else(|| panic!("{place}: it does not end"));
@@ -250,12 +249,6 @@ fn jobs_are_cancelled(engine: Engine, cases: Cases) {
         scene.assert_kept(&record);
         scene.assert_unchanged(&before);
     }
-}
-
-/// Whether a job of the scene is asked to end.
-fn is_cancel_asked(scene: &Scene) -> bool {
-    let files = std::fs::read_dir(scene.file("jobs")).expect("the folder of the jobs");
-    files.flatten().any(|file| file.path().extension().is_some_and(|ending| ending == "cancel"))
 }
 
 /// Starts a move that waits at a failpoint. Returns it once it is there, and the file that lets it go on.

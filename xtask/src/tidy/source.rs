@@ -1,5 +1,7 @@
 //! Rust source, read as text: what is code in it, and what it imports.
 
+use std::ops::Range;
+
 /// The full paths that a `use` brings in: `a::{b, c::d as e}` gives `a::b` and `a::c::d`.
 pub(super) fn expand_imports(tree: &str) -> Vec<String> {
     let tree = tree.trim();
@@ -41,8 +43,22 @@ pub(super) fn blank(text: &str) -> String {
 
 /// Blanks what follows `#[cfg(test)]`, up to the end of its block. `code` has no strings and comments.
 pub(super) fn without_test_modules(code: &str) -> String {
+    without(code, &test_modules(code))
+}
+
+/// Blanks these parts of a text.
+pub(super) fn without(text: &str, parts: &[Range<usize>]) -> String {
+    let mut result = text.to_owned();
+    for part in parts {
+        result.replace_range(part.clone(), &blank(&text[part.clone()]));
+    }
+    result
+}
+
+/// Where tests are in code without strings and comments.
+pub(super) fn test_modules(code: &str) -> Vec<Range<usize>> {
     const ATTRIBUTE: &str = "#[cfg(test)]";
-    let mut result = code.to_owned();
+    let mut modules = Vec::new();
     for (start, _) in code.match_indices(ATTRIBUTE) {
         let after = start + ATTRIBUTE.len();
         let mut depth = 0;
@@ -54,10 +70,9 @@ pub(super) fn without_test_modules(code: &str) -> String {
             }
             (c == '}' || c == ';') && depth == 0
         });
-        let end = end.map_or(code.len(), |length| after + length + 1);
-        result.replace_range(start..end, &blank(&code[start..end]));
+        modules.push(start..end.map_or(code.len(), |length| after + length + 1));
     }
-    result
+    modules
 }
 
 /// Rust source with some of it blanked; every byte keeps its place.

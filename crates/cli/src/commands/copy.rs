@@ -5,18 +5,23 @@ use std::sync::atomic::Ordering;
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
+use whimbrel_control::steering::Standing;
+use whimbrel_control::store::{Kind, Status, Store};
 use whimbrel_core::select::Selection;
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Error, ErrorKind, Result};
+use whimbrel_engine::remedy::Remedy;
 use whimbrel_flow::copy::{self, CopyOptions, CopyReport, DbPair, Existing, Plan};
 use whimbrel_flow::journal::{self, Journal};
 use whimbrel_flow::progress::CopyProgress;
 use whimbrel_flow::retry::RetryPolicy;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::commands::jobs::again;
 use crate::commands::losses;
+use crate::commands::steered::{self, Came, LocalJob};
 use crate::commands::verify;
 use crate::exit::Exit;
 use crate::paths::state_dir;
@@ -120,13 +125,11 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
         .await
         .map_err(|e| {
             let unfinished = !args.resume && refuse_existing && journal::exists(&folder, &name);
-            match &e.remedy {
-                Some(remedy) if unfinished && remedy.contains("--replace") => {
-                    let remedy = format!(
-                        "an earlier copy like this one did not finish: go on with --resume, or {remedy}"
-                    );
-                    e.with_remedy(remedy)
-                }
+            match e.remedy.as_deref() {
+                Some(Remedy::SayWhatHappensToExistingKeys) if unfinished => e.with_remedy(
+                    "an earlier copy like this one did not finish: go on with --resume, or say what to do \
+                        with keys that exist: --replace, --skip or --fail",
+                ),
                 _ => e,
             }
         })?;
@@ -163,6 +166,13 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let progress = Arc::new(CopyProgress::default());
     let total: u64 = plan.dbs.iter().map(|d| d.source_keys).sum();
     progress.keys_total.store(total, Ordering::Relaxed);
+    let store = Store::new(&folder);
+    let again = serde_json::from_str(&description).ok().and_then(|d| again::arguments(Kind::Copy, &d));
+    let begun_with = steered::beginning(&store, (Kind::Copy, &name), (&source, &target), again, args.resume);
+    // Cancelling the copy does not mean whatever comes after it.
+    let stop = &stop.child_token();
+    let job = LocalJob::new(stop.clone(), look(begun_with, progress.clone()));
+    let (job, attended) = steered::attend(&store, job).await?;
     *begun = true;
     if args.functions {
         let n = whimbrel_flow::functions::copy(&source, &target, existing).await?;
@@ -181,8 +191,14 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let outcome =
         copy::copy(source.clone(), target.clone(), options, progress, Some(journal), stop.clone()).await;
     display.finish().await;
+    let came = match &outcome {
+        Ok(report) if report.complete => Came::Through("done"),
+        Ok(_) => Came::Short,
+        Err(e) => Came::Failed(e),
+    };
+    steered::leave(&folder, &job, attended, came).await?;
     let report = outcome?;
-    show_report(args, &report);
+    show_report(args, &report, job.is_cancelled());
     if !report.complete {
         return Ok(Exit::Stopped);
     }
@@ -190,7 +206,8 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     if args.verify {
         // What else is on the target is known to be a copy's doing only where the target was empty.
         let verify = verify::options_after_copy(args, &dbs, refuse_existing)?;
-        let result = verify::verify(source, target, verify, &args.show, None, stop.clone()).await?;
+        let result =
+            verify::verify(source, target, verify, &args.show, None, Arc::default(), stop.clone()).await?;
         let t = &result.tally;
         let only_the_failed = t.missing <= report.counts.failed && t.differing + t.extra + t.unstable == 0;
         if !(result.is_equal() || partial && only_the_failed) {
@@ -198,6 +215,22 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
         }
     }
     Ok(if partial { Exit::Partial } else { Exit::Success })
+}
+
+/// How a copy stands that began so.
+fn look(begun_with: Status, progress: Arc<CopyProgress>) -> impl Fn() -> Standing + Send + Sync {
+    move || {
+        let counts = progress.snapshot();
+        let dealt_with = counts.written + counts.skipped + counts.gone + counts.failed;
+        let job = Status {
+            keys: counts.keys_total,
+            // What was done before an interruption is not counted again.
+            keys_moved: (begun_with.keys_moved + dealt_with).min(counts.keys_total),
+            phase: "copying".to_owned(),
+            ..begun_with.clone()
+        };
+        Standing { job, details: json!({"counts": counts}) }
+    }
 }
 
 /// Whether the target has keys where the copy goes.
@@ -271,7 +304,7 @@ fn show_plan(args: &CopyArgs, plan: &Plan, options: &CopyOptions) {
     }
 }
 
-fn show_report(args: &CopyArgs, report: &CopyReport) {
+fn show_report(args: &CopyArgs, report: &CopyReport, is_cancelled: bool) {
     if args.show.json {
         say!("{}", json!({"event": "report", "report": report}));
         return;
@@ -317,7 +350,7 @@ fn show_report(args: &CopyArgs, report: &CopyReport) {
         format_bytes((c.bytes_written as f64 / seconds) as u64),
         if report.passes > 1 { format!("; {} passes", report.passes) } else { String::new() },
     );
-    if !report.complete {
+    if !report.complete && !is_cancelled {
         say!("         {AGAIN} goes on from here");
     }
 }

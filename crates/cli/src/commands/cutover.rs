@@ -1,16 +1,17 @@
 //! `whimbrel cutover`.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use serde_json::json;
-use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
+use whimbrel_control::steering::{Answer, Call, Request, Standing};
+use whimbrel_control::store::Store;
 use whimbrel_core::units::{format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::error::Result;
 use whimbrel_engine::seal::FenceKind;
-use whimbrel_flow::sync::Compare;
+use whimbrel_flow::sync::{Compare, CutoverOptions};
 
-use crate::commands::sync::control_file::{ControlFile, CutoverRequest, Reply};
+use crate::commands::steered::{exit_of, running_sync};
 use crate::exit::Exit;
 use crate::paths::state_dir;
 use crate::settings::args::{CompareChoice, CutoverArgs, FenceChoice};
@@ -25,8 +26,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(600);
 /// before.
 const COMPARED_WITHIN: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// How often it is looked how far the cutover is, and how often that is said at least.
-const LOOK_PERIOD: Duration = Duration::from_millis(200);
+/// How often it is said at least how far the cutover is.
 const SAID_EVERY: Duration = Duration::from_secs(5);
 
 /// Clients that are named in one line.
@@ -35,7 +35,7 @@ const CLIENTS_SHOWN: usize = 5;
 /// Runs the command.
 pub async fn run(args: &CutoverArgs, stop: CancellationToken) -> Exit {
     match ask(args, &stop).await {
-        Ok(Asked::Answered(reply, sides)) => show(args, &reply, &sides, stop.is_cancelled()),
+        Ok(Asked::Answered(answer, sides)) => show(args, &answer, &sides, stop.is_cancelled()),
         Ok(Asked::NotAgreed(exit)) => exit,
         Err(e) => errors::end_of(&e, args.json),
     }
@@ -46,26 +46,21 @@ struct Sides {
     source: String,
     target: String,
     /// Whether the sync runs on.
-    is_attended: bool,
+    runs_on: bool,
 }
 
 /// What came of asking the user, and then the sync.
 enum Asked {
-    Answered(Reply, Sides),
+    Answered(Box<Answer>, Sides),
     NotAgreed(Exit),
 }
 
 async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
     let folder = state_dir(args.state_dir.as_deref())?;
-    let control_file = ControlFile::find(&folder, args.job.as_deref().unwrap_or_default())?;
-    let card = control_file.card().unwrap_or_default();
-    let side =
-        |name: &str| card[name].as_str().map_or(format!("the {name}"), |at| format!("the {name} ({at})"));
-    let (source, target) = (side("source"), side("target"));
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let wish = CutoverRequest {
-        id: format!("{}-{}", std::process::id(), since.as_nanos()),
-        pid: std::process::id(),
+    let store = Store::new(&folder);
+    let sync = running_sync(&folder, &store, args.job.as_deref().unwrap_or_default())?;
+    let (source, target) = (format!("the source ({})", sync.source), format!("the target ({})", sync.target));
+    let options = CutoverOptions {
         max_pause_ms: args.max_pause,
         fence: match args.fence {
             None | Some(FenceChoice::None) => FenceKind::None,
@@ -90,7 +85,7 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
         dry_run: args.dry_run,
     };
     if !args.json {
-        eprintln!("sync     {}", control_file.name());
+        eprintln!("sync     {}", sync.id);
     }
     let question = question(args, &source, &target);
     let decision = confirm(&question, args.ask.yes || args.dry_run, false, args.json, stop).await?;
@@ -101,48 +96,54 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
         true => COMPARED_WITHIN + Duration::from_millis(args.wait_for_quiet),
         false => ANSWER_WITHIN + Duration::from_millis(args.max_pause),
     };
-    let answer = control_file.ask(&wish, within);
-    let signals = async {
-        match is_external(args) && !args.dry_run {
-            true => signal(args, &control_file, &source).await,
-            false => std::future::pending().await,
-        }
-    };
-    tokio::pin!(answer);
-    let reply = tokio::select! {
-        reply = &mut answer => reply,
-        never = signals => match never {},
-        () = stop.cancelled() => {
-            // Writers may be held already; then it is too late, and what came of it has to be known.
-            control_file.withdraw(&wish)?;
-            answer.await
-        }
-    }?;
-    Ok(Asked::Answered(reply, Sides { source, target, is_attended: control_file.is_attended() }))
+    let socket = store.socket(&sync.id);
+    let call = Call { socket: &socket, request: Request::Cutover(options), within };
+    let mut signals = Signals { args, source: &source, before: None, said: Instant::now() };
+    // Writers may be held already when the user would rather not; then it is too late, and what came of it
+    // has to be known.
+    let answer = call
+        .make(stop, |standing| {
+            if is_external(args) && !args.dry_run {
+                signals.hear(standing);
+            }
+        })
+        .await
+        .map_err(|e| match e.remedy {
+            Some(_) => e,
+            None => e.with_remedy(
+                "see what the process says that runs the sync; should it have died while writes were paused, \
+                    the servers let them go by themselves, after --max-pause at the latest",
+            ),
+        })?;
+    let runs_on = running_sync(&folder, &store, &sync.id).is_ok();
+    Ok(Asked::Answered(Box::new(answer), Sides { source, target, runs_on }))
 }
 
-/// Says when the writers may be stopped, and how far it is, for as long as it is asked.
-async fn signal(args: &CutoverArgs, control_file: &ControlFile, source: &str) -> std::convert::Infallible {
-    let (mut before, mut said) = (None, Instant::now());
-    loop {
-        sleep(LOOK_PERIOD).await;
-        let card = control_file.card().unwrap_or_default();
-        let external = &card["status"]["external"];
-        let Some(stage) = external["stage"].as_str().map(str::to_owned) else { continue };
-        let is_new = before.as_ref() != Some(&stage);
-        if !is_new && said.elapsed() < SAID_EVERY {
-            continue;
+/// Says when the writers may be stopped, and how far it is.
+struct Signals<'a> {
+    args: &'a CutoverArgs,
+    source: &'a str,
+    before: Option<String>,
+    said: Instant,
+}
+
+impl Signals<'_> {
+    fn hear(&mut self, standing: &Standing) {
+        let external = &standing.details["status"]["external"];
+        let Some(stage) = external["stage"].as_str() else { return };
+        let is_new = self.before.as_deref() != Some(stage);
+        if !is_new && self.said.elapsed() < SAID_EVERY {
+            return;
         }
-        said = Instant::now();
-        let is_again = before.is_some();
-        before = Some(stage.clone());
-        if args.json {
+        self.said = Instant::now();
+        let is_again = self.before.replace(stage.to_owned()).is_some();
+        if self.args.json {
             say!("{}", json!({"event": stage, "external": external}));
-            continue;
+            return;
         }
         let times = ["quiet_ms", "wanted_ms"].map(|n| format_duration_ms(external[n].as_u64().unwrap_or(0)));
-        match (stage.as_str(), is_new, is_again) {
-            ("waiting", true, false) => say!("ready    stop the writers of {source} now"),
+        match (stage, is_new, is_again) {
+            ("waiting", true, false) => say!("ready    stop the writers of {} now", self.source),
             ("waiting", true, true) => say!("again    somebody wrote during the comparison"),
             ("waiting", false, _) => {
                 say!("waiting  nobody has written for {} of {}{}", times[0], times[1], last(external));
@@ -197,23 +198,20 @@ fn question(args: &CutoverArgs, source: &str, target: &str) -> Question {
     })
 }
 
-fn show(args: &CutoverArgs, reply: &Reply, sides: &Sides, withdrawn: bool) -> Exit {
-    let exit = match reply.exit {
-        4 if withdrawn => Exit::Stopped,
-        0 => Exit::Success,
-        4 => Exit::Refused,
-        7 => Exit::Interrupted,
-        _ => Exit::Internal,
+fn show(args: &CutoverArgs, answer: &Answer, sides: &Sides, withdrawn: bool) -> Exit {
+    let exit = match answer.outcome.as_ref().map_err(exit_of) {
+        Ok(_) => Exit::Success,
+        Err(Exit::Refused) if withdrawn => Exit::Stopped,
+        Err(exit) => exit,
     };
     if args.json {
-        say!(
-            "{}",
-            json!({"event": "cutover", "report": reply.report, "error": reply.error, "exit": exit as u8})
-        );
+        let (report, error) = (answer.outcome.as_ref().ok(), answer.outcome.as_ref().err());
+        let error = error.map(|refusal| &refusal.text);
+        say!("{}", json!({"event": "cutover", "report": report, "error": error, "exit": exit as u8}));
         return exit;
     }
-    match (&reply.report, &reply.error) {
-        (Some(report), _) => {
+    match &answer.outcome {
+        Ok(report) => {
             let number = |name: &str| report[name].as_u64().unwrap_or(0);
             if withdrawn {
                 say!("too late to withdraw it: writes were paused already");
@@ -250,9 +248,9 @@ fn show(args: &CutoverArgs, reply: &Reply, sides: &Sides, withdrawn: bool) -> Ex
                 say!("back     writers are let in again where they came from");
             }
         }
-        (None, error) => {
-            eprintln!("error: {}", error.as_deref().unwrap_or("the sync gave no reason"));
-            if sides.is_attended {
+        Err(refusal) => {
+            eprintln!("error: {}", refusal.text);
+            if sides.runs_on {
                 eprintln!("         writes are not paused, and the sync goes on as before");
             }
         }

@@ -1,10 +1,12 @@
 //! The commands, each in a module of its name.
 //!
 //! `rebalance` and `drain` are with [`reshard`]. What several share: [`cluster`] for those about one cluster,
-//! [`losses`] for those that replace or remove keys.
+//! [`losses`] for those that replace or remove keys, [`steered`] for those that others can ask while they
+//! run.
 
 pub mod assess;
 pub mod cluster;
+pub mod config;
 pub mod copy;
 pub mod cutover;
 pub mod demo;
@@ -16,9 +18,9 @@ pub mod repair;
 pub mod reshard;
 pub mod serve;
 pub mod status;
+mod steered;
 pub mod sync;
 pub mod unfence;
-mod unfinished;
 pub mod verify;
 pub mod watch;
 mod words;

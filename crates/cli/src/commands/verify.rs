@@ -1,11 +1,14 @@
 //! `whimbrel verify`, and the verification at the end of `whimbrel copy --verify`.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
+use whimbrel_control::steering::Standing;
+use whimbrel_control::store::{Kind, Status, Store};
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
@@ -15,6 +18,8 @@ use whimbrel_flow::retry::RetryPolicy;
 use whimbrel_flow::verify::{self, Scope, Settle, VerifyOptions, VerifyProgress, VerifyReport, VerifyState};
 
 use crate::commands::copy::{job_of, one_spelling};
+use crate::commands::jobs::again;
+use crate::commands::steered::{self, Came, LocalJob};
 use crate::exit::Exit;
 use crate::paths::state_dir;
 use crate::settings::args::{CopyArgs, Depth, Show, VerifyArgs};
@@ -59,13 +64,38 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
         eprintln!("source   {}: {}", source.endpoint.address, source.facts.version);
         eprintln!("target   {}: {}", target.endpoint.address, target.facts.version);
     }
-    let is_journaled = journal.is_some();
-    let outcome = verify(source, target, options, &args.show, journal, stop).await;
+    let progress = Arc::new(VerifyProgress::default());
+    let Some(OpenJournal { journal, folder, name, again }) = journal else {
+        return verify(source, target, options, &args.show, None, progress, stop).await;
+    };
+    let store = Store::new(&folder);
+    let begun_with =
+        steered::beginning(&store, (Kind::Verify, &name), (&source, &target), again, args.resume);
+    let stop = stop.child_token();
+    let look = look(begun_with, progress.clone(), options.check_extra);
+    let (job, attended) = steered::attend(&store, LocalJob::new(stop.clone(), look)).await?;
+    let outcome = verify(source, target, options, &args.show, Some(journal), progress, stop).await;
     let is_left = outcome.as_ref().map_or(true, |report| report.stopped_early);
-    if is_journaled && is_left && !args.show.json && !args.show.quiet {
+    let came = match &outcome {
+        Ok(report) if report.stopped_early => Came::Short,
+        Ok(report) if report.is_equal() => Came::Through("equal"),
+        Ok(_) => Came::Through("different"),
+        Err(e) => Came::Failed(e),
+    };
+    steered::leave(&folder, &job, attended, came).await?;
+    if is_left && !job.is_cancelled() && !args.show.json && !args.show.quiet {
         eprintln!("         the same command with --resume goes on from here");
     }
     outcome
+}
+
+/// A verification that can be gone on with.
+struct OpenJournal {
+    journal: Journal<VerifyState>,
+    folder: PathBuf,
+    name: String,
+    /// The arguments that go on with it.
+    again: Option<Vec<String>>,
 }
 
 /// The journal, where there is one: a count, or a sample of a number of keys, is soon made again.
@@ -74,7 +104,7 @@ fn open_journal(
     options: &VerifyOptions,
     source: &Deployment,
     target: &Deployment,
-) -> Result<Option<Journal<VerifyState>>> {
+) -> Result<Option<OpenJournal>> {
     if options.depth == verify::Depth::Counts || matches!(options.scope, Scope::SampleKeys(_)) {
         if args.resume {
             let what = "counts and samples of a number of keys are not gone on with";
@@ -89,7 +119,31 @@ fn open_journal(
     if !args.resume && journal::is_open(&folder, &name) {
         return Ok(None);
     }
-    Journal::open(&folder, &name, &description, args.resume).map(Some)
+    let again = serde_json::from_str(&description).ok().and_then(|d| again::arguments(Kind::Verify, &d));
+    let journal = Journal::open(&folder, &name, &description, args.resume)?;
+    Ok(Some(OpenJournal { journal, folder, name, again }))
+}
+
+/// How a verification stands that began so.
+fn look(
+    begun_with: Status,
+    progress: Arc<VerifyProgress>,
+    check_extra: bool,
+) -> impl Fn() -> Standing + Send + Sync {
+    move || {
+        let (done, all) = done(&progress, check_extra);
+        let job = Status { keys: all, keys_moved: done, phase: "comparing".to_owned(), ..begun_with.clone() };
+        let differing = progress.differing.load(Ordering::Relaxed);
+        Standing { job, details: json!({"differing": differing}) }
+    }
+}
+
+/// How many keys were looked at, and how many there are: each on both sides where extra ones are looked for.
+fn done(progress: &VerifyProgress, check_extra: bool) -> (u64, u64) {
+    let n = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let (looked, total) = (n(&progress.compared) + n(&progress.extra_checked), n(&progress.total_estimate));
+    let all = if check_extra { 2 * total } else { total };
+    (looked.min(all), all)
 }
 
 /// What makes two verifications the same. No password is in it.
@@ -152,9 +206,9 @@ pub async fn verify(
     options: VerifyOptions,
     show: &Show,
     journal: Option<Journal<VerifyState>>,
+    progress: Arc<VerifyProgress>,
     stop: CancellationToken,
 ) -> Result<VerifyReport> {
-    let progress = Arc::new(VerifyProgress::default());
     let display = Display::of_lines(Form::of(show), lines(progress.clone(), options.check_extra));
     let (depth, scope) = (options.depth, options.scope);
     let outcome = verify::verify_with_journal(source, target, options, progress, journal, stop).await;
@@ -183,9 +237,7 @@ fn lines(progress: Arc<VerifyProgress>, check_extra: bool) -> impl FnMut() -> Li
         let (compared, differing, bytes) = (n(&p.compared), n(&p.differing), n(&p.bytes));
         let (rechecking, extra, total) = (n(&p.rechecking), n(&p.extra_checked), n(&p.total_estimate));
         let seconds = started.elapsed().as_secs_f64().max(0.001);
-        // Keys are looked for on both sides, one after the other.
-        let all = if check_extra { 2 * total } else { total };
-        let done = (compared + extra).min(all);
+        let (done, all) = done(p, check_extra);
         let before = *before.get_or_insert(done);
         let left_ms = left_ms((done - before, all.saturating_sub(before)), seconds);
         let elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);

@@ -7,11 +7,13 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::fleet::FleetStatus;
 use whimbrel_control::http;
+use whimbrel_control::steering;
+use whimbrel_control::store::Store;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::{format_bytes, format_count, format_count_of};
-use whimbrel_engine::error::Result;
+use whimbrel_engine::error::{Error, Result};
 
-use crate::commands::sync::control_file::ControlFile;
+use crate::commands::steered::running_sync;
 use crate::commands::sync::exposed::nothing_heard;
 use crate::exit::Exit;
 use crate::paths::state_dir;
@@ -30,8 +32,8 @@ const CLEAR: &str = "\x1b[H\x1b[J";
 
 /// Where it is seen how a sync stands.
 enum View {
-    /// In the state folder.
-    ControlFile(ControlFile),
+    /// By its socket in the state folder.
+    Here(Store, String),
     /// Over HTTP.
     At(String),
 }
@@ -42,26 +44,29 @@ impl View {
             return Ok(View::At(at.clone()));
         }
         let folder = state_dir(args.state_dir.as_deref())?;
-        ControlFile::find(&folder, args.job.as_deref().unwrap_or_default()).map(View::ControlFile)
+        let store = Store::new(&folder);
+        let sync = running_sync(&folder, &store, args.job.as_deref().unwrap_or_default())?;
+        Ok(View::Here(store, sync.id))
     }
 
-    /// How it stands; `None` where nothing is shown yet.
+    /// How it stands; `None` where it does not say so in time.
     async fn card(&self) -> Result<Option<Value>> {
         match self {
-            View::ControlFile(control_file) => Ok(control_file.card()),
+            View::Here(store, id) => {
+                Ok(steering::standing(&store.socket(id)).await.map(|standing| standing.details))
+            }
             View::At(at) => Ok(Some(http::status_at(at).await?).filter(Value::is_object)),
         }
     }
 
     /// Whether the process is known to have ended.
     fn has_ended(&self) -> bool {
-        matches!(self, View::ControlFile(control_file) if !control_file.is_attended())
+        matches!(self, View::Here(store, id) if !store.is_served(id))
     }
 
     fn name(&self) -> &str {
         match self {
-            View::ControlFile(control_file) => control_file.name(),
-            View::At(at) => at,
+            View::Here(_, name) | View::At(name) => name,
         }
     }
 }
@@ -82,6 +87,11 @@ async fn watch(args: &WatchArgs, stop: &CancellationToken) -> Result<Exit> {
                 return Ok(Exit::Success);
             }
             last = Some(card);
+        } else if args.once && !view.has_ended() {
+            let what = format!("{} is stopped or hangs: it does not answer", view.name());
+            return Err(Error::own("watch the sync", what).with_remedy(
+                "see what the process does that runs it: SIGCONT has one go on that was stopped",
+            ));
         }
         if stop.run_until_cancelled(tokio::time::sleep(PERIOD)).await.is_none() {
             return Ok(Exit::Success);

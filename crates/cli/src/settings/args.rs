@@ -9,6 +9,7 @@ mod front;
 mod moving;
 mod syncing;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -32,14 +33,24 @@ pub use self::syncing::{
 #[command(
     name = "whimbrel",
     version,
+    long_version = crate::version::long(),
     about = "Non-stop migration for Redis and Valkey",
     long_about = "Moves live data between Redis- and Valkey-compatible servers and proves that nothing was \
         lost.",
-    after_help = closing_words(),
+    after_help = "whimbrel help COMMAND explains a command; --help also lists exit codes and the environment",
+    after_long_help = closing_words(),
     max_term_width = 110,
     propagate_version = true
 )]
 pub struct Cli {
+    /// File with options, in TOML: for all commands, for each, and in profiles (or set WHIMBREL_CONFIG)
+    #[arg(long, value_name = "FILE", global = true, help_heading = "Configuration")]
+    pub config: Option<PathBuf>,
+
+    /// Options from [profile.NAME] of that file as well, which win over the others (or set WHIMBREL_PROFILE)
+    #[arg(long, value_name = "NAME", global = true, help_heading = "Configuration")]
+    pub profile: Option<OsString>,
+
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
@@ -51,7 +62,9 @@ fn closing_words() -> String {
         text.push_str(&format!("  {:>3}  {meaning}\n", exit as u8));
     }
     text.push_str(
-        "\nEnvironment:\n  WHIMBREL_LOG         what is logged on standard error, from error (default) to \
+        "\nEnvironment:\n  WHIMBREL_NAME        the option --name of any command, - written as _: see \
+            docs/configuration.md\n  \
+         WHIMBREL_LOG         what is logged on standard error, from error (default) to \
             info and debug\n  \
          WHIMBREL_LOG_FORMAT  json: each line of the log is a JSON object\n\n\
          Passwords:\n  one in an address is in the list of processes for some milliseconds; prefer \
@@ -90,12 +103,14 @@ pub enum Command {
     Front(Box<FrontArgs>),
     /// Show a fleet of fronts, and have its members join in, leave, or give away what they have
     Fleet(Box<FleetArgs>),
-    /// List, show, cancel, resume and forget jobs that move slots
+    /// List, show, cancel, resume and forget jobs
     Jobs(Box<JobsArgs>),
     /// Show a cluster's shards, slots, keys and replicas, and what is wrong
     Status(Box<StatusArgs>),
     /// Find half-done migrations, slots without owner and keys in slots of another node, and repair them
     Repair(Box<RepairArgs>),
+    /// Show which options files and environment set, and what is in force
+    Config(ConfigArgs),
     /// Start a real cluster, rebalance a million keys while clients write, and prove that nothing is lost
     Demo(DemoArgs),
     /// Print a completion script for a shell
@@ -108,6 +123,41 @@ pub enum Command {
         /// Where to write the pages.
         folder: Option<PathBuf>,
     },
+}
+
+/// `whimbrel config`.
+#[derive(Debug, Args)]
+pub struct ConfigArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: ConfigCommand,
+}
+
+/// What to do with the configuration.
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Show each option that is in force for a command and where it comes from; without a command, what file
+    /// and environment set. Passwords are not shown
+    #[command(after_help = "\
+Examples:
+  whimbrel config show --config orders.toml                 what the file and the environment set
+  whimbrel config show --config orders.toml --profile eu sync
+  whimbrel config show copy old:6379 new:6379 --replace     the command is not run
+
+The command line wins over the environment, that over the file, and that over defaults.")]
+    Show(ConfigShowArgs),
+}
+
+/// `whimbrel config show`.
+#[derive(Debug, Args)]
+pub struct ConfigShowArgs {
+    /// Print JSON, one object for each option
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+
+    /// A command with its options, as it would be run
+    #[arg(value_name = "COMMAND", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub command: Vec<OsString>,
 }
 
 /// What the user may have answered already.

@@ -390,14 +390,15 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
             sides.chain(coordinators).collect()
         }
         Command::Jobs(args) => match &args.command {
-            JobsCommand::Cancel { access, .. } | JobsCommand::Resume { access, .. } => {
+            Some(JobsCommand::Cancel { access, .. } | JobsCommand::Resume { access, .. }) => {
                 access.cluster.iter().map(|cluster| (cluster, CLUSTER_PASSWORD)).collect()
             }
-            JobsCommand::List | JobsCommand::Show { .. } | JobsCommand::Clean => Vec::new(),
+            None | Some(JobsCommand::List | JobsCommand::Show { .. } | JobsCommand::Clean) => Vec::new(),
         },
         Command::Cutover(_)
         | Command::Watch(_)
         | Command::Demo(_)
+        | Command::Config(_)
         | Command::Completions { .. }
         | Command::Man { .. } => Vec::new(),
     }
@@ -410,9 +411,15 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
 /// # Errors
 /// `Own` where the process cannot be replaced. Otherwise it returns only where there was nothing to hide.
 pub fn hide_passwords(command: &Command) -> Result<()> {
+    let typed: Vec<String> = std::env::args_os().skip(1).filter_map(|arg| arg.into_string().ok()).collect();
+    // What comes from a file or the environment is hidden already, and would come from there again.
+    let is_typed = |text: &str| {
+        let is_in = |arg: &String| arg == text || arg.split(['=', ',']).any(|part| part == text);
+        typed.iter().any(|arg| is_in(arg) || arg.split_once('=').is_some_and(|(_, value)| value == text))
+    };
     let mut hidden = Vec::new();
     for (text, variable) in addresses(command) {
-        if let Some((shown, password)) = without_password(text) {
+        if let Some((shown, password)) = without_password(text).filter(|_| is_typed(text)) {
             hidden.push((text.as_str(), shown, variable, password));
         }
     }

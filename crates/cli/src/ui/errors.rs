@@ -3,6 +3,7 @@
 use serde_json::json;
 use whimbrel_engine::error::Error;
 
+use super::remedies;
 use crate::exit::Exit;
 use crate::signals::stopped_by_user;
 
@@ -32,7 +33,7 @@ pub fn show_error_of(side: &str, error: &Error, renamed: impl Fn(&str) -> String
         None => renamed(&text),
     };
     if as_json {
-        let text = of_side(error.to_string());
+        let text = of_side(remedies::whole(error));
         say!("{}", json!({"event": "error", "side": side, "text": text, "exit": exit as u8}));
         return;
     }
@@ -40,6 +41,6 @@ pub fn show_error_of(side: &str, error: &Error, renamed: impl Fn(&str) -> String
     // That it is our own, the prompt above has said.
     eprintln!("error: {}", problem.strip_prefix("whimbrel: ").unwrap_or(&problem));
     if let Some(remedy) = &error.remedy {
-        eprintln!("       {}", renamed(remedy));
+        eprintln!("       {}", renamed(&remedies::words(remedy)));
     }
 }

@@ -4,12 +4,13 @@
 //! - `screen` knows the width, and wraps text at words;
 //! - `table` shows rows under a head, and leaves columns out where there is no room;
 //! - `row` does so for lines of progress, which `display` shows;
-//! - `confirm` asks, `errors` shows errors, `json` has what programs read.
+//! - `confirm` asks, `errors` shows errors and `remedies` what to do about them, `json` has what programs read.
 
 pub mod confirm;
 pub mod display;
 pub mod errors;
 pub mod json;
+pub mod remedies;
 pub mod row;
 pub mod screen;
 pub mod table;

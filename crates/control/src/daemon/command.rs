@@ -123,7 +123,7 @@ impl Session {
             (name, args) => match services.jobs.as_deref() {
                 Some(jobs) => about_slots(name, args, words, jobs).await,
                 None => error(format!(
-                    "unknown command '{}': this is the coordinator of a fleet, and was given no --cluster",
+                    "unknown command '{}': this is the coordinator of a fleet, and was given no cluster",
                     shown(&words[0])
                 )),
             },

@@ -23,7 +23,8 @@ use whimbrel_engine::link::Link;
 use whimbrel_engine::nodes::{ClusterView, KeyCounts, key_counts};
 use whimbrel_wire::value::Value;
 
-use crate::job::{View, now_s};
+use crate::clock::now_s;
+use crate::job::View;
 use crate::service::{self, PARALLEL_MAX, Ready, Settings, Task};
 use crate::store::{Entry, Status, Store};
 use crate::strangers::{self, Own};
@@ -57,6 +58,14 @@ struct Running {
     cancel: CancellationToken,
     view: Arc<View>,
     task: AbortHandle,
+}
+
+/// What became of a job that is not to run any more.
+enum Withdrawn {
+    /// Whoever runs it here rolls it back.
+    Cancelled,
+    /// It had not begun; this is how it is remembered.
+    TakenOut(Box<JobView>),
 }
 
 #[derive(Default)]
@@ -286,13 +295,13 @@ impl Queue {
         Ok(counts)
     }
 
-    /// Cancels a job that runs here, or takes out one that has not begun: then as it is to be remembered.
-    /// `None` where the process that runs it, or will run it, has to be asked.
-    fn withdraw(&self, name: &str, known: Option<JobView>) -> Option<Option<JobView>> {
+    /// Cancels a job that runs here or waits for its turn, or takes out one that has not begun. `None` where
+    /// the process that runs it has to be asked.
+    fn withdraw(&self, name: &str, known: Option<JobView>) -> Option<Withdrawn> {
         let mut state = self.lock();
         if let Some(running) = state.running.get(name) {
             running.cancel.cancel();
-            return Some(None);
+            return Some(Withdrawn::Cancelled);
         }
         let place = state.waiting.iter().position(|ready| ready.task.id().as_str() == name);
         let ready = match place {
@@ -303,13 +312,15 @@ impl Queue {
         match known {
             Some(job) if job.state == JobState::Connecting && is_fresh(&ready.task) => {
                 let message = "cancelled before its turn".to_owned();
-                Some(Some(JobView { state: JobState::Cancelled, message, updated_s: now_s(), ..job }))
+                let job = JobView { state: JobState::Cancelled, message, updated_s: now_s(), ..job };
+                Some(Withdrawn::TakenOut(Box::new(job)))
             }
             _ => {
                 // What it has begun is rolled back in its turn.
+                ready.cancel();
                 state.waiting.push_front(ready);
                 self.arrival.notify_one();
-                None
+                Some(Withdrawn::Cancelled)
             }
         }
     }
@@ -375,8 +386,11 @@ impl Jobs for Queue {
 
     async fn cancel(&self, name: &str) -> Result<()> {
         let known = self.list().await?.into_iter().find(|job| job.name == name);
-        let Some(withdrawn) = self.withdraw(name, known) else { return self.store.ask_to_cancel(name) };
-        let Some(job) = withdrawn else { return Ok(()) };
+        let job = match self.withdraw(name, known) {
+            None => return service::ask_to_cancel(&self.store, name).await,
+            Some(Withdrawn::Cancelled) => return Ok(()),
+            Some(Withdrawn::TakenOut(job)) => *job,
+        };
         self.store.remove(name)?;
         let mut state = self.lock();
         state.forgotten.push_back(job);

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use redb::{Database, ReadableDatabase as _, ReadableTable, TableDefinition};
 use whimbrel_core::fleet::{MemberId, PARTITIONS_MAX, Record, Snapshot};
 use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::remedy::Remedy;
 use whimbrel_fleet::protocol::{BACKENDS_MAX, Backend, TEXT_BYTES_MAX};
 
 /// Numbers by name: format, partitions, term, the next member's number.
@@ -113,7 +114,7 @@ pub(super) fn numbered(
     }
     let known = number(&names)?.map_err(|name| {
         let what = format!("{name} is not named, but partitions may lie there, says {place}");
-        fail(&what).with_remedy(format!("add --backend {name}=URL"))
+        fail(&what).with_remedy(Remedy::AddBackend(name.into()))
     })?;
     let numbered = backends.iter().filter_map(|(name, url)| {
         Some(Backend { number: *known.get(name)?, name: name.clone(), url: url.clone() })

@@ -7,6 +7,10 @@ use whimbrel_core::slot::Slot;
 use whimbrel_engine::error::{Code, Error, Result, ServerError};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::slot_keys;
+use whimbrel_flow::keys::size::{pack_within, usage_of};
+use whimbrel_flow::keys::{
+    Fetch, Found, KeyState, Read, Way, Write, WriteMode, Written, read_all, unlink_all, write_all,
+};
 use whimbrel_wire::value::Value;
 
 /// Keys handled together.
@@ -95,65 +99,24 @@ pub async fn count_present(link: &mut Link, slot: Slot, keys: &[Bytes]) -> Resul
     Ok(keys.iter().filter(|key| held.contains(*key)).count() as u64)
 }
 
-/// A value on its way.
-struct KeyState {
-    payload: Bytes,
-    /// When it expires, in milliseconds since the epoch; 0 for never.
-    expires_ms: i64,
-}
-
-/// How the nodes are spoken to.
-#[derive(Debug, Clone, Copy)]
-pub struct ReadOptions {
-    /// `PEXPIRETIME` is understood: times of expiry are exact. Otherwise they are late by up to a round trip.
-    pub exact_expiry: bool,
-}
-
-/// Reads keys where they are. `None` for those that are gone. The link may be one to an importing node: then
-/// `asking`.
-async fn read(
-    link: &mut Link,
-    keys: &[Bytes],
-    asking: bool,
-    manner: ReadOptions,
-) -> Result<Vec<Option<KeyState>>> {
-    let expiry: &[u8] = if manner.exact_expiry { b"PEXPIRETIME" } else { b"PTTL" };
-    for key in keys {
-        for command in [&b"DUMP"[..], expiry] {
-            if asking {
-                link.push(&[b"ASKING"]);
+/// Reads keys where they are, and leaves out those that are gone. Nobody writes to them there, or `WATCH` says
+/// that somebody has. The link may be one to an importing node: then `asking`. `absolute` where the node knows
+/// `PEXPIRETIME`.
+async fn read(link: &mut Link, keys: &[Bytes], asking: bool, absolute: bool) -> Result<Vec<KeyState>> {
+    let read = Read { fetch: Fetch::Payload, way: Way::Frozen, absolute, expiries: true, asking };
+    let mut states = Vec::with_capacity(keys.len());
+    for (key, found) in read_all(link, &read, keys).await? {
+        match found {
+            Found::Gone => {}
+            // A node that gives a slot away answers so for a key that it does not have any more.
+            Found::Redirected(ServerError { code: Code::Ask(..), .. }) => {}
+            Found::Redirected(e) | Found::Refused(e) => {
+                return Err(link.server_error(e, Fetch::Payload.command()));
             }
-            link.push(&[command, key]);
+            found => states.extend(found.into_state(key, Fetch::Payload)),
         }
     }
-    // After the remaining times: the sum of both is never too early.
-    link.push(&[b"TIME"]);
-    link.flush().await?;
-    let mut answers = Vec::with_capacity(2 * keys.len());
-    for _ in 0..2 * keys.len() {
-        if asking {
-            link.reply().await?;
-        }
-        answers.push(link.reply().await?);
-    }
-    let time = link.reply().await?;
-    let now_ms = time
-        .as_items()
-        .and_then(|t| Some(t.first()?.as_int()? * 1_000 + t.get(1)?.as_int()? / 1_000))
-        .ok_or_else(|| link.unexpected("TIME", &time))?;
-    let since_ms = if manner.exact_expiry { 0 } else { now_ms };
-    let mut parcels = Vec::with_capacity(keys.len());
-    let mut answers = answers.into_iter();
-    while let (Some(payload), Some(expiry_ms)) = (answers.next(), answers.next()) {
-        let payload = gone_is_null(link, payload, b"DUMP")?.into_bytes();
-        let expiry_ms = gone_is_null(link, expiry_ms, expiry)?.as_int();
-        parcels.push(match (payload, expiry_ms) {
-            (Some(payload), Some(-1)) => Some(KeyState { payload, expires_ms: 0 }),
-            (Some(payload), Some(ms @ 0..)) => Some(KeyState { payload, expires_ms: since_ms + ms }),
-            _ => None,
-        });
-    }
-    Ok(parcels)
+    Ok(states)
 }
 
 /// A node that gives a slot away answers `ASK` for a key that it does not have any more.
@@ -164,98 +127,22 @@ fn gone_is_null(link: &Link, reply: Value, command: &[u8]) -> Result<Value> {
     }
 }
 
-/// How one key fared.
-enum Outcome {
-    Written,
-    /// It was there already.
-    Present,
-    Refused(ServerError),
-}
-
-/// Writes parcels, absolute expiries and all, without touching a key that is there unless `replace`.
-async fn write(
-    link: &mut Link,
-    parcels: &[(&Bytes, &KeyState)],
-    asking: bool,
-    replace: bool,
-) -> Result<Vec<Outcome>> {
-    for (key, parcel) in parcels {
-        if asking {
-            link.push(&[b"ASKING"]);
-        }
-        let outbox = link.outbox();
-        outbox.command(5 + usize::from(replace));
-        outbox.arg(b"RESTORE");
-        outbox.arg(key);
-        outbox.arg_int(parcel.expires_ms);
-        outbox.arg_bytes(&parcel.payload);
-        outbox.arg(b"ABSTTL");
-        if replace {
-            outbox.arg(b"REPLACE");
-        }
-    }
-    link.flush().await?;
-    let mut fared = Vec::with_capacity(parcels.len());
-    for _ in parcels {
-        if asking {
-            link.reply().await?;
-        }
-        let reply = link.reply().await?;
-        fared.push(match ServerError::of(&reply) {
-            None => Outcome::Written,
-            Some(e) if e.code == Code::BusyKey => Outcome::Present,
-            Some(e) => Outcome::Refused(e),
-        });
-    }
-    Ok(fared)
-}
-
-/// Cuts a batch where its values would be too large to hold together.
+/// Divides a batch where its values would be too large to hold together.
 async fn portions(link: &mut Link, keys: &[Bytes], asking: bool) -> Result<Vec<Vec<Bytes>>> {
-    for key in keys {
-        if asking {
-            link.push(&[b"ASKING"]);
-        }
-        link.push(&[b"MEMORY", b"USAGE", key]);
-    }
-    link.flush().await?;
-    let (mut portions, mut bytes) = (vec![Vec::new()], 0);
-    for key in keys {
-        if asking {
-            link.reply().await?;
-        }
+    let replies = usage_of(link, keys, BATCH_BYTES, asking).await?;
+    let sized = keys.iter().zip(replies).map(|(key, reply)| match reply {
+        Value::Null => (key.clone(), 0),
         // Where it cannot be told, a value is taken to be large.
-        let reply = link.reply().await?;
-        let size = match reply {
-            Value::Null => 0,
-            other => other.as_int().and_then(|n| u64::try_from(n).ok()).unwrap_or(BATCH_BYTES),
-        };
-        if bytes + size > BATCH_BYTES && bytes > 0 {
-            portions.push(Vec::new());
-            bytes = 0;
-        }
-        bytes += size;
-        if let Some(portion) = portions.last_mut() {
-            portion.push(key.clone());
-        }
-    }
-    Ok(portions)
+        other => (key.clone(), other.as_int().map_or(BATCH_BYTES, i64::unsigned_abs)),
+    });
+    let groups = pack_within(sized.collect(), BATCH_KEYS, BATCH_BYTES);
+    Ok(groups.into_iter().map(|(portion, _)| portion).collect())
 }
 
 /// Removes keys from an importing node, and so from its replicas.
 async fn unlink(holder: &mut Link, keys: &[Bytes]) -> Result<u64> {
-    for key in keys {
-        holder.push(&[b"ASKING"]);
-        holder.push(&[b"UNLINK", key]);
-    }
-    holder.flush().await?;
-    let mut removed = 0;
-    for _ in keys {
-        holder.reply().await?;
-        let reply = holder.reply().await?;
-        removed += u64::from(holder.check(reply, b"UNLINK")?.as_int() == Some(1));
-    }
-    Ok(removed)
+    let removed = unlink_all(holder, true, keys).await?;
+    Ok(removed.into_iter().filter(|was_there| *was_there).count() as u64)
 }
 
 /// Waits for the node's replicas, as long as it is worth: a node that is lost right after it took a key in
@@ -295,7 +182,7 @@ pub async fn empty_slot(
     owner: &mut Link,
     slot: Slot,
     rescue: bool,
-    manner: ReadOptions,
+    absolute: bool,
 ) -> Result<Tally> {
     let mut tally = Tally::default();
     let mut stuck: HashSet<Bytes> = HashSet::new();
@@ -314,17 +201,17 @@ pub async fn empty_slot(
             let lacking: Vec<Bytes> = lacking.into_iter().map(|(key, _)| key).collect();
             let before = tally.moved;
             for portion in portions(holder, &lacking, true).await? {
-                let parcels = read(holder, &portion, true, manner).await?;
-                let full: Vec<(&Bytes, &KeyState)> =
-                    portion.iter().zip(&parcels).filter_map(|(k, p)| Some((k, p.as_ref()?))).collect();
-                for ((key, _), fared) in full.iter().zip(write(owner, &full, false, false).await?) {
-                    match fared {
-                        Outcome::Written => tally.moved += 1,
-                        Outcome::Present => {}
-                        Outcome::Refused(e) => {
+                let states = read(holder, &portion, true, absolute).await?;
+                let write = Write { mode: WriteMode::IfAbsent, asking: false };
+                let outcomes = write_all(owner, write, &states).await?;
+                for (state, written) in states.into_iter().zip(outcomes) {
+                    match written {
+                        Written::Exists => {}
+                        Written::Refused(e) | Written::NotUnderstood(e) => {
                             tally.stuck(format!("the owner refuses a key: {}", e.text));
-                            stuck.insert((*key).clone());
+                            stuck.insert(state.key);
                         }
+                        Written::Done | Written::Absent => tally.moved += 1,
                     }
                 }
                 removable.extend(portion.into_iter().filter(|key| !stuck.contains(key)));
@@ -351,12 +238,7 @@ pub async fn empty_slot(
 ///
 /// # Errors
 /// When a node does not answer, or refuses what it should not.
-pub async fn finish_slot(
-    source: &mut Link,
-    target: &mut Link,
-    slot: Slot,
-    manner: ReadOptions,
-) -> Result<Tally> {
+pub async fn finish_slot(source: &mut Link, target: &mut Link, slot: Slot, absolute: bool) -> Result<Tally> {
     let mut tally = Tally::default();
     let mut stuck: HashSet<Bytes> = HashSet::new();
     while let Some(keys) = next_batch(source, slot, &stuck).await? {
@@ -364,7 +246,7 @@ pub async fn finish_slot(
             let mut attempts = 0;
             let mut parts = vec![portion];
             while let Some(part) = parts.pop() {
-                match move_watched(source, target, &part, manner).await? {
+                match move_watched(source, target, &part, absolute).await? {
                     Moved::All(moved) => {
                         tally.moved += moved;
                         tally.removed += moved;
@@ -409,12 +291,7 @@ enum Moved {
     Refused(Bytes, ServerError),
 }
 
-async fn move_watched(
-    source: &mut Link,
-    target: &mut Link,
-    keys: &[Bytes],
-    manner: ReadOptions,
-) -> Result<Moved> {
+async fn move_watched(source: &mut Link, target: &mut Link, keys: &[Bytes], absolute: bool) -> Result<Moved> {
     if keys.is_empty() {
         return Ok(Moved::All(0));
     }
@@ -426,27 +303,27 @@ async fn move_watched(
     for reply in source.replies(keys.len()).await? {
         gone_is_null(source, reply, b"WATCH")?;
     }
-    let parcels = read(source, keys, false, manner).await?;
-    let full: Vec<(&Bytes, &KeyState)> =
-        keys.iter().zip(&parcels).filter_map(|(k, p)| Some((k, p.as_ref()?))).collect();
-    for ((key, _), fared) in full.iter().zip(write(target, &full, true, true).await?) {
-        if let Outcome::Refused(e) = fared {
+    let states = read(source, keys, false, absolute).await?;
+    let write = Write { mode: WriteMode::Replace, asking: true };
+    let outcomes = write_all(target, write, &states).await?;
+    for (state, written) in states.iter().zip(outcomes) {
+        if let Written::Refused(e) | Written::NotUnderstood(e) = written {
             source.call(&[b"UNWATCH"]).await?;
-            return Ok(Moved::Refused((*key).clone(), e));
+            return Ok(Moved::Refused(state.key.clone(), e));
         }
     }
-    if full.is_empty() {
+    if states.is_empty() {
         source.call(&[b"UNWATCH"]).await?;
         return Ok(Moved::All(0));
     }
     wait_for_replicas(target).await?;
     source.push(&[b"MULTI"]);
-    for (key, _) in &full {
-        source.push(&[b"UNLINK", key]);
+    for state in &states {
+        source.push(&[b"UNLINK", &state.key]);
     }
     source.push(&[b"EXEC"]);
     source.flush().await?;
-    let mut replies = source.replies(full.len() + 2).await?;
+    let mut replies = source.replies(states.len() + 2).await?;
     // There is one for `EXEC`.
     let outcome = replies.pop().unwrap_or(Value::Null);
     match (outcome.as_items(), ServerError::of(&outcome).map(|e| e.code)) {

@@ -14,7 +14,7 @@ use whimbrel_engine::slot_keys;
 use whimbrel_wire::value::Value;
 
 use super::decide::{Action, Change, Evidence, Fate, slots_text};
-use super::keys::{self, ReadOptions, Tally};
+use super::keys::{self, Tally};
 
 /// Slots that are open at the same time: an interruption leaves no more than these marked.
 const OPEN_SLOTS_MAX: usize = 256;
@@ -64,8 +64,9 @@ impl<'a> Repairer<'a> {
         repair::set_slots(self.deployment, &self.name(node).address, slots, &mark).await
     }
 
-    fn manner(&self) -> ReadOptions {
-        ReadOptions { exact_expiry: self.deployment.capabilities.pexpiretime }
+    /// Whether nodes know `PEXPIRETIME`.
+    fn absolute(&self) -> bool {
+        self.deployment.capabilities.pexpiretime
     }
 
     /// Compares what a node holds with what the owner holds, by up to 4,096 keys spread over the slots.
@@ -281,7 +282,7 @@ impl<'a> Repairer<'a> {
             if self.stop.is_cancelled() {
                 break;
             }
-            let moved = keys::finish_slot(&mut from, &mut to, slot, self.manner()).await?;
+            let moved = keys::finish_slot(&mut from, &mut to, slot, self.absolute()).await?;
             // A slot with a key that cannot be moved stays open: its clients find all of its keys.
             if moved.stuck == 0 {
                 done.insert(slot);
@@ -305,7 +306,7 @@ impl<'a> Repairer<'a> {
                 if self.stop.is_cancelled() {
                     break;
                 }
-                tally.add(keys::empty_slot(&mut from, &mut to, slot, rescue, self.manner()).await?);
+                tally.add(keys::empty_slot(&mut from, &mut to, slot, rescue, self.absolute()).await?);
             }
             Ok(tally)
         })

@@ -408,8 +408,7 @@ fn next_round(job: &mut Job, streaming: Streaming, detail: &Detail, effects: &mu
         let message = match left {
             0 => format!(
                 "a handover would take a pause of about {} ms even without writers, and {} ms are allowed: \
-                    allow more \
-                 with --max-pause",
+                    allow a longer pause",
                 drain_ms * 2,
                 job.rules.max_pause_ms,
             ),

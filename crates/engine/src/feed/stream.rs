@@ -15,6 +15,7 @@ use crate::deployment::Deployment;
 use crate::error::{Code, Error, ErrorKind, Result, ServerError};
 use crate::link::Link;
 use crate::probe::Info;
+use crate::remedy::Remedy;
 
 /// Most bytes taken in at once. They are parsed under one lock, in well under a millisecond.
 const READ_BYTES: usize = 256 << 10;
@@ -419,8 +420,7 @@ impl Stream {
             return e;
         }
         let what = format!("{} is not answered as PSYNC is", String::from_utf8_lossy(name));
-        Error::unfit(e.side, e.at, "attach a feed of changes", what)
-            .with_remedy("leave out --source-psync: changes are learnt of by tracking then")
+        Error::unfit(e.side, e.at, "attach a feed of changes", what).with_remedy(Remedy::LeaveOutPsyncName)
     }
 
     /// Makes the link anew and continues where it broke.

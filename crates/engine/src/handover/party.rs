@@ -16,6 +16,7 @@ use crate::error::{Error, ErrorKind, Result, ServerError, Side};
 use crate::link::{Link, LinkOptions};
 use crate::nodes::{CANDIDATE_CLIENT_NAME, ClusterView, JOB_CLIENT_NAME};
 use crate::probe::{Info, first_two};
+use crate::remedy::Remedy;
 
 use super::{FenceKind, HandoverOptions};
 
@@ -86,7 +87,7 @@ impl Traits {
 
 /// Why slots of this server cannot be moved from outside, and what can be done instead. Found before anything
 /// is changed.
-fn not_supported(info: &Info) -> Option<(String, &'static str)> {
+fn not_supported(info: &Info) -> Option<(String, Remedy)> {
     if info.field("valkey_version").is_some() {
         return None;
     }
@@ -97,11 +98,11 @@ fn not_supported(info: &Info) -> Option<(String, &'static str)> {
                 after \
              a move from outside, and would keep their memory"
         );
-        return Some((what, "use the servers' own migration: --method native"));
+        return Some((what, Remedy::UseNativeMethod));
     }
     if first_two(version) < (6, 2) {
         let what = format!("Redis {version} cannot pause writes alone, which a handover from outside needs");
-        return Some((what, "upgrade the servers to 6.2 or later, or use --method legacy"));
+        return Some((what, Remedy::UpgradeOrUseLegacyMethod));
     }
     None
 }

@@ -11,7 +11,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::Result;
 use whimbrel_engine::probe::Info;
 
-use super::Shared;
+use crate::pipeline::Shared;
 use crate::retry::Backoff;
 
 /// As servers name them in `INFO commandstats`.

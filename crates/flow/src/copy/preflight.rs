@@ -5,22 +5,16 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_core::units::format_count_of;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
+use whimbrel_engine::expiry;
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::{Info, PROBE_KEY, ServerFacts};
+use whimbrel_engine::remedy::Remedy;
 
-use super::{CopyOptions, Shared};
+use crate::keys::Fetch;
+use crate::large::Existing;
+use crate::pipeline::{CopyOptions, DbPair, Shared};
 use crate::retry::RetryPolicy;
 use crate::scan::{KeyScan, ScanOptions, Unit};
-use crate::typed::Existing;
-
-/// A database of the source and where its keys go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct DbPair {
-    /// Its number on the source.
-    pub source: u32,
-    /// Its number on the target.
-    pub target: u32,
-}
 
 /// What a copy would do.
 #[derive(Debug, Clone, Serialize)]
@@ -122,7 +116,7 @@ pub async fn plan(
             "look at the target",
             what,
         )
-        .with_remedy("say what to do with keys that exist: --replace, --skip or --fail"));
+        .with_remedy(Remedy::SayWhatHappensToExistingKeys));
     }
     Ok(Plan {
         source: described(source),
@@ -150,7 +144,7 @@ fn check_distinct(source: &Deployment, target: &Deployment, options: &CopyOption
             let what =
                 format!("source and target are the same: database {} would be copied onto itself", db.source);
             Err(Error::unfit(Side::Target, target.endpoint.address.to_string(), "look at the target", what)
-                .with_remedy("name another target, or another database with --db SOURCE:TARGET"))
+                .with_remedy(Remedy::MapDatabase("name another target")))
         }
     }
 }
@@ -174,15 +168,10 @@ fn described(deployment: &Deployment) -> String {
 fn no_such_db(e: Error, deployment: &Deployment) -> Error {
     match &e.kind {
         ErrorKind::Unfit(_) if deployment.is_cluster() => e.with_remedy(match deployment.side() {
-            Side::Source => "a cluster has one database, 0: name that one",
-            _ => {
-                "a cluster has one database, 0: leave the number out of its address, and choose what goes \
-                there with --db N:0"
-            }
+            Side::Source => Remedy::from("a cluster has one database, 0: name that one"),
+            _ => Remedy::MapDatabase("a cluster has one database, 0: leave the number out of its address"),
         }),
-        ErrorKind::Unfit(_) => {
-            e.with_remedy("see the server's setting databases, or map with --db SOURCE:TARGET")
-        }
+        ErrorKind::Unfit(_) => e.with_remedy(Remedy::MapDatabase("see the server's setting databases")),
         _ => e,
     }
 }
@@ -205,18 +194,16 @@ pub(crate) async fn check_reading(source: &Deployment, dbs: impl Iterator<Item =
     for shard in &topology.shards {
         for db in dbs.clone() {
             let mut link = source.open(&shard.primary, db).await.map_err(|e| no_such_db(e, source))?;
-            let expiry: &[u8] = if source.capabilities.pexpiretime { b"PEXPIRETIME" } else { b"PTTL" };
-            check_permissions(
-                &mut link,
-                &[
-                    &[b"SCAN", b"0", b"COUNT", b"1"],
-                    &[b"TYPE", PROBE_KEY],
-                    &[b"GET", PROBE_KEY],
-                    &[b"TIME"],
-                    &[expiry, PROBE_KEY],
-                ],
-            )
-            .await?;
+            let mut commands: Vec<Vec<&[u8]>> = vec![
+                vec![b"SCAN", b"0", b"COUNT", b"1"],
+                vec![b"TYPE", PROBE_KEY],
+                vec![Fetch::String.command(), PROBE_KEY],
+                vec![b"TIME"],
+            ];
+            let absolute = source.capabilities.pexpiretime;
+            expiry::question(absolute, PROBE_KEY, &mut |command| commands.push(command.to_vec()));
+            let commands: Vec<&[&[u8]]> = commands.iter().map(Vec::as_slice).collect();
+            check_permissions(&mut link, &commands).await?;
         }
     }
     Ok(())

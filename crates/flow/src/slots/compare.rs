@@ -115,7 +115,7 @@ pub(super) async fn keys(source: &mut Link, target: &mut Link, keys: &[Bytes]) -
         let (ours, theirs) = tokio::join!(read(source, part, false), read(target, part, true));
         for (key, (ours, theirs)) in part.iter().zip(ours?.into_iter().zip(theirs?)) {
             found.compared += 1;
-            let name = || crate::copy::shown(key);
+            let name = || crate::keys::shown(key);
             match (ours, theirs) {
                 (None, None) => {}
                 // A key that is there with an expiry in the past is gone for every client.
@@ -158,7 +158,7 @@ pub(super) async fn cardinalities(
             let theirs = reply(target, true, command).await?.as_int();
             found.compared += 1;
             if ours != theirs {
-                let name = crate::copy::shown(key);
+                let name = crate::keys::shown(key);
                 found.differs(format!("{name} has different numbers of elements"));
             }
         }

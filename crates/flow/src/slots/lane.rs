@@ -3,9 +3,7 @@
 //! A lane reads from the source and writes to the target strictly in order, so of two reads of one key the
 //! later is written later. The next group is read while the one before is written.
 //!
-//! A value and its expiry are two replies of one pipeline, and may belong to different moments: whatever
-//! happened in between is in the feed, and the key is transferred again. The same holds for everything else
-//! that is read here.
+//! All that is read here is [protected by the feed](Way::FeedProtected).
 
 use std::sync::Arc;
 
@@ -13,17 +11,18 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use whimbrel_core::slot::Slot;
 use whimbrel_engine::error::{Code, Error, Result, ServerError, Side};
-use whimbrel_engine::expiry::{self, Expiry};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Info;
+use whimbrel_engine::remedy::Remedy;
 use whimbrel_engine::slot_keys;
 use whimbrel_wire::payload;
 use whimbrel_wire::value::Value;
 
 use super::Shared;
-use crate::elements;
-use crate::state::{Body, SAMPLES_FIRST, UNSTABLE_ROUNDS_MAX, pack, was_sampled};
-use crate::typed::{self, KeyType, Outcome, Place, Transfer};
+use crate::keys::size::{pack, usage_of};
+use crate::keys::{Fetch, Found, KeyState, Read, Way, Write, WriteMode, Written, read_all, write_all};
+use crate::large::elements;
+use crate::large::{self, KeyType, Outcome, Place, Transfer};
 
 /// Keys that are listed at once, and slots that are asked for at once.
 const PIECE_KEYS_MAX: u64 = 1_024;
@@ -47,20 +46,6 @@ pub(super) enum Work {
     Slots(Vec<(Slot, u64)>),
     /// Transfer these keys, or what changed of them.
     Touches(Vec<super::Change>),
-}
-
-/// The state of one key.
-#[derive(Debug)]
-struct State {
-    key: Bytes,
-    body: Body,
-    expires_at_ms: Option<i64>,
-}
-
-impl State {
-    fn bytes(&self) -> u64 {
-        (self.key.len() + self.body.len()) as u64
-    }
 }
 
 /// A lane.
@@ -222,20 +207,55 @@ impl Lane {
         // Sizes before values: nothing but its size tells that one is large, and a server that is asked for a
         // large value has built the whole reply in memory before we can refuse it.
         let groups = self.measured_groups(keys, others, chunked).await?;
-        let mut read: Vec<State> = Vec::new();
+        chunked.extend(self.move_groups(groups, Fetch::String, expires, others).await?);
+        Ok(())
+    }
+
+    /// Transfers groups of keys, and returns those that do not travel as one state. What was to be read as a
+    /// string and is none is added to `others`. The next group is read while the one before is written.
+    async fn move_groups(
+        &mut self,
+        groups: Vec<Vec<Bytes>>,
+        fetch: Fetch,
+        expiries: bool,
+        others: &mut Vec<Bytes>,
+    ) -> Result<Vec<Bytes>> {
+        let shared = self.shared.clone();
+        let absolute = shared.source.capabilities.pexpiretime;
+        let read = Read { fetch, way: Way::FeedProtected, absolute, expiries, asking: false };
+        let fit = shared.fit();
+        let mut chunked = Vec::new();
+        let mut states: Vec<KeyState> = Vec::new();
         for group in groups {
-            self.shared.check_stop()?;
-            let shared = self.shared.clone();
+            shared.check_stop()?;
             let _turn = shared.turn().await;
-            let (next, written) = tokio::join!(
-                fetch(&mut self.source, &self.shared, &group, b"GET", expires),
-                write(&mut self.target, &self.shared, std::mem::take(&mut read)),
+            let (found, written) = tokio::join!(
+                read_all(&mut self.source, &read, &group),
+                write(&mut self.target, &shared, std::mem::take(&mut states)),
             );
             chunked.extend(written?);
-            read = sort_out(next?, others);
+            for (key, found) in found? {
+                if let Found::Value(payload, _) = &found
+                    && fetch == Fetch::Payload
+                    && payload::peek(payload).is_ok_and(|p| STREAM_TYPES.contains(&p.object_type))
+                {
+                    shared.stream(&key);
+                }
+                match found {
+                    Found::NotAString => others.push(key),
+                    Found::Redirected(e) | Found::Refused(e) => {
+                        return Err(self.source.server_error(e, fetch.command()));
+                    }
+                    found => match found.into_state(key, fetch).map(|state| fit.state(state)) {
+                        Some(Ok(state)) => states.push(state),
+                        Some(Err(key)) => chunked.push(key),
+                        None => return Err(Error::own("read a key", "it has no state")),
+                    },
+                }
+            }
         }
-        chunked.extend(write(&mut self.target, &self.shared, read).await?);
-        Ok(())
+        chunked.extend(write(&mut self.target, &shared, states).await?);
+        Ok(chunked)
     }
 
     async fn measured_groups(
@@ -270,7 +290,7 @@ impl Lane {
             chunked.extend(keys);
             return Ok(());
         }
-        let replies = self.memory_usage(&keys).await?;
+        let replies = usage_of(&mut self.source, &keys, self.shared.options.big_key_bytes, false).await?;
         let mut sized = Vec::with_capacity(keys.len());
         for (key, reply) in keys.into_iter().zip(replies) {
             match reply {
@@ -284,61 +304,16 @@ impl Lane {
                 }
             }
         }
-        let mut read: Vec<State> = Vec::new();
-        let dialects = (self.shared.source.dialect, self.shared.target.dialect);
-        for (group, _) in pack(sized) {
-            self.shared.check_stop()?;
-            let shared = self.shared.clone();
-            let _turn = shared.turn().await;
-            let (next, written) = tokio::join!(
-                fetch(&mut self.source, &self.shared, &group, b"DUMP", true),
-                write(&mut self.target, &self.shared, std::mem::take(&mut read)),
-            );
-            chunked.extend(written?);
-            for (key, fetched) in next? {
-                let (body, expires_at_ms) = match fetched {
-                    Fetched::Value(dump, at) => {
-                        if payload::peek(&dump).is_ok_and(|p| STREAM_TYPES.contains(&p.object_type)) {
-                            self.shared.stream(&key);
-                        }
-                        let version_max = self.shared.target.payloads.get().copied().flatten();
-                        (Body::Dump(dump).fit(dialects, version_max), at)
-                    }
-                    Fetched::Gone | Fetched::NotAString => (Body::Gone, None),
-                };
-                match body {
-                    Body::Typed => chunked.push(key),
-                    body => read.push(State { key, body, expires_at_ms }),
-                }
-            }
-        }
-        chunked.extend(write(&mut self.target, &self.shared, read).await?);
+        let groups = pack(sized).into_iter().map(|(group, _)| group).collect();
+        let moved = self.move_groups(groups, Fetch::Payload, true, &mut Vec::new()).await?;
+        chunked.extend(moved);
         Ok(())
-    }
-
-    /// The replies of `MEMORY USAGE`, exact for all that are not above the big-key size.
-    async fn memory_usage(&mut self, keys: &[Bytes]) -> Result<Vec<Value>> {
-        for key in keys {
-            self.source.push(&[b"MEMORY", b"USAGE", key, b"SAMPLES", SAMPLES_FIRST]);
-        }
-        self.source.flush().await?;
-        let mut replies = self.source.replies(keys.len()).await?;
-        let big = self.shared.options.big_key_bytes;
-        let sampled: Vec<usize> = (0..keys.len()).filter(|&i| was_sampled(&replies[i], big)).collect();
-        for &i in &sampled {
-            self.source.push(&[b"MEMORY", b"USAGE", &keys[i], b"SAMPLES", b"0"]);
-        }
-        self.source.flush().await?;
-        for i in sampled {
-            replies[i] = self.source.reply().await?;
-        }
-        Ok(replies)
     }
 
     /// Transfers one key in chunks.
     async fn chunks(&mut self, key: Bytes) -> Result<()> {
         let shared = self.shared.clone();
-        let kind = typed::type_of(&mut self.source, &key).await?;
+        let kind = large::type_of(&mut self.source, &key).await?;
         // Before the first element is read: from here on every change of an element is in the feed, and
         // followed.
         shared.follow(&key, kind.as_ref());
@@ -354,25 +329,26 @@ impl Lane {
                 "key {} took {} ms the last time it moved as a whole, too long for a pause, and its writers \
                     go on to replace \
                  it or to change more of it than can be followed",
-                crate::copy::shown(&key),
+                crate::keys::shown(&key),
                 shared.took_ms(&key)
             );
-            return Err(Error::own("move a large key", what)
-                .with_remedy("stop its writers for a while, or allow a longer pause with --max-pause"));
+            return Err(
+                Error::own("move a large key", what).with_remedy(Remedy::StopWritersOrAllowLongerPause)
+            );
         }
         let started = Instant::now();
         let t = Transfer {
             key: &key,
-            existing: typed::Existing::Replace,
+            existing: large::Existing::Replace,
             place: Place::Importing { mortal: is_draining },
             chunk_bytes: shared.options.chunk_bytes,
-            tries_max: typed::TRIES_FOLLOWED_MAX,
+            tries_max: large::TRIES_FOLLOWED_MAX,
             job: &shared.options.job,
             source: &shared.source.capabilities,
             target: &shared.target.capabilities,
             stop: Some(&shared.stop),
         };
-        match typed::transfer(&mut self.source, &mut self.target, &t).await? {
+        match large::transfer(&mut self.source, &mut self.target, &t).await? {
             Outcome::Written { bytes, .. } => {
                 let took_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
                 shared.batch().took_ms.insert(key.clone(), took_ms);
@@ -382,16 +358,15 @@ impl Lane {
             }
             Outcome::Gone => {
                 shared.follow(&key, None);
-                let gone = State { key, body: Body::Gone, expires_at_ms: None };
-                write(&mut self.target, &shared, vec![gone]).await?;
+                write(&mut self.target, &shared, vec![KeyState::gone(key)]).await?;
             }
             Outcome::Changing => {
                 // Several reads were tried.
                 let read_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-                shared.changed(key, kind, read_ms / u64::from(typed::TRIES_FOLLOWED_MAX));
+                shared.changed(key, kind, read_ms / u64::from(large::TRIES_FOLLOWED_MAX));
             }
             Outcome::Unholdable(why) => {
-                let what = format!("key {} cannot be held there: {why}", crate::copy::shown(&key));
+                let what = format!("key {} cannot be held there: {why}", crate::keys::shown(&key));
                 return Err(Error::unfit(
                     Side::Target,
                     shared.target.address.to_string(),
@@ -408,159 +383,30 @@ impl Lane {
     }
 }
 
-fn sort_out(fetched: Vec<(Bytes, Fetched)>, others: &mut Vec<Bytes>) -> Vec<State> {
-    let mut states = Vec::with_capacity(fetched.len());
-    for (key, fetched) in fetched {
-        match fetched {
-            Fetched::Value(value, expires_at_ms) => {
-                states.push(State { key, body: Body::String(value), expires_at_ms });
-            }
-            Fetched::Gone => states.push(State { key, body: Body::Gone, expires_at_ms: None }),
-            Fetched::NotAString => others.push(key),
-        }
-    }
-    states
-}
-
-/// What a look at one key gave.
-enum Fetched {
-    Gone,
-    Value(Bytes, Option<i64>),
-    NotAString,
-}
-
-/// Fetches values with their expiries.
-async fn fetch(
-    source: &mut Link,
-    shared: &Shared,
-    keys: &[Bytes],
-    command: &'static [u8],
-    expires: bool,
-) -> Result<Vec<(Bytes, Fetched)>> {
-    let mut found = Vec::with_capacity(keys.len());
-    let mut open = keys.to_vec();
-    for _ in 0..UNSTABLE_ROUNDS_MAX {
-        let fetched = fetch_once(source, shared, &open, command, expires).await?;
-        open = Vec::new();
-        for (key, fetched) in fetched {
-            match fetched {
-                Some(fetched) => found.push((key, fetched)),
-                None => open.push(key),
-            }
-        }
-        if open.is_empty() {
-            return Ok(found);
-        }
-    }
-    let what =
-        "the server's clock goes on by a millisecond or more each time that it is asked when a key expires";
-    Err(Error::unfit(shared.deployment.side(), source.address().to_string(), "read a key", what))
-}
-
-/// `None` for a key where it is unclear when it expires.
-async fn fetch_once(
-    source: &mut Link,
-    shared: &Shared,
-    keys: &[Bytes],
-    command: &'static [u8],
-    expires: bool,
-) -> Result<Vec<(Bytes, Option<Fetched>)>> {
-    let absolute = shared.source.capabilities.pexpiretime;
-    for key in keys {
-        source.push(&[command, key]);
-        if expires {
-            expiry::ask(source.outbox(), absolute, key);
-        }
-    }
-    source.flush().await?;
-    let each = 1 + if expires { expiry::commands(absolute) } else { 0 };
-    let mut replies = source.replies(each * keys.len()).await?.into_iter();
-    let mut found = Vec::with_capacity(keys.len());
-    for key in keys {
-        let value = replies.next().unwrap_or(Value::Null);
-        let expiry = if expires { expiry::read(&mut replies, absolute) } else { Some(Expiry::Never) };
-        let fetched = match (ServerError::of(&value), value.into_bytes(), expiry) {
-            (Some(e), _, _) if e.code == Code::WrongType => Fetched::NotAString,
-            (Some(e), _, _) => return Err(source.server_error(e, command)),
-            (None, None, _) | (None, _, Some(Expiry::Gone)) => Fetched::Gone,
-            (None, Some(value), Some(Expiry::Never)) => Fetched::Value(value, None),
-            (None, Some(value), Some(Expiry::At(ms))) => Fetched::Value(value, Some(ms)),
-            (None, Some(_), Some(Expiry::Unclear)) => {
-                found.push((key.clone(), None));
-                continue;
-            }
-            (None, Some(_), Some(Expiry::Unknown) | None) => {
-                let what = "the expiry of a key cannot be read; without it the key would live for ever";
-                return Err(Error::unfit(
-                    shared.deployment.side(),
-                    source.address().to_string(),
-                    "read a key",
-                    what,
-                ));
-            }
-        };
-        found.push((key.clone(), Some(fetched)));
-    }
-    Ok(found)
-}
-
 /// Writes states to the importing target, and returns the keys whose payloads it does not understand.
-async fn write(target: &mut Link, shared: &Shared, states: Vec<State>) -> Result<Vec<Bytes>> {
+async fn write(target: &mut Link, shared: &Shared, states: Vec<KeyState>) -> Result<Vec<Bytes>> {
     if states.is_empty() {
         return Ok(Vec::new());
     }
-    for state in &states {
-        let out = target.outbox();
-        out.push(&[b"ASKING"]);
-        match &state.body {
-            Body::Gone | Body::Typed => out.push(&[b"UNLINK", &state.key]),
-            Body::String(value) => {
-                out.command(if state.expires_at_ms.is_some() { 5 } else { 3 });
-                out.arg(b"SET");
-                out.arg_bytes(&state.key);
-                out.arg_bytes(value);
-                if let Some(at) = state.expires_at_ms {
-                    out.arg(b"PXAT");
-                    // 0 is refused; an expiry at the epoch itself is long past at 1 as well.
-                    out.arg_int(at.max(1));
-                }
-            }
-            Body::Dump(dump) => {
-                out.command(if state.expires_at_ms.is_some() { 6 } else { 5 });
-                out.arg(b"RESTORE");
-                out.arg_bytes(&state.key);
-                // 0 means no expiry.
-                out.arg_int(state.expires_at_ms.map_or(0, |at| at.max(1)));
-                out.arg_bytes(dump);
-                out.arg(b"REPLACE");
-                if state.expires_at_ms.is_some() {
-                    out.arg(b"ABSTTL");
-                }
-            }
-        }
-    }
-    target.flush().await?;
+    let write = Write { mode: WriteMode::Replace, asking: true };
     let mut failure = None;
     let mut chunked = Vec::new();
-    let (mut written, mut bytes) = (0, 0);
-    for state in states {
-        target.reply().await?;
-        let reply = target.reply().await?;
-        match ServerError::of(&reply) {
-            None => {
+    let (mut keys, mut bytes) = (0, 0);
+    let outcomes = write_all(target, write, &states).await?;
+    for (state, written) in states.into_iter().zip(outcomes) {
+        match written {
+            Written::NotUnderstood(_) => chunked.push(state.key),
+            Written::Refused(e) => failure = failure.or(Some(target.server_error(e, b"write a key"))),
+            Written::Done | Written::Absent | Written::Exists => {
                 shared.settled(&state.key);
                 shared.sampled(&state.key, state.bytes());
-                written += u64::from(!matches!(state.body, Body::Gone));
+                keys += u64::from(!state.is_gone());
                 bytes += state.bytes();
             }
-            Some(e) if matches!(e.code, Code::PayloadVersion | Code::PayloadFormat) => {
-                chunked.push(state.key);
-            }
-            Some(e) => failure = failure.or(Some(target.server_error(e, b"write a key"))),
         }
     }
-    shared.progress.add_written(written, bytes);
-    shared.paced(written, bytes).await;
+    shared.progress.add_written(keys, bytes);
+    shared.paced(keys, bytes).await;
     failure.map_or(Ok(chunked), Err)
 }
 

@@ -37,6 +37,7 @@ use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::feed::{Collection, Touch, Touched, What};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::{Capabilities, ServerFacts};
+use whimbrel_engine::remedy::Remedy;
 use whimbrel_engine::slot_keys::all_names;
 use whimbrel_wire::payload::Dialect;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -44,8 +45,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub use self::compare::{Comparison, count_keys, has_other_databases};
 use self::lane::{Lane, Work};
 use crate::budget::{BigTransfers, Rates};
-use crate::elements::FieldTtls;
-use crate::typed::KeyType;
+use crate::keys::Fit;
+use crate::large::KeyType;
+use crate::large::elements::FieldTtls;
 
 /// How many keys that moved in chunks are followed by their elements. Further ones are transferred whole
 /// again.
@@ -239,6 +241,14 @@ impl Shared {
 
     fn hash_field_ttls(&self) -> FieldTtls {
         FieldTtls::of(&self.source.capabilities, &self.target.capabilities)
+    }
+
+    /// What the target takes.
+    fn fit(&self) -> Fit {
+        let (source, target) = (&self.source, &self.target);
+        let fit = Fit::of((source.dialect, target.dialect), &target.capabilities);
+        // Known when the first slot is being imported.
+        Fit { payload_version_max: target.payloads.get().copied().flatten(), ..fit }
     }
 
     /// The type of a key that is followed by its elements.
@@ -535,7 +545,7 @@ impl SlotMover {
             .filter(|(_, changing)| changing.reads >= CHANGED_READS_MAX)
             .max_by_key(|(_, changing)| changing.read_ms)?;
         Some(UnstableKey {
-            key: crate::copy::shown(key),
+            key: crate::keys::shown(key),
             kind: changing.kind.clone(),
             read_ms: changing.read_ms,
         })
@@ -618,7 +628,7 @@ impl SlotMover {
         let (mut source, mut target) = self.links().await?;
         if has_other_databases(&mut source).await? {
             let what = "the source holds keys in another database than 0, which would be lost with the slots";
-            return Err(Error::own("compare both sides", what).with_remedy("use --method native"));
+            return Err(Error::own("compare both sides", what).with_remedy(Remedy::UseNativeMethod));
         }
         let mut found = compare::counts(&mut source, &mut target, slots).await?;
         found.add(compare::cardinalities(&mut source, &mut target, &self.shared.counted()).await?);
@@ -631,9 +641,7 @@ impl SlotMover {
                     "compare every key",
                     "too many keys were touched since they were compared",
                 )
-                .with_remedy(
-                    "compare a sample with --verify sample, or move fewer keys at once with --batch-keys",
-                ));
+                .with_remedy(Remedy::CompareSampleOrSmallerBatches));
             }
         };
         found.add(compare::keys(&mut source, &mut target, &keys).await?);

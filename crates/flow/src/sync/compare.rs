@@ -9,11 +9,14 @@ use tokio::time::sleep;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::probe::Info;
+use whimbrel_engine::remedy::Remedy;
 use whimbrel_wire::value::Value;
 
 use super::cutover::{Compare, ROUNDS_MAX, refused};
 use super::{Round, Source, Syncer};
-use crate::copy::{self, Shared};
+use crate::copy;
+use crate::keys::size::usage_of;
+use crate::pipeline::Shared;
 use crate::verify::{self, Comparer, Settle, VerifyOptions, VerifyProgress};
 
 /// Keys of each database that are compared.
@@ -59,11 +62,7 @@ impl Compared {
         } else {
             return None;
         };
-        Some(refused(what).with_remedy(
-            "see what differs with whimbrel verify; keys that only the target has are removed by a sync that \
-                is begun anew \
-             with --mirror",
-        ))
+        Some(refused(what).with_remedy(Remedy::VerifyOrMirror))
     }
 }
 
@@ -111,15 +110,10 @@ impl Syncer {
                 let chosen = link.replies(each).await?.into_iter().filter_map(Value::into_bytes);
                 let chosen: Vec<Bytes> =
                     chosen.filter(|key| self.shared.options.selection.admits(key)).collect();
-                for key in &chosen {
-                    link.push(&[b"MEMORY", b"USAGE", key]);
-                }
-                link.flush().await?;
-                let sizes = link.replies(chosen.len()).await?;
+                let large_bytes = self.shared.options.big_key_bytes;
+                let sizes = usage_of(&mut link, &chosen, large_bytes, false).await?;
                 // Where the size may not be asked for, none is known to be large.
-                let is_large = |size: &Value| {
-                    size.as_int().is_some_and(|n| n.unsigned_abs() > self.shared.options.big_key_bytes)
-                };
+                let is_large = |size: &Value| size.as_int().is_some_and(|n| n.unsigned_abs() > large_bytes);
                 let small = chosen.into_iter().zip(&sizes).filter(|(_, size)| !is_large(size));
                 keys.extend(small.map(|(key, _)| key));
             }

@@ -15,6 +15,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::feed::{Feed, FeedKind, History};
 use whimbrel_engine::probe::Info;
+use whimbrel_engine::remedy::Remedy;
 use whimbrel_engine::seal::{Fence, FenceKind, Reached, Seal, check_rights};
 
 use super::compare::{Sample, chance_of_one_percent};
@@ -22,7 +23,7 @@ use super::consumers::Streams;
 use super::external::{ExternalReport, QuietWait};
 use super::{Back, Position, Round, Source, SyncPhase, Syncer};
 use crate::copy;
-use crate::copy::Shared;
+use crate::pipeline::Shared;
 use crate::scan::{KeyScan, ScanOptions};
 use crate::verify::Settle;
 
@@ -50,7 +51,7 @@ pub enum Compare {
 }
 
 /// How the target is to take over.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CutoverOptions {
     /// How long writers may be held, in milliseconds.
     pub max_pause_ms: u64,
@@ -184,7 +185,7 @@ impl Syncer {
         }
         if estimate_ms > options.max_pause_ms {
             let what = format!("the pause would take about {estimate_ms} ms, which is more than allowed");
-            return Err(refused(what).with_remedy("allow more with --max-pause, or compare less"));
+            return Err(refused(what).with_remedy(Remedy::AllowLongerPause));
         }
         let feeds = if options.reverse { self.follow_target().await? } else { Vec::new() };
         if options.dry_run {
@@ -240,7 +241,7 @@ impl Syncer {
                     // What has been taken is transferred; nobody waits for it any more.
                     let _ = sealing.await;
                     let what = format!("it did not come to an end within {} ms", options.max_pause_ms);
-                    return Err(refused(what).with_remedy("allow more with --max-pause, or compare less"));
+                    return Err(refused(what).with_remedy(Remedy::AllowLongerPause));
                 }
             }
         };
@@ -279,9 +280,7 @@ impl Syncer {
             let feed = Feed::attach(target, &shard.primary, SlotSet::full(), self.options.feed).await?;
             if feed.kind() == FeedKind::Tracking {
                 let what = format!("{} does not let us have a replication link", shard.primary);
-                return Err(
-                    refused(what).with_remedy("allow PSYNC and REPLCONF there, or leave out --reverse-sync")
-                );
+                return Err(refused(what).with_remedy(Remedy::AllowReplicationOrNoReverseSync));
             }
             feeds.push(feed);
         }
@@ -334,13 +333,12 @@ impl Syncer {
         }
         if options.back && self.state.lift.is_none() {
             let what = "this sync does not lead back to where clients came from";
-            return Err(refused(what).with_remedy("leave out --back"));
+            return Err(refused(what).with_remedy(Remedy::LeaveOutBack));
         }
         if self.state.lift.is_some() && !options.back && options.fence != FenceKind::None {
-            let what = "this sync leads back to where clients came from, which stays fenced off without \
-                --back: nobody could \
-                        write anywhere";
-            return Err(refused(what).with_remedy("add --back"));
+            let what = "this sync leads back to where clients came from, which stays fenced off otherwise: nobody \
+                could write anywhere";
+            return Err(refused(what).with_remedy(Remedy::AddBack));
         }
         if options.reverse
             && matches!(
@@ -349,25 +347,28 @@ impl Syncer {
             )
         {
             let what = "the way back needs a source that we can write to and others cannot";
-            return Err(refused(what).with_remedy("use --fence acl or pause with --reverse-sync"));
+            return Err(refused(what).with_remedy(Remedy::FenceForReverseSync));
         }
         if options.accept_failures {
             return Ok(());
         }
-        let evicted = self.shared.evicted();
+        let evicted = self.shared.suspects.evicted();
         if evicted > 0 {
             let what = format!("the target has evicted {evicted} keys to stay within its maxmemory");
-            return Err(refused(what).with_remedy("give it more memory and sync anew; or --accept-failures"));
+            return Err(
+                refused(what).with_remedy(Remedy::OrAcceptFailures("give it more memory and sync anew"))
+            );
         }
         if self.unmapped || self.sources.iter().any(|source| source.unmapped) {
             let what = "a database of the source was written to that is not part of this sync";
-            return Err(refused(what).with_remedy("name the databases with --db; or --accept-failures"));
+            return Err(refused(what).with_remedy(Remedy::NameDatabasesOrAcceptFailures));
         }
         let failed = self.status.copy.snapshot().failed;
         if failed > 0 {
             let what = format!("{failed} keys are not on the target");
-            return Err(refused(what)
-                .with_remedy("see them in the report of the sync; --accept-failures goes on without them"));
+            return Err(
+                refused(what).with_remedy(Remedy::OrAcceptFailures("see them in the report of the sync"))
+            );
         }
         Ok(())
     }
@@ -473,7 +474,7 @@ async fn raise(fence: &Fence, source: &Deployment, seal: &mut Seal) -> Result<u6
     let in_time = || match until {
         Some(until) if std::time::Instant::now() < until => Ok(()),
         _ => Err(refused("fencing the writers off took longer than the pause")
-            .with_remedy("allow more with --max-pause")),
+            .with_remedy(Remedy::AllowLongerPause)),
     };
     match fence.kind() {
         // With the latter nobody is held, and nothing is raised.

@@ -57,6 +57,7 @@ use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::feed::{Feed, FeedKind, FeedOptions};
 use whimbrel_engine::probe::Info;
+use whimbrel_engine::remedy::Remedy;
 use whimbrel_engine::seal::Fence;
 
 pub use self::cutover::{Compare, CutoverOptions, CutoverReport};
@@ -64,8 +65,9 @@ pub use self::external::{ExternalReport, ExternalShown, ExternalStage};
 pub use self::fences::FenceNote;
 use self::source::{Position, PositionHandle, Round, Source};
 pub use self::status::{SourceShown, SyncPhase, SyncShown, SyncStatus, TargetShown};
-use crate::copy::{self, CopyOptions, KeyFailure, Shared};
+use crate::copy::{self, CopyOptions, KeyFailure};
 use crate::journal::{Journal, JournalState};
+use crate::pipeline::Shared;
 use crate::progress::CopyCounts;
 use crate::retry::Backoff;
 
@@ -269,7 +271,7 @@ pub async fn sync(
         }
     };
     let snapshot_done = sync.state.snapshot_done;
-    let evicted = sync.shared.note_evicted();
+    let evicted = copy::note_evicted(&sync.shared);
     if cutover.is_some() {
         sync.status.phase(SyncPhase::CutOver);
         if let Some(fence) = sync.state.cut_over.take() {
@@ -293,7 +295,7 @@ pub async fn sync(
         caught_up: sync.caught_up,
         cutover,
         evicted,
-        failures: sync.shared.failures(),
+        failures: sync.shared.failures.listed(),
         notices: sync.status.copy.notices(),
     };
     Ok((report, sync.back))
@@ -325,7 +327,7 @@ impl Syncer {
         // The first groups are sized by it: without, every value would be measured before it is read.
         self.status.copy.keys_total.store(keys, Ordering::Relaxed);
         let runs = copy::target_runs(&self.shared).await?;
-        self.shared.remember(&self.state.copy);
+        copy::remember(&self.shared, &self.state.copy);
         let known = &self.state.copy.target_runs;
         if resumed && !known.is_empty() && *known != runs {
             self.notice("a server of the target is not the process it was: everything is gone through again");
@@ -434,7 +436,7 @@ impl Syncer {
         // Not all of them are listed where there are many.
         let slots = if copy.failed > listed { SlotSet::full() } else { slots };
         copy.failed = 0;
-        self.shared.remember(&self.state.copy);
+        copy::remember(&self.shared, &self.state.copy);
         slots
     }
 
@@ -443,7 +445,7 @@ impl Syncer {
     fn distrust_everything(&mut self) {
         let target_runs = std::mem::take(&mut self.state.copy.target_runs);
         self.state.copy = JournalState { target_runs, ..JournalState::default() };
-        self.shared.remember(&self.state.copy);
+        copy::remember(&self.shared, &self.state.copy);
         (self.state.snapshot_done, self.state.sweep) = (false, true);
     }
 
@@ -514,7 +516,7 @@ impl Syncer {
             }
         }
         let by_elements = sources.iter().filter(|source| source.feed.kind() != FeedKind::Tracking);
-        self.shared.elements_are_seen(by_elements.map(|source| source.unit.shard_id.clone()).collect());
+        self.shared.followed.begin(by_elements.map(|source| source.unit.shard_id.clone()).collect());
         self.sources = sources;
         self.status.sources(self.sources.iter().map(|source| source.view.clone()).collect());
         Ok(())
@@ -701,7 +703,7 @@ impl Syncer {
 
     /// All that has to be gone through again: what was found before, and what has come to it since.
     fn all_doubt(&self) -> SlotSet {
-        self.doubt.union(&self.shared.in_doubt())
+        self.doubt.union(&self.shared.suspects.all())
     }
 
     fn is_calm(&self) -> bool {
@@ -725,7 +727,7 @@ impl Syncer {
     /// so.
     fn write_down(&mut self) -> Result<()> {
         self.state.layout = copy::layout(&self.seen.0);
-        self.shared.record(&mut self.state.copy);
+        copy::record(&self.shared, &mut self.state.copy);
         self.status.failures(&self.state.copy.failures);
         self.state.doubt = self.all_doubt().to_string();
         self.journal.save(&self.state)
@@ -782,7 +784,7 @@ fn refuse_tracking(feed: &Feed, replication_only: bool) -> Result<()> {
         "attach a feed of changes",
         "the server does not let us have a replication link",
     )
-    .with_remedy("allow PSYNC and REPLCONF, or leave out --feed replication"))
+    .with_remedy(Remedy::AllowReplicationOrAnyFeed))
 }
 
 /// Asks both sides every now and then how they are, and ends the epoch where something is in doubt: something
@@ -806,7 +808,7 @@ async fn look(shared: Arc<Shared>, status: Arc<SyncStatus>, waits: bool, enough:
                 view.server_offset.store(info.number("master_repl_offset").unwrap_or(0), Ordering::Relaxed);
             }
         }
-        if waits || !shared.in_doubt().is_empty() {
+        if waits || !shared.suspects.all().is_empty() {
             return enough.cancel();
         }
     }

@@ -16,10 +16,10 @@ use whimbrel_engine::slot_keys;
 use whimbrel_wire::value::Value;
 
 use super::{Source, Syncer};
-use crate::copy;
+use crate::large::STAGING_PREFIX;
+use crate::pipeline::Shared;
 use crate::retry::Backoff;
 use crate::scan::{KeyScan, Unit};
-use crate::typed::STAGING_PREFIX;
 
 /// So few slots of a cluster are listed one by one; for more of them all keys are scanned.
 const LISTED_SLOTS_MAX: usize = 256;
@@ -37,10 +37,10 @@ impl Syncer {
     /// # Errors
     /// What could not be helped by trying again.
     pub(super) async fn reconcile(&mut self, slots: &SlotSet) -> Result<bool> {
-        self.shared.forget_failures(slots);
+        self.shared.failures.forget(slots);
         // A key may have been removed and made anew unseen, between the looks at the source and at the
         // target.
-        self.shared.unfollow_slots(slots);
+        self.shared.followed.forget_slots(slots);
         // Slots are listed in database 0 only.
         let is_one = self.shared.options.dbs.iter().all(|pair| pair.source == 0);
         let few = self.shared.source.is_cluster() && is_one && slots.len() <= LISTED_SLOTS_MAX;
@@ -123,7 +123,7 @@ impl Syncer {
                 let mut scan = KeyScan::new(
                     shared.target.clone(),
                     unit,
-                    shared.scan_options(),
+                    shared.options.scan_options(),
                     shared.options.retry,
                     None,
                 );
@@ -178,7 +178,7 @@ impl Syncer {
 /// The keys of each slot; `None` where the node has too many of them.
 async fn list(
     address: &Address,
-    shared: &copy::Shared,
+    shared: &Shared,
     slots: &SlotSet,
 ) -> Result<BTreeMap<Slot, Option<Vec<Bytes>>>> {
     let mut link = shared.source.open(address, 0).await?;

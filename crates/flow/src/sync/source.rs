@@ -20,8 +20,8 @@ use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Info;
 
 use super::status::SourceView;
-use crate::copy::{DbPair, Lanes, Shared, Tracker, average_bytes};
-use crate::elements::{self, FieldTtls};
+use crate::large::elements::{self, FieldTtls};
+use crate::pipeline::{DbPair, Lanes, Shared, Tracker, average_bytes};
 use crate::progress::CopyProgress;
 use crate::scan::{KeyScan, Unit};
 use crate::verify::{BATCH_KEYS_MAX, Comparer};
@@ -249,7 +249,7 @@ impl Source {
         let overflown = touched.take_slots();
         let touches = touched.take(ROUND_KEYS_MAX);
         let is_all = touches.len() < ROUND_KEYS_MAX;
-        self.shared.doubt_source_slots(&overflown);
+        self.shared.suspects.note_source_slots(&overflown);
         let (began, is_empty) = (Instant::now(), touches.is_empty());
         self.admitted += touches.iter().filter(|touch| self.admits(touch)).count() as u64;
         let dbs = self.dbs_of_unknown(&touches).await;
@@ -270,7 +270,7 @@ impl Source {
             let took_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
             self.view.round_us.store(took_us, Ordering::Relaxed);
         }
-        let again = self.shared.take_again(&self.unit.shard_id);
+        let again = self.shared.unstable.take(&self.unit.shard_id);
         let is_settled = again.is_empty() && self.later.is_empty();
         if urgent {
             touched.put_back(again.into_iter().map(touch));
@@ -299,7 +299,7 @@ impl Source {
     ///
     /// **Invariant: one lane per key.** Nothing else transfers keys of this source meanwhile.
     async fn follow_elements(&mut self, touches: Vec<Touch>, dbs: &[u32]) -> Vec<Touch> {
-        if !self.shared.follows_any_elements() {
+        if self.shared.followed.is_empty() {
             return touches;
         }
         let touches = touches.into_iter().flat_map(|touch| self.told_apart(touch, dbs));
@@ -350,7 +350,7 @@ impl Source {
     fn told_apart(&self, touch: Touch, dbs: &[u32]) -> Vec<Touch> {
         match touch.db {
             None if touch.what != What::Whole
-                && dbs.iter().any(|db| self.shared.follows_elements(*db, &touch.key)) =>
+                && dbs.iter().any(|db| self.shared.followed.has(*db, &touch.key)) =>
             {
                 dbs.iter().map(|&db| Touch { db: Some(db), ..touch.clone() }).collect()
             }
@@ -364,7 +364,7 @@ impl Source {
         let slot = Slot::of_key(key);
         // One on the move is in doubt, and dealt with as a whole.
         let own = || !topology.cluster || topology.shard_of(slot).is_some_and(|s| s.id == self.unit.shard_id);
-        self.shared.follows_elements(*db, key) && own()
+        self.shared.followed.has(*db, key) && own()
     }
 
     /// False where the whole key has to be transferred.
@@ -390,7 +390,7 @@ impl Source {
             CopyProgress::add(&shared.progress.bytes_read, followed.bytes);
             CopyProgress::add(&shared.progress.bytes_written, followed.bytes);
         }
-        shared.paced(shared.rates.take_bytes(followed.bytes)).await;
+        shared.limits.paced(shared.limits.rates.take_bytes(followed.bytes)).await;
         Ok(followed.is_exact)
     }
 
@@ -403,7 +403,7 @@ impl Source {
             if self.all_dbs && !keys.is_empty() {
                 self.unmapped = true;
                 self.shared.progress.notice(format!(
-                    "database {db} of the source is written to, and is not part of this sync; see --db"
+                    "database {db} of the source is written to, and is not part of this sync"
                 ));
             }
             return Ok(true);
@@ -435,8 +435,13 @@ impl Source {
             };
             let mut comparers: Vec<Comparer> = (0..COMPARERS).map(comparer).collect();
             let unit = Unit { db: pair.source, ..self.unit.clone() };
-            let mut scan =
-                KeyScan::new(shared.source.clone(), unit, shared.scan_options(), shared.options.retry, None);
+            let mut scan = KeyScan::new(
+                shared.source.clone(),
+                unit,
+                shared.options.scan_options(),
+                shared.options.retry,
+                None,
+            );
             let mut keys = Vec::new();
             let mut is_over = false;
             while !is_over || !keys.is_empty() {
@@ -452,7 +457,7 @@ impl Source {
                 let batch: Vec<Bytes> = keys.drain(..keys.len().min(BATCH_KEYS_MAX * COMPARERS)).collect();
                 let number = batch.len() as u64;
                 let compare = async {
-                    shared.rates.take_keys(number).await;
+                    shared.limits.rates.take_keys(number).await;
                     differing(&mut comparers, &batch).await
                 };
                 let Some(differing) = shared.stop.run_until_cancelled(compare).await else {
@@ -480,7 +485,7 @@ impl Source {
             if topology.cluster && !own(slot) {
                 // Its slot is on its way from or to this node: two lanes must not have it at the same time,
                 // so it is transferred with the whole slot when that has settled.
-                self.shared.doubt_source(slot);
+                self.shared.suspects.note_source(slot);
                 continue;
             }
             let mut add = |db: u32, key: Bytes| {

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{RwLock, RwLockReadGuard};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::remedy::Remedy;
 
 use super::report::Ledger;
 use crate::journal::{Journal, UnitMark};
@@ -59,7 +60,7 @@ impl Checkpoints {
         if !before.is_empty() && before != layout {
             let what = "slots have moved to other nodes since the verification began";
             return Err(Error::unfit(source.side(), source.endpoint.address.to_string(), "go on", what)
-                .with_remedy("leave out --resume: it begins anew"));
+                .with_remedy(Remedy::BeginAnew));
         }
         if before.is_empty() {
             journal.begin_with(VerifyState { layout: layout.clone(), ..VerifyState::default() })?;

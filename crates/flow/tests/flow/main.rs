@@ -1,6 +1,6 @@
 //! Keys move between real servers.
 
+mod large;
 mod legacy;
 mod slots;
-mod typed;
 mod verify;

@@ -65,11 +65,13 @@ impl CommandTable {
     /// As [`Link::call`], and `Unexpected` for a table that cannot be understood.
     pub async fn ask(link: &mut Link) -> Result<CommandTable> {
         let reply = link.call(&[b"COMMAND"]).await?;
-        let table = reply.as_items().map(named_facts);
-        match table {
-            Some(commands) if !commands.is_empty() => Ok(CommandTable(commands)),
-            _ => Err(link.unexpected("COMMAND", &reply)),
-        }
+        CommandTable::of(&reply).ok_or_else(|| link.unexpected("COMMAND", &reply))
+    }
+
+    /// By the reply of a server to `COMMAND`; `None` where that cannot be understood.
+    pub(crate) fn of(reply: &Value) -> Option<CommandTable> {
+        let commands = named_facts(reply.as_items()?);
+        (!commands.is_empty()).then_some(CommandTable(commands))
     }
 
     /// What is known of a command, by its words; of its subcommand where it has such. `None` where the server

@@ -15,6 +15,7 @@ use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::{Link, LinkOptions};
 use whimbrel_engine::probe::{Info, PROBE_KEY, ServerFacts};
 use whimbrel_flow::functions;
+use whimbrel_flow::keys::Fetch;
 use whimbrel_wire::value::Value;
 
 use crate::command::keys::CommandTable;
@@ -214,7 +215,6 @@ impl Control {
         let (migration, moves) = MigrationState::new(servers, 0, self.wait, false);
         migration.paused.send_replace(paused);
         self.stages.begin(migration.clone()).await;
-        self.shared.source.none_open().await;
         if let Some(connections) = &self.shared.connections {
             connections.close().await;
         }
@@ -406,7 +406,7 @@ async fn survey(
     }
     let (keys, other_database) = keyspace(&from_found.upstream).await?;
     let keys = keys + keyspace(&to_found.upstream).await?.0;
-    for command in [&[&b"DUMP"[..], PROBE_KEY][..], &[b"UNLINK", PROBE_KEY], NOBODY] {
+    for command in [&[Fetch::Payload.command(), PROBE_KEY][..], &[b"UNLINK", PROBE_KEY], NOBODY] {
         must_run(&mut from, command).await?;
     }
     for command in [&[&b"EXISTS"[..], PROBE_KEY][..], NOBODY] {

@@ -112,8 +112,6 @@ impl Control {
         // Whether it can be written is better known before clients are stopped.
         self.state.save(before)?;
         self.stages.begin(next.clone()).await;
-        migration.servers.source.none_open().await;
-        migration.servers.target.none_open().await;
         close_others(next).await?;
         let (mut from, mut to) = (next.open_source().await?, next.open_target().await?);
         // Clients wrote until now, to whatever database and with whatever libraries if all keys had moved.

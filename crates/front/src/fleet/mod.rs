@@ -26,6 +26,7 @@ use whimbrel_engine::endpoint::{Address, Endpoint};
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::LinkOptions;
 use whimbrel_engine::probe::ServerFacts;
+use whimbrel_engine::remedy::Remedy;
 use whimbrel_fleet::{Membership, MembershipOptions, login};
 
 use self::gate::Gate;
@@ -337,7 +338,7 @@ pub fn names_an_address(listen: SocketAddr) -> Result<()> {
     if listen.ip().to_canonical().is_unspecified() {
         let what = format!("{listen} is every address of this machine");
         return Err(Error::unfit(Side::Own, "", "tell others where this front is", what)
-            .with_remedy("say with --announce by which address clients and other members reach it"));
+            .with_remedy(Remedy::Announce));
     }
     Ok(())
 }
@@ -350,17 +351,18 @@ async fn joined(membership: &Membership, coordinators: &[Endpoint]) -> Result<Me
         Ok(Ok(seen)) => (seen.member, seen.partitions, None),
         Ok(Err(_)) | Err(_) => (None, 0, membership.view().watch().borrow().trouble.clone()),
     };
-    let fail = |what: String, remedy: &str| {
+    let fail = |what: String, remedy: Remedy| {
         let at = coordinators.first().map(|at| at.address.to_string()).unwrap_or_default();
         Error::unfit(Side::Source, at, "join the fleet", what).with_remedy(remedy)
     };
     let Some(member) = member else {
         let why = trouble.unwrap_or_else(|| "the coordinator does not answer in time".to_owned());
-        return Err(fail(why, "see that whimbrel serve --fleet runs there, and that the password is right"));
+        return Err(fail(why, Remedy::SeeCoordinator));
     };
     if partitions > gate::PARTITIONS_MAX {
         let what = format!("it has {partitions} partitions");
-        return Err(fail(what, "fronts serve fleets of at most 16,384 partitions: one for each slot"));
+        let remedy = "fronts serve fleets of at most 16,384 partitions: one for each slot";
+        return Err(fail(what, remedy.into()));
     }
     Ok(member)
 }

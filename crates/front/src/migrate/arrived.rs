@@ -114,7 +114,7 @@ impl Arrived {
         match &self.kind {
             Kind::Whole(filter) => of(filter),
             Kind::BySlot(slots) => {
-                let filters = slots.filters.iter().map(|filter| read(filter).as_ref().map_or((0, 0), of));
+                let filters = slots.filters.iter().map(|filter| filter.read().as_ref().map_or((0, 0), of));
                 filters.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
             }
         }
@@ -157,14 +157,14 @@ impl Slots {
         match self.state(slot) {
             NOT_BEGUN => false,
             // Where there is none any more the slot has just been done.
-            MOVING => read(self.filter(slot)).as_ref().is_none_or(|filter| filter.contains(hash)),
+            MOVING => self.filter(slot).read().as_ref().is_none_or(|filter| filter.contains(hash)),
             _ => true,
         }
     }
 
     fn insert(&self, slot: Slot, hash: u64) {
         self.begin(slot);
-        if let Some(filter) = read(self.filter(slot)).as_ref().filter(|_| !self.is_done(slot)) {
+        if let Some(filter) = self.filter(slot).read().as_ref().filter(|_| !self.is_done(slot)) {
             filter.insert(hash);
         }
     }
@@ -196,10 +196,6 @@ impl Slots {
         }
         counts
     }
-}
-
-fn read(filter: &RwLock<Option<Filter>>) -> parking_lot::RwLockReadGuard<'_, Option<Filter>> {
-    filter.read()
 }
 
 /// The slots of a group.

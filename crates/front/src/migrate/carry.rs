@@ -1,22 +1,25 @@
-//! The move of one key from the source to the target: read, written, removed, in this order.
+//! The move of keys from the source to the target: read, written, removed, in this order.
 //!
-//! The caller holds the key's lock for as long as this takes, and after an error until it has succeeded on
+//! The caller holds the keys' locks for as long as this takes, and after an error until it has succeeded on
 //! other links. The old link to the target has to be known dead before that, or what it still carries could
-//! come late.
+//! come late. Several keys go through each of the three steps together, in three round trips; what becomes of
+//! one of them does not depend on the others.
 //!
 //! **The target wins.** A key that both have was left by a crash after it was written and before it was
 //! removed. Nobody can have written to either copy in between, so what the target has is that state, or what
-//! clients have made of it since: `RESTORE` goes without `REPLACE`, and the source's copy is removed. Where
+//! clients have made of it since: it is written only if it is absent, and the source's copy is removed. Where
 //! neither a crash nor a failed attempt can have left it, somebody has written to a key that was not home:
 //! then both stay. Why nothing is lost by that is told in `docs/design/front.md`.
 
 use bytes::Bytes;
-use whimbrel_engine::error::{Code, Error, Result, ServerError};
+use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Capabilities;
-use whimbrel_flow::typed::{Existing, Outcome, Place, TRIES_MAX, Transfer, memory_bytes, transfer};
-use whimbrel_wire::payload::{self, Dialect, Verdict};
-use whimbrel_wire::value::Value;
+use whimbrel_flow::keys::{
+    Fetch, Fit, Found, KeyState, Read, Way, Write, WriteMode, Written, memory_bytes, read_all, write_all,
+};
+use whimbrel_flow::large::{Existing, Outcome, Place, TRIES_MAX, Transfer, transfer};
+use whimbrel_wire::payload::Dialect;
 
 /// How much of a value that does not travel as a payload is in one command.
 const CHUNK_BYTES: usize = 256 << 10;
@@ -54,29 +57,98 @@ pub enum Carried {
     Taken,
 }
 
+/// What came of one of several keys.
+#[derive(Debug)]
+pub(crate) enum Attempt {
+    /// Its move has ended.
+    Ended(Carried),
+    /// It does not travel as a payload. Nothing has been written.
+    InChunks,
+    /// A server refuses it. Nothing has been written.
+    Refused(Error),
+    /// The target has it, and the source refuses to remove it.
+    Half(Error),
+}
+
 /// Moves `key`.
 ///
 /// # Errors
 /// Whatever a link or a server reports. Then it is not known which of the three steps were carried out.
 pub async fn carry(source: &mut Link, target: &mut Link, key: &[u8], route: &Route<'_>) -> Result<Carried> {
-    let Some((expires_at_ms, dump)) = read(source, key).await? else { return Ok(Carried::WasHome) };
-    let written = match fit(dump, route.dialects, route.target) {
-        Some(dump) => restore(target, key, expires_at_ms, &dump).await?,
-        None => Written::Refused,
-    };
-    let is_taken = match written {
-        Written::Now => false,
-        Written::Before => true,
-        Written::Refused => match copy(source, target, key, route).await? {
-            Outcome::Unholdable(why) => return Ok(Carried::Stays(why)),
-            outcome => outcome == Outcome::Skipped,
-        },
-    };
-    if is_taken && !route.may_be_there {
-        return Ok(Carried::Taken);
+    let key = Bytes::copy_from_slice(key);
+    match carry_all(source, target, vec![key.clone()], route).await?.pop() {
+        Some((_, Attempt::Ended(carried))) => return Ok(carried),
+        Some((_, Attempt::Refused(error) | Attempt::Half(error))) => return Err(error),
+        Some((_, Attempt::InChunks)) | None => {}
     }
-    source.call(&[b"UNLINK", key]).await?;
+    match copy(source, target, &key, route).await? {
+        Outcome::Unholdable(why) => return Ok(Carried::Stays(why)),
+        Outcome::Skipped if !route.may_be_there => return Ok(Carried::Taken),
+        _ => {}
+    }
+    source.call(&[b"UNLINK", &key]).await?;
     Ok(Carried::Home)
+}
+
+/// Moves keys that travel as payloads, and says of each what came of it. The caller bounds how many they are,
+/// and how large.
+///
+/// # Errors
+/// Whatever a link reports. Then it is not known of any key which of the three steps were carried out.
+pub(crate) async fn carry_all(
+    source: &mut Link,
+    target: &mut Link,
+    keys: Vec<Bytes>,
+    route: &Route<'_>,
+) -> Result<Vec<(Bytes, Attempt)>> {
+    let mut attempts = Vec::with_capacity(keys.len());
+    let mut states = Vec::with_capacity(keys.len());
+    let absolute = route.source.pexpiretime;
+    let read = Read { fetch: Fetch::Payload, way: Way::Frozen, absolute, expiries: true, asking: false };
+    let fit = Fit::of(route.dialects, route.target);
+    for (key, found) in read_all(source, &read, &keys).await? {
+        match found {
+            Found::Gone => attempts.push((key, Attempt::Ended(Carried::WasHome))),
+            Found::Redirected(e) | Found::Refused(e) => {
+                attempts.push((key, Attempt::Refused(source.server_error(e, Fetch::Payload.command()))));
+            }
+            found => match found.into_state(key.clone(), Fetch::Payload).map(|state| fit.state(state)) {
+                Some(Ok(state)) => states.push(state),
+                Some(Err(key)) => attempts.push((key, Attempt::InChunks)),
+                None => {
+                    let error = Error::own("move a key", "it was read, and has no state");
+                    attempts.push((key, Attempt::Refused(error)));
+                }
+            },
+        }
+    }
+    let if_absent = Write { mode: WriteMode::IfAbsent, asking: false };
+    let mut there = Vec::with_capacity(states.len());
+    let outcomes = write_all(target, if_absent, &states).await?;
+    for (KeyState { key, body, .. }, written) in states.into_iter().zip(outcomes) {
+        match written {
+            Written::Exists if !route.may_be_there => {
+                attempts.push((key, Attempt::Ended(Carried::Taken)));
+            }
+            // It is there now, or was created dead, as its time has come; or it was there.
+            Written::Done | Written::Absent | Written::Exists => there.push(KeyState::gone(key)),
+            Written::NotUnderstood(_) => attempts.push((key, Attempt::InChunks)),
+            Written::Refused(e) => {
+                attempts.push((key, Attempt::Refused(target.server_error(e, Write::command(&body)))));
+            }
+        }
+    }
+    let outcomes = write_all(source, if_absent, &there).await?;
+    for (KeyState { key, .. }, removed) in there.into_iter().zip(outcomes) {
+        let attempt = match removed {
+            Written::Refused(e) | Written::NotUnderstood(e) => {
+                Attempt::Half(source.server_error(e, b"UNLINK"))
+            }
+            Written::Done | Written::Absent | Written::Exists => Attempt::Ended(Carried::Home),
+        };
+        attempts.push((key, attempt));
+    }
+    Ok(attempts)
 }
 
 /// Whether a key is so large that it has to be moved in chunks. It never becomes so: nobody writes to the
@@ -88,64 +160,6 @@ pub async fn is_large(source: &mut Link, key: &[u8], route: &Route<'_>) -> Resul
     // Without `MEMORY USAGE` nobody knows.
     Ok(route.source.memory_usage
         && memory_bytes(source, key, LARGE_BYTES).await?.is_some_and(|bytes| bytes > LARGE_BYTES))
-}
-
-/// Expiry and payload; `None` where there is no such key. Two commands do, as nobody writes to the key in
-/// between: it may expire, and then there is no payload. A transaction would be refused by a cluster in which
-/// the key's slot is on the move.
-async fn read(source: &mut Link, key: &[u8]) -> Result<Option<(Option<i64>, Bytes)>> {
-    source.push(&[b"PEXPIRETIME", key]);
-    source.push(&[b"DUMP", key]);
-    source.flush().await?;
-    let (expiry, dump) = (source.reply().await?, source.reply().await?);
-    let expiry = source.check(expiry, b"PEXPIRETIME")?;
-    match (expiry, source.check(dump, b"DUMP")?) {
-        (_, Value::Null) => Ok(None),
-        (Value::Int(at_ms), Value::Bulk(dump)) => Ok(Some(((at_ms >= 0).then_some(at_ms), dump))),
-        (_, reply) => Err(source.unexpected("DUMP", &reply)),
-    }
-}
-
-/// The payload as the target takes it; `None` where it takes none of this kind.
-pub(crate) fn fit(dump: Bytes, (from, to): (Dialect, Dialect), target: &Capabilities) -> Option<Bytes> {
-    let version_max = target.payload_version_max?;
-    let found = payload::peek(&dump).ok()?;
-    match payload::verdict(found.object_type, found.rdb_version, from, to, version_max) {
-        Verdict::AsIs => Some(dump),
-        Verdict::RewriteFooter(version) => payload::rewrite_footer(&dump, version).ok().map(Bytes::from),
-        _ => None,
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Written {
-    /// It is there, or was created dead, as its time has come.
-    Now,
-    /// It was there.
-    Before,
-    /// The target does not understand the payload.
-    Refused,
-}
-
-async fn restore(target: &mut Link, key: &[u8], expires_at_ms: Option<i64>, dump: &Bytes) -> Result<Written> {
-    let out = target.outbox();
-    out.command(if expires_at_ms.is_some() { 5 } else { 4 });
-    out.arg(b"RESTORE");
-    out.arg(key);
-    // 0 means no expiry; the epoch itself is long past at 1 as well.
-    out.arg_int(expires_at_ms.map_or(0, |at| at.max(1)));
-    out.arg_bytes(dump);
-    if expires_at_ms.is_some() {
-        out.arg(b"ABSTTL");
-    }
-    target.flush().await?;
-    let reply = target.reply().await?;
-    match ServerError::of(&reply) {
-        None => Ok(Written::Now),
-        Some(e) if e.code == Code::BusyKey => Ok(Written::Before),
-        Some(e) if matches!(e.code, Code::PayloadVersion | Code::PayloadFormat) => Ok(Written::Refused),
-        Some(e) => Err(target.server_error(e, b"RESTORE")),
-    }
 }
 
 /// Copies the key in chunks, with the commands of its type, unless the target has it. Nobody may write to it

@@ -19,14 +19,14 @@ use tokio::time::{sleep, timeout};
 use whimbrel_engine::error::{Error, ErrorKind, Result};
 use whimbrel_engine::link::Link;
 use whimbrel_flow::journal::make_anew;
-use whimbrel_flow::typed::staging_key;
+use whimbrel_flow::large::staging_key;
 use whimbrel_wire::encode::Outbox;
 use whimbrel_wire::value::Value;
 
 use crate::migrate::staging::MARKER_JOB;
 use crate::migrate::state::{MigrationState, RETRY_PAUSE};
 use crate::pipe::frame::{one_line, refusal};
-use crate::upstream::identity::{Identity, Replies};
+use crate::upstream::identity::{Identity, ReplyReader};
 use crate::upstream::{KillHandle, Upstream};
 
 /// How long it waits until no key moves and none is read at the source.
@@ -78,7 +78,7 @@ async fn may_flush(upstream: &Upstream, identity: &Identity, words: &[Bytes]) ->
     let endpoint = upstream.endpoint();
     let fail =
         |e| Error::new(endpoint.side, endpoint.address.to_string(), "ask for a right", ErrorKind::Broken(e));
-    let mut io = upstream.introduce(identity).await?;
+    let mut io = upstream.introduce(identity).await?.into_io();
     let mut out = Outbox::new();
     out.push(&[b"MULTI"]);
     out.command(words.len());
@@ -88,7 +88,7 @@ async fn may_flush(upstream: &Upstream, identity: &Identity, words: &[Bytes]) ->
     out.push(&[b"DISCARD"]);
     io.write_all_buf(&mut out).await.map_err(fail)?;
     io.flush().await.map_err(fail)?;
-    let mut replies = Replies::default();
+    let mut replies = ReplyReader::default();
     for _ in 0..2 {
         if let Value::Error(refused) = replies.next(&mut io).await.map_err(fail)? {
             return Ok(Some(refused));

@@ -16,8 +16,8 @@ use crate::migrate::staging::is_hidden;
 use crate::migrate::state::MigrationState;
 use crate::pipe::frame::{change_cursor, one_line};
 use crate::upstream::Upstream;
-use crate::upstream::identity::{Identity, Replies};
-use whimbrel_flow::typed::staging_key;
+use crate::upstream::identity::{Identity, ReplyReader};
+use whimbrel_flow::large::staging_key;
 
 /// Set in cursors of the target's phase. No server has so many buckets that it uses this bit, and all clients
 /// can count so far.
@@ -154,7 +154,7 @@ async fn ask(upstream: &Upstream, identity: &Identity, words: &[Bytes]) -> Resul
     let endpoint = upstream.endpoint();
     let fail =
         |e| Error::new(endpoint.side, endpoint.address.to_string(), "ask for all keys", ErrorKind::Broken(e));
-    let mut io = upstream.introduce(identity).await?;
+    let mut io = upstream.introduce(identity).await?.into_io();
     let mut out = Outbox::new();
     out.command(words.len());
     for word in words {
@@ -162,7 +162,7 @@ async fn ask(upstream: &Upstream, identity: &Identity, words: &[Bytes]) -> Resul
     }
     io.write_all_buf(&mut out).await.map_err(fail)?;
     io.flush().await.map_err(fail)?;
-    Replies::default().next(&mut io).await.map_err(fail)
+    ReplyReader::default().next(&mut io).await.map_err(fail)
 }
 
 fn merged(migration: &MigrationState, query: KeyspaceQuery, replies: (Value, Value), null: &[u8]) -> Vec<u8> {

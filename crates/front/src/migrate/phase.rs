@@ -2,16 +2,18 @@
 //!
 //! One file, replaced as a whole. It is on disk before the first key moves. No password and no key is in it.
 
-use std::fs::File;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result, Side};
-use whimbrel_flow::journal::make_anew;
+use whimbrel_engine::remedy::Remedy;
+use whimbrel_flow::journal::{Documents, FileDocument};
 
 use crate::migrate::direction::TURNS_MAX;
+
+/// What the only document of the file is called.
+const DOCUMENT: &str = "state";
 
 /// The form of the file. Another one is refused, but for [`FORMAT_WITHOUT_TURNS`].
 const FORMAT: u32 = 2;
@@ -62,7 +64,7 @@ struct Content {
 /// The file of one front.
 #[derive(Debug, Clone)]
 pub struct StateFile {
-    path: PathBuf,
+    document: FileDocument,
     source: String,
     target: String,
 }
@@ -71,7 +73,7 @@ impl StateFile {
     /// That of a front between these servers.
     pub fn new(path: &Path, source: &Endpoint, target: &Endpoint) -> StateFile {
         let (source, target) = (source.address.to_string(), target.address.to_string());
-        StateFile { path: path.to_owned(), source, target }
+        StateFile { document: FileDocument::new(path), source, target }
     }
 
     /// Where the front stood; at `Forwarding` where there is no file.
@@ -79,9 +81,9 @@ impl StateFile {
     /// # Errors
     /// `Own` where it cannot be read or understood; `Unfit` where it is about other servers.
     pub fn load(&self) -> Result<Stand> {
-        let text = match std::fs::read_to_string(&self.path) {
-            Ok(text) => text,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Phase::Forwarding.into()),
+        let text = match self.document.read(DOCUMENT) {
+            Ok(Some(text)) => text,
+            Ok(None) => return Ok(Phase::Forwarding.into()),
             Err(e) => return Err(self.fail("read", e)),
         };
         let content: Content = serde_json::from_str(&text).map_err(|e| {
@@ -98,15 +100,14 @@ impl StateFile {
         if (&content.source, &content.target) != (&self.source, &self.target) {
             let what = format!(
                 "{} is about keys that move from {} to {}, not from {} to {}",
-                self.path.display(),
+                self.path().display(),
                 content.source,
                 content.target,
                 self.source,
                 self.target
             );
-            return Err(Error::unfit(Side::Own, "", "go on", what).with_remedy(
-                "write both addresses as before, or name another folder with --state-dir for another front",
-            ));
+            return Err(Error::unfit(Side::Own, "", "go on", what)
+                .with_remedy(Remedy::ChooseStateDir("write both addresses as before")));
         }
         Ok(Stand { phase: content.phase, turns: content.turns })
     }
@@ -123,28 +124,18 @@ impl StateFile {
             source: self.source.clone(),
             target: self.target.clone(),
         };
-        let write = || -> std::io::Result<()> {
-            let folder = self.path.parent().unwrap_or(Path::new("."));
-            std::fs::create_dir_all(folder)?;
-            let draft = self.path.with_extension("draft");
-            let mut file = make_anew(&draft)?;
-            file.write_all(serde_json::to_string(&content)?.as_bytes())?;
-            file.sync_all()?;
-            std::fs::rename(&draft, &self.path)?;
-            // The name is part of the folder.
-            File::open(folder)?.sync_all()
-        };
-        write().map_err(|e| self.fail("write", e))
+        let text = serde_json::to_string(&content).map_err(|e| self.fail("write", e))?;
+        self.document.write(&[(DOCUMENT, &text)]).map_err(|e| self.fail("write", e))
     }
 
     /// Where it is.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.document.path()
     }
 
     fn fail(&self, what: &str, e: impl std::fmt::Display) -> Error {
-        Error::own(format!("{what} {}", self.path.display()), e)
-            .with_remedy("see that the disk has room, or name another folder with --state-dir")
+        Error::own(format!("{what} {}", self.path().display()), e)
+            .with_remedy(Remedy::ChooseStateDir("see that the disk has room"))
     }
 }
 

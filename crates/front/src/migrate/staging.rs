@@ -7,7 +7,7 @@
 
 use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
-use whimbrel_flow::typed::{staging_job, staging_key};
+use whimbrel_flow::large::{staging_job, staging_key};
 use whimbrel_wire::value::Value;
 
 /// How the part of the names of staging keys begins that tells whose they are. The number of the turn

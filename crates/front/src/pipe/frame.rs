@@ -1,17 +1,36 @@
 //! Requests and replies that the front makes itself, or changes.
 
+use std::ops::Range;
+
+use bytes::BytesMut;
+
 /// No server has a command of this name.
 pub(crate) const REFUSED_COMMAND: &[u8] = b"whimbrel-refused";
 
 /// A request of these words.
-pub(crate) fn as_array(words: &[Vec<u8>]) -> Vec<u8> {
-    let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
+pub(crate) fn as_array<W: AsRef<[u8]>>(words: &[W]) -> Vec<u8> {
+    let mut bytes = BytesMut::new();
+    push_array(&mut bytes, words, |_| ());
+    bytes.into()
+}
+
+/// Adds a request of these words, and tells where each of them is in `bytes`.
+pub(crate) fn push_array<W: AsRef<[u8]>>(
+    bytes: &mut BytesMut,
+    words: &[W],
+    mut at: impl FnMut(Range<usize>),
+) {
+    let push = |bytes: &mut BytesMut, kind: u8, number: usize| {
+        bytes.extend_from_slice(format!("{}{number}\r\n", char::from(kind)).as_bytes());
+    };
+    push(bytes, b'*', words.len());
     for word in words {
-        bytes.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+        let word = word.as_ref();
+        push(bytes, b'$', word.len());
+        at(bytes.len()..bytes.len() + word.len());
         bytes.extend_from_slice(word);
         bytes.extend_from_slice(b"\r\n");
     }
-    bytes
 }
 
 /// What an error reply can hold.

@@ -1,4 +1,4 @@
-//! What calls a session to rest: keys are to move, or to move the other way.
+//! What calls sessions to rest: keys are to move, or to move the other way.
 
 use std::pin::Pin;
 use std::task::Context;
@@ -25,14 +25,14 @@ impl Call {
         }
     }
 
-    /// It did not come to rest in time.
-    pub(super) fn is_evicted(&mut self, cx: &mut Context<'_>) -> bool {
-        self.called |= self.begin.as_mut().poll(cx).is_ready();
-        self.called && self.evict.as_mut().poll(cx).is_ready()
+    /// It is to come to rest.
+    pub(super) fn is_called(&mut self, cx: &mut Context<'_>) -> bool {
+        self.called = self.called || self.begin.as_mut().poll(cx).is_ready();
+        self.called
     }
 
-    /// It is to come to rest.
-    pub(super) fn is_called(&self) -> bool {
-        self.called
+    /// It did not come to rest in time.
+    pub(super) fn is_evicted(&mut self, cx: &mut Context<'_>) -> bool {
+        self.called && self.evict.as_mut().poll(cx).is_ready()
     }
 }

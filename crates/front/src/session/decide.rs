@@ -10,27 +10,23 @@
 //! within what all clients together may hold.
 
 use std::sync::atomic::Ordering;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::{Instant, sleep};
 use whimbrel_wire::request::Request;
 
 use super::due::{Change, Due, Special};
 use super::elements;
 use super::link::{INBOX_BYTES_MAX, Link};
-use super::moving::{Extent, Moving, Settled, Step, settled};
-use super::state::{Session, WHOLE_BYTES_MAX};
+use super::moving::{Extent, Moving, Settled, Step};
+use super::state::{Action, First, Mode, Session, Task, WHOLE_BYTES_MAX};
 use crate::command::plan::{Plan, select};
-use crate::command::rule::{Handling, KeyspaceQuery, Note, Rule, Trait};
+use crate::command::rule::{Handling, Note, Rule, Trait};
 use crate::command::table::{find, find_by_words};
 use crate::face::Question;
 use crate::migrate::direction::Side;
-use crate::migrate::flush::flush;
-use crate::migrate::keyspace::{ScanPhase, ask_both, resume};
-use crate::pipe::frame::{REFUSED_COMMAND, as_array, one_line, refusal};
+use crate::migrate::keyspace::{ScanPhase, resume};
+use crate::pipe::frame::{REFUSED_COMMAND, as_array, refusal};
 use crate::pipe::memory::REQUEST_BYTES_MAX;
 use crate::upstream::identity::INTRODUCTION_BYTES_MAX;
 
@@ -38,85 +34,84 @@ use crate::upstream::identity::INTRODUCTION_BYTES_MAX;
 /// moved.
 const STALLED: Duration = Duration::from_secs(10);
 
-impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
-    /// Takes requests for as long as they can go on. True where anything was taken.
-    pub(super) fn take_while_moving(&mut self, cx: &mut Context<'_>) -> bool {
-        let Some(mut moving) = self.moving.take() else { return false };
+impl Session {
+    /// Takes requests for as long as they can go on. Whether anything was taken, and whether a whole request
+    /// is in the inbox that waits for something.
+    pub(super) fn take_while_moving(&mut self) -> (bool, bool) {
+        // It is put back below: nothing in between looks at the mode.
+        let mode = std::mem::replace(&mut self.mode, Mode::Forwarding);
+        let Mode::Moving(mut moving) = mode else {
+            self.mode = mode;
+            return (false, false);
+        };
         let mut moved = false;
         let step = loop {
-            match self.take_one(&mut moving, cx) {
+            match self.take_one(&mut moving) {
                 Step::Moved => moved = true,
                 step => break step,
             }
         };
-        moving.held_up = step == Step::HeldUp;
-        self.moving = Some(moving);
-        moved
+        self.mode = Mode::Moving(moving);
+        (moved, step == Step::HeldUp)
     }
 
-    /// A whole request is in the inbox, and waits for something.
-    pub(super) fn is_held_up(&self) -> bool {
-        self.moving.as_ref().is_some_and(|moving| moving.held_up)
-    }
-
-    pub(super) fn inbox_bytes_max(&self) -> usize {
-        self.moving.as_ref().map_or(INBOX_BYTES_MAX, |moving| moving.inbox_bytes_max)
+    /// What the first request waits for has come.
+    pub(super) fn settled(&mut self, settled: Settled) {
+        self.first = First::Settled(settled);
     }
 
     /// The source has closed the connection. If the client waits for nothing there it need not notice; true
     /// if so.
-    pub(super) fn turn_to_target(&mut self, cx: &mut Context<'_>) -> bool {
-        let Some(moving) = &mut self.moving else { return false };
-        if moving.at == Side::Target || !self.due.is_empty() || self.passing.is_some() {
+    pub(super) fn turn_to_target(&mut self) -> bool {
+        let is_between = self.due.is_empty() && !self.is_inside();
+        let Mode::Moving(moving) = &mut self.mode else { return false };
+        if moving.at == Side::Target || !is_between {
             return false;
         }
-        self.link = moving.link(cx, Side::Target, &self.identity);
         moving.at = Side::Target;
+        self.link = Link::Connecting;
+        let keeps_end = moving.transaction.is_watching();
+        self.actions.push_back(Action::Turn { side: Side::Target, parks: false, keeps_end });
         true
     }
 
     /// The client has taken something in.
     pub(super) fn is_reading(&mut self) {
-        if let Some(stall) = self.moving.as_mut().and_then(|moving| moving.stall.as_mut()) {
-            stall.as_mut().reset(Instant::now() + STALLED);
+        if let Mode::Moving(moving) = &mut self.mode
+            && let Some(stall) = &mut moving.stall
+        {
+            *stall = self.now + STALLED;
         }
     }
 
     /// Whether a key waits for this client to take in a reply, and has for too long.
-    pub(super) fn is_stalled(&mut self, cx: &mut Context<'_>) -> bool {
-        let Some(moving) = &mut self.moving else { return false };
-        while let Some(stall) = &mut moving.stall {
-            if stall.as_mut().poll(cx).is_pending() {
-                return false;
-            }
-            let held = || {
-                self.due.iter().filter_map(|due| match due {
-                    Due::Special(special) => match &**special {
-                        Special::Held(held) => Some(held),
-                        _ => None,
-                    },
-                    Due::Reply => None,
-                })
-            };
-            if held().flat_map(|held| held.iter()).any(|held| held.is_wanted()) {
-                tracing::warn!("a client that takes in nothing keeps a key from moving: it is disconnected");
-                return true;
-            }
-            moving.stall = held().next().map(|_| Box::pin(sleep(STALLED)));
+    pub(super) fn is_stalled(&mut self) -> bool {
+        let Mode::Moving(moving) = &mut self.mode else { return false };
+        if moving.stall.is_none_or(|stall| self.now < stall) {
+            return false;
         }
+        let mut held = self.due.iter().filter_map(|due| match due {
+            Due::Special(special) => match &**special {
+                Special::Held(held) => Some(held),
+                _ => None,
+            },
+            Due::Reply => None,
+        });
+        let holds_any = held.clone().next().is_some();
+        if held.any(|held| held.iter().any(|held| held.is_wanted())) {
+            tracing::warn!("a client that takes in nothing keeps a key from moving: it is disconnected");
+            return true;
+        }
+        moving.stall = holds_any.then(|| self.now + STALLED);
         false
     }
 
-    fn take_one(&mut self, moving: &mut Moving, cx: &mut Context<'_>) -> Step {
-        if let Some(waiting) = &mut moving.waiting {
-            let Poll::Ready(settled) = waiting.future.as_mut().poll(cx) else { return Step::HeldUp };
-            moving.waiting = None;
-            moving.settled = Some(settled);
-        }
+    fn take_one(&mut self, moving: &mut Moving) -> Step {
         if self.inbox.is_empty() {
             return Step::Nothing;
         }
-        if !self.wants_requests() || self.passing.is_none() && moving.is_resting() {
+        let is_resting = self.is_called && moving.transaction.is_none();
+        if matches!(self.first, First::Waiting) || !self.wants_requests() || is_resting && !self.is_inside() {
             return Step::HeldUp;
         }
         let extent = match self.requests.scan(&self.inbox) {
@@ -136,7 +131,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             }
             Ok(Request::Incomplete(_)) => {
                 let len = self.requests.forgettable(&self.inbox);
-                if len == 0 || self.passing.is_none() && self.inbox.len() <= WHOLE_BYTES_MAX {
+                if len == 0 || !self.is_inside() && self.inbox.len() <= WHOLE_BYTES_MAX {
                     return Step::Nothing;
                 }
                 Extent { len, whole: false }
@@ -150,25 +145,20 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                 return Step::Moved;
             }
         };
-        match (self.passing, moving.settled.take()) {
-            (Some(thrown_away), _) => self.go_on(moving, extent, !thrown_away),
-            (None, Some(settled)) => self.settle(moving, cx, extent, settled),
-            (None, None) => self.decide(moving, cx, extent),
+        match std::mem::replace(&mut self.first, First::Fresh) {
+            First::Passing => self.go_on(moving, extent, true),
+            First::ThrowingAway => self.go_on(moving, extent, false),
+            First::Settled(settled) => self.settle(moving, extent, settled),
+            First::Fresh | First::Waiting => self.decide(moving, extent),
         }
     }
 
-    fn settle(
-        &mut self,
-        moving: &mut Moving,
-        cx: &mut Context<'_>,
-        extent: Extent,
-        settled: Settled,
-    ) -> Step {
+    fn settle(&mut self, moving: &mut Moving, extent: Extent, settled: Settled) -> Step {
         match settled {
-            Settled::Send => match self.be_at(moving, cx, Side::Target) {
+            Settled::Send => match self.be_at(moving, Side::Target) {
                 None => self.send(moving, extent, Due::Reply),
                 Some(step) => {
-                    moving.settled = Some(Settled::Send);
+                    self.first = First::Settled(Settled::Send);
                     step
                 }
             },
@@ -176,39 +166,41 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                 self.push_reply(reply);
                 self.go_on(moving, extent, false)
             }
-            Settled::Refuse(error) => self.refuse(moving, cx, extent, error),
+            Settled::Refuse(error) => self.refuse(moving, extent, error),
         }
     }
 
     /// Looks at a request, of which the first two words are known at least.
-    fn decide(&mut self, moving: &mut Moving, cx: &mut Context<'_>, extent: Extent) -> Step {
+    fn decide(&mut self, moving: &mut Moving, extent: Extent) -> Step {
         let migration = moving.migration.clone();
         let args = self.requests.args();
         let count = args.len() + usize::try_from(self.requests.args_left()).unwrap_or(usize::MAX / 2);
         let words: Vec<&[u8]> = args.iter().map_while(|range| self.inbox.get(range.clone())).collect();
         let (name, second) = (words.first().copied().unwrap_or_default(), words.get(1).copied());
         if words.len() < count.min(2) {
-            return self.await_more(moving, cx);
+            return self.await_more(moving);
         }
-        self.asking = self.shared.face.as_ref().filter(|_| extent.whole).and_then(|_| Question::of(&words));
+        self.asking = self.face.as_ref().filter(|_| extent.whole).and_then(|_| Question::of(&words));
         if let Handling::Refused(why) = find(name, second).handling() {
             let error = refusal(name, why);
-            return self.refuse(moving, cx, extent, error);
+            return self.refuse(moving, extent, error);
         }
         if elements::iterates(name) {
             if !extent.whole {
-                return self.await_more(moving, cx);
+                return self.await_more(moving);
             }
             let may_be_of_another = !migration.is_done() || migration.turns > 0;
-            if (moving.multi || moving.alone)
+            if (moving.transaction.is_open() || self.is_subscribed)
                 && may_be_of_another
                 && elements::is_unmarked(&words, migration.turns)
             {
                 let error = refusal(name, elements::NOT_BOUND);
-                return self.refuse(moving, cx, extent, error);
+                return self.refuse(moving, extent, error);
             }
         }
-        moving.watch |= name.eq_ignore_ascii_case(b"WATCH");
+        if name.eq_ignore_ascii_case(b"WATCH") {
+            moving.transaction.watch();
+        }
         let plan = match migration.is_done() {
             // No key is in it.
             _ if self.asking.is_some() => Plan::Target,
@@ -217,7 +209,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         };
         if let Plan::Refused(why) = plan {
             let error = refusal(name, why);
-            return self.refuse(moving, cx, extent, error);
+            return self.refuse(moving, extent, error);
         }
         // After a turn that is the target's alone: cursors of the source have no mark that tells of which
         // turn they are.
@@ -225,55 +217,43 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         let bytes = |at: &usize| words.get(*at).map(|word| Bytes::copy_from_slice(word));
         match plan {
             Plan::Read(at) | Plan::Write(at) if !extent.whole => match at.iter().map(bytes).collect() {
-                Some(keys) => moving.pull(keys),
-                None => self.await_more(moving, cx),
+                Some(keys) => self.pull(moving, keys),
+                None => self.await_more(moving),
             },
-            Plan::Target if migration.is_done() => self.pass(moving, cx, extent, Due::Reply),
-            _ if !extent.whole => self.await_more(moving, cx),
-            Plan::Target => self.pass(moving, cx, extent, Due::Reply),
+            Plan::Target if migration.is_done() => self.pass(moving, extent, Due::Reply),
+            _ if !extent.whole => self.await_more(moving),
+            Plan::Target => self.pass(moving, extent, Due::Reply),
             Plan::Read(at) | Plan::Write(at) if migration.all_known(&keys(&words, &at)) => {
-                self.pass(moving, cx, extent, Due::Reply)
+                self.pass(moving, extent, Due::Reply)
             }
-            Plan::Read(at) if !(moving.multi || moving.alone || is_iteration) => {
+            Plan::Read(at) if !(moving.transaction.is_open() || self.is_subscribed || is_iteration) => {
                 let keys = keys(&words, &at);
-                self.read_at_source(moving, cx, extent, keys)
+                self.read_at_source(moving, extent, keys)
             }
             Plan::Read(at) | Plan::Write(at) => {
                 let keys = keys(&words, &at);
-                moving.pull(keys)
+                self.pull(moving, keys)
             }
             Plan::Asked => {
                 let words: Vec<Bytes> = words.iter().map(|word| Bytes::copy_from_slice(word)).collect();
                 migration.tally.pulled.fetch_add(1, Ordering::Relaxed);
-                moving.wait(async move {
-                    match migration.keys_of(&words).await {
-                        Ok(keys) => settled(migration.pull(keys).await),
-                        Err(why) => Settled::Refuse(format!("-{}\r\n", one_line(&why)).into_bytes()),
-                    }
-                })
+                self.wait(Task::PullKeysOf(words))
             }
             Plan::Named(what) => {
                 let words: Vec<Bytes> = words.iter().map(|word| Bytes::copy_from_slice(word)).collect();
-                self.by_name(moving, cx, extent, what, words)
+                self.by_name(moving, extent, what, words)
             }
             Plan::Refused(_) => Step::Nothing,
         }
     }
 
     /// What is known by its name, and whole.
-    fn by_name(
-        &mut self,
-        moving: &mut Moving,
-        cx: &mut Context<'_>,
-        extent: Extent,
-        what: Rule,
-        words: Vec<Bytes>,
-    ) -> Step {
+    fn by_name(&mut self, moving: &mut Moving, extent: Extent, what: Rule, words: Vec<Bytes>) -> Step {
         let name = words.first().cloned().unwrap_or_default();
-        let is_bound = moving.multi || moving.alone;
+        let is_bound = moving.transaction.is_open() || self.is_subscribed;
         match what {
             Rule::Noted(note) => {
-                if let Some(step) = self.be_at(moving, cx, Side::Target) {
+                if let Some(step) = self.be_at(moving, Side::Target) {
                     return step;
                 }
                 let due = match note {
@@ -282,16 +262,15 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                     }
                     // Its protocol has to be known where it gets to know of a cluster.
                     Note::Trait(what)
-                        if moving.migration.is_done()
-                            && (what != Trait::Hello || self.shared.face.is_none()) =>
+                        if moving.migration.is_done() && (what != Trait::Hello || self.face.is_none()) =>
                     {
                         moving.is_unknown = true;
                         Due::Reply
                     }
-                    Note::Trait(_) if !moving.alone => {
+                    Note::Trait(_) if !self.is_subscribed => {
                         let error =
                             refusal(&name, "not in a transaction while keys move, nor of such a length");
-                        return self.refuse(moving, cx, extent, error);
+                        return self.refuse(moving, extent, error);
                     }
                     Note::Reset => Due::Special(Box::new(Special::Reset)),
                     // To a client that the target alone serves, the source will not be told anything any
@@ -302,75 +281,59 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                 let is_alone = words.len() == 1;
                 let is_exec = name.eq_ignore_ascii_case(b"EXEC");
                 match note {
-                    Note::Multi => moving.multi = true,
-                    Note::Exec if is_alone || is_exec => {
-                        // Without a transaction the watches stay.
-                        moving.watch &= !moving.multi;
-                        moving.multi = false;
-                    }
-                    Note::Reset if is_alone => (moving.multi, moving.watch) = (false, false),
-                    Note::Unwatch if is_alone => moving.watch &= moving.multi,
+                    Note::Multi => moving.transaction.begin(),
+                    Note::Exec if is_alone || is_exec => moving.transaction.end(),
+                    Note::Reset if is_alone => moving.transaction.reset(),
+                    Note::Unwatch if is_alone => moving.transaction.unwatch(),
                     _ => {}
                 }
                 self.send(moving, extent, due)
             }
             Rule::Subscribe => {
-                if let Some(step) = self.be_at(moving, cx, Side::Target) {
+                if let Some(step) = self.be_at(moving, Side::Target) {
                     return step;
                 }
-                moving.alone = true;
-                self.counted = false;
+                self.is_subscribed = true;
                 self.send(moving, extent, Due::Reply)
             }
-            Rule::Select if moving.migration.is_done() => self.select_any(moving, cx, extent, &words),
+            Rule::Select if moving.migration.is_done() => self.select_any(moving, extent, &words),
             Rule::Select => match select(words.get(1).map(|word| &word[..])) {
-                Ok(()) => self.pass(moving, cx, extent, Due::Reply),
-                Err(why) => self.refuse(moving, cx, extent, refusal(&name, why)),
+                Ok(()) => self.pass(moving, extent, Due::Reply),
+                Err(why) => self.refuse(moving, extent, refusal(&name, why)),
             },
             // Once the direction has been turned, a cursor without a mark could be that of either server.
             Rule::Scan if is_bound && moving.migration.is_done() && moving.migration.turns == 0 => {
-                self.pass(moving, cx, extent, Due::Reply)
+                self.pass(moving, extent, Due::Reply)
             }
             Rule::Scan | Rule::Both(_) | Rule::Flush if is_bound => {
                 let why = "not in a transaction, nor after a subscription, while keys move";
-                self.refuse(moving, cx, extent, refusal(&name, why))
+                self.refuse(moving, extent, refusal(&name, why))
             }
-            Rule::Scan => self.scan_phase(moving, cx, extent, words),
+            Rule::Scan => self.scan_phase(moving, extent, words),
             // What the client did before has to be counted.
             Rule::Both(_) | Rule::Flush if !self.due.is_empty() => Step::HeldUp,
-            Rule::Both(whole) => self.ask_both(moving, whole, words),
-            Rule::Flush => {
-                let (migration, identity) = (moving.migration.clone(), self.identity.clone());
-                moving.wait(async move {
-                    flush(migration, identity, words).await.map_or(Settled::Send, Settled::Say)
-                })
-            }
+            Rule::Both(query) => self.wait(Task::AskBoth(query, words)),
+            Rule::Flush => self.wait(Task::Flush(words)),
             Rule::Target
             | Rule::Elements
             | Rule::Script
             | Rule::Library
             | Rule::Sort
             | Rule::Copy
-            | Rule::Refused(_) => self.pass(moving, cx, extent, Due::Reply),
+            | Rule::Refused(_) => self.pass(moving, extent, Due::Reply),
         }
     }
 
     /// All keys have moved, so any database is served. A client that is in another one than the first cannot
     /// go over when keys move again.
-    fn select_any(
-        &mut self,
-        moving: &mut Moving,
-        cx: &mut Context<'_>,
-        extent: Extent,
-        words: &[Bytes],
-    ) -> Step {
-        if let Some(step) = self.be_at(moving, cx, Side::Target) {
+    fn select_any(&mut self, moving: &mut Moving, extent: Extent, words: &[Bytes]) -> Step {
+        if let Some(step) = self.be_at(moving, Side::Target) {
             return step;
         }
         let is_first = words.get(1).is_some_and(|database| &database[..] == b"0");
         // In a transaction the reply says that it is queued, and nothing of whether it is carried out.
-        moving.is_unknown |= moving.multi;
-        let due = match moving.multi {
+        moving.is_unknown |= moving.transaction.is_open();
+        let due = match moving.transaction.is_open() {
             true => Due::Reply,
             false => Due::Special(Box::new(Special::Changed(Change::Select(is_first)))),
         };
@@ -378,42 +341,30 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     }
 
     /// Sends a read to the source, holding its keys until the reply has arrived, or has them moved first.
-    fn read_at_source(
-        &mut self,
-        moving: &mut Moving,
-        cx: &mut Context<'_>,
-        extent: Extent,
-        keys: Vec<Bytes>,
-    ) -> Step {
+    fn read_at_source(&mut self, moving: &mut Moving, extent: Extent, keys: Vec<Bytes>) -> Step {
         let migration = moving.migration.clone();
         if !migration.may_forward(&keys) || !migration.servers.source.takes_together(&keys) {
-            return moving.pull(keys);
+            return self.pull(moving, keys);
         }
         // Nothing is held while the other server still answers.
-        if let Some(step) = self.be_at(moving, cx, Side::Source) {
+        if let Some(step) = self.be_at(moving, Side::Source) {
             return step;
         }
-        let Some(held) = migration.lock_for_read(&keys) else { return moving.pull(keys) };
+        let Some(held) = migration.lock_for_read(&keys) else { return self.pull(moving, keys) };
         migration.tally.forwarded.fetch_add(1, Ordering::Relaxed);
         migration.tally.filter_no.fetch_add(held.len() as u64, Ordering::Relaxed);
         if moving.stall.is_none() {
-            moving.stall = Some(Box::pin(sleep(STALLED)));
+            moving.stall = Some(self.now + STALLED);
         }
         self.send(moving, extent, Due::Special(Box::new(Special::Held(held))))
     }
 
-    fn scan_phase(
-        &mut self,
-        moving: &mut Moving,
-        cx: &mut Context<'_>,
-        extent: Extent,
-        words: Vec<Bytes>,
-    ) -> Step {
+    fn scan_phase(&mut self, moving: &mut Moving, extent: Extent, words: Vec<Bytes>) -> Step {
         let (turns, is_done) = (moving.migration.turns, moving.migration.is_done());
         let Some((phase, cursor)) = words.get(1).and_then(|cursor| resume(cursor, turns, is_done)) else {
-            return self.pass(moving, cx, extent, Due::Reply);
+            return self.pass(moving, extent, Due::Reply);
         };
-        if let Some(step) = self.be_at(moving, cx, phase.side) {
+        if let Some(step) = self.be_at(moving, phase.side) {
             return step;
         }
         let visit = match phase.side {
@@ -422,27 +373,31 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                 Some(visit) => Some(visit),
                 None => {
                     let error = b"-TRYAGAIN whimbrel front: all keys are being removed\r\n".to_vec();
-                    return self.refuse(moving, cx, extent, error);
+                    return self.refuse(moving, extent, error);
                 }
             },
         };
         let mut words: Vec<Vec<u8>> = words.iter().map(|word| word.to_vec()).collect();
         words[1] = cursor.to_string().into_bytes();
-        if let Link::Up(server) = &mut self.link {
-            server.to.extend_from_slice(&as_array(&words));
-        }
+        self.send_words(&words);
         self.owe(Due::Special(Box::new(Special::Scanned(BytesMut::new(), phase, visit))));
         self.go_on(moving, extent, false)
     }
 
-    fn ask_both(&mut self, moving: &mut Moving, whole: KeyspaceQuery, words: Vec<Bytes>) -> Step {
-        let (migration, identity) = (moving.migration.clone(), self.identity.clone());
-        moving.wait(async move { Settled::Say(ask_both(migration, identity, whole, words).await) })
+    fn wait(&mut self, task: Task) -> Step {
+        self.first = First::Waiting;
+        self.actions.push_back(Action::Wait(task));
+        Step::Moved
+    }
+
+    fn pull(&mut self, moving: &Moving, keys: Vec<Bytes>) -> Step {
+        moving.migration.tally.pulled.fetch_add(1, Ordering::Relaxed);
+        self.wait(Task::Pull(keys))
     }
 
     /// Sends a request to the target as it is.
-    fn pass(&mut self, moving: &mut Moving, cx: &mut Context<'_>, extent: Extent, due: Due) -> Step {
-        if let Some(step) = self.be_at(moving, cx, Side::Target) {
+    fn pass(&mut self, moving: &mut Moving, extent: Extent, due: Due) -> Step {
+        if let Some(step) = self.be_at(moving, Side::Target) {
             return step;
         }
         moving.migration.tally.direct.fetch_add(1, Ordering::Relaxed);
@@ -451,14 +406,12 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
 
     /// Sends a request to where the session is.
     fn send(&mut self, moving: &mut Moving, extent: Extent, due: Due) -> Step {
-        let is_bound = moving.multi || moving.alone;
+        let is_bound = moving.transaction.is_open() || self.is_subscribed;
         if moving.at == Side::Target
             && extent.whole
             && let Some(request) = self.iteration_at_target(moving.migration.turns, is_bound)
         {
-            if let Link::Up(server) = &mut self.link {
-                server.to.extend_from_slice(&request);
-            }
+            self.send_words(&request);
             // In a transaction the reply is another one.
             let phase = ScanPhase { side: Side::Target, turns: moving.migration.turns };
             let scanned = || Due::Special(Box::new(Special::Iterated(BytesMut::new(), phase)));
@@ -470,7 +423,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     }
 
     /// The first request in the inbox as the target has to get it, where it is such an iteration and whole.
-    fn iteration_at_target(&self, turns: u32, keeps_unmarked: bool) -> Option<Vec<u8>> {
+    fn iteration_at_target(&self, turns: u32, keeps_unmarked: bool) -> Option<Vec<Vec<u8>>> {
         let args = self.requests.args();
         let name = args.first().and_then(|range| self.inbox.get(range.clone()))?;
         if !elements::iterates(name) {
@@ -483,15 +436,16 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     /// Takes what is there of a request out of the inbox; it is passed on to where the session is, or thrown
     /// away.
     fn go_on(&mut self, moving: &mut Moving, extent: Extent, is_passed: bool) -> Step {
-        if let (true, Link::Up(server)) = (is_passed, &mut self.link) {
-            server.to.extend_from_slice(&self.inbox[..extent.len]);
+        if is_passed {
+            self.mark(extent.len, extent.whole);
+            self.pass_on(0, extent.len);
         }
         self.inbox.advance(extent.len);
         if extent.whole {
-            self.passing = None;
+            self.first = First::Fresh;
             self.requests.next();
         } else {
-            self.passing = Some(!is_passed);
+            self.first = if is_passed { First::Passing } else { First::ThrowingAway };
             self.requests.forget(extent.len);
         }
         moving.inbox_bytes_max = INBOX_BYTES_MAX;
@@ -500,18 +454,16 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     }
 
     /// Answers a request with an error, and has a transaction fail that it belongs to.
-    fn refuse(&mut self, moving: &mut Moving, cx: &mut Context<'_>, extent: Extent, error: Vec<u8>) -> Step {
-        if moving.alone {
+    fn refuse(&mut self, moving: &mut Moving, extent: Extent, error: Vec<u8>) -> Step {
+        if self.is_subscribed {
             self.push_error(error);
-        } else if moving.multi {
-            if let Some(step) = self.be_at(moving, cx, Side::Target) {
-                moving.settled = Some(Settled::Refuse(error));
+        } else if moving.transaction.is_open() {
+            if let Some(step) = self.be_at(moving, Side::Target) {
+                self.first = First::Settled(Settled::Refuse(error));
                 return step;
             }
             // It makes the transaction fail.
-            if let Link::Up(server) = &mut self.link {
-                server.to.extend_from_slice(&as_array(&[REFUSED_COMMAND.to_vec()]));
-            }
+            self.send_words(&[REFUSED_COMMAND]);
             self.owe(Due::Special(Box::new(Special::Replaced(BytesMut::new(), error))));
         } else {
             self.push_reply(error);
@@ -520,7 +472,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     }
 
     /// More of a long request has to arrive before anything can be done with it, as far as there is room.
-    fn await_more(&mut self, moving: &mut Moving, cx: &mut Context<'_>) -> Step {
+    fn await_more(&mut self, moving: &mut Moving) -> Step {
         let max = moving.inbox_bytes_max;
         if self.inbox.len() < max {
             return Step::Nothing;
@@ -535,24 +487,23 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         let extent = Extent { len: self.requests.forgettable(&self.inbox), whole: false };
         let error = b"-ERR whimbrel front: while keys move, a command so long has to have its keys at its \
             beginning\r\n";
-        self.refuse(moving, cx, extent, error.to_vec())
+        self.refuse(moving, extent, error.to_vec())
     }
 
     /// Goes to a server. `None` where the session is there; else what comes first.
-    fn be_at(&mut self, moving: &mut Moving, cx: &mut Context<'_>, side: Side) -> Option<Step> {
+    fn be_at(&mut self, moving: &mut Moving, side: Side) -> Option<Step> {
         if moving.at == side {
             return None;
         }
-        let is_idle =
-            matches!(&self.link, Link::Up(server) if server.to.is_empty() && server.from.is_empty());
+        let is_idle = matches!(&self.link, Link::Up(wire) if wire.to.is_empty() && wire.from.is_empty());
         if !self.due.is_empty() || !is_idle {
             return Some(Step::HeldUp);
         }
-        let next = moving.link(cx, side, &self.identity);
-        if let Link::Up(server) = std::mem::replace(&mut self.link, next) {
-            moving.parked = Some(server);
-        }
         moving.at = side;
+        self.link = Link::Connecting;
+        // With a connection to the target its watches are gone, so that is the client's end as well.
+        let keeps_end = side == Side::Target && moving.transaction.is_watching();
+        self.actions.push_back(Action::Turn { side, parks: true, keeps_end });
         Some(Step::Moved)
     }
 }

@@ -7,7 +7,6 @@
 
 use crate::migrate::direction::Side;
 use crate::migrate::keyspace::{ScanPhase, resume};
-use crate::pipe::frame::as_array;
 
 /// Why an iteration cannot go on where replies cannot be changed, and cursors go out without their bit.
 pub(super) const NOT_BOUND: &str =
@@ -46,8 +45,8 @@ pub(super) fn is_unmarked(words: &[&[u8]], turns: u32) -> bool {
         Some(Cursor::Unmarked(_))))
 }
 
-/// A request as the target has to get it; `None` where that is as it is.
-pub(super) fn at_target(words: &[&[u8]], turns: u32, keeps_unmarked: bool) -> Option<Vec<u8>> {
+/// The words of a request as the target has to get it; `None` where that is as it is.
+pub(super) fn at_target(words: &[&[u8]], turns: u32, keeps_unmarked: bool) -> Option<Vec<Vec<u8>>> {
     let [name, _, cursor, ..] = words else { return None };
     if !iterates(name) {
         return None;
@@ -59,7 +58,7 @@ pub(super) fn at_target(words: &[&[u8]], turns: u32, keeps_unmarked: bool) -> Op
     };
     let mut words: Vec<Vec<u8>> = words.iter().map(|word| word.to_vec()).collect();
     words[2] = cursor.to_string().into_bytes();
-    Some(as_array(&words))
+    Some(words)
 }
 
 #[cfg(test)]
@@ -70,10 +69,8 @@ mod tests {
     fn only_cursors_of_the_target_go_on_there() {
         let sent = |line: &str, keeps| {
             let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
-            at_target(&words, 0, keeps).map(|request| {
-                let text = String::from_utf8(request).expect("text");
-                text.split("\r\n").skip(2).step_by(2).collect::<Vec<_>>().join(" ")
-            })
+            let sent = at_target(&words, 0, keeps)?;
+            Some(sent.iter().map(|word| String::from_utf8_lossy(word)).collect::<Vec<_>>().join(" "))
         };
         let of_target = (1_u64 << 52 | 17).to_string();
         assert_eq!(

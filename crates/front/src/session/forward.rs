@@ -1,18 +1,16 @@
 //! Requests on their way to the server, where there is one alone.
 
 use bytes::Buf;
-use tokio::io::{AsyncRead, AsyncWrite};
 use whimbrel_wire::request::Request;
 
-use super::link::Link;
 use super::sharing::Route;
-use super::state::{Session, WHOLE_BYTES_MAX};
+use super::state::{First, Mode, Session, WHOLE_BYTES_MAX};
 use crate::command::rule::Handling;
 use crate::command::table::{find, is_container};
 use crate::face::Question;
 use crate::pipe::frame::{as_array, refusal};
 
-impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
+impl Session {
     /// Takes requests out of the inbox for as long as there is room for what comes of them.
     pub(super) fn take_requests(&mut self) -> bool {
         let mut taken = 0;
@@ -55,22 +53,23 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                     return true;
                 }
             };
-            if self.sharing.is_some() && self.passing.is_none() {
+            if matches!(self.mode, Mode::Sharing(..)) && !self.is_inside() {
                 let route = self.route_of(taken, whole.then_some(len));
                 if !self.is_where_it_goes(route) {
                     break;
                 }
             }
             let rest = &self.inbox[taken..];
-            let is_passed = match self.passing {
-                Some(thrown_away) => !thrown_away,
-                None => {
+            let is_passed = match self.first {
+                First::Passing => true,
+                First::ThrowingAway => false,
+                First::Fresh | First::Waiting | First::Settled(_) => {
                     let args = self.requests.args();
                     let word = |i: usize| args.get(i).and_then(|range| rest.get(range.clone()));
                     let name = word(0).unwrap_or_default();
                     let row = find(name, word(1));
                     self.asking = None;
-                    if row.face.is_some() && self.shared.face.is_some() {
+                    if row.face.is_some() && self.face.is_some() {
                         let words: Vec<&[u8]> =
                             args.iter().map_while(|range| rest.get(range.clone())).collect();
                         self.asking =
@@ -85,10 +84,10 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                             false
                         }
                         Handling::Subscribe => {
-                            self.counted = false;
+                            self.is_subscribed = true;
                             true
                         }
-                        Handling::Noted(note) if self.plain.is_some() || self.shared.face.is_some() => {
+                        Handling::Noted(note) if self.notes() => {
                             let request = whole.then(|| rest[..len].into());
                             let is_first = word(1).is_some_and(|database| database == b"0");
                             self.note(note, request, is_first);
@@ -101,16 +100,18 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                     }
                 }
             };
-            if !is_passed {
+            if is_passed {
+                self.mark(len, whole);
+            } else {
                 self.pass_on(plain_from, taken);
                 plain_from = taken + len;
             }
             taken += len;
             if whole {
-                self.passing = None;
+                self.first = First::Fresh;
                 self.requests.next();
             } else {
-                self.passing = Some(!is_passed);
+                self.first = if is_passed { First::Passing } else { First::ThrowingAway };
                 self.requests.forget(len);
             }
         }
@@ -119,11 +120,16 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         taken > 0
     }
 
+    /// Whether it has to be known what a client has said of itself.
+    fn notes(&self) -> bool {
+        self.mode.plain().is_some() || self.face.is_some()
+    }
+
     /// How much of an unfinished request can be passed on already: where it is long, and what to do with it
     /// is known.
     pub(super) fn passable(&self, rest: &[u8]) -> Option<usize> {
         let bytes = self.requests.forgettable(rest);
-        if self.passing.is_some() {
+        if self.is_inside() {
             return (bytes > 0).then_some(bytes);
         }
         let args = self.requests.args();
@@ -134,21 +140,18 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
 
     pub(super) fn take_words(&mut self, words: &[Vec<u8>]) {
         let name = words.first().map(Vec::as_slice).unwrap_or_default();
-        if self.shared.face.is_some() {
+        if self.face.is_some() {
             self.asking = Question::of(&words.iter().map(Vec::as_slice).collect::<Vec<_>>());
         }
         let second = words.get(1).map(Vec::as_slice);
-        let request = as_array(words);
         match find(name, second).handling() {
             Handling::Refused(why) => return self.push_error(refusal(name, why)),
-            Handling::Subscribe => self.counted = false,
-            Handling::Noted(note) if self.plain.is_some() || self.shared.face.is_some() => {
-                self.note(note, Some(request.as_slice().into()), second == Some(b"0"));
+            Handling::Subscribe => self.is_subscribed = true,
+            Handling::Noted(note) if self.notes() => {
+                self.note(note, Some(as_array(words).into()), second == Some(b"0"));
             }
             Handling::Passed | Handling::Noted(_) => self.owe_reply(),
         }
-        if let Link::Up(server) = &mut self.link {
-            server.to.extend_from_slice(&request);
-        }
+        self.send_words(words);
     }
 }

@@ -1,65 +1,56 @@
 //! Replies on their way to the client.
 
-use std::task::{Context, Poll};
+use std::collections::VecDeque;
 
-use bytes::Buf;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::Instant;
 use whimbrel_wire::boundary::Passed;
 
 use super::due::{Change, Due, Special, is_own, next_own};
 use super::link::Link;
-use super::moving::Moving;
-use super::plain::Plain;
-use super::state::{FAREWELL, Session};
+use super::state::{Action, Mode, Session};
 use crate::face::Face;
 use crate::migrate::keyspace::with_cursor;
 use crate::migrate::staging::without_hidden;
-use crate::pipe::io::{Ended, OUT_BYTES_MAX, write};
+use crate::pipe::io::{Ended, OUT_BYTES_MAX};
 use crate::upstream::identity::Identity;
 
 /// A reply that is changed is held whole, and cannot be longer.
 const COLLECTED_BYTES_MAX: usize = 64 << 20;
 
-impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
-    pub(super) fn read_server(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
-        let Link::Up(server) = &mut self.link else { return Ok(false) };
-        if self.to_client.len() >= OUT_BYTES_MAX {
-            return Ok(false);
+impl Session {
+    /// So much has arrived of the server.
+    pub(super) fn arrived(&mut self, bytes: usize) {
+        if let Some(sharing) = self.mode.sharing_mut() {
+            sharing.note_bytes(bytes);
         }
-        let read = server.read(cx);
-        if let (Some(sharing), Poll::Ready(Ok(bytes))) = (&mut self.sharing, &read) {
-            sharing.note_bytes(*bytes);
+    }
+
+    /// The server has closed the connection.
+    ///
+    /// # Errors
+    /// [`Ended`] where what came before was no RESP.
+    pub(super) fn server_closed(&mut self) -> Result<(), Ended> {
+        if self.turn_to_target() {
+            return Ok(());
         }
-        if matches!(read, Poll::Ready(Ok(0) | Err(_))) && self.turn_to_target(cx) {
-            return Ok(true);
-        }
-        match read {
-            Poll::Pending => Ok(false),
-            Poll::Ready(Ok(0)) => {
-                // What came before the end is still the client's.
-                self.take_replies()?;
-                self.due.retain(
-                    |due| matches!(due, Due::Special(special) if matches!(**special, Special::Own(_))),
-                );
-                self.link = Link::Lost;
-                self.leave();
-                Ok(true)
-            }
-            Poll::Ready(read) => {
-                read?;
-                Ok(true)
-            }
-        }
+        // What came before the end is still the client's.
+        self.take_replies()?;
+        self.due.retain(|due| matches!(due, Due::Special(special) if matches!(**special, Special::Own(_))));
+        self.link = Link::Lost;
+        self.leave();
+        Ok(())
     }
 
     /// Hands replies to the client, those of our own in their turn.
     pub(super) fn take_replies(&mut self) -> Result<bool, Ended> {
+        // Only a cluster gives more than is asked for.
+        if self.to_client.len() >= OUT_BYTES_MAX {
+            return Ok(false);
+        }
         let mut moved = self.push_own();
-        let Link::Up(server) = &mut self.link else { return Ok(moved) };
+        let Link::Up(wire) = &mut self.link else { return Ok(moved) };
         let mut passed = 0;
-        while passed < server.from.len() {
-            let (bytes, kind) = match server.boundary.pass(&server.from[passed..]) {
+        while passed < wire.from.len() {
+            let (bytes, kind) = match wire.from.pass(passed) {
                 Ok(Passed::Part(bytes)) => (bytes, None),
                 Ok(Passed::Frame { bytes, kind }) => (bytes, Some(kind)),
                 Err(error) => {
@@ -73,9 +64,9 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             };
             match collected {
                 Some(collected) => {
-                    self.to_client.extend_from_slice(&server.from[..passed]);
-                    collected.extend_from_slice(&server.from[passed..passed + bytes]);
-                    server.from.advance(passed + bytes);
+                    self.to_client.extend_from_slice(&wire.from.as_slice()[..passed]);
+                    collected.extend_from_slice(&wire.from.as_slice()[passed..passed + bytes]);
+                    wire.from.advance(passed + bytes);
                     passed = 0;
                     moved = true;
                     if collected.len() > COLLECTED_BYTES_MAX {
@@ -91,26 +82,24 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                 Some(b'>') => {}
                 Some(kind) => {
                     let first = if is_own(self.due.front()) { None } else { self.due.pop_front() };
-                    if let Some(sharing) = &mut self.sharing {
+                    if let Some(sharing) = self.mode.sharing_mut() {
                         sharing.note_reply(first.as_ref(), kind);
                     }
                     let said = match first {
                         None | Some(Due::Reply) => None,
                         Some(Due::Special(special)) => {
-                            let face = self.shared.face.as_deref();
-                            arrived(
-                                *special,
-                                kind,
-                                face,
-                                &mut self.identity,
-                                &mut self.plain,
-                                &mut self.moving,
-                            )
+                            let face = self.face.as_deref();
+                            let noted = Noted {
+                                identity: &mut self.identity,
+                                mode: &mut self.mode,
+                                actions: &mut self.actions,
+                            };
+                            noted.reply(*special, kind, face)
                         }
                     };
                     if said.is_some() || is_own(self.due.front()) {
-                        self.to_client.extend_from_slice(&server.from[..passed]);
-                        server.from.advance(passed);
+                        self.to_client.extend_from_slice(&wire.from.as_slice()[..passed]);
+                        wire.from.advance(passed);
                         passed = 0;
                         self.to_client.extend_from_slice(&said.unwrap_or_default());
                         while let Some(reply) = next_own(&mut self.due) {
@@ -120,8 +109,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
                 }
             }
         }
-        self.to_client.extend_from_slice(&server.from[..passed]);
-        server.from.advance(passed);
+        self.to_client.extend_from_slice(&wire.from.as_slice()[..passed]);
+        wire.from.advance(passed);
         moved |= passed > 0;
         Ok(moved)
     }
@@ -129,9 +118,9 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
     /// Says what of our own is first in turn.
     pub(super) fn push_own(&mut self) -> bool {
         let is_between = match &self.link {
-            Link::Up(server) => server.boundary.is_between(),
+            Link::Up(wire) => wire.from.is_between(),
             // With two servers a client may be between both.
-            Link::Connecting(_) => self.moving.is_some(),
+            Link::Connecting => matches!(self.mode, Mode::Moving(_)),
             Link::Lost => true,
         };
         let mut said = false;
@@ -141,70 +130,58 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         }
         said
     }
-
-    pub(super) fn write_client(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
-        let written = write(&mut self.client, cx, &mut self.to_client)?;
-        if written {
-            self.is_reading();
-        }
-        if let (true, Some(farewell)) = (written, &mut self.farewell) {
-            // A client that still takes something in may take all of it.
-            farewell.as_mut().reset(Instant::now() + FAREWELL);
-        }
-        Ok(written)
-    }
 }
 
-/// What the arrival of a reply means; returns what the client gets in its place.
-fn arrived(
-    special: Special,
-    kind: u8,
-    face: Option<&Face>,
-    identity: &mut Identity,
-    plain: &mut Option<Box<Plain>>,
-    moving: &mut Option<Box<Moving>>,
-) -> Option<Vec<u8>> {
-    let is_agreed = kind != b'-' && kind != b'!';
-    match special {
-        Special::Replaced(_, own) => return Some(own),
-        Special::Scanned(reply, phase, visit) => {
-            // It has been carried out.
-            drop(visit);
-            return Some(without_hidden(with_cursor(phase, &reply)));
-        }
-        Special::Iterated(reply, phase) => return Some(with_cursor(phase, &reply)),
-        Special::Faced(reply, asked) => {
-            let answer = face.and_then(|face| face.answer(asked, &reply, identity.protocol()));
-            return Some(answer.map_or_else(|| reply.to_vec(), |answer| answer.to_vec()));
-        }
-        Special::Noted(what, request) if is_agreed => match plain {
-            Some(plain) if plain.is_in_transaction() => plain.agreed(Change::Unkept),
-            _ => identity.note(what, request),
-        },
-        Special::Reset if is_agreed => {
-            identity.forget();
-            if let Some(plain) = plain {
-                plain.agreed(Change::Reset);
+/// What replies say of a client.
+struct Noted<'a> {
+    identity: &'a mut Identity,
+    mode: &'a mut Mode,
+    actions: &'a mut VecDeque<Action>,
+}
+
+impl Noted<'_> {
+    /// What the arrival of a reply means; returns what the client gets in its place.
+    fn reply(mut self, special: Special, kind: u8, face: Option<&Face>) -> Option<Vec<u8>> {
+        let is_agreed = kind != b'-' && kind != b'!';
+        match special {
+            Special::Replaced(_, own) => return Some(own),
+            Special::Scanned(reply, phase, visit) => {
+                // It has been carried out.
+                drop(visit);
+                return Some(without_hidden(with_cursor(phase, &reply)));
             }
-            if let Some(moving) = moving {
-                moving.agreed(Change::Reset);
+            Special::Iterated(reply, phase) => return Some(with_cursor(phase, &reply)),
+            Special::Faced(reply, asked) => {
+                let answer = face.and_then(|face| face.answer(asked, &reply, self.identity.protocol()));
+                return Some(answer.map_or_else(|| reply.to_vec(), |answer| answer.to_vec()));
             }
+            Special::Noted(what, request) if is_agreed => match self.mode.plain_mut() {
+                Some(plain) if plain.is_in_transaction() => plain.agreed(Change::Unkept),
+                _ => self.identity.note(what, request),
+            },
+            Special::Reset if is_agreed => {
+                self.identity.forget();
+                self.agreed(Change::Reset);
+            }
+            Special::Changed(change) if is_agreed => {
+                self.agreed(change);
+                return None;
+            }
+            // What was held is let go.
+            _ => return None,
         }
-        Special::Changed(change) if is_agreed => {
-            if let Some(plain) = plain {
-                plain.agreed(change);
-            }
-            if let Some(moving) = moving {
-                moving.agreed(change);
-            }
-            return None;
+        if matches!(self.mode, Mode::Moving(_)) {
+            // The other server has to be told.
+            self.actions.push_back(Action::ForgetParked);
         }
-        // What was held is let go.
-        _ => return None,
+        None
     }
-    if let Some(moving) = moving {
-        // The other server has to be told.
-        moving.forget_parked();
+
+    fn agreed(&mut self, change: Change) {
+        match self.mode {
+            Mode::Noting(plain) | Mode::Sharing(plain, _) => plain.agreed(change),
+            Mode::Moving(moving) => moving.agreed(change),
+            Mode::Forwarding => {}
+        }
     }
-    None
 }

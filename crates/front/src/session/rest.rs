@@ -1,23 +1,19 @@
 //! How a session comes to rest, and goes on between two servers.
 
-use tokio::io::{AsyncRead, AsyncWrite};
 use whimbrel_wire::request::{RequestLimits, RequestScanner};
 
 use super::due::{Change, Due, Special};
 use super::link::Link;
 use super::moving::Moving;
-use super::plain::Plain;
-use super::state::{Session, Stage};
+use super::state::{First, Life, Mode, Session};
 use crate::command::rule::Note;
-use crate::migrate::direction::Side;
-use crate::migrate::stages::Entrance;
 use crate::upstream::identity::INTRODUCTION_BYTES_MAX;
 
-impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
+impl Session {
     /// Remembers what has to be known of a command when keys begin to move. `request` is the whole of it,
     /// where it has arrived.
     pub(super) fn note(&mut self, note: Note, request: Option<Box<[u8]>>, is_first: bool) {
-        let is_plain = self.plain.is_some();
+        let is_plain = self.mode.plain().is_some();
         let special = match (note, request) {
             (Note::Trait(what), Some(request)) if request.len() <= INTRODUCTION_BYTES_MAX => {
                 Special::Noted(what, request)
@@ -37,40 +33,37 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
 
     /// Whether it is called to rest, and nothing of this client is under way or open at a server.
     pub(super) fn is_at_rest(&self) -> bool {
-        let is_portable = match (&self.plain, &self.moving) {
-            (Some(plain), _) => plain.call.is_called() && plain.is_portable(),
-            (None, Some(moving)) => moving.call.is_called() && moving.is_portable(),
-            (None, None) => false,
+        let is_portable = match &self.mode {
+            Mode::Noting(plain) | Mode::Sharing(plain, _) => plain.is_portable(),
+            Mode::Moving(moving) => moving.is_portable(),
+            Mode::Forwarding => false,
         };
-        if !is_portable {
+        if !(self.is_called && is_portable) || self.is_subscribed || self.is_inside() {
             return false;
         }
         let is_idle = match &self.link {
-            Link::Up(server) => server.is_idle(),
-            Link::Connecting(_) => true,
+            Link::Up(wire) => wire.is_idle(),
+            Link::Connecting => true,
             Link::Lost => false,
         };
-        let is_between = self.due.is_empty() && self.counted && self.passing.is_none();
-        self.stage == Stage::Open && is_idle && is_between
+        matches!(self.life, Life::Open | Life::Closing) && is_idle && self.due.is_empty()
     }
 
-    /// Lets go of the servers, and goes on between both, as keys move from now on. A request that waits for
-    /// its keys has not been sent anywhere: it is looked at again.
-    pub(super) fn go_over(&mut self) {
-        let moving = match self.shared.stages.as_ref().map(|stages| stages.enter()) {
-            Some(Entrance::Moving(migration, ticket)) => Moving::new(migration, ticket),
-            Some(Entrance::Forwarding(ticket)) => {
-                // It could not begin after all.
-                self.plain = Some(Box::new(Plain::new(ticket)));
-                return;
-            }
-            None => return,
-        };
-        self.link = Link::Connecting(moving.connect(Side::Target, &self.identity));
-        // What has arrived of a request is looked at again, for all of its words.
+    /// Goes on between two servers, as keys move from now on. The driver has let go of those of before, and
+    /// connects anew.
+    pub(super) fn go_over(&mut self, moving: Moving) {
+        self.is_called = false;
+        self.link = Link::Connecting;
+        // What has arrived of a request is looked at again, for all of its words. One that waits for its keys
+        // has not been sent anywhere.
         self.requests = RequestScanner::new(RequestLimits::default());
-        self.asking = None;
-        self.moving = Some(Box::new(moving));
-        (self.plain, self.sharing) = (None, None);
+        (self.first, self.asking) = (First::Fresh, None);
+        self.actions.clear();
+        self.mode = Mode::Moving(Box::new(moving));
+    }
+
+    /// Goes on as it is: keys could not begin to move after all.
+    pub(super) fn stay(&mut self) {
+        self.is_called = false;
     }
 }

@@ -5,16 +5,12 @@
 //! an error, it has been let in, and what needs nothing of the connection goes over a shared connection. It
 //! changes over only while nothing is due to it, so its requests are carried out in their order.
 
-use std::task::Context;
-
 use bytes::BytesMut;
-use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::due::{Due, Special};
-use super::link::{Link, Server, Way, connect_again};
+use super::link::{Kind, Link};
 use super::sharing::Route;
-use super::state::{Session, WHOLE_BYTES_MAX};
-use crate::pipe::io::Ended;
+use super::state::{Action, Mode, Session, WHOLE_BYTES_MAX};
 
 /// Has the server note how far it is, for `WAIT`, which waits for what was written before the last command of
 /// its connection. Without words it changes nothing, and every user may say it.
@@ -26,11 +22,11 @@ const HARMLESS: [&[u8]; 11] = [
     b"HELP",
 ];
 
-impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
+impl Session {
     /// Where the request goes that is next in the inbox. `len` is its length, where it has arrived as a
     /// whole.
     pub(super) fn route_of(&mut self, taken: usize, len: Option<usize>) -> Route {
-        let Some(sharing) = &mut self.sharing else { return Route::Own };
+        let Mode::Sharing(plain, sharing) = &mut self.mode else { return Route::Own };
         let rest = &self.inbox[taken..];
         let word = |i: usize| self.requests.args().get(i).and_then(|range| rest.get(range.clone()));
         let name = word(0).unwrap_or_default();
@@ -38,8 +34,8 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
             sharing.is_alone |=
                 word(1).is_none_or(|second| !HARMLESS.iter().any(|word| second.eq_ignore_ascii_case(word)));
         }
-        let is_portable = self.plain.as_ref().is_some_and(|plain| plain.is_portable());
-        let may_share = sharing.is_let_in && !sharing.is_alone && self.counted && is_portable;
+        let is_countable = !self.is_subscribed && plain.is_portable();
+        let may_share = sharing.is_let_in && !sharing.is_alone && is_countable;
         match len {
             Some(len) if may_share && len <= WHOLE_BYTES_MAX && sharing.connections.takes(name) => {
                 Route::Shared
@@ -49,37 +45,33 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         }
     }
 
-    /// Changes over where the next request wants that. False where it has to wait: for what is due, or for a
-    /// connection.
+    /// Has the driver change over where the next request wants that. False where the request has to wait: for
+    /// what is due, or for a connection.
     pub(super) fn is_where_it_goes(&mut self, route: Route) -> bool {
-        let (Some(sharing), Link::Up(server)) = (&mut self.sharing, &mut self.link) else { return true };
-        let is_at_rest = self.due.is_empty() && server.is_idle();
-        match (route, server.is_shared()) {
+        let (Mode::Sharing(_, sharing), Link::Up(wire)) = (&mut self.mode, &mut self.link) else {
+            return true;
+        };
+        let is_at_rest = self.due.is_empty() && wire.is_idle();
+        match (route, wire.kind == Kind::Shared) {
             (Route::Shared, true) => true,
             (Route::Shared, false) => {
                 if is_at_rest {
-                    self.share();
+                    self.link = Link::Connecting;
+                    self.actions.push_back(Action::Share);
                 }
-                true
+                !is_at_rest
             }
             (Route::Own | Route::Marked, true) => {
                 if is_at_rest {
                     sharing.is_unmarked = true;
-                    let own = match sharing.parked.take() {
-                        Some(own) => Link::Up(own),
-                        None => Link::Connecting(connect_again(&self.shared, &self.identity)),
-                    };
-                    if let Link::Up(server) = std::mem::replace(&mut self.link, own)
-                        && let Way::Shared(handle) = server.way
-                    {
-                        sharing.idle_handle = Some(handle);
-                    }
+                    self.link = Link::Connecting;
+                    self.actions.push_back(Action::Unshare);
                 }
-                is_at_rest && matches!(self.link, Link::Up(_)) && self.is_where_it_goes(route)
+                false
             }
             (Route::Marked, false) if is_at_rest && sharing.is_unmarked => {
                 sharing.is_unmarked = false;
-                server.to.extend_from_slice(MARK);
+                wire.to.add(MARK);
                 let hidden = Special::Replaced(BytesMut::new(), Vec::new());
                 self.due.push_back(Due::Special(Box::new(hidden)));
                 true
@@ -88,47 +80,11 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Session<C> {
         }
     }
 
-    fn share(&mut self) {
-        let Some(sharing) = &mut self.sharing else { return };
-        let handle = sharing.idle_handle.take().filter(|handle| handle.is_open_for(&self.identity));
-        match handle.or_else(|| sharing.connections.handle(&self.identity)) {
-            None => sharing.is_alone = true,
-            Some(handle) => {
-                let shared = Link::Up(Box::new(Server::new(Way::Shared(handle))));
-                if let Link::Up(mut own) = std::mem::replace(&mut self.link, shared) {
-                    // There may be thousands.
-                    (own.to, own.from) = (BytesMut::new(), BytesMut::new());
-                    sharing.parked = Some(own);
-                }
-            }
+    /// There was no shared connection for it: it keeps to its own, which is there as it was.
+    pub(super) fn not_shared(&mut self) {
+        if let Some(sharing) = self.mode.sharing_mut() {
+            sharing.is_alone = true;
         }
-    }
-
-    /// Lets go of a parked connection that the server has closed: it is made anew when it is needed.
-    pub(super) fn watch_parked(&mut self, cx: &mut Context<'_>) {
-        let Some(sharing) = &mut self.sharing else { return };
-        if let Some(own) = &mut sharing.parked
-            && own.read(cx).is_ready()
-        {
-            sharing.parked = None;
-        }
-    }
-
-    /// Hands requests to the shared connection, or to another one if that has ended and nothing was under way
-    /// on it.
-    pub(super) fn send_shared(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
-        let (Some(sharing), Link::Up(server)) = (&self.sharing, &mut self.link) else { return Ok(false) };
-        let Way::Shared(handle) = &mut server.way else { return Ok(false) };
-        if server.to.is_empty() {
-            return Ok(false);
-        }
-        if !handle.is_open_for(&self.identity) && self.due.len() == server.asked {
-            *handle = sharing.connections.handle(&self.identity).ok_or(Ended)?;
-        }
-        let is_sent = handle.send(cx, &mut server.to, server.asked)?;
-        if is_sent {
-            server.asked = 0;
-        }
-        Ok(is_sent)
+        self.connected(Kind::Own);
     }
 }

@@ -3,18 +3,13 @@
 use std::sync::Arc;
 
 use super::due::{Due, Special};
-use super::link::Server;
-use crate::upstream::shared::{Handle, SharedConnections};
+use crate::upstream::shared::SharedConnections;
 
 /// A client that gets so much at once has its own connection from then on: others would wait for it.
 const AT_ONCE_BYTES_MAX: usize = 256 << 10;
 
 pub(super) struct Sharing {
     pub(super) connections: Arc<SharedConnections>,
-    /// The client's own connection, while it is at a shared connection.
-    pub(super) parked: Option<Box<Server>>,
-    /// Its handle to a shared connection, while it is not.
-    pub(super) idle_handle: Option<Handle>,
     /// The server has answered it with something but an error.
     pub(super) is_let_in: bool,
     /// It keeps to its own connection.
@@ -36,14 +31,7 @@ pub(super) enum Route {
 
 impl Sharing {
     pub(super) fn new(connections: Arc<SharedConnections>) -> Sharing {
-        Sharing {
-            connections,
-            parked: None,
-            idle_handle: None,
-            is_let_in: false,
-            is_alone: false,
-            is_unmarked: false,
-        }
+        Sharing { connections, is_let_in: false, is_alone: false, is_unmarked: false }
     }
 
     /// A reply has arrived, to something that is not special or to something that is.

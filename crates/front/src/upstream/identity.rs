@@ -8,10 +8,9 @@ use std::fmt;
 use std::io;
 
 use bytes::{Bytes, BytesMut};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use whimbrel_engine::endpoint::{Address, Endpoint};
 use whimbrel_engine::error::{Error, ErrorKind, Result, ServerError};
-use whimbrel_engine::link::Io;
 use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::scan::{Progress, Scanner};
 use whimbrel_wire::value::Value;
@@ -109,7 +108,12 @@ impl Identity {
     ///
     /// # Errors
     /// `Broken`, or `Server` where the server does not agree to what another one has agreed to.
-    pub(crate) async fn introduce(&self, mut io: Io, endpoint: &Endpoint, address: &Address) -> Result<Io> {
+    pub(crate) async fn introduce<T: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        mut io: T,
+        endpoint: &Endpoint,
+        address: &Address,
+    ) -> Result<T> {
         let fail = |kind| Error::new(endpoint.side, address.to_string(), "connect", kind);
         let introductions = self.introductions();
         if introductions.is_empty() {
@@ -119,7 +123,7 @@ impl Identity {
             .await
             .map_err(|e| fail(ErrorKind::Broken(e)))?;
         io.flush().await.map_err(|e| fail(ErrorKind::Broken(e)))?;
-        let mut replies = Replies::default();
+        let mut replies = ReplyReader::default();
         for _ in introductions {
             let reply = replies.next(&mut io).await.map_err(|e| fail(ErrorKind::Broken(e)))?;
             if let Some(refused) = ServerError::of(&reply) {
@@ -131,19 +135,19 @@ impl Identity {
     }
 }
 
-/// The replies that arrive on a connection.
+/// Reads replies that arrive on a connection.
 #[derive(Default)]
-pub(crate) struct Replies {
+pub(crate) struct ReplyReader {
     buffer: BytesMut,
     scanner: Scanner,
 }
 
-impl Replies {
+impl ReplyReader {
     /// The next one.
     ///
     /// # Errors
     /// What the connection reports; `InvalidData` for what is no RESP.
-    pub(crate) async fn next(&mut self, io: &mut Io) -> io::Result<Value> {
+    pub(crate) async fn next<T: AsyncRead + Unpin>(&mut self, io: &mut T) -> io::Result<Value> {
         let invalid = |e| io::Error::new(io::ErrorKind::InvalidData, e);
         loop {
             if let Progress::Complete(len) = self.scanner.scan(&self.buffer).map_err(invalid)? {

@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::MutexGuard;
-use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use whimbrel_core::slot::Slot;
 use whimbrel_engine::deployment::{Claims, Deployment};
@@ -20,8 +19,9 @@ use whimbrel_engine::endpoint::{Address, Endpoint};
 use whimbrel_engine::error::{Error, ErrorKind, Result};
 use whimbrel_engine::link::{Io, Link, LinkOptions};
 use whimbrel_engine::probe::{Capabilities, ServerFacts};
+use whimbrel_engine::remedy::Remedy;
 
-use crate::upstream::cluster::{Cluster, Connector, Ids};
+use crate::upstream::cluster::{AsIo, Cluster, ClusterConnection, Connector, Ids};
 use crate::upstream::identity::Identity;
 
 /// Where keys are.
@@ -40,13 +40,27 @@ pub(crate) struct Found {
     pub(crate) can: Capabilities,
 }
 
+/// A connection for a client. When it is dropped nothing is sent for it any more.
+pub(crate) enum Connection {
+    Server(Io),
+    Cluster(Box<dyn ClusterConnection>),
+}
+
 /// By which connections to servers are ended for certain that are not answered any more.
 #[derive(Debug)]
 pub(crate) struct KillHandle {
     upstream: Upstream,
     ids: Ids,
-    /// What serves a connection to a cluster.
-    task: Option<JoinHandle<()>>,
+}
+
+impl Connection {
+    /// As a stream of bytes.
+    pub(crate) fn into_io(self) -> Io {
+        match self {
+            Connection::Server(io) => io,
+            Connection::Cluster(cluster) => Io::within(AsIo::new(cluster)),
+        }
+    }
 }
 
 impl Upstream {
@@ -112,12 +126,13 @@ impl Upstream {
     ///
     /// # Errors
     /// As [`Io::anonymous`].
-    pub(crate) async fn io(&self) -> Result<Io> {
+    pub(crate) async fn connect(&self) -> Result<Connection> {
         match &self.cluster {
-            Some(cluster) => Ok(cluster.clone().open_for_client()),
+            Some(cluster) => Ok(Connection::Cluster(cluster.clone().open_for_client())),
             None => timeout(self.limit(), Io::anonymous(&self.endpoint, &self.endpoint.address, self.link))
                 .await
-                .unwrap_or_else(|_| Err(self.in_vain())),
+                .unwrap_or_else(|_| Err(self.in_vain()))
+                .map(Connection::Server),
         }
     }
 
@@ -125,10 +140,18 @@ impl Upstream {
     ///
     /// # Errors
     /// As [`Identity::introduce`].
-    pub(crate) async fn introduce(&self, identity: &Identity) -> Result<Io> {
+    pub(crate) async fn introduce(&self, identity: &Identity) -> Result<Connection> {
         let said = async {
-            let io = self.io().await?;
-            identity.introduce(io, &self.endpoint, &self.endpoint.address).await
+            Ok(match self.connect().await? {
+                Connection::Server(io) => {
+                    Connection::Server(identity.introduce(io, &self.endpoint, &self.endpoint.address).await?)
+                }
+                Connection::Cluster(cluster) => {
+                    let io = AsIo::new(cluster);
+                    let io = identity.introduce(io, &self.endpoint, &self.endpoint.address).await?;
+                    Connection::Cluster(io.into_inner())
+                }
+            })
         };
         timeout(self.limit(), said).await.unwrap_or_else(|_| Err(self.in_vain()))
     }
@@ -139,12 +162,13 @@ impl Upstream {
     /// As [`Link::open`].
     pub(crate) async fn link(&self) -> Result<Link> {
         match &self.cluster {
-            Some(cluster) => self.greet(cluster.clone().open(None).0).await,
+            Some(cluster) => self.greet(cluster.clone().open(None)).await,
             None => Link::open(&self.endpoint, &self.endpoint.address, self.link).await,
         }
     }
 
-    async fn greet(&self, io: Io) -> Result<Link> {
+    async fn greet(&self, cluster: Box<dyn ClusterConnection>) -> Result<Link> {
+        let io = Io::within(AsIo::new(cluster));
         let greeted = Link::greeted(io, &self.endpoint, &self.endpoint.address, self.link);
         timeout(self.limit(), greeted).await.unwrap_or_else(|_| Err(self.in_vain()))
     }
@@ -155,20 +179,17 @@ impl Upstream {
     /// As [`Upstream::link`], and what `CLIENT ID` is answered with.
     pub(crate) async fn killable(&self) -> Result<(Link, KillHandle)> {
         let ids = Ids::default();
-        let (link, task) = match &self.cluster {
-            Some(cluster) => {
-                let (io, task) = cluster.clone().open(Some(ids.clone()));
-                (self.greet(io).await?, Some(task))
-            }
+        let link = match &self.cluster {
+            Some(cluster) => self.greet(cluster.clone().open(Some(ids.clone()))).await?,
             None => {
                 let mut link = self.link().await?;
                 let reply = link.call(&[b"CLIENT", b"ID"]).await?;
                 let id = reply.as_int().ok_or_else(|| link.unexpected("CLIENT ID", &reply))?;
                 ids.lock().push((self.endpoint.address.clone(), id));
-                (link, None)
+                link
             }
         };
-        Ok((link, KillHandle { upstream: self.clone(), ids, task }))
+        Ok((link, KillHandle { upstream: self.clone(), ids }))
     }
 
     /// A connection of our own to each server that has keys: a cluster's primaries.
@@ -187,7 +208,7 @@ impl Upstream {
     pub(crate) fn not_shared(&self) -> Error {
         let kind = ErrorKind::Unfit("it is a cluster".to_owned());
         Error::new(self.endpoint.side, self.endpoint.address.to_string(), "share connections", kind)
-            .with_remedy("leave --share-connections out: they are shared with a single server only")
+            .with_remedy(Remedy::LeaveOutSharedConnections)
     }
 
     /// A connection of our own to each primary of a cluster, and the slots that it has as far as is known;
@@ -233,13 +254,6 @@ impl Upstream {
             None => Ok(None),
         }
     }
-
-    /// Waits until nothing is sent any more for connections of clients that were dropped.
-    pub(crate) async fn none_open(&self) {
-        if let Some(cluster) = &self.cluster {
-            cluster.none_open().await;
-        }
-    }
 }
 
 /// Whether no key went from one node to another between the two.
@@ -248,17 +262,12 @@ pub(crate) fn were_at_rest(before: &Option<Claims>, after: &Option<Claims>) -> b
 }
 
 impl KillHandle {
-    /// Ends the connections, which nobody may use any more. When it returns nothing that was sent on them
+    /// Ends the connections of a link that has been dropped. When it returns nothing that was sent on them
     /// will be carried out later.
     ///
     /// # Errors
     /// Where a server does not answer. It has to be called again then.
     pub(crate) async fn kill(&mut self) -> Result<()> {
-        if let Some(task) = self.task.take() {
-            task.abort();
-            // It is over then, however it ended.
-            let _ = task.await;
-        }
         loop {
             let last = self.ids().last().cloned();
             let Some((address, id)) = last else { return Ok(()) };

@@ -342,7 +342,7 @@ impl Task {
 
     async fn run(mut self, upstream: Upstream, identity: Identity) {
         let mut io = match upstream.introduce(&identity).await {
-            Ok(io) => io,
+            Ok(connection) => connection.into_io(),
             Err(error) => {
                 tracing::warn!(%error, "the server cannot be reached for clients that share a connection");
                 return;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use redis::Value;
-use whimbrel_flow::typed::staging_key;
+use whimbrel_flow::large::staging_key;
 use whimbrel_front::migrate::phase::Phase;
 use whimbrel_lab::{Engine, Server};
 

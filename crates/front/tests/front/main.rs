@@ -11,6 +11,7 @@ mod large;
 mod limits;
 mod misuse;
 mod moving;
+mod scanned;
 mod scripts;
 mod sharing;
 mod tables;

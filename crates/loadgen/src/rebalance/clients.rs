@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use redis::{Client as Redis, Cmd, Connection, RedisError, RedisResult, Value};
 
 use super::keys::Keys;
@@ -96,7 +96,7 @@ impl Clients {
 
     /// What they met since the last call.
     pub fn met(&self) -> Met {
-        std::mem::take(&mut lock(&self.met))
+        std::mem::take(&mut self.met.lock())
     }
 
     /// Ends them: what the writers wrote by key, and what all met since the last look.
@@ -121,11 +121,6 @@ impl Drop for Clients {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }
-}
-
-/// Nobody panics while holding it with half a change made.
-fn lock(met: &Mutex<Met>) -> MutexGuard<'_, Met> {
-    met.lock()
 }
 
 struct Worker {
@@ -158,7 +153,7 @@ impl Worker {
             match self.call(*key, &command) {
                 Ok(_) => {
                     written.acknowledged += 1;
-                    lock(&self.met).acknowledged += 1;
+                    self.met.lock().acknowledged += 1;
                 }
                 Err(is_answered) => written.is_in_doubt = !is_answered,
             }
@@ -175,7 +170,7 @@ impl Worker {
             if let Ok(reply) = self.call(key, &command)
                 && !self.keys.is_right(key, &reply)
             {
-                lock(&self.met).wrong_reads += 1;
+                self.met.lock().wrong_reads += 1;
             }
         }
     }
@@ -194,7 +189,7 @@ impl Worker {
         let outcome = self.wires.call(self.keys.slot(key), command);
         let took = self.due.elapsed();
         self.due += INTERVAL;
-        let mut met = lock(&self.met);
+        let mut met = self.met.lock();
         met.moved += std::mem::take(&mut self.wires.moved);
         match outcome {
             Ok(reply) => {

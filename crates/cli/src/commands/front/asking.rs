@@ -2,10 +2,12 @@
 
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
+use whimbrel_control::steering::{Answer, Request};
 use whimbrel_core::units::{format_bytes, format_count, format_count_of};
 use whimbrel_engine::error::Result;
 
-use super::control_socket::{Answer, Question, ask};
+use super::job::ask;
+use crate::commands::steered::exit_of;
 use crate::exit::Exit;
 use crate::paths::state_dir;
 use crate::settings::args::{Beforehand, FrontAt, FrontCommand};
@@ -15,12 +17,12 @@ use crate::ui::errors;
 /// Asks the front that runs, and shows what it answers.
 pub async fn run(command: &FrontCommand, stop: &CancellationToken) -> Exit {
     let (at, ask, question) = match command {
-        FrontCommand::Start(change) => (&change.at, Some(change.ask), Question::Start),
-        FrontCommand::Status(at) => (at, None, Question::Status),
-        FrontCommand::Pause(at) => (at, None, Question::Pause),
-        FrontCommand::Resume(at) => (at, None, Question::Resume),
-        FrontCommand::Reverse(change) => (&change.at, Some(change.ask), Question::Reverse),
-        FrontCommand::Finish(change) => (&change.at, Some(change.ask), Question::Finish),
+        FrontCommand::Start(change) => (&change.at, Some(change.ask), Request::Start),
+        FrontCommand::Status(at) => (at, None, Request::Status),
+        FrontCommand::Pause(at) => (at, None, Request::Pause),
+        FrontCommand::Resume(at) => (at, None, Request::Resume),
+        FrontCommand::Reverse(change) => (&change.at, Some(change.ask), Request::Reverse),
+        FrontCommand::Finish(change) => (&change.at, Some(change.ask), Request::Finish),
     };
     let outcome = async {
         if let Some(ask) = ask.filter(|ask| !ask.yes)
@@ -36,15 +38,16 @@ pub async fn run(command: &FrontCommand, stop: &CancellationToken) -> Exit {
 /// Asks the user, with what the front says of itself; what the process ends with where that is not agreed to.
 async fn agree(
     at: &FrontAt,
-    question: Question,
+    question: Request,
     ask: Beforehand,
     stop: &CancellationToken,
 ) -> Result<Option<Exit>> {
-    let status = asked(at, Question::Status).await?.status.unwrap_or_default();
+    let answer = asked(at, Request::Status).await?;
+    let status = answer.standing.map(|standing| standing.details).unwrap_or_default();
     let (from, to, _) = way(&status);
     let text = match question {
-        Question::Reverse => format!("Have the keys move the other way, from {to} to {from}?"),
-        Question::Finish => {
+        Request::Reverse => format!("Have the keys move the other way, from {to} to {from}?"),
+        Request::Finish => {
             let clients = format_count_of(status["clients"].as_u64().unwrap_or(0), "client");
             format!(
                 "End the front from {from} to {to}? It disconnects {clients}, which have to find {to} \
@@ -59,33 +62,28 @@ async fn agree(
     Ok(decision.end(Exit::Success))
 }
 
-async fn asked(at: &FrontAt, question: Question) -> Result<Answer> {
+async fn asked(at: &FrontAt, question: Request) -> Result<Answer> {
     ask(&state_dir(at.state_dir.as_deref())?, at.front, question).await
 }
 
-fn show(at: &FrontAt, question: Question, answer: &Answer) -> Exit {
-    let exit = match answer.exit {
-        0 => Exit::Success,
-        2 => Exit::Usage,
-        3 => Exit::Unreachable,
-        4 => Exit::Refused,
-        _ => Exit::Internal,
-    };
+fn show(at: &FrontAt, question: Request, answer: &Answer) -> Exit {
+    let exit = answer.outcome.as_ref().err().map_or(Exit::Success, exit_of);
+    let status = answer.standing.as_ref().map(|standing| &standing.details);
+    let error = answer.outcome.as_ref().err().map(|refusal| &refusal.text);
     if at.json {
         let line = json!({
-            "event": "front", "asked": question, "status": answer.status, "error": answer.error,
-            "exit": exit as u8,
+            "event": "front", "asked": question, "status": status, "error": error, "exit": exit as u8,
         });
         say!("{line}");
         return exit;
     }
-    if let Some(error) = &answer.error {
+    if let Some(error) = error {
         eprintln!("error: {error}");
         return exit;
     }
-    let status = answer.status.as_ref().unwrap_or(&Value::Null);
+    let status = status.unwrap_or(&Value::Null);
     match question {
-        Question::Finish => {
+        Request::Finish => {
             let (_, to, _) = way(status);
             say!("finished the front has ended; clients go to {to} themselves");
         }

@@ -1,7 +1,7 @@
 //! `whimbrel front`: serves clients in front of a server, or in front of two while keys move.
 
 mod asking;
-mod control_socket;
+mod job;
 mod joining;
 mod options;
 
@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_front::server::Front;
 
-use self::control_socket::ControlSocket;
+use self::job::FrontFiles;
 use self::options::{files_each, note_fewer_clients, options, refuse_open};
 use crate::exit::Exit;
 use crate::paths::state_dir;
@@ -53,19 +53,16 @@ async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
     }
     let at = source.address.to_string();
     let to = target.as_ref().map(|target| target.address.to_string());
-    let (front, control_socket) = match target {
+    let (front, files) = match target {
         None => (Front::bind(options, source).await?, None),
         Some(target) => {
-            let control_socket = ControlSocket::open(
-                &state_dir(args.state_dir.as_deref())?,
-                listen,
-                &at,
-                &target.address.to_string(),
-            )?;
+            let folder = state_dir(args.state_dir.as_deref())?;
+            let to = target.address.to_string();
+            let files = FrontFiles::open(&folder, listen, (&at, &to), again(args, &at, &to))?;
             let wait = Duration::from_millis(args.wait);
-            let (front, control) =
-                Front::between(options, source, target, &control_socket.state(), wait).await?;
-            (front, Some((control_socket, control)))
+            let (front, control) = Front::between(options, source, target, &files.state(), wait).await?;
+            let attended = files.attend(control, stop.clone()).await?;
+            (front, Some((files, attended)))
         }
     };
     let (address, version) = (front.address()?, front.source().version.clone());
@@ -83,15 +80,29 @@ async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
         }
         note_fewer_clients(args, clients_max);
     }
-    match control_socket {
+    match files {
         None => front.serve(stop).await,
-        Some((control_socket, control)) => {
-            let attended = control_socket.attend(control, stop.clone());
-            tokio::select! {
-                () = front.serve(stop) => {}
-                never = attended => match never? {},
-            }
+        // The files are locked until it has been written down how it ended.
+        Some((_files, attended)) => {
+            front.serve(stop).await;
+            job::leave(attended).await;
         }
     }
     Ok(())
+}
+
+/// The arguments that run the front again, but for what it needs to connect. The folder of its state is added
+/// by whoever shows them.
+fn again(args: &FrontArgs, source: &str, target: &str) -> Vec<String> {
+    let mut words = vec!["front".to_owned()];
+    words.extend(args.listen.iter().flat_map(|listen| ["--listen".to_owned(), listen.to_string()]));
+    words.extend(["--source", source, "--target", target].map(str::to_owned));
+    let face = args.cluster_face.iter().map(|(host, port)| match host.contains(':') {
+        true => format!("[{host}]:{port}"),
+        false => format!("{host}:{port}"),
+    });
+    words.extend(face.flat_map(|face| ["--cluster-face".to_owned(), face]));
+    let flags = [("--open-to-all", args.open_to_all), ("--scripts-declare-keys", args.scripts_declare_keys)];
+    words.extend(flags.into_iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag.to_owned()));
+    words
 }

@@ -245,17 +245,13 @@ async fn watch(
     let canary = Canary::start(deployment.clone(), &slots);
     let shared = Arc::new(Mutex::new(jobs));
     let shown = shared.clone();
-    let display = Display::of_lines(Form::of(show), move || lines(&lock(&shown), started));
+    let display = Display::of_lines(Form::of(show), move || lines(&shown.lock(), started));
     let outcome = until_ended(daemon, &shared, stop).await;
     display.finish().await;
     let seen = canary.end().await;
     outcome?;
-    let jobs = lock(&shared).clone();
+    let jobs = shared.lock().clone();
     report(daemon, deployment, &jobs, show, &seen, started).await
-}
-
-fn lock(jobs: &Mutex<Vec<Submitted>>) -> parking_lot::MutexGuard<'_, Vec<Submitted>> {
-    jobs.lock()
 }
 
 async fn until_ended(
@@ -264,14 +260,14 @@ async fn until_ended(
     stop: &CancellationToken,
 ) -> Result<()> {
     let mut is_cancelled = false;
-    while lock(shared).iter().any(|job| job.end().is_none()) {
+    while shared.lock().iter().any(|job| job.end().is_none()) {
         let mut refusal = None;
         if is_cancelled {
             tokio::time::sleep(POLL).await;
         } else if stop.run_until_cancelled(tokio::time::sleep(POLL)).await.is_none() {
             is_cancelled = true;
             let jobs: Vec<String> =
-                lock(shared).iter().filter(|job| job.end().is_none()).map(|job| job.name.clone()).collect();
+                shared.lock().iter().filter(|job| job.end().is_none()).map(|job| job.name.clone()).collect();
             for name in jobs {
                 match daemon.call_again(&[b"CLUSTER", b"CANCELSLOTMIGRATIONS", name.as_bytes()]).await {
                     // One that has just ended is not to be cancelled any more.
@@ -282,7 +278,7 @@ async fn until_ended(
         }
         let reply = daemon.call_again(&LIST).await?;
         let listed = daemon.listed(reply)?;
-        let mut jobs = lock(shared);
+        let mut jobs = shared.lock();
         for job in jobs.iter_mut() {
             match listed.iter().find(|listed| listed.name == job.name) {
                 Some(listed) => {

@@ -1,6 +1,5 @@
 //! `whimbrel sync`.
 
-pub mod control_file;
 pub mod exposed;
 
 use std::path::Path;
@@ -11,11 +10,14 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::http::HttpServer;
+use whimbrel_control::steering::Standing;
+use whimbrel_control::store::{Kind, Status, Store};
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::feed::{FeedKind, FeedOptions, TouchedLimits};
+use whimbrel_engine::remedy::Remedy;
 use whimbrel_flow::copy::{self, CopyOptions, DbPair, Plan};
 use whimbrel_flow::journal::{self, Journal};
 use whimbrel_flow::retry::RetryPolicy;
@@ -24,10 +26,11 @@ use whimbrel_flow::sync::{
 };
 use whimbrel_wire::value::Value;
 
-use self::control_file::ControlFile;
 use self::exposed::{Current, Running};
 use crate::commands::copy as copy_command;
+use crate::commands::jobs::again;
 use crate::commands::losses;
+use crate::commands::steered::{self, Came, LocalJob};
 use crate::commands::unfence;
 use crate::commands::words;
 use crate::exit::Exit;
@@ -40,9 +43,6 @@ use crate::ui::row::{Cell, cell};
 
 /// How many may ask for a cutover at once; the others wait.
 const ASKS_MAX: usize = 4;
-
-/// How long the answer to a cutover may take to be written.
-const ANSWER_TIME: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// The longest pause between two tries: what follows is behind by it when a link is there again.
 const RETRY_PAUSE_MAX_MS: u64 = 250;
@@ -125,18 +125,18 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
         fence_file: FenceNote::file_of(&folder, &name),
     };
     *again = Some(copy_command::AGAIN.to_owned());
-    let control_file = (ControlFile::new(&folder, &name), &*current);
-    let (mut report, mut back) = attended(
-        args,
-        control_file,
-        (source, target),
-        options.clone(),
-        status,
-        journal,
-        copy_command::AGAIN,
-        stop,
-    )
-    .await?;
+    let goes_on = |description: &str| {
+        serde_json::from_str(description).ok().and_then(|d| again::arguments(Kind::Sync, &d))
+    };
+    let place = Place {
+        folder: &folder,
+        name: &name,
+        again: (copy_command::AGAIN, goes_on(&description)),
+        is_resumed: args.resume,
+        current: &current,
+    };
+    let sides = (source, target);
+    let (mut report, mut back) = attended(args, place, sides, options.clone(), status, journal, stop).await?;
     let mut direction = Direction::Forth;
     while let Some(from) = back.take() {
         direction = direction.turned();
@@ -156,11 +156,16 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
         }
         let mut journal = Journal::open(&folder, &name, &description, false)?;
         journal.begin_with(SyncState::leading_back(&from))?;
-        let control_file = (ControlFile::new(&folder, &name), &*current);
+        let place = Place {
+            folder: &folder,
+            name: &name,
+            again: (&turned, goes_on(&description)),
+            is_resumed: false,
+            current: &current,
+        };
         let status = Arc::new(SyncStatus::default());
-        let done =
-            attended(args, control_file, (source, target), options.clone(), status, journal, &turned, stop)
-                .await?;
+        let sides = (source, target);
+        let done = attended(args, place, sides, options.clone(), status, journal, stop).await?;
         drop(from);
         (report, back) = done;
     }
@@ -233,39 +238,55 @@ async fn rehearse(args: &SyncArgs, source: &Deployment, stop: &CancellationToken
     Ok(Exit::Success)
 }
 
+/// What a sync is called, and where it is written down.
+struct Place<'a> {
+    folder: &'a Path,
+    name: &'a str,
+    /// What goes on with it: for people, and as arguments.
+    again: (&'a str, Option<Vec<String>>),
+    is_resumed: bool,
+    current: &'a Current,
+}
+
 /// Syncs, shows how it stands, serves those who ask, and tells what came of it.
-#[expect(clippy::too_many_arguments, reason = "each is another thing, and there are two callers")]
 async fn attended(
     args: &SyncArgs,
-    (control_file, current): (ControlFile, &Current),
+    place: Place<'_>,
     (source, target): (Arc<Deployment>, Arc<Deployment>),
     options: SyncOptions,
     status: Arc<SyncStatus>,
     journal: Journal<SyncState>,
-    again: &str,
     stop: &CancellationToken,
 ) -> Result<(SyncReport, Option<Back>)> {
+    let Place { folder, name, again: (again, arguments), is_resumed, current } = place;
     let (asks, asked) = mpsc::channel(ASKS_MAX);
     let running = Running {
-        name: control_file.name().to_owned(),
+        name: name.to_owned(),
         source: source.endpoint.address.to_string(),
         target: target.endpoint.address.to_string(),
         status: status.clone(),
     };
     current.set(running.clone());
-    let attending = tokio::spawn(control_file.clone().attend(running, asks));
+    let store = Store::new(folder);
+    let begun_with =
+        steered::beginning(&store, (Kind::Sync, name), (&source, &target), arguments, is_resumed);
+    let stop = stop.child_token();
+    let job = LocalJob::new(stop.clone(), look(begun_with, running)).with_cutovers(asks);
+    let (job, attended) = steered::attend(&store, job).await?;
     let display = display(Form::of(&args.show), status.clone());
-    let outcome = sync::sync(source, target.clone(), options, status, journal, asked, stop.clone()).await;
+    let outcome = sync::sync(source, target.clone(), options, status, journal, asked, stop).await;
     display.finish().await;
-    if matches!(&outcome, Ok((report, _)) if report.cutover.is_some()) {
-        // The process that asked hears of it before this one ends.
-        tokio::time::sleep(ANSWER_TIME).await;
-    }
-    attending.abort();
-    control_file.clear();
+    let came = match &outcome {
+        Ok((report, _)) if report.cutover.is_some() => Came::Through("cut over"),
+        // Also one that ended when all was equal can go on.
+        Ok(_) => Came::Short,
+        Err(e) => Came::Failed(e),
+    };
+    // The process that asked for a cutover hears of it before this one ends.
+    steered::leave(folder, &job, attended, came).await?;
     let (mut report, back) = outcome?;
     if report.cutover.as_ref().is_some_and(|cutover| cutover.lifted)
-        && let Err(e) = unfence::forget_all(control_file.folder(), &target)
+        && let Err(e) = unfence::forget_all(folder, &target)
     {
         let notice = format!("the fence that was taken down is still noted: {e}");
         if !args.show.quiet && !args.show.json {
@@ -273,8 +294,27 @@ async fn attended(
         }
         report.notices.push(notice);
     }
+    let again = Some(again).filter(|_| !job.is_cancelled());
     show_report(args, &report, again);
     Ok((report, back))
+}
+
+/// How a sync stands that began so.
+fn look(begun_with: Status, running: Running) -> impl Fn() -> Standing + Send + Sync {
+    move || {
+        let card = running.card();
+        let counts = &card.status.counts;
+        let phase = serde_json::to_value(card.status.phase).unwrap_or_default();
+        let keys = counts.keys_total;
+        let is_snapshot = matches!(card.status.phase, SyncPhase::Attaching | SyncPhase::Snapshotting);
+        let job = Status {
+            keys,
+            keys_moved: if is_snapshot { counts.written.min(keys) } else { keys },
+            phase: phase.as_str().unwrap_or_default().to_owned(),
+            ..begun_with.clone()
+        };
+        Standing { job, details: serde_json::to_value(&card).unwrap_or_default() }
+    }
 }
 
 /// Shows over HTTP how it stands, where that is wished.
@@ -381,7 +421,7 @@ async fn how_many(deployment: &Deployment) -> Result<Option<u32>> {
 }
 
 fn remedied(e: Error, is_unfinished: bool) -> Error {
-    let is_about_keys = e.remedy.as_deref().is_some_and(|remedy| remedy.contains("--replace"));
+    let is_about_keys = e.remedy.as_deref() == Some(&Remedy::SayWhatHappensToExistingKeys);
     match (is_about_keys && e.side == Side::Target, is_unfinished) {
         (false, _) => e,
         (true, true) => e.with_remedy(
@@ -527,7 +567,7 @@ fn lag(shown: &SyncShown) -> String {
     if ms < 10_000 { format!("{ms} ms, {bytes}") } else { format!("{}, {bytes}", format_duration_ms(ms)) }
 }
 
-fn show_report(args: &SyncArgs, report: &SyncReport, again: &str) {
+fn show_report(args: &SyncArgs, report: &SyncReport, again: Option<&str>) {
     if args.show.json {
         say!("{}", json!({"event": "report", "report": report}));
         return;
@@ -571,9 +611,12 @@ fn show_report(args: &SyncArgs, report: &SyncReport, again: &str) {
             format_count_of(cutover.drained, "key"),
             format_count(cutover.compared)
         ),
-        None if report.snapshot_done => {
-            say!("         what was touched before has been transferred; {again} goes on from here");
+        None => {
+            let what = match report.snapshot_done {
+                true => "what was touched before has been transferred",
+                false => "the snapshot is not complete",
+            };
+            say!("         {what}{}", again.map(|a| format!("; {a} goes on from here")).unwrap_or_default());
         }
-        None => say!("         the snapshot is not complete; {again} goes on from here"),
     }
 }

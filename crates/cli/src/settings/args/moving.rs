@@ -310,22 +310,23 @@ pub struct DrainArgs {
 /// What to do with jobs.
 #[derive(Debug, Subcommand)]
 pub enum JobsCommand {
-    /// List all jobs that are written down here, and copies and syncs that have not ended, with the command
-    /// that goes on with each
+    /// List all jobs: copies, verifications, syncs, moves of slots, fronts that move keys; with the command
+    /// that goes on with each that was interrupted. This is what jobs does by itself
     List,
     /// Show one job
     Show {
         /// Its name
         job: String,
     },
-    /// Roll a job back, whether it runs or not, as far as it is not fenced yet
+    /// End a job for good, whether it runs or not. A move of slots is rolled back, as far as it is not fenced
+    /// yet; what a copy or a sync has written stays
     Cancel {
         /// Its name
         job: String,
         #[command(flatten)]
         access: JobAccess,
     },
-    /// Go on with jobs that were interrupted or wait
+    /// Go on with moves of slots that were interrupted or wait; list says how other jobs go on
     Resume {
         /// Its name; all that are unfinished where none is given
         job: Option<String>,
@@ -355,15 +356,15 @@ pub struct JobAccess {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  whimbrel jobs list
+  whimbrel jobs
   whimbrel jobs resume                                      after a crash or a power cut
   whimbrel jobs cancel m6740f2a1-1f-0
 
 A job that is `suspended`, or that was killed, has not ended: resume it, or cancel it. Slots that were
-handed over before stay where they are.")]
+handed over before stay where they are. How jobs ended is kept for 30 days.")]
 pub struct JobsArgs {
     #[command(subcommand)]
-    pub command: JobsCommand,
+    pub command: Option<JobsCommand>,
 
     /// Where jobs are written down
     #[arg(long, value_name = "FOLDER", global = true)]

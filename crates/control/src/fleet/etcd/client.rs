@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::Io;
+use whimbrel_engine::remedy::Remedy;
 
 use super::EtcdOptions;
 
@@ -212,9 +213,7 @@ fn understood(at: &str, status: StatusCode, bytes: &[u8]) -> Result<Value, Failu
     };
     if text.contains("authentication failed") || text.contains("user name is empty") {
         let error = fail(ErrorKind::Auth(format!("etcd refuses the login: {text}")));
-        return Err(Failure::Final(
-            error.with_remedy("name USER:PASSWORD in --store, or set WHIMBREL_STORE_PASSWORD"),
-        ));
+        return Err(Failure::Final(error.with_remedy(Remedy::NameStoreUser)));
     }
     Err(match code {
         NOT_LOGGED_IN => Failure::LoggedOut(fail(ErrorKind::Auth(text.to_owned()))),

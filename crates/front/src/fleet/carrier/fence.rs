@@ -5,7 +5,9 @@ use whimbrel_core::slot::{Slot, tag_for_slot};
 use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Capabilities;
-use whimbrel_flow::typed::{staging_job, staging_key};
+use whimbrel_flow::keys::KeyState;
+use whimbrel_flow::keys::fenced::{self, Fence, Fenced};
+use whimbrel_flow::large::{staging_job, staging_key};
 use whimbrel_wire::value::Value;
 
 use super::attempt::{Refusal, Token};
@@ -20,8 +22,6 @@ const JOB: &str = "fence";
 const ABSENT_JOB: &str = "absent";
 
 const CLAIM: &str = include_str!("claim.lua");
-const RESTORE: &str = include_str!("restore.lua");
-const UNLINK: &str = include_str!("unlink.lua");
 
 /// A full server has to give its keys away, and the fence is what that begins with. Servers that have
 /// functions know this line.
@@ -147,68 +147,41 @@ impl Hold {
 
     /// Removes keys of the slot, in one step. How many there were.
     pub(super) async fn unlink(&self, link: &mut Link, names: &[Bytes]) -> Result<u64, Refusal> {
-        self.queue(link, UNLINK, names, 1);
+        let tried = "remove keys of a slot";
+        fenced::push_unlink(link.outbox(), self.fence(&fence_key(self.slot)), names);
         link.flush().await?;
-        match &self.answer(link, "remove keys of a slot").await?[..] {
-            [Value::Int(0), Value::Int(removed)] => Ok(removed.unsigned_abs()),
-            _ => Err(self.strange(link, "remove keys of a slot")),
+        match fenced::removed(link.reply().await?) {
+            Fenced::Done(removed) => Ok(removed),
+            other => Err(self.failed(link, other, tried)),
         }
     }
 
-    /// Writes keys to the slot, in one step: a name, a time and a payload for each. Where one is refused, its
-    /// index, and why; those before it were written.
+    /// Writes payloads to the slot, in one step. Where one is refused, its index, and why; those before it
+    /// were written.
     pub(super) async fn restore(
         &self,
         link: &mut Link,
-        keys: &[(Bytes, i64, Bytes)],
-        is_absolute: bool,
+        states: &[KeyState],
     ) -> Result<Option<(usize, ServerError)>, Refusal> {
-        let names: Vec<Bytes> = keys.iter().map(|(name, ..)| name.clone()).collect();
-        self.queue(link, RESTORE, &names, 2 + 2 * keys.len());
-        let out = link.outbox();
-        // A second REPLACE says nothing new.
-        out.arg(if is_absolute { b"ABSTTL" } else { b"REPLACE" });
-        for (_, time, dump) in keys {
-            out.arg_int(*time);
-            out.arg_bytes(dump);
-        }
+        fenced::push_write(link.outbox(), self.fence(&fence_key(self.slot)), states);
         link.flush().await?;
-        match &self.answer(link, "write keys to a slot").await?[..] {
-            [Value::Int(0)] => Ok(None),
-            [Value::Int(number), Value::Bulk(text)] => {
-                let index = usize::try_from(*number).ok().and_then(|number| number.checked_sub(1));
-                let index = index.filter(|index| *index < keys.len());
-                let index = index.ok_or_else(|| self.strange(link, "write keys to a slot"))?;
-                Ok(Some((index, ServerError::classify(text))))
-            }
-            _ => Err(self.strange(link, "write keys to a slot")),
+        match fenced::written(link.reply().await?, states) {
+            Fenced::Done(_) => Ok(None),
+            Fenced::Refused(index, e) => Ok(Some((index, e))),
+            other => Err(self.failed(link, other, "write keys to a slot")),
         }
     }
 
-    /// Queues a script over the fence and these keys, with so many arguments, the first of which is what the
-    /// fence has to be.
-    fn queue(&self, link: &mut Link, script: &str, names: &[Bytes], arguments: usize) {
-        let out = link.outbox();
-        out.command(4 + names.len() + arguments);
-        out.arg(b"EVAL");
-        out.arg(script.as_bytes());
-        out.arg((1 + names.len()).to_string().as_bytes());
-        out.arg(&fence_key(self.slot));
-        names.iter().for_each(|name| out.arg(name));
-        out.arg(&self.fence);
+    fn fence<'a>(&'a self, key: &'a [u8]) -> Fence<'a> {
+        Fence { key, value: &self.fence }
     }
 
-    /// The answer of a script, unless it says that the fence is another one.
-    async fn answer(&self, link: &mut Link, tried: &str) -> Result<Vec<Value>, Refusal> {
-        let reply = link.reply().await?;
-        if let Some(e) = ServerError::of(&reply) {
-            return Err(script_error(link, e, tried).into());
-        }
-        let unexpected = link.unexpected(tried, &reply);
-        let items = reply.into_items().ok_or(unexpected)?;
-        match &items[..] {
-            [Value::Int(-1), Value::Bulk(held)] => Err(self.lost(link, held)),
-            _ => Ok(items),
+    /// Why a script did not do what it was to do.
+    fn failed(&self, link: &Link, fenced: Fenced, tried: &str) -> Refusal {
+        match fenced {
+            Fenced::Lost(held) => self.lost(link, &held),
+            Fenced::Forbidden(e) | Fenced::Refused(_, e) => script_error(link, e, tried).into(),
+            Fenced::Unexpected(_) | Fenced::Done(_) => self.strange(link, tried),
         }
     }
 

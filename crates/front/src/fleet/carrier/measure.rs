@@ -5,7 +5,7 @@ use whimbrel_core::slot::Slot;
 use whimbrel_engine::error::Result;
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Capabilities;
-use whimbrel_flow::typed::memory_bytes_of;
+use whimbrel_flow::keys::memory_bytes_of;
 
 use super::attempt::LOAD_KEYS_MAX;
 use super::names::{count, names};

@@ -26,6 +26,7 @@ use whimbrel_core::slot::Slot;
 use whimbrel_engine::error::{Code, Error, Result};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Capabilities;
+use whimbrel_flow::keys::KeyState;
 
 pub use self::attempt::{CARRY_KEYS_MAX, LOAD_KEYS_MAX, Refusal, Route, Token};
 pub use self::fence::is_fence;
@@ -85,10 +86,8 @@ pub async fn carry_slot(
     let mut copy =
         Copying { hold: &destination.hold, route, lives: HashMap::new(), carried: Carried::default() };
     copy.carried.cleared = cleared;
-    copy.all(from, to, Reader::new(std::mem::take(&mut origin.names), origin.now_ms)).await?;
-    // Where times are relative, each side counts from its own.
-    let ahead_ms = if route.from.pexpiretime { 0 } else { destination.now_ms - origin.now_ms };
-    verify(from, to, (&origin.hold, &destination.hold), &copy.lives, ahead_ms).await?;
+    copy.all(from, to, Reader::new(std::mem::take(&mut origin.names))).await?;
+    verify(from, to, (&origin.hold, &destination.hold), &copy.lives).await?;
     Ok(copy.carried)
 }
 
@@ -181,27 +180,27 @@ impl Copying<'_> {
     }
 
     /// Remembers what was read, and leaves out what was gone.
-    fn note(&mut self, items: Vec<Item>) -> Vec<(Bytes, i64, Bytes)> {
+    fn note(&mut self, items: Vec<Item>) -> Vec<KeyState> {
         let mut there = Vec::with_capacity(items.len());
-        for Item { name, life, time, dump } in items {
-            self.lives.insert(name.clone(), life);
+        for Item { state, life } in items {
+            self.lives.insert(state.key.clone(), life);
             if life == Life::Gone {
                 self.carried.expired += 1;
             } else {
                 self.carried.keys += 1;
-                self.carried.bytes += dump.len() as u64;
-                there.push((name, time, dump));
+                self.carried.bytes += state.bytes() - state.key.len() as u64;
+                there.push(state);
             }
         }
         there
     }
 
-    async fn write(&self, to: &mut Link, keys: &[(Bytes, i64, Bytes)]) -> Result<(), Refusal> {
-        for some in groups(keys, |(name, _, dump)| name.len() + dump.len()) {
-            if let Some((index, e)) = self.hold.restore(to, some, self.route.from.pexpiretime).await? {
+    async fn write(&self, to: &mut Link, keys: &[KeyState]) -> Result<(), Refusal> {
+        for some in groups(keys, |state| usize::try_from(state.bytes()).unwrap_or(usize::MAX / 2)) {
+            if let Some((index, e)) = self.hold.restore(to, some).await? {
                 return Err(match e.code {
                     Code::PayloadVersion | Code::PayloadFormat => Refusal::Unholdable {
-                        key: some[index].0.clone(),
+                        key: some[index].key.clone(),
                         why: "the server it would go to does not understand it".to_owned(),
                     },
                     _ => fence::script_error(to, e, "write keys to a slot").into(),
@@ -219,7 +218,6 @@ async fn verify(
     to: &mut Link,
     holds: (&Hold, &Hold),
     lives: &HashMap<Bytes, Life>,
-    ahead_ms: i64,
 ) -> Result<(), Refusal> {
     // The fence, and one that would be too many.
     let most = lives.len() as u64 + 2;
@@ -236,7 +234,7 @@ async fn verify(
         let there: HashSet<&Bytes> = left.names.iter().collect();
         lives.iter().filter(|(name, life)| !life.may_be_over(now_ms) && !there.contains(name)).count()
     };
-    match (missing(&origin, origin.now_ms), missing(&destination, destination.now_ms - ahead_ms)) {
+    match (missing(&origin, origin.now_ms), missing(&destination, destination.now_ms)) {
         (0, 0) => Ok(()),
         (0, keys) => Err(changed(to, &format!("{keys} keys were written, and are not there any more"))),
         (keys, _) => Err(changed(from, &format!("{keys} keys were removed meanwhile"))),

@@ -26,8 +26,6 @@ pub(super) struct Seen {
     pub count: u64,
     /// The first of them, or all.
     pub names: Vec<Bytes>,
-    /// The time there.
-    pub now_ms: i64,
 }
 
 /// Takes the fence of a slot at a node, and looks what is there, in one round trip.
@@ -41,17 +39,16 @@ pub(super) async fn claim(
     push_claim(link, slot, token, place, capabilities);
     slot_keys::push_count(link, slot);
     push_names(link, slot, FIRST_NAMES);
-    link.push(&[b"TIME"]);
     link.flush().await?;
-    let replies = link.replies_within(5, NAMES_BYTES_MAX).await?;
-    let [claimed, count, names, owned, now] =
-        <[Value; 5]>::try_from(replies).map_err(|_| link.unexpected("look at a slot", &Value::Null))?;
+    let replies = link.replies_within(4, NAMES_BYTES_MAX).await?;
+    let [claimed, count, names, owned] =
+        <[Value; 4]>::try_from(replies).map_err(|_| link.unexpected("look at a slot", &Value::Null))?;
     let hold = Hold::of(link, slot, token, claimed)?;
     let count = checked(link, count, "CLUSTER COUNTKEYSINSLOT")?;
     let count = slot_keys::count_in(link, count)?;
     let names = read_names(link, names, owned)?;
     // The fence is one of them.
-    Ok(Seen { hold, count: count.saturating_sub(1), names, now_ms: read_time(link, now)? })
+    Ok(Seen { hold, count: count.saturating_sub(1), names })
 }
 
 /// How many keys a slot has, the fence not among them.

@@ -5,12 +5,11 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::Link;
-use whimbrel_flow::typed::memory_bytes_of;
+use whimbrel_flow::keys::read::{UNSTABLE_ROUNDS_MAX, unclear};
+use whimbrel_flow::keys::{Fetch, Fit, Found, KeyState, Read, Way, memory_bytes_of};
 use whimbrel_wire::payload;
-use whimbrel_wire::value::Value;
 
 use super::attempt::{Refusal, Route};
-use crate::migrate::carry::fit;
 
 /// Keys that are read, or written, at a time.
 pub(super) const GROUP_KEYS: usize = 256;
@@ -34,7 +33,7 @@ pub(super) enum Life {
     Gone,
     /// For ever.
     Endless,
-    /// Until this time of the side that it comes from, in milliseconds, or later.
+    /// Until this time, in milliseconds since the epoch.
     Until(i64),
     /// Until its last element has expired, each of which has a time of its own. Nobody knows when that is.
     Elements,
@@ -51,15 +50,11 @@ impl Life {
     }
 }
 
-/// A key as it was read.
+/// A key as it was read, and as the other side takes it.
 #[derive(Debug)]
 pub(super) struct Item {
-    pub name: Bytes,
+    pub state: KeyState,
     pub life: Life,
-    /// What `RESTORE` gets as its time: 0 for none.
-    pub time: i64,
-    /// As the other side takes it; empty where the key was gone.
-    pub dump: Bytes,
 }
 
 /// Goes over the keys of a slot.
@@ -68,13 +63,11 @@ pub(super) struct Reader {
     names: VecDeque<Bytes>,
     /// Those whose sizes are known.
     sized: VecDeque<(Bytes, usize)>,
-    /// A time at which none of them had been read. What is left of a key's life was left of it then, or more.
-    begun_ms: i64,
 }
 
 impl Reader {
-    pub(super) fn new(names: Vec<Bytes>, begun_ms: i64) -> Reader {
-        Reader { names: names.into(), sized: VecDeque::new(), begun_ms }
+    pub(super) fn new(names: Vec<Bytes>) -> Reader {
+        Reader { names: names.into(), sized: VecDeque::new() }
     }
 
     /// The next keys; `None` at the end.
@@ -112,54 +105,56 @@ impl Reader {
         Ok(())
     }
 
-    /// Two commands for each do, as nobody writes to it in between: it may expire, and then there is no
-    /// payload.
     async fn read(
         &self,
         from: &mut Link,
         group: Vec<Bytes>,
         route: &Route<'_>,
     ) -> Result<Vec<Item>, Refusal> {
-        let expiry: &[u8] = if route.from.pexpiretime { b"PEXPIRETIME" } else { b"PTTL" };
-        for name in &group {
-            from.push(&[expiry, name]);
-            from.push(&[b"DUMP", name]);
-        }
-        from.flush().await?;
+        let absolute = route.from.pexpiretime;
+        let read = Read { fetch: Fetch::Payload, way: Way::Frozen, absolute, expiries: true, asking: false };
         let mut items = Vec::with_capacity(group.len());
-        for name in group {
-            let replies = from.replies_within(2, DUMP_BYTES_MAX).await;
-            let replies = replies.map_err(|error| too_long(&name, error))?;
-            let [time, dump] =
-                <[Value; 2]>::try_from(replies).map_err(|_| from.unexpected("DUMP", &Value::Null))?;
-            let time = from.check(time, expiry)?;
-            let time = time.as_int().ok_or_else(|| from.unexpected("PEXPIRETIME", &time))?;
-            items.push(match from.check(dump, b"DUMP")? {
-                Value::Null => Item { name, life: Life::Gone, time: 0, dump: Bytes::new() },
-                Value::Bulk(dump) => self.item(name, time, dump, route)?,
-                reply => return Err(from.unexpected("DUMP", &reply).into()),
-            });
+        let mut open = group;
+        for _ in 0..UNSTABLE_ROUNDS_MAX {
+            read.push(from.outbox(), &open);
+            from.flush().await?;
+            let mut again = Vec::new();
+            for name in open {
+                let replies = from.replies_within(read.replies_of_each(), DUMP_BYTES_MAX).await;
+                let replies = replies.map_err(|error| too_long(&name, error))?;
+                match read.found(&replies) {
+                    Found::Gone => items.push(Item { state: KeyState::gone(name), life: Life::Gone }),
+                    Found::Value(payload, at) => items.push(item(name, payload, at, route)?),
+                    Found::Unstable => again.push(name),
+                    Found::Redirected(e) | Found::Refused(e) => {
+                        return Err(from.server_error(e, Fetch::Payload.command()).into());
+                    }
+                    Found::NotAString => return Err(from.unexpected("read a key", &replies[0]).into()),
+                }
+            }
+            open = again;
+            if open.is_empty() {
+                return Ok(items);
+            }
         }
-        Ok(items)
+        Err(unclear(from).into())
     }
+}
 
-    fn item(&self, name: Bytes, time: i64, dump: Bytes, route: &Route<'_>) -> Result<Item, Refusal> {
-        let refused = |why: String| Refusal::Unholdable { key: name.clone(), why };
-        let found = payload::peek(&dump).map_err(|e| refused(e.to_string()))?.object_type;
-        let dump = fit(dump, route.dialects, route.to).ok_or_else(|| {
-            refused(format!(
-                "the server it would go to does not read values of its kind (type {found} of snapshots)"
-            ))
-        })?;
-        let life = match time {
-            _ if payload::has_mortal_elements(found, route.dialects.0) => Life::Elements,
-            ..0 => Life::Endless,
-            time if route.from.pexpiretime => Life::Until(time),
-            left => Life::Until(self.begun_ms + left),
-        };
-        // 0 would mean no expiry; a time that has come has come at 1 as well.
-        Ok(Item { name, life, time: if time < 0 { 0 } else { time.max(1) }, dump })
-    }
+fn item(name: Bytes, payload: Bytes, expires_at_ms: Option<i64>, route: &Route<'_>) -> Result<Item, Refusal> {
+    let refused = |why: String| Refusal::Unholdable { key: name.clone(), why };
+    let found = payload::peek(&payload).map_err(|e| refused(e.to_string()))?.object_type;
+    let payload = Fit::of(route.dialects, route.to).payload(payload).ok_or_else(|| {
+        refused(format!(
+            "the server it would go to does not read values of its kind (type {found} of snapshots)"
+        ))
+    })?;
+    let life = match expires_at_ms {
+        _ if payload::has_mortal_elements(found, route.dialects.0) => Life::Elements,
+        None => Life::Endless,
+        Some(at_ms) => Life::Until(at_ms),
+    };
+    Ok(Item { state: KeyState { key: name, body: Fetch::Payload.body(payload), expires_at_ms }, life })
 }
 
 fn too_long(name: &Bytes, error: Error) -> Refusal {

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use tokio::sync::{Mutex, mpsc};
 use tokio::time::sleep;
 use whimbrel_engine::error::Result;
-use whimbrel_flow::typed::Outcome;
+use whimbrel_flow::large::Outcome;
 
 use super::worker::{Worker, route};
 use crate::migrate::carry::copy;
@@ -57,7 +57,7 @@ impl Worker {
             Ok(Some(Outcome::Gone)) => Moved::WasHome,
             Ok(Some(Outcome::Unholdable(why))) => {
                 // As a payload it may be taken, like the types of modules.
-                self.bring_home(key, true).await.unwrap_or(Moved::Refused(why.into()))
+                self.bring_home(key, false, true).await.unwrap_or(Moved::Refused(why.into()))
             }
             Ok(None) => self.taken(key),
             Ok(Some(_)) => {

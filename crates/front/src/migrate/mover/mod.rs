@@ -1,11 +1,11 @@
 //! Moves keys: those that commands wait for, and all others in the background.
 //!
 //! A move belongs to no client, so a client that leaves does not end it half-way. A few workers, each with a
-//! connection to either server, take the keys whose move may begin, in the order they were wanted, and leave
-//! large ones to [workers of their own](large); the background wants no more than a few at a time, so clients
-//! wait for few keys of others.
+//! connection to either server, take the keys whose move may begin, in the order they were wanted and several
+//! at a time, and leave large ones to [workers of their own](large); the background wants no more at a time
+//! than the workers take, so clients wait for few keys of others.
 //!
-//! - `worker`: moves keys one after the other; `large`: what is different for large ones;
+//! - `worker`: moves keys in batches; `large`: what is different for large ones;
 //! - `pass`: an iteration over the source; `slots`: what is different where that is a cluster;
 //! - `sweep`: passes until the source is empty, and the filter made anew after a crash.
 
@@ -23,11 +23,8 @@ use tokio::task::JoinSet;
 
 use self::large::LARGE_WORKERS;
 pub(crate) use self::sweep::{rebuild, sweep};
-use self::worker::Worker;
+use self::worker::{WORKERS, Worker};
 use crate::migrate::state::MigrationState;
-
-/// Keys that are moved at the same time.
-pub const WORKERS: usize = 8;
 
 /// Runs the workers until all of them are dropped with the future.
 pub(crate) async fn work(migration: Arc<MigrationState>, moves: mpsc::UnboundedReceiver<Bytes>) {

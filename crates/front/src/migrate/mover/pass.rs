@@ -9,12 +9,14 @@ use whimbrel_engine::error::Result;
 use whimbrel_engine::link::Link;
 use whimbrel_wire::value::Value;
 
+use super::worker::{BATCH_KEYS, WORKERS};
 use crate::migrate::locks::Moved;
 use crate::migrate::staging::is_hidden;
 use crate::migrate::state::MigrationState;
 
-/// Keys that the background wants at the same time.
-const BACKGROUND_KEYS: usize = 16;
+/// Keys that the background wants at the same time: as many as the workers take. What a client wants is taken
+/// in the batch after them.
+const BACKGROUND_KEYS: usize = WORKERS * BATCH_KEYS;
 
 /// How much a server looks at in one `SCAN`.
 const SCAN_COUNT: &[u8] = b"500";
@@ -59,11 +61,9 @@ impl Pass {
                 let ended = self.wanted.join_next().await;
                 self.ended(ended);
             }
-            let migration = self.migration.clone();
-            self.wanted.spawn(async move {
-                let moved = migration.locks.want(&key).await.ok();
-                (key, moved)
-            });
+            // At once and in this order, so that the workers find several together.
+            let moved = self.migration.locks.want(&key);
+            self.wanted.spawn(async move { (key, moved.await.ok()) });
         }
         // Once for each reply, so the bound is what a server gives in a few of them.
         self.look_for_returned().await

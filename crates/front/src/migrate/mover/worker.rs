@@ -1,5 +1,11 @@
-//! A worker, which moves keys one after the other.
+//! A worker, which moves keys, several at a time where several wait.
+//!
+//! Keys that wait are taken in batches, and go through each step together. Each of them has its own lock, and
+//! its own end: one that a server refuses, that is too large, or that does not travel as a payload, leaves its
+//! batch and is moved alone. After an error all keys of the batch whose end is not known are moved alone, on
+//! new connections.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -8,13 +14,24 @@ use tokio::sync::{Mutex, mpsc};
 use tokio::time::sleep;
 use whimbrel_engine::error::{Code, Error, ErrorKind, Result};
 use whimbrel_engine::link::Link;
-use whimbrel_flow::typed::staging_key;
+use whimbrel_flow::keys::memory_bytes_of;
+use whimbrel_flow::keys::size::pack_within;
+use whimbrel_flow::large::staging_key;
 use whimbrel_wire::value::Value;
 
-use crate::migrate::carry::{Carried, Route, carry, is_large};
+use crate::migrate::carry::{Attempt, Carried, LARGE_BYTES, Route, carry, carry_all, is_large};
 use crate::migrate::locks::Moved;
 use crate::migrate::state::{MigrationState, RETRY_PAUSE};
 use crate::upstream::KillHandle;
+
+/// Workers, each of which moves a batch of keys at a time.
+pub(super) const WORKERS: usize = 8;
+
+/// Keys that one worker moves at a time. Those that a client waits for wait for few others.
+pub(super) const BATCH_KEYS: usize = 32;
+
+/// Their values together take no more memory, but for one of them.
+const BATCH_BYTES: u64 = 256 << 10;
 
 pub(super) struct Worker {
     pub(super) migration: Arc<MigrationState>,
@@ -25,11 +42,24 @@ pub(super) struct Worker {
     target: Option<(Link, KillHandle)>,
 }
 
-/// What came of an attempt to move a key.
-enum Attempt {
+/// What came of an attempt to move a key alone.
+enum Alone {
     Carried(Carried),
     /// It is too large to be moved at once. Nothing has been written.
     TooLarge,
+}
+
+/// Keys of a batch that are not moved yet.
+#[derive(Default)]
+struct Left {
+    /// To be moved together.
+    groups: Vec<Vec<Bytes>>,
+    /// To be moved alone.
+    alone: Vec<Bytes>,
+    /// To be moved alone, where an attempt may have left the key at the target.
+    again: Vec<Bytes>,
+    /// For the workers of large keys.
+    large: Vec<Bytes>,
 }
 
 impl Worker {
@@ -39,23 +69,110 @@ impl Worker {
 
     pub(super) async fn run(mut self, moves: Arc<Mutex<mpsc::UnboundedReceiver<Bytes>>>) {
         loop {
-            let key = moves.lock().await.recv().await;
-            let Some(key) = key else { return };
-            let moved = {
+            let mut keys = Vec::new();
+            if moves.lock().await.recv_many(&mut keys, BATCH_KEYS).await == 0 {
+                return;
+            }
+            let large = {
                 // Nobody counts keys while one of them may be on both sides.
                 let migration = self.migration.clone();
                 let _gate = migration.gate.read().await;
-                self.bring_home(&key, false).await
+                self.bring_all_home(keys).await
             };
-            match moved {
-                Some(moved) => self.end(&key, &moved),
-                None => {
-                    self.migration.locks.let_in(&key);
-                    // Its workers end with this one.
-                    let _ = self.large.send(key);
-                }
+            for key in large {
+                self.migration.locks.let_in(&key);
+                // Its workers end with this one.
+                let _ = self.large.send(key);
             }
         }
+    }
+
+    /// Moves keys whose locks are held, and returns those that are too large to be moved at once.
+    async fn bring_all_home(&mut self, keys: Vec<Bytes>) -> Vec<Bytes> {
+        let mut left = Left::default();
+        if let [_] = &keys[..] {
+            left.alone = keys;
+        } else if let Err(error) = self.sort_out(&keys, &mut left).await {
+            // Nothing has been written.
+            self.begin_again(&error).await;
+            left = Left { alone: keys, ..Left::default() };
+        }
+        for group in std::mem::take(&mut left.groups) {
+            if let Err(error) = self.move_group(&group, &mut left).await {
+                self.begin_again(&error).await;
+                left.again.extend(group);
+            }
+        }
+        let Left { alone, again, mut large, .. } = left;
+        let alone = alone.into_iter().map(|key| (key, false)).chain(again.into_iter().map(|key| (key, true)));
+        for (key, is_tried_again) in alone {
+            match self.bring_home(&key, is_tried_again, false).await {
+                Some(moved) => self.end(&key, &moved),
+                None => large.push(key),
+            }
+        }
+        large
+    }
+
+    /// Ends the moves of keys that are home already, and divides the others by their sizes.
+    ///
+    /// # Errors
+    /// Whatever a link or a server reports. No key has been written or removed, and no move has ended.
+    async fn sort_out(&mut self, keys: &[Bytes], left: &mut Left) -> Result<()> {
+        let migration = self.migration.clone();
+        if !migration.servers.source_can.memory_usage {
+            // Nobody knows how much it would be together.
+            left.alone = keys.to_vec();
+            return Ok(());
+        }
+        let is_rebuilding = migration.is_rebuilding();
+        let in_filter: Vec<&Bytes> =
+            keys.iter().filter(|key| !is_rebuilding && migration.may_have_arrived(key)).collect();
+        let (source, target) = self.links().await?;
+        // What the target has is home, but for what a crash has left.
+        let (there, sizes) =
+            tokio::join!(exist(target, &in_filter), memory_bytes_of(source, keys, LARGE_BYTES));
+        let (there, sizes) = (there?, sizes?);
+        let home: HashSet<&Bytes> =
+            in_filter.into_iter().zip(there).filter_map(|(key, is_there)| is_there.then_some(key)).collect();
+        let mut sized = Vec::with_capacity(keys.len());
+        for (key, bytes) in keys.iter().zip(sizes) {
+            match bytes.unwrap_or(0) {
+                _ if home.contains(key) => self.end(key, &Moved::WasHome),
+                bytes if bytes > LARGE_BYTES => left.large.push(key.clone()),
+                bytes => sized.push((key.clone(), bytes)),
+            }
+        }
+        left.groups =
+            pack_within(sized, BATCH_KEYS, BATCH_BYTES).into_iter().map(|(group, _)| group).collect();
+        Ok(())
+    }
+
+    /// Moves keys for the first time, and ends the moves of all that are not `left`.
+    ///
+    /// # Errors
+    /// Whatever a link reports. No move has ended, and any of the keys may be at the target.
+    async fn move_group(&mut self, group: &[Bytes], left: &mut Left) -> Result<()> {
+        let migration = self.migration.clone();
+        let (source, target) = self.links().await?;
+        let attempts = carry_all(source, target, group.to_vec(), &route(&migration, false)).await?;
+        let mut arrived = 0;
+        for (key, attempt) in attempts {
+            match attempt {
+                Attempt::Ended(carried) => {
+                    arrived += u64::from(carried == Carried::Home);
+                    let moved = self.outcome(&key, carried);
+                    self.end(&key, &moved);
+                }
+                Attempt::InChunks | Attempt::Refused(_) => left.alone.push(key),
+                Attempt::Half(_) => left.again.push(key),
+            }
+        }
+        if arrived > 0 {
+            migration.set_trouble(None);
+            migration.tally.moved.fetch_add(arrived, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// Ends the move of a key.
@@ -70,21 +187,32 @@ impl Worker {
 
     /// Moves a key whose lock is held, however often that has to be tried. `None` where it is too large to be
     /// moved at once, unless `of_any_size`.
-    pub(super) async fn bring_home(&mut self, key: &[u8], of_any_size: bool) -> Option<Moved> {
-        let mut is_first = true;
+    pub(super) async fn bring_home(
+        &mut self,
+        key: &Bytes,
+        mut is_tried_again: bool,
+        of_any_size: bool,
+    ) -> Option<Moved> {
         loop {
-            match self.attempt(key, std::mem::take(&mut is_first), of_any_size).await {
-                Ok(Attempt::TooLarge) => return None,
-                Ok(Attempt::Carried(Carried::Stays(why))) => return Some(Moved::Refused(why.into())),
-                Ok(Attempt::Carried(Carried::Taken)) => return Some(self.taken(key)),
-                Ok(Attempt::Carried(Carried::WasHome)) => return Some(Moved::WasHome),
-                Ok(Attempt::Carried(Carried::Home)) => return Some(Moved::Home),
+            match self.attempt(key, std::mem::replace(&mut is_tried_again, true), of_any_size).await {
+                Ok(Alone::TooLarge) => return None,
+                Ok(Alone::Carried(carried)) => return Some(self.outcome(key, carried)),
                 Err(error) => {
                     if let Some(refused) = self.after(error, key).await {
                         return Some(refused);
                     }
                 }
             }
+        }
+    }
+
+    /// What follows from where a key is.
+    fn outcome(&self, key: &[u8], carried: Carried) -> Moved {
+        match carried {
+            Carried::Stays(why) => Moved::Refused(why.into()),
+            Carried::Taken => self.taken(key),
+            Carried::WasHome => Moved::WasHome,
+            Carried::Home => Moved::Home,
         }
     }
 
@@ -103,26 +231,31 @@ impl Worker {
             self.migration.set_trouble(Some(text.clone()));
             return Some(Moved::Refused(text.into()));
         }
-        self.note(&error);
-        self.source = None;
-        self.replace_target().await;
-        sleep(RETRY_PAUSE).await;
+        self.begin_again(&error).await;
         None
     }
 
-    async fn attempt(&mut self, key: &[u8], is_first: bool, of_any_size: bool) -> Result<Attempt> {
+    /// Makes new connections after an error.
+    async fn begin_again(&mut self, error: &Error) {
+        self.note(error);
+        self.source = None;
+        self.replace_target().await;
+        sleep(RETRY_PAUSE).await;
+    }
+
+    async fn attempt(&mut self, key: &[u8], is_tried_again: bool, of_any_size: bool) -> Result<Alone> {
         let migration = self.migration.clone();
-        let route = route(&migration, !is_first);
+        let route = route(&migration, is_tried_again);
         let is_in_filter = !migration.is_rebuilding() && migration.may_have_arrived(key);
         // What the target has is home, but for what a crash has left, or an attempt that failed half-way.
-        if is_first && is_in_filter {
+        if !is_tried_again && is_in_filter {
             let (_, target) = self.links().await?;
             if target.call(&[b"EXISTS", key]).await? == Value::Int(1) {
-                return Ok(Attempt::Carried(Carried::WasHome));
+                return Ok(Alone::Carried(Carried::WasHome));
             }
         }
         if !of_any_size && is_large(self.source().await?, key, &route).await? {
-            return Ok(Attempt::TooLarge);
+            return Ok(Alone::TooLarge);
         }
         let (source, target) = self.links().await?;
         let carried = carry(source, target, key, &route).await?;
@@ -130,7 +263,7 @@ impl Worker {
             migration.set_trouble(None);
             migration.tally.moved.fetch_add(1, Ordering::Relaxed);
         }
-        Ok(Attempt::Carried(carried))
+        Ok(Alone::Carried(carried))
     }
 
     /// The connection to the source, made anew where there is none.
@@ -193,6 +326,16 @@ impl Worker {
             }
         }
     }
+}
+
+/// Which of these keys a server has.
+async fn exist(link: &mut Link, keys: &[&Bytes]) -> Result<Vec<bool>> {
+    for key in keys {
+        link.push(&[b"EXISTS", key]);
+    }
+    link.flush().await?;
+    let replies = link.replies(keys.len()).await?;
+    replies.into_iter().map(|reply| Ok(link.check(reply, b"EXISTS")? == Value::Int(1))).collect()
 }
 
 /// Whether a server has refused, and will again. A cluster in which a slot moves or a node fails will not for

@@ -4,7 +4,7 @@
 //! - `destination`: to which nodes a command goes;
 //! - `nodes`: what is known of the cluster;
 //! - `connection`: one such connection, and behind it one to each node that it needs;
-//! - `open`: opens one.
+//! - `open`: opens one; `as_io`: one as a stream of bytes, for the front's own commands.
 //!
 //! Redirections are followed here, and never passed on: they would lead a client past the front.
 //!
@@ -14,11 +14,13 @@
 //! held whole, all together within
 //! `nodes::LONG_BYTES_MAX`.
 
+mod as_io;
 mod connection;
 mod destination;
 mod map;
 mod nodes;
 mod open;
 
+pub(crate) use self::as_io::AsIo;
 pub(crate) use self::nodes::{Cluster, Ids, ask_keys};
-pub(crate) use self::open::Connector;
+pub(crate) use self::open::{ClusterConnection, Connector};

@@ -1,12 +1,10 @@
 //! What is known of a cluster: its nodes, which of them has which slot, and the commands that they have.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use whimbrel_core::slot::Slot;
@@ -42,7 +40,6 @@ pub(crate) struct Cluster<A> {
     /// For questions about the words of a command.
     asking: tokio::sync::Mutex<Option<Link>>,
     pub(super) budget: Arc<MemoryBudget>,
-    pub(super) open: Arc<Open>,
     pub(super) role: Role<A>,
 }
 
@@ -56,41 +53,6 @@ pub(crate) enum Role<A> {
     Backend(Arc<A>),
     /// Its primaries are the members, and the gate tells of them.
     Members(Arc<A>),
-}
-
-/// Connections of clients that are being served.
-#[derive(Debug, Default)]
-pub(super) struct Open {
-    count: AtomicUsize,
-    /// One has ended.
-    left: Notify,
-}
-
-/// One of them.
-pub(super) struct Counted(Arc<Open>);
-
-impl Counted {
-    pub(super) fn new(open: &Arc<Open>) -> Counted {
-        open.count.fetch_add(1, Ordering::AcqRel);
-        Counted(open.clone())
-    }
-}
-
-impl Open {
-    /// Waits until there is none any more.
-    pub(super) async fn none(&self) {
-        while self.count.load(Ordering::Acquire) > 0 {
-            self.left.notified().await;
-        }
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.count.fetch_sub(1, Ordering::AcqRel);
-        // Kept for one that looks later.
-        self.0.left.notify_one();
-    }
 }
 
 impl Cluster<NoFleet> {
@@ -145,7 +107,6 @@ impl<A: Admission> Cluster<A> {
             refreshing: tokio::sync::Mutex::new(()),
             asking: tokio::sync::Mutex::new(None),
             budget: MemoryBudget::new(LONG_BYTES_MAX),
-            open: Arc::default(),
             deployment: Arc::new(deployment),
             further: RwLock::default(),
             role,

@@ -1,21 +1,17 @@
 //! Opens connections to a cluster.
 
 use std::fmt;
-use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Context;
 
-use tokio::io::duplex;
-use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
 use whimbrel_engine::deployment::Deployment;
-use whimbrel_engine::link::Io;
 
 use super::connection::state::Conn;
-use super::nodes::{Cluster, Counted, Ids};
+use super::nodes::{Cluster, Ids};
+use crate::pipe::io::Ended;
+use crate::pipe::replies::Replies;
+use crate::pipe::requests::Requests;
 use crate::upstream::admission::Admission;
-
-/// What the pipe to a connection holds in each direction.
-const PIPE_BYTES: usize = 16 << 10;
 
 /// What opens connections to a cluster. It is asked once for each connection.
 pub(crate) trait Connector: fmt::Debug + Send + Sync {
@@ -23,16 +19,25 @@ pub(crate) trait Connector: fmt::Debug + Send + Sync {
     fn deployment(&self) -> &Arc<Deployment>;
 
     /// A connection for a client.
-    fn open_for_client(self: Arc<Self>) -> Io;
+    fn open_for_client(self: Arc<Self>) -> Box<dyn ClusterConnection>;
 
     /// A connection of our own, on which nobody has logged in. Where there are `ids`, each connection to a
-    /// node is noted there before anything
-    /// else is sent on it. The future ends when nothing is sent any more for the connection: soon after it
-    /// was dropped.
-    fn open(self: Arc<Self>, ids: Option<Ids>) -> (Io, JoinHandle<()>);
+    /// node is noted there before anything else is sent on it.
+    fn open(self: Arc<Self>, ids: Option<Ids>) -> Box<dyn ClusterConnection>;
+}
 
-    /// Waits until no connection of a client is served any more. Those that were dropped end at once.
-    fn none_open(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
+/// A connection to a cluster. It does nothing but when it is polled, and nothing is sent for it any more once
+/// it has been dropped.
+pub(crate) trait ClusterConnection: Send {
+    /// Takes requests, sends what can be sent, and adds the replies that are next in turn; true where
+    /// anything moved.
+    ///
+    /// # Errors
+    /// [`Ended`] where nothing more will come. What is in `from` by then is still the client's.
+    fn poll(&mut self, cx: &mut Context<'_>, to: &mut Requests, from: &mut Replies) -> Result<bool, Ended>;
+
+    /// The client will send no more than what is there already. What it waits for is let go of.
+    fn close(&mut self);
 }
 
 impl<A: Admission> Connector for Cluster<A> {
@@ -40,31 +45,11 @@ impl<A: Admission> Connector for Cluster<A> {
         &self.deployment
     }
 
-    fn open_for_client(self: Arc<Self>) -> Io {
-        let counted = Counted::new(&self.open);
-        spawn(self, None, Some(counted)).0
+    fn open_for_client(self: Arc<Self>) -> Box<dyn ClusterConnection> {
+        Box::new(Conn::new(self, None, true))
     }
 
-    fn open(self: Arc<Self>, ids: Option<Ids>) -> (Io, JoinHandle<()>) {
-        spawn(self, ids, None)
+    fn open(self: Arc<Self>, ids: Option<Ids>) -> Box<dyn ClusterConnection> {
+        Box::new(Conn::new(self, ids, false))
     }
-
-    fn none_open(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
-        Box::pin(self.open.none())
-    }
-}
-
-fn spawn<A: Admission>(
-    cluster: Arc<Cluster<A>>,
-    ids: Option<Ids>,
-    counted: Option<Counted>,
-) -> (Io, JoinHandle<()>) {
-    let (near, far) = duplex(PIPE_BYTES);
-    let gone = CancellationToken::new();
-    let conn = Conn::new(cluster, far, gone.clone(), ids, counted.is_some());
-    let task = tokio::spawn(async move {
-        conn.run().await;
-        drop(counted);
-    });
-    (Io::within(near, gone.drop_guard()), task)
 }

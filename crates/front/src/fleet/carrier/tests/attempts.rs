@@ -1,5 +1,7 @@
 //! Attempts that come too late, and servers that refuse.
 
+use whimbrel_flow::keys::{Body, KeyState};
+
 use super::*;
 use crate::fleet::carrier::{Copying, Reader, sweep, verify};
 
@@ -15,9 +17,9 @@ whimbrel_lab::for_each_engine! {
 }
 
 /// A key as it is written.
-async fn item(side: &mut Backend, name: &str) -> (Bytes, i64, Bytes) {
+async fn item(side: &mut Backend, name: &str) -> KeyState {
     let dump = side.ask(&["DUMP", name]).await.into_bytes().expect("a payload");
-    (Bytes::copy_from_slice(name.as_bytes()), 0, dump)
+    KeyState { key: Bytes::copy_from_slice(name.as_bytes()), body: Body::Payload(dump), expires_at_ms: None }
 }
 
 /// What an attempt that stands still still has in its hands does nothing once a later one has begun.
@@ -25,10 +27,10 @@ async fn assert_powerless(side: &mut Backend, hold: &Hold, by: Token) {
     let before = side.all().await;
     let name = before[0].0.clone();
     let mut other = item(side, std::str::from_utf8(&name).expect("text")).await;
-    other.0 = Bytes::from_static(b"{a}late");
+    other.key = Bytes::from_static(b"{a}late");
     let fence = side.fence().await;
     assert_superseded(hold.unlink(&mut side.link, &[name]).await, by);
-    assert_superseded(hold.restore(&mut side.link, &[other], true).await, by);
+    assert_superseded(hold.restore(&mut side.link, &[other]).await, by);
     assert_eq!(side.all().await, before);
     assert_eq!(side.fence().await, fence);
 }
@@ -41,7 +43,7 @@ async fn what_comes_of_an_earlier_attempt_does_nothing(engine: Engine) {
     let early_b = pair.b.claim(token(1), MoveEnd::Destination).await.expect("taken").hold;
     // In the middle of it.
     let some = [item(&mut pair.a, "{a}1").await];
-    assert_eq!(early_b.restore(&mut pair.b.link, &some, true).await.expect("written"), None);
+    assert_eq!(early_b.restore(&mut pair.b.link, &some).await.expect("written"), None);
     assert_eq!(pair.b.all().await.len(), 1);
     // Another owner carries the slot, and clients write to it where it is now.
     assert_eq!(pair.carry(token(2)).await.expect("carried").cleared, 1);
@@ -76,7 +78,7 @@ async fn a_later_attempt_ends_one_between_two_groups(engine: Engine) {
         lives: Default::default(),
         carried: Carried::default(),
     };
-    let mut reader = Reader::new(origin.names, origin.now_ms);
+    let mut reader = Reader::new(origin.names);
     let first = reader.next(&mut a.link, &route).await.expect("read").expect("a group");
     let first = copy.note(first);
     copy.write(&mut b.link, &first).await.expect("written");
@@ -86,7 +88,7 @@ async fn a_later_attempt_ends_one_between_two_groups(engine: Engine) {
     assert_superseded(copy.all(&mut a.link, &mut b.link, reader).await, late);
     assert_eq!(b.all().await.len(), 256);
     let holds = (&origin.hold, &destination.hold);
-    let outcome = verify(&mut a.link, &mut b.link, holds, &copy.lives, 0).await;
+    let outcome = verify(&mut a.link, &mut b.link, holds, &copy.lives).await;
     assert_superseded(outcome, late);
     // In the middle of removing.
     let seen = claim(&mut b.link, slot(), Token { version: 1, term: 3 }, MoveEnd::Origin, &b.can)

@@ -114,7 +114,7 @@ impl<A: Admission> Conn<A> {
             Admitted::Waits => Ok(Err(Step::Waits)),
             Admitted::Answer(answer) => {
                 (self.multi, self.watching, self.bound_slot) = (Multi::No, None, None);
-                self.advance(first.len, first.whole, None);
+                self.advance(first.whole, None);
                 let discard = Bytes::from(as_array(&[b"DISCARD".to_vec()]));
                 self.send(cx, node, &discard, What::Replaced(answer), None)?;
                 Ok(Err(Step::Taken))
@@ -227,7 +227,7 @@ impl<A: Admission> Conn<A> {
                 State::Up(_) | State::Failed(_) => {}
             }
         }
-        let bound = [self.listening, self.watching].into_iter().flatten();
+        let bound = [self.listening.node(), self.watching].into_iter().flatten();
         let mut lost = bound.filter_map(|number| self.nodes.get(usize::from(number))?.as_deref());
         if lost.any(|node| !gate.knows(&node.address)) { Err(Ended) } else { Ok(()) }
     }

@@ -46,15 +46,15 @@ impl<A: Admission> Conn<A> {
                     };
                 }
                 *bytes += first.len;
-                queued.push(Bytes::copy_from_slice(&self.inbox[..first.len]));
+                queued.push(Bytes::copy_from_slice(self.inbox.first_bytes()));
                 self.bound_slot = Some(*slot);
-                self.advance(first.len, first.whole, None);
+                self.advance(first.whole, None);
                 self.push_reply(b"+QUEUED\r\n".to_vec());
                 Ok(Some(Step::Taken))
             }
             Destination::Slot(_) => {
                 *failed = true;
-                self.advance(first.len, first.whole, None);
+                self.advance(first.whole, None);
                 self.push_reply(CROSS_SLOT.to_vec());
                 Ok(Some(Step::Taken))
             }
@@ -62,14 +62,14 @@ impl<A: Admission> Conn<A> {
                 self.send_held(cx, first).map(Some)
             }
             Destination::Rule(ClusterRule::Discard) if first.words.len() == 1 => {
-                self.advance(first.len, first.whole, None);
+                self.advance(first.whole, None);
                 self.end_transaction(cx)?;
                 self.push_reply(b"+OK\r\n".to_vec());
                 Ok(Some(Step::Taken))
             }
             Destination::Rule(rule @ (ClusterRule::Exec | ClusterRule::Discard)) => {
                 *failed = true;
-                self.advance(first.len, first.whole, None);
+                self.advance(first.whole, None);
                 let name = if *rule == ClusterRule::Exec { "exec" } else { "discard" };
                 self.push_reply(
                     format!("-ERR wrong number of arguments for '{name}' command\r\n").into_bytes(),
@@ -89,7 +89,7 @@ impl<A: Admission> Conn<A> {
             (false, false) => None,
         };
         if let Some(answer) = answer {
-            self.advance(first.len, first.whole, None);
+            self.advance(first.whole, None);
             self.end_transaction(cx)?;
             self.push_reply(answer.to_vec());
             return Ok(Step::Taken);
@@ -104,7 +104,7 @@ impl<A: Admission> Conn<A> {
             (None, Some(slot)) => match self.owner_for(cx, slot) {
                 Ok(node) => node,
                 Err(Admitted::Answer(answer)) => {
-                    self.advance(first.len, first.whole, None);
+                    self.advance(first.whole, None);
                     self.end_transaction(cx)?;
                     self.push_reply(answer);
                     return Ok(Step::Taken);
@@ -119,7 +119,7 @@ impl<A: Admission> Conn<A> {
         queued.iter().for_each(|one| request.extend_from_slice(one));
         request.extend_from_slice(&as_array(&[b"EXEC".to_vec()]));
         let (request, count) = (request.freeze(), queued.len() + 1);
-        self.advance(first.len, first.whole, None);
+        self.advance(first.whole, None);
         let slot = self.bound_slot.take();
         self.send(cx, node, &request, What::Held(Held { count, left: count, refused: None }), slot)?;
         // Where something is watched it belongs to that node.

@@ -10,8 +10,8 @@
 //! such requests alone: on the usual one other replies may come before. Until nothing is due any more no
 //! further requests are taken then, so
 //! requests for one key keep their order. Therefore requests are kept until their replies have come, if they
-//! are no longer than `state::WHOLE_BYTES_MAX`. A longer
-//! one is answered with an error instead.
+//! are no longer than `io::OUT_BYTES_MAX`. A longer one is passed on while it arrives, and answered with an
+//! error instead.
 //!
 //! **What belongs to a connection** (user, protocol, name) is told to each node before anything else is.
 //! Transactions and watches are with the
@@ -21,9 +21,12 @@
 //! to, ends the connection to the cluster: it is
 //! not known what was carried out. The client has to connect again, as with a server.
 //!
+//! It has no task of its own. What holds it polls it, hands it requests whose words are known, and takes
+//! replies whose ends are known.
+//!
 //! From the top down:
 //!
-//! - `serve`: the loop of a connection;
+//! - `serve`: what a poll does;
 //! - `take`: requests on their way to nodes; `replies`: replies on their way back;
 //! - `held`: transactions before a fleet; `blocking`: requests before a fleet that may wait for something to
 //!   happen;

@@ -17,11 +17,11 @@ use whimbrel_wire::value::Value;
 use super::due::At;
 use super::node::{Connecting, Node, State};
 use super::request::Multi;
-use super::state::Conn;
+use super::state::{Conn, Life};
 use crate::pipe::frame::as_array;
 use crate::pipe::io::{Ended, read, write};
 use crate::upstream::admission::Admission;
-use crate::upstream::identity::Replies;
+use crate::upstream::identity::ReplyReader;
 
 /// Connections that have to be ended for certain: so many for one to the cluster. It is replaced then.
 const IDS_MAX: usize = 1 << 10;
@@ -79,7 +79,8 @@ impl<A: Admission> Conn<A> {
     }
 
     pub(super) fn is_bound_to(&self, number: u16) -> bool {
-        self.watching == Some(number) || self.listening == Some(number) || self.multi == Multi::At(number)
+        let open_at = [self.watching, self.listening.node()];
+        open_at.contains(&Some(number)) || self.multi == Multi::At(number)
     }
 
     /// The node of a number, with a connection that is alive as far as can be seen.
@@ -120,7 +121,7 @@ impl<A: Admission> Conn<A> {
     /// Connects, and sends what can be sent.
     pub(super) fn drive_nodes(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let mut moved = false;
-        let closes = self.client_closed && self.inbox.is_empty();
+        let closes = self.life != Life::Open && self.inbox.is_empty();
         for node in self.nodes.iter_mut().flatten().chain(&mut self.detour) {
             if let State::Connecting(connecting) = &mut node.state
                 && let Poll::Ready(connected) = connecting.as_mut().poll(cx)
@@ -158,7 +159,7 @@ async fn told_id(io: &mut Io, limit: Duration) -> Result<Option<i64>> {
     let asked = async {
         io.write_all(&as_array(&[b"CLIENT".to_vec(), b"ID".to_vec()])).await.map_err(lost)?;
         io.flush().await.map_err(lost)?;
-        Replies::default().next(io).await.map_err(lost)
+        ReplyReader::default().next(io).await.map_err(lost)
     };
     let told = timeout(limit, asked).await.map_err(|_| lost(io::ErrorKind::TimedOut.into()))?;
     Ok(told?.as_int())
@@ -168,7 +169,7 @@ async fn told_id(io: &mut Io, limit: Duration) -> Result<Option<i64>> {
 async fn client_id(io: &mut Io) -> io::Result<i64> {
     io.write_all(&as_array(&[b"CLIENT".to_vec(), b"ID".to_vec()])).await?;
     io.flush().await?;
-    match Replies::default().next(io).await? {
+    match ReplyReader::default().next(io).await? {
         Value::Int(id) => Ok(id),
         _ => Err(io::Error::other("the server does not tell the id of a connection")),
     }

@@ -12,7 +12,7 @@ use super::due::{At, Due, What};
 use super::every::with_cursor;
 use super::node::State;
 use super::parts::COLLECTED_BYTES_MAX;
-use super::request::Multi;
+use super::request::{Listening, Multi};
 use super::state::{Conn, PAUSE};
 use crate::pipe::frame::{as_array, one_line};
 use crate::pipe::io::{Ended, OUT_BYTES_MAX, READ_BYTES, read};
@@ -28,8 +28,6 @@ pub(super) const MOVING: &[u8] =
     b"-TRYAGAIN whimbrel front: the slot is moving between nodes of the cluster\r\n";
 
 impl<A: Admission> Conn<A> {
-    // ---- Nodes ----
-
     // ---- Replies ----
 
     pub(super) fn take_replies(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
@@ -47,7 +45,7 @@ impl<A: Admission> Conn<A> {
             let at = head.at;
             if at == At::Here {
                 if let Some(What::Own(reply)) = self.due.pop_front().map(|due| due.what) {
-                    self.to_client.extend_from_slice(&reply);
+                    self.to_client.add_whole(&reply);
                 }
                 moved = true;
                 continue;
@@ -91,8 +89,10 @@ impl<A: Admission> Conn<A> {
     pub(super) fn take_frames(&mut self, at: At) -> Result<bool, Ended> {
         let mut moved = false;
         loop {
-            let is_mine =
-                self.due.front().map_or(self.listening.map(At::Node) == Some(at), |head| head.at == at);
+            let is_mine = self
+                .due
+                .front()
+                .map_or(self.listening.node().map(At::Node) == Some(at), |head| head.at == at);
             let is_collected = self.due.front().is_some_and(|head| head.what.is_collected());
             if !is_mine || self.pause.is_some() {
                 return Ok(moved);
@@ -122,10 +122,10 @@ impl<A: Admission> Conn<A> {
                 }
             };
             let part = node.from.split_to(bytes);
-            if is_collected {
-                self.collected.extend_from_slice(&part);
-            } else {
-                self.to_client.extend_from_slice(&part);
+            match kind {
+                _ if is_collected => self.collected.extend_from_slice(&part),
+                None => self.to_client.add_part(&part),
+                Some(kind) => self.to_client.add(&part, kind),
             }
             if self.collected.len() > COLLECTED_BYTES_MAX {
                 tracing::warn!("the replies of a cluster's nodes to one request are too long");
@@ -138,7 +138,7 @@ impl<A: Admission> Conn<A> {
                 // not to the client.
                 Some(b'>') => {
                     let pushed = std::mem::take(&mut self.collected);
-                    self.to_client.extend_from_slice(&pushed);
+                    self.to_client.add_whole(&pushed);
                 }
                 Some(_) => self.arrived(true),
             }
@@ -152,7 +152,7 @@ impl<A: Admission> Conn<A> {
             Multi::At(number) => Some(number),
             _ => None,
         };
-        for number in [self.listening, self.watching, bound].into_iter().flatten() {
+        for number in [self.listening.node(), self.watching, bound].into_iter().flatten() {
             let is_full = self.to_client.len() >= OUT_BYTES_MAX;
             let Some(node) = self.node_at(At::Node(number)) else { return Err(Ended) };
             let State::Up(io) = &mut node.state else { continue };
@@ -164,7 +164,7 @@ impl<A: Admission> Conn<A> {
                 Poll::Ready(Ok(0) | Err(_)) => return Err(Ended),
                 Poll::Ready(Ok(_)) => moved = true,
             }
-            if self.listening == Some(number) {
+            if self.listening.node() == Some(number) {
                 moved |= self.take_frames(At::Node(number))?;
             }
         }
@@ -188,7 +188,7 @@ impl<A: Admission> Conn<A> {
         let reply = std::mem::take(&mut self.collected);
         match due.what {
             What::Reply | What::Own(_) | What::Swallowed | What::Fence | What::Held(_) | What::Watched => {}
-            What::Replaced(own) => self.to_client.extend_from_slice(&own),
+            What::Replaced(own) => self.to_client.add_whole(&own),
             What::Noted(what, request) if is_agreed => {
                 self.identity.note(what, request.as_ref().into());
                 self.forget_all_but(due.at);
@@ -204,13 +204,13 @@ impl<A: Admission> Conn<A> {
                     false => reply.freeze(),
                 };
                 if let Some(whole) = self.parts.add(reply) {
-                    self.to_client.extend_from_slice(&whole);
+                    self.to_client.add_whole(&whole);
                 }
             }
             What::Scanned(node) => {
                 let reply = with_cursor(&self.map, self.cursor_shift(), node, &reply);
                 let reply = self.own_keys(reply, true, At::Node(node));
-                self.to_client.extend_from_slice(&reply);
+                self.to_client.add_whole(&reply);
             }
         }
     }
@@ -291,13 +291,13 @@ impl<A: Admission> Conn<A> {
         match self.due.front().map(|head| &head.what) {
             // The reply to the question itself is still to come, unless it is that which was refused.
             Some(What::Fence) if !line.windows(6).any(|word| word == b"'ping'") => {
-                return self.to_client.extend_from_slice(line);
+                return self.to_client.add_whole(line);
             }
             Some(What::Swallowed | What::Replaced(_) | What::Fence) => {}
             Some(What::Part | What::Scanned(_)) => self.collected.extend_from_slice(line),
-            _ => self.to_client.extend_from_slice(line),
+            _ => self.to_client.add_whole(line),
         }
-        if !self.alone {
+        if !matches!(self.listening, Listening::Alone(_)) {
             self.arrived(false);
         }
     }

@@ -27,6 +27,26 @@ pub(super) enum Multi {
     At(u16),
 }
 
+/// Where a client listens for messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Listening {
+    No,
+    /// At this node, whose messages are told apart from replies by their kind.
+    At(u16),
+    /// At this node, with the older protocol: replies are not counted any more, and everything goes there.
+    Alone(u16),
+}
+
+impl Listening {
+    /// The node that tells of messages.
+    pub(super) fn node(self) -> Option<u16> {
+        match self {
+            Listening::No => None,
+            Listening::At(node) | Listening::Alone(node) => Some(node),
+        }
+    }
+}
+
 /// A node is asked, or has told, which words of the first request are keys.
 pub(super) enum Asking {
     Under(Pin<Box<dyn Future<Output = Result<Vec<Bytes>, String>> + Send>>),

@@ -3,8 +3,8 @@
 use std::task::Context;
 
 use super::due::{At, Due, What};
-use super::request::{First, Multi, Step};
-use super::state::{Conn, WHOLE_BYTES_MAX};
+use super::request::{First, Listening, Multi, Step};
+use super::state::Conn;
 use crate::pipe::frame::{REFUSED_COMMAND, as_array};
 use crate::pipe::io::Ended;
 use crate::pipe::memory::REQUEST_BYTES_MAX;
@@ -16,18 +16,11 @@ use whimbrel_fleet::Guard;
 impl<A: Admission> Conn<A> {
     /// Takes what is there of the first request out of the inbox. Its rest, if there is any, goes to a node
     /// or nowhere.
-    pub(super) fn advance(&mut self, len: usize, whole: bool, rest_to: Option<u16>) -> Bytes {
-        if whole {
-            self.passing = None;
-            self.requests.next();
-        } else {
-            self.passing = Some(rest_to);
-            self.requests.forget(len);
-        }
-        self.inbox_bytes_max = WHOLE_BYTES_MAX;
+    pub(super) fn advance(&mut self, whole: bool, rest_to: Option<u16>) -> Bytes {
+        self.passing = (!whole).then_some(rest_to);
         self.memory.clear();
         self.asking = None;
-        self.inbox.split_to(len).freeze()
+        self.inbox.take_first()
     }
 
     /// Keeps a guard until the reply to what was sent last has come.
@@ -71,7 +64,7 @@ impl<A: Admission> Conn<A> {
 
     /// A whole request is answered here.
     pub(super) fn answer(&mut self, first: First, reply: Vec<u8>) -> Result<Step, Ended> {
-        self.advance(first.len, first.whole, None);
+        self.advance(first.whole, None);
         self.push_reply(reply);
         Ok(Step::Taken)
     }
@@ -84,14 +77,14 @@ impl<A: Admission> Conn<A> {
         whole: bool,
         error: Vec<u8>,
     ) -> Result<Step, Ended> {
-        if let (true, Some(listening)) = (self.alone, self.listening) {
-            self.advance(len, whole, None);
+        if let Listening::Alone(listening) = self.listening {
+            self.advance(whole, None);
             let why = error.strip_prefix(b"-").unwrap_or(&error).trim_ascii_end().to_vec();
             self.node(cx, listening)?.to.extend_from_slice(&as_array(&[REFUSED_COMMAND.to_vec(), why]));
             return Ok(Step::Taken);
         }
         if let Multi::At(node) = self.multi {
-            self.advance(len, whole, None);
+            self.advance(whole, None);
             let refused = as_array(&[REFUSED_COMMAND.to_vec()]);
             self.send(cx, node, &refused, What::Replaced(error), None)?;
             return Ok(Step::Taken);
@@ -104,16 +97,15 @@ impl<A: Admission> Conn<A> {
 
     /// More of a request has to arrive before it is known where it goes, as far as there is room.
     pub(super) fn await_more(&mut self, cx: &mut Context<'_>, len: usize) -> Result<Step, Ended> {
-        if self.inbox.len() < self.inbox_bytes_max {
+        if self.inbox.has_room() {
             return Ok(Step::Waits);
         }
-        let permit = (self.inbox_bytes_max < REQUEST_BYTES_MAX)
-            .then(|| self.cluster.budget.take(self.inbox_bytes_max as u64))
-            .flatten();
+        let max = self.inbox.bytes_max();
+        let permit = (max < REQUEST_BYTES_MAX).then(|| self.cluster.budget.take(max as u64)).flatten();
         if let Some(permit) = permit {
             self.memory.push(permit);
-            self.inbox_bytes_max *= 2;
-            // It is read from again.
+            self.inbox.double();
+            // The client adds to it again.
             return Ok(Step::Taken);
         }
         let error = b"-ERR whimbrel front: in front of a cluster, a command so long has to have its keys at \

@@ -6,26 +6,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use tokio::io::DuplexStream;
 use tokio::time::Sleep;
-use tokio_util::sync::WaitForCancellationFutureOwned;
 use whimbrel_core::slot::Slot;
 use whimbrel_wire::encode::Protocol;
-use whimbrel_wire::request::RequestScanner;
 
 use super::due::Due;
 use super::news::{FleetNews, SealNotice};
 use super::node::Node;
 use super::parts::Parts;
-use super::request::{Asking, Multi, Waiting};
+use super::request::{Asking, Listening, Multi, Waiting};
 use crate::pipe::memory::MemoryPermit;
+use crate::pipe::replies::Replies;
+use crate::pipe::requests::Requests;
 use crate::upstream::admission::Admission;
 use crate::upstream::cluster::map::Map;
 use crate::upstream::cluster::nodes::{Cluster, Ids, Role};
 use crate::upstream::identity::Identity;
-
-/// A longer request is passed on while it arrives, and cannot be sent again.
-pub(super) const WHOLE_BYTES_MAX: usize = 256 << 10;
 
 /// While so much is kept to be sent again, no more requests are taken.
 pub(super) const KEPT_BYTES_MAX: usize = 1 << 20;
@@ -36,20 +32,28 @@ pub(super) const DUE_MAX: usize = 4 << 10;
 /// Between two tries of a request that a node cannot carry out now.
 pub(super) const PAUSE: Duration = Duration::from_millis(20);
 
+/// How far the end of a connection is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Life {
+    Open,
+    /// The client will send no more than what is there.
+    Closed,
+    /// The client has said that it leaves: nothing that follows is heard.
+    Quit,
+    /// Nothing is sent any more, and nothing will come.
+    Ended,
+}
+
 pub(in crate::upstream::cluster) struct Conn<A> {
     pub(super) cluster: Arc<Cluster<A>>,
     pub(super) map: Arc<Map>,
-    pub(super) client: DuplexStream,
-    /// The other end was dropped.
-    pub(super) gone: Pin<Box<WaitForCancellationFutureOwned>>,
     pub(super) ids: Option<Ids>,
     /// Nodes are not to take our certificate for the client's login.
     pub(super) is_for_client: bool,
-    pub(super) requests: RequestScanner,
-    pub(super) inbox: BytesMut,
-    pub(super) inbox_bytes_max: usize,
+    /// Lent by the client while this is polled, as is `to_client`.
+    pub(super) inbox: Requests,
     pub(super) memory: Vec<MemoryPermit>,
-    pub(super) to_client: BytesMut,
+    pub(super) to_client: Replies,
     /// By their numbers.
     pub(super) nodes: Vec<Option<Box<Node>>>,
     pub(super) detour: Option<Box<Node>>,
@@ -72,11 +76,7 @@ pub(in crate::upstream::cluster) struct Conn<A> {
     pub(super) fleet_news: FleetNews,
     /// While requests are under way that may wait for something to happen.
     pub(super) seal_notice: Option<SealNotice>,
-    /// The node that tells of messages.
-    pub(super) listening: Option<u16>,
-    /// With the older protocol, once it has begun to listen: replies are not counted, and everything goes to
-    /// that node.
-    pub(super) alone: bool,
+    pub(super) listening: Listening,
     /// No more requests are taken until nothing is due.
     pub(super) settling: bool,
     pub(super) refreshing: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
@@ -84,7 +84,7 @@ pub(in crate::upstream::cluster) struct Conn<A> {
     pub(super) asking: Option<Asking>,
     /// Where the rest of a long request goes; `None` inside: nowhere.
     pub(super) passing: Option<Option<u16>>,
-    pub(super) client_closed: bool,
+    pub(super) life: Life,
 }
 
 impl<A: Admission> Conn<A> {

@@ -2,18 +2,20 @@
 
 use std::task::{Context, Poll};
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use whimbrel_core::slot::Slot;
 use whimbrel_wire::encode::Protocol;
-use whimbrel_wire::request::Request;
 
 use super::due::{At, What};
-use super::request::{Admitted, Asking, CROSS_SLOT, EXEC_ABORT, First, Multi, QUEUED_BYTES_MAX, Step};
-use super::state::{Conn, DUE_MAX, KEPT_BYTES_MAX};
+use super::request::{
+    Admitted, Asking, CROSS_SLOT, EXEC_ABORT, First, Listening, Multi, QUEUED_BYTES_MAX, Step,
+};
+use super::state::{Conn, DUE_MAX, KEPT_BYTES_MAX, Life};
 use crate::command::rule::{ClusterRule, Trait};
 use crate::face::NO_CLUSTER;
 use crate::pipe::frame::{REFUSED_COMMAND, as_array, refusal};
 use crate::pipe::io::{Ended, OUT_BYTES_MAX};
+use crate::pipe::requests::Head;
 use crate::upstream::admission::Admission;
 use crate::upstream::cluster::destination::{Destination, destination, of_keys};
 use crate::upstream::identity::INTRODUCTION_BYTES_MAX;
@@ -52,34 +54,20 @@ impl<A: Admission> Conn<A> {
     }
 
     fn take_one(&mut self, cx: &mut Context<'_>) -> Result<Step, Ended> {
-        if self.inbox.is_empty() || self.passing.is_none() && !self.may_take() {
+        if self.inbox.is_empty() || self.life == Life::Quit || self.passing.is_none() && !self.may_take() {
             return Ok(Step::Waits);
         }
         if let Some(Asking::Under(asking)) = &mut self.asking {
             let Poll::Ready(told) = asking.as_mut().poll(cx) else { return Ok(Step::Waits) };
             self.asking = Some(Asking::Told(told));
         }
-        let (len, whole) = match self.requests.scan(&self.inbox) {
-            Ok(Request::Array(len)) => (len, true),
-            Ok(Request::Nothing(len) | Request::Inline(len, _)) => {
-                // All that have a connection to a cluster send arrays.
-                self.inbox.advance(len);
-                self.requests.next();
-                return Ok(Step::Taken);
-            }
-            Ok(Request::Incomplete(_)) => match self.requests.forgettable(&self.inbox) {
-                0 => return Ok(Step::Waits),
-                len if self.passing.is_some() || self.inbox.len() >= self.inbox_bytes_max => (len, false),
-                _ => return Ok(Step::Waits),
-            },
-            Err(bad) => {
-                tracing::debug!(%bad, "what came for a cluster is no RESP");
-                return Err(Ended);
-            }
-        };
+        let Some(Head { len, whole, .. }) = self.inbox.first() else { return Ok(Step::Waits) };
+        if !whole && self.passing.is_none() && self.inbox.has_room() {
+            return Ok(Step::Waits);
+        }
         match self.passing {
             Some(to) => {
-                let part = self.advance(len, whole, to);
+                let part = self.advance(whole, to);
                 if let Some(node) = to.and_then(|to| self.node_at(At::Node(to))) {
                     node.to.extend_from_slice(&part);
                 }
@@ -90,9 +78,9 @@ impl<A: Admission> Conn<A> {
     }
 
     fn decide(&mut self, cx: &mut Context<'_>, len: usize, whole: bool) -> Result<Step, Ended> {
-        let args = self.requests.args();
-        let count = args.len() + usize::try_from(self.requests.args_left()).unwrap_or(usize::MAX / 2);
-        let words: Vec<&[u8]> = args.iter().map_while(|range| self.inbox.get(range.clone())).collect();
+        let Some(head) = self.inbox.first() else { return Ok(Step::Waits) };
+        let count = head.words + usize::try_from(head.words_left).unwrap_or(usize::MAX / 2);
+        let words: Vec<&[u8]> = self.inbox.first_words().collect();
         let destination = match &self.asking {
             Some(Asking::Told(Ok(keys))) => of_keys(keys),
             Some(Asking::Told(Err(why))) => {
@@ -122,8 +110,8 @@ impl<A: Admission> Conn<A> {
             self.asking = Some(Asking::Under(Box::pin(cluster.keys_of(first.words))));
             return Ok(Step::Taken);
         }
-        if self.alone {
-            return self.pass_alone(cx, first, destination);
+        if let Listening::Alone(node) = self.listening {
+            return self.pass_alone(cx, first, destination, node);
         }
         match self.multi {
             Multi::No => self.dispatch(cx, first, destination),
@@ -241,8 +229,7 @@ impl<A: Admission> Conn<A> {
             }
             ClusterRule::Quit => {
                 let step = self.answer(first, b"+OK\r\n".to_vec());
-                // Nothing that follows is heard.
-                self.client_closed = true;
+                self.life = Life::Quit;
                 self.inbox.clear();
                 step
             }
@@ -258,21 +245,22 @@ impl<A: Admission> Conn<A> {
             }
             ClusterRule::Noted(what) => self.introduce(cx, first, what),
             ClusterRule::Reset => {
-                (self.multi, self.watching, self.listening, self.bound_slot) = (Multi::No, None, None, None);
+                (self.multi, self.watching, self.bound_slot) = (Multi::No, None, None);
+                self.listening = Listening::No;
                 self.watch_lost = false;
                 let main = self.main()?;
-                let request = self.advance(first.len, first.whole, None);
+                let request = self.advance(first.whole, None);
                 self.settling = true;
                 self.send(cx, main, &request, What::Reset, None)?;
                 Ok(Step::Taken)
             }
             ClusterRule::Scan => {
-                self.advance(first.len, first.whole, None);
+                self.advance(first.whole, None);
                 self.scan(cx, &first.words)?;
                 Ok(Step::Taken)
             }
             ClusterRule::Every(merge) => {
-                let request = self.advance(first.len, first.whole, None);
+                let request = self.advance(first.whole, None);
                 self.send_to_every(cx, merge, &request)?;
                 Ok(Step::Taken)
             }
@@ -283,13 +271,11 @@ impl<A: Admission> Conn<A> {
     /// What a client says of itself: to one node, and to those where something of it is open. The others
     /// learn it when they are needed.
     fn introduce(&mut self, cx: &mut Context<'_>, first: First, what: Trait) -> Result<Step, Ended> {
-        let request = self.advance(first.len, first.whole, None);
+        let request = self.advance(first.whole, None);
         let main = self.main()?;
         self.send(cx, main, &request, What::Noted(what, request.clone()), None)?;
-        for node in [self.watching, self.listening.filter(|listening| self.watching != Some(*listening))]
-            .into_iter()
-            .flatten()
-        {
+        let listening = self.listening.node().filter(|listening| self.watching != Some(*listening));
+        for node in [self.watching, listening].into_iter().flatten() {
             if node != main {
                 self.send(cx, node, &request, What::Swallowed, None)?;
             }
@@ -307,7 +293,7 @@ impl<A: Admission> Conn<A> {
             }
             _ => None,
         };
-        let node = match (self.listening, at_slot) {
+        let node = match (self.listening.node(), at_slot) {
             (Some(listening), Some(owner)) if listening != owner => {
                 let error = refusal(&first.words[0], ONE_LISTENING);
                 return self.answer(first, error);
@@ -316,11 +302,11 @@ impl<A: Admission> Conn<A> {
             (None, Some(owner)) => owner,
             (None, None) => self.main()?,
         };
-        self.listening = Some(node);
-        let request = self.advance(first.len, first.whole, None);
+        self.listening = Listening::At(node);
+        let request = self.advance(first.whole, None);
         self.node(cx, node)?.to.extend_from_slice(&request);
         if self.identity.protocol() == Protocol::Resp2 {
-            self.alone = true;
+            self.listening = Listening::Alone(node);
             return Ok(Step::Taken);
         }
         // What it answers is told apart from replies by its kind, but for errors: the reply to this tells
@@ -337,8 +323,8 @@ impl<A: Admission> Conn<A> {
         cx: &mut Context<'_>,
         first: First,
         destination: Destination,
+        listening: u16,
     ) -> Result<Step, Ended> {
-        let Some(listening) = self.listening else { return Err(Ended) };
         // Nobody knows here when the reply has come, so the slot could not be kept until then: where data
         // moves between backends it has to be.
         let may_move = self.gate().is_some_and(|gate| gate.waits().are_pinned());
@@ -357,7 +343,7 @@ impl<A: Admission> Conn<A> {
             _ => false,
         };
         let rest_to = is_its_own.then_some(listening);
-        let mut request = self.advance(first.len, first.whole, rest_to);
+        let mut request = self.advance(first.whole, rest_to);
         if !is_its_own {
             // It comes back as an error, when it is its turn.
             let why = b"whimbrel front: after a subscription this needs another connection".to_vec();
@@ -397,7 +383,7 @@ impl<A: Admission> Conn<A> {
             Destination::Anyone if !first.whole => self.await_more(cx, first.len),
             Destination::Anyone if *bytes + first.len <= QUEUED_BYTES_MAX => {
                 *bytes += first.len;
-                let request = self.inbox[..first.len].to_vec().into();
+                let request = Bytes::copy_from_slice(self.inbox.first_bytes());
                 queued.push(request);
                 self.answer(first, b"+QUEUED\r\n".to_vec())
             }
@@ -492,7 +478,7 @@ impl<A: Admission> Conn<A> {
             Destination::Rule(_) => refusal(&first.words[0], IN_TRANSACTION),
             Destination::Asked | Destination::More => return Ok(Step::Waits),
         };
-        self.advance(first.len, first.whole, None);
+        self.advance(first.whole, None);
         // It makes the transaction fail.
         let refused = Bytes::from(as_array(&[REFUSED_COMMAND.to_vec()]));
         self.send(cx, node, &refused, What::Replaced(error), None)?;
@@ -509,7 +495,7 @@ impl<A: Admission> Conn<A> {
         node: u16,
         slot: Option<Slot>,
     ) -> Result<Step, Ended> {
-        let request = self.advance(first.len, first.whole, Some(node));
+        let request = self.advance(first.whole, Some(node));
         self.send(cx, node, &request, What::Reply, slot)?;
         if first.whole
             && let Some(due) = self.due.back_mut()
@@ -522,7 +508,7 @@ impl<A: Admission> Conn<A> {
 
     /// To a node, and to no other one.
     fn pass_bound(&mut self, cx: &mut Context<'_>, first: First, node: u16) -> Result<Step, Ended> {
-        let request = self.advance(first.len, first.whole, Some(node));
+        let request = self.advance(first.whole, Some(node));
         self.send(cx, node, &request, What::Reply, None)?;
         Ok(Step::Taken)
     }

@@ -1,0 +1,90 @@
+//! What to do about an error, by the options of the commands.
+
+use std::borrow::Cow;
+
+use whimbrel_engine::error::Error;
+use whimbrel_engine::remedy::Remedy;
+
+/// An error with what can be done about it, in one line.
+pub fn whole(error: &Error) -> String {
+    match &error.remedy {
+        Some(remedy) => format!("{}; {}", error.problem(), words(remedy)),
+        None => error.problem(),
+    }
+}
+
+/// What a user is told to do.
+pub fn words(remedy: &Remedy) -> Cow<'_, str> {
+    let or = |first: &str, then: &str| match first.is_empty() {
+        true => Cow::from(then.to_owned()),
+        false => Cow::from(format!("{first}, or {then}")),
+    };
+    Cow::from(match remedy {
+        Remedy::Words(words) => &**words,
+        Remedy::UseNativeMethod => "use the servers' own migration: --method native",
+        Remedy::UpgradeOrUseLegacyMethod => "upgrade the servers to 6.2 or later, or use --method legacy",
+        Remedy::LeaveOutPsyncName => "leave out --source-psync: changes are learnt of by tracking then",
+        Remedy::NamePasswordTtl => "name with --password-ttl for how long a password is valid",
+        Remedy::NamePassword => {
+            "name it in the URL, in a file, or in the environment variable that --help tells"
+        }
+        Remedy::NameStoreUser => "name USER:PASSWORD in --store, or set WHIMBREL_STORE_PASSWORD",
+        Remedy::ChooseFence(ways) => return format!("choose another way with --fence: {ways}").into(),
+        Remedy::ChooseFenceOr(first) => return or(first, "choose another way with --fence"),
+        Remedy::OwnUserOrChooseFence => "give whimbrel a user of its own, or choose --fence pause or none",
+        Remedy::FenceForReverseSync => "use --fence acl or pause with --reverse-sync",
+        Remedy::AllowLongerPause => "allow more with --max-pause, or compare less",
+        Remedy::StopWritersOrAllowLongerPause => {
+            "stop its writers for a while, or allow a longer pause with --max-pause"
+        }
+        Remedy::CompareSampleOrSmallerBatches => {
+            "compare a sample with --verify sample, or move fewer keys at once with --batch-keys"
+        }
+        Remedy::BeginAnewWithOtherPolicy => {
+            "start again, without --resume, with --replace to overwrite such keys or --skip to leave them"
+        }
+        Remedy::AllowReplicationOrNoReverseSync => {
+            "allow PSYNC and REPLCONF there, or leave out --reverse-sync"
+        }
+        Remedy::AllowReplicationOrAnyFeed => "allow PSYNC and REPLCONF, or leave out --feed replication",
+        Remedy::LeaveOutBack => "leave out --back",
+        Remedy::AddBack => "add --back",
+        Remedy::OrAcceptFailures(first) => return format!("{first}; or --accept-failures").into(),
+        Remedy::NameDatabasesOrAcceptFailures => "name the databases with --db; or --accept-failures",
+        Remedy::VerifyOrMirror => {
+            "see what differs with whimbrel verify; keys that only the target has are removed by a sync that \
+                is begun anew with --mirror"
+        }
+        Remedy::LeaveOutFunctions(first) => return or(first, "leave out --functions"),
+        Remedy::ChooseStateDir(first) => return or(first, "choose another folder with --state-dir"),
+        Remedy::RepeatOptionsOrBeginAnew { existing: false } => {
+            "leave out --resume, or repeat the options of the one that was interrupted"
+        }
+        Remedy::RepeatOptionsOrBeginAnew { existing: true } => {
+            "leave out --resume, or repeat the options of the one that was interrupted, --replace, --skip or \
+                --fail included"
+        }
+        Remedy::Resume("") => "go on with --resume",
+        Remedy::Resume(first) => return format!("{first}, then go on with --resume").into(),
+        Remedy::BeginAnew => "leave out --resume: it begins anew",
+        Remedy::SayWhatHappensToExistingKeys => {
+            "say what to do with keys that exist: --replace, --skip or --fail"
+        }
+        Remedy::MapDatabase(first) => return or(first, "map databases with --db SOURCE:TARGET"),
+        Remedy::ProtectOrOpenToAll => {
+            "have the user default want a password or turn it off (ACL SETUSER default off), listen on \
+                127.0.0.1, have clients show certificates with --tls-client-ca, or say --open-to-all"
+        }
+        Remedy::LeaveOutSharedConnections => {
+            "leave --share-connections out: they are shared with a single server only"
+        }
+        Remedy::Announce => "say with --announce by which address clients and other members reach it",
+        Remedy::SeeCoordinator => {
+            "see that whimbrel serve --fleet runs there, and that the password is right"
+        }
+        Remedy::AddBackend(name) => return format!("add --backend {name}=URL").into(),
+        Remedy::NameHttpAddress => "name the HOST:PORT that the other process was given with --http",
+        Remedy::ListJobs => "see `whimbrel jobs list`; another --state-dir perhaps",
+        Remedy::WaitOrCancelJob => "wait for it, or cancel it with `whimbrel jobs cancel`",
+    })
+}

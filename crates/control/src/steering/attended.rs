@@ -1,0 +1,103 @@
+//! A job that this process runs: listed, and asked by others, for as long as it is.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use whimbrel_engine::error::Result;
+
+use super::protocol::{Steered, stands};
+use super::server::{Socket, SocketFile};
+use crate::clock::now_s;
+use crate::store::{Status, Store};
+
+/// How often it is written down how the job stands.
+const PUBLISH_PERIOD: Duration = Duration::from_secs(1);
+
+/// How a job ended, or did not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How<'a> {
+    /// Nothing is left to be done for it; the word is for people.
+    Ended(&'a str),
+    /// It can go on. Why it does not, or nothing.
+    Interrupted(&'a str),
+    /// Nothing was begun that anybody has to know of.
+    Forgotten,
+}
+
+/// A job that others see and can ask, until [`Attended::leave`]. Where that is not reached the job is listed
+/// as interrupted, as it stood last.
+#[derive(Debug)]
+pub struct Attended<S: Steered> {
+    store: Store,
+    id: String,
+    steered: Arc<S>,
+    closing: CancellationToken,
+    file: Arc<SocketFile>,
+    tasks: Option<[JoinHandle<()>; 2]>,
+}
+
+impl<S: Steered> Attended<S> {
+    /// Shows the job to others and takes their requests. Whoever calls this has the job's journal open, or
+    /// locked.
+    ///
+    /// # Errors
+    /// `Own` where the socket cannot be made.
+    pub async fn begin(store: &Store, steered: Arc<S>) -> Result<Attended<S>> {
+        let job = steered.standing().await.job;
+        let socket = Socket::bind(&store.socket(&job.id))?;
+        let file = socket.file();
+        store.publish(&job);
+        let closing = CancellationToken::new();
+        let serving = tokio::spawn(socket.serve(steered.clone(), closing.clone()));
+        let publishing = tokio::spawn(publish(store.clone(), steered.clone(), closing.clone()));
+        let (store, id) = (store.clone(), job.id);
+        Ok(Attended { store, id, steered, closing, file, tasks: Some([serving, publishing]) })
+    }
+
+    /// What is asked.
+    pub fn steered(&self) -> Arc<S> {
+        self.steered.clone()
+    }
+
+    /// Ends it: callers that wait get their answers, and it is written down how the job ended.
+    pub async fn leave(mut self, how: How<'_>) {
+        self.closing.cancel();
+        for task in self.tasks.take().into_iter().flatten() {
+            // Neither panics.
+            let _ = task.await;
+        }
+        let now = stands(&*self.steered).await.map(|standing| standing.job);
+        let Some(now) = now.or_else(|| self.store.find(&self.id)) else { return };
+        let now = Status { updated_s: now_s(), ..now };
+        match how {
+            How::Ended(phase) => {
+                self.store.end(&Status {
+                    phase: phase.to_owned(),
+                    message: String::new(),
+                    ended: true,
+                    ..now
+                });
+            }
+            How::Interrupted(why) => self.store.publish(&Status { message: why.to_owned(), ..now }),
+            How::Forgotten => self.store.forget(&self.id),
+        }
+    }
+}
+
+impl<S: Steered> Drop for Attended<S> {
+    fn drop(&mut self) {
+        // Before the journal is closed, and somebody else can run the job.
+        self.file.remove();
+        self.tasks.iter().flatten().for_each(JoinHandle::abort);
+    }
+}
+
+async fn publish<S: Steered>(store: Store, steered: Arc<S>, closing: CancellationToken) {
+    while closing.run_until_cancelled(tokio::time::sleep(PUBLISH_PERIOD)).await.is_some() {
+        if let Some(standing) = stands(&*steered).await {
+            store.publish(&Status { updated_s: now_s(), ..standing.job });
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Files that are replaced as a whole, and that nobody leads elsewhere by a symbolic link.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use serde::Serialize;
+
+/// Writes a document for others to read: they find the whole of it, or the whole of what was there before.
+///
+/// # Errors
+/// Whatever the file system reports.
+pub fn write_whole(path: &Path, content: &impl Serialize) -> std::io::Result<()> {
+    let mut draft = path.as_os_str().to_owned();
+    draft.push("-draft");
+    let text = serde_json::to_string(content)?;
+    make_anew(Path::new(&draft))?.write_all(text.as_bytes())?;
+    std::fs::rename(&draft, path)
+}
+
+/// A new and empty file that only its user can read, in the place of what may have that name. A symbolic link
+/// is replaced, never followed.
+///
+/// # Errors
+/// Whatever the file system reports.
+pub fn make_anew(path: &Path) -> std::io::Result<File> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    File::options().write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// What must not be followed: whoever made the link chose the file behind it.
+///
+/// # Errors
+/// Where there is a symbolic link of this name.
+pub fn refuse_link(path: &Path) -> std::io::Result<()> {
+    match path.symlink_metadata() {
+        Ok(about) if about.is_symlink() => Err(std::io::Error::other("it is a symbolic link")),
+        _ => Ok(()),
+    }
+}

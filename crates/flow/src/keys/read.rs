@@ -1,0 +1,469 @@
+//! Reads states.
+
+use bytes::Bytes;
+use whimbrel_engine::error::{Code, Error, Result, ServerError};
+use whimbrel_engine::expiry::{self, Expiry};
+use whimbrel_engine::link::Link;
+use whimbrel_engine::probe::Info;
+use whimbrel_wire::encode::Outbox;
+use whimbrel_wire::value::Value;
+
+use super::state::{Body, KeyState};
+
+/// How often a key is read again whose expiry changes, or is unclear, while it is read.
+pub const UNSTABLE_ROUNDS_MAX: usize = 8;
+
+/// Which command reads the value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fetch {
+    /// `GET` or `MGET`: of strings only, and without asking first what a key is.
+    String,
+    /// `DUMP`: of any type.
+    Payload,
+}
+
+impl Fetch {
+    /// The name of the command.
+    pub fn command(self) -> &'static [u8] {
+        match self {
+            Fetch::String => b"GET",
+            Fetch::Payload => b"DUMP",
+        }
+    }
+
+    /// The body that such a value is.
+    pub fn body(self, value: Bytes) -> Body {
+        match self {
+            Fetch::String => Body::String(value),
+            Fetch::Payload => Body::Payload(value),
+        }
+    }
+}
+
+/// What keeps a value and its expiry together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// All are read in one transaction. For strings on a server that is no cluster: there a transaction may
+    /// touch one slot only.
+    Transaction,
+    /// The expiry is asked before and after the value, and the key is read again where the two differ: an
+    /// expiry that was the same before and after was the expiry when the value was read.
+    Bracketed,
+    /// A value and its expiry may belong to different moments. Whatever happened in between is in a feed, and
+    /// the key is transferred again.
+    FeedProtected,
+    /// Nobody writes to the key meanwhile, or what is read counts only where nobody has: a lock, a fence or
+    /// `WATCH` sees to that. The key may expire; then it is gone. A transaction would be refused by a cluster
+    /// in which the slot is on the move.
+    Frozen,
+}
+
+/// How keys are read.
+#[derive(Debug, Clone, Copy)]
+pub struct Read {
+    /// By which command.
+    pub fetch: Fetch,
+    /// What keeps a value and its expiry together.
+    pub way: Way,
+    /// The server tells expiries as absolute times (`PEXPIRETIME`).
+    pub absolute: bool,
+    /// Each key is asked when it expires. Where not, none of the database has an expiry: with
+    /// [`Way::Transaction`] and [`Way::Bracketed`] that is asked along with the values; with the others the
+    /// caller knows.
+    pub expiries: bool,
+    /// The server is importing the slots of the keys: each command follows an `ASKING`. Only for
+    /// [`Way::FeedProtected`] and [`Way::Frozen`].
+    pub asking: bool,
+}
+
+/// What a look at one key gave.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Found {
+    /// There is no such key.
+    Gone,
+    /// Its value, and when it expires in milliseconds since the epoch.
+    Value(Bytes, Option<i64>),
+    /// It is no string, and was to be read as one.
+    NotAString,
+    /// Its expiry changed while it was read, or is unclear: it has to be read again.
+    Unstable,
+    /// Another node has it, or may have it.
+    Redirected(ServerError),
+    /// The server refuses, the value or its expiry. Without its expiry a key would live for ever on the other
+    /// side.
+    Refused(ServerError),
+}
+
+/// What a server answered about all keys of a read.
+#[derive(Debug)]
+pub enum Answer {
+    /// One for each key, in their order.
+    Found(Vec<(Bytes, Found)>),
+    /// There are expiries in the database: all have to be read again, with [`Read::expiries`].
+    ExpiriesSeen,
+    /// The server does not let us use transactions: they have to be read in another way.
+    NoTransactions(ServerError),
+    /// No reply to this command, or one that cannot be.
+    Unexpected(&'static str, Option<Value>),
+}
+
+impl Read {
+    /// Queues the commands that read `keys`, and returns how many replies come.
+    pub fn push(&self, out: &mut Outbox, keys: &[Bytes]) -> usize {
+        match (self.way, self.expiries) {
+            (Way::Transaction, _) => return self.push_transaction(out, keys),
+            (Way::Bracketed, true) => {
+                for key in keys {
+                    expiry::ask(out, self.absolute, key);
+                    out.push(&[self.fetch.command(), key]);
+                    expiry::ask(out, self.absolute, key);
+                }
+            }
+            (Way::Bracketed, false) => {
+                // No expiry in the whole database after the values were read (nor before): none of these had
+                // one.
+                out.push(&[b"INFO", b"keyspace"]);
+                for key in keys {
+                    out.push(&[self.fetch.command(), key]);
+                }
+                out.push(&[b"INFO", b"keyspace"]);
+                return keys.len() + 2;
+            }
+            (Way::FeedProtected | Way::Frozen, expiries) => {
+                for key in keys {
+                    let mut push = |command: &[&[u8]]| {
+                        if self.asking {
+                            out.push(&[b"ASKING"]);
+                        }
+                        out.push(command);
+                    };
+                    push(&[self.fetch.command(), key]);
+                    if expiries {
+                        expiry::question(self.absolute, key, &mut push);
+                    }
+                }
+            }
+        }
+        keys.len() * self.replies_of_each()
+    }
+
+    fn push_transaction(&self, out: &mut Outbox, keys: &[Bytes]) -> usize {
+        out.push(&[b"MULTI"]);
+        out.command(keys.len() + 1);
+        out.arg(b"MGET");
+        for key in keys {
+            out.arg(key);
+        }
+        let mut queued = 2;
+        if !self.expiries {
+            out.push(&[b"INFO", b"keyspace"]);
+        } else {
+            for key in keys {
+                expiry::ask(out, self.absolute, key);
+            }
+            queued = 1 + keys.len() * expiry::commands(self.absolute);
+        }
+        out.push(&[b"EXEC"]);
+        queued + 2
+    }
+
+    /// How many replies come for each key; not where the keys are read [together](Way::Transaction), or
+    /// [between two looks at the database](Read::expiries).
+    pub fn replies_of_each(&self) -> usize {
+        let looks = match (self.way, self.expiries) {
+            (_, false) => 0,
+            (Way::Bracketed, true) => 2,
+            (_, true) => 1,
+        };
+        let commands = 1 + looks * expiry::commands(self.absolute);
+        if self.asking { 2 * commands } else { commands }
+    }
+
+    /// What the replies to [`Read::push`] say, of keys in database `db`.
+    pub fn answer(&self, keys: &[Bytes], replies: Vec<Value>, db: u32) -> Answer {
+        match (self.way, self.expiries) {
+            (Way::Transaction, _) => return self.answer_of_transaction(keys, replies, db),
+            (Way::Bracketed, false) => {
+                let [before, values @ .., after] = &replies[..] else {
+                    return Answer::Unexpected("INFO", None);
+                };
+                if has_expiries(before, db) != Some(false) || has_expiries(after, db) != Some(false) {
+                    return Answer::ExpiriesSeen;
+                }
+                let found =
+                    keys.iter().zip(values).map(|(key, value)| (key.clone(), self.found_alone(value)));
+                return Answer::Found(found.collect());
+            }
+            _ => {}
+        }
+        let each = self.replies_of_each();
+        if replies.len() < each * keys.len() {
+            return Answer::Unexpected("read a pipeline", None);
+        }
+        let found = keys.iter().zip(replies.chunks(each));
+        Answer::Found(found.map(|(key, replies)| (key.clone(), self.found(replies))).collect())
+    }
+
+    /// What the replies about one key say: [`Read::replies_of_each`] of them.
+    pub fn found(&self, replies: &[Value]) -> Found {
+        let unasked: Vec<Value>;
+        let replies = match self.asking {
+            true => {
+                unasked = replies.iter().skip(1).step_by(2).cloned().collect();
+                &unasked[..]
+            }
+            false => replies,
+        };
+        if !self.expiries {
+            return replies.first().map_or(Found::Unstable, |value| self.found_alone(value));
+        }
+        if self.way != Way::Bracketed {
+            let Some((value, told)) = replies.split_first() else { return Found::Unstable };
+            return match self.expiry(told) {
+                // Between the two it has expired, or was removed.
+                Expiry::Gone if ServerError::of(value).is_none() => Found::Gone,
+                expiry => self.found_with(value, expiry, told),
+            };
+        }
+        let Some((before, [value, after @ ..])) = replies.split_at_checked(expiry::commands(self.absolute))
+        else {
+            return Found::Unstable;
+        };
+        let expiry = self.expiry(before);
+        match ServerError::of(value) {
+            None if expiry != self.expiry(after) => Found::Unstable,
+            // Created and deleted again around the read.
+            None if expiry == Expiry::Gone && *value != Value::Null => Found::Unstable,
+            _ => self.found_with(value, expiry, before),
+        }
+    }
+
+    /// Of a key that has no expiry.
+    fn found_alone(&self, value: &Value) -> Found {
+        match ServerError::of(value) {
+            Some(e) => self.refused(e),
+            None => value.as_bytes().map_or(Found::Gone, |value| Found::Value(value.clone(), None)),
+        }
+    }
+
+    /// Of a key, its expiry, and the replies that it was told by.
+    fn found_with(&self, value: &Value, expiry: Expiry, told: &[Value]) -> Found {
+        match (self.found_alone(value), expiry) {
+            (Found::Value(value, _), Expiry::At(ms)) => Found::Value(value, Some(ms)),
+            (Found::Value(..), Expiry::Unclear) => Found::Unstable,
+            (Found::Value(..), Expiry::Unknown) => {
+                let told = told.iter().find_map(ServerError::of);
+                self.refused(told.unwrap_or_else(|| {
+                    ServerError::classify(b"NOPERM the server does not tell when the key expires")
+                }))
+            }
+            (found, _) => found,
+        }
+    }
+
+    fn expiry(&self, replies: &[Value]) -> Expiry {
+        expiry::read(&mut replies.iter(), self.absolute).unwrap_or(Expiry::Unknown)
+    }
+
+    fn refused(&self, e: ServerError) -> Found {
+        match e.code {
+            Code::WrongType if self.fetch == Fetch::String => Found::NotAString,
+            Code::Moved(..) | Code::Ask(..) | Code::TryAgain => Found::Redirected(e),
+            _ => Found::Refused(e),
+        }
+    }
+
+    fn answer_of_transaction(&self, keys: &[Bytes], replies: Vec<Value>, db: u32) -> Answer {
+        let refused = [replies.first(), replies.last()].into_iter().flatten().find_map(ServerError::of);
+        if let Some(e) = refused {
+            return Answer::NoTransactions(e);
+        }
+        let Some(exec) = replies.into_iter().next_back() else { return Answer::Unexpected("EXEC", None) };
+        let Some([values, expiries @ ..]) = exec.as_items() else {
+            return Answer::Unexpected("EXEC", Some(exec));
+        };
+        let Some(values) = values.as_items().filter(|values| values.len() == keys.len()) else {
+            return Answer::Unexpected("MGET", Some(values.clone()));
+        };
+        if !self.expiries && expiries.first().and_then(|info| has_expiries(info, db)) != Some(false) {
+            return Answer::ExpiriesSeen;
+        }
+        let looks = expiry::commands(self.absolute);
+        let mut found = Vec::with_capacity(keys.len());
+        for (at, (key, value)) in keys.iter().zip(values).enumerate() {
+            let expiry = match self.expiries {
+                true => {
+                    expiries.get(at * looks..(at + 1) * looks).map_or(Expiry::Unknown, |e| self.expiry(e))
+                }
+                false => Expiry::Never,
+            };
+            let state = match (value.as_bytes(), expiry) {
+                // `MGET` answers null for anything that is no string, and for what is gone.
+                (None, _) => Found::NotAString,
+                (Some(value), Expiry::At(ms)) => Found::Value(value.clone(), Some(ms)),
+                (Some(value), Expiry::Never) => Found::Value(value.clone(), None),
+                (Some(_), Expiry::Unclear) => Found::Unstable,
+                // Inside one transaction a key whose value was read cannot be gone.
+                (Some(_), Expiry::Gone | Expiry::Unknown) => {
+                    return Answer::Unexpected("PEXPIRETIME or PTTL", Some(exec));
+                }
+            };
+            found.push((key.clone(), state));
+        }
+        Answer::Found(found)
+    }
+}
+
+impl Found {
+    /// The state of a key that was read with `fetch`; `None` where this is none.
+    pub fn into_state(self, key: Bytes, fetch: Fetch) -> Option<KeyState> {
+        match self {
+            Found::Gone => Some(KeyState::gone(key)),
+            Found::Value(value, expires_at_ms) => {
+                Some(KeyState { key, body: fetch.body(value), expires_at_ms })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Whether `INFO keyspace` says that keys of a database have expiries; `None` for what is no such reply.
+fn has_expiries(info: &Value, db: u32) -> Option<bool> {
+    let info = Info::parse(info.as_bytes()?);
+    Some(info.keyspace().get(&db).is_some_and(|counts| counts.expires > 0))
+}
+
+/// Reads keys over `link`, each again while it is unclear when it expires: [`Way::FeedProtected`] and
+/// [`Way::Frozen`]. Those that had to be read again come last.
+///
+/// # Errors
+/// Whatever the link reports; `Unfit` where it stays unclear when a key expires. What the server refuses is
+/// [`Found`].
+pub async fn read_all(link: &mut Link, read: &Read, keys: &[Bytes]) -> Result<Vec<(Bytes, Found)>> {
+    let mut settled = Vec::with_capacity(keys.len());
+    let mut open = keys.to_vec();
+    for _ in 0..UNSTABLE_ROUNDS_MAX {
+        let expected = read.push(link.outbox(), &open);
+        link.flush().await?;
+        let replies = link.replies(expected).await?;
+        let mut again = Vec::new();
+        for (key, replies) in open.into_iter().zip(replies.chunks(read.replies_of_each())) {
+            match read.found(replies) {
+                Found::Unstable => again.push(key),
+                found => settled.push((key, found)),
+            }
+        }
+        open = again;
+        if open.is_empty() {
+            return Ok(settled);
+        }
+    }
+    Err(unclear(link))
+}
+
+/// What it means that it stays unclear when a key expires.
+pub fn unclear(link: &Link) -> Error {
+    let what =
+        "the server's clock goes on by a millisecond or more each time that it is asked when a key expires";
+    Error::unfit(link.endpoint().side, link.address().to_string(), "read a key", what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: Bytes = Bytes::from_static(b"k");
+
+    fn read(fetch: Fetch, way: Way, absolute: bool) -> Read {
+        Read { fetch, way, absolute, expiries: true, asking: false }
+    }
+
+    fn bulk(text: &'static str) -> Value {
+        Value::Bulk(Bytes::from_static(text.as_bytes()))
+    }
+
+    fn error(text: &'static str) -> Value {
+        Value::parse(&Bytes::from(format!("-{text}\r\n"))).expect("an error")
+    }
+
+    #[test]
+    fn each_way_gets_as_many_replies_as_it_queues_commands() {
+        let keys = [KEY, Bytes::from_static(b"l")];
+        for way in [Way::Transaction, Way::Bracketed, Way::FeedProtected, Way::Frozen] {
+            for (absolute, expiries) in [(true, true), (true, false), (false, true), (false, false)] {
+                let mut out = Outbox::new();
+                let read = Read { absolute, expiries, ..read(Fetch::String, way, absolute) };
+                let expected = read.push(&mut out, &keys);
+                assert_eq!(expected as u64, out.commands(), "{way:?} {absolute} {expiries}");
+            }
+        }
+        let mut out = Outbox::new();
+        let read = Read { asking: true, ..read(Fetch::Payload, Way::Frozen, false) };
+        assert_eq!(read.push(&mut out, &keys) as u64, out.commands());
+        assert_eq!(read.replies_of_each(), 8);
+    }
+
+    #[test]
+    fn a_bracketed_value_counts_where_its_expiry_was_the_same_before_and_after() {
+        let read = read(Fetch::String, Way::Bracketed, true);
+        let found = |before, value, after| read.found(&[Value::Int(before), value, Value::Int(after)]);
+        let value = Bytes::from_static(b"v");
+        assert_eq!(found(70, bulk("v"), 70), Found::Value(value.clone(), Some(70)));
+        assert_eq!(found(-1, bulk("v"), -1), Found::Value(value, None));
+        assert_eq!(found(-1, bulk("v"), 70), Found::Unstable);
+        assert_eq!(found(-2, bulk("v"), -2), Found::Unstable);
+        assert_eq!(found(-2, Value::Null, -2), Found::Gone);
+        assert_eq!(found(-1, error("WRONGTYPE no string"), -1), Found::NotAString);
+        assert!(matches!(found(-2, error("ASK 7 a:1"), -2), Found::Redirected(_)));
+        assert!(matches!(found(-1, error("NOPERM no"), -1), Found::Refused(_)));
+    }
+
+    #[test]
+    fn a_key_that_has_expired_after_its_value_was_read_is_gone() {
+        let read = read(Fetch::Payload, Way::Frozen, true);
+        assert_eq!(read.found(&[bulk("v"), Value::Int(-2)]), Found::Gone);
+        assert_eq!(read.found(&[Value::Null, Value::Int(-2)]), Found::Gone);
+        assert_eq!(read.found(&[bulk("v"), Value::Int(9)]), Found::Value(Bytes::from_static(b"v"), Some(9)));
+        assert!(matches!(read.found(&[bulk("v"), error("NOPERM no")]), Found::Refused(_)));
+        let asking = Read { asking: true, ..read };
+        let ok = || Value::Simple(Bytes::from_static(b"OK"));
+        assert_eq!(
+            asking.found(&[ok(), bulk("v"), ok(), Value::Int(-1)]),
+            Found::Value(Bytes::from_static(b"v"), None)
+        );
+    }
+
+    #[test]
+    fn where_the_clock_went_on_a_key_is_read_again() {
+        let read = read(Fetch::Payload, Way::Frozen, false);
+        let time = |micros: i64| Value::Array(vec![Value::Int(7), Value::Int(micros)]);
+        let found = |before, after| read.found(&[bulk("v"), time(before), Value::Int(5), time(after)]);
+        assert_eq!(found(1_000, 1_999), Found::Value(Bytes::from_static(b"v"), Some(7_006)));
+        assert_eq!(found(1_999, 2_000), Found::Unstable);
+    }
+
+    #[test]
+    fn a_transaction_that_shows_expiries_is_read_again_with_them() {
+        let read = |expiries| Read { expiries, ..read(Fetch::String, Way::Transaction, true) };
+        let ok = || Value::Simple(Bytes::from_static(b"OK"));
+        let exec = |items: Vec<Value>| vec![ok(), ok(), ok(), Value::Array(items)];
+        let values = || Value::Array(vec![bulk("v"), Value::Null]);
+        let keys = [KEY, Bytes::from_static(b"hash")];
+        let info = |expires| Value::Bulk(Bytes::from(format!("db0:keys=2,expires={expires},avg_ttl=0\r\n")));
+        let answer = read(false).answer(&keys, exec(vec![values(), info(1)]), 0);
+        assert!(matches!(answer, Answer::ExpiriesSeen));
+        let Answer::Found(found) = read(false).answer(&keys, exec(vec![values(), info(0)]), 0) else {
+            panic!("not found")
+        };
+        assert_eq!(found[0].1, Found::Value(Bytes::from_static(b"v"), None));
+        assert_eq!(found[1].1, Found::NotAString);
+        let Answer::Found(found) =
+            read(true).answer(&keys, exec(vec![values(), Value::Int(70), Value::Int(-1)]), 0)
+        else {
+            panic!("not found")
+        };
+        assert_eq!(found[0].1, Found::Value(Bytes::from_static(b"v"), Some(70)));
+        let refused = read(true).answer(&keys, vec![error("NOPERM no MULTI")], 0);
+        assert!(matches!(refused, Answer::NoTransactions(_)));
+    }
+}

@@ -1,0 +1,145 @@
+//! How large values are, asked before they are read, and groups of bounded size.
+
+use bytes::Bytes;
+use whimbrel_engine::error::Result;
+use whimbrel_engine::link::Link;
+use whimbrel_wire::value::Value;
+
+/// Most keys in one group.
+pub const GROUP_KEYS_MAX: usize = 512;
+
+/// Groups are sized to this many bytes of values.
+pub const GROUP_BYTES: u64 = 512 << 10;
+
+/// How many elements `MEMORY USAGE` looks at first, and from which answer on it is asked to look at all of
+/// them. Where there are more elements than samples the answer is above that, even if each takes ten bytes
+/// only, so none that was left out goes unnoticed; and one that is already too large never costs the server a
+/// walk through all of it.
+const SAMPLES_FIRST: &[u8] = b"400";
+const SAMPLED_BYTES_MAX: u64 = 4 << 10;
+
+/// All elements.
+const SAMPLES_ALL: &[u8] = b"0";
+
+/// How closely a server looks at a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// At some of its elements.
+    First,
+    /// At all of them: only where the first look [may have left out](was_sampled) large ones.
+    All,
+}
+
+/// The question how much memory a key takes.
+pub fn usage(key: &[u8], look: Look) -> [&[u8]; 5] {
+    let samples = match look {
+        Look::First => SAMPLES_FIRST,
+        Look::All => SAMPLES_ALL,
+    };
+    [b"MEMORY", b"USAGE", key, b"SAMPLES", samples]
+}
+
+/// True for an answer to a first look that may leave out large elements.
+pub fn was_sampled(reply: &Value, large_bytes: u64) -> bool {
+    matches!(reply, Value::Int(n) if (SAMPLED_BYTES_MAX + 1..=large_bytes).contains(&n.unsigned_abs()))
+}
+
+/// The replies to the question how much memory keys take, exact for all that are not above `large_bytes`, in
+/// two round trips at most. With `asking` the server is importing their slots.
+///
+/// # Errors
+/// Whatever the link reports; what a server refuses is a reply.
+pub async fn usage_of(link: &mut Link, keys: &[Bytes], large_bytes: u64, asking: bool) -> Result<Vec<Value>> {
+    let ask = async |link: &mut Link, keys: &[&Bytes], look: Look| {
+        for key in keys {
+            if asking {
+                link.push(&[b"ASKING"]);
+            }
+            link.push(&usage(key, look));
+        }
+        link.flush().await?;
+        let mut replies = Vec::with_capacity(keys.len());
+        for _ in keys {
+            if asking {
+                link.reply().await?;
+            }
+            replies.push(link.reply().await?);
+        }
+        Ok::<_, whimbrel_engine::error::Error>(replies)
+    };
+    let mut replies = ask(link, &keys.iter().collect::<Vec<_>>(), Look::First).await?;
+    let again: Vec<usize> = (0..keys.len()).filter(|&at| was_sampled(&replies[at], large_bytes)).collect();
+    if !again.is_empty() {
+        let some: Vec<&Bytes> = again.iter().map(|&at| &keys[at]).collect();
+        for (at, reply) in again.into_iter().zip(ask(link, &some, Look::All).await?) {
+            replies[at] = reply;
+        }
+    }
+    Ok(replies)
+}
+
+/// The memory that a key takes, in bytes: exact where it is not above `large_bytes`, and else no less than
+/// that. `None` where there is no such key. It costs the server no walk through a large one.
+///
+/// # Errors
+/// As [`Link::call`]; the server must have `MEMORY USAGE`.
+pub async fn memory_bytes(link: &mut Link, key: &[u8], large_bytes: u64) -> Result<Option<u64>> {
+    Ok(memory_bytes_of(link, &[Bytes::copy_from_slice(key)], large_bytes).await?.pop().flatten())
+}
+
+/// [`memory_bytes`] of some keys, in two round trips at most. The caller bounds how many they are.
+///
+/// # Errors
+/// As [`memory_bytes`].
+pub async fn memory_bytes_of(link: &mut Link, keys: &[Bytes], large_bytes: u64) -> Result<Vec<Option<u64>>> {
+    let replies = usage_of(link, keys, large_bytes, false).await?;
+    let read = |reply: Value| match link.check(reply, b"MEMORY USAGE")? {
+        Value::Null => Ok(None),
+        Value::Int(bytes) => Ok(Some(bytes.unsigned_abs())),
+        other => Err(link.unexpected("MEMORY USAGE", &other)),
+    };
+    replies.into_iter().map(read).collect()
+}
+
+/// Packs keys of known size into groups, with the bytes of each.
+pub fn pack(sized: Vec<(Bytes, u64)>) -> Vec<(Vec<Bytes>, u64)> {
+    pack_within(sized, GROUP_KEYS_MAX, GROUP_BYTES)
+}
+
+/// As [`pack`], with bounds of the caller's own. A value that is larger stands alone.
+pub fn pack_within(sized: Vec<(Bytes, u64)>, keys_max: usize, bytes_max: u64) -> Vec<(Vec<Bytes>, u64)> {
+    let mut groups: Vec<(Vec<Bytes>, u64)> = Vec::new();
+    for (key, bytes) in sized {
+        match groups.last_mut() {
+            Some((group, total)) if *total + bytes <= bytes_max && group.len() < keys_max => {
+                group.push(key);
+                *total += bytes;
+            }
+            _ => groups.push((vec![key], bytes)),
+        }
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_may_hide_large_elements_is_measured_again() {
+        let again = |n| was_sampled(&Value::Int(n), 8 << 20);
+        assert!(!again(4 << 10) && again((4 << 10) + 1));
+        assert!(again(8 << 20) && !again((8 << 20) + 1));
+        assert!(!was_sampled(&Value::Null, 8 << 20));
+    }
+
+    #[test]
+    fn a_group_is_bounded_by_keys_and_bytes_and_a_larger_value_stands_alone() {
+        let sized = |sizes: &[u64]| sizes.iter().map(|&n| (Bytes::from(n.to_string()), n)).collect();
+        let lengths = |groups: Vec<(Vec<Bytes>, u64)>| {
+            groups.into_iter().map(|(keys, bytes)| (keys.len(), bytes)).collect::<Vec<_>>()
+        };
+        assert_eq!(lengths(pack_within(sized(&[4, 6, 1, 50, 2]), 9, 10)), [(2, 10), (1, 1), (1, 50), (1, 2)]);
+        assert_eq!(lengths(pack_within(sized(&[1, 1, 1]), 2, 10)), [(2, 2), (1, 1)]);
+    }
+}

@@ -1,0 +1,111 @@
+//! Keys that could not be copied.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::{Mutex, MutexGuard};
+use whimbrel_core::slot::{Slot, SlotSet};
+use xxhash_rust::xxh3::xxh3_128_with_seed;
+
+use crate::keys::shown;
+use crate::progress::{CopyProgress, KeyFailure};
+
+/// How many failed keys a report lists.
+const FAILURES_MAX: usize = 1_000;
+
+/// Keys that could not be copied; their number is in the progress.
+#[derive(Debug)]
+pub(crate) struct Failures {
+    progress: Arc<CopyProgress>,
+    /// Changes are followed: a key is tried as often as it changes, and counts once.
+    follows: bool,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// The first of them, for people.
+    listed: Vec<(u128, KeyFailure)>,
+    /// All of them with their slots, where changes are followed: 32 bytes for each.
+    failing: HashMap<u128, Slot>,
+}
+
+impl Known {
+    /// How many there are that can be told apart. Not all of those that are known by name are listed, and of
+    /// those from an earlier run no name is known.
+    fn len(&self) -> usize {
+        let unnamed = self.listed.iter().filter(|(name, _)| !self.failing.contains_key(name));
+        self.failing.len() + unnamed.count()
+    }
+}
+
+/// Tells keys apart, in all likelihood.
+fn name_of(db: u32, key: &[u8]) -> u128 {
+    xxh3_128_with_seed(key, u64::from(db))
+}
+
+impl Failures {
+    pub(super) fn new(progress: Arc<CopyProgress>, follows: bool) -> Failures {
+        Failures { progress, follows, known: Mutex::default() }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock()
+    }
+
+    /// Notes a key that could not be copied.
+    pub(super) fn note(&self, db: u32, key: &[u8], reason: String) {
+        let slot = Slot::of_key(key);
+        let mut known = self.known();
+        if self.follows && known.failing.insert(name_of(db, key), slot).is_some() {
+            return;
+        }
+        CopyProgress::add(&self.progress.failed, 1);
+        if known.listed.len() < FAILURES_MAX {
+            let failure = KeyFailure { db, key: shown(key), slot: slot.number(), reason };
+            known.listed.push((name_of(db, key), failure));
+        }
+    }
+
+    /// Notes that a key has arrived, or is gone, that may have been noted before.
+    pub(super) fn arrived(&self, db: u32, key: &[u8]) {
+        if !self.follows || self.count() == 0 {
+            return;
+        }
+        let name = name_of(db, key);
+        let mut known = self.known();
+        if known.failing.remove(&name).is_some() {
+            known.listed.retain(|(listed, _)| *listed != name);
+            self.progress.failed.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Keys of these slots are copied once more: what failed may succeed now, or fails again.
+    pub(crate) fn forget(&self, slots: &SlotSet) {
+        let mut known = self.known();
+        let before = known.len();
+        let is_in = |failure: &KeyFailure| Slot::new(failure.slot).is_some_and(|slot| slots.contains(slot));
+        known.listed.retain(|(_, failure)| !is_in(failure));
+        known.failing.retain(|_, slot| !slots.contains(*slot));
+        self.progress.failed.fetch_sub((before - known.len()) as u64, Ordering::Relaxed);
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> u64 {
+        self.progress.failed.load(Ordering::Relaxed)
+    }
+
+    /// The first of them.
+    pub(crate) fn listed(&self) -> Vec<KeyFailure> {
+        self.known().listed.iter().map(|(_, failure)| failure.clone()).collect()
+    }
+
+    /// Takes over what an earlier run has found, in place of all that is known.
+    pub(crate) fn take_over(&self, count: u64, listed: &[KeyFailure]) {
+        self.progress.failed.store(count, Ordering::Relaxed);
+        // Of those that are not listed no name is known, of the others only what a person needs to know.
+        let listed = listed.iter().map(|failure| (0, failure.clone())).collect();
+        *self.known() = Known { listed, failing: HashMap::new() };
+    }
+}

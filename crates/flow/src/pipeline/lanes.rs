@@ -1,0 +1,163 @@
+//! The lanes of one shard and database.
+//!
+//! **Invariant: one lane per key.** All reads and writes of a key go through the same lane in order.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use whimbrel_engine::error::{Error, Result};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::reader::{KeyBatch, Reader};
+use super::shared::Shared;
+use super::tracker::{Origins, Tracker};
+use super::writer::Writer;
+use crate::progress::CopyProgress;
+use crate::scan::Unit;
+
+/// Keys collected for a lane before they are handed over.
+const BATCH_KEYS: usize = 512;
+
+/// Batches that may wait between two stages of a lane.
+const QUEUE_BATCHES: usize = 2;
+
+struct Lane {
+    to_reader: mpsc::Sender<KeyBatch>,
+    keys: Vec<Bytes>,
+    origins: Origins,
+}
+
+impl Lane {
+    /// False where the lane has ended because of an error.
+    async fn flush(&mut self, progress: &CopyProgress) -> bool {
+        if self.origins.is_empty() {
+            return true;
+        }
+        let batch =
+            KeyBatch { keys: std::mem::take(&mut self.keys), origins: std::mem::take(&mut self.origins) };
+        CopyProgress::shift(&progress.waiting_to_read, 1);
+        self.to_reader.send(batch).await.is_ok()
+    }
+}
+
+/// Lanes at work. Their tasks end when this is dropped.
+pub(crate) struct Lanes {
+    shared: Arc<Shared>,
+    tracker: Arc<Tracker>,
+    lanes: Vec<Lane>,
+    tasks: JoinSet<Result<()>>,
+}
+
+impl Lanes {
+    pub(crate) fn open(
+        shared: &Arc<Shared>,
+        unit: &Unit,
+        target_db: u32,
+        average_bytes: u64,
+        tracker: Arc<Tracker>,
+    ) -> Lanes {
+        let mut tasks = JoinSet::new();
+        let lane = |_| {
+            let (key_tx, key_rx) = mpsc::channel(QUEUE_BATCHES);
+            let (state_tx, state_rx) = mpsc::channel(QUEUE_BATCHES);
+            let reader = Reader::new(shared.clone(), unit.clone(), average_bytes);
+            let writer = Writer::new(shared.clone(), unit.clone(), target_db, tracker.clone());
+            tasks.spawn(reader.run(key_rx, state_tx));
+            tasks.spawn(writer.run(state_rx));
+            Lane { to_reader: key_tx, keys: Vec::new(), origins: Vec::new() }
+        };
+        let lanes = (0..shared.options.lanes.max(1)).map(lane).collect();
+        Lanes { shared: shared.clone(), tracker, lanes, tasks }
+    }
+
+    /// Hands a key of a page to its lane.
+    ///
+    /// # Errors
+    /// `Own` where the lane has ended; [`Lanes::close`] has the reason.
+    pub(crate) async fn push(&mut self, key: Bytes, page: u64) -> Result<()> {
+        let index = usize::try_from(xxh3_64(&key) % self.lanes.len() as u64).unwrap_or(0);
+        let lane = &mut self.lanes[index];
+        lane.keys.push(key);
+        match lane.origins.last_mut() {
+            Some((last, keys)) if *last == page => *keys += 1,
+            _ => lane.origins.push((page, 1)),
+        }
+        if lane.keys.len() >= BATCH_KEYS && !lane.flush(&self.shared.progress).await {
+            return Err(ended());
+        }
+        Ok(())
+    }
+
+    /// Hands over what waits to become a batch.
+    ///
+    /// # Errors
+    /// As [`Lanes::push`].
+    pub(crate) async fn flush(&mut self) -> Result<()> {
+        let mut alive = true;
+        for lane in &mut self.lanes {
+            alive &= lane.flush(&self.shared.progress).await;
+        }
+        if alive { Ok(()) } else { Err(ended()) }
+    }
+
+    /// Waits until the lanes have finished what they have, which they do once nothing can come any more.
+    ///
+    /// # Errors
+    /// What made a lane end early.
+    pub(crate) async fn close(mut self) -> Result<()> {
+        self.lanes.clear();
+        let mut failure = None;
+        while let Some(joined) = self.tasks.join_next().await {
+            match joined {
+                Ok(Ok(())) => {}
+                Ok(Err(e)) => failure = failure.or(Some(e)),
+                Err(e) => failure = failure.or(Some(Error::own("copy keys", e))),
+            }
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Transfers keys, each of them once, and waits until all are dealt with; false where the job was stopped
+    /// before.
+    ///
+    /// # Errors
+    /// What could not be helped by trying again. The lanes are of no use then.
+    pub(crate) async fn transfer(&mut self, keys: Vec<Bytes>) -> Result<bool> {
+        let page = self.tracker.opened(keys.len(), None);
+        for key in keys {
+            if self.push(key, page).await.is_err() {
+                return self.failure().await;
+            }
+        }
+        if self.flush().await.is_err() {
+            return self.failure().await;
+        }
+        let (tracker, stop) = (self.tracker.clone(), self.shared.stop.clone());
+        tokio::select! {
+            biased;
+            () = tracker.settled() => Ok(true),
+            () = stop.cancelled() => Ok(false),
+            failed = self.failure() => failed,
+        }
+    }
+
+    /// Why a lane has ended.
+    async fn failure(&mut self) -> Result<bool> {
+        loop {
+            match self.tasks.join_next().await {
+                // The other half of the lane that has failed.
+                Some(Ok(Ok(()))) => {}
+                Some(Ok(Err(e))) => return Err(e),
+                Some(Err(e)) => return Err(Error::own("transfer keys", e)),
+                None => return Err(ended()),
+            }
+        }
+    }
+}
+
+/// Never seen by a user: the lane's own error is what is reported.
+fn ended() -> Error {
+    Error::own("hand keys to a lane", "the lane has ended")
+}

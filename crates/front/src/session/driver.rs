@@ -1,0 +1,387 @@
+//! Serves a client: the sockets, timers and tasks around a [`Session`], and nothing that is decided.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::time::{Instant, Sleep, sleep_until, timeout};
+use whimbrel_engine::error::Error;
+
+use super::call::Call;
+use super::context::SessionContext;
+use super::link::Link;
+use super::moving::{Moving, Settled, settled};
+use super::plain::Plain;
+use super::sharing::Sharing;
+use super::state::{Action, FAREWELL, Mode, Session, Task};
+use super::way::{Connecting, Way};
+use crate::migrate::direction::Side;
+use crate::migrate::flush::flush;
+use crate::migrate::keyspace::ask_both;
+use crate::migrate::stages::Entrance;
+use crate::migrate::state::{MigrationState, Ready};
+use crate::pipe::frame::one_line;
+use crate::pipe::io::{Ended, OUT_BYTES_MAX, read, write};
+use crate::upstream::identity::Identity;
+use crate::upstream::shared::Handle;
+
+/// Serves one client. Its fields are dropped in their order: the ticket last, when nothing is left at
+/// servers.
+pub(crate) struct Driver<C> {
+    context: Arc<SessionContext>,
+    client: C,
+    session: Session,
+    /// The connection to the server that the session talks to.
+    way: Option<Way>,
+    connecting: Option<Connecting>,
+    /// Between two servers, the connection to the other one. At a shared connection, the client's own.
+    parked: Option<Way>,
+    /// A handle to a shared connection, while the session is not there.
+    idle_handle: Option<Handle>,
+    waiting: Option<Waiting>,
+    timer: Option<Pin<Box<Sleep>>>,
+    /// Where keys may move.
+    call: Option<Call>,
+}
+
+/// What a request waits for.
+struct Waiting {
+    future: Pin<Box<dyn Future<Output = Settled> + Send>>,
+    _counted: Counted,
+}
+
+/// One of those that wait.
+struct Counted(Arc<MigrationState>);
+
+impl Counted {
+    fn new(migration: &Arc<MigrationState>) -> Counted {
+        migration.tally.waiting.fetch_add(1, Ordering::Relaxed);
+        Counted(migration.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.tally.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
+    pub(crate) fn new(context: Arc<SessionContext>, client: C) -> Driver<C> {
+        let (mode, call) = match context.stages.as_ref().map(|stages| stages.enter()) {
+            None => (Mode::Forwarding, None),
+            Some(Entrance::Moving(migration, ticket)) => {
+                (Mode::Moving(Box::new(Moving::new(migration))), Some(Call::new(ticket)))
+            }
+            Some(Entrance::Forwarding(ticket)) => {
+                let plain = Box::new(Plain::default());
+                let mode = match &context.connections {
+                    Some(connections) => Mode::Sharing(plain, Box::new(Sharing::new(connections.clone()))),
+                    None => Mode::Noting(plain),
+                };
+                (mode, Some(Call::new(ticket)))
+            }
+        };
+        let session = Session::new(mode, context.face.clone(), context.source.is_cluster());
+        let mut driver = Driver {
+            context,
+            client,
+            session,
+            way: None,
+            connecting: None,
+            parked: None,
+            idle_handle: None,
+            waiting: None,
+            timer: None,
+            call,
+        };
+        driver.connecting = Some(driver.connect(Side::Target));
+        driver
+    }
+
+    /// Serves until one side hangs up.
+    pub(crate) async fn run(mut self) {
+        std::future::poll_fn(|cx| self.poll(cx)).await;
+        // With TLS the end has to be told, or it looks like a cut.
+        let _ = timeout(FAREWELL, self.client.shutdown()).await;
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.session.tick(Instant::now());
+        if let Some(call) = &mut self.call
+            && call.is_called(cx)
+        {
+            if call.is_evicted(cx) {
+                return Poll::Ready(());
+            }
+            self.session.called();
+        }
+        loop {
+            match self.step(cx) {
+                Ok(true) => {}
+                Ok(false) if self.session.is_over() || self.session.is_stalled() => return Poll::Ready(()),
+                Ok(false) if self.session.is_at_rest() => self.go_over(),
+                Ok(false) if self.is_due(cx) => self.session.tick(Instant::now()),
+                Ok(false) => {
+                    self.session.release_memory();
+                    return Poll::Pending;
+                }
+                Err(Ended) => return Poll::Ready(()),
+            }
+        }
+    }
+
+    /// Moves what can be moved; true where anything was.
+    fn step(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+        let mut moved = self.poll_connecting(cx);
+        self.watch_parked(cx);
+        self.poll_waiting(cx);
+        moved |= self.read_client(cx)?;
+        moved |= self.session.take();
+        moved |= self.act(cx);
+        moved |= self.write_server(cx)?;
+        moved |= self.read_server(cx)?;
+        moved |= self.session.take_replies()?;
+        moved |= self.act(cx);
+        moved |= self.write_client(cx)?;
+        Ok(moved)
+    }
+
+    /// Whether the time has come that the session waits for.
+    fn is_due(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(deadline) = self.session.deadline() else {
+            self.timer = None;
+            return false;
+        };
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
+        if timer.deadline() != deadline {
+            timer.as_mut().reset(deadline);
+        }
+        timer.as_mut().poll(cx).is_ready()
+    }
+
+    // ---- Connections ----
+
+    /// A connection for this client, who has said so much of itself: to one of two servers, or to the one.
+    fn connect(&self, side: Side) -> Connecting {
+        let identity = self.session.identity.clone();
+        if let Mode::Moving(moving) = &self.session.mode {
+            return connect_to(moving.migration.clone(), side, identity);
+        }
+        let context = self.context.clone();
+        Box::pin(async move { context.source.introduce(&identity).await })
+    }
+
+    fn poll_connecting(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(connecting) = &mut self.connecting else { return false };
+        let Poll::Ready(connected) = connecting.as_mut().poll(cx) else { return false };
+        self.connecting = None;
+        match connected {
+            Ok(connection) => self.go_on_with(connection.into()),
+            Err(error) => {
+                tracing::warn!(%error, "the server cannot be reached for a client");
+                self.context.counts.unreachable.fetch_add(1, Ordering::Relaxed);
+                self.session.unreachable(&error.to_string());
+            }
+        }
+        true
+    }
+
+    fn go_on_with(&mut self, way: Way) {
+        self.session.connected(way.kind());
+        self.way = Some(way);
+    }
+
+    /// Gives up a parked connection of the client's own that the server has closed: it is made anew when it
+    /// is needed.
+    fn watch_parked(&mut self, cx: &mut Context<'_>) {
+        if matches!(self.session.mode, Mode::Sharing(..))
+            && self.parked.as_mut().is_some_and(|own| !own.is_alive(cx))
+        {
+            self.parked = None;
+        }
+    }
+
+    /// Does what the session wants done; true where that was anything.
+    fn act(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut acted = false;
+        while let Some(action) = self.session.actions.pop_front() {
+            acted = true;
+            match action {
+                Action::Turn { side, parks, keeps_end } => self.turn(cx, side, parks, keeps_end),
+                Action::ForgetParked => self.parked = None,
+                Action::Share => self.share(),
+                Action::Unshare => self.unshare(),
+                Action::Wait(task) => self.wait(task),
+            }
+        }
+        acted
+    }
+
+    fn turn(&mut self, cx: &mut Context<'_>, side: Side, parks: bool, keeps_end: bool) {
+        let parked = std::mem::replace(&mut self.parked, self.way.take().filter(|_| parks));
+        match parked.and_then(|mut way| (way.is_alive(cx) || keeps_end).then_some(way)) {
+            Some(way) => self.go_on_with(way),
+            None => self.connecting = Some(self.connect(side)),
+        }
+    }
+
+    fn share(&mut self) {
+        let identity = &self.session.identity;
+        let handle = self.idle_handle.take().filter(|handle| handle.is_open_for(identity));
+        let connections = self.context.connections.as_ref();
+        match handle.or_else(|| connections.and_then(|connections| connections.handle(identity))) {
+            None => self.session.not_shared(),
+            Some(handle) => {
+                self.parked = self.way.take();
+                self.go_on_with(Way::Shared(handle));
+            }
+        }
+    }
+
+    fn unshare(&mut self) {
+        if let Some(Way::Shared(handle)) = self.way.take() {
+            self.idle_handle = Some(handle);
+        }
+        match self.parked.take() {
+            Some(own) => self.go_on_with(own),
+            None => self.connecting = Some(self.connect(Side::Source)),
+        }
+    }
+
+    /// Lets go of the servers, and goes on as the front does from now on.
+    fn go_over(&mut self) {
+        match self.context.stages.as_ref().map(|stages| stages.enter()) {
+            None => {}
+            Some(Entrance::Moving(migration, ticket)) => {
+                (self.way, self.parked, self.idle_handle) = (None, None, None);
+                (self.connecting, self.waiting) = (None, None);
+                self.session.go_over(Moving::new(migration));
+                self.connecting = Some(self.connect(Side::Target));
+                self.call = Some(Call::new(ticket));
+            }
+            Some(Entrance::Forwarding(ticket)) => {
+                self.session.stay();
+                self.call = Some(Call::new(ticket));
+            }
+        }
+    }
+
+    // ---- What requests wait for ----
+
+    fn wait(&mut self, task: Task) {
+        let Mode::Moving(moving) = &self.session.mode else { return };
+        let (migration, identity) = (moving.migration.clone(), self.session.identity.clone());
+        let _counted = Counted::new(&migration);
+        self.waiting = Some(Waiting { future: Box::pin(carry_out(task, migration, identity)), _counted });
+    }
+
+    fn poll_waiting(&mut self, cx: &mut Context<'_>) {
+        let Some(waiting) = &mut self.waiting else { return };
+        if let Poll::Ready(settled) = waiting.future.as_mut().poll(cx) {
+            self.waiting = None;
+            self.session.settled(settled);
+        }
+    }
+
+    // ---- Bytes ----
+
+    fn read_client(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+        if !self.session.wants_bytes() {
+            return Ok(false);
+        }
+        match read(&mut self.client, cx, &mut self.session.inbox) {
+            Poll::Pending => return Ok(false),
+            Poll::Ready(Ok(0)) => self.session.client_closed(),
+            Poll::Ready(read) => {
+                read?;
+            }
+        }
+        Ok(true)
+    }
+
+    fn write_client(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+        let written = write(&mut self.client, cx, &mut self.session.to_client)?;
+        if written {
+            self.session.written();
+        }
+        Ok(written)
+    }
+
+    fn write_server(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+        let shuts = self.session.is_shut();
+        let (Some(way), Link::Up(wire)) = (&mut self.way, &mut self.session.link) else { return Ok(false) };
+        let Way::Shared(handle) = way else { return way.send(cx, wire, shuts) };
+        if wire.to.is_empty() {
+            return Ok(false);
+        }
+        let identity = &self.session.identity;
+        // Another one where that has ended and nothing was under way on it.
+        if !handle.is_open_for(identity) && self.session.due.len() == wire.asked {
+            let connections = self.context.connections.as_ref();
+            *handle = connections.and_then(|connections| connections.handle(identity)).ok_or(Ended)?;
+        }
+        let is_sent = handle.send(cx, wire.to.bytes_mut(), wire.asked)?;
+        if is_sent {
+            wire.asked = 0;
+        }
+        Ok(is_sent)
+    }
+
+    fn read_server(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+        let (Some(way), Link::Up(wire)) = (&mut self.way, &mut self.session.link) else { return Ok(false) };
+        let is_full = self.session.to_client.len() >= OUT_BYTES_MAX;
+        let read = match way {
+            Way::Cluster(cluster) => match cluster.poll(cx, &mut wire.to, &mut wire.from) {
+                Ok(moved) => return Ok(moved),
+                // What came before the end is still to be taken.
+                Err(Ended) if is_full || !wire.from.is_empty() => return Ok(false),
+                Err(Ended) => Poll::Ready(Ok(0)),
+            },
+            Way::Own(_) | Way::Shared(_) if is_full => return Ok(false),
+            Way::Own(_) | Way::Shared(_) => way.read(cx, wire),
+        };
+        match read {
+            Poll::Pending => return Ok(false),
+            Poll::Ready(Ok(0)) => {
+                self.session.server_closed()?;
+                if matches!(self.session.link, Link::Lost) {
+                    self.way = None;
+                }
+            }
+            Poll::Ready(Ok(bytes)) => self.session.arrived(bytes),
+            Poll::Ready(Err(_)) if self.session.turn_to_target() => {}
+            Poll::Ready(Err(_)) => return Err(Ended),
+        }
+        Ok(true)
+    }
+}
+
+/// A connection to one of two servers, once keys move.
+fn connect_to(migration: Arc<MigrationState>, side: Side, identity: Identity) -> Connecting {
+    Box::pin(async move {
+        let mut ready = migration.ready.subscribe();
+        match ready.wait_for(|ready| *ready != Ready::NotYet).await.map(|ready| *ready) {
+            Ok(Ready::Yes) => {}
+            _ => return Err(Error::own("serve", "it could not begin to move keys: connect again")),
+        }
+        match side {
+            Side::Source => migration.servers.source.introduce(&identity).await,
+            Side::Target => migration.servers.target.introduce(&identity).await,
+        }
+    })
+}
+
+async fn carry_out(task: Task, migration: Arc<MigrationState>, identity: Identity) -> Settled {
+    match task {
+        Task::Pull(keys) => settled(migration.pull(keys).await),
+        Task::PullKeysOf(words) => match migration.keys_of(&words).await {
+            Ok(keys) => settled(migration.pull(keys).await),
+            Err(why) => Settled::Refuse(format!("-{}\r\n", one_line(&why)).into_bytes()),
+        },
+        Task::AskBoth(query, words) => Settled::Say(ask_both(migration, identity, query, words).await),
+        Task::Flush(words) => flush(migration, identity, words).await.map_or(Settled::Send, Settled::Say),
+    }
+}

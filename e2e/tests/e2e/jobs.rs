@@ -1,0 +1,225 @@
+//! `whimbrel jobs`: every kind of job is listed, and goes on, or is cancelled, whether it runs or was killed.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use whimbrel_e2e::binary::{Invocation, Output, Running};
+use whimbrel_e2e::fronts::Front;
+use whimbrel_e2e::resharding::Scene;
+use whimbrel_e2e::syncing::{PATIENCE, deployment, fill};
+use whimbrel_lab::{Engine, Server, wait_until};
+
+/// A folder for jobs, and a source and a target for them.
+struct Place {
+    source: Server,
+    target: Server,
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        let source = Server::builder(Engine::Redis70).start().expect("the source starts");
+        let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
+        fill(&deployment(source.addr()));
+        Place { source, target, folder: tempfile::tempdir().expect("a folder") }
+    }
+
+    fn state(&self) -> &str {
+        self.folder.path().to_str().expect("a plain path")
+    }
+
+    /// A copy, a verification or a sync that takes its time, once it is at work.
+    #[track_caller]
+    fn start(&self, kind: &str, more: &[&str]) -> Running {
+        let (from, to) = (self.source.addr(), self.target.addr());
+        let slowly = ["--match", "*", "--state-dir", self.state(), "--rate-keys", "500", "--json"];
+        let args = [&[kind, &from, &to][..], &slowly, &["--report", "1"], more].concat();
+        let mut running = Invocation::new(&args).timeout(PATIENCE).spawn();
+        let progress = if kind == "verify" { "\"verify_progress\"" } else { "\"progress\"" };
+        assert!(running.wait_for_text(progress, PATIENCE), "{}{}", running.stdout(), running.stderr());
+        running
+    }
+
+    fn jobs(&self, args: &[&str]) -> Output {
+        jobs(self.state(), args)
+    }
+
+    /// The only job that is listed and has not ended.
+    #[track_caller]
+    fn open_job(&self) -> Value {
+        let open: Vec<Value> =
+            listed(self.state()).into_iter().filter(|job| job["state"] != "ended").collect();
+        assert_eq!(open.len(), 1, "{open:#?}");
+        open[0].clone()
+    }
+}
+
+fn jobs(state: &str, args: &[&str]) -> Output {
+    let args = [&["jobs"][..], args, &["--state-dir", state]].concat();
+    Invocation::new(&args).timeout(PATIENCE).run()
+}
+
+/// All jobs, as JSON.
+#[track_caller]
+fn listed(state: &str) -> Vec<Value> {
+    let text = jobs(state, &["--json"]).expect_code(0).stdout;
+    text.lines().map(|line| serde_json::from_str(line).expect("an object a line")).collect()
+}
+
+/// The arguments of a command as a shell takes them, with nothing in it that a shell would have to be asked
+/// for.
+#[track_caller]
+fn arguments(job: &Value) -> Vec<String> {
+    let again = job["again"].as_str().unwrap_or_else(|| panic!("no command: {job:#}"));
+    again.split(' ').skip(1).map(|word| word.trim_matches('\'').to_owned()).collect()
+}
+
+/// It is listed while it runs; once it was killed, with a command that goes on with it, which does.
+#[track_caller]
+fn is_killed_and_goes_on(kind: &str, more_again: &[&str]) {
+    let place = Place::new();
+    if kind == "verify" {
+        let (from, to) = (place.source.addr(), place.target.addr());
+        Invocation::new(&["copy", &from, &to]).timeout(PATIENCE).run().expect_code(0);
+    }
+    let mut running = place.start(kind, &[]);
+    let job = place.open_job();
+    assert_eq!((&job["kind"], &job["state"]), (&kind.into(), &"running".into()), "{job:#}");
+    assert!(job["percent"].as_u64().is_some_and(|percent| percent < 100), "{job:#}");
+    assert_eq!(job["again"], Value::Null, "it need not go on: {job:#}");
+    running.kill9();
+    let job = place.open_job();
+    assert_eq!((&job["kind"], &job["state"]), (&kind.into(), &"interrupted".into()), "{job:#}");
+    let sides = [place.source.addr(), place.target.addr()].map(Value::from);
+    assert_eq!([job["source"].clone(), job["target"].clone()], sides, "{job:#}");
+    let text = place.jobs(&["list"]).expect_code(0).stdout;
+    let again = job["again"].as_str().expect("a command");
+    assert!(text.contains("interrupted") && text.contains(again), "{text}");
+    let refused = place.jobs(&["resume", job["name"].as_str().expect("a name")]).expect_code(2);
+    assert!(refused.stderr.contains(again), "{}", refused.stderr);
+    let words = arguments(&job);
+    let words: Vec<&str> = words.iter().map(String::as_str).chain(more_again.iter().copied()).collect();
+    Invocation::new(&words).timeout(PATIENCE).run().expect_code(0);
+    if kind == "sync" {
+        // One that has been stopped can always go on.
+        assert_eq!(place.open_job()["phase"], "stopped");
+        place.jobs(&["cancel", job["name"].as_str().expect("a name")]).expect_code(0);
+    }
+    let all = listed(place.state());
+    assert_eq!(all.len(), 1, "{all:#?}");
+    assert_eq!(all[0]["state"], "ended", "{all:#?}");
+    assert_eq!(all[0]["created_s"], job["created_s"], "it is the same job: {all:#?}");
+    place.jobs(&["clean"]).expect_code(0);
+    assert!(place.jobs(&[]).expect_code(0).stdout.contains("no jobs"));
+}
+
+#[test]
+fn a_copy_that_was_killed_is_listed_and_goes_on() {
+    is_killed_and_goes_on("copy", &[]);
+}
+
+#[test]
+fn a_verification_that_was_killed_is_listed_and_goes_on() {
+    is_killed_and_goes_on("verify", &[]);
+}
+
+#[test]
+fn a_sync_that_was_killed_is_listed_and_goes_on() {
+    is_killed_and_goes_on("sync", &["--once"]);
+}
+
+#[test]
+fn a_move_of_slots_that_was_killed_is_listed_and_goes_on() {
+    let scene = Scene::of(Engine::Redis70, 0, &[vec![0..=8191], vec![8192..=16383]]).start();
+    let state = scene.file("");
+    let state = state.to_str().expect("a plain path").trim_end_matches('/');
+    let move_it = scene.reshard("0-99", 1, &["--method", "external"]);
+    let output = move_it.env("WHIMBREL_FAILPOINT", "snapshot:after").run();
+    assert_eq!(output.code(), None, "it was not killed: {output:#?}");
+    let all = listed(state);
+    assert_eq!(all.len(), 1, "{all:#?}");
+    assert_eq!((&all[0]["kind"], &all[0]["state"]), (&"move".into(), &"interrupted".into()), "{all:#?}");
+    Invocation::new(&arguments(&all[0])).timeout(PATIENCE).run().expect_code(0);
+    assert_eq!(listed(state)[0]["state"], "ended");
+    assert_eq!(scene.cluster.owner_of(0).expect("an owner"), 1);
+}
+
+#[test]
+fn a_front_that_was_killed_is_listed_and_goes_on() {
+    let place = Place::new();
+    let mut front = Front::between(&place.source.addr(), &place.target.addr(), &[]);
+    let state = front.state_dir().to_owned();
+    let only = || {
+        let all = listed(&state);
+        assert_eq!(all.len(), 1, "{all:#?}");
+        all[0].clone()
+    };
+    assert_eq!((&only()["kind"], &only()["phase"]), (&"front".into(), &"forwarding".into()));
+    Invocation::new(&["front", "start", "--yes", "--state-dir", &state]).run().expect_code(0);
+    front.running.kill9();
+    let job = only();
+    assert_eq!((&job["kind"], &job["state"]), (&"front".into(), &"interrupted".into()), "{job:#}");
+    let refused = jobs(&state, &["cancel", job["name"].as_str().expect("a name")]).expect_code(2);
+    assert!(refused.stderr.contains("keys of a front can be on both servers"), "{}", refused.stderr);
+    let mut again = Invocation::new(&arguments(&job)).spawn();
+    assert!(again.wait_for_text("serving", PATIENCE), "{}", again.stderr());
+    wait_until("all keys have moved", || front.status()["phase"] == "done");
+    Invocation::new(&["front", "finish", "--yes", "--state-dir", &state]).run().expect_code(0);
+    again.wait(PATIENCE).expect("it ends").expect_code(0);
+    assert_eq!((&only()["state"], &only()["phase"]), (&"ended".into(), &"finished".into()));
+}
+
+/// What runs is asked to end, what was killed is ended by its journal; neither can go on then.
+#[test]
+fn jobs_are_cancelled_whether_they_run_or_not() {
+    for kind in ["copy", "sync"] {
+        for is_killed in [false, true] {
+            let place = Place::new();
+            let mut running = place.start(kind, &[]);
+            if is_killed {
+                running.kill9();
+            }
+            let job = place.open_job();
+            let name = job["name"].as_str().expect("a name");
+            place.jobs(&["cancel", name]).expect_code(0);
+            if !is_killed {
+                running.wait(PATIENCE).expect("it ends").expect_code(130);
+            }
+            let all = listed(place.state());
+            assert_eq!(all.len(), 1, "{kind}: {all:#?}");
+            assert_eq!(
+                (&all[0]["state"], &all[0]["phase"]),
+                (&"ended".into(), &"cancelled".into()),
+                "{kind}: {all:#?}"
+            );
+            let files = std::fs::read_dir(place.folder.path()).expect("a folder");
+            let is_journal = |path: &Path| path.extension().is_some_and(|ending| ending == "journal");
+            assert!(!files.flatten().any(|file| is_journal(&file.path())), "{kind}: it could go on");
+        }
+    }
+}
+
+/// A process that hangs is named as such, in bounded time.
+#[test]
+fn a_job_that_hangs_is_listed_as_one_that_does_not_answer() {
+    let place = Place::new();
+    let mut running = place.start("copy", &[]);
+    running.suspend();
+    let job = place.open_job();
+    assert_eq!((&job["state"], &job["answers"]), (&"running".into(), &false.into()), "{job:#}");
+    let name = job["name"].as_str().expect("a name").to_owned();
+    assert!(place.jobs(&[]).expect_code(0).stdout.contains("does not answer"));
+    let given_up = place.jobs(&["cancel", &name]).expect_code(1);
+    assert!(given_up.stderr.contains("stopped or hangs"), "{}", given_up.stderr);
+    // What was given up is not done later.
+    running.resume();
+    let deadline = Instant::now() + PATIENCE;
+    while place.open_job()["answers"] == false {
+        assert!(Instant::now() < deadline, "it does not answer again");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(place.open_job()["state"], "running");
+    place.jobs(&["cancel", &name]).expect_code(0);
+    running.wait(PATIENCE).expect("it ends").expect_code(130);
+}
