@@ -262,14 +262,14 @@ impl Writer {
             }
             if !several.is_empty() && fit.is_too_long(several_bytes + state.bytes()) {
                 sent.push(push_several(&mut link, pending, &mut several, write));
-                        several_bytes = 0;
-                    }
-                    several_bytes += state.bytes();
-                    several.push(i);
-                    if several_bytes > MSET_BYTES_MAX {
+                several_bytes = 0;
+            }
+            several_bytes += state.bytes();
+            several.push(i);
+            if several_bytes > MSET_BYTES_MAX {
                 sent.push(push_several(&mut link, pending, &mut several, write));
-                        several_bytes = 0;
-                    }
+                several_bytes = 0;
+            }
         }
         if !several.is_empty() {
             let write = Write { mode, asking: false };
