@@ -197,7 +197,7 @@ impl Fence {
                 let at = deployment.endpoint.address.to_string();
                 let what = "the sentinels would make the server a primary again, or another one";
                 return Err(Error::unfit(deployment.side(), at, "fence the writers off", what)
-                    .with_remedy("choose another way with --fence: acl, pause or none"));
+                    .with_remedy(Remedy::ChooseFence("acl, pause or none")));
             }
             FenceKind::ReadonlyReplica => {
                 let mut link = deployment.open(&deployment.server(), 0).await?;

@@ -3,6 +3,7 @@
 use serde::Serialize;
 use whimbrel_engine::error::Side;
 use whimbrel_engine::inventory::WritesRefused;
+use whimbrel_engine::remedy::Remedy;
 
 use super::ways::WayKind;
 
@@ -24,7 +25,11 @@ pub enum Severity {
 #[expect(missing_docs, reason = "fields are named for what they are, with their units")]
 pub enum Finding {
     /// A copy would be refused.
-    CopyRefused { problem: String, remedy: Option<String> },
+    CopyRefused {
+        problem: String,
+        #[serde(skip)]
+        remedy: Option<Remedy>,
+    },
     /// No feed is to be had: the source cannot be followed.
     NoFeed { replication: Option<String>, tracking: Option<String> },
     /// The feed does not see everything: replication is not to be had.

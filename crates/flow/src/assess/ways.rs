@@ -7,6 +7,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::feed;
+use whimbrel_engine::remedy::Remedy;
 use whimbrel_engine::seal::{Fence, FenceKind, check_rights};
 
 use crate::copy::{self, CopyOptions};
@@ -57,14 +58,15 @@ pub struct Way {
     /// What stands in its way; `None` where nothing does.
     pub problem: Option<String>,
     /// What can be done about that.
-    pub remedy: Option<String>,
+    #[serde(skip)]
+    pub remedy: Option<Remedy>,
 }
 
 impl Way {
     fn of(kind: WayKind, outcome: Result<()>) -> Way {
         let (problem, remedy) = match outcome {
             Ok(()) => (None, None),
-            Err(e) => (Some(e.problem()), e.remedy.map(String::from)),
+            Err(e) => (Some(e.problem()), e.remedy.map(|remedy| *remedy)),
         };
         Way { kind, problem, remedy }
     }

@@ -63,7 +63,6 @@ pub struct CopyReport {
     pub notices: Vec<String>,
 }
 
-pub(crate) use self::preflight::check_reading;
 /// Copies. The plan has been made, and agreed to, before.
 ///
 /// `stop` ends it early and cleanly: what is in the lanes is finished and the journal is written. With a

@@ -4,6 +4,8 @@ use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_d
 use whimbrel_engine::inventory::WritesRefused;
 use whimbrel_flow::assess::{Finding, Severity, Verdict, WayKind};
 
+use crate::ui::remedies;
+
 /// How many names a line lists.
 const NAMED: usize = 12;
 
@@ -63,9 +65,10 @@ fn words(text: impl Into<String>, remedy: &str) -> Option<(String, String)> {
 
 fn of_ways(finding: &Finding) -> Option<(String, String)> {
     match finding {
-        Finding::CopyRefused { problem, remedy } => {
-            words(format!("a copy is refused: {problem}"), remedy.as_deref().unwrap_or_default())
-        }
+        Finding::CopyRefused { problem, remedy } => words(
+            format!("a copy is refused: {problem}"),
+            &remedy.as_ref().map(remedies::words).unwrap_or_default(),
+        ),
         Finding::NoFeed { replication, tracking } => words(
             format!(
                 "the source cannot be followed: replication: {}; tracking: {}",
