@@ -73,6 +73,7 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> Exit {
     match cli.command {
+        Command::Assess(args) => block_on(|stop| async move { commands::assess::run(&args, stop).await }),
         Command::Copy(args) => block_on(|stop| async move { commands::copy::run(&args, stop).await }),
         Command::Verify(args) => block_on(|stop| async move { commands::verify::run(&args, stop).await }),
         Command::Sync(args) => block_on(|stop| async move { commands::sync::run(&args, stop).await }),

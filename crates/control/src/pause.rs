@@ -11,6 +11,7 @@ use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::format_duration_ms;
 use whimbrel_engine::error::Result;
 use whimbrel_engine::handover::Handover;
+use whimbrel_engine::remedy::Remedy;
 
 /// Round trips from the pause to the end of the drain, with nothing to transfer: the pause itself, the feed,
 /// the target's replicas.
@@ -122,7 +123,7 @@ impl PauseNeed {
     }
 
     /// Why a pause of `longest_ms` cannot be enough; `None` where it may be.
-    pub fn too_long_for(&self, longest_ms: u64) -> Option<(String, String)> {
+    pub fn too_long_for(&self, longest_ms: u64) -> Option<(String, Remedy)> {
         (self.least_ms > longest_ms).then(|| {
             let what = format!(
                 "a handover takes a pause of about {} even without writers (a round trip takes {:.1} ms), \
@@ -131,7 +132,7 @@ impl PauseNeed {
                 self.round_trip.as_secs_f64() * 1_000.0,
                 format_duration_ms(longest_ms),
             );
-            (what, format!("allow a pause of {} ms", self.wanted_ms()))
+            (what, Remedy::AllowPauseMs(self.wanted_ms()))
         })
     }
 }
@@ -157,7 +158,7 @@ mod tests {
         assert_eq!(need(20, 242).too_long_for(242), None);
         let (what, remedy) = need(20, 242).too_long_for(100).expect("too short");
         assert!(what.contains("242 ms") && what.contains("100 ms"), "{what}");
-        assert!(remedy.ends_with("of 452 ms"), "{remedy}");
+        assert_eq!(remedy, Remedy::AllowPauseMs(452));
     }
 
     #[test]

@@ -19,6 +19,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::handover::{FenceKind, Handover, HandoverOptions};
 use whimbrel_engine::native::{self, NativeKind, NativeOptions, NativePhase, NativeState, Peer};
+use whimbrel_engine::remedy::Remedy;
 use whimbrel_flow::legacy::{self, LegacyOptions, LegacyProgress};
 
 use crate::clock::now_s;
@@ -136,7 +137,7 @@ pub async fn cut(
     let mut handover = Handover::open_with(deployment, source, target, options).await?;
     let fence = handover.fence_kind();
     let Rules { atomic, verify, .. } = settings.rules;
-    let unfit = |handover: &Handover, what: String, remedy: String| {
+    let unfit = |handover: &Handover, what: String, remedy: Remedy| {
         let at = handover.source_address().to_string();
         Error::unfit(Side::Source, at, "plan the handover", what).with_remedy(remedy)
     };
@@ -152,7 +153,7 @@ pub async fn cut(
     {
         if atomic {
             let remedy = "give the target a slot first, or move the slots in batches";
-            return Err(unfit(&handover, NOT_AT_ONCE.to_owned(), remedy.to_owned()));
+            return Err(unfit(&handover, NOT_AT_ONCE.to_owned(), Remedy::Words(remedy.into())));
         }
         let last = SlotSet::from_ranges(SlotRange::new(last, last));
         parts = vec![only.difference(&last), last];

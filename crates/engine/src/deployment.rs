@@ -11,6 +11,7 @@ use crate::endpoint::{Address, Endpoint};
 use crate::error::{Error, ErrorKind, Result, Side};
 use crate::link::{Link, LinkOptions};
 use crate::probe::{Capabilities, ServerFacts};
+use crate::sentinel::{self, Group};
 
 /// One primary with its slots and its replicas.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,13 +64,8 @@ impl Topology {
         Topology::new(true, shards)
     }
 
-    fn standalone(address: &Address) -> Topology {
-        let shard = Shard {
-            id: String::new(),
-            primary: address.clone(),
-            replicas: Vec::new(),
-            slots: SlotSet::full(),
-        };
+    fn standalone(primary: Address, replicas: Vec<Address>) -> Topology {
+        let shard = Shard { id: String::new(), primary, replicas, slots: SlotSet::full() };
         Topology::new(false, vec![shard])
     }
 
@@ -150,13 +146,26 @@ impl Deployment {
     /// than 0 was named for a cluster.
     pub async fn probe(endpoint: Endpoint, options: LinkOptions) -> Result<Deployment> {
         let endpoint = Arc::new(endpoint);
-        let mut link = Link::open(&endpoint, &endpoint.address, LinkOptions { db: 0, ..options }).await?;
+        let (primary, replicas) = match &endpoint.address {
+            Address::Sentinel(watched) => {
+                let Group { primary, replicas } = sentinel::group(&endpoint, watched, options).await?;
+                (primary, replicas)
+            }
+            named => (named.clone(), Vec::new()),
+        };
+        let mut link = Link::open(&endpoint, &primary, LinkOptions { db: 0, ..options }).await?;
         let facts = ServerFacts::ask(&mut link).await?;
+        if facts.replica && matches!(endpoint.address, Address::Sentinel(_)) {
+            let what = "the primary that the sentinels name is a replica: a failover is under way";
+            let kind = ErrorKind::Connect(std::io::Error::other(what));
+            return Err(Error::new(endpoint.side, primary.to_string(), "find the primary", kind)
+                .with_remedy("try again when it is over"));
+        }
         let capabilities = Capabilities::probe(&mut link).await?;
         let topology = if facts.cluster {
             read_topology(&mut link).await?
         } else {
-            Topology::standalone(&endpoint.address)
+            Topology::standalone(primary, replicas)
         };
         let mut deployment = Deployment {
             endpoint,
@@ -185,7 +194,7 @@ impl Deployment {
                 let slot = shard.slots.iter().next().map(tag_for_slot).unwrap_or_default();
                 (&shard.primary, format!("whimbrel:probe:{{{slot}}}"))
             }
-            _ => (&self.endpoint.address, "whimbrel:probe".to_owned()),
+            _ => (&self.server(), "whimbrel:probe".to_owned()),
         };
         let mut link = self.open(address, 0).await?;
         self.capabilities.probe_payload_version(&mut link, key.as_bytes(), false).await
@@ -223,12 +232,31 @@ impl Deployment {
         self.topology.read().clone()
     }
 
-    /// Asks the nodes for the topology, one after another until one answers. A standalone server has none to
-    /// ask for.
+    /// A server to ask what all of them know: the primary of a standalone deployment, which sentinels may
+    /// have named; of a cluster the node that was named.
+    pub fn server(&self) -> Address {
+        let topology = self.topology();
+        match topology.shards.first() {
+            Some(shard) if !self.facts.cluster => shard.primary.clone(),
+            _ => self.endpoint.address.clone(),
+        }
+    }
+
+    /// Whether sentinels say who the primary is, and have another take its place when it fails.
+    pub fn is_watched(&self) -> bool {
+        matches!(self.endpoint.address, Address::Sentinel(_))
+    }
+
+    /// Asks the nodes for the topology, one after another until one answers; or the sentinels for the
+    /// primary. A standalone server without sentinels has none to ask for.
     ///
     /// # Errors
-    /// The last node's, where none answered.
+    /// The last node's, where none answered; as [`sentinel::group`].
     pub async fn refresh(&self) -> Result<Arc<Topology>> {
+        if let Address::Sentinel(watched) = &self.endpoint.address {
+            let Group { primary, replicas } = sentinel::group(&self.endpoint, watched, self.options).await?;
+            return Ok(self.learn(Topology::standalone(primary, replicas)));
+        }
         if !self.facts.cluster {
             return Ok(self.topology());
         }
@@ -248,15 +276,19 @@ impl Deployment {
                     failure = Some(Error::unfit(self.side(), at, "refresh the topology", what));
                 }
                 Ok(topology) => {
-                    let topology = Arc::new(topology);
-                    *self.topology.write() = topology.clone();
-                    return Ok(topology);
+                    return Ok(self.learn(topology));
                 }
                 Err(e) => failure = Some(e),
             }
         }
         // `candidates` holds the endpoint's own address at least.
         Err(failure.unwrap_or_else(|| Error::own("refresh the topology", "no node is known")))
+    }
+
+    fn learn(&self, topology: Topology) -> Arc<Topology> {
+        let topology = Arc::new(topology);
+        *self.topology.write() = topology.clone();
+        topology
     }
 
     /// Slots that are on the move: marked as importing or migrating on any primary. `CLUSTER SLOTS` does not

@@ -38,6 +38,35 @@ pub enum Address {
     Tcp(String, u16),
     /// A Unix domain socket.
     Unix(PathBuf),
+    /// The primary that sentinels have under a name. Which server that is changes with a failover.
+    Sentinel(Arc<Watched>),
+}
+
+/// A primary as sentinels know it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Watched {
+    /// The sentinels, at least one, by host and port.
+    pub sentinels: Vec<(String, u16)>,
+    /// Its name.
+    pub name: String,
+}
+
+impl Watched {
+    /// Parses what follows `sentinel://` and the login: `HOST:PORT,HOST:PORT/NAME`.
+    fn parse(text: &str) -> Option<Watched> {
+        let (hosts, name) = text.split_once('/')?;
+        let at = |text| match bare_address(text) {
+            // Without a port it is that of sentinels.
+            Some(Address::Tcp(host, DEFAULT_PORT)) if !text.ends_with(&format!(":{DEFAULT_PORT}")) => {
+                Some((host, SENTINEL_PORT))
+            }
+            Some(Address::Tcp(host, port)) => Some((host, port)),
+            _ => None,
+        };
+        let sentinels = hosts.split(',').map(at).collect::<Option<Vec<_>>>()?;
+        let name = percent_encoding::percent_decode_str(name).decode_utf8().ok()?.into_owned();
+        (!name.is_empty()).then_some(Watched { sentinels, name })
+    }
 }
 
 impl Address {
@@ -53,7 +82,7 @@ impl Address {
     pub fn host(&self) -> Option<&str> {
         match self {
             Address::Tcp(host, _) => Some(host),
-            Address::Unix(_) => None,
+            Address::Unix(_) | Address::Sentinel(_) => None,
         }
     }
 }
@@ -64,6 +93,11 @@ impl fmt::Display for Address {
             Address::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
             Address::Tcp(host, port) => write!(f, "{host}:{port}"),
             Address::Unix(path) => write!(f, "{}", path.display()),
+            Address::Sentinel(watched) => {
+                let at = |(host, port): &(String, u16)| Address::Tcp(host.clone(), *port).to_string();
+                let sentinels: Vec<_> = watched.sentinels.iter().map(at).collect();
+                write!(f, "sentinel://{}/{}", sentinels.join(","), watched.name)
+            }
         }
     }
 }
@@ -83,6 +117,15 @@ pub struct TlsOptions {
     pub insecure: bool,
 }
 
+/// How to log in to sentinels, which have users of their own.
+#[derive(Debug, Clone, Default)]
+pub struct SentinelLogin {
+    /// The ACL user; the sentinel's `default` where it is not given.
+    pub user: Option<String>,
+    /// The password.
+    pub password: Option<Secret>,
+}
+
 /// One end of a transfer as the user named it: where, who, and how. The deployment behind it (standalone or
 /// cluster) is found by probing.
 #[derive(Debug, Clone)]
@@ -97,6 +140,8 @@ pub struct Endpoint {
     pub password: Option<Secret>,
     /// What prints the password, where it expires; then `password` is not used.
     pub password_command: Option<Arc<PasswordCommand>>,
+    /// How to log in to sentinels, where the address names some.
+    pub sentinel: SentinelLogin,
     /// What `PSYNC` is called there, where it is called otherwise: at one address, or at all others.
     pub psync: Vec<(Option<Address>, String)>,
     /// The database in the URL, where one was given.
@@ -108,9 +153,10 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Parses `HOST:PORT`, `HOST`, `redis://`, `rediss://`, `valkey://`, `valkeys://` or `unix://` with user,
-    /// password and database: `rediss://USER:PASSWORD@HOST:PORT/DB`,
-    /// `unix://USER:PASSWORD@/path/to.sock?db=2`.
+    /// Parses `HOST:PORT`, `HOST`, `redis://`, `rediss://`, `valkey://`, `valkeys://`, `unix://`,
+    /// `sentinel://` or `sentinels://` with user, password and database:
+    /// `rediss://USER:PASSWORD@HOST:PORT/DB`,
+    /// `unix://USER:PASSWORD@/path/to.sock?db=2`, `sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/NAME?db=2`.
     ///
     /// # Errors
     /// A message that names the part that is wrong; it never repeats a password.
@@ -118,8 +164,8 @@ impl Endpoint {
         let fail = |what: &str| {
             Error::new(side, "", "reading the address", ErrorKind::Unfit(what.to_owned())).with_remedy(
                 "write HOST:PORT, redis://USER:PASSWORD@HOST:PORT/DB, rediss://… (TLS), valkey://…, \
-                    valkeys://… (TLS) or \
-                 unix:///PATH",
+                    valkeys://… (TLS), \
+                 unix:///PATH or sentinel://HOST:PORT,HOST:PORT/NAME",
             )
         };
         let mut endpoint = Endpoint {
@@ -128,6 +174,7 @@ impl Endpoint {
             user: None,
             password: None,
             password_command: None,
+            sentinel: SentinelLogin::default(),
             psync: Vec::new(),
             db: None,
             tls: None,
@@ -138,12 +185,17 @@ impl Endpoint {
             return Ok(endpoint);
         };
         let tls = match scheme {
-            "redis" | "valkey" | "unix" => false,
-            "rediss" | "valkeys" => true,
+            "redis" | "valkey" | "unix" | "sentinel" => false,
+            "rediss" | "valkeys" | "sentinels" => true,
             _ => return Err(fail("unknown scheme")),
         };
         if tls {
             endpoint.tls = Some(TlsOptions::default());
+        }
+        if scheme.starts_with("sentinel") {
+            return endpoint
+                .of_sentinels(text)
+                .ok_or_else(|| fail("this is not sentinel://HOST:PORT,HOST:PORT/NAME"));
         }
         // `Url` wants a host for its own schemes only; ours are opaque to it, which keeps empty hosts legal.
         // After a user it wants one all the same, and a socket has none: what is before its path is taken off
@@ -188,6 +240,21 @@ impl Endpoint {
         Ok(endpoint)
     }
 
+    /// With the rest of a `sentinel://` address.
+    fn of_sentinels(mut self, text: &str) -> Option<Endpoint> {
+        let decode =
+            |part: &str| Some(percent_encoding::percent_decode_str(part).decode_utf8().ok()?.into_owned());
+        let (user, password, rest) = split_sentinel_login(text)?;
+        self.user = user.filter(|user| !user.is_empty()).map(decode).map_or(Some(None), |u| u.map(Some))?;
+        self.password = password.map(decode).map_or(Some(None), |p| p.map(Some))?.map(Secret::new);
+        let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
+        if let Some(query) = query {
+            self.db = Some(query.strip_prefix("db=")?.parse().ok()?);
+        }
+        self.address = Address::Sentinel(Arc::new(Watched::parse(rest)?));
+        Some(self)
+    }
+
     /// The password to log in with now; `None` where none is needed.
     ///
     /// # Errors
@@ -215,6 +282,13 @@ impl Endpoint {
                 user => format!("{scheme}://{user}@{path}"),
             });
         }
+        if text.starts_with("sentinel") {
+            let (user, password, rest) = split_sentinel_login(text)?;
+            password?;
+            let user = user.filter(|user| !user.is_empty()).map(|user| format!("{user}@"));
+            let (scheme, _) = text.split_once("://")?;
+            return Some(format!("{scheme}://{}{rest}", user.unwrap_or_default()));
+        }
         let mut url = url::Url::parse(text).ok()?;
         url.password()?;
         url.set_password(None).ok()?;
@@ -237,6 +311,9 @@ impl Endpoint {
 
 const DEFAULT_PORT: u16 = 6379;
 
+/// The port of sentinels.
+const SENTINEL_PORT: u16 = 26379;
+
 /// What is written as a user and, after a colon, a password.
 type Login<'a> = (&'a str, Option<&'a str>);
 
@@ -251,6 +328,18 @@ fn split_login(text: &str) -> Option<(Login<'_>, String)> {
         None => (login, None),
     };
     Some((login, format!("{scheme}://{path}")))
+}
+
+/// Splits `sentinel://USER:PASSWORD@REST`; its hosts are too many for a URL.
+fn split_sentinel_login(text: &str) -> Option<(Option<&str>, Option<&str>, &str)> {
+    let (_, rest) = text.split_once("://")?;
+    let end = rest.find('/')?;
+    let Some(at) = rest[..end].rfind('@') else { return Some((None, None, rest)) };
+    let (login, rest) = (&rest[..at], &rest[at + 1..]);
+    Some(match login.split_once(':') {
+        Some((user, password)) => (Some(user), Some(password), rest),
+        None => (Some(login), None, rest),
+    })
 }
 
 fn bare_address(text: &str) -> Option<Address> {
@@ -289,6 +378,32 @@ mod tests {
             let parsed = Endpoint::parse(Side::Source, text).expect(text);
             assert_eq!((&parsed.address, login(&parsed), parsed.db), (&at, expected, db), "{text}");
             assert_eq!(Endpoint::without_password(text).as_deref(), shown, "{text}");
+        }
+    }
+
+    #[test]
+    fn sentinels_may_come_with_a_login_for_the_server() {
+        let text = "sentinel://bob:p%40ss@a:1,[::1]:2,c/my%20name?db=3";
+        let parsed = Endpoint::parse(Side::Source, text).expect(text);
+        let shown = "sentinel://a:1,[::1]:2,c:26379/my name";
+        assert_eq!(
+            (parsed.address.to_string().as_str(), login(&parsed)),
+            (shown, (Some("bob"), Some("p@ss")))
+        );
+        assert_eq!((parsed.db, parsed.tls.is_none()), (Some(3), true));
+        let bare = "sentinel://bob@a:1,[::1]:2,c/my%20name?db=3";
+        assert_eq!(Endpoint::without_password(text).as_deref(), Some(bare));
+        assert_eq!(Endpoint::without_password(bare), None);
+        let parsed = Endpoint::parse(Side::Source, "sentinels://a:6379/x").expect("with TLS");
+        assert_eq!(
+            (parsed.address.to_string().as_str(), parsed.tls.is_some()),
+            ("sentinel://a:6379/x", true)
+        );
+        for wrong in
+            ["sentinel://a:1", "sentinel://a:1/", "sentinel:///x", "sentinel://a:x/y", "sentinel://a:1,/y"]
+        {
+            let error = Endpoint::parse(Side::Source, wrong).expect_err(wrong).to_string();
+            assert!(error.contains("NAME"), "{error}");
         }
     }
 

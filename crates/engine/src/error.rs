@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use serde::Serialize;
 use whimbrel_core::slot::Slot;
 use whimbrel_wire::scan::Malformed;
 use whimbrel_wire::value::Value;
@@ -9,7 +10,8 @@ use whimbrel_wire::value::Value;
 use crate::remedy::Remedy;
 
 /// Which side of a transfer something concerns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Side {
     /// Where keys come from.
     Source,

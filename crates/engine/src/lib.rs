@@ -6,10 +6,12 @@
 //! - [`probe`]: what a server is and can do, found by asking it;
 //! - [`deployment`]: a standalone server or a cluster, its nodes and its slots;
 //! - [`nodes`]: how the nodes of a cluster see each other, and where their keys are;
+//! - [`sentinel`]: which server is the primary, by what sentinels say;
 //! - [`slot_keys`]: which keys a node holds in its slots, and how many;
 //! - [`native`]: the atomic slot migration that some servers have built in;
 //! - [`handover`]: handing slots over between two primaries from outside;
 //! - [`seal`]: holding all writers of a deployment, and keeping them out;
+//! - [`inventory`]: what a deployment is like, asked for before it is migrated;
 //! - [`expiry`]: when keys expire;
 //! - [`error`]: whose fault it was, what was tried, what the user can do.
 //!
@@ -21,6 +23,7 @@ pub mod error;
 pub mod expiry;
 pub mod feed;
 pub mod handover;
+pub mod inventory;
 pub mod link;
 pub mod login;
 pub mod native;
@@ -28,5 +31,6 @@ pub mod nodes;
 pub mod probe;
 pub mod remedy;
 pub mod seal;
+pub mod sentinel;
 pub mod slot_keys;
 pub mod tls;

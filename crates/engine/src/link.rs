@@ -643,6 +643,10 @@ impl Io {
                 return Ok(Io(Kind::Unix(stream)));
             }
             Address::Tcp(host, port) => (host.as_str(), *port),
+            Address::Sentinel(_) => {
+                let what = "sentinels are not asked for the server here".to_owned();
+                return Err(fail(ErrorKind::Unfit(what)).with_remedy("name the server itself"));
+            }
         };
         let stream = TcpStream::connect((host, port)).await.map_err(|e| fail(ErrorKind::Connect(e)))?;
         stream.set_nodelay(true).map_err(|e| fail(ErrorKind::Connect(e)))?;

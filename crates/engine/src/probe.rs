@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use serde::Serialize;
 use whimbrel_wire::payload::{self, Dialect};
 use whimbrel_wire::value::Value;
 
@@ -51,6 +52,11 @@ impl Info {
         self.field(name)?.parse().ok()
     }
 
+    /// All fields.
+    pub fn fields(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+
     /// How often a command was called, with all its subcommands unless one is named after a bar, from the
     /// `commandstats` section.
     pub fn calls(&self, command: &str) -> u64 {
@@ -91,7 +97,7 @@ impl Info {
 }
 
 /// How many keys a database holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct DbCounts {
     /// All keys.
     pub keys: u64,
@@ -133,7 +139,7 @@ impl ServerFacts {
         Ok(ServerFacts::of(&Info::ask(link, "").await?))
     }
 
-    fn of(info: &Info) -> ServerFacts {
+    pub(crate) fn of(info: &Info) -> ServerFacts {
         let valkey = info.field("valkey_version");
         let version = match valkey {
             Some(v) => format!("Valkey {v}"),

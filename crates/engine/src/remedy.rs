@@ -31,6 +31,8 @@ pub enum Remedy {
     FenceForReverseSync,
     /// Allow a longer pause, or compare less.
     AllowLongerPause,
+    /// Allow a pause of so many milliseconds.
+    AllowPauseMs(u64),
     /// Have the key's writers stop for a while, or allow a longer pause.
     StopWritersOrAllowLongerPause,
     /// Compare a sample only, or move fewer keys at once.
@@ -111,6 +113,7 @@ impl fmt::Display for Remedy {
             }
             Remedy::FenceForReverseSync => "choose the fence acl or pause for a sync that leads back",
             Remedy::AllowLongerPause => "allow a longer pause, or compare less",
+            Remedy::AllowPauseMs(ms) => return write!(f, "allow a pause of {ms} ms"),
             Remedy::StopWritersOrAllowLongerPause => "stop its writers for a while, or allow a longer pause",
             Remedy::CompareSampleOrSmallerBatches => "compare a sample, or move fewer keys at once",
             Remedy::BeginAnewWithOtherPolicy => "begin anew, and have such keys replaced or left as they are",

@@ -193,8 +193,14 @@ impl Fence {
                 return Err(Error::unfit(deployment.side(), at, "fence the writers off", what)
                     .with_remedy(Remedy::ChooseFence("acl, pause or none")));
             }
+            FenceKind::ReadonlyReplica if deployment.is_watched() => {
+                let at = deployment.endpoint.address.to_string();
+                let what = "the sentinels would make the server a primary again, or another one";
+                return Err(Error::unfit(deployment.side(), at, "fence the writers off", what)
+                    .with_remedy(Remedy::ChooseFence("acl, pause or none")));
+            }
             FenceKind::ReadonlyReplica => {
-                let mut link = deployment.open(&deployment.endpoint.address, 0).await?;
+                let mut link = deployment.open(&deployment.server(), 0).await?;
                 // The older name is known to all servers.
                 let reply = link.call(&[b"CONFIG", b"GET", b"slave-read-only"]).await?;
                 if reply.field("slave-read-only").and_then(Value::as_str) != Some("yes") {
@@ -229,7 +235,7 @@ impl Fence {
     /// Part of it may be up then, and [`Fence::lift`] takes that down.
     pub async fn raise(&self, deployment: &Deployment) -> Result<()> {
         if self.kind == FenceKind::ReadonlyReplica {
-            let mut link = deployment.open(&deployment.endpoint.address, 0).await?;
+            let mut link = deployment.open(&deployment.server(), 0).await?;
             link.call(&[b"REPLICAOF", NOWHERE.0, NOWHERE.1]).await?;
         }
         self.rule(deployment, |_| vec!["-@write"]).await?;
@@ -275,7 +281,7 @@ impl Fence {
     /// As [`Deployment::open`] and [`Link::call`].
     pub async fn lift(&self, deployment: &Deployment) -> Result<()> {
         if self.kind == FenceKind::ReadonlyReplica {
-            let mut link = deployment.open(&deployment.endpoint.address, 0).await?;
+            let mut link = deployment.open(&deployment.server(), 0).await?;
             link.call(&[b"REPLICAOF", b"NO", b"ONE"]).await?;
         }
         if matches!(self.kind, FenceKind::Pause { .. }) {

@@ -1,5 +1,6 @@
 //! Moves and compares key states.
 //!
+//! - [`assess`]: finds out what stands in the way of a migration, and changes nothing;
 //! - [`copy`]: copies keys from one deployment to another;
 //! - [`sync`]: keeps one deployment equal to another, until the other takes over;
 //! - [`verify`]: proves that two deployments hold equal keys;
@@ -14,6 +15,7 @@
 //! - [`documents`]: the file of a journal, which outlives a full disk;
 //! - [`budget`], [`retry`], [`progress`]: bounds on memory and speed, on tries, and what a display reads.
 
+pub mod assess;
 pub mod budget;
 pub mod copy;
 pub mod functions;

@@ -43,6 +43,7 @@ pub struct Server {
     label: String,
     engine: Engine,
     binary: PathBuf,
+    sentinel: bool,
     port: u16,
     tls_port: Option<u16>,
     tls: Option<Tls>,
@@ -63,6 +64,7 @@ pub struct ServerBuilder {
     tls: Option<Tls>,
     unix_socket: bool,
     cluster: bool,
+    sentinel: bool,
     nodes_conf: Option<String>,
 }
 
@@ -116,6 +118,13 @@ impl ServerBuilder {
     #[must_use]
     pub fn cluster(mut self) -> Self {
         self.cluster = true;
+        self
+    }
+
+    /// Runs as a sentinel. Directives beginning with `sentinel` name what it watches.
+    #[must_use]
+    pub(crate) fn sentinel(mut self) -> Self {
+        self.sentinel = true;
         self
     }
 
@@ -173,7 +182,7 @@ impl ServerBuilder {
             std::fs::write(dir.path().join("nodes.conf"), text)
                 .map_err(|source| LabError::io("write nodes.conf", source))?;
         }
-        let process = Mutex::new(launch(&binary, dir.path())?);
+        let process = Mutex::new(launch(&binary, dir.path(), self.sentinel)?);
         let label = match &self.name {
             Some(name) => format!("{} {name} (port {port})", self.engine),
             None => format!("{} (port {port})", self.engine),
@@ -182,6 +191,7 @@ impl ServerBuilder {
             label,
             engine: self.engine,
             binary,
+            sentinel: self.sentinel,
             port,
             tls_port,
             tls: self.tls.clone(),
@@ -255,6 +265,7 @@ impl Server {
             tls: None,
             unix_socket: false,
             cluster: false,
+            sentinel: false,
             nodes_conf: None,
         }
     }
@@ -415,7 +426,7 @@ impl Server {
     /// When it does not become ready, or somebody else took its port meanwhile.
     pub fn restart(&self) -> Result<(), LabError> {
         self.stop()?;
-        *self.process() = launch(&self.binary, self.dir.path())?;
+        *self.process() = launch(&self.binary, self.dir.path(), self.sentinel)?;
         self.wait_ready().map_err(|not_ready| match not_ready {
             NotReady::PortTaken => self.start_failed("somebody else took its port"),
             NotReady::Failed(error) => error,
@@ -584,14 +595,15 @@ impl fmt::Debug for Server {
     }
 }
 
-fn launch(binary: &Path, dir: &Path) -> Result<Process, LabError> {
+fn launch(binary: &Path, dir: &Path, sentinel: bool) -> Result<Process, LabError> {
     let log = log_file(dir);
     let open = || OpenOptions::new().create(true).append(true).open(&log);
     let (out, err) = open()
         .and_then(|out| open().map(|err| (out, err)))
         .map_err(|source| LabError::io(format!("open {}", log.display()), source))?;
     let mut command = process::command(binary);
-    command.arg(config_file(dir)).stdin(std::process::Stdio::null()).stdout(out).stderr(err);
+    command.arg(config_file(dir)).args(sentinel.then_some("--sentinel"));
+    command.stdin(std::process::Stdio::null()).stdout(out).stderr(err);
     Process::spawn(command).map_err(|source| LabError::io(format!("start {}", binary.display()), source))
 }
 

@@ -1,6 +1,7 @@
 //! The real binary against real servers, one module for each command or concern.
 
 mod asking;
+mod assess;
 mod atomic;
 mod cluster_view;
 mod config;
@@ -30,6 +31,7 @@ mod reshard_large;
 mod reshard_selfcheck;
 mod review;
 mod selfcheck;
+mod sentinel;
 mod soak;
 mod sync;
 mod watching;

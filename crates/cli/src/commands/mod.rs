@@ -4,6 +4,7 @@
 //! [`losses`] for those that replace or remove keys, [`steered`] for those that others can ask while they
 //! run.
 
+pub mod assess;
 pub mod cluster;
 pub mod config;
 pub mod copy;

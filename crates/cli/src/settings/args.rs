@@ -2,6 +2,7 @@
 //!
 //! One definition feeds the parser, the help texts, the shell completions and the manual pages.
 
+mod assessing;
 mod cluster;
 mod fleet;
 mod front;
@@ -15,6 +16,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::{self, parse_count};
 
+pub use self::assessing::AssessArgs;
 pub use self::cluster::{ClusterArgs, RepairArgs, StatusArgs, Strays};
 pub use self::fleet::{CoordinatorArgs, FleetArgs, FleetAt, FleetCommand};
 pub use self::front::{FrontArgs, FrontAt, FrontCommand, JoinArgs};
@@ -74,6 +76,8 @@ fn closing_words() -> String {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Find out what stands in the way of a migration, and how long it would take; changes nothing
+    Assess(Box<AssessArgs>),
     /// Copy keys from one deployment to another
     Copy(Box<CopyArgs>),
     /// Prove that two deployments hold equal keys
@@ -168,7 +172,7 @@ pub struct Beforehand {
 #[derive(Debug, Args)]
 pub struct Sides {
     /// The source: HOST:PORT, redis://, rediss:// (TLS), valkey://, valkeys:// (TLS) or unix:// with user,
-    /// password and database
+    /// password and database; or sentinel://HOST:PORT,HOST:PORT/NAME, sentinels:// (TLS)
     #[arg(value_name = "SOURCE")]
     pub source: String,
 
@@ -207,7 +211,8 @@ pub struct Sides {
 
 macro_rules! access {
     ($name:ident, $side:literal, $announcer:literal, $user:literal, $file:literal, $command:literal,
-        $env:literal, $map:literal, $tls:literal, $ca:literal,
+        $env:literal, $sentinel_user:literal, $sentinel_file:literal, $sentinel_env:literal,
+     $map:literal, $tls:literal, $ca:literal,
      $cert:literal, $key:literal, $sni:literal, $heading:literal) => {
         #[doc = concat!("How to get into the ", $side, ".")]
         #[derive(Debug, Clone, Args)]
@@ -233,6 +238,19 @@ macro_rules! access {
                     help_heading = $heading
             )]
             pub password_command: Option<String>,
+
+            #[arg(
+                help = concat!("With sentinel://: ACL user on the sentinels of the ", $side),
+                long = $sentinel_user, id = $sentinel_user, value_name = "NAME", help_heading = $heading
+            )]
+            pub sentinel_user: Option<String>,
+
+            #[arg(
+                help = concat!("With sentinel://: file whose first line is the password for the sentinels \
+                    (or set ", $sentinel_env, ")"),
+                long = $sentinel_file, id = $sentinel_file, value_name = "FILE", help_heading = $heading
+            )]
+            pub sentinel_password_file: Option<PathBuf>,
 
             #[arg(
                 help = concat!("Address that the ", $announcer, " announces and what to connect to instead, \
@@ -282,6 +300,9 @@ access!(
     "source-password-file",
     "source-password-command",
     "WHIMBREL_SOURCE_PASSWORD",
+    "source-sentinel-user",
+    "source-sentinel-password-file",
+    "WHIMBREL_SOURCE_SENTINEL_PASSWORD",
     "source-map",
     "source-tls",
     "source-ca",
@@ -298,6 +319,9 @@ access!(
     "target-password-file",
     "target-password-command",
     "WHIMBREL_TARGET_PASSWORD",
+    "target-sentinel-user",
+    "target-sentinel-password-file",
+    "WHIMBREL_TARGET_SENTINEL_PASSWORD",
     "target-map",
     "target-tls",
     "target-ca",
@@ -315,6 +339,9 @@ access!(
     "password-file",
     "password-command",
     "WHIMBREL_PASSWORD",
+    "sentinel-user",
+    "sentinel-password-file",
+    "WHIMBREL_SENTINEL_PASSWORD",
     "map",
     "tls",
     "ca",

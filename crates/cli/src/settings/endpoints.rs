@@ -7,7 +7,7 @@ use std::sync::Arc;
 #[cfg(feature = "etcd")]
 use whimbrel_control::fleet::etcd::EtcdOptions;
 use whimbrel_engine::deployment::Deployment;
-use whimbrel_engine::endpoint::{Address, Endpoint, Secret, TlsOptions};
+use whimbrel_engine::endpoint::{Address, Endpoint, Secret, SentinelLogin, TlsOptions};
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::LinkOptions;
 use whimbrel_engine::login::PasswordCommand;
@@ -16,8 +16,8 @@ use crate::safety;
 #[cfg(feature = "etcd")]
 use crate::settings::args::CoordinatorArgs;
 use crate::settings::args::{
-    ClusterAccess, ClusterArgs, Command, FleetAt, FrontArgs, JobAccess, JobsCommand, JoinArgs, MovingArgs,
-    ServeArgs, Sides, SourceAccess, TargetAccess,
+    AssessArgs, ClusterAccess, ClusterArgs, Command, FleetAt, FrontArgs, JobAccess, JobsCommand, JoinArgs,
+    MovingArgs, ServeArgs, Sides, SourceAccess, TargetAccess,
 };
 
 /// The options of one side, without regard to which.
@@ -29,6 +29,9 @@ struct Access<'a> {
     password_command: Option<&'a String>,
     password_ttl_ms: u64,
     password_variable: &'static str,
+    sentinel_user: Option<&'a String>,
+    sentinel_password_file: Option<&'a Path>,
+    sentinel_variable: &'static str,
     map: &'a [String],
     tls: bool,
     ca: Option<&'a Path>,
@@ -39,7 +42,7 @@ struct Access<'a> {
 
 /// The sides' options are types of their own, since each flag has its own name, but have the same fields.
 macro_rules! access_from {
-    ($options:ident, $prefix:literal, $password_variable:expr) => {
+    ($options:ident, $prefix:literal, $password_variable:expr, $sentinel_variable:literal) => {
         impl<'a> From<&'a $options> for Access<'a> {
             fn from(a: &'a $options) -> Self {
                 Access {
@@ -49,6 +52,9 @@ macro_rules! access_from {
                     password_command: a.password_command.as_ref(),
                     password_ttl_ms: PASSWORD_TTL_MS,
                     password_variable: $password_variable,
+                    sentinel_user: a.sentinel_user.as_ref(),
+                    sentinel_password_file: a.sentinel_password_file.as_deref(),
+                    sentinel_variable: $sentinel_variable,
                     map: &a.map,
                     tls: a.tls,
                     ca: a.ca.as_deref(),
@@ -72,9 +78,9 @@ const SERVE_PASSWORD: &str = "WHIMBREL_SERVE_PASSWORD";
 /// The variable that the password for the etcd of a fleet may come from.
 const STORE_PASSWORD: &str = "WHIMBREL_STORE_PASSWORD";
 
-access_from!(SourceAccess, "source-", SOURCE_PASSWORD);
-access_from!(TargetAccess, "target-", TARGET_PASSWORD);
-access_from!(ClusterAccess, "", CLUSTER_PASSWORD);
+access_from!(SourceAccess, "source-", SOURCE_PASSWORD, "WHIMBREL_SOURCE_SENTINEL_PASSWORD");
+access_from!(TargetAccess, "target-", TARGET_PASSWORD, "WHIMBREL_TARGET_SENTINEL_PASSWORD");
+access_from!(ClusterAccess, "", CLUSTER_PASSWORD, "WHIMBREL_SENTINEL_PASSWORD");
 
 impl Sides {
     /// Both endpoints.
@@ -200,6 +206,34 @@ impl FrontArgs {
     }
 }
 
+impl AssessArgs {
+    /// The endpoint of the source.
+    ///
+    /// # Errors
+    /// As [`Sides::endpoints`].
+    pub fn source_endpoint(&self) -> Result<Endpoint> {
+        let access = Access { password_ttl_ms: self.password_ttl, ..Access::from(&self.source_access) };
+        let mut source = endpoint(Side::Source, &self.source, &access, self.insecure)?;
+        source.psync = psync_names(&self.source_psync)?;
+        Ok(source)
+    }
+
+    /// The endpoint of the target, where one is named.
+    ///
+    /// # Errors
+    /// As [`Sides::endpoints`].
+    pub fn target_endpoint(&self) -> Result<Option<Endpoint>> {
+        let access = Access { password_ttl_ms: self.password_ttl, ..Access::from(&self.target_access) };
+        let target = |target: &String| endpoint(Side::Target, target, &access, self.insecure);
+        self.target.as_ref().map(target).transpose()
+    }
+
+    /// How connections behave.
+    pub fn link_options(&self) -> LinkOptions {
+        link_options(self.connect_timeout, self.timeout, false)
+    }
+}
+
 impl ClusterArgs {
     /// The endpoint.
     ///
@@ -257,6 +291,9 @@ fn daemon(server: &str, prefix: &'static str, password_file: Option<&Path>) -> R
         password_command: None,
         password_ttl_ms: PASSWORD_TTL_MS,
         password_variable: SERVE_PASSWORD,
+        sentinel_user: None,
+        sentinel_password_file: None,
+        sentinel_variable: "",
         map: &[],
         tls: false,
         ca: None,
@@ -328,6 +365,10 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
         std::iter::once((&at.cluster, CLUSTER_PASSWORD)).chain(daemon).collect()
     }
     match command {
+        Command::Assess(args) => {
+            let target = args.target.iter().map(|target| (target, TARGET_PASSWORD));
+            std::iter::once((&args.source, SOURCE_PASSWORD)).chain(target).collect()
+        }
         Command::Copy(args) => both(&args.sides),
         Command::Verify(args) => both(&args.sides),
         Command::Sync(args) => both(&args.sides),
@@ -464,6 +505,13 @@ fn endpoint(side: Side, text: &str, access: &Access<'_>, insecure: bool) -> Resu
             "add it to the URL, set {}, or name a password file",
             access.password_variable
         )));
+    }
+    if let Address::Sentinel(_) = endpoint.address {
+        let prefix = format!("{}sentinel-", access.prefix);
+        endpoint.sentinel = SentinelLogin {
+            user: access.sentinel_user.cloned(),
+            password: password(side, &prefix, access.sentinel_password_file, access.sentinel_variable)?,
+        };
     }
     let wants_tls =
         access.tls || access.ca.is_some() || access.cert.is_some() || access.server_name.is_some();

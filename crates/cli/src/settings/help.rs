@@ -6,7 +6,8 @@ use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 use clap::{Arg, ArgAction, Command};
 
 /// The options that `-h` shows, for each command that has many. `--help` shows all.
-const USUAL: [(&str, &[&str]); 12] = [
+const USUAL: [(&str, &[&str]); 13] = [
+    ("assess", &["db", "sample", "full", "load", SOURCE_FILE, TARGET_FILE, "html", "json"]),
     (
         "copy",
         &[

@@ -34,6 +34,7 @@ pub fn words(remedy: &Remedy) -> Cow<'_, str> {
         Remedy::OwnUserOrChooseFence => "give whimbrel a user of its own, or choose --fence pause or none",
         Remedy::FenceForReverseSync => "use --fence acl or pause with --reverse-sync",
         Remedy::AllowLongerPause => "allow more with --max-pause, or compare less",
+        Remedy::AllowPauseMs(ms) => return format!("allow more with --max-pause {ms}ms").into(),
         Remedy::StopWritersOrAllowLongerPause => {
             "stop its writers for a while, or allow a longer pause with --max-pause"
         }

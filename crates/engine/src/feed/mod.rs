@@ -20,6 +20,7 @@
 //! `shutdown-timeout`.
 
 mod command;
+mod prospect;
 mod stream;
 mod touched;
 mod tracking;
@@ -41,6 +42,7 @@ use crate::endpoint::{Address, Endpoint};
 use crate::error::{Error, ErrorKind, Result, Side};
 use crate::link::{Link, LinkOptions};
 
+pub use prospect::{Prospect, prospect};
 pub use touched::{Collection, Elements, Touch, Touched, TouchedLimits, What};
 
 /// The name that feeds show in `CLIENT LIST`.

@@ -64,7 +64,7 @@ pub(super) struct Stream {
 }
 
 /// What a server lets us have of replication.
-enum Offer {
+pub(super) enum Offer {
     /// A snapshot without data, or a continuation.
     Filtered,
     /// A continuation, or else a snapshot with all data.
@@ -234,12 +234,17 @@ async fn learn_rules(link: &mut Link) -> Result<Rules> {
     Ok(rules)
 }
 
-/// Says what we can take, and asks that snapshots be without data.
-async fn offer(link: &mut Link) -> Result<Offer> {
+/// Sentinel makes a replica of each line about one in `INFO`, keeps it for good, and asks it for a place in a
+/// failover. It takes none whose port cannot be one.
+const NO_PORT: &[u8] = b"65536";
+
+/// Says what we can take, that nobody can connect to us, and asks that snapshots be without data.
+pub(super) async fn offer(link: &mut Link) -> Result<Offer> {
     link.push(&[b"REPLCONF", b"capa", b"eof", b"capa", b"psync2"]);
     link.push(&[b"REPLCONF", b"rdb-filter-only", b""]);
+    link.push(&[b"REPLCONF", b"listening-port", NO_PORT]);
     link.flush().await?;
-    let replies = link.replies(2).await?;
+    let replies = link.replies(3).await?;
     Ok(match (ServerError::of(&replies[0]), ServerError::of(&replies[1])) {
         (Some(e), _) => Offer::Nothing(e.text),
         (None, Some(_)) => Offer::Plain,
@@ -248,7 +253,7 @@ async fn offer(link: &mut Link) -> Result<Offer> {
 }
 
 /// Where a server's backlog ends, if it keeps one.
-async fn backlog(link: &mut Link) -> Result<Option<History>> {
+pub(super) async fn backlog(link: &mut Link) -> Result<Option<History>> {
     let reply = link.ask(&[b"INFO", b"replication"]).await?;
     let Some(text) = reply.as_bytes() else { return Ok(None) };
     let info = Info::parse(text);

@@ -50,7 +50,7 @@ pub async fn check_rights(deployment: &Deployment, kind: FenceKind) -> Result<()
         check(deployment, address, &OF_ACL).await?;
     }
     if kind == FenceKind::ReadonlyReplica && !deployment.is_cluster() {
-        check(deployment, &deployment.endpoint.address, &OF_REPLICA).await?;
+        check(deployment, &deployment.server(), &OF_REPLICA).await?;
     }
     Ok(())
 }

@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::Result;
 
+pub(crate) use self::preflight::check_reading;
 pub use self::preflight::{Plan, PlannedDb, databases, plan};
 pub use crate::keys::shown;
 pub use crate::large::Existing;

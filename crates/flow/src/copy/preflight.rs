@@ -188,7 +188,8 @@ pub(crate) async fn check_way_back(shared: &Shared) -> Result<()> {
     Ok(())
 }
 
-async fn check_reading(source: &Deployment, dbs: impl Iterator<Item = u32> + Clone) -> Result<()> {
+/// Tries whether the keys of these databases can be read.
+pub(crate) async fn check_reading(source: &Deployment, dbs: impl Iterator<Item = u32> + Clone) -> Result<()> {
     let topology = source.topology();
     for shard in &topology.shards {
         for db in dbs.clone() {

@@ -103,7 +103,7 @@ impl Shared {
     pub(crate) async fn open_target(&self, address: &Address, db: u32) -> Result<Link> {
         let mut link = self.target.open(address, db).await?;
         let facts = ServerFacts::ask(&mut link).await?;
-        if facts.replica && self.target.is_cluster() {
+        if facts.replica && (self.target.is_cluster() || self.target.is_watched()) {
             // Demoted, and the others may not have told us yet: what it acknowledged may be lost.
             let demoted = ServerError::classify(b"READONLY this node is a replica now");
             return Err(link.server_error(demoted, b"connect"));

@@ -223,7 +223,7 @@ impl Writer {
         let topology = target.topology();
         let mut groups: HashMap<Address, Vec<usize>> = HashMap::new();
         if !topology.cluster {
-            groups.insert(target.endpoint.address.clone(), (0..pending.len()).collect());
+            groups.insert(target.server(), (0..pending.len()).collect());
             return groups;
         }
         for (i, Pending { state, ask }) in pending.iter().enumerate() {

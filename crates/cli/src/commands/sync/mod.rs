@@ -415,7 +415,7 @@ async fn databases(args: &SyncArgs, source: &Deployment, target: &Deployment) ->
 
 /// How many databases a server has; `None` where it does not say.
 async fn how_many(deployment: &Deployment) -> Result<Option<u32>> {
-    let mut link = deployment.open(&deployment.endpoint.address, 0).await?;
+    let mut link = deployment.open(&deployment.server(), 0).await?;
     let reply = link.ask(&[b"CONFIG", b"GET", b"databases"]).await?;
     let number = reply.field("databases").and_then(Value::as_int);
     Ok(number.and_then(|n| u32::try_from(n).ok()))

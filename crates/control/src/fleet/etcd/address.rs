@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use whimbrel_engine::endpoint::{Address, Endpoint, Secret, TlsOptions};
+use whimbrel_engine::endpoint::{Address, Endpoint, Secret, SentinelLogin, TlsOptions};
 use whimbrel_engine::error::{Error, Result, Side};
 
 /// The port of etcd for clients.
@@ -77,6 +77,7 @@ impl EtcdOptions {
             db: None,
             tls: tls.clone(),
             password_command: None,
+            sentinel: SentinelLogin::default(),
             psync: Vec::new(),
             address_map: Vec::new(),
         };

@@ -1,0 +1,91 @@
+//! The command that looks before anything is moved.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use whimbrel_core::units::parse_count;
+
+use super::{Limits, SourceAccess, TargetAccess, parse_ms, parse_ttl};
+
+/// `whimbrel assess`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  whimbrel assess old:6379                                  what there is, and how it can be followed
+  whimbrel assess old:6379 new-cluster:7000 --html assessment.html
+  whimbrel assess old:6379 new:6379 --json | jq '.findings[] | select(.severity == \"blocks\")'
+
+Nothing is changed on either side. Ends with 0 where a migration may begin, and with 4 where something \
+blocks it: see whimbrel --help")]
+pub struct AssessArgs {
+    /// The source: HOST:PORT, redis://, rediss:// (TLS), valkey://, valkeys:// (TLS) or unix:// with user,
+    /// password and database; or sentinel://HOST:PORT,HOST:PORT/NAME, sentinels:// (TLS)
+    #[arg(value_name = "SOURCE")]
+    pub source: String,
+
+    /// The target, likewise; without one only the source is looked at
+    #[arg(value_name = "TARGET")]
+    pub target: Option<String>,
+
+    #[command(flatten)]
+    pub source_access: SourceAccess,
+
+    #[command(flatten)]
+    pub target_access: TargetAccess,
+
+    /// For how long a password is valid that --source-password-command or --target-password-command has
+    /// printed; a new one is asked for before that
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_ttl,
+        help_heading = "Access")]
+    pub password_ttl: u64,
+
+    /// What the source calls PSYNC, where a service has renamed it; HOST:PORT=NAME for one primary;
+    /// repeatable
+    #[arg(long, value_name = "NAME", help_heading = "Access")]
+    pub source_psync: Vec<String>,
+
+    /// Accept any certificate of either side. For tests only
+    #[arg(long, help_heading = "TLS")]
+    pub insecure: bool,
+
+    /// Database, or SOURCE:TARGET, or all; repeatable or with commas [default: the one in the URL, else all]
+    #[arg(long = "db", value_name = "DB", value_delimiter = ',', help_heading = "Selection")]
+    pub dbs: Vec<String>,
+
+    /// Look at N keys
+    #[arg(long, value_name = "N", default_value = "10000", value_parser = parse_count,
+        conflicts_with = "full", help_heading = "Sample")]
+    pub sample: u64,
+
+    /// Look at all keys
+    #[arg(long, help_heading = "Sample")]
+    pub full: bool,
+
+    /// Use at most this share of each server's time, in percent [default: 1, with --full 10]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100),
+        help_heading = "Sample")]
+    pub load: Option<u8>,
+
+    /// How long the sample may take; not with --full
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_ms, help_heading = "Sample")]
+    pub sample_time: u64,
+
+    /// How long a connection attempt may take
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_ms, help_heading = "Limits")]
+    pub connect_timeout: u64,
+
+    /// How long a reply may take without a single byte arriving
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_ms, help_heading = "Limits")]
+    pub timeout: u64,
+
+    #[command(flatten)]
+    pub limits: Limits,
+
+    /// Write the assessment as one HTML file, to hand on
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub html: Option<PathBuf>,
+
+    /// Print one JSON object
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+}

@@ -1,0 +1,209 @@
+//! Finds out what stands in the way of a migration before anybody decides on it. Nothing is changed.
+//!
+//! - [`whimbrel_engine::inventory`] has what servers tell of themselves;
+//! - [`sample`] reads some keys, slowly enough that the server hardly notices;
+//! - [`ways`] tries each way to copy, follow and cut over as far as that goes without doing it;
+//! - [`estimate`] and [`judge`] are pure: from [`Facts`] to how long it takes, and to [`Finding`]s.
+
+mod estimate;
+mod findings;
+mod judge;
+pub mod sample;
+mod ways;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::error::Result;
+use whimbrel_engine::inventory::{Activity, Inventory, Rate, lacking};
+
+use crate::copy::{CopyOptions, DbPair};
+use crate::functions;
+
+pub use self::estimate::{Estimates, Span, estimate};
+pub use self::findings::{Finding, Severity};
+pub use self::judge::judge;
+pub use self::sample::{LargeKey, Sample, SampleOptions, TypeCount};
+pub use self::ways::{Way, WayKind};
+
+/// For how long it is counted at least how much clients write.
+const COUNTED: Duration = Duration::from_secs(2);
+
+/// What applications do not depend on: the commands of those who look after servers, ours among them.
+const OF_OPERATORS: [&str; 22] = [
+    "acl",
+    "auth",
+    "bgsave",
+    "bgrewriteaof",
+    "client",
+    "cluster",
+    "command",
+    "config",
+    "debug",
+    "hello",
+    "info",
+    "latency",
+    "memory",
+    "module",
+    "monitor",
+    "psync",
+    "pubsub",
+    "replconf",
+    "role",
+    "slowlog",
+    "sync",
+    "failover",
+];
+
+/// What is to be assessed.
+#[derive(Debug, Clone)]
+pub struct AssessOptions {
+    /// What a copy would do: its databases, lanes and limits.
+    pub copy: CopyOptions,
+    /// How keys are looked at.
+    pub sample: SampleOptions,
+}
+
+/// All that was found out, and nothing that was concluded from it.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Facts {
+    /// The source.
+    pub source: Inventory,
+    /// The target, where one was named.
+    pub target: Option<Inventory>,
+    /// Which databases go where.
+    pub dbs: Vec<DbPair>,
+    /// Some keys of the source.
+    pub sample: Sample,
+    /// How much clients write to the source, over all primaries.
+    pub rate: Rate,
+    /// How far away the target is, in microseconds; 0 without one.
+    pub target_rtt_us: u64,
+    /// Commands that clients of the source use and the target lacks; `None` where it does not tell.
+    pub lacking: Option<Vec<String>>,
+    /// Libraries of functions on the source.
+    pub libraries: usize,
+    /// Each way to copy, follow and cut over.
+    pub ways: Vec<Way>,
+    /// What a copy would do.
+    pub plan: Planned,
+}
+
+/// The part of a copy's options that its duration depends on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Planned {
+    /// Lanes for each shard.
+    pub lanes: usize,
+    /// Shards at once.
+    pub shards_at_once: usize,
+    /// Keys each second at most.
+    pub rate_keys: Option<u64>,
+    /// Bytes each second at most.
+    pub rate_bytes: Option<u64>,
+    /// From how many bytes on a value moves in chunks.
+    pub big_key_bytes: u64,
+}
+
+/// Whether a migration may begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// Nothing stands in the way.
+    Ready,
+    /// It can begin; there is something to think of first.
+    WithCare,
+    /// Something has to be changed first.
+    Blocked,
+}
+
+/// What was found, and what comes of it.
+#[derive(Debug, Clone, Serialize)]
+pub struct Assessment {
+    /// What was found out.
+    pub facts: Facts,
+    /// How long things would take.
+    pub estimates: Estimates,
+    /// What to know, the worst first.
+    pub findings: Vec<Finding>,
+    /// What comes of it.
+    pub verdict: Verdict,
+    /// How long it took, in milliseconds.
+    pub duration_ms: u64,
+}
+
+/// Assesses. Reads only; where `stop` is cancelled, with the keys that were read until then.
+///
+/// # Errors
+/// What keeps us from asking the first server of either side.
+pub async fn assess(
+    source: &Arc<Deployment>,
+    target: Option<&Arc<Deployment>>,
+    options: &AssessOptions,
+    stop: &CancellationToken,
+) -> Result<Assessment> {
+    let started = Instant::now();
+    let before = activities(source).await?;
+    let mut facts = Facts { source: Inventory::take(source).await?, ..Facts::default() };
+    facts.dbs.clone_from(&options.copy.dbs);
+    facts.libraries = functions::count(source).await;
+    facts.plan = Planned {
+        lanes: options.copy.lanes,
+        shards_at_once: options.copy.shards_at_once,
+        rate_keys: options.copy.rate_keys,
+        rate_bytes: options.copy.rate_bytes,
+        big_key_bytes: options.copy.big_key_bytes,
+    };
+    if let Some(target) = target {
+        facts.target = Some(Inventory::take(target).await?);
+        let mut link = target.open(&target.server(), 0).await?;
+        facts.target_rtt_us = sample::round_trip_us(&mut link).await?;
+        facts.lacking = lacking(&mut link, &of_applications(&facts.source)).await?;
+    }
+    facts.ways = ways::all(source, target, &options.copy, stop).await;
+    facts.sample = sample::take(source, &facts, &options.sample, stop).await?;
+    stop.run_until_cancelled(sleep_until(started + COUNTED)).await;
+    for (before, after) in before.iter().zip(activities(source).await?) {
+        let rate = after.since(before);
+        facts.rate.writes_per_second += rate.writes_per_second;
+        facts.rate.bytes_per_second += rate.bytes_per_second;
+    }
+    Ok(concluded(facts, started.elapsed()))
+}
+
+fn concluded(facts: Facts, took: Duration) -> Assessment {
+    let estimates = estimate(&facts);
+    let findings = judge(&facts, &estimates);
+    let verdict = match findings.iter().map(Finding::severity).min() {
+        Some(Severity::Blocks) => Verdict::Blocked,
+        Some(Severity::Warns) => Verdict::WithCare,
+        Some(Severity::Notes) | None => Verdict::Ready,
+    };
+    let duration_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+    Assessment { facts, estimates, findings, verdict, duration_ms }
+}
+
+/// How much was written to each primary until now. One that does not answer has written nothing.
+async fn activities(source: &Deployment) -> Result<Vec<Activity>> {
+    let mut activities = Vec::new();
+    for shard in &source.topology().shards {
+        if let Ok(mut link) = source.open(&shard.primary, 0).await {
+            activities.push(Activity::ask(&mut link).await?);
+        }
+    }
+    Ok(activities)
+}
+
+/// Commands that clients have used, but for those of operators.
+fn of_applications(source: &Inventory) -> Vec<String> {
+    let is_theirs = |name: &str| !OF_OPERATORS.contains(&name.split('|').next().unwrap_or_default());
+    source
+        .used
+        .iter()
+        .filter(|(name, used)| used.calls > 0 && is_theirs(name))
+        .map(|(n, _)| n.clone())
+        .collect()
+}
