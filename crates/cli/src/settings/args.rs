@@ -171,8 +171,8 @@ pub struct Beforehand {
 /// Where the two sides are and how to reach them.
 #[derive(Debug, Args)]
 pub struct Sides {
-    /// The source: HOST:PORT, redis://, rediss:// (TLS), valkey://, valkeys:// (TLS) or unix:// with user,
-    /// password and database; or sentinel://HOST:PORT,HOST:PORT/NAME, sentinels:// (TLS)
+    /// The source: HOST:PORT, or redis://, valkey://, unix://, rediss:// or valkeys:// (TLS) with user,
+    /// password and database; or sentinel://HOST:PORT,HOST:PORT/NAME
     #[arg(value_name = "SOURCE")]
     pub source: String,
 

@@ -18,8 +18,8 @@ Examples:
 Nothing is changed on either side. Ends with 0 where a migration may begin, and with 4 where something \
 blocks it: see whimbrel --help")]
 pub struct AssessArgs {
-    /// The source: HOST:PORT, redis://, rediss:// (TLS), valkey://, valkeys:// (TLS) or unix:// with user,
-    /// password and database; or sentinel://HOST:PORT,HOST:PORT/NAME, sentinels:// (TLS)
+    /// The source: HOST:PORT, or redis://, valkey://, unix://, rediss:// or valkeys:// (TLS) with user,
+    /// password and database; or sentinel://HOST:PORT,HOST:PORT/NAME
     #[arg(value_name = "SOURCE")]
     pub source: String,
 

@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use whimbrel_wire::boundary::Passed;
 use whimbrel_wire::request::{Request, RequestLimits, RequestScanner};
 
-use super::ClusterConnection;
+use super::polled::ClusterConnection;
 use crate::pipe::replies::Replies;
 use crate::pipe::requests::Requests;
 

@@ -15,7 +15,7 @@ use crate::pipe::replies::Replies;
 use crate::pipe::requests::Requests;
 use crate::upstream::admission::Admission;
 use crate::upstream::cluster::nodes::{Cluster, Ids};
-use crate::upstream::cluster::open::ClusterConnection;
+use crate::upstream::cluster::polled::ClusterConnection;
 use crate::upstream::identity::Identity;
 
 impl<A: Admission> ClusterConnection for Conn<A> {

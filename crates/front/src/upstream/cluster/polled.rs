@@ -1,0 +1,21 @@
+//! What a session sees of a connection to a cluster.
+
+use std::task::Context;
+
+use crate::pipe::io::Ended;
+use crate::pipe::replies::Replies;
+use crate::pipe::requests::Requests;
+
+/// A connection to a cluster. It does nothing but when it is polled, and nothing is sent for it any more once
+/// it has been dropped.
+pub(crate) trait ClusterConnection: Send {
+    /// Takes requests, sends what can be sent, and adds the replies that are next in turn; true where
+    /// anything moved.
+    ///
+    /// # Errors
+    /// [`Ended`] where nothing more will come. What is in `from` by then is still the client's.
+    fn poll(&mut self, cx: &mut Context<'_>, to: &mut Requests, from: &mut Replies) -> Result<bool, Ended>;
+
+    /// The client will send no more than what is there already. What it waits for is let go of.
+    fn close(&mut self);
+}
