@@ -83,6 +83,16 @@ fn follow(replica: &Server, primary: &Server) {
     wait_until("the replica follows", || info(replica).contains("master_link_status:up"));
 }
 
+/// Ends the link of the server's replica, but not that of the feed: what is written from now on does not even
+/// wait in the replica's socket.
+fn disconnect_replica(primary: &Server) {
+    let clients: String =
+        redis::from_redis_value(primary.call(&["CLIENT", "LIST", "TYPE", "replica"])).expect("a list");
+    let replica = clients.lines().find(|line| !line.contains("name=whimbrel")).expect("it is connected");
+    let id = replica.split(' ').find_map(|field| field.strip_prefix("id=")).expect("it has an id");
+    primary.call(&["CLIENT", "KILL", "ID", id]);
+}
+
 fn info(server: &Server) -> String {
     redis::from_redis_value(server.call(&["INFO", "replication"])).expect("text")
 }
@@ -179,6 +189,7 @@ fn a_sync_follows_a_failover(engine: Engine) {
         let [old, new] = &source.nodes;
         wait_until("the replica has everything", || offset(old) == offset(new));
         new.suspend().expect("suspended");
+        disconnect_replica(old);
         old.call(&["SET", "lost", "with the old primary"]);
         wait_until("what will be lost is on the target", || {
             target.call(&["EXISTS", "lost"]) == redis::Value::Int(1)
