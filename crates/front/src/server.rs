@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::endpoint::Endpoint;
-use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::link::LinkOptions;
 use whimbrel_engine::probe::ServerFacts;
 use whimbrel_engine::tls::Acceptor;
@@ -99,6 +99,12 @@ impl Front {
         };
         let connections = match options.share_connections {
             0 => None,
+            // The keys have moved here from a server, with connections that were shared. The front that is run
+            // again serves them all the same.
+            _ if source.is_cluster() && source.side() == Side::Target => {
+                tracing::warn!("connections to the target are not shared: it is a cluster");
+                None
+            }
             _ if source.is_cluster() => {
                 return Err(source.not_shared());
             }

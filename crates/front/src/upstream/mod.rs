@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use whimbrel_core::slot::Slot;
 use whimbrel_engine::deployment::{Claims, Deployment};
 use whimbrel_engine::endpoint::{Address, Endpoint};
-use whimbrel_engine::error::{Error, ErrorKind, Result};
+use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::{Io, Link, LinkOptions};
 use whimbrel_engine::probe::{Capabilities, ServerFacts};
 use whimbrel_engine::remedy::Remedy;
@@ -202,6 +202,11 @@ impl Upstream {
             links.push(Link::open(&self.endpoint, &address, self.link).await?);
         }
         Ok(links)
+    }
+
+    /// Which of the two it is.
+    pub(crate) fn side(&self) -> Side {
+        self.endpoint.side
     }
 
     /// Why connections to it are not shared: to a cluster, clients have none of their own.
