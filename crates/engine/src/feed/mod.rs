@@ -37,6 +37,8 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use whimbrel_core::slot::SlotSet;
 
+pub(crate) use self::stream::NO_PORT;
+
 use crate::deployment::Deployment;
 use crate::endpoint::{Address, Endpoint};
 use crate::error::{Error, ErrorKind, Result, Side};

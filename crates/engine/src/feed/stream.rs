@@ -236,13 +236,13 @@ async fn learn_rules(link: &mut Link) -> Result<Rules> {
 
 /// Sentinel makes a replica of each line about one in `INFO`, keeps it for good, and asks it for a place in a
 /// failover. It takes none whose port cannot be one.
-const NO_PORT: &[u8] = b"65536";
+pub(crate) const NO_PORT: &str = "65536";
 
 /// Says what we can take, that nobody can connect to us, and asks that snapshots be without data.
 pub(super) async fn offer(link: &mut Link) -> Result<Offer> {
     link.push(&[b"REPLCONF", b"capa", b"eof", b"capa", b"psync2"]);
     link.push(&[b"REPLCONF", b"rdb-filter-only", b""]);
-    link.push(&[b"REPLCONF", b"listening-port", NO_PORT]);
+    link.push(&[b"REPLCONF", b"listening-port", NO_PORT.as_bytes()]);
     link.flush().await?;
     let replies = link.replies(3).await?;
     Ok(match (ServerError::of(&replies[0]), ServerError::of(&replies[1])) {

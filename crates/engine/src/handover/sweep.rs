@@ -17,6 +17,7 @@ use super::Handover;
 use super::party::{Door, Mark, Party};
 use crate::endpoint::Address;
 use crate::error::{Code, Error, Result, ServerError};
+use crate::feed::NO_PORT;
 use crate::link::Link;
 use crate::nodes::{ClusterView, key_counts};
 use crate::probe::Info;
@@ -213,10 +214,11 @@ fn acknowledged(info: &Info) -> Vec<u64> {
     };
     (0..info.number("connected_slaves").unwrap_or(0))
         .filter_map(|i| info.field(&format!("slave{i}")).map(str::to_owned))
-        // A change feed is counted as a replica, has no port to be reached at, and never acknowledges
-        // anything.
+        // A change feed is counted as a replica, names a port at which nobody can be reached, and never
+        // acknowledges anything.
         .filter(|line| {
-            field(line, "state").as_deref() == Some("online") && field(line, "port").as_deref() != Some("0")
+            let is_feed = field(line, "port").is_some_and(|port| port == "0" || port == NO_PORT);
+            field(line, "state").as_deref() == Some("online") && !is_feed
         })
         .filter_map(|line| field(&line, "offset")?.parse().ok())
         .collect()
@@ -375,13 +377,15 @@ mod tests {
     #[test]
     fn only_replicas_that_are_online_count() {
         let info = Info::parse(
-            b"role:master\r\nconnected_slaves:3\r\n\
+            b"role:master\r\nconnected_slaves:5\r\n\
               slave0:ip=127.0.0.1,port=1,state=online,offset=120,lag=0\r\n\
               slave1:ip=127.0.0.1,port=2,state=wait_bgsave,offset=0,lag=0\r\n\
               slave2:ip=127.0.0.1,port=3,state=online,offset=98,lag=1,type=replica\r\n\
+              slave3:ip=127.0.0.1,port=65536,state=online,offset=0,lag=1\r\n\
+              slave4:ip=127.0.0.1,port=0,state=online,offset=0,lag=1\r\n\
               master_repl_offset:120\r\n",
         );
-        assert_eq!(acknowledged(&info), [120, 98]);
+        assert_eq!(acknowledged(&info), [120, 98], "feeds acknowledge nothing");
     }
 
     #[test]
