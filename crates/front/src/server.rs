@@ -99,8 +99,8 @@ impl Front {
         };
         let connections = match options.share_connections {
             0 => None,
-            // The keys have moved here from a server whose connections were shared. The front that is run again
-            // serves them all the same.
+            // The keys have moved here from a server whose connections were shared. The front that is run
+            // again serves them all the same.
             _ if source.is_cluster() && source.side() == Side::Target => {
                 tracing::warn!("connections to the target are not shared: it is a cluster");
                 None
