@@ -120,10 +120,8 @@ impl Contender {
                     .to_owned()
             }
             Self::Replicaof => "REPLICAOF on the target until master_link_status is up and DBSIZE is equal, \
-                then \
-                 REPLICAOF NO ONE; the source sends without a file and without delay (repl-diskless-sync \
-                 yes, \
-                 repl-diskless-sync-delay 0), the target loads as it does by default"
+                then REPLICAOF NO ONE; the source sends without a file and without delay (repl-diskless-sync \
+                yes, repl-diskless-sync-delay 0), the target loads as it does by default"
                 .to_owned(),
             Self::Migrate => format!(
                 "SCAN COUNT {MIGRATE_SCAN_COUNT}, then MIGRATE … COPY REPLACE KEYS in batches of \
@@ -134,9 +132,8 @@ impl Contender {
                 .to_owned(),
             Self::RedisShakeScan => "redis-shake with scan_reader; all else by default".to_owned(),
             Self::RedisShakeSync => {
-                "redis-shake with sync_reader, try_diskless = true, sync_aof = false (so \
-                that it \
-                 ends after the snapshot); all else by default"
+                "redis-shake with sync_reader, try_diskless = true, sync_aof = false (so that it ends after \
+                 the snapshot); all else by default"
                     .to_owned()
             }
         }

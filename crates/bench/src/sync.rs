@@ -427,8 +427,7 @@ impl Report {
         });
         format!(
             "{}\n\n{}\ncutovers: {}, and {} refused; writers held for {:.0} ms (median; {:.0} at most), \
-                {:.0} ms estimated; \
-             the longest write around them {:.1} ms (median; {:.1} at most){catching_up}",
+             {:.0} ms estimated; the longest write around them {:.1} ms (median; {:.1} at most){catching_up}",
             self.machine.describe(),
             aligned(&rows),
             self.cutovers.len(),

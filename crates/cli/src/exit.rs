@@ -40,8 +40,7 @@ impl Exit {
         (
             Exit::Partial,
             "done, except for keys that could not be copied (listed), that the target evicted (counted), or \
-                of a database that was emptied \
-             meanwhile",
+             of a database that was emptied meanwhile",
         ),
         (Exit::Different, "verify found differences"),
         (Exit::Interrupted, "stopped half-way by an error that trying again did not help; --resume goes on"),

@@ -54,8 +54,7 @@ pub fn watch(stop: CancellationToken) {
             if STOPPED_BY_USER.swap(true, Ordering::Relaxed) {
                 eprintln!(
                     "stopped at once, half-way: `whimbrel jobs list` shows what is left of moving slots, and \
-                        --resume \
-                     goes on with a copy or a sync"
+                     --resume goes on with a copy or a sync"
                 );
                 std::process::exit(Exit::Stopped as i32);
             }

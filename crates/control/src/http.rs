@@ -249,8 +249,7 @@ async fn metrics(State(exposed): State<Arc<dyn MetricsSource>>) -> Response {
 async fn status(State(exposed): State<Arc<dyn MetricsSource>>, headers: HeaderMap) -> Response {
     if !headers.get(header::HOST).and_then(|host| host.to_str().ok()).is_some_and(is_own_name) {
         let why = "ask by the address of this machine, or by its own name: a page that a browser shows could \
-            have made up any \
-                   other one\n";
+            have made up any other one\n";
         return (StatusCode::MISDIRECTED_REQUEST, why).into_response();
     }
     ([(header::CONTENT_TYPE, "application/json")], format!("{}\n", exposed.status())).into_response()

@@ -164,8 +164,7 @@ impl Endpoint {
         let fail = |what: &str| {
             Error::new(side, "", "reading the address", ErrorKind::Unfit(what.to_owned())).with_remedy(
                 "write HOST:PORT, redis://USER:PASSWORD@HOST:PORT/DB, rediss://… (TLS), valkey://…, \
-                    valkeys://… (TLS), \
-                 unix:///PATH or sentinel://HOST:PORT,HOST:PORT/NAME",
+                 valkeys://… (TLS), unix:///PATH or sentinel://HOST:PORT,HOST:PORT/NAME",
             )
         };
         let mut endpoint = Endpoint {

@@ -105,8 +105,7 @@ impl Contender {
         match self {
             Self::Legacy => {
                 "redis-cli or valkey-cli of the same version: --cluster rebalance (reshard, where certain \
-                    slots move), \
-                 all else by default"
+                 slots move), all else by default"
             }
             Self::External => "whimbrel rebalance, drain or reshard --method external, all else by default",
             Self::CliAtomic => "as legacy, with --cluster-use-atomic-slot-migration",

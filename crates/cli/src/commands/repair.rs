@@ -253,15 +253,13 @@ fn show_plan(
     for job in interrupted {
         instead(format!(
             "job {job} was interrupted here: `whimbrel jobs resume {job}` goes on with it, `whimbrel jobs \
-                cancel {job}` \
-             undoes it. Repair only what neither can"
+             cancel {job}` undoes it. Repair only what neither can"
         ));
     }
     if interrupted.is_empty() && plan.actions.iter().any(Action::may_be_of_job) {
         instead(
             "this may be what an interrupted job has left: where it was started, `whimbrel jobs list` names \
-                it, and \
-             `whimbrel jobs resume` or `cancel` loses nothing of it"
+             it, and `whimbrel jobs resume` or `cancel` loses nothing of it"
                 .to_owned(),
         );
     }

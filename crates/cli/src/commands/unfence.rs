@@ -31,8 +31,8 @@ async fn try_run(args: &UnfenceArgs) -> Result<Exit> {
         let what = format!("no cutover that is noted in {} has put up a fence here", folder.display());
         return Err(Error::unfit(Side::Own, "", "take the fence down", what).with_remedy(
             "name the folder of the sync with --state-dir, and the server as the sync did; or take it down \
-                by hand, on each node: \
-             ACL SETUSER NAME +@write for its users, CLIENT UNPAUSE, or REPLICAOF NO ONE",
+             by hand, on each node: ACL SETUSER NAME +@write for its users, CLIENT UNPAUSE, or REPLICAOF NO \
+             ONE",
         ));
     }
     for (file, note) in notes {

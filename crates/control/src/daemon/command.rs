@@ -134,8 +134,7 @@ impl Session {
         let Some(expected) = &options.password else {
             return error(
                 "AUTH <password> called without any password configured for the default user. Are you sure \
-                    your \
-                 configuration is correct?",
+                 your configuration is correct?",
             );
         };
         if is_same(expected.expose().as_bytes(), password) && is_user(user, options) {
@@ -225,10 +224,8 @@ impl Session {
         if !self.is_in {
             return Value::Error(Bytes::from_static(
                 b"NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO \
-                    <proto> AUTH \
-                  <user> <pass> option can be used to authenticate the client and select the RESP protocol \
-                  version at \
-                  the same time",
+                    <proto> AUTH <user> <pass> option can be used to authenticate the client and select the \
+                    RESP protocol version at the same time",
             ));
         }
         self.protocol = protocol;

@@ -21,8 +21,7 @@ pub(super) fn check_version(words: &[Bytes]) -> Result<(), Value> {
         [_, _, version] if version == COMMAND[2].as_bytes() => Ok(()),
         [_, _, version] => Err(error(format!(
             "this coordinator speaks version {} of the fleet's protocol, the member version {}: see that \
-                both are of the same \
-             whimbrel",
+             both are of the same whimbrel",
             COMMAND[2],
             shown(version)
         ))),

@@ -525,8 +525,8 @@ impl<'a> Draft<'a> {
                 let Some(best) = replicas.iter().max_by_key(offset) else { continue };
                 let why = format!(
                     "{primary} has failed, and nobody votes for its replicas: start it, or make {best}, \
-                        which has most of \
-                     its data, a primary without a vote, by CLUSTER FAILOVER TAKEOVER sent there"
+                     which has most of its data, a primary without a vote, by CLUSTER FAILOVER TAKEOVER sent \
+                     there"
                 );
                 self.left.entry(why).or_default().extend(owned.iter());
                 continue;
@@ -613,8 +613,7 @@ impl fmt::Display for Told<'_> {
                     write!(
                         f,
                         "move {keys} in {slots} from {holder} to {owner}, which owns them: what it lacks is \
-                            moved, what it \
-                         has already is removed here"
+                         moved, what it has already is removed here"
                     )?;
                 } else {
                     write!(

@@ -664,8 +664,7 @@ fn decide(
             Share::None if !target_same && !target_promoted && target.keys < source.keys => {
                 let message = format!(
                     "the target restarted after the takeover and holds {} keys where the source still holds \
-                        {}; \
-                     nothing was deleted",
+                     {}; nothing was deleted",
                     target.keys, source.keys
                 );
                 close(job, End::Failed(Reason::new(Why::DataInDoubt, message)), effects);

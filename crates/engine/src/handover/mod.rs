@@ -448,9 +448,8 @@ impl Handover {
                                 .collect();
                             return Err(link.server_error(refused, name.join(" ").as_bytes()).with_remedy(
                                 "moving slots from outside needs this command: give this user the \
-                                    permission, or name \
-                                 another user; where the service forbids it to everybody, use the service's \
-                                 own means",
+                                 permission, or name another user; where the service forbids it to \
+                                 everybody, use the service's own means",
                             ));
                         }
                     }

@@ -95,8 +95,7 @@ fn not_supported(info: &Info) -> Option<(String, Remedy)> {
     if first_two(version) >= (8, 4) {
         let what = format!(
             "Redis {version} hides the keys of slots that a node does not own: they could not be removed \
-                after \
-             a move from outside, and would keep their memory"
+             after a move from outside, and would keep their memory"
         );
         return Some((what, Remedy::UseNativeMethod));
     }

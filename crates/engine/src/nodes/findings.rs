@@ -228,8 +228,7 @@ impl fmt::Display for Finding {
                 write!(
                     f,
                     "{primary} has failed, and no replica of it can be elected: {} has not heard of its last \
-                        claim, \
-                     of epoch {epoch}",
+                     claim, of epoch {epoch}",
                     names(replicas)
                 )
             }

@@ -327,8 +327,7 @@ impl Lane {
         if is_draining && shared.took_ms(&key) > shared.options.drain_ms_max {
             let what = format!(
                 "key {} took {} ms the last time it moved as a whole, too long for a pause, and its writers \
-                    go on to replace \
-                 it or to change more of it than can be followed",
+                 go on to replace it or to change more of it than can be followed",
                 crate::keys::shown(&key),
                 shared.took_ms(&key)
             );

@@ -213,8 +213,7 @@ impl Syncer {
             compared = self.compare(how, sample, Settle::none()).await?;
         }
         let unsure = "clients wrote all the time: whether both sides hold the same keys could not be told \
-            without pausing them; \
-                      whimbrel verify can tell";
+            without pausing them; whimbrel verify can tell";
         Ok((compared, Some(unsure.to_owned())))
     }
 

@@ -257,8 +257,7 @@ impl Syncer {
         if watch.is_blind {
             report.notices.push(
                 "the source does not count calls of commands: whether consumer groups changed during the \
-                    comparison could not \
-                 be told"
+                 comparison could not be told"
                     .to_owned(),
             );
         }

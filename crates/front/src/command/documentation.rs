@@ -11,12 +11,10 @@ pub fn markdown() -> String {
     let mut text = String::from(
         "# Commands through the front\n\n\
          Written by the test `the_page_is_the_table` in `crates/front/src/command/documentation.rs`, from \
-         the table that the front works \
-         by.\n\nEvery client has a connection of its own to the source. What is not listed here is passed on \
-         as it is, and so \
-         is its reply: commands with keys, of modules too, transactions, scripts, blocking commands, \
-         `PUBLISH`, `SCAN`, \
-         administration. The rights are those of the client's own user.\n\n\
+         the table that the front works by.\n\nEvery client has a connection of its own to the source. What \
+         is not listed here is passed on as it is, and so is its reply: commands with keys, of modules too, \
+         transactions, scripts, blocking commands, `PUBLISH`, `SCAN`, administration. The rights are those \
+         of the client's own user.\n\n\
          ## Before keys move\n\n\
          | command | what the front does |\n|---|---|\n",
     );
@@ -24,26 +22,21 @@ pub fn markdown() -> String {
     text.push_str(
         "\n## While keys move\n\n\
          What is refused above is refused here too. In a transaction only what has keys is taken, and what \
-         has nothing to do with \
-         them; a command that is refused there makes `EXEC` fail, as any error does. When all keys have \
-         moved, everything is passed \
-         on to the target as above. After a turn (`whimbrel front reverse`) what is said here of the source \
-         is true of the target, and \
-         the other way round.\n\n",
+         has nothing to do with them; a command that is refused there makes `EXEC` fail, as any error does. \
+         When all keys have moved, everything is passed on to the target as above. After a turn (`whimbrel \
+         front reverse`) what is said here of the source is true of the target, and the other way round.\n\n",
     );
     text.push_str(&migrating());
     text.push_str(
         "\n## Clusters\n\n\
          Where source or target is a cluster, this is what becomes of a command that goes there. In a \
-         transaction what goes to several nodes is \
-         refused, and `EXEC` fails.\n\n",
+         transaction what goes to several nodes is refused, and `EXEC` fails.\n\n",
     );
     text.push_str(&clustered());
     text.push_str(
         "\n## As a cluster\n\n\
          With `--cluster-face` the front answers these in the place of a server that says that it is no \
-         cluster. Whatever else the server \
-         answers is passed on.\n\n\
+         cluster. Whatever else the server answers is passed on.\n\n\
          | command | what the client is told |\n|---|---|\n",
     );
     text.push_str(&faced());
@@ -92,9 +85,8 @@ fn migrating() -> String {
                 "through the source first, then through the target; a key may be given twice".to_owned()
             }
             Rule::Elements => "as any read; an iteration whose key has moved since begins anew at the \
-                target, so elements may be given twice. In a \
-                                transaction, and after a subscription, only one that begins, or that goes on \
-                                at the target"
+                target, so elements may be given twice. In a transaction, and after a subscription, only one \
+                that begins, or that goes on at the target"
                 .to_owned(),
             Rule::Both(KeyspaceQuery::Count) => "the sum of both, while nothing moves".to_owned(),
             Rule::Both(KeyspaceQuery::Names) => "of both, while nothing moves".to_owned(),
@@ -131,8 +123,7 @@ fn migrating() -> String {
     }
     text.push_str(
         "| any other that both servers call a read, with keys | the source, where none of them has moved; \
-            else keys that have not \
-         moved do so first, then the target |\n\
+         else keys that have not moved do so first, then the target |\n\
          | any other with keys | keys that have not moved do so first, then the target |\n",
     );
     text.push_str(&format!(
@@ -190,7 +181,7 @@ fn clustered() -> String {
     }
     text.push_str(
         "| any other with keys | to the owner of the slot that they are in; where there are several slots \
-            `CROSSSLOT` |\n\
+         `CROSSSLOT` |\n\
          | any other | to one of the primaries, the same for all of them |\n",
     );
     text

@@ -164,8 +164,7 @@ pub(super) const SILENT: &str = "replies are counted: do without CLIENT REPLY OF
 pub(super) const FEED: &str = "this is no connection between servers: connect to the server itself";
 pub(super) const MONITOR: &str = "its lines cannot be told from replies: connect to the server itself";
 pub(super) const SCRIPTS: &str = "a script may use keys that it does not declare: wait until all keys have \
-    moved; where all scripts declare all of \
-                       their keys, run the front with --scripts-declare-keys";
+    moved; where all scripts declare all of their keys, run the front with --scripts-declare-keys";
 pub(super) const DATABASES: &str = "only database 0 is served while keys move";
 pub(super) const OTHER_SERVER: &str = "keys are on two servers: connect to the server that it is meant for";
 pub(super) const PATTERNS: &str =

@@ -143,8 +143,7 @@ fn unsuspicious(migration: &MigrationState) -> Result<()> {
         Err(unable(
             &text,
             "see that the server has what it should; where it has, end the front and run it again, which \
-                takes \
-             keys away there that have moved",
+             takes keys away there that have moved",
         ))
     })
 }

@@ -137,8 +137,7 @@ impl Porter {
         if all.is_too_much() {
             return Err(Failure(format!(
                 "it has at least {} keys of {} bytes, the largest of {}: more than {LOAD_KEYS_MAX}, \
-                    {LOAD_BYTES_MAX} and \
-                 {LOAD_KEY_BYTES_MAX} would keep clients waiting for too long",
+                 {LOAD_BYTES_MAX} and {LOAD_KEY_BYTES_MAX} would keep clients waiting for too long",
                 all.keys, all.bytes, all.largest_bytes
             )));
         }

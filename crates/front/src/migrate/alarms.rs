@@ -35,31 +35,28 @@ impl Alarms {
         let other = self.other_database.map(|db| {
             format!(
                 "database {db} of the {from} has keys, which do not move: something else writes to the \
-                    {from}. Take them away \
-                 from there, or it is never done"
+                 {from}. Take them away from there, or it is never done"
             )
         });
         let another = self.is_source_another.then(|| {
             format!(
                 "the {from} was started again, or is another server. If it lost what it had acknowledged, \
-                    keys that were deleted \
-                 may have come back"
+                 keys that were deleted may have come back"
             )
         });
         let returned = (self.returned > 0).then(|| {
             format!(
                 "{} keys are at the {from} again although they had moved: something else writes to the \
-                    {from}, or it lost what it had \
-                 acknowledged. What the {to} has is served; delete them at the {from}, or it is never done",
+                 {from}, or it lost what it had acknowledged. What the {to} has is served; delete them at \
+                 the {from}, or it is never done",
                 self.returned
             )
         });
         let taken = self.taken.as_ref().map(|key| {
             format!(
                 "key {} is at the target although it has not moved: a script used a key that it does not \
-                    declare, or something else \
-                 writes to the target. Both are as they are; delete one of them, at its server, or it is \
-                 never done",
+                 declare, or something else writes to the target. Both are as they are; delete one of them, \
+                 at its server, or it is never done",
                 shown(key)
             )
         });

@@ -61,8 +61,7 @@ pub fn show(engine: Engine, key_count: u64, interrupt: &Interrupt) -> anyhow::Re
     let rate = (key_count as f64 / wall.as_secs_f64()).round() as u64;
     say(&format!(
         "\n{keys} keys copied and verified in {}, {} keys/s for both together, and proven equal. Both \
-            servers are \
-         stopped.",
+         servers are stopped.",
         duration(wall),
         format_count(rate)
     ))?;

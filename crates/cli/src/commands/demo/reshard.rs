@@ -87,8 +87,7 @@ pub fn show(engine: Engine, keys: u64, interrupt: &Interrupt) -> anyhow::Result<
     ))?;
     say(&format!(
         "2. {WRITERS} clients write and {READERS} read, 4,000 commands a second; they follow MOVED as every \
-            cluster client \
-         does, nothing else.",
+         cluster client does, nothing else.",
     ))?;
     let clients = Clients::start(keys, &map);
     let watched = watch(&cluster, clients, interrupt)?;
@@ -113,8 +112,7 @@ pub fn show(engine: Engine, keys: u64, interrupt: &Interrupt) -> anyhow::Result<
     }
     say(&format!(
         "\nA quarter of {total} keys moved under load in {}; nothing was lost, no client saw an error. All \
-            servers are \
-         stopped.",
+         servers are stopped.",
         duration(watched.wall)
     ))?;
     Ok(Exit::Success)

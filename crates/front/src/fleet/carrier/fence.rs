@@ -227,8 +227,7 @@ pub(super) fn script_error(link: &Link, e: ServerError, tried: &str) -> Error {
     match is_forbidden {
         true => error.with_remedy(
             "allow this user EVAL, GET, SET, EXISTS, TIME, DUMP, PEXPIRETIME, MEMORY USAGE, RESTORE, UNLINK, \
-                CLUSTER COUNTKEYSINSLOT \
-             and CLUSTER GETKEYSINSLOT on all keys",
+             CLUSTER COUNTKEYSINSLOT and CLUSTER GETKEYSINSLOT on all keys",
         ),
         false => error,
     }
