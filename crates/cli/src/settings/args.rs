@@ -181,6 +181,17 @@ pub struct Sides {
     pub target: String,
 
     #[command(flatten)]
+    pub reach: Reach,
+
+    /// How long one operation is tried again before it counts as failed
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_ms, help_heading = "Limits")]
+    pub retry_for: u64,
+}
+
+/// How to reach a source and a target.
+#[derive(Debug, Args)]
+pub struct Reach {
+    #[command(flatten)]
     pub source_access: SourceAccess,
 
     #[command(flatten)]
@@ -203,10 +214,6 @@ pub struct Sides {
     /// How long a reply may take without a single byte arriving
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_ms, help_heading = "Limits")]
     pub timeout: u64,
-
-    /// How long one operation is tried again before it counts as failed
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_ms, help_heading = "Limits")]
-    pub retry_for: u64,
 }
 
 macro_rules! access {

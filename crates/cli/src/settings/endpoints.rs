@@ -17,7 +17,7 @@ use crate::safety;
 use crate::settings::args::CoordinatorArgs;
 use crate::settings::args::{
     AssessArgs, ClusterAccess, ClusterArgs, Command, FleetAt, FrontArgs, JobAccess, JobsCommand, JoinArgs,
-    MovingArgs, ServeArgs, Sides, SourceAccess, TargetAccess,
+    MovingArgs, Reach, ServeArgs, Sides, SourceAccess, TargetAccess,
 };
 
 /// The options of one side, without regard to which.
@@ -82,19 +82,30 @@ access_from!(SourceAccess, "source-", SOURCE_PASSWORD, "WHIMBREL_SOURCE_SENTINEL
 access_from!(TargetAccess, "target-", TARGET_PASSWORD, "WHIMBREL_TARGET_SENTINEL_PASSWORD");
 access_from!(ClusterAccess, "", CLUSTER_PASSWORD, "WHIMBREL_SENTINEL_PASSWORD");
 
+impl Reach {
+    fn source(&self, address: &str) -> Result<Endpoint> {
+        let access = Access { password_ttl_ms: self.password_ttl, ..Access::from(&self.source_access) };
+        endpoint(Side::Source, address, &access, self.insecure)
+    }
+
+    fn target(&self, address: &str) -> Result<Endpoint> {
+        let access = Access { password_ttl_ms: self.password_ttl, ..Access::from(&self.target_access) };
+        endpoint(Side::Target, address, &access, self.insecure)
+    }
+
+    /// How connections behave.
+    fn link_options(&self, readonly: bool) -> LinkOptions {
+        link_options(self.connect_timeout, self.timeout, readonly)
+    }
+}
+
 impl Sides {
     /// Both endpoints.
     ///
     /// # Errors
     /// `Unfit` or `Own` for what cannot be understood or read; nothing has been contacted.
     pub fn endpoints(&self) -> Result<(Endpoint, Endpoint)> {
-        let password_ttl_ms = self.password_ttl;
-        let source = Access { password_ttl_ms, ..Access::from(&self.source_access) };
-        let target = Access { password_ttl_ms, ..Access::from(&self.target_access) };
-        Ok((
-            endpoint(Side::Source, &self.source, &source, self.insecure)?,
-            endpoint(Side::Target, &self.target, &target, self.insecure)?,
-        ))
+        Ok((self.reach.source(&self.source)?, self.reach.target(&self.target)?))
     }
 
     /// Checks both sides. Where both are wrong, the source is always reported first.
@@ -107,15 +118,10 @@ impl Sides {
         from_replicas: bool,
     ) -> Result<(Arc<Deployment>, Arc<Deployment>)> {
         let (source, target) = tokio::join!(
-            Deployment::probe(source, self.link_options(from_replicas)),
-            Deployment::probe(target, self.link_options(false)),
+            Deployment::probe(source, self.reach.link_options(from_replicas)),
+            Deployment::probe(target, self.reach.link_options(false)),
         );
         Ok((Arc::new(source?), Arc::new(target?)))
-    }
-
-    /// How connections behave.
-    fn link_options(&self, readonly: bool) -> LinkOptions {
-        link_options(self.connect_timeout, self.timeout, readonly)
     }
 }
 
@@ -212,8 +218,7 @@ impl AssessArgs {
     /// # Errors
     /// As [`Sides::endpoints`].
     pub fn source_endpoint(&self) -> Result<Endpoint> {
-        let access = Access { password_ttl_ms: self.password_ttl, ..Access::from(&self.source_access) };
-        let mut source = endpoint(Side::Source, &self.source, &access, self.insecure)?;
+        let mut source = self.reach.source(&self.source)?;
         source.psync = psync_names(&self.source_psync)?;
         Ok(source)
     }
@@ -223,14 +228,12 @@ impl AssessArgs {
     /// # Errors
     /// As [`Sides::endpoints`].
     pub fn target_endpoint(&self) -> Result<Option<Endpoint>> {
-        let access = Access { password_ttl_ms: self.password_ttl, ..Access::from(&self.target_access) };
-        let target = |target: &String| endpoint(Side::Target, target, &access, self.insecure);
-        self.target.as_ref().map(target).transpose()
+        self.target.as_ref().map(|target| self.reach.target(target)).transpose()
     }
 
     /// How connections behave.
     pub fn link_options(&self) -> LinkOptions {
-        link_options(self.connect_timeout, self.timeout, false)
+        self.reach.link_options(false)
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use whimbrel_core::units::parse_count;
 
-use super::{Limits, SourceAccess, TargetAccess, parse_ms, parse_ttl};
+use super::{Limits, Reach, parse_ms};
 
 /// `whimbrel assess`.
 #[derive(Debug, Args)]
@@ -28,25 +28,12 @@ pub struct AssessArgs {
     pub target: Option<String>,
 
     #[command(flatten)]
-    pub source_access: SourceAccess,
-
-    #[command(flatten)]
-    pub target_access: TargetAccess,
-
-    /// For how long a password is valid that --source-password-command or --target-password-command has
-    /// printed; a new one is asked for before that
-    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_ttl,
-        help_heading = "Access")]
-    pub password_ttl: u64,
+    pub reach: Reach,
 
     /// What the source calls PSYNC, where a service has renamed it; HOST:PORT=NAME for one primary;
     /// repeatable
     #[arg(long, value_name = "NAME", help_heading = "Access")]
     pub source_psync: Vec<String>,
-
-    /// Accept any certificate of either side. For tests only
-    #[arg(long, help_heading = "TLS")]
-    pub insecure: bool,
 
     /// Database, or SOURCE:TARGET, or all; repeatable or with commas [default: the one in the URL, else all]
     #[arg(long = "db", value_name = "DB", value_delimiter = ',', help_heading = "Selection")]
@@ -69,14 +56,6 @@ pub struct AssessArgs {
     /// How long the sample may take; not with --full
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_ms, help_heading = "Sample")]
     pub sample_time: u64,
-
-    /// How long a connection attempt may take
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_ms, help_heading = "Limits")]
-    pub connect_timeout: u64,
-
-    /// How long a reply may take without a single byte arriving
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_ms, help_heading = "Limits")]
-    pub timeout: u64,
 
     #[command(flatten)]
     pub limits: Limits,

@@ -41,12 +41,12 @@ fn the_command_line_wins_over_the_environment_and_that_over_the_file() {
     let cli = parse(&["copy", "a", "b", "--shards", "9"], Some(&file), &variables).expect("it is understood");
     let Command::Copy(args) = cli.command else { panic!("another command") };
     assert_eq!((args.limits.memory, args.limits.lanes, args.limits.shards), (1 << 20, 5, 9));
-    assert_eq!((args.sides.connect_timeout, args.sides.timeout), (1_000, 30_000));
+    assert_eq!((args.sides.reach.connect_timeout, args.sides.reach.timeout), (1_000, 30_000));
     assert!(args.verify && !args.replace);
     // What is meant for another command is left alone.
     let cli = parse(&["verify", "a", "b"], Some(&file), &variables).expect("it is understood");
     let Command::Verify(args) = cli.command else { panic!("another command") };
-    assert_eq!(args.sides.connect_timeout, 1_000);
+    assert_eq!(args.sides.reach.connect_timeout, 1_000);
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn a_profile_wins_over_the_rest_of_the_file_and_a_command_over_what_is_for_all()
         let line: Vec<&str> = ["copy", "a", "b"].iter().chain(profile).copied().collect();
         let cli = parse(&line, Some(&file(text)), variables).expect("it is understood");
         let Command::Copy(args) = cli.command else { panic!("another command") };
-        (args.sides.timeout, args.sides.retry_for, args.skip)
+        (args.sides.reach.timeout, args.sides.retry_for, args.skip)
     };
     assert_eq!(times(&[], &[]), (2_000, 2_000, false));
     assert_eq!(times(&["--profile", "night"], &[]), (2_000, 3_000, true));
