@@ -4,6 +4,7 @@ use super::{Fence, FenceKind};
 use crate::deployment::Deployment;
 use crate::endpoint::Address;
 use crate::error::{Error, ErrorKind, Result, ServerError};
+use crate::link::Link;
 
 /// A command that is needed. Carried out it would change nothing, should anything between us and the server
 /// not keep transactions.
@@ -40,11 +41,10 @@ pub async fn check_rights(deployment: &Deployment, kind: FenceKind) -> Result<()
     }
     let topology = deployment.topology();
     for shard in &topology.shards {
-        check_pause(deployment, &shard.primary).await?;
-        check(deployment, &shard.primary, &OF_PAUSE).await?;
-        if kind != FenceKind::None {
-            check(deployment, &shard.primary, &OF_ENDING).await?;
-        }
+        let ending: &[Needed] = if kind == FenceKind::None { &[] } else { &OF_ENDING };
+        let mut link = deployment.open(&shard.primary, 0).await?;
+        check_pause(&mut link).await?;
+        check_on(link, OF_PAUSE.iter().chain(ending)).await?;
     }
     for address in topology.nodes().filter(|_| kind == FenceKind::Acl) {
         check(deployment, address, &OF_ACL).await?;
@@ -82,22 +82,23 @@ impl Fence {
 
 /// Before Redis 6.2 a server pauses all its clients or none, and nothing ends that early. It queues the
 /// command all the same, so it is asked for a pause that makes no sense: those that have it refuse the time.
-async fn check_pause(deployment: &Deployment, address: &Address) -> Result<()> {
-    let mut link = deployment.open(address, 0).await?;
+async fn check_pause(link: &mut Link) -> Result<()> {
     let reply = link.ask(&[b"CLIENT", b"PAUSE", b"-1", b"WRITE"]).await?;
     match ServerError::of(&reply) {
         Some(refused) if refused.text.to_ascii_lowercase().contains("unknown subcommand") => {
-            let kind = ErrorKind::Lacks { command: "CLIENT PAUSE WRITE".to_owned() };
-            Err(Error::new(deployment.side(), address.to_string(), "cut over", kind))
+            Err(not_possible(link, ErrorKind::Lacks { command: "CLIENT PAUSE WRITE".to_owned() }))
         }
         _ => Ok(()),
     }
 }
 
+async fn check(deployment: &Deployment, address: &Address, needed: &[Needed]) -> Result<()> {
+    check_on(deployment.open(address, 0).await?, needed.iter()).await
+}
+
 /// Queues the commands in a transaction that is never carried out: permissions are checked when a command is
 /// queued. Sending it with wrong arguments would not do, since some servers count those first.
-async fn check(deployment: &Deployment, address: &Address, needed: &[Needed]) -> Result<()> {
-    let mut link = deployment.open(address, 0).await?;
+async fn check_on(mut link: Link, needed: impl Iterator<Item = &Needed>) -> Result<()> {
     link.call(&[b"MULTI"]).await?;
     for Needed { command, name_words } in needed {
         let reply = link.ask(command).await?;
@@ -105,9 +106,13 @@ async fn check(deployment: &Deployment, address: &Address, needed: &[Needed]) ->
             let name: Vec<_> =
                 command.iter().take(*name_words).map(|word| String::from_utf8_lossy(word)).collect();
             let kind = ErrorKind::Forbidden { command: name.join(" "), answer: refused.text };
-            return Err(Error::new(deployment.side(), address.to_string(), "cut over", kind));
+            return Err(not_possible(&link, kind));
         }
     }
     // The connection ends here, and the transaction with it.
     Ok(())
+}
+
+fn not_possible(link: &Link, kind: ErrorKind) -> Error {
+    Error::new(link.endpoint().side, link.address().to_string(), "cut over", kind)
 }
