@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::ops::Bound;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use redb::backends::FileBackend;
 use redb::{BackendError, Database, DatabaseError, ReadableDatabase, StorageBackend, TableDefinition};
 
-use super::files::{make_anew, refuse_link};
+use super::files::{refuse_link, replace};
 
 /// The only table: names to JSON documents.
 const DOCUMENTS: TableDefinition<'_, &str, &str> = TableDefinition::new("documents");
@@ -64,9 +64,16 @@ impl From<DatabaseError> for OpenError {
     fn from(e: DatabaseError) -> OpenError {
         match e {
             DatabaseError::DatabaseAlreadyOpen => OpenError::InUse,
-            DatabaseError::Storage(redb::StorageError::Io(e)) => OpenError::Failed(e),
-            other => OpenError::Failed(io::Error::other(other)),
+            other => OpenError::Failed(failure(other)),
         }
+    }
+}
+
+/// What the file system reported, where that is what it is about: a full disk has to be known as one.
+fn failure(e: impl Into<redb::Error>) -> io::Error {
+    match e.into() {
+        redb::Error::Io(e) => e,
+        other => io::Error::other(other),
     }
 }
 
@@ -100,15 +107,9 @@ impl RedbDocuments {
         let mut place = self.db.lock();
         let db = match place.take() {
             Some(db) => db,
-            None => database(&self.file).map_err(|e| match e {
-                DatabaseError::Storage(redb::StorageError::Io(e)) => e,
-                e => io::Error::other(e),
-            })?,
+            None => database(&self.file).map_err(failure)?,
         };
-        let done = work(&db).map_err(|e| match e {
-            redb::Error::Io(e) => e,
-            e => io::Error::other(e),
-        });
+        let done = work(&db).map_err(failure);
         if done.is_ok() {
             *place = Some(db);
         }
@@ -232,15 +233,8 @@ impl Documents for FileDocument {
 
     fn write(&self, documents: &[(&str, &str)]) -> io::Result<()> {
         let [(_, text)] = documents else { return Err(io::Error::other("it holds one document")) };
-        let folder = self.path.parent().unwrap_or(Path::new("."));
-        std::fs::create_dir_all(folder)?;
-        let draft = self.path.with_extension("draft");
-        let mut file = make_anew(&draft)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        std::fs::rename(&draft, &self.path)?;
-        // The name is part of the folder.
-        File::open(folder)?.sync_all()
+        self.path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+        replace(&self.path, text, true)
     }
 
     fn remove(self: Box<Self>) -> io::Result<()> {

@@ -12,16 +12,29 @@ use serde::Serialize;
 /// # Errors
 /// Whatever the file system reports.
 pub fn write_whole(path: &Path, content: &impl Serialize) -> std::io::Result<()> {
+    replace(path, &serde_json::to_string(content)?, false)
+}
+
+/// Puts a text into the place of a file, as a whole. Where it is to be `durable`, it is on disk when this
+/// returns.
+pub(super) fn replace(path: &Path, text: &str, durable: bool) -> std::io::Result<()> {
     let mut draft = path.as_os_str().to_owned();
     draft.push("-draft");
-    let text = serde_json::to_string(content)?;
-    let written = make_anew(Path::new(&draft)).and_then(|mut file| file.write_all(text.as_bytes()));
+    let written = make_anew(Path::new(&draft)).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        if durable { file.sync_all() } else { Ok(()) }
+    });
     if written.is_err() {
         // A full disk has no room for half of a document.
         let _ = std::fs::remove_file(&draft);
     }
     written?;
-    std::fs::rename(&draft, path)
+    std::fs::rename(&draft, path)?;
+    match path.parent().filter(|_| durable) {
+        // The name is part of the folder.
+        Some(folder) => File::open(folder)?.sync_all(),
+        None => Ok(()),
+    }
 }
 
 /// A new and empty file that only its user can read, in the place of what may have that name. A symbolic link
