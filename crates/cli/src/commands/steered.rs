@@ -119,12 +119,24 @@ impl Steered for LocalJob {
     }
 }
 
-/// How a job stands that begins, or goes on.
+/// How a job between two deployments stands that begins, or goes on.
 pub fn beginning(
     store: &Store,
-    (kind, name): (Kind, &str),
+    job: (Kind, &str),
     (source, target): (&Deployment, &Deployment),
     again: Option<Vec<String>>,
+    is_resumed: bool,
+) -> Status {
+    let at = |side: &Deployment| side.endpoint.address.to_string();
+    beginning_at(store, job, (at(source), at(target)), again.unwrap_or_default(), is_resumed)
+}
+
+/// Likewise, by the addresses of both sides.
+pub fn beginning_at(
+    store: &Store,
+    (kind, name): (Kind, &str),
+    (source, target): (String, String),
+    again: Vec<String>,
     is_resumed: bool,
 ) -> Status {
     let before = store.find(name).filter(|_| is_resumed);
@@ -132,12 +144,12 @@ pub fn beginning(
     Status {
         id: name.to_owned(),
         kind,
-        source: source.endpoint.address.to_string(),
-        target: target.endpoint.address.to_string(),
+        source,
+        target,
         keys_moved: before.as_ref().map_or(0, |before| before.keys_moved),
         created_s: before.map_or(now_s, |before| before.created_s),
         updated_s: now_s,
-        again: again.unwrap_or_default(),
+        again,
         ..Status::default()
     }
 }

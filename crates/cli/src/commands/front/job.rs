@@ -14,7 +14,6 @@ use std::time::Duration;
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
-use whimbrel_control::clock::now_s;
 use whimbrel_control::steering::{Answer, Attended, Call, How, Refusal, Request, Standing, Steered, Why};
 use whimbrel_control::store::{Entry, Kind, Status, Store};
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
@@ -22,6 +21,7 @@ use whimbrel_front::control::Control;
 use whimbrel_front::migrate::phase::Phase;
 
 use crate::commands::copy::job_of;
+use crate::commands::steered::beginning_at;
 use crate::safety;
 use crate::ui::remedies::whole;
 
@@ -69,17 +69,11 @@ impl FrontFiles {
                 .with_remedy("end that one, or name another folder with --state-dir"));
         }
         let id = format!("front-{}", job_of(&format!("{source} {target}")));
-        let now_s = now_s();
+        let sides = (source.to_owned(), target.to_owned());
+        // How far its keys have moved is asked of the servers, so it always goes on.
         let beginning = Status {
-            kind: Kind::Front,
-            source: source.to_owned(),
-            target: target.to_owned(),
-            created_s: store.find(&id).map_or(now_s, |before| before.created_s),
-            updated_s: now_s,
-            again,
             listen: Some(listen.to_string()),
-            id,
-            ..Status::default()
+            ..beginning_at(&store, (Kind::Front, &id), sides, again, true)
         };
         Ok(FrontFiles { state: pair.with_extension("state"), store, beginning, _lock: lock })
     }
