@@ -88,6 +88,21 @@ impl Scene {
         self.state.path().join(name)
     }
 
+    /// Writes `keys` keys that nobody changes any more to the first node, which owns `slots`: under `tags`
+    /// names for all of them.
+    pub fn fill(&self, slots: RangeInclusive<u16>, tags: usize, keys: usize) {
+        let tags = tags_in(slots, tags);
+        let mut connection = self.cluster.connection_to(0);
+        for chunk in (0..keys).collect::<Vec<_>>().chunks(500) {
+            let mut pipeline = redis::pipe();
+            for number in chunk {
+                let key = format!("plain:{{{}}}:{number}", tags[number % tags.len()]);
+                pipeline.cmd("SET").arg(key).arg(format!("value of {number}")).ignore();
+            }
+            pipeline.exec(&mut connection).expect("the source takes the data");
+        }
+    }
+
     /// Writers with keys in these slots and in a few others.
     pub fn writers(&self, slots: RangeInclusive<u16>) -> ClusterWriters {
         let mut tags = tags_in(slots, 48);

@@ -52,6 +52,21 @@ pub struct FrontOptions {
     pub link: LinkOptions,
 }
 
+impl FrontOptions {
+    /// One that listens here, and does nothing but what every front does.
+    pub fn new(listen: SocketAddr, clients_max: usize) -> FrontOptions {
+        FrontOptions {
+            listen,
+            tls: None,
+            cluster_face: None,
+            scripts_declare_keys: false,
+            share_connections: 0,
+            clients_max,
+            link: LinkOptions::default(),
+        }
+    }
+}
+
 /// How many connections a client of a front may need to a source or target: to a cluster one to each primary,
 /// and one for requests that are redirected. 1 where it cannot be reached now.
 pub async fn connections_each(endpoint: &Endpoint, link: LinkOptions) -> u64 {

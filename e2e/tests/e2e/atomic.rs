@@ -5,7 +5,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use whimbrel_e2e::binary::Invocation;
-use whimbrel_e2e::cluster_writers::tags_in;
 use whimbrel_e2e::resharding::{PATIENCE, Scene, Told};
 use whimbrel_e2e::shards;
 use whimbrel_lab::Engine;
@@ -20,16 +19,7 @@ const LONG: [&str; 4] = ["--method", "external", "--max-pause", "2s"];
 
 fn scene(engine: Engine) -> Scene {
     let scene = Scene::of(engine, 1, &[vec![0..=8191], vec![8192..=16383]]).start();
-    let tags = tags_in(MOVING, 400);
-    let mut connection = scene.cluster.connection_to(0);
-    for chunk in (0..KEYS).collect::<Vec<_>>().chunks(1_000) {
-        let mut pipeline = redis::pipe();
-        for number in chunk {
-            let key = format!("plain:{{{}}}:{number}", tags[number % tags.len()]);
-            pipeline.cmd("SET").arg(key).arg(format!("value of {number}")).ignore();
-        }
-        pipeline.exec(&mut connection).expect("the source takes the data");
-    }
+    scene.fill(MOVING, 400, KEYS);
     scene
 }
 

@@ -31,13 +31,7 @@ fn scene(engine: Engine) -> Scene {
 }
 
 fn filled(scene: Scene) -> Scene {
-    let tags = tags_in(0..=199, 200);
-    let mut pipeline = redis::pipe();
-    for number in 0..KEYS {
-        let key = format!("plain:{{{}}}:{number}", tags[number % tags.len()]);
-        pipeline.cmd("SET").arg(key).arg(format!("value of {number}")).ignore();
-    }
-    pipeline.exec(&mut scene.cluster.connection_to(0)).expect("the source takes the data");
+    scene.fill(0..=199, 200, KEYS);
     scene
 }
 

@@ -88,16 +88,7 @@ fn filled(scene: Scene) -> Scene {
 }
 
 fn filled_in(scene: Scene, slots: std::ops::RangeInclusive<u16>) -> Scene {
-    let tags = tags_in(slots, 200);
-    let mut connection = scene.cluster.connection_to(0);
-    for chunk in (0..KEYS).collect::<Vec<_>>().chunks(500) {
-        let mut pipeline = redis::pipe();
-        for number in chunk {
-            let key = format!("plain:{{{}}}:{number}", tags[number % tags.len()]);
-            pipeline.cmd("SET").arg(key).arg(format!("value of {number}")).ignore();
-        }
-        pipeline.exec(&mut connection).expect("the source takes the data");
-    }
+    scene.fill(slots, 200, KEYS);
     scene
 }
 

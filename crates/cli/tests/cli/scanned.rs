@@ -12,7 +12,6 @@ use whimbrel_control::fleet::{Coordination, FleetOptions};
 use whimbrel_core::fleet::Options;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::Side;
-use whimbrel_engine::link::LinkOptions;
 use whimbrel_front::fleet::{JoinOptions, Joined};
 use whimbrel_front::server::FrontOptions;
 use whimbrel_lab::{Engine, Server};
@@ -54,15 +53,7 @@ async fn member(folder: &std::path::Path, backend: &Server, stop: &CancellationT
     tokio::spawn(daemon.serve(stop.clone()));
     tokio::spawn(coordination.run(stop.clone()));
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let options = FrontOptions {
-        listen: any,
-        tls: None,
-        cluster_face: None,
-        scripts_declare_keys: false,
-        share_connections: 0,
-        clients_max: 100,
-        link: LinkOptions::default(),
-    };
+    let options = FrontOptions::new(any, 100);
     let join = JoinOptions {
         coordinators: vec![Endpoint::parse(Side::Source, &coordinator).expect("an address")],
         name: None,

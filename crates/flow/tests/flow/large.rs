@@ -80,17 +80,7 @@ impl Pair {
         existing: Existing,
         chunk_bytes: usize,
     ) -> Result<Outcome, Error> {
-        let t = Transfer {
-            key,
-            existing,
-            place: Place::Staging,
-            chunk_bytes,
-            tries_max: TRIES_MAX,
-            job: JOB,
-            source: &self.source_can,
-            target: &self.target_can,
-            stop: None,
-        };
+        let t = staged(key, existing, chunk_bytes, (&self.source_can, &self.target_can));
         transfer(&mut self.source, &mut self.target, &t).await
     }
 
@@ -120,6 +110,17 @@ impl Pair {
             "{what}: {name}: staging key"
         );
     }
+}
+
+/// A transfer by way of a staging key.
+fn staged<'a>(
+    key: &'a [u8],
+    existing: Existing,
+    chunk_bytes: usize,
+    (source, target): (&'a Capabilities, &'a Capabilities),
+) -> Transfer<'a> {
+    let (place, tries_max, job, stop) = (Place::Staging, TRIES_MAX, JOB, None);
+    Transfer { key, existing, place, chunk_bytes, tries_max, job, source, target, stop }
 }
 
 async fn call(link: &mut Link, args: &[&[u8]]) -> Value {
@@ -542,17 +543,7 @@ async fn fields_that_expire_on_the_way_stay_mortal() {
 async fn a_key_that_becomes_another_starts_over() {
     let (_source, _target, mut pair) = two(Engine::Redis70, Engine::Redis80).await;
     pipeline(&mut pair.source_side, 20_000, |i| words(&format!("RPUSH k {i}"))).await;
-    let t = Transfer {
-        key: b"k",
-        existing: Existing::Replace,
-        place: Place::Staging,
-        chunk_bytes: 1,
-        tries_max: TRIES_MAX,
-        job: JOB,
-        source: &pair.source_can,
-        target: &pair.target_can,
-        stop: None,
-    };
+    let t = staged(b"k", Existing::Replace, 1, (&pair.source_can, &pair.target_can));
     let staging = staging_key(JOB, b"k");
     let (source_side, target_side) = (&mut pair.source_side, &mut pair.target_side);
     let other = async {
@@ -734,15 +725,8 @@ async fn a_stopped_transfer_leaves_nothing() {
     pipeline(&mut pair.source_side, 50_000, |i| words(&format!("RPUSH l {i}"))).await;
     let stop = CancellationToken::new();
     let t = Transfer {
-        key: b"l",
-        existing: Existing::Replace,
-        place: Place::Staging,
-        chunk_bytes: 1,
-        tries_max: TRIES_MAX,
-        job: JOB,
-        source: &pair.source_can,
-        target: &pair.target_can,
         stop: Some(&stop),
+        ..staged(b"l", Existing::Replace, 1, (&pair.source_can, &pair.target_can))
     };
     let staging = staging_key(JOB, b"l");
     let side = &mut pair.target_side;
@@ -790,17 +774,7 @@ async fn a_key_that_appears_on_the_way_is_respected() {
     for existing in [Existing::Skip, Existing::Fail] {
         let (_source, _target, mut pair) = two(Engine::Valkey91, Engine::Redis70).await;
         pipeline(&mut pair.source_side, 5_000, |i| words(&format!("RPUSH l {i}"))).await;
-        let t = Transfer {
-            key: b"l",
-            existing,
-            place: Place::Staging,
-            chunk_bytes: 1,
-            tries_max: TRIES_MAX,
-            job: JOB,
-            source: &pair.source_can,
-            target: &pair.target_can,
-            stop: None,
-        };
+        let t = staged(b"l", existing, 1, (&pair.source_can, &pair.target_can));
         let staging = staging_key(JOB, b"l");
         let side = &mut pair.target_side;
         let rival = async {
@@ -858,17 +832,7 @@ async fn lost_elements_are_noticed() {
     let (_source, _target, mut pair) = two(Engine::Redis70, Engine::Redis70).await;
     pipeline(&mut pair.source_side, 20_000, |i| words(&format!("SADD s {i}"))).await;
     call(&mut pair.target_side, &[b"SET", b"s", b"before"]).await;
-    let t = Transfer {
-        key: b"s",
-        existing: Existing::Replace,
-        place: Place::Staging,
-        chunk_bytes: 1,
-        tries_max: TRIES_MAX,
-        job: JOB,
-        source: &pair.source_can,
-        target: &pair.target_can,
-        stop: None,
-    };
+    let t = staged(b"s", Existing::Replace, 1, (&pair.source_can, &pair.target_can));
     let staging = staging_key(JOB, b"s");
     let side = &mut pair.target_side;
     // As a failover to a replica that lags behind would.

@@ -10,7 +10,6 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Side};
-use whimbrel_engine::link::LinkOptions;
 use whimbrel_front::control::{Control, Status};
 use whimbrel_front::migrate::phase::{Phase, Stand, StateFile};
 use whimbrel_front::server::{Front, FrontOptions};
@@ -51,15 +50,7 @@ impl Served {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
             runtime.expect("a runtime").block_on(async move {
                 let listen = SocketAddr::from(([127, 0, 0, 1], 0));
-                let options = FrontOptions {
-                    listen,
-                    tls: None,
-                    cluster_face: None,
-                    scripts_declare_keys: false,
-                    share_connections,
-                    clients_max,
-                    link: LinkOptions::default(),
-                };
+                let options = FrontOptions { share_connections, ..FrontOptions::new(listen, clients_max) };
                 let front = Front::bind(options, source).await.expect("a front");
                 tell.send(front.address().expect("an address")).expect("the test waits for it");
                 front.serve(until).await;
@@ -171,15 +162,7 @@ impl Between {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let runtime = runtime.expect("a runtime");
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
-        let mut options = FrontOptions {
-            listen,
-            tls: None,
-            cluster_face: None,
-            scripts_declare_keys: false,
-            share_connections: 0,
-            clients_max: 100,
-            link: LinkOptions::default(),
-        };
+        let mut options = FrontOptions::new(listen, 100);
         change(&mut options);
         let state = folder.path().join("front.state");
         let file = StateFile::new(&state, &source, &target);
