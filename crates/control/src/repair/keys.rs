@@ -9,7 +9,7 @@ use whimbrel_engine::link::Link;
 use whimbrel_engine::slot_keys;
 use whimbrel_flow::keys::size::{pack_within, usage_of};
 use whimbrel_flow::keys::{
-    Fetch, Found, KeyState, Read, Way, Write, WriteMode, Written, read_all, unlink_all, write_all,
+    Fetch, Found, KeyState, Read, Way, Write, WriteMode, Written, exist, read_all, unlink_all, write_all,
 };
 use whimbrel_wire::value::Value;
 
@@ -67,16 +67,6 @@ impl Tally {
             self.reasons.push(reason);
         }
     }
-}
-
-/// Which of some keys exist on the node that owns their slot.
-async fn exist(owner: &mut Link, keys: &[Bytes]) -> Result<Vec<bool>> {
-    for key in keys {
-        owner.push(&[b"EXISTS", key]);
-    }
-    owner.flush().await?;
-    let replies = owner.replies(keys.len()).await?;
-    replies.into_iter().map(|r| Ok(owner.check(r, b"EXISTS")?.as_int() == Some(1))).collect()
 }
 
 /// Keys of one slot that are listed to compare two nodes; what is beyond counts as absent.

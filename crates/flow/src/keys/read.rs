@@ -361,6 +361,19 @@ pub async fn read_all(link: &mut Link, read: &Read, keys: &[Bytes]) -> Result<Ve
     Err(unclear(link))
 }
 
+/// Says of each key whether it exists on the server, which has to own its slot.
+///
+/// # Errors
+/// Whatever the link or the server reports.
+pub async fn exist<K: AsRef<[u8]>>(link: &mut Link, keys: &[K]) -> Result<Vec<bool>> {
+    for key in keys {
+        link.push(&[b"EXISTS", key.as_ref()]);
+    }
+    link.flush().await?;
+    let replies = link.replies(keys.len()).await?;
+    replies.into_iter().map(|reply| Ok(link.check(reply, b"EXISTS")? == Value::Int(1))).collect()
+}
+
 /// What it means that it stays unclear when a key expires.
 pub fn unclear(link: &Link) -> Error {
     let what =

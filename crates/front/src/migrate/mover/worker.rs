@@ -14,8 +14,8 @@ use tokio::sync::{Mutex, mpsc};
 use tokio::time::sleep;
 use whimbrel_engine::error::{Code, Error, ErrorKind, Result};
 use whimbrel_engine::link::Link;
-use whimbrel_flow::keys::memory_bytes_of;
 use whimbrel_flow::keys::size::pack_within;
+use whimbrel_flow::keys::{exist, memory_bytes_of};
 use whimbrel_flow::large::staging_key;
 use whimbrel_wire::value::Value;
 
@@ -328,16 +328,6 @@ impl Worker {
             }
         }
     }
-}
-
-/// Which of these keys a server has.
-async fn exist(link: &mut Link, keys: &[&Bytes]) -> Result<Vec<bool>> {
-    for key in keys {
-        link.push(&[b"EXISTS", key]);
-    }
-    link.flush().await?;
-    let replies = link.replies(keys.len()).await?;
-    replies.into_iter().map(|reply| Ok(link.check(reply, b"EXISTS")? == Value::Int(1))).collect()
 }
 
 /// Whether a server has refused, and will again. A cluster in which a slot moves or a node fails will not for
