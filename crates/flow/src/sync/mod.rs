@@ -67,7 +67,7 @@ use self::source::{Position, PositionHandle, Round, Source};
 pub use self::status::{SourceShown, SyncPhase, SyncShown, SyncStatus, TargetShown};
 use crate::copy::{self, CopyOptions, KeyFailure};
 use crate::journal::{Journal, JournalState};
-use crate::pipeline::Shared;
+use crate::pipeline::{Shared, remove_leftovers};
 use crate::progress::CopyCounts;
 use crate::retry::Backoff;
 
@@ -259,7 +259,14 @@ pub async fn sync(
     for (deployment, heard) in [&sync.shared.source, &sync.shared.target].into_iter().zip(&heard) {
         listeners.spawn(heard::listen(deployment.clone(), heard.clone()));
     }
+    let mut leftovers = JoinSet::new();
+    if resumed {
+        leftovers.spawn(remove_leftovers(sync.shared.clone()));
+    }
     let outcome = sync.run(resumed, &mut asks).await;
+    if outcome.is_ok() {
+        leftovers.join_all().await;
+    }
     listeners.shutdown().await;
     heard.iter().for_each(|heard| heard.clear());
     let cutover = match outcome {
