@@ -6,6 +6,7 @@
 //! - [`estimate`] and [`judge`] are pure: from [`Facts`] to how long it takes, and to [`Finding`]s.
 
 mod estimate;
+mod facts;
 mod findings;
 mod judge;
 pub mod sample;
@@ -19,12 +20,13 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::Result;
-use whimbrel_engine::inventory::{Activity, Inventory, Rate, lacking};
+use whimbrel_engine::inventory::{Activity, Inventory, lacking};
 
-use crate::copy::{CopyOptions, DbPair};
+use crate::copy::CopyOptions;
 use crate::functions;
 
 pub use self::estimate::{Estimates, Span, estimate};
+pub use self::facts::{Facts, Planned};
 pub use self::findings::{Finding, Severity};
 pub use self::judge::judge;
 pub use self::sample::{LargeKey, Sample, SampleOptions, TypeCount};
@@ -66,46 +68,6 @@ pub struct AssessOptions {
     pub copy: CopyOptions,
     /// How keys are looked at.
     pub sample: SampleOptions,
-}
-
-/// All that was found out, and nothing that was concluded from it.
-#[derive(Debug, Clone, Default, Serialize)]
-pub struct Facts {
-    /// The source.
-    pub source: Inventory,
-    /// The target, where one was named.
-    pub target: Option<Inventory>,
-    /// Which databases go where.
-    pub dbs: Vec<DbPair>,
-    /// Some keys of the source.
-    pub sample: Sample,
-    /// How much clients write to the source, over all primaries.
-    pub rate: Rate,
-    /// How far away the target is, in microseconds; 0 without one.
-    pub target_rtt_us: u64,
-    /// Commands that clients of the source use and the target lacks; `None` where it does not tell.
-    pub lacking: Option<Vec<String>>,
-    /// Libraries of functions on the source.
-    pub libraries: usize,
-    /// Each way to copy, follow and cut over.
-    pub ways: Vec<Way>,
-    /// What a copy would do.
-    pub plan: Planned,
-}
-
-/// The part of a copy's options that its duration depends on.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Planned {
-    /// Lanes for each shard.
-    pub lanes: usize,
-    /// Shards at once.
-    pub shards_at_once: usize,
-    /// Keys each second at most.
-    pub rate_keys: Option<u64>,
-    /// Bytes each second at most.
-    pub rate_bytes: Option<u64>,
-    /// From how many bytes on a value moves in chunks.
-    pub big_key_bytes: u64,
 }
 
 /// Whether a migration may begin.
@@ -164,7 +126,9 @@ pub async fn assess(
         facts.lacking = lacking(&mut link, &of_applications(&facts.source)).await?;
     }
     facts.ways = ways::all(source, target, &options.copy, stop).await;
-    facts.sample = sample::take(source, &facts, &options.sample, stop).await?;
+    facts.sample =
+        sample::take(source, (&facts.dbs, &facts.source), options.copy.big_key_bytes, &options.sample, stop)
+            .await?;
     stop.run_until_cancelled(sleep_until(started + COUNTED)).await;
     for (before, after) in before.iter().zip(activities(source).await?) {
         let rate = after.since(before);

@@ -26,10 +26,10 @@ use whimbrel_engine::error::Result;
 
 pub(crate) use self::preflight::check_reading;
 pub use self::preflight::{Plan, PlannedDb, databases, plan};
+pub use crate::journal::KeyFailure;
 pub use crate::keys::shown;
 pub use crate::large::Existing;
 pub use crate::pipeline::{CopyOptions, DbPair};
-pub use crate::progress::KeyFailure;
 
 pub(crate) use self::passes::{
     doubtful, layout, look_at_target, note_evicted, passes, record, remember, run_pass, target_runs,

@@ -12,7 +12,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::Result;
 use whimbrel_engine::link::Link;
 
-use super::Shared;
+use super::shared::Shared;
 use crate::keys::unlink_all;
 use crate::large::{STAGING_PREFIX, STAGING_TTL_MS, staging_job};
 use crate::scan::{KeyScan, ScanOptions, Unit};
