@@ -6,6 +6,7 @@
 //! - [`fleet`]: the coordinator of members that share the partitions of one table;
 //! - [`store`]: where jobs are written down;
 //! - [`steering`]: how others see and ask a job that runs;
+//! - [`topology`]: what clients get to know of the cluster;
 //! - [`strangers`]: what others do with the nodes of a cluster;
 //! - [`canary`]: a client of our own that notes what the users' clients meet;
 //! - [`report`]: what a job came to;
@@ -33,6 +34,7 @@ mod socket;
 pub mod steering;
 pub mod store;
 pub mod strangers;
+pub mod topology;
 
 pub use executor::JobProgress;
 

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
-use whimbrel_control::repair::decide::{self, Action, Change, Fate, Plan, Told};
+use whimbrel_control::repair::decide;
 use whimbrel_control::repair::keys::Tally;
+use whimbrel_control::repair::plan::{Action, Change, Fate, Plan, Told};
 use whimbrel_control::repair::run::Repairer;
 use whimbrel_control::store::{Entry, Store};
 use whimbrel_core::slot::SlotSet;
