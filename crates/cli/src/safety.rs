@@ -30,7 +30,7 @@ pub fn check_folder(folder: &Path, is_default: bool) -> Result<()> {
     let Ok(about) = folder.symlink_metadata() else { return Ok(()) };
     let refused = |what: &str, remedy: &str| {
         let what = format!("the state folder {} {what}", folder.display());
-        Err(Error::unfit(Side::Own, "", "use the state folder", what).with_remedy(remedy.to_owned()))
+        Err(Error::options(Side::Own, "use the state folder", what).with_remedy(remedy.to_owned()))
     };
     if about.is_symlink() {
         return refused("is a symbolic link", "name the folder that it leads to with --state-dir");

@@ -6,6 +6,7 @@
 //! - [`fleet`]: the coordinator of members that share the partitions of one table;
 //! - [`store`]: where jobs are written down;
 //! - [`steering`]: how others see and ask a job that runs;
+//! - [`naming`]: what jobs between two deployments are called;
 //! - [`strangers`]: what others do with the nodes of a cluster;
 //! - [`canary`]: a client of our own that notes what the users' clients meet;
 //! - [`report`]: what a job came to;
@@ -24,6 +25,7 @@ pub mod fleet;
 pub mod http;
 pub mod job;
 mod lobby;
+pub mod naming;
 pub mod options;
 pub mod pause;
 pub mod repair;

@@ -417,7 +417,7 @@ pub async fn ask_to_cancel(store: &Store, id: &str) -> Result<()> {
     let socket = store.socket(id);
     let call = Call { socket: &socket, request: Request::Cancel, within: ASKED_WITHIN };
     let answer = call.make(&CancellationToken::new(), |_| {}).await?;
-    let refused = |refusal: Refusal| Error::unfit(Side::Own, "", format!("cancel job {id}"), refusal.text);
+    let refused = |refusal: Refusal| Error::options(Side::Own, format!("cancel job {id}"), refusal.text);
     answer.outcome.map(drop).map_err(refused)
 }
 

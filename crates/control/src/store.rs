@@ -16,7 +16,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_flow::journal::{self, Documents, OpenError, RedbDocuments, write_whole};
 
@@ -206,6 +206,32 @@ impl Store {
             file.ok()?.path().file_name()?.to_str()?.strip_suffix(".json").map(str::to_owned)
         });
         Ok(ids.take(JOBS_MAX).filter_map(|id| self.find(&id)).collect())
+    }
+
+    /// The sync that runs and whose name begins with `wanted`; where that is empty, the only one.
+    ///
+    /// # Errors
+    /// `Options` where there is none, or more than one; `Own` where the folder cannot be read.
+    pub fn running_sync(&self, wanted: &str) -> Result<Status> {
+        let is_it = |entry: &Entry| {
+            entry.status.kind == Kind::Sync && entry.running && entry.status.id.starts_with(wanted)
+        };
+        let mut found: Vec<Status> =
+            self.list()?.into_iter().filter(is_it).map(|entry| entry.status).collect();
+        let refused = |what: String| Error::options(Side::Own, "find the sync", what);
+        match (found.pop(), found.is_empty()) {
+            (Some(sync), true) => Ok(sync),
+            (None, _) => {
+                let which = if wanted.is_empty() { "" } else { " by this name" };
+                let folder = self.folder.parent().unwrap_or(&self.folder).display();
+                Err(refused(format!("no sync runs in {folder}{which}")).with_remedy(Remedy::RunSync))
+            }
+            (Some(last), false) => {
+                let names: Vec<&str> = found.iter().chain([&last]).map(|status| status.id.as_str()).collect();
+                Err(refused(format!("several run: {}", names.join(", ")))
+                    .with_remedy("name the one you mean"))
+            }
+        }
     }
 
     /// How a job stood when that was last written down; `None` where it never was.

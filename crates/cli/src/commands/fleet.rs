@@ -14,10 +14,11 @@ use whimbrel_fleet::login;
 
 use crate::exit::Exit;
 use crate::settings::args::{Beforehand, FleetArgs, FleetCommand};
-use crate::ui::confirm::{Question, confirm};
+use crate::ui::confirm::confirm;
 use crate::ui::errors;
-use crate::ui::screen::Screen;
-use crate::ui::table::{Table, number, text};
+use whimbrel_terminal::question::Question;
+use whimbrel_terminal::screen::Screen;
+use whimbrel_terminal::table::{Table, number, text};
 
 /// How often the coordinator is asked how it stands.
 const POLL: Duration = Duration::from_millis(200);
@@ -220,7 +221,7 @@ fn tell(as_json: bool, event: &str, words: &str, status: &FleetStatus) {
 fn place(status: &FleetStatus, name: Option<&str>, weight: u32) -> Result<Vec<String>> {
     let name = name.unwrap_or_default();
     if status.backend(name).is_none() {
-        return Err(Error::unfit(Side::Own, "", "find the backend", format!("there is no backend {name}"))
+        return Err(Error::options(Side::Own, "find the backend", format!("there is no backend {name}"))
             .with_remedy("name it as the coordinator does: see whimbrel fleet status"));
     }
     Ok(vec!["PLACE".to_owned(), name.to_owned(), weight.to_string()])
@@ -241,7 +242,7 @@ fn find<'a>(status: &'a FleetStatus, named: &str) -> Result<&'a MemberStatus> {
                 0 => format!("there is no member {named}"),
                 n => format!("{named} could be any of {n} members"),
             };
-            Err(Error::unfit(Side::Own, "", "find the member", what)
+            Err(Error::options(Side::Own, "find the member", what)
                 .with_remedy("name it by its number: see whimbrel fleet status"))
         }
     }

@@ -11,7 +11,7 @@ use whimbrel_flow::copy::{CopyOptions, Plan};
 use whimbrel_flow::verify::{self, Depth, Settle, VerifyOptions, VerifyProgress};
 
 use crate::settings::args::Show;
-use crate::ui::confirm::Question;
+use whimbrel_terminal::question::Question;
 
 /// Keys of the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -19,9 +19,10 @@ use crate::commands::cluster;
 use crate::exit::Exit;
 use crate::paths::state_dir;
 use crate::settings::args::{RepairArgs, Strays};
-use crate::ui::confirm::{Question, confirm};
+use crate::ui::confirm::confirm;
 use crate::ui::json as describe;
-use crate::ui::screen::Screen;
+use whimbrel_terminal::question::Question;
+use whimbrel_terminal::screen::Screen;
 
 /// How often the cluster is looked at again and what follows is done: a repair may bring up more, for example
 /// replicas that kept what their primary lost. Each round sees fewer problems, or none that can be repaired.

@@ -14,8 +14,8 @@ use crate::commands::cluster;
 use crate::exit::Exit;
 use crate::settings::args::StatusArgs;
 use crate::ui::json as describe;
-use crate::ui::screen::Screen;
-use crate::ui::table::{Table, number, text as column};
+use whimbrel_terminal::screen::Screen;
+use whimbrel_terminal::table::{Table, number, text as column};
 
 /// Up to so many nodes the table names each replica; above, it counts them.
 const REPLICAS_NAMED_NODES: usize = 24;

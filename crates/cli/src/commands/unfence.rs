@@ -29,7 +29,7 @@ async fn try_run(args: &UnfenceArgs) -> Result<Exit> {
     let at = deployment.endpoint.address.to_string();
     if notes.is_empty() {
         let what = format!("no cutover that is noted in {} has put up a fence here", folder.display());
-        return Err(Error::unfit(Side::Own, "", "take the fence down", what).with_remedy(
+        return Err(Error::options(Side::Own, "take the fence down", what).with_remedy(
             "name the folder of the sync with --state-dir, and the server as the sync did; or take it down \
              by hand, on each node: ACL SETUSER NAME +@write for its users, CLIENT UNPAUSE, or REPLICAOF NO \
              ONE",

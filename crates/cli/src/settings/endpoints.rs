@@ -16,59 +16,9 @@ use crate::safety;
 #[cfg(feature = "etcd")]
 use crate::settings::args::CoordinatorArgs;
 use crate::settings::args::{
-    AssessArgs, ClusterAccess, ClusterArgs, Command, FleetAt, FrontArgs, JobAccess, JobsCommand, JoinArgs,
-    MovingArgs, Reach, ServeArgs, Sides, SourceAccess, TargetAccess,
+    Access, AssessArgs, ClusterArgs, Command, FleetAt, FrontArgs, JobAccess, JobsCommand, JoinArgs,
+    MovingArgs, PASSWORD_TTL_MS, Reach, ServeArgs, Sides,
 };
-
-/// The options of one side, without regard to which.
-struct Access<'a> {
-    /// What its flags begin with, after the dashes.
-    prefix: &'static str,
-    user: Option<&'a String>,
-    password_file: Option<&'a Path>,
-    password_command: Option<&'a String>,
-    password_ttl_ms: u64,
-    password_variable: &'static str,
-    sentinel_user: Option<&'a String>,
-    sentinel_password_file: Option<&'a Path>,
-    sentinel_variable: &'static str,
-    map: &'a [String],
-    tls: bool,
-    ca: Option<&'a Path>,
-    cert: Option<&'a Path>,
-    key: Option<&'a Path>,
-    server_name: Option<&'a String>,
-}
-
-/// The sides' options are types of their own, since each flag has its own name, but have the same fields.
-macro_rules! access_from {
-    ($options:ident, $prefix:literal, $password_variable:expr, $sentinel_variable:literal) => {
-        impl<'a> From<&'a $options> for Access<'a> {
-            fn from(a: &'a $options) -> Self {
-                Access {
-                    prefix: $prefix,
-                    user: a.user.as_ref(),
-                    password_file: a.password_file.as_deref(),
-                    password_command: a.password_command.as_ref(),
-                    password_ttl_ms: PASSWORD_TTL_MS,
-                    password_variable: $password_variable,
-                    sentinel_user: a.sentinel_user.as_ref(),
-                    sentinel_password_file: a.sentinel_password_file.as_deref(),
-                    sentinel_variable: $sentinel_variable,
-                    map: &a.map,
-                    tls: a.tls,
-                    ca: a.ca.as_deref(),
-                    cert: a.cert.as_deref(),
-                    key: a.key.as_deref(),
-                    server_name: a.server_name.as_ref(),
-                }
-            }
-        }
-    };
-}
-
-/// For how long a password that a command prints is valid, where the command line has no option for it.
-const PASSWORD_TTL_MS: u64 = 600_000;
 
 const SOURCE_PASSWORD: &str = "WHIMBREL_SOURCE_PASSWORD";
 const TARGET_PASSWORD: &str = "WHIMBREL_TARGET_PASSWORD";
@@ -77,10 +27,6 @@ const SERVE_PASSWORD: &str = "WHIMBREL_SERVE_PASSWORD";
 
 /// The variable that the password for the etcd of a fleet may come from.
 const STORE_PASSWORD: &str = "WHIMBREL_STORE_PASSWORD";
-
-access_from!(SourceAccess, "source-", SOURCE_PASSWORD, "WHIMBREL_SOURCE_SENTINEL_PASSWORD");
-access_from!(TargetAccess, "target-", TARGET_PASSWORD, "WHIMBREL_TARGET_SENTINEL_PASSWORD");
-access_from!(ClusterAccess, "", CLUSTER_PASSWORD, "WHIMBREL_SENTINEL_PASSWORD");
 
 impl Reach {
     fn source(&self, address: &str) -> Result<Endpoint> {
@@ -103,7 +49,7 @@ impl Sides {
     /// Both endpoints.
     ///
     /// # Errors
-    /// `Unfit` or `Own` for what cannot be understood or read; nothing has been contacted.
+    /// `Options` or `Own` for what cannot be understood or read; nothing has been contacted.
     pub fn endpoints(&self) -> Result<(Endpoint, Endpoint)> {
         Ok((self.reach.source(&self.source)?, self.reach.target(&self.target)?))
     }
@@ -128,7 +74,7 @@ impl Sides {
 /// What `PSYNC` is called, as `NAME` or `HOST:PORT=NAME`.
 ///
 /// # Errors
-/// `Unfit` for anything else.
+/// `Options` for anything else.
 pub fn psync_names(texts: &[String]) -> Result<Vec<(Option<Address>, String)>> {
     let name = |text: &String| {
         let (at, name) = match text.rsplit_once('=') {
@@ -145,7 +91,7 @@ pub fn psync_names(texts: &[String]) -> Result<Vec<(Option<Address>, String)>> {
     let parse = |text: &String| {
         name(text).ok_or_else(|| {
             let what = format!("{text} is no name of a command");
-            Error::unfit(Side::Source, "", "reading the options", what)
+            Error::options(Side::Source, "reading the options", what)
                 .with_remedy("write --source-psync NAME, or HOST:PORT=NAME for one primary")
         })
     };
@@ -289,20 +235,10 @@ impl FleetAt {
 fn daemon(server: &str, prefix: &'static str, password_file: Option<&Path>) -> Result<Endpoint> {
     let access = Access {
         prefix,
-        user: None,
         password_file,
-        password_command: None,
         password_ttl_ms: PASSWORD_TTL_MS,
         password_variable: SERVE_PASSWORD,
-        sentinel_user: None,
-        sentinel_password_file: None,
-        sentinel_variable: "",
-        map: &[],
-        tls: false,
-        ca: None,
-        cert: None,
-        key: None,
-        server_name: None,
+        ..Access::default()
     };
     endpoint(Side::Source, server, &access, false)
 }
@@ -312,7 +248,7 @@ impl CoordinatorArgs {
     /// The etcd that several coordinators share, where one is named.
     ///
     /// # Errors
-    /// `Unfit` for what is no address of one, or a user without a password; `Own` where a file cannot be
+    /// `Options` for what is no address of one, or a user without a password; `Own` where a file cannot be
     /// read.
     pub fn etcd(&self) -> Result<Option<EtcdOptions>> {
         let Some(text) = &self.store else { return Ok(None) };
@@ -322,9 +258,8 @@ impl CoordinatorArgs {
                 password(Side::Store, "store-", self.store_password_file.as_deref(), STORE_PASSWORD)?;
         }
         if store.user.is_some() && store.password.is_none() {
-            return Err(Error::unfit(
+            return Err(Error::options(
                 Side::Store,
-                "",
                 "reading the options",
                 "a user is named, but no password",
             )
@@ -343,11 +278,11 @@ impl ServeArgs {
     /// The password that clients of the daemon need.
     ///
     /// # Errors
-    /// `Own` where the file cannot be read; `Unfit` for an empty password.
+    /// `Own` where the file cannot be read; `Options` for an empty password.
     pub fn listen_password(&self) -> Result<Option<Secret>> {
         let password = password(Side::Own, "listen-", self.listen_password_file.as_deref(), SERVE_PASSWORD)?;
         if password.as_ref().is_some_and(|password| password.expose().is_empty()) {
-            return Err(Error::unfit(Side::Own, "", "reading the options", "the daemon's password is empty")
+            return Err(Error::options(Side::Own, "reading the options", "the daemon's password is empty")
                 .with_remedy(format!("write one into the file, or unset {SERVE_PASSWORD}")));
         }
         Ok(password)
@@ -484,7 +419,7 @@ fn check_file(side: Side, prefix: &str, option: &str, file: Option<&Path>) -> Re
     let Some(path) = file else { return Ok(()) };
     std::fs::File::open(path).map(drop).map_err(|e| {
         let what = format!("TLS: {} cannot be read: {e}", path.display());
-        Error::unfit(side, "", "reading the options", what)
+        Error::options(side, "reading the options", what)
             .with_remedy(format!("name a file that can be read with --{prefix}{option}"))
     })
 }
@@ -504,7 +439,7 @@ fn endpoint(side: Side, text: &str, access: &Access<'_>, insecure: bool) -> Resu
     }
     if endpoint.user.is_some() && endpoint.password.is_none() && endpoint.password_command.is_none() {
         let what = "a user is named, but no password";
-        return Err(Error::unfit(side, "", "reading the options", what).with_remedy(format!(
+        return Err(Error::options(side, "reading the options", what).with_remedy(format!(
             "add it to the URL, set {}, or name a password file",
             access.password_variable
         )));
@@ -546,9 +481,8 @@ fn endpoint(side: Side, text: &str, access: &Access<'_>, insecure: bool) -> Resu
             .split_once('=')
             .and_then(|(from, to)| Some((Address::parse_tcp(from)?, Address::parse_tcp(to)?)));
         let Some(pair) = parsed else {
-            return Err(Error::unfit(
+            return Err(Error::options(
                 side,
-                "",
                 "reading the options",
                 format!("{pair} is no address map entry"),
             )

@@ -12,7 +12,7 @@ impl Names {
     /// The keys, by name and slot.
     ///
     /// # Errors
-    /// `Unfit` for a pattern that can match nothing a user means.
+    /// `Options` for a pattern that can match nothing a user means.
     pub fn selection(&self) -> Result<Selection> {
         let patterns = |texts: &[String]| -> Result<Vec<Pattern>> {
             texts
@@ -20,12 +20,12 @@ impl Names {
                 .map(|text| {
                     if text.is_empty() {
                         let what = "the pattern is empty: it would match the key with the empty name only";
-                        return Err(Error::unfit(Side::Own, "", "reading the options", what)
+                        return Err(Error::options(Side::Own, "reading the options", what)
                             .with_remedy("write '*' for all keys"));
                     }
                     if open_class(text) {
                         let what = format!("the pattern {text} opens a [ that is never closed");
-                        return Err(Error::unfit(Side::Own, "", "reading the options", what)
+                        return Err(Error::options(Side::Own, "reading the options", what)
                             .with_remedy(r"close it with ], or write \[ for the character itself"));
                     }
                     Ok(Pattern::new(text.as_bytes()))
@@ -42,10 +42,10 @@ impl Names {
     /// What `--db` says, before any server is asked.
     ///
     /// # Errors
-    /// `Unfit` for what is no database, and for two that would be mixed in one.
+    /// `Options` for what is no database, and for two that would be mixed in one.
     pub fn named_dbs(&self, target_db: Option<u32>) -> Result<NamedDbs> {
         let fail = |text: &str| {
-            Error::unfit(Side::Own, "", "reading the options", format!("--db {text} is no database"))
+            Error::options(Side::Own, "reading the options", format!("--db {text} is no database"))
                 .with_remedy("write a number, SOURCE:TARGET, or all")
         };
         let number = |text: &str, whole: &str| text.parse::<u32>().map_err(|_| fail(whole));
@@ -69,7 +69,7 @@ impl Names {
         }
         match mixed(&named.pairs) {
             Some(what) => {
-                Err(Error::unfit(Side::Own, "", "reading the options", what).with_remedy(MIXED_REMEDY))
+                Err(Error::options(Side::Own, "reading the options", what).with_remedy(MIXED_REMEDY))
             }
             None => Ok(named),
         }

@@ -85,6 +85,21 @@ pub fn words(remedy: &Remedy) -> Cow<'_, str> {
         }
         Remedy::AddBackend(name) => return format!("add --backend {name}=URL").into(),
         Remedy::NameHttpAddress => "name the HOST:PORT that the other process was given with --http",
+        Remedy::AllowReplicationOrNamePsync => {
+            "give this user REPLCONF and PSYNC, or name with --source-psync what PSYNC is called there"
+        }
+        Remedy::StopWritersYourself => "cut over with --fence external: somebody else stops the writers",
+        Remedy::CarryMore => "run whimbrel nearer to the servers, with more --lanes, or at a quieter time",
+        Remedy::EmptyOrSayWhatHappensToKeys => {
+            "empty it, or say what to do with them: --replace, --skip or --fail, and sync --mirror"
+        }
+        Remedy::SayWhereDatabasesGo => "say where they go with --db SOURCE:TARGET",
+        Remedy::CopyFunctions => "copy --functions brings them along; a cutover carries them over by itself",
+        Remedy::SeeRepairPlan => "whimbrel status shows more, and whimbrel repair --dry-run what can be done",
+        Remedy::RunSync => {
+            "start it with whimbrel sync, with --resume where it had begun before; or name its folder with \
+                --state-dir"
+        }
         Remedy::ListJobs => "see `whimbrel jobs list`; another --state-dir perhaps",
         Remedy::WaitOrCancelJob => "wait for it, or cancel it with `whimbrel jobs cancel`",
     })

@@ -10,6 +10,7 @@ mod findings;
 mod judge;
 pub mod sample;
 mod ways;
+mod words;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -522,7 +522,7 @@ async fn let_go(seal: &mut Seal) {
 }
 
 pub(super) fn refused(what: impl Into<String>) -> Error {
-    Error::unfit(Side::Own, "", "cut over", what)
+    Error::options(Side::Own, "cut over", what)
 }
 
 pub(super) fn millis(since: Instant) -> u64 {

@@ -549,5 +549,5 @@ fn unfit(at: &Endpoint, what: &str, remedy: &str) -> Error {
 }
 
 fn refuse(tried: &str, what: &str, remedy: &str) -> Error {
-    Error::unfit(Side::Own, "", tried, what).with_remedy(remedy.to_owned())
+    Error::options(Side::Own, tried, what).with_remedy(remedy.to_owned())
 }

@@ -106,7 +106,7 @@ impl StateFile {
                 self.source,
                 self.target
             );
-            return Err(Error::unfit(Side::Own, "", "go on", what)
+            return Err(Error::options(Side::Own, "go on", what)
                 .with_remedy(Remedy::ChooseStateDir("write both addresses as before")));
         }
         Ok(Stand { phase: content.phase, turns: content.turns })

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::page::{Page, Section};
 use super::words;
-use crate::ui::table::Align;
+use whimbrel_terminal::table::Align;
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem;\
     color:#222;background:#fff}h1{font-size:1.4rem}h2{font-size:1.05rem;margin-top:2rem}\

@@ -19,7 +19,7 @@ use crate::commands::copy;
 use crate::exit::Exit;
 use crate::settings::args::{AssessArgs, Names};
 use crate::ui::errors;
-use crate::ui::screen::Screen;
+use whimbrel_terminal::screen::Screen;
 
 /// How many percent of a server's time are used where the user does not say.
 const LOAD: u8 = 1;
@@ -80,7 +80,7 @@ async fn dbs(args: &AssessArgs, source: &Deployment, target: Option<&Deployment>
     }
     if !args.dbs.is_empty() {
         let what = "--db says where databases go, and no target is named";
-        return Err(Error::unfit(Side::Own, "", "reading the options", what)
+        return Err(Error::options(Side::Own, "reading the options", what)
             .with_remedy("name a target, or leave out --db"));
     }
     let named = databases(source).await?.into_iter().map(|(db, _)| db);

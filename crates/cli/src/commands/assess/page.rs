@@ -5,8 +5,8 @@ use whimbrel_engine::inventory::{Inventory, NodeFacts};
 use whimbrel_flow::assess::{Assessment, Estimates, Facts, Finding, Severity, Span, Verdict};
 
 use super::words;
-use crate::ui::screen::Screen;
-use crate::ui::table::{Column, Table, number, text as column};
+use whimbrel_terminal::screen::Screen;
+use whimbrel_terminal::table::{Column, Table, number, text as column};
 
 /// How many commands are listed.
 const COMMANDS: usize = 10;
@@ -324,7 +324,7 @@ fn commands(facts: &Facts) -> Section {
 
 fn ways(facts: &Facts) -> Section {
     let row = |way: &whimbrel_flow::assess::Way| {
-        let (name, needs) = words::way(way.kind);
+        let (name, needs) = way.kind.words();
         let answer = if way.is_open() { "yes" } else { "no" };
         vec![name.to_owned(), answer.to_owned(), way.problem.clone().unwrap_or_else(|| needs.to_owned())]
     };

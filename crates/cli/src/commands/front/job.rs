@@ -14,14 +14,15 @@ use std::time::Duration;
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
-use whimbrel_control::steering::{Answer, Attended, Call, How, Refusal, Request, Standing, Steered, Why};
+use whimbrel_control::naming::job_of;
+use whimbrel_control::steering::{
+    Answer, Attended, Call, How, Refusal, Request, Standing, Steered, Why, beginning_at,
+};
 use whimbrel_control::store::{Entry, Kind, Status, Store};
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_front::control::Control;
 use whimbrel_front::migrate::phase::Phase;
 
-use crate::commands::copy::job_of;
-use crate::commands::steered::beginning_at;
 use crate::safety;
 use crate::ui::remedies::whole;
 
@@ -59,13 +60,13 @@ impl FrontFiles {
         let lock = safety::open_lock(&pair.with_extension("lock")).map_err(|e| fail(&e))?;
         let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock).map_err(|_| {
             let what = format!("another whimbrel front runs between {source} and {target}");
-            Error::unfit(Side::Own, "", "run the front", what).with_remedy("end that one")
+            Error::options(Side::Own, "run the front", what).with_remedy("end that one")
         })?;
         let store = Store::new(folder);
         let listens = |entry: &Entry| entry.status.listen.as_deref() == Some(&*listen.to_string());
         if running(&store)?.iter().any(listens) {
             let what = format!("another whimbrel front runs with --listen {listen} and this state folder");
-            return Err(Error::unfit(Side::Own, "", "run the front", what)
+            return Err(Error::options(Side::Own, "run the front", what)
                 .with_remedy("end that one, or name another folder with --state-dir"));
         }
         let id = format!("front-{}", job_of(&format!("{source} {target}")));
@@ -162,7 +163,13 @@ pub async fn leave(attended: Attended<FrontJob>) {
 fn why(error: &Error) -> Why {
     match (&error.kind, error.side) {
         // The command line is right; it is the servers or the moment that do not fit.
-        (ErrorKind::Unfit(_) | ErrorKind::Forbidden { .. } | ErrorKind::StillWritten(_), _) => Why::Refused,
+        (
+            ErrorKind::Unfit(_)
+            | ErrorKind::Options(_)
+            | ErrorKind::Forbidden { .. }
+            | ErrorKind::StillWritten(_),
+            _,
+        ) => Why::Refused,
         (ErrorKind::Own(_), _) | (_, Side::Own) => Why::Internal,
         (ErrorKind::Server(_), _) => Why::Refused,
         _ => Why::Unreachable,
@@ -182,12 +189,12 @@ pub async fn ask(folder: &Path, listen: Option<SocketAddr>, request: Request) ->
     if found.len() > 1 {
         let fronts = found.iter().filter_map(|entry| entry.status.listen.as_deref());
         let what = format!("several run: {}", fronts.collect::<Vec<_>>().join(", "));
-        return Err(Error::unfit(Side::Own, "", "find the front", what)
+        return Err(Error::options(Side::Own, "find the front", what)
             .with_remedy("name the address of the one you mean, as given with --listen"));
     }
     let Some(front) = found.pop() else {
         let what = format!("no front with a target runs in {}", folder.display());
-        return Err(Error::unfit(Side::Own, "", "find the front", what)
+        return Err(Error::options(Side::Own, "find the front", what)
             .with_remedy("run one with whimbrel front --target, or name its folder with --state-dir"));
     };
     let socket = store.socket(&front.status.id);

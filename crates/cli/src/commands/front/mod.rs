@@ -27,7 +27,7 @@ pub async fn run(args: &FrontArgs, stop: CancellationToken) -> Exit {
     if let (Some(_), None) = (&args.state_dir, &args.target) {
         let what =
             "--state-dir is where a front with a --target keeps how far the keys have moved; here none move";
-        let error = Error::unfit(Side::Own, "", "reading the options", what)
+        let error = Error::options(Side::Own, "reading the options", what)
             .with_remedy("name a --target, or leave --state-dir out");
         return crate::ui::errors::end_of(&error, args.show.json);
     }

@@ -22,9 +22,9 @@ use whimbrel_flow::journal::{self, Unfinished};
 use crate::commands::reshard::run_begun;
 use crate::exit::Exit;
 use crate::settings::args::{JobAccess, JobsArgs, JobsCommand, Show};
-use crate::ui::display::format_time;
-use crate::ui::screen::Screen;
-use crate::ui::table::{Table, number, text};
+use whimbrel_core::units::format_time;
+use whimbrel_terminal::screen::Screen;
+use whimbrel_terminal::table::{Table, number, text};
 
 /// How long a job that another process runs may take to notice that it is to be cancelled, and to roll back.
 const CANCEL_WAIT: Duration = Duration::from_secs(120);
@@ -91,7 +91,7 @@ fn goes_on_by_itself(entry: &Entry, folder: Option<&Path>) -> Error {
         (_, true) => format!("{id} runs already"),
         _ => format!("a {kind} goes on with a command of its own: users and passwords are not written down"),
     };
-    let error = Error::unfit(Side::Own, "", "resume the job", what);
+    let error = Error::options(Side::Own, "resume the job", what);
     match again::command(&entry.status, folder).filter(|_| !entry.status.ended && !entry.running) {
         Some(command) => error.with_remedy(format!("{command}, and what it needs to connect")),
         None => error,
@@ -177,7 +177,7 @@ fn find(folder: &Path, store: &Store, job: &str) -> Result<Entry> {
                 0 => format!("there is no job {job}"),
                 n => format!("{job} could be any of {n} jobs"),
             };
-            Err(Error::unfit(Side::Own, "", "find the job", what).with_remedy("see `whimbrel jobs list`"))
+            Err(Error::options(Side::Own, "find the job", what).with_remedy("see `whimbrel jobs list`"))
         }
     }
 }
@@ -438,7 +438,7 @@ fn discard(folder: &Path, store: &Store, status: &Status, as_json: bool) -> Resu
     let id = &status.id;
     if status.kind == Kind::Front {
         let what = "keys of a front can be on both servers: it is no job that can be left as it is";
-        return Err(Error::unfit(Side::Own, "", "cancel the job", what)
+        return Err(Error::options(Side::Own, "cancel the job", what)
             .with_remedy("run the front again; whimbrel front reverse has the keys move back"));
     }
     journal::discard(folder, id)?;

@@ -3,6 +3,7 @@
 mod plan;
 mod progress;
 mod report;
+mod settings;
 mod submit;
 
 use std::collections::BTreeMap;
@@ -10,10 +11,8 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::canary::Canary;
-use whimbrel_control::options::TransferOptions;
-use whimbrel_control::service::{self, Method, Settings};
+use whimbrel_control::service::{self, Settings};
 use whimbrel_control::store::Store;
-use whimbrel_core::migration::{Rules, Verify};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::plan::{self as planner, Balance, Move, PlanError};
 use whimbrel_core::slot::SlotSet;
@@ -23,21 +22,16 @@ use whimbrel_engine::error::Result;
 
 use self::plan::{Plan, Situation, usage};
 use self::report::{exit_of, show_reports};
+use self::settings::settings;
 use crate::commands::cluster;
 use crate::exit::Exit;
 use crate::paths::state_dir;
 use crate::settings::args::{
     Balanced, ClusterArgs, DrainArgs, MethodChoice, MovingArgs, RebalanceArgs, ReshardArgs, Show,
-    VerifyChoice,
 };
-use crate::ui::confirm::{Question, confirm};
+use crate::ui::confirm::confirm;
 use crate::ui::errors;
-
-/// Lanes for each job: more do not help, since a server has one thread for its keys.
-const LANES: usize = 4;
-
-/// Size of the pieces in which large values move.
-const CHUNK_BYTES: usize = 512 << 10;
+use whimbrel_terminal::question::Question;
 
 /// `whimbrel reshard`.
 pub async fn reshard(args: &ReshardArgs, stop: CancellationToken) -> Exit {
@@ -177,34 +171,6 @@ pub async fn settings_of_daemon(
     // As the servers' own migrations are, unless batches are asked for.
     settings.rules.atomic = moving.batch_keys.is_none();
     Ok((settings, why))
-}
-
-fn settings(moving: &MovingArgs, method: Method) -> Settings {
-    Settings {
-        method,
-        rules: Rules {
-            verify: match moving.verify() {
-                VerifyChoice::None => Verify::None,
-                VerifyChoice::Counts => Verify::Counts,
-                VerifyChoice::Sample => Verify::Sample,
-                VerifyChoice::Full => Verify::Full,
-            },
-            brake: !moving.no_brake,
-            atomic: moving.atomic,
-            ..Rules::default()
-        },
-        max_pause_ms: moving.max_pause,
-        transfer: TransferOptions {
-            lanes: LANES,
-            big_key_bytes: moving.big_key,
-            chunk_bytes: CHUNK_BYTES,
-            memory_bytes: moving.memory,
-            rate_keys: moving.rate_keys,
-            rate_bytes: moving.rate_bytes,
-            ..TransferOptions::default()
-        },
-        batch_keys: moving.batch_keys,
-    }
 }
 
 /// Runs jobs, shows how they stand, and tells what came of them.

@@ -16,6 +16,7 @@ use whimbrel_engine::handover::FenceKind;
 use whimbrel_engine::native::NativeSupport;
 use whimbrel_engine::nodes::{Counted, NodeState, Survey, SurveyOptions, Surveyed};
 
+use super::settings::settings;
 use crate::settings::args::{Balanced, MethodChoice, MovingArgs, VerifyChoice};
 
 /// Keys a second that an estimate goes by, and bytes: what one source moves without load, or less.
@@ -38,7 +39,7 @@ const RANGES_SHOWN: usize = 6;
 
 /// An error about options that make no sense, or not for this cluster.
 pub fn usage(what: &str) -> Error {
-    Error::unfit(Side::Own, "", "understand the options", what)
+    Error::options(Side::Own, "understand the options", what)
 }
 
 /// The cluster as it was found.
@@ -100,7 +101,7 @@ impl Situation {
                 format!("{text} could be any of {}", list(&several))
             }
         };
-        Err(Error::unfit(Side::Own, "", "find a node", what).with_remedy("see `whimbrel status`"))
+        Err(Error::options(Side::Own, "find a node", what).with_remedy("see `whimbrel status`"))
     }
 
     fn state(&self, node: &NodeId) -> Option<&NodeState> {
@@ -284,8 +285,7 @@ impl Plan {
         by_daemon: bool,
     ) -> Result<Plan> {
         let mut rows = Vec::with_capacity(moves.len());
-        let (settings, mut max_pause_ms, mut need) =
-            (super::settings(moving, method), None, PauseNeed::default());
+        let (settings, mut max_pause_ms, mut need) = (settings(moving, method), None, PauseNeed::default());
         for m in &moves {
             let keys = situation.keys_in(&m.source, &m.slots);
             let (mut fence, mut batches) = (None, 1);

@@ -21,9 +21,9 @@ use whimbrel_wire::value::Value;
 use super::report::say_seen;
 use crate::exit::Exit;
 use crate::settings::args::Show;
-use crate::ui::display::{Display, Form, Lines};
 use crate::ui::errors;
-use crate::ui::row::cell;
+use whimbrel_terminal::progress::{Display, Lines};
+use whimbrel_terminal::row::cell;
 
 /// How often the daemon is asked how its jobs stand.
 const POLL: Duration = Duration::from_millis(250);
@@ -245,7 +245,7 @@ async fn watch(
     let canary = Canary::start(deployment.clone(), &slots);
     let shared = Arc::new(Mutex::new(jobs));
     let shown = shared.clone();
-    let display = Display::of_lines(Form::of(show), move || lines(&shown.lock(), started));
+    let display = Display::start(show.form(), move || lines(&shown.lock(), started));
     let outcome = until_ended(daemon, &shared, stop).await;
     display.finish().await;
     let seen = canary.end().await;
@@ -328,7 +328,7 @@ fn lines(jobs: &[Submitted], started: Instant) -> Lines {
         "event": "progress", "elapsed_ms": elapsed_ms(started), "slots": slots, "slots_handed_over": moved,
         "jobs": details,
     });
-    Lines { done: None, rows, json, notes: Vec::new() }
+    Lines { done: None, rows, json, notes: Vec::new(), plain: None }
 }
 
 fn elapsed_ms(started: Instant) -> u64 {

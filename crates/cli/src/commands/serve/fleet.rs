@@ -81,7 +81,7 @@ impl Coordinator {
 
 #[cfg(feature = "etcd")]
 async fn open_store(args: &ServeArgs, fleet: FleetOptions) -> Result<(Fleet, Coordinator)> {
-    let unfit = |what: String| Error::unfit(Side::Own, "", "reading the options", what);
+    let unfit = |what: String| Error::options(Side::Own, "reading the options", what);
     if args.coordinator.announce.is_none() && args.listen.ip().to_canonical().is_unspecified() {
         let what =
             format!("others would be told that this coordinator is at {}, which is no address", args.listen);
@@ -96,7 +96,7 @@ async fn open_store(args: &ServeArgs, fleet: FleetOptions) -> Result<(Fleet, Coo
 #[cfg(not(feature = "etcd"))]
 async fn open_store(_: &ServeArgs, _: FleetOptions) -> Result<(Fleet, Coordinator)> {
     let what = "this whimbrel was built without etcd";
-    Err(Error::unfit(Side::Own, "", "reading the options", what)
+    Err(Error::options(Side::Own, "reading the options", what)
         .with_remedy("leave --store out, or build it with the feature etcd"))
 }
 
@@ -105,16 +105,11 @@ async fn open_store(_: &ServeArgs, _: FleetOptions) -> Result<(Fleet, Coordinato
 fn options(args: &CoordinatorArgs) -> Result<FleetOptions> {
     for (name, url) in &args.backend {
         let endpoint = Endpoint::parse(Side::Own, url).map_err(|e| {
-            Error::unfit(
-                Side::Own,
-                "",
-                "reading the options",
-                format!("the address of --backend {name}: {e}"),
-            )
+            Error::options(Side::Own, "reading the options", format!("the address of --backend {name}: {e}"))
         })?;
         if endpoint.password.is_some() {
             let what = format!("--backend {name} has a password, and all members would be told");
-            return Err(Error::unfit(Side::Own, "", "reading the options", what)
+            return Err(Error::options(Side::Own, "reading the options", what)
                 .with_remedy("leave it out: each member gets the password from the one who starts it"));
         }
     }

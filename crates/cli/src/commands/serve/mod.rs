@@ -59,7 +59,7 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
     if options.password.is_none() && !args.listen.ip().to_canonical().is_loopback() {
         // Said before anything is contacted; the daemon would refuse as well.
         let what = format!("every client that reaches {} could move slots: it needs a password", args.listen);
-        return Err(Error::unfit(Side::Own, "", "reading the options", what).with_remedy(
+        return Err(Error::options(Side::Own, "reading the options", what).with_remedy(
             "set WHIMBREL_SERVE_PASSWORD, name a --listen-password-file, or listen on 127.0.0.1",
         ));
     }

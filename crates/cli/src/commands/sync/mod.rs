@@ -10,7 +10,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::http::HttpServer;
-use whimbrel_control::steering::Standing;
+use whimbrel_control::naming::{job_of, one_spelling};
+use whimbrel_control::steering::{self, Came, LocalJob, Standing};
 use whimbrel_control::store::{Kind, Status, Store};
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
@@ -30,7 +31,6 @@ use self::exposed::{Current, Running};
 use crate::commands::copy as copy_command;
 use crate::commands::jobs::again;
 use crate::commands::losses;
-use crate::commands::steered::{self, Came, LocalJob};
 use crate::commands::unfence;
 use crate::commands::words;
 use crate::exit::Exit;
@@ -38,8 +38,9 @@ use crate::paths::state_dir;
 use crate::settings::args::{FeedChoice, SyncArgs};
 use crate::settings::endpoints::psync_names;
 use crate::ui::confirm::confirm;
-use crate::ui::display::{Display, Form, Lines, Speed, SpeedNow, eta};
-use crate::ui::row::{Cell, cell};
+use crate::ui::display::eta;
+use whimbrel_terminal::progress::{Display, Form, Lines, Speed, SpeedNow};
+use whimbrel_terminal::row::{Cell, cell};
 
 /// How many may ask for a cutover at once; the others wait.
 const ASKS_MAX: usize = 4;
@@ -71,7 +72,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
     let description = describe(args, &args.names.dbs, &source.endpoint, &target.endpoint);
     let base = copy_command::options(selection, dbs, &args.limits, args.sides.retry_for);
     let options = CopyOptions {
-        job: copy_command::job_of(&description),
+        job: job_of(&description),
         mirror: true,
         retry: RetryPolicy { pause_max_ms: RETRY_PAUSE_MAX_MS, ..base.retry },
         ..base
@@ -145,7 +146,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
         for pair in &mut options.copy.dbs {
             *pair = DbPair { source: pair.target, target: pair.source };
         }
-        options.copy.job = copy_command::job_of(&description);
+        options.copy.job = job_of(&description);
         (options.sweep_first, options.once) = (false, false);
         let name = format!("sync-{}", options.copy.job);
         options.fence_file = FenceNote::file_of(&folder, &name);
@@ -191,7 +192,7 @@ fn refuse_second(folder: &Path, name: &str) -> Result<()> {
         return Ok(());
     }
     let what = format!("this very sync, {name}, runs already");
-    Err(Error::unfit(Side::Own, "", "sync", what).with_remedy("whimbrel watch shows it"))
+    Err(Error::options(Side::Own, "sync", what).with_remedy("whimbrel watch shows it"))
 }
 
 /// Clients have been sent away from a source that was cut over: what they wrote to the target since would be
@@ -267,11 +268,11 @@ async fn attended(
     current.set(running.clone());
     let store = Store::new(folder);
     let begun_with =
-        steered::beginning(&store, (Kind::Sync, name), (&source, &target), arguments, is_resumed);
+        steering::beginning(&store, (Kind::Sync, name), (&source, &target), arguments, is_resumed);
     let stop = stop.child_token();
-    let job = LocalJob::new(stop.clone(), look(begun_with, running)).with_cutovers(asks);
-    let (job, attended) = steered::attend(&store, job).await?;
-    let display = display(Form::of(&args.show), status.clone());
+    let job = LocalJob::new(stop.clone(), look(begun_with, running)).with_cutovers(asks, words::refusal);
+    let (job, attended) = steering::attend(&store, job).await?;
+    let display = display(args.show.form(), status.clone());
     let outcome = sync::sync(source, target.clone(), options, status, journal, asked, stop).await;
     display.finish().await;
     let came = match &outcome {
@@ -281,7 +282,7 @@ async fn attended(
         Err(e) => Came::Failed(e),
     };
     // The process that asked for a cutover hears of it before this one ends.
-    steered::leave(folder, &job, attended, came).await?;
+    steering::leave(folder, &job, attended, came).await?;
     let (mut report, back) = outcome?;
     if report.cutover.as_ref().is_some_and(|cutover| cutover.lifted)
         && let Err(e) = unfence::forget_all(folder, &target)
@@ -435,8 +436,8 @@ fn remedied(e: Error, is_unfinished: bool) -> Error {
 fn describe(args: &SyncArgs, dbs: &[String], source: &Endpoint, target: &Endpoint) -> String {
     json!({
         "kind": "sync",
-        "source": copy_command::one_spelling(&source.address),
-        "target": copy_command::one_spelling(&target.address),
+        "source": one_spelling(&source.address),
+        "target": one_spelling(&target.address),
         "databases": [source.db, target.db],
         "db": dbs,
         "match": args.names.matches,
@@ -475,8 +476,8 @@ fn show_plan(args: &SyncArgs, name: &str, plan: &Plan) {
 fn display(form: Form, status: Arc<SyncStatus>) -> Display {
     let started = std::time::Instant::now();
     let mut noted = 0;
-    let mut speed = Speed::new();
-    Display::of_lines(form, move || {
+    let mut speed = Speed::begin();
+    Display::start(form, move || {
         let notes = status.copy.notices().split_off(noted);
         noted += notes.len();
         let shown = status.shown();
@@ -491,7 +492,7 @@ fn display(form: Form, status: Arc<SyncStatus>) -> Display {
         let speed = speed.of(counts.written, counts.bytes_written);
         let rows = vec![row(&shown, &speed)];
         let json = json!({"event": "progress", "elapsed_ms": elapsed_ms, "status": shown});
-        Lines { done, rows, json, notes }
+        Lines { done, rows, plain: None, json, notes }
     })
 }
 

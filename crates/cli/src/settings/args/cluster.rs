@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{ClusterAccess, parse_ms};
+use super::access::ClusterAccess;
+use super::values::parse_ms;
 
 /// Where the cluster is and how to reach it.
 #[derive(Debug, Args)]

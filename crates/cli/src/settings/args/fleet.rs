@@ -6,9 +6,8 @@ use clap::{Args, Subcommand};
 use whimbrel_core::fleet::{PARTITIONS_DEFAULT, PARTITIONS_MAX};
 use whimbrel_engine::endpoint::Address;
 
-use super::Beforehand;
-
-use super::parse_ms;
+use super::shared::Beforehand;
+use super::values::parse_ms;
 
 /// What makes `whimbrel serve` the coordinator of a fleet.
 #[derive(Debug, Args)]

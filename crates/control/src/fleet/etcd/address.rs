@@ -34,7 +34,7 @@ impl EtcdOptions {
     /// `Unfit` with the part that is wrong. It repeats no password.
     pub fn parse(text: &str) -> Result<EtcdOptions> {
         let fail = |what: &str| {
-            Error::unfit(Side::Store, "", "reading the address of the store", what)
+            Error::options(Side::Store, "reading the address of the store", what)
                 .with_remedy("write etcd://USER:PASSWORD@HOST:PORT,HOST:PORT/PREFIX, or etcds:// for TLS")
         };
         let (scheme, login, rest) = split(text).ok_or_else(|| fail("this is not etcd://HOST:PORT"))?;

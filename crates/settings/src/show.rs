@@ -5,7 +5,8 @@ use std::ffi::{OsStr, OsString};
 use clap::error::Error;
 use clap::{Arg, Command};
 
-use super::{Setting, Variables, environment, shape};
+use crate::setting::{Setting, Surroundings};
+use crate::{environment, shape, sources};
 
 /// What stands in the place of a secret.
 const HIDDEN: &str = "***";
@@ -39,9 +40,9 @@ pub struct Whole {
 pub fn of_command(
     command: &Command,
     arguments: &[OsString],
-    variables: Variables,
+    around: Surroundings<'_>,
 ) -> Result<Option<Whole>, Error> {
-    let Some(merged) = super::merged(command, arguments, variables)? else { return Ok(None) };
+    let Some(merged) = sources::merged(command, arguments, around)? else { return Ok(None) };
     let mut built = command.clone();
     built.build();
     let mut options = Vec::new();
@@ -62,15 +63,15 @@ pub fn of_sources(
     command: &Command,
     config: Option<&OsStr>,
     profile: Option<&OsStr>,
-    variables: Variables,
+    around: Surroundings<'_>,
 ) -> Result<Vec<(Shown, Vec<String>)>, Error> {
     let mut built = command.clone();
     built.build();
     let owned = |text: Option<&OsStr>| text.map(OsStr::to_owned);
-    let file = super::chosen_file(&built, owned(config).as_ref(), owned(profile).as_ref(), variables)?;
+    let file = sources::chosen_file(&built, owned(config).as_ref(), owned(profile).as_ref(), around)?;
     let mut all: Vec<(Shown, Vec<String>)> = Vec::new();
     for (path, _) in shape::with_paths(&built) {
-        let mut settings = environment::settings(&built, &path, variables)?;
+        let mut settings = environment::settings(&built, &path, around)?;
         if let Some((file, profile)) = &file {
             settings.extend(file.settings(&built, &path, profile.as_deref())?);
         }

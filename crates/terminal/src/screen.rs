@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use textwrap::core::{Word, display_width};
 use textwrap::{Options, WordSeparator, WordSplitter, wrap};
 
-use crate::ui::display::COLOURS;
+use crate::plain::COLOURS;
 
 /// Width of what is no terminal: everything fits.
 const UNBOUNDED: usize = usize::MAX;

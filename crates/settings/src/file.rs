@@ -25,9 +25,8 @@ use clap::error::Error;
 use clap::{Arg, Command};
 use toml_edit::{Document, Item, Table, Value};
 
-use super::shape;
-use super::{Origin, Setting, problem};
-use crate::safety;
+use crate::setting::{Origin, Setting, Surroundings, problem};
+use crate::shape;
 
 /// The largest file that is read, in bytes.
 const LARGEST_BYTES: u64 = 1 << 20;
@@ -37,7 +36,7 @@ const PROFILES: &str = "profile";
 
 /// A file that has been read and checked.
 #[derive(Debug)]
-pub struct File {
+pub(crate) struct File {
     path: PathBuf,
     document: Document<String>,
 }
@@ -48,7 +47,7 @@ impl File {
     /// # Errors
     /// For a file that cannot be read, is no TOML, or has keys or values that no command knows; with the
     /// line.
-    pub fn read(command: &Command, path: PathBuf) -> Result<File, Error> {
+    pub(crate) fn read(command: &Command, path: PathBuf, around: Surroundings<'_>) -> Result<File, Error> {
         let shown = path.display();
         let unreadable = |why: &dyn std::fmt::Display| {
             problem(format!(
@@ -61,7 +60,7 @@ impl File {
         }
         let text = std::fs::read_to_string(&path).map_err(|e| unreadable(&e))?;
         if text.contains("://") && text.contains('@') {
-            safety::warn_if_shared(&path, "the configuration, which may hold a password,");
+            (around.holds_secret)(&path);
         }
         let parsed = Document::parse(text.clone()).map_err(|e| {
             let line = e.span().map_or(1, |span| line_of(&text, &span));
@@ -76,7 +75,7 @@ impl File {
     ///
     /// # Errors
     /// For a profile that the file does not have.
-    pub fn settings(
+    pub(crate) fn settings(
         &self,
         command: &Command,
         path: &[String],
@@ -86,7 +85,7 @@ impl File {
         if let Some(profile) = profile {
             tables.extend(headings(self.profile(profile)?, path));
         }
-        let Some(command) = super::environment::settable(command, path) else { return Ok(Vec::new()) };
+        let Some(command) = shape::settable(command, path) else { return Ok(Vec::new()) };
         let mut settings = Vec::new();
         for arg in shape::options(command) {
             let key = shape::name(arg);

@@ -13,13 +13,11 @@ use whimbrel_core::units::{format_bytes, format_count, format_duration_ms};
 use whimbrel_lab::{Cluster, Engine, SLOTS, Server};
 use whimbrel_loadgen::child::{self, Ended};
 use whimbrel_loadgen::interrupt::Interrupt;
-use whimbrel_loadgen::program::full_version;
-use whimbrel_loadgen::program::last_words;
-
-use super::{duration, exit_of, own_binary, patient_connection, say};
-use crate::exit::Exit;
+use whimbrel_loadgen::program::{full_version, last_words};
 use whimbrel_loadgen::rebalance::clients::{Clients, Map, Met, READERS, WRITERS, Wires, Written};
 use whimbrel_loadgen::rebalance::keys::Keys;
+
+use crate::stage::{Outcome, duration, own_binary, patient_connection, say, shown_code};
 
 /// Primaries that have the slots at first, and the one that has none.
 const OWNERS: usize = 3;
@@ -50,7 +48,7 @@ const SETTLE_PAUSE: Duration = Duration::from_millis(100);
 /// # Errors
 /// When the servers are not on this machine or go away, the user stops us, or something of our own fails.
 /// What the proof finds is no error: see the exit code.
-pub fn show(engine: Engine, keys: u64, interrupt: &Interrupt) -> anyhow::Result<Exit> {
+pub fn show(engine: Engine, keys: u64, interrupt: &Interrupt) -> anyhow::Result<Outcome> {
     let keys = Keys::new(keys);
     let total = format_count(keys.total);
     say(&format!(
@@ -107,15 +105,17 @@ pub fn show(engine: Engine, keys: u64, interrupt: &Interrupt) -> anyhow::Result<
     }
     if !proof.is_good {
         say("\nNOT everything is as it should be: see the words in capitals.")?;
-        let exit = exit_of(watched.status);
-        return Ok(if exit == Exit::Success { Exit::Different } else { exit });
+        return Ok(match watched.status.success() {
+            true => Outcome::Different,
+            false => Outcome::of_failed(watched.status),
+        });
     }
     say(&format!(
         "\nA quarter of {total} keys moved under load in {}; nothing was lost, no client saw an error. All \
          servers are stopped.",
         duration(watched.wall)
     ))?;
-    Ok(Exit::Success)
+    Ok(Outcome::Proven)
 }
 
 /// The laboratory gives every primary its share. The keyless slots of the last one go to the others in
@@ -365,7 +365,7 @@ impl Proof {
                 .as_array()
                 .and_then(|jobs| jobs.iter().find_map(|job| job["reason"].as_str()))
                 .unwrap_or(&watched.last_words);
-            let exit = exit_of(watched.status) as u8;
+            let exit = shown_code(watched.status);
             return self.line("Its report", false, &format!("IT FAILED with exit code {exit}: {reason}"));
         }
         let number = |value: &Json| value.as_u64().unwrap_or_default();

@@ -2,8 +2,8 @@
 
 use textwrap::core::display_width;
 
-use super::row::cut;
-use super::screen::Screen;
+use crate::row::cut;
+use crate::screen::Screen;
 
 /// Least width of the column that gives way.
 const FLEXIBLE_MIN: usize = 12;

@@ -7,17 +7,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
-use whimbrel_control::clock::now_s;
-use whimbrel_control::steering::{Attended, How, Refusal, Request, Standing, Steered, Why};
-use whimbrel_control::store::{Entry, Kind, Status, Store};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_flow::journal;
 use whimbrel_flow::sync::{Ask, CutoverOptions};
 
-use super::words;
-use crate::exit::Exit;
-use crate::ui::remedies::whole;
+use super::attended::{Attended, How};
+use super::protocol::{Refusal, Request, Standing, Steered, Why};
+use crate::clock::now_s;
+use crate::store::{Kind, Status, Store};
+
+/// How an error is worded for people who use another process.
+pub type Worded = fn(Error) -> String;
 
 /// What a job is, and how to find out how it stands.
 pub struct LocalJob {
@@ -26,7 +27,13 @@ pub struct LocalJob {
     stop: CancellationToken,
     is_cancelled: AtomicBool,
     /// Where cutovers are asked for, of one that can be cut over.
-    cutovers: Option<mpsc::Sender<Ask>>,
+    cutovers: Option<(mpsc::Sender<Ask>, Worded)>,
+}
+
+impl std::fmt::Debug for LocalJob {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LocalJob").field("is_cancelled", &self.is_cancelled).finish_non_exhaustive()
+    }
 }
 
 impl LocalJob {
@@ -35,10 +42,10 @@ impl LocalJob {
         LocalJob { look: Box::new(look), stop, is_cancelled: AtomicBool::new(false), cutovers: None }
     }
 
-    /// Cutovers of it are asked for there.
+    /// Cutovers of it are asked for there, and why one did not come about is worded so.
     #[must_use]
-    pub fn with_cutovers(self, cutovers: mpsc::Sender<Ask>) -> LocalJob {
-        LocalJob { cutovers: Some(cutovers), ..self }
+    pub fn with_cutovers(self, cutovers: mpsc::Sender<Ask>, worded: Worded) -> LocalJob {
+        LocalJob { cutovers: Some((cutovers, worded)), ..self }
     }
 
     /// Whether somebody wants it to end for good.
@@ -51,7 +58,7 @@ impl LocalJob {
         options: CutoverOptions,
         withdrawn: CancellationToken,
     ) -> std::result::Result<Value, Refusal> {
-        let Some(cutovers) = &self.cutovers else {
+        let Some((cutovers, worded)) = &self.cutovers else {
             return Err(Refusal::unsupported("only a sync can be cut over"));
         };
         let (answer, told) = oneshot::channel();
@@ -60,19 +67,19 @@ impl LocalJob {
             Ok(()) => told.await.unwrap_or_else(|_| Err(gone())),
             Err(_) => Err(gone()),
         };
-        match outcome {
-            Ok(report) => serde_json::to_value(&report).map_err(|e| refusal(&Error::own("cut over", e))),
-            Err(e) => Err(refusal(&words::remedied(e))),
-        }
+        let outcome =
+            outcome.and_then(|report| serde_json::to_value(&report).map_err(|e| Error::own("cut over", e)));
+        outcome.map_err(|e| Refusal { why: why_refused(&e), text: worded(e) })
     }
 }
 
 /// Why something was not done that may have been begun.
-fn refusal(error: &Error) -> Refusal {
-    let why = match (&error.kind, error.side) {
+fn why_refused(error: &Error) -> Why {
+    match (&error.kind, error.side) {
         // Nothing was changed, or everything was undone.
         (
             ErrorKind::Unfit(_)
+            | ErrorKind::Options(_)
             | ErrorKind::Forbidden { .. }
             | ErrorKind::Lacks { .. }
             | ErrorKind::StillWritten(_),
@@ -80,18 +87,6 @@ fn refusal(error: &Error) -> Refusal {
         ) => Why::Refused,
         (_, Side::Own) => Why::Internal,
         _ => Why::Interrupted,
-    };
-    Refusal { why, text: whole(error) }
-}
-
-/// What a process ends with that asked for something that was refused.
-pub fn exit_of(refusal: &Refusal) -> Exit {
-    match refusal.why {
-        Why::Unsupported => Exit::Usage,
-        Why::Refused => Exit::Refused,
-        Why::Unreachable => Exit::Unreachable,
-        Why::Interrupted => Exit::Interrupted,
-        Why::Internal => Exit::Internal,
     }
 }
 
@@ -155,6 +150,7 @@ pub fn beginning_at(
 }
 
 /// How far a job came that has stopped.
+#[derive(Debug)]
 pub enum Came<'a> {
     /// To its end: the word for it.
     Through(&'a str),
@@ -186,33 +182,6 @@ pub async fn leave(
         Came::Failed(error) => attended.leave(How::Interrupted(&error.problem())).await,
     }
     Ok(())
-}
-
-/// The sync that runs and whose name begins with `wanted`; where that is empty, the only one.
-///
-/// # Errors
-/// `Unfit` where there is none, or more than one; `Own` where the folder cannot be read.
-pub fn running_sync(folder: &Path, store: &Store, wanted: &str) -> Result<Status> {
-    let is_it = |entry: &Entry| {
-        entry.status.kind == Kind::Sync && entry.running && entry.status.id.starts_with(wanted)
-    };
-    let mut found: Vec<Status> = store.list()?.into_iter().filter(is_it).map(|entry| entry.status).collect();
-    match (found.pop(), found.is_empty()) {
-        (Some(sync), true) => Ok(sync),
-        (None, _) => {
-            let which = if wanted.is_empty() { "" } else { " by this name" };
-            let what = format!("no sync runs in {}{which}", folder.display());
-            Err(Error::unfit(Side::Own, "", "find the sync", what).with_remedy(
-                "start it with whimbrel sync, with --resume where it had begun before; or name its folder \
-                    with --state-dir",
-            ))
-        }
-        (Some(last), false) => {
-            let names: Vec<&str> = found.iter().chain([&last]).map(|status| status.id.as_str()).collect();
-            let what = format!("several run: {}", names.join(", "));
-            Err(Error::unfit(Side::Own, "", "find the sync", what).with_remedy("name the one you mean"))
-        }
-    }
 }
 
 /// A job, for as long as it runs here.

@@ -4,24 +4,24 @@ use std::ffi::OsString;
 
 use clap::{Arg, Command};
 
-use super::shape;
-use super::typed::Typed;
-use super::{Origin, Setting};
+use crate::setting::{Origin, Setting};
+use crate::shape;
+use crate::typed::Typed;
 
 /// A command line with what file and environment add to it.
 #[derive(Debug)]
-pub struct Merged {
+pub(crate) struct Merged {
     typed: Typed,
     /// The options of the command, each with its strongest source.
-    pub in_force: Vec<Setting>,
+    pub(crate) in_force: Vec<Setting>,
     /// What a stronger source has put out of force, and which.
-    pub overruled: Vec<(Setting, String)>,
+    pub(crate) overruled: Vec<(Setting, String)>,
 }
 
 /// Merges what was typed with weaker sources, the strongest first. A source says nothing about an option that
 /// a stronger one sets, or excludes by another that it sets: where `--skip` is typed, `replace` in the file
 /// does not count.
-pub fn merge(command: &Command, mut typed: Typed, weaker: [Vec<Setting>; 2]) -> Merged {
+pub(crate) fn merge(command: &Command, mut typed: Typed, weaker: [Vec<Setting>; 2]) -> Merged {
     let at = shape::at(command, &typed.path).unwrap_or(command);
     let mut in_force = std::mem::take(&mut typed.settings);
     let mut overruled = Vec::new();
@@ -43,17 +43,17 @@ pub fn merge(command: &Command, mut typed: Typed, weaker: [Vec<Setting>; 2]) -> 
 
 impl Merged {
     /// The commands, as `fleet` and `status`.
-    pub fn path(&self) -> &[String] {
+    pub(crate) fn path(&self) -> &[String] {
         &self.typed.path
     }
 
     /// True where nothing is added to what was typed.
-    pub fn is_as_typed(&self) -> bool {
+    pub(crate) fn is_as_typed(&self) -> bool {
         self.in_force.iter().all(|setting| setting.origin == Origin::Typed)
     }
 
     /// The whole as one command line.
-    pub fn arguments(&self) -> Vec<OsString> {
+    pub(crate) fn arguments(&self) -> Vec<OsString> {
         let mut arguments = vec![self.typed.program.clone()];
         for (outer, name) in self.typed.outer.iter().zip(&self.typed.path) {
             outer.iter().for_each(|setting| push_option(&mut arguments, setting));
@@ -74,7 +74,7 @@ impl Merged {
     }
 
     /// Where the option stands that clap shows as `--name <VALUE>`; nothing for one that was typed.
-    pub fn whereabouts(&self, shown_by_clap: &str) -> Option<String> {
+    pub(crate) fn whereabouts(&self, shown_by_clap: &str) -> Option<String> {
         let is_meant = |arg: &Arg| {
             arg.to_string() == shown_by_clap || shown_by_clap.split(' ').next() == Some(&shown(arg))
         };
@@ -92,7 +92,7 @@ impl Setting {
 }
 
 /// An option as it is typed, a positional as it is called.
-pub fn shown(arg: &Arg) -> String {
+pub(crate) fn shown(arg: &Arg) -> String {
     let name = shape::name(arg);
     if arg.is_positional() { name.to_uppercase() } else { format!("--{name}") }
 }

@@ -3,7 +3,7 @@
 use clap::{Arg, ArgAction, Command};
 
 /// What can be set: by name as in `--source-password-file`; a positional by the name of its field.
-pub fn name(arg: &Arg) -> String {
+pub(crate) fn name(arg: &Arg) -> String {
     arg.get_long().map_or_else(|| arg.get_id().as_str().replace('_', "-"), str::to_owned)
 }
 
@@ -25,28 +25,28 @@ pub fn options(command: &Command) -> impl Iterator<Item = &Arg> {
 }
 
 /// The commands that have options in a file: not those that only explain.
-pub fn commands(command: &Command) -> impl Iterator<Item = &Command> {
+pub(crate) fn commands(command: &Command) -> impl Iterator<Item = &Command> {
     let is_explained = |sub: &&Command| !matches!(sub.get_name(), "help" | "completions" | "man" | "config");
     command.get_subcommands().filter(is_explained)
 }
 
 /// The command that a path of names leads to.
-pub fn at<'a>(command: &'a Command, path: &[String]) -> Option<&'a Command> {
+pub(crate) fn at<'a>(command: &'a Command, path: &[String]) -> Option<&'a Command> {
     path.iter().try_fold(command, |command, name| command.find_subcommand(name))
 }
 
 /// True for an option that is on or off, and has no value.
-pub fn is_flag(arg: &Arg) -> bool {
+pub(crate) fn is_flag(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::SetTrue | ArgAction::SetFalse)
 }
 
 /// True for an option that may have several values.
-pub fn is_list(arg: &Arg) -> bool {
+pub(crate) fn is_list(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::Append) || arg.get_num_args().is_some_and(|n| n.max_values() > 1)
 }
 
 /// What a flag's word means.
-pub fn parse_switch(word: &str) -> Option<bool> {
+pub(crate) fn parse_switch(word: &str) -> Option<bool> {
     match word.to_ascii_lowercase().as_str() {
         "true" | "yes" | "on" | "1" => Some(true),
         "false" | "no" | "off" | "0" => Some(false),
@@ -66,7 +66,7 @@ pub fn with_paths(command: &Command) -> Vec<(Vec<String>, &Command)> {
 }
 
 /// True where two options of a command exclude each other.
-pub fn are_exclusive(command: &Command, one: &Arg, other: &Arg) -> bool {
+pub(crate) fn are_exclusive(command: &Command, one: &Arg, other: &Arg) -> bool {
     let names = |arg: &Arg, other: &Arg| {
         command.get_arg_conflicts_with(arg).iter().any(|found| found.get_id() == other.get_id())
     };
@@ -77,4 +77,10 @@ pub fn are_exclusive(command: &Command, one: &Arg, other: &Arg) -> bool {
         })
     };
     names(one, other) || names(other, one) || share_a_group()
+}
+
+/// The command at `path`, if files and environment may set options of it.
+pub(crate) fn settable<'a>(command: &'a Command, path: &[String]) -> Option<&'a Command> {
+    let is_listed = commands(command).any(|sub| Some(sub.get_name()) == path.first().map(String::as_str));
+    if is_listed { at(command, path) } else { None }
 }

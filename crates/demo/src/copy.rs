@@ -14,8 +14,7 @@ use whimbrel_loadgen::data::{self, DataSet};
 use whimbrel_loadgen::interrupt::Interrupt;
 use whimbrel_loadgen::program::full_version;
 
-use super::{duration, exit_of, own_binary, patient_connection, say};
-use crate::exit::Exit;
+use crate::stage::{Outcome, duration, own_binary, patient_connection, say, shown_code};
 
 /// Keys that are read from both servers.
 const SAMPLE_KEYS: usize = 1000;
@@ -25,7 +24,7 @@ const SAMPLE_KEYS: usize = 1000;
 ///
 /// # Errors
 /// When the servers are not on this machine or go away, or something of our own fails.
-pub fn show(engine: Engine, key_count: u64, interrupt: &Interrupt) -> anyhow::Result<Exit> {
+pub fn show(engine: Engine, key_count: u64, interrupt: &Interrupt) -> anyhow::Result<Outcome> {
     let keys = format_count(key_count);
     say(&format!(
         "This starts two real servers ({}), fills one with {keys} keys, copies them into the other with\n\
@@ -44,9 +43,8 @@ pub fn show(engine: Engine, key_count: u64, interrupt: &Interrupt) -> anyhow::Re
 
     let (status, wall) = copy(&source, &target, interrupt)?;
     if !status.success() {
-        let exit = exit_of(status);
-        say(&format!("\nThe copy has failed, with exit code {}.", exit as u8))?;
-        return Ok(exit);
+        say(&format!("\nThe copy has failed, with exit code {}.", shown_code(status)))?;
+        return Ok(Outcome::of_failed(status));
     }
     interrupt.check()?;
 
@@ -56,7 +54,7 @@ pub fn show(engine: Engine, key_count: u64, interrupt: &Interrupt) -> anyhow::Re
     target.stop()?;
     if !is_proven {
         say("\nThe servers are NOT equal.")?;
-        return Ok(Exit::Different);
+        return Ok(Outcome::Different);
     }
     let rate = (key_count as f64 / wall.as_secs_f64()).round() as u64;
     say(&format!(
@@ -65,7 +63,7 @@ pub fn show(engine: Engine, key_count: u64, interrupt: &Interrupt) -> anyhow::Re
         duration(wall),
         format_count(rate)
     ))?;
-    Ok(Exit::Success)
+    Ok(Outcome::Proven)
 }
 
 /// Runs this binary as a user would, with its progress and report on the user's terminal.

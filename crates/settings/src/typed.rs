@@ -5,26 +5,26 @@ use std::ffi::{OsStr, OsString};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 
-use super::shape;
-use super::{Origin, Setting};
+use crate::setting::{Origin, Setting};
+use crate::shape;
 
 /// A command line in its parts.
 #[derive(Debug)]
-pub struct Typed {
+pub(crate) struct Typed {
     /// The name of the program.
-    pub program: OsString,
+    pub(crate) program: OsString,
     /// The commands: `fleet`, `status`.
-    pub path: Vec<String>,
+    pub(crate) path: Vec<String>,
     /// The options of each command of the path but the last, as they were typed.
-    pub outer: Vec<Vec<Setting>>,
+    pub(crate) outer: Vec<Vec<Setting>>,
     /// The options of the last one, and those that all commands have.
-    pub settings: Vec<Setting>,
+    pub(crate) settings: Vec<Setting>,
 }
 
 impl Typed {
     /// Reads a command line; `None` for what no command understands, and for a question for help or the
     /// version.
-    pub fn read(command: &Command, arguments: &[OsString]) -> Option<Typed> {
+    pub(crate) fn read(command: &Command, arguments: &[OsString]) -> Option<Typed> {
         let matches = lenient(command).try_get_matches_from(arguments).ok()?;
         let program = arguments.first()?.clone();
         let (mut path, mut outer) = (Vec::new(), Vec::new());
@@ -41,7 +41,7 @@ impl Typed {
     }
 
     /// The value of an option, by its id.
-    pub fn value_of(&self, id: &str) -> Option<&OsString> {
+    pub(crate) fn value_of(&self, id: &str) -> Option<&OsString> {
         self.settings.iter().find(|setting| setting.arg.get_id().as_str() == id)?.values.last()
     }
 }
