@@ -5,8 +5,11 @@
 //! - [`daemon`]: a server that takes jobs, in Valkey's own commands;
 //! - [`fleet`]: the coordinator of members that share the partitions of one table;
 //! - [`store`]: where jobs are written down;
+//! - [`jobs`]: those of a folder, for people;
 //! - [`steering`]: how others see and ask a job that runs;
+//! - [`moves`]: what moves of slots would be, before they are made;
 //! - [`naming`]: what jobs between two deployments are called;
+//! - [`syncing`]: how a sync stands that this process runs;
 //! - [`strangers`]: what others do with the nodes of a cluster;
 //! - [`canary`]: a client of our own that notes what the users' clients meet;
 //! - [`report`]: what a job came to;
@@ -24,7 +27,9 @@ mod failpoint;
 pub mod fleet;
 pub mod http;
 pub mod job;
+pub mod jobs;
 mod lobby;
+pub mod moves;
 pub mod naming;
 pub mod options;
 pub mod pause;
@@ -35,6 +40,7 @@ mod socket;
 pub mod steering;
 pub mod store;
 pub mod strangers;
+pub mod syncing;
 
 pub use executor::JobProgress;
 

@@ -136,6 +136,30 @@ pub struct Entry {
     pub running: bool,
 }
 
+impl Entry {
+    /// Whether nobody runs the job and it has not ended.
+    pub fn is_interrupted(&self) -> bool {
+        !self.status.ended && !self.running
+    }
+
+    /// Whether the job runs, in one word.
+    pub fn state(&self) -> &'static str {
+        match (self.status.ended, self.running) {
+            (true, _) => "ended",
+            (false, true) => "running",
+            (false, false) => "interrupted",
+        }
+    }
+}
+
+impl Status {
+    /// The share of keys that are done with; `None` where nobody counted them.
+    pub fn percent(&self) -> Option<u64> {
+        let share = |total: u64| (u128::from(self.keys_moved.min(total)) * 100 / u128::from(total)) as u64;
+        (self.keys > 0).then(|| share(self.keys))
+    }
+}
+
 impl Store {
     /// The folder `jobs` below `state_dir`. It is made when the first job is.
     pub fn new(state_dir: &Path) -> Store {
@@ -206,6 +230,15 @@ impl Store {
             file.ok()?.path().file_name()?.to_str()?.strip_suffix(".json").map(str::to_owned)
         });
         Ok(ids.take(JOBS_MAX).filter_map(|id| self.find(&id)).collect())
+    }
+
+    /// Jobs of the cluster that have not ended and that nobody runs, by name.
+    ///
+    /// # Errors
+    /// `Own` where the folder cannot be read.
+    pub fn interrupted_of(&self, cluster: &str) -> Result<Vec<String>> {
+        let left = |entry: &Entry| entry.is_interrupted() && entry.status.cluster == cluster;
+        Ok(self.list()?.into_iter().filter(left).map(|entry| entry.status.id).collect())
     }
 
     /// The sync that runs and whose name begins with `wanted`; where that is empty, the only one.

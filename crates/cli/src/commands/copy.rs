@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::naming::{job_of, one_spelling};
-use whimbrel_control::steering::{self, Came, LocalJob, Standing};
+use whimbrel_control::steering::{self, Attendance, Came, LocalJob, Standing};
 use whimbrel_control::store::{Kind, Status, Store};
 use whimbrel_core::select::Selection;
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
@@ -121,8 +121,8 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let overwrites = args.replace && !args.resume && holds_keys(&plan);
     if args.dry_run {
         if overwrites {
-            let losses = losses::count(&source, &target, (&options, false), stop).await?;
-            losses.show(&args.show);
+            let lost = whimbrel_flow::losses::count(&source, &target, (&options, false), stop).await?;
+            losses::show(lost, &args.show);
         }
         return Ok(if stop.is_cancelled() { Exit::Stopped } else { Exit::Success });
     }
@@ -154,33 +154,31 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     // Cancelling the copy does not mean whatever comes after it.
     let stop = &stop.child_token();
     let job = LocalJob::new(stop.clone(), look(begun_with, progress.clone()));
-    let (job, attended) = steering::attend(&store, job).await?;
-    *begun = true;
-    if args.functions {
-        let n = whimbrel_flow::functions::copy(&source, &target, existing).await?;
-        say(args, &format!("{n} function libraries copied"));
-    } else if plan.functions_left > 0 {
-        progress.notice(format!(
-            "the source has {} function libraries that are not copied; --functions copies them",
-            plan.functions_left
-        ));
-    }
-    // With a part of the keys, or the rest of them, nobody knows how many there will be.
-    let whole = !args.resume && plan.dbs.iter().all(|d| d.selected_keys.is_some());
-    let known_total = whole.then_some(total);
-    let display = display::of_copy(args.show.form(), progress.clone(), &options, known_total);
     let dbs = options.dbs.clone();
-    let outcome =
-        copy::copy(source.clone(), target.clone(), options, progress, Some(journal), stop.clone()).await;
-    display.finish().await;
-    let came = match &outcome {
-        Ok(report) if report.complete => Came::Through("done"),
-        Ok(_) => Came::Short,
-        Err(e) => Came::Failed(e),
+    let work = async {
+        *begun = true;
+        if args.functions {
+            let n = whimbrel_flow::functions::copy(&source, &target, existing).await?;
+            say(args, &format!("{n} function libraries copied"));
+        } else if plan.functions_left > 0 {
+            progress.notice(format!(
+                "the source has {} function libraries that are not copied; --functions copies them",
+                plan.functions_left
+            ));
+        }
+        // With a part of the keys, or the rest of them, nobody knows how many there will be.
+        let whole = !args.resume && plan.dbs.iter().all(|d| d.selected_keys.is_some());
+        let display = display::of_copy(args.show.form(), progress.clone(), &options, whole.then_some(total));
+        let (source, target) = (source.clone(), target.clone());
+        let outcome =
+            copy::copy(source, target, options, progress.clone(), Some(journal), stop.clone()).await;
+        display.finish().await;
+        outcome
     };
-    steering::leave(&folder, &job, attended, came).await?;
+    let came = |report: &CopyReport| if report.complete { Came::Through("done") } else { Came::Short };
+    let Attendance { outcome, is_cancelled } = steering::attended(&folder, job, work, came).await?;
     let report = outcome?;
-    show_report(args, &report, job.is_cancelled());
+    show_report(args, &report, is_cancelled);
     if !report.complete {
         return Ok(Exit::Stopped);
     }

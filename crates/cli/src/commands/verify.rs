@@ -8,7 +8,7 @@ use std::time::Instant;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::naming::{job_of, one_spelling};
-use whimbrel_control::steering::{self, Came, LocalJob, Standing};
+use whimbrel_control::steering::{self, Attendance, Came, LocalJob, Standing};
 use whimbrel_control::store::{Kind, Status, Store};
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
@@ -73,17 +73,16 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
         steering::beginning(&store, (Kind::Verify, &name), (&source, &target), again, args.resume);
     let stop = stop.child_token();
     let look = look(begun_with, progress.clone(), options.check_extra);
-    let (job, attended) = steering::attend(&store, LocalJob::new(stop.clone(), look)).await?;
-    let outcome = verify(source, target, options, &args.show, Some(journal), progress, stop).await;
-    let is_left = outcome.as_ref().map_or(true, |report| report.stopped_early);
-    let came = match &outcome {
-        Ok(report) if report.stopped_early => Came::Short,
-        Ok(report) if report.is_equal() => Came::Through("equal"),
-        Ok(_) => Came::Through("different"),
-        Err(e) => Came::Failed(e),
+    let job = LocalJob::new(stop.clone(), look);
+    let work = verify(source, target, options, &args.show, Some(journal), progress, stop);
+    let came = |report: &VerifyReport| match (report.stopped_early, report.is_equal()) {
+        (true, _) => Came::Short,
+        (false, true) => Came::Through("equal"),
+        (false, false) => Came::Through("different"),
     };
-    steering::leave(&folder, &job, attended, came).await?;
-    if is_left && !job.is_cancelled() && !args.show.json && !args.show.quiet {
+    let Attendance { outcome, is_cancelled } = steering::attended(&folder, job, work, came).await?;
+    let is_left = outcome.as_ref().map_or(true, |report| report.stopped_early);
+    if is_left && !is_cancelled && !args.show.json && !args.show.quiet {
         eprintln!("         the same command with --resume goes on from here");
     }
     outcome

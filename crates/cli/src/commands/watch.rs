@@ -9,12 +9,12 @@ use whimbrel_control::fleet::FleetStatus;
 use whimbrel_control::http;
 use whimbrel_control::steering;
 use whimbrel_control::store::Store;
+use whimbrel_control::syncing::nothing_heard;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::{format_bytes, format_count, format_count_of};
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_flow::journal::disk_full_words;
 
-use crate::commands::sync::exposed::nothing_heard;
 use crate::exit::Exit;
 use crate::paths::state_dir;
 use crate::settings::args::WatchArgs;

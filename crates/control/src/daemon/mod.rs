@@ -5,7 +5,9 @@
 //! - [`Jobs`]: what it needs of those who do the work;
 //! - [`migrations`]: the three commands, their grammar, their replies, their errors;
 //! - [`topology`]: what clients get to know of the cluster;
-//! - [`queue`]: the one who does the work.
+//! - [`queue`]: the one who does the work;
+//! - [`client`]: the server as those see it who hand moves to it;
+//! - [`shown`]: how it stands, over HTTP.
 //!
 //! It also is where the members of a [fleet](crate::fleet) reach their coordinator, and people ask how it
 //! stands: `FLEET`.
@@ -19,6 +21,7 @@
 //! Who may connect may move slots. Off loopback a password is therefore required; it travels in clear, as it
 //! does to a server without TLS.
 
+pub mod client;
 mod command;
 mod connection;
 mod fleet;
@@ -26,6 +29,7 @@ pub mod migrations;
 pub mod queue;
 mod reply;
 mod seed;
+pub mod shown;
 pub mod topology;
 
 use std::net::{IpAddr, SocketAddr};

@@ -2,8 +2,10 @@
 //!
 //! - [`decide`]: the plan, a pure function of the survey;
 //! - [`run`]: carries out one action of a plan;
+//! - [`round`]: what is looked at before, between and after actions;
 //! - [`keys`]: moves or removes the keys of single slots, whether their slots are owned or not.
 
 pub mod decide;
 pub mod keys;
+pub mod round;
 pub mod run;

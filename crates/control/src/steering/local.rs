@@ -49,7 +49,7 @@ impl LocalJob {
     }
 
     /// Whether somebody wants it to end for good.
-    pub fn is_cancelled(&self) -> bool {
+    fn is_cancelled(&self) -> bool {
         self.is_cancelled.load(Ordering::Acquire)
     }
 
@@ -149,50 +149,49 @@ pub fn beginning_at(
     }
 }
 
-/// How far a job came that has stopped.
-#[derive(Debug)]
-pub enum Came<'a> {
+/// How far a job came that nothing has stopped against its will.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Came {
     /// To its end: the word for it.
-    Through(&'a str),
+    Through(&'static str),
     /// Not so far.
     Short,
-    /// Something stopped it.
-    Failed(&'a Error),
 }
 
-/// The job has stopped, and its journal is closed: those who asked get their answers, and it is written down
-/// how the job ended. The journal of one that was cancelled is removed.
+/// What came of a job, and whether somebody wanted it to end for good.
+#[derive(Debug)]
+pub struct Attendance<T> {
+    /// What it was.
+    pub outcome: Result<T>,
+    /// Whether somebody did.
+    pub is_cancelled: bool,
+}
+
+/// Runs a job, which others see and can ask meanwhile. When it has stopped and its journal is closed, those
+/// who asked get their answers, and it is written down how it ended. The journal of one that was cancelled is
+/// removed.
 ///
 /// # Errors
-/// `Own` where that cannot be.
-pub async fn leave(
+/// `Own` where its socket cannot be made, or that journal cannot be removed.
+pub async fn attended<T>(
     folder: &Path,
-    job: &LocalJob,
-    attended: Attended<LocalJob>,
-    came: Came<'_>,
-) -> Result<()> {
+    job: LocalJob,
+    work: impl Future<Output = Result<T>>,
+    came: impl FnOnce(&T) -> Came,
+) -> Result<Attendance<T>> {
+    let job = Arc::new(job);
+    let attended = Attended::begin(&Store::new(folder), job.clone()).await?;
+    let outcome = work.await;
+    let is_cancelled = job.is_cancelled();
     let name = job.standing().await.job.id;
-    match came {
-        Came::Through(word) => attended.leave(How::Ended(word)).await,
-        _ if job.is_cancelled() => {
+    match outcome.as_ref().map(came) {
+        Ok(Came::Through(word)) => attended.leave(How::Ended(word)).await,
+        _ if is_cancelled => {
             attended.leave(How::Ended("cancelled")).await;
             journal::discard(folder, &name)?;
         }
-        Came::Short => attended.leave(How::Interrupted("")).await,
-        Came::Failed(error) => attended.leave(How::Interrupted(&error.problem())).await,
+        Ok(Came::Short) => attended.leave(How::Interrupted("")).await,
+        Err(error) => attended.leave(How::Interrupted(&error.problem())).await,
     }
-    Ok(())
-}
-
-/// A job, for as long as it runs here.
-pub type Running = (Arc<LocalJob>, Attended<LocalJob>);
-
-/// Shows a job to others, and takes their requests.
-///
-/// # Errors
-/// `Own` where its socket cannot be made.
-pub async fn attend(store: &Store, job: LocalJob) -> Result<Running> {
-    let job = Arc::new(job);
-    let attended = Attended::begin(store, job.clone()).await?;
-    Ok((job, attended))
+    Ok(Attendance { outcome, is_cancelled })
 }

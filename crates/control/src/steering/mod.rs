@@ -27,6 +27,6 @@ mod server;
 
 pub use self::attended::{Attended, How};
 pub use self::client::{Call, standing};
-pub use self::local::{Came, LocalJob, Running, Worded, attend, beginning, beginning_at, leave};
+pub use self::local::{Attendance, Came, LocalJob, Worded, attended, beginning, beginning_at};
 pub use self::protocol::{Answer, Refusal, Request, Standing, Steered, Why};
 pub use self::server::{Socket, SocketFile};

@@ -1,14 +1,12 @@
-//! `whimbrel serve --fleet`: what of a fleet is told and shown.
+//! `whimbrel serve --fleet`: what of a fleet is told.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use tokio_util::sync::CancellationToken;
 #[cfg(feature = "etcd")]
-use whimbrel_control::fleet::etcd::{Candidate, CandidateOptions};
-use whimbrel_control::fleet::{Coordination, Fleet, FleetOptions, FleetStatus, MemberStatus, Role};
-use whimbrel_control::http::{Metric, MetricKind};
+use whimbrel_control::fleet::etcd::CandidateOptions;
+use whimbrel_control::fleet::{Coordinator, Fleet, FleetOptions, FleetStatus, MemberStatus, Role};
 use whimbrel_core::fleet::Options;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result, Side};
@@ -21,60 +19,31 @@ const JOURNAL: &str = "fleet.journal";
 /// Moves that a member takes part in at once.
 const MOVES_PER_MEMBER: u32 = 32;
 
-/// What coordinates.
-pub enum Coordinator {
-    /// The only one of its fleet.
-    Alone(Box<Coordination>),
-    /// One of several that share a store.
-    #[cfg(feature = "etcd")]
-    Candidate(Box<Candidate>),
+/// Opens the journal of the fleet: in the store, or in the state folder.
+///
+/// # Errors
+/// `Options` for those that make no sense; else as [`Coordinator::alone`] and [`Coordinator::among_others`].
+pub async fn open(args: &ServeArgs, folder: &Path) -> Result<(Fleet, Coordinator)> {
+    let options = options(&args.coordinator)?;
+    match args.coordinator.store {
+        Some(_) => open_store(args, options).await,
+        None => Coordinator::alone(folder, JOURNAL, options),
+    }
 }
 
-impl Coordinator {
-    /// Opens the journal of the fleet: in the store, or in the state folder.
-    ///
-    /// # Errors
-    /// `Unfit` for options that make no sense; else as [`Coordination::open`] and [`Candidate::open`].
-    pub async fn open(args: &ServeArgs, folder: &Path) -> Result<(Fleet, Coordinator)> {
-        let options = options(&args.coordinator)?;
-        if args.coordinator.store.is_some() {
-            return open_store(args, options).await;
+/// What a coordinator is, for people and as JSON.
+pub fn described(coordinator: &Coordinator, line: &mut Value) -> String {
+    match coordinator {
+        Coordinator::Alone(coordination) => {
+            let term = coordination.term();
+            line["term"] = json!(term);
+            format!("a fleet in its term {term}")
         }
-        std::fs::create_dir_all(folder)
-            .map_err(|e| Error::own(format!("make the folder {}", folder.display()), e))?;
-        let (fleet, coordination) = Coordination::open(&folder.join(JOURNAL), options)?;
-        Ok((fleet, Coordinator::Alone(Box::new(coordination))))
-    }
-
-    /// What it is, for people and as JSON.
-    pub fn shown(&self, line: &mut Value) -> String {
-        match self {
-            Coordinator::Alone(coordination) => {
-                let term = coordination.term();
-                line["term"] = json!(term);
-                format!("a fleet in its term {term}")
-            }
-            #[cfg(feature = "etcd")]
-            Coordinator::Candidate(candidate) => {
-                let store = candidate.store().to_string();
-                let shown =
-                    format!("one of the coordinators of the fleet in {store}, stands by until it is elected");
-                line["store"] = json!(store);
-                shown
-            }
-        }
-    }
-
-    /// Coordinates until `stop`. It is reached at `address`.
-    ///
-    /// # Errors
-    /// As [`Coordination::run`] and [`Candidate::run`].
-    #[cfg_attr(not(feature = "etcd"), expect(unused_variables, reason = "only etcd names them"))]
-    pub async fn run(self, address: String, stop: CancellationToken) -> Result<()> {
-        match self {
-            Coordinator::Alone(coordination) => coordination.run(stop).await,
-            #[cfg(feature = "etcd")]
-            Coordinator::Candidate(candidate) => candidate.run(address, stop).await,
+        #[cfg(feature = "etcd")]
+        Coordinator::Candidate(candidate) => {
+            let store = candidate.store().to_string();
+            line["store"] = json!(store);
+            format!("one of the coordinators of the fleet in {store}, stands by until it is elected")
         }
     }
 }
@@ -89,8 +58,7 @@ async fn open_store(args: &ServeArgs, fleet: FleetOptions) -> Result<(Fleet, Coo
     }
     let store = args.coordinator.etcd()?.ok_or_else(|| unfit("no store is named".to_owned()))?;
     let options = CandidateOptions { store, fleet, reign_s: args.coordinator.reign };
-    let (fleet, candidate) = Candidate::open(options).await?;
-    Ok((fleet, Coordinator::Candidate(Box::new(candidate))))
+    Coordinator::among_others(options).await
 }
 
 #[cfg(not(feature = "etcd"))]
@@ -101,7 +69,7 @@ async fn open_store(_: &ServeArgs, _: FleetOptions) -> Result<(Fleet, Coordinato
 }
 
 /// # Errors
-/// `Unfit` for a backend that is no address or has a password.
+/// `Options` for a backend that is no address or has a password.
 fn options(args: &CoordinatorArgs) -> Result<FleetOptions> {
     for (name, url) in &args.backend {
         let endpoint = Endpoint::parse(Side::Own, url).map_err(|e| {
@@ -183,60 +151,6 @@ pub fn news(before: &FleetStatus, now: &FleetStatus) -> Vec<(String, Value)> {
         ));
     }
     news
-}
-
-/// The fleet's numbers.
-pub fn metrics(status: &FleetStatus) -> Vec<Metric> {
-    let gauge = |name, help, value: f64| Metric::new(MetricKind::Gauge, name, help, value);
-    let counter = |name, help, value: u64| Metric::new(MetricKind::Counter, name, help, value as f64);
-    let by_member = |name, help, value: fn(&MemberStatus) -> f64| {
-        let samples = status.members.iter().map(|member| {
-            let labels = vec![("member", member.member.to_string()), ("name", member.name.clone())];
-            (labels, value(member))
-        });
-        Metric::by(MetricKind::Gauge, name, help, samples)
-    };
-    let by_backend = status
-        .backends
-        .iter()
-        .map(|backend| (vec![("backend", backend.name.clone())], backend.partitions as f64));
-    vec![
-        gauge("whimbrel_fleet_members", "Members of the fleet", status.members.len() as f64),
-        gauge("whimbrel_fleet_term", "How often a coordinator has begun", status.term as f64),
-        gauge("whimbrel_fleet_partitions", "Partitions of the fleet", f64::from(status.partitions)),
-        gauge("whimbrel_fleet_partitions_unowned", "Partitions that nobody has", status.unowned as f64),
-        gauge("whimbrel_fleet_partitions_moving", "Partitions that are being changed", status.moving as f64),
-        gauge("whimbrel_fleet_moves_remaining", "Moves that are left of the plan", status.remaining as f64),
-        counter("whimbrel_fleet_moves", "Moves made since the start", status.moved),
-        counter("whimbrel_fleet_moves_failed", "Moves given up since the start", status.failed),
-        by_member("whimbrel_fleet_member_partitions", "Partitions that a member owns", |m| m.owned as f64),
-        by_member("whimbrel_fleet_member_weight", "The part of the work a member takes", |m| {
-            f64::from(m.weight)
-        }),
-        by_member("whimbrel_fleet_member_connected", "1 for a member with a connection", |m| {
-            f64::from(u8::from(m.connected))
-        }),
-        by_member(
-            "whimbrel_fleet_member_lag_changes",
-            "Changes that have not been reported to a member",
-            |m| m.lag as f64,
-        ),
-        by_member("whimbrel_fleet_member_silent_seconds", "How long a member was not heard of", |m| {
-            m.silent_ms.map_or(f64::NAN, |ms| ms as f64 / 1_000.0)
-        }),
-        by_member(
-            "whimbrel_fleet_member_table_equal",
-            "1 where a member's table is the coordinator's",
-            |m| f64::from(u8::from(m.equal == Some(true))),
-        ),
-        by_member("whimbrel_fleet_member_requests", "Requests under way at a member", |m| m.held as f64),
-        Metric::by(
-            MetricKind::Gauge,
-            "whimbrel_fleet_backend_partitions",
-            "Partitions whose data a backend has",
-            by_backend,
-        ),
-    ]
 }
 
 #[cfg(test)]

@@ -8,21 +8,20 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
 use serde_json::json;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::daemon::migrations::{JobState, JobView};
 use whimbrel_control::daemon::queue::Queue;
+use whimbrel_control::daemon::shown::Shown;
 use whimbrel_control::daemon::{Daemon, DaemonOptions, Jobs, STRANGERS_MAX, Services};
-use whimbrel_control::fleet::{Fleet, FleetStatus, Role};
-use whimbrel_control::http::{CONNECTIONS_MAX, HttpServer, Metric, MetricKind, MetricsSource};
+use whimbrel_control::fleet::{Coordinator, Fleet, FleetStatus, Role};
+use whimbrel_control::http::{CONNECTIONS_MAX, HttpServer};
 use whimbrel_control::store::Store;
 use whimbrel_core::units::format_count_of;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_fleet::protocol::MEMBERS_MAX;
 
-use self::fleet::Coordinator;
 use crate::commands::{cluster, reshard};
 use crate::exit::Exit;
 use crate::paths;
@@ -72,7 +71,7 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
         _ => Some(Mover::open(args, &state_dir, &mut log).await?),
     };
     let (fleet, coordinator) = match args.coordinator.fleet {
-        true => Coordinator::open(args, &state_dir).await.map(|(fleet, task)| (Some(fleet), Some(task)))?,
+        true => fleet::open(args, &state_dir).await.map(|(fleet, task)| (Some(fleet), Some(task)))?,
         false => (None, None),
     };
     let queue = mover.as_ref().map(|mover| mover.queue.clone());
@@ -152,7 +151,7 @@ impl Mover {
         let method = settings.method.name();
         let store = Store::new(state_dir);
         let at = deployment.endpoint.address.to_string();
-        let interrupted = interrupted(&store, &at)?;
+        let interrupted = store.interrupted_of(&at)?;
         let queue = Queue::open(deployment, store.clone(), settings).await?;
         log.begin(queue.list().await?);
         Ok(Mover { queue, store, at, method, why: why.to_string(), interrupted })
@@ -172,7 +171,7 @@ impl Mover {
     }
 
     fn say_stopped(&self, log: &Log) -> Result<()> {
-        let left = interrupted(&self.store, &self.at)?;
+        let left = self.store.interrupted_of(&self.at)?;
         log.say(
             &match left.len() {
                 0 => "stopped".to_owned(),
@@ -187,15 +186,6 @@ impl Mover {
         );
         Ok(())
     }
-}
-
-/// Jobs of the cluster that have not ended and that nobody runs.
-fn interrupted(store: &Store, cluster: &str) -> Result<Vec<String>> {
-    let ours = store
-        .list()?
-        .into_iter()
-        .filter(|entry| !entry.status.ended && !entry.running && entry.status.cluster == cluster);
-    Ok(ours.map(|entry| entry.status.id).collect())
 }
 
 fn names(jobs: &[String]) -> String {
@@ -234,96 +224,6 @@ struct Log {
     seen: BTreeMap<String, Stage>,
     /// For those who ask over HTTP.
     shown: Arc<Shown>,
-}
-
-/// The jobs, as they were when it was last looked.
-#[derive(Debug, Default)]
-struct Shown {
-    jobs: Mutex<Vec<JobView>>,
-    fleet: Mutex<Option<FleetStatus>>,
-    role: Mutex<Option<Role>>,
-}
-
-impl Shown {
-    fn jobs(&self) -> MutexGuard<'_, Vec<JobView>> {
-        self.jobs.lock()
-    }
-
-    fn fleet(&self) -> MutexGuard<'_, Option<FleetStatus>> {
-        self.fleet.lock()
-    }
-
-    fn role(&self) -> MutexGuard<'_, Option<Role>> {
-        self.role.lock()
-    }
-}
-
-impl MetricsSource for Shown {
-    fn metrics(&self) -> Vec<Metric> {
-        let jobs = self.jobs();
-        let mut states: BTreeMap<&str, f64> = BTreeMap::new();
-        for job in jobs.iter() {
-            *states.entry(job.state.word()).or_default() += 1.0;
-        }
-        let is_open = |job: &&JobView| !job.state.is_final();
-        let slots: usize = jobs.iter().filter(is_open).map(|job| job.slots.len()).sum();
-        let bytes: u64 = jobs.iter().filter(is_open).map(|job| job.remaining_bytes).sum();
-        let by_state = states.into_iter().map(|(state, number)| (vec![("state", state.to_owned())], number));
-        let mut metrics = self.fleet().as_ref().map(fleet::metrics).unwrap_or_default();
-        if let Some(role) = self.role().as_ref() {
-            let leads = f64::from(u8::from(matches!(role, Role::Leads(_))));
-            metrics.push(Metric::new(
-                MetricKind::Gauge,
-                "whimbrel_fleet_leads",
-                "1 for the coordinator that leads, 0 for one that stands by",
-                leads,
-            ));
-        }
-        metrics.extend([
-            Metric::by(
-                MetricKind::Gauge,
-                "whimbrel_jobs",
-                "Jobs that move slots, those that ended not long ago too",
-                by_state,
-            ),
-            Metric::new(
-                MetricKind::Gauge,
-                "whimbrel_jobs_open_slots",
-                "Slots of jobs that have not ended",
-                slots as f64,
-            ),
-            Metric::new(
-                MetricKind::Gauge,
-                "whimbrel_jobs_remaining_bytes",
-                "Bytes known to be on their way",
-                bytes as f64,
-            ),
-        ]);
-        metrics
-    }
-
-    fn health(&self) -> std::result::Result<(), String> {
-        Ok(())
-    }
-
-    fn readiness(&self) -> std::result::Result<(), String> {
-        Ok(())
-    }
-
-    fn status(&self) -> serde_json::Value {
-        let view = |job: &JobView| {
-            json!({
-                "name": job.name, "slots": job.slots.to_string(), "source": job.source, "target": job.target,
-                "state": job.state.word(), "message": job.message, "created_s": job.created_s,
-                "updated_s": job.updated_s, "remaining_bytes": job.remaining_bytes,
-            })
-        };
-        let jobs: Vec<_> = self.jobs().iter().map(view).collect();
-        match self.fleet().as_ref() {
-            Some(fleet) => json!({"jobs": jobs, "fleet": fleet}),
-            None => json!({"jobs": jobs}),
-        }
-    }
 }
 
 impl Log {
@@ -370,7 +270,7 @@ impl Log {
             (line["cluster"], line["method"], line["why"]) = (json!(at), json!(method), json!(why));
         }
         if let Some(coordinator) = coordinator {
-            what.push(coordinator.shown(&mut line));
+            what.push(fleet::described(coordinator, &mut line));
         }
         let without = if has_password { "" } else { ", without a password" };
         self.say(&format!("serving  on {address}{without}: {}", what.join("; ")), &line);
@@ -388,7 +288,7 @@ impl Log {
                     before = status.clone();
                 }
                 // Who stands by knows nothing of it.
-                *self.shown.fleet() = status;
+                self.shown.set_fleet(status);
             }
             if stop.run_until_cancelled(tokio::time::sleep(LOOK_PERIOD)).await.is_none() {
                 return;
@@ -405,7 +305,7 @@ impl Log {
             let (text, json) = fleet::turn(now);
             self.say(&text, &json);
         }
-        *self.shown.role() = role.clone();
+        self.shown.set_role(role.clone());
         *before = role;
     }
 
@@ -418,7 +318,7 @@ impl Log {
             }
         };
         jobs.sort_by(|a, b| (a.created_s, &a.name).cmp(&(b.created_s, &b.name)));
-        self.shown.jobs().clone_from(&jobs);
+        self.shown.set_jobs(&jobs);
         let before = std::mem::take(&mut self.seen);
         for job in jobs {
             let (was, stage) = (before.get(&job.name), Stage::of(&job));

@@ -1,7 +1,5 @@
 //! `whimbrel sync`.
 
-pub mod exposed;
-
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,8 +9,9 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::http::HttpServer;
 use whimbrel_control::naming::{job_of, one_spelling};
-use whimbrel_control::steering::{self, Came, LocalJob, Standing};
-use whimbrel_control::store::{Kind, Status, Store};
+use whimbrel_control::steering::{self, Attendance, Came, LocalJob};
+use whimbrel_control::store::{Kind, Store};
+use whimbrel_control::syncing::{Current, Running, nothing_heard};
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Endpoint;
@@ -25,13 +24,10 @@ use whimbrel_flow::retry::RetryPolicy;
 use whimbrel_flow::sync::{
     self, Back, FenceNote, SyncOptions, SyncPhase, SyncReport, SyncShown, SyncState, SyncStatus,
 };
-use whimbrel_wire::value::Value;
 
-use self::exposed::{Current, Running};
 use crate::commands::copy as copy_command;
 use crate::commands::jobs::again;
 use crate::commands::losses;
-use crate::commands::unfence;
 use crate::commands::words;
 use crate::exit::Exit;
 use crate::paths::state_dir;
@@ -91,7 +87,8 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
     let loses = args.mirror && !args.resume && copy_command::holds_keys(&plan);
     if args.dry_run {
         if loses {
-            losses::count(&source, &target, (&options, true), stop).await?.show(&args.show);
+            let lost = whimbrel_flow::losses::count(&source, &target, (&options, true), stop).await?;
+            losses::show(lost, &args.show);
         }
         return rehearse(args, &source, stop).await;
     }
@@ -198,7 +195,7 @@ fn refuse_second(folder: &Path, name: &str) -> Result<()> {
 /// Clients have been sent away from a source that was cut over: what they wrote to the target since would be
 /// replaced.
 fn refuse_after_cutover(args: &SyncArgs, folder: &Path, source: &Deployment) -> Result<()> {
-    let noted = unfence::notes_about(folder, source)?;
+    let noted = FenceNote::about(folder, source)?;
     if args.again || noted.is_empty() {
         return Ok(());
     }
@@ -270,22 +267,24 @@ async fn attended(
     let begun_with =
         steering::beginning(&store, (Kind::Sync, name), (&source, &target), arguments, is_resumed);
     let stop = stop.child_token();
-    let job = LocalJob::new(stop.clone(), look(begun_with, running)).with_cutovers(asks, words::refusal);
-    let (job, attended) = steering::attend(&store, job).await?;
-    let display = display(args.show.form(), status.clone());
-    let outcome = sync::sync(source, target.clone(), options, status, journal, asked, stop).await;
-    display.finish().await;
-    let came = match &outcome {
-        Ok((report, _)) if report.cutover.is_some() => Came::Through("cut over"),
+    let job = LocalJob::new(stop.clone(), move || running.standing(&begun_with))
+        .with_cutovers(asks, words::refusal);
+    let work = async {
+        let display = display(args.show.form(), status.clone());
+        let outcome = sync::sync(source, target.clone(), options, status, journal, asked, stop).await;
+        display.finish().await;
+        outcome
+    };
+    let came = |(report, _): &(SyncReport, Option<Back>)| match &report.cutover {
+        Some(_) => Came::Through("cut over"),
         // Also one that ended when all was equal can go on.
-        Ok(_) => Came::Short,
-        Err(e) => Came::Failed(e),
+        None => Came::Short,
     };
     // The process that asked for a cutover hears of it before this one ends.
-    steering::leave(folder, &job, attended, came).await?;
+    let Attendance { outcome, is_cancelled } = steering::attended(folder, job, work, came).await?;
     let (mut report, back) = outcome?;
     if report.cutover.as_ref().is_some_and(|cutover| cutover.lifted)
-        && let Err(e) = unfence::forget_all(folder, &target)
+        && let Err(e) = FenceNote::forget_all(folder, &target)
     {
         let notice = format!("the fence that was taken down is still noted: {e}");
         if !args.show.quiet && !args.show.json {
@@ -293,27 +292,9 @@ async fn attended(
         }
         report.notices.push(notice);
     }
-    let again = Some(again).filter(|_| !job.is_cancelled());
+    let again = Some(again).filter(|_| !is_cancelled);
     show_report(args, &report, again);
     Ok((report, back))
-}
-
-/// How a sync stands that began so.
-fn look(begun_with: Status, running: Running) -> impl Fn() -> Standing + Send + Sync {
-    move || {
-        let card = running.card();
-        let counts = &card.status.counts;
-        let phase = serde_json::to_value(card.status.phase).unwrap_or_default();
-        let keys = counts.keys_total;
-        let is_snapshot = matches!(card.status.phase, SyncPhase::Attaching | SyncPhase::Snapshotting);
-        let job = Status {
-            keys,
-            keys_moved: if is_snapshot { counts.written.min(keys) } else { keys },
-            phase: phase.as_str().unwrap_or_default().to_owned(),
-            ..begun_with.clone()
-        };
-        Standing { job, details: serde_json::to_value(&card).unwrap_or_default() }
-    }
 }
 
 /// Shows over HTTP how it stands, where that is wished.
@@ -398,24 +379,10 @@ fn say_back(args: &SyncArgs, name: &str, (source, target): (&Deployment, &Deploy
 async fn databases(args: &SyncArgs, source: &Deployment, target: &Deployment) -> Result<(Vec<DbPair>, bool)> {
     let named = args.names.dbs(source, target).await?;
     let all = args.names.dbs.is_empty() && source.endpoint.db.is_none();
-    if !all || source.is_cluster() || target.is_cluster() || target.endpoint.db.is_some() {
-        return Ok((named, all));
+    match all {
+        true => Ok((copy::with_empty_databases(source, target, named).await?, true)),
+        false => Ok((named, false)),
     }
-    let (Some(ours), Some(theirs)) = (how_many(source).await?, how_many(target).await?) else {
-        return Ok((named, true));
-    };
-    let mut dbs: Vec<DbPair> = (0..ours.min(theirs)).map(|db| DbPair { source: db, target: db }).collect();
-    // One that the target does not have is complained about when it is looked at.
-    dbs.extend(named.into_iter().filter(|pair| pair.source >= ours.min(theirs)));
-    Ok((dbs, true))
-}
-
-/// How many databases a server has; `None` where it does not say.
-async fn how_many(deployment: &Deployment) -> Result<Option<u32>> {
-    let mut link = deployment.open(&deployment.server(), 0).await?;
-    let reply = link.ask(&[b"CONFIG", b"GET", b"databases"]).await?;
-    let number = reply.field("databases").and_then(Value::as_int);
-    Ok(number.and_then(|n| u32::try_from(n).ok()))
 }
 
 fn remedied(e: Error, is_unfinished: bool) -> Error {
@@ -505,7 +472,7 @@ fn row(shown: &SyncShown, speed: &SpeedNow) -> Vec<Cell> {
             row.push(cell(1, format!("NO LINK to {}: {trouble}", source.address)));
         }
     }
-    row.extend(shown.silences().map(|silence| cell(1, exposed::nothing_heard(silence))));
+    row.extend(shown.silences().map(|silence| cell(1, nothing_heard(silence))));
     row.extend(shown.disk_full_ms.map(|full_ms| cell(1, disk_full_words(full_ms))));
     if let Some(trouble) = &shown.trouble {
         row.push(cell(1, format!("tries again: {trouble}")));

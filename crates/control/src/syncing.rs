@@ -1,12 +1,15 @@
-//! How a sync stands, for those who ask over HTTP.
+//! How a sync stands that this process runs, for those who ask.
 
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use serde::Serialize;
-use whimbrel_control::http::{Label, Metric, MetricKind, MetricsSource};
 use whimbrel_core::units::format_duration_ms;
 use whimbrel_flow::sync::{SourceShown, SyncPhase, SyncShown, SyncStatus};
+
+use crate::http::{Label, Metric, MetricKind, MetricsSource};
+use crate::steering::Standing;
+use crate::store::Status;
 
 /// The sync that a process runs at the moment: after a cutover with a way back it is another one.
 #[derive(Debug, Default)]
@@ -47,6 +50,22 @@ impl Running {
             target: &self.target,
             status: self.status.shown(),
         }
+    }
+
+    /// How it stands, as a job that began so.
+    pub fn standing(&self, begun_with: &Status) -> Standing {
+        let card = self.card();
+        let counts = &card.status.counts;
+        let phase = serde_json::to_value(card.status.phase).unwrap_or_default();
+        let keys = counts.keys_total;
+        let is_snapshot = matches!(card.status.phase, SyncPhase::Attaching | SyncPhase::Snapshotting);
+        let job = Status {
+            keys,
+            keys_moved: if is_snapshot { counts.written.min(keys) } else { keys },
+            phase: phase.as_str().unwrap_or_default().to_owned(),
+            ..begun_with.clone()
+        };
+        Standing { job, details: serde_json::to_value(&card).unwrap_or_default() }
     }
 }
 
