@@ -171,7 +171,7 @@ const ARROWS: &[Arrows] = &[
     Arrows { name: ENGINE, may_use: &[WIRE, CORE], may_test_with: &[LAB] },
     Arrows { name: FLOW, may_use: &[ENGINE, WIRE, CORE], may_test_with: &[LAB] },
     Arrows { name: FLEET, may_use: &[ENGINE, WIRE, CORE], may_test_with: &[] },
-    Arrows { name: FRONT, may_use: &[FLEET, FLOW, ENGINE, WIRE, CORE], may_test_with: &[LAB] },
+    Arrows { name: FRONT, may_use: &[FLEET, FLOW, ENGINE, WIRE, CORE], may_test_with: &[CONTROL, LAB] },
     Arrows { name: LAB, may_use: &[], may_test_with: &[] },
     Arrows { name: CONTROL, may_use: &[FLEET, FLOW, ENGINE, WIRE, CORE], may_test_with: &[LAB] },
     Arrows { name: "whimbrel-sim", may_use: &[CORE], may_test_with: &[] },

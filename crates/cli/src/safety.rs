@@ -1,10 +1,9 @@
 //! Files that are nobody else's business: what whimbrel keeps, and what holds its secrets.
 
-use std::fs::{File, Permissions};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
-use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::geteuid;
 use whimbrel_engine::error::{Error, Result, Side};
@@ -47,15 +46,6 @@ pub fn check_folder(folder: &Path, is_default: bool) -> Result<()> {
         return refused("can be written to by other users", &remedy);
     }
     Ok(())
-}
-
-/// Opens a file to lock it, and makes it where it is not there. A symbolic link is not followed.
-///
-/// # Errors
-/// Whatever the file system reports.
-pub fn open_lock(path: &Path) -> std::io::Result<File> {
-    let flags = OFlag::O_NOFOLLOW.bits();
-    File::options().write(true).create(true).truncate(false).mode(0o600).custom_flags(flags).open(path)
 }
 
 /// Says so where others can read a file that holds a secret.

@@ -5,7 +5,9 @@
 //! - [`daemon`]: a server that takes jobs, in Valkey's own commands;
 //! - [`fleet`]: the coordinator of members that share the partitions of one table;
 //! - [`store`]: where jobs are written down;
+//! - [`fronts`]: those that can move keys, as jobs;
 //! - [`jobs`]: those of a folder, for people;
+//! - [`described`]: nodes, findings and repairs as JSON;
 //! - [`steering`]: how others see and ask a job that runs;
 //! - [`moves`]: what moves of slots would be, before they are made;
 //! - [`naming`]: what jobs between two deployments are called;
@@ -22,9 +24,11 @@
 pub mod canary;
 pub mod clock;
 pub mod daemon;
+pub mod described;
 mod executor;
 mod failpoint;
 pub mod fleet;
+pub mod fronts;
 pub mod http;
 pub mod job;
 pub mod jobs;

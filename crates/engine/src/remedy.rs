@@ -98,6 +98,12 @@ pub enum Remedy {
     SeeRepairPlan,
     /// Start the sync, or go on with it, or name its folder.
     RunSync,
+    /// Rehearse the cutover.
+    RehearseCutover,
+    /// Name the front that is meant, by where it listens.
+    NameFront,
+    /// Run a front that can move keys, or name its folder.
+    RunFront,
     /// See which jobs there are.
     ListJobs,
     /// Wait for the job, or cancel it.
@@ -176,6 +182,9 @@ impl fmt::Display for Remedy {
             Remedy::CopyFunctions => "copy functions too; a cutover carries them over by itself",
             Remedy::SeeRepairPlan => "whimbrel status shows more, and whimbrel repair what can be done",
             Remedy::RunSync => "start the sync, or go on with it; or name its state folder",
+            Remedy::RehearseCutover => "a rehearsed cutover measures it",
+            Remedy::NameFront => "name the address of the one you mean",
+            Remedy::RunFront => "run one with a target, or name its state folder",
             Remedy::ListJobs => "see which jobs there are, perhaps in another state folder",
             Remedy::WaitOrCancelJob => "wait for it, or cancel it",
         })

@@ -5,8 +5,8 @@ use std::ffi::OsString;
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 use clap::{Arg, ArgAction, Command};
 
-/// The options that `-h` shows, by the name of their command.
-pub type Usual<'a> = &'a [(&'a str, &'a [&'a str])];
+/// The options that `-h` shows, by the name of their command, with blanks between them.
+pub type Usual<'a> = &'a [(&'a str, &'a str)];
 
 /// Leaves out of `-h` what is seldom needed; `--help` shows all.
 pub fn decorate(command: Command, usual_options: Usual<'_>) -> Command {
@@ -23,10 +23,12 @@ pub fn decorate(command: Command, usual_options: Usual<'_>) -> Command {
     command
 }
 
-fn short(command: Command, usual: &[&str]) -> Command {
+fn short(command: Command, usual: &str) -> Command {
     let name = command.get_name().to_owned();
-    let left_out =
-        |arg: &Arg| !arg.is_positional() && !arg.get_long().is_some_and(|long| usual.contains(&long));
+    let left_out = |arg: &Arg| {
+        !arg.is_positional()
+            && !arg.get_long().is_some_and(|long| usual.split(' ').any(|shown| shown == long))
+    };
     let count = command.get_arguments().filter(|arg| left_out(arg)).count();
     let note = format!("whimbrel {name} --help shows {count} more options");
     let examples = command.get_after_help().map(|text| examples(&text.to_string())).unwrap_or_default();

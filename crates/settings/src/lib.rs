@@ -26,6 +26,7 @@ mod sources;
 #[cfg(test)]
 mod tests;
 mod typed;
+pub mod values;
 
 use std::ffi::OsString;
 

@@ -1,8 +1,8 @@
 //! `whimbrel repair`.
 
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use whimbrel_control::repair::decide::{Action, Change, Fate, Plan, Told};
+use whimbrel_control::repair::decide::{Action, Fate, Plan, Told};
 use whimbrel_control::repair::keys::Tally;
 use whimbrel_control::repair::round::{
     self, LOOKS_AFTER, LOOKS_BEFORE, announce, refuse_if_busy, remaining, settled_survey,
@@ -20,7 +20,7 @@ use crate::exit::Exit;
 use crate::paths::state_dir;
 use crate::settings::args::{RepairArgs, Strays};
 use crate::ui::confirm::confirm;
-use crate::ui::json as describe;
+use whimbrel_control::described as describe;
 
 /// How often the cluster is looked at again and what follows is done: a repair may bring up more, for example
 /// replicas that kept what their primary lost. Each round sees fewer problems, or none that can be repaired.
@@ -96,43 +96,6 @@ async fn run_inner(args: &RepairArgs, stop: &CancellationToken, begun: &mut bool
     Ok(if healthy { Exit::Success } else { Exit::Problem })
 }
 
-fn action_json(survey: &Survey, action: &Action) -> Value {
-    let kind = match &action.change {
-        Change::Remind { .. } => "remind",
-        Change::ClearMarks { .. } => "clear_marks",
-        Change::Claim { .. } => "claim",
-        Change::Announce { .. } => "announce",
-        Change::Finish { .. } => "finish",
-        Change::Empty { .. } => "empty",
-        Change::EmptyReplica { .. } => "empty_replica",
-    };
-    let mut value = json!({
-        "kind": kind, "slots": action.slots.to_string(), "keys": action.keys, "why": action.why,
-        "text": Told { action, survey }.to_string(),
-    });
-    let nodes = match &action.change {
-        Change::Remind { primary, replicas, .. } => {
-            value["replicas"] = replicas.iter().map(|id| describe::node(&survey.name(id))).collect();
-            vec![("primary", primary)]
-        }
-        Change::ClearMarks { node } | Change::Claim { node, .. } => vec![("node", node)],
-        Change::Announce { owner } => vec![("owner", owner)],
-        Change::Finish { source, target, .. } => vec![("source", source), ("target", target)],
-        Change::Empty { holder, owner, .. } => vec![("holder", holder), ("owner", owner)],
-        Change::EmptyReplica { primary, replica } => vec![("primary", primary), ("replica", replica)],
-    };
-    for (name, id) in nodes {
-        value[name] = describe::node(&survey.name(id));
-    }
-    if let Some(evidence) = action.evidence {
-        value["looked_at"] = json!({"both": evidence.both, "only_here": evidence.only});
-    }
-    if let Change::Empty { fate: Some(fate), .. } = action.change {
-        value["keys_only_here"] = if fate == Fate::Move { "move" } else { "discard" }.into();
-    }
-    value
-}
-
 /// Shows the problems, which jobs that were interrupted can be gone on with instead, and what would be done.
 fn show_plan(
     args: &RepairArgs,
@@ -146,7 +109,7 @@ fn show_plan(
             json!({
                 "event": "repair_plan", "healthy": Survey::is_healthy(findings),
                 "findings": findings.iter().map(describe::finding).collect::<Vec<_>>(),
-                "actions": plan.actions.iter().map(|a| action_json(survey, a)).collect::<Vec<_>>(),
+                "actions": plan.actions.iter().map(|a| describe::action(survey, a)).collect::<Vec<_>>(),
                 "left": plan.left, "interrupted": interrupted,
             })
         );

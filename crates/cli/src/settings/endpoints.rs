@@ -1,5 +1,6 @@
 //! From what the user typed to endpoints that can be connected to.
 
+use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use whimbrel_engine::endpoint::{Address, Endpoint, Secret, SentinelLogin, TlsOpt
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::LinkOptions;
 use whimbrel_engine::login::PasswordCommand;
+use whimbrel_settings::values::{is_typed, with_values_replaced};
 
 use crate::safety;
 #[cfg(feature = "etcd")]
@@ -38,11 +40,6 @@ impl Reach {
         let access = Access { password_ttl_ms: self.password_ttl, ..Access::from(&self.target_access) };
         endpoint(Side::Target, address, &access, self.insecure)
     }
-
-    /// How connections behave.
-    fn link_options(&self, readonly: bool) -> LinkOptions {
-        link_options(self.connect_timeout, self.timeout, readonly)
-    }
 }
 
 impl Sides {
@@ -64,8 +61,8 @@ impl Sides {
         from_replicas: bool,
     ) -> Result<(Arc<Deployment>, Arc<Deployment>)> {
         let (source, target) = tokio::join!(
-            Deployment::probe(source, self.reach.link_options(from_replicas)),
-            Deployment::probe(target, self.reach.link_options(false)),
+            Deployment::probe(source, self.reach.timeouts.link_options(from_replicas)),
+            Deployment::probe(target, self.reach.timeouts.link_options(false)),
         );
         Ok((Arc::new(source?), Arc::new(target?)))
     }
@@ -154,7 +151,8 @@ impl FrontArgs {
 
     /// How the front's own connections behave.
     pub fn link_options(&self) -> LinkOptions {
-        link_options(self.connect_timeout, self.timeout, false)
+        let (connect_timeout_ms, reply_timeout_ms) = (self.connect_timeout, self.timeout);
+        LinkOptions { db: 0, readonly: false, connect_timeout_ms, reply_timeout_ms }
     }
 }
 
@@ -179,7 +177,7 @@ impl AssessArgs {
 
     /// How connections behave.
     pub fn link_options(&self) -> LinkOptions {
-        self.reach.link_options(false)
+        self.reach.timeouts.link_options(false)
     }
 }
 
@@ -195,7 +193,7 @@ impl ClusterArgs {
 
     /// How connections behave.
     pub fn link_options(&self) -> LinkOptions {
-        link_options(self.connect_timeout, self.timeout, false)
+        self.timeouts.link_options(false)
     }
 }
 
@@ -289,10 +287,6 @@ impl ServeArgs {
     }
 }
 
-fn link_options(connect_timeout_ms: u64, reply_timeout_ms: u64, readonly: bool) -> LinkOptions {
-    LinkOptions { db: 0, readonly, connect_timeout_ms, reply_timeout_ms }
-}
-
 /// The addresses that a command holds, each with the variable that its password may come from instead.
 fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
     fn both(sides: &Sides) -> Vec<(&String, &'static str)> {
@@ -349,43 +343,23 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
 /// # Errors
 /// `Own` where the process cannot be replaced. Otherwise it returns only where there was nothing to hide.
 pub fn hide_passwords(command: &Command) -> Result<()> {
-    let typed: Vec<String> = std::env::args_os().skip(1).filter_map(|arg| arg.into_string().ok()).collect();
-    // What comes from a file or the environment is hidden already, and would come from there again.
-    let is_typed = |text: &str| {
-        let is_in = |value: &str| value == text || value.split(',').any(|one| one == text);
-        typed.iter().any(|arg| is_in(arg) || arg.split_once('=').is_some_and(|(_, value)| is_in(value)))
-    };
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     let mut hidden = Vec::new();
     for (text, variable) in addresses(command) {
-        if let Some((shown, password)) = without_password(text).filter(|_| is_typed(text)) {
-            hidden.push((text.as_str(), shown, variable, password));
+        // What comes from a file or the environment is hidden already, and would come from there again.
+        if let Some((shown, password)) = without_password(text).filter(|_| is_typed(&arguments, text)) {
+            hidden.push(((text.as_str(), shown), variable, password));
         }
     }
     if hidden.is_empty() {
         return Ok(());
     }
     let program = std::env::current_exe().map_err(|e| Error::own("hide a password", e))?;
+    let replaced: Vec<(&str, &str)> =
+        hidden.iter().map(|((text, shown), ..)| (*text, shown.as_str())).collect();
     let mut again = std::process::Command::new(program);
-    for arg in std::env::args_os().skip(1) {
-        // An address is an argument of its own, or follows the name of its option: --cluster=ADDRESS.
-        let (option, value) = match arg.to_str().and_then(|arg| arg.split_once('=')) {
-            Some((option, value)) if option.starts_with("--") => (format!("{option}="), value),
-            _ => (String::new(), arg.to_str().unwrap_or_default()),
-        };
-        let shown = |value: &str| {
-            hidden.iter().find(|(text, ..)| value == *text).map(|(_, shown, ..)| shown.as_str().to_owned())
-        };
-        // Some options take several addresses at once.
-        let each = || value.split(',').map(|one| shown(one).unwrap_or_else(|| one.to_owned()));
-        match shown(value) {
-            Some(shown) => again.arg(option + &shown),
-            None if value.split(',').any(|one| shown(one).is_some()) => {
-                again.arg(option + &each().collect::<Vec<_>>().join(","))
-            }
-            None => again.arg(arg),
-        };
-    }
-    for (_, _, variable, password) in &hidden {
+    again.args(arguments.iter().map(|argument| with_values_replaced(argument, &replaced)));
+    for (_, variable, password) in &hidden {
         again.env(variable, password.expose());
     }
     Err(Error::own("hide a password", again.exec()))

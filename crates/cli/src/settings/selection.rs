@@ -1,6 +1,6 @@
 //! From what the user typed to a selection of keys.
 
-use whimbrel_core::glob::Pattern;
+use whimbrel_core::glob::{Pattern, leaves_class_open};
 use whimbrel_core::select::Selection;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
@@ -23,7 +23,7 @@ impl Names {
                         return Err(Error::options(Side::Own, "reading the options", what)
                             .with_remedy("write '*' for all keys"));
                     }
-                    if open_class(text) {
+                    if leaves_class_open(text.as_bytes()) {
                         let what = format!("the pattern {text} opens a [ that is never closed");
                         return Err(Error::options(Side::Own, "reading the options", what)
                             .with_remedy(r"close it with ], or write \[ for the character itself"));
@@ -122,37 +122,4 @@ fn mixed(pairs: &[DbPair]) -> Option<String> {
     targets.sort_unstable();
     let twice = targets.windows(2).find(|w| w[0] == w[1])?;
     Some(format!("two databases of the source would be mixed in database {} of the target", twice[0]))
-}
-
-/// True where a `[` outside of an escape is never closed. Servers read such a class up to the end of the
-/// pattern, which nobody means.
-fn open_class(pattern: &str) -> bool {
-    let mut open = false;
-    let mut bytes = pattern.bytes();
-    while let Some(byte) = bytes.next() {
-        match byte {
-            b'\\' => {
-                bytes.next();
-            }
-            b'[' => open = true,
-            b']' => open = false,
-            _ => {}
-        }
-    }
-    open
-}
-
-#[cfg(test)]
-mod tests {
-    use super::open_class;
-
-    #[test]
-    fn classes_must_be_closed() {
-        for closed in ["*", "a[bc]d", r"a\[b", "x]", "[^a-z]*"] {
-            assert!(!open_class(closed), "{closed}");
-        }
-        for open in ["[", "a[bc", r"[a\]"] {
-            assert!(open_class(open), "{open}");
-        }
-    }
 }

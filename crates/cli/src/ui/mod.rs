@@ -1,10 +1,9 @@
 //! What the user of these commands sees and is asked. How it fits a terminal, `whimbrel_terminal` knows.
 //!
 //! - `display` shows the progress of a copy; `confirm` asks;
-//! - `errors` shows errors and `remedies` what to do about them; `json` has what programs read.
+//! - `errors` shows errors and `remedies` what to do about them.
 
 pub mod confirm;
 pub mod display;
 pub mod errors;
-pub mod json;
 pub mod remedies;

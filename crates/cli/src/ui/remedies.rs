@@ -7,9 +7,14 @@ use whimbrel_engine::remedy::Remedy;
 
 /// An error with what can be done about it, in one line.
 pub fn whole(error: &Error) -> String {
-    match &error.remedy {
-        Some(remedy) => format!("{}; {}", error.problem(), words(remedy)),
-        None => error.problem(),
+    with(&error.problem(), error.remedy.as_deref())
+}
+
+/// A text with what can be done about it, if anything.
+pub fn with(text: &str, remedy: Option<&Remedy>) -> String {
+    match remedy {
+        Some(remedy) => format!("{text}; {}", words(remedy)),
+        None => text.to_owned(),
     }
 }
 
@@ -100,6 +105,9 @@ pub fn words(remedy: &Remedy) -> Cow<'_, str> {
             "start it with whimbrel sync, with --resume where it had begun before; or name its folder with \
                 --state-dir"
         }
+        Remedy::RehearseCutover => "cutover --dry-run measures it",
+        Remedy::NameFront => "name the address of the one you mean, as given with --listen",
+        Remedy::RunFront => "run one with whimbrel front --target, or name its folder with --state-dir",
         Remedy::ListJobs => "see `whimbrel jobs list`; another --state-dir perhaps",
         Remedy::WaitOrCancelJob => "wait for it, or cancel it with `whimbrel jobs cancel`",
     })

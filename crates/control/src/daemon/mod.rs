@@ -7,7 +7,7 @@
 //! - [`topology`]: what clients get to know of the cluster;
 //! - [`queue`]: the one who does the work;
 //! - [`client`]: the server as those see it who hand moves to it;
-//! - [`shown`]: how it stands, over HTTP.
+//! - [`shown`]: how it stands, over HTTP; [`log`]: what becomes of its jobs, as it happens.
 //!
 //! It also is where the members of a [fleet](crate::fleet) reach their coordinator, and people ask how it
 //! stands: `FLEET`.
@@ -25,6 +25,7 @@ pub mod client;
 mod command;
 mod connection;
 mod fleet;
+pub mod log;
 pub mod migrations;
 pub mod queue;
 mod reply;

@@ -17,6 +17,7 @@ mod handle;
 mod journal;
 mod links;
 mod metrics;
+pub(crate) mod news;
 mod status;
 
 pub use coordination::{Coordination, FleetOptions};

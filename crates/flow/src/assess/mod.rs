@@ -8,6 +8,7 @@
 mod estimate;
 mod findings;
 mod judge;
+mod page;
 pub mod sample;
 mod ways;
 mod words;
@@ -28,6 +29,7 @@ use crate::functions;
 pub use self::estimate::{Estimates, Span, estimate};
 pub use self::findings::{Finding, Severity};
 pub use self::judge::judge;
+pub use self::page::{Column, Line, Page, Section};
 pub use self::sample::{LargeKey, Sample, SampleOptions, TypeCount};
 pub use self::ways::{Way, WayKind};
 

@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
+use whimbrel_control::fronts::ask;
 use whimbrel_control::steering::{Answer, Request};
 use whimbrel_core::units::{format_bytes, format_count, format_count_of};
 use whimbrel_engine::error::Result;
 
-use super::job::ask;
 use crate::exit::Exit;
 use crate::paths::state_dir;
 use crate::settings::args::{Beforehand, FrontAt, FrontCommand};

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use whimbrel_engine::link::LinkOptions;
 
 use super::values::{parse_ms, parse_ttl};
 
@@ -49,6 +50,13 @@ pub struct Reach {
     #[arg(long, help_heading = "TLS")]
     pub insecure: bool,
 
+    #[command(flatten)]
+    pub timeouts: Timeouts,
+}
+
+/// How long connections may take.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct Timeouts {
     /// How long a connection attempt may take
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_ms, help_heading = "Limits")]
     pub connect_timeout: u64,
@@ -56,6 +64,14 @@ pub struct Reach {
     /// How long a reply may take without a single byte arriving
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_ms, help_heading = "Limits")]
     pub timeout: u64,
+}
+
+impl Timeouts {
+    /// How connections behave.
+    pub fn link_options(&self, readonly: bool) -> LinkOptions {
+        let (connect_timeout_ms, reply_timeout_ms) = (self.connect_timeout, self.timeout);
+        LinkOptions { db: 0, readonly, connect_timeout_ms, reply_timeout_ms }
+    }
 }
 
 /// The sides' options are types of their own, since each flag has its own name, but have the same fields.

@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::access::ClusterAccess;
-use super::values::parse_ms;
+use super::access::{ClusterAccess, Timeouts};
 
 /// Where the cluster is and how to reach it.
 #[derive(Debug, Args)]
@@ -22,13 +21,8 @@ pub struct ClusterArgs {
     #[arg(long, help_heading = "TLS")]
     pub insecure: bool,
 
-    /// How long a connection attempt may take
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_ms, help_heading = "Limits")]
-    pub connect_timeout: u64,
-
-    /// How long a reply may take without a single byte arriving
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_ms, help_heading = "Limits")]
-    pub timeout: u64,
+    #[command(flatten)]
+    pub timeouts: Timeouts,
 }
 
 /// `whimbrel status`.

@@ -1,35 +1,76 @@
-//! An assessment as tables and lines, for terminals and for HTML.
+//! An assessment as lines and tables, for whatever shows them.
 
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
-use whimbrel_engine::inventory::{Inventory, NodeFacts};
-use whimbrel_flow::assess::{Assessment, Estimates, Facts, Finding, Severity, Span, Verdict};
+use whimbrel_engine::inventory::{CommandUse, Inventory, NodeFacts};
+use whimbrel_engine::remedy::Remedy;
 
-use super::words;
-use whimbrel_terminal::screen::Screen;
-use whimbrel_terminal::table::{Column, Table, number, text as column};
+use super::estimate::{Estimates, Span};
+use super::findings::{Finding, Severity};
+use super::sample::{LargeKey, TypeCount};
+use super::ways::Way;
+use super::{Assessment, Facts, Verdict};
+use crate::copy::DbPair;
 
 /// How many commands are listed.
 const COMMANDS: usize = 10;
 
 /// All that is shown.
+#[derive(Debug)]
 pub struct Page {
     /// What it comes to.
     pub verdict: Verdict,
-    /// Label and text.
-    pub lines: Vec<(&'static str, String)>,
+    /// What there is, and what it takes.
+    pub lines: Vec<Line>,
     /// Tables.
     pub sections: Vec<Section>,
     /// How much each matters, what it is, what to do.
-    pub findings: Vec<(Severity, String, Option<String>)>,
+    pub findings: Vec<(Severity, String, Option<Remedy>)>,
+}
+
+/// A line with a label.
+#[derive(Debug)]
+pub struct Line {
+    /// Its label.
+    pub label: &'static str,
+    /// What it says.
+    pub text: String,
+    /// What can be done to know more.
+    pub remedy: Option<Remedy>,
+}
+
+fn line(label: &'static str, text: String) -> Line {
+    Line { label, text, remedy: None }
+}
+
+/// A column of a table.
+#[derive(Debug, Clone, Copy)]
+pub struct Column {
+    /// Its head.
+    pub name: &'static str,
+    /// Whether it has numbers.
+    pub is_number: bool,
+    /// Columns with the highest rank are left out first where there is no room; those of rank 0 stay.
+    pub rank: u8,
+}
+
+/// A column with text.
+const fn column(name: &'static str, rank: u8) -> Column {
+    Column { name, is_number: false, rank }
+}
+
+/// A column with numbers.
+const fn number(name: &'static str, rank: u8) -> Column {
+    Column { name, is_number: true, rank }
 }
 
 /// A table with a title.
+#[derive(Debug)]
 pub struct Section {
     /// What it is about.
     pub title: &'static str,
     /// Its columns.
     pub head: Vec<Column>,
-    /// Which of them gives way on a narrow terminal.
+    /// Which of them gives way where there is little room.
     pub flexible: usize,
     /// Its rows.
     pub rows: Vec<Vec<String>>,
@@ -49,7 +90,7 @@ impl Page {
             ways(facts),
         ];
         let finding = |finding: &Finding| {
-            let (text, remedy) = words::of(finding);
+            let (text, remedy) = finding.words();
             (finding.severity(), text, remedy)
         };
         Page {
@@ -59,52 +100,17 @@ impl Page {
             findings: assessment.findings.iter().map(finding).collect(),
         }
     }
-
-    /// For a terminal of this width.
-    pub fn as_text(&self, screen: Screen) -> String {
-        let mut text = String::new();
-        for (label, line) in &self.lines {
-            text.push_str(&format!("{label:<9}{line}\n"));
-        }
-        for section in &self.sections {
-            text.push_str(&format!("\n{}\n", section.title));
-            let mut table = Table::new(&section.head, section.flexible);
-            section.rows.iter().for_each(|row| table.row(row.clone()));
-            for line in table.lines(screen) {
-                text.push_str(&line);
-                text.push('\n');
-            }
-        }
-        text.push('\n');
-        for (severity, what, remedy) in &self.findings {
-            let label = words::severity(*severity);
-            let painted = match severity {
-                Severity::Blocks => screen.bad(label),
-                Severity::Warns => label.to_owned(),
-                Severity::Notes => screen.faint(label),
-            };
-            let pad = " ".repeat(9 - label.len());
-            let remedy = remedy.as_ref().map_or_else(String::new, |remedy| format!("; {remedy}"));
-            text.push_str(&format!("{painted}{pad}{what}{remedy}\n"));
-        }
-        let verdict = match self.verdict {
-            Verdict::Blocked => screen.bad("verdict"),
-            Verdict::Ready | Verdict::WithCare => screen.good("verdict"),
-        };
-        text.push_str(&format!("{verdict}  {}\n", words::verdict(self.verdict)));
-        text
-    }
 }
 
-fn lines(assessment: &Assessment) -> Vec<(&'static str, String)> {
+fn lines(assessment: &Assessment) -> Vec<Line> {
     let facts = &assessment.facts;
-    let mut lines = vec![("source", described(&facts.source))];
+    let mut lines = vec![line("source", described(&facts.source))];
     if let Some(target) = &facts.target {
-        lines.push(("target", described(target)));
+        lines.push(line("target", described(target)));
     }
     let sample = &facts.sample;
     let looked = if sample.complete { "all of them" } else { "a sample" };
-    lines.push((
+    lines.push(line(
         "keys",
         format!(
             "{} looked at, {looked}, in {}; servers were busy with it for {} at most",
@@ -116,12 +122,12 @@ fn lines(assessment: &Assessment) -> Vec<(&'static str, String)> {
     let rate = facts.rate;
     let writes = format_count(rate.writes_per_second.round() as u64);
     let bytes = format_bytes(rate.bytes_per_second as u64);
-    lines.push(("writes", format!("{writes} a second, {bytes} of replication")));
+    lines.push(line("writes", format!("{writes} a second, {bytes} of replication")));
     lines.extend(estimates(&assessment.estimates, facts.target.is_some()));
     lines
 }
 
-fn estimates(estimates: &Estimates, has_target: bool) -> Vec<(&'static str, String)> {
+fn estimates(estimates: &Estimates, has_target: bool) -> Vec<Line> {
     let span =
         |span: Span| format!("{} to {}", format_duration_ms(span.least_ms), format_duration_ms(span.most_ms));
     let measured = match has_target {
@@ -131,14 +137,15 @@ fn estimates(estimates: &Estimates, has_target: bool) -> Vec<(&'static str, Stri
     let mut lines = Vec::new();
     if let Some(copy) = estimates.copy {
         let bytes = estimates.payload_bytes.map_or_else(String::new, |n| format!("{}, ", format_bytes(n)));
-        lines.push(("copy", format!("about {bytes}{} ({measured})", span(copy))));
+        lines.push(line("copy", format!("about {bytes}{} ({measured})", span(copy))));
     }
     if let Some(sync) = estimates.sync {
-        lines.push(("sync", format!("in step after about {}", span(sync))));
+        lines.push(line("sync", format!("in step after about {}", span(sync))));
     }
     if let Some(pause) = estimates.pause {
         let pause = span(pause);
-        lines.push(("cutover", format!("writes pause for about {pause}; cutover --dry-run measures it")));
+        let text = format!("writes pause for about {pause}");
+        lines.push(Line { remedy: Some(Remedy::RehearseCutover), ..line("cutover", text) });
     }
     lines
 }
@@ -207,7 +214,7 @@ fn servers(facts: &Facts) -> Section {
 }
 
 fn databases(facts: &Facts) -> Section {
-    let row = |pair: &whimbrel_flow::copy::DbPair| {
+    let row = |pair: &DbPair| {
         let of = |inventory: &Inventory, db| inventory.databases.get(&db).copied().unwrap_or_default();
         let source = of(&facts.source, pair.source);
         let target = facts.target.as_ref().map(|target| format_count(of(target, pair.target).keys));
@@ -234,7 +241,7 @@ fn databases(facts: &Facts) -> Section {
 }
 
 fn types(facts: &Facts) -> Section {
-    let row = |(name, of): (&String, &whimbrel_flow::assess::TypeCount)| {
+    let row = |(name, of): (&String, &TypeCount)| {
         let share = (of.keys * 100).checked_div(facts.sample.keys).unwrap_or(0);
         let each = of.bytes.checked_div(of.keys).unwrap_or(0);
         vec![
@@ -260,7 +267,7 @@ fn types(facts: &Facts) -> Section {
 }
 
 fn largest(facts: &Facts) -> Section {
-    let row = |key: &whimbrel_flow::assess::LargeKey| {
+    let row = |key: &LargeKey| {
         let slot = key.slot.to_string();
         vec![key.key.clone(), key.type_name.clone(), format_bytes(key.bytes), key.db.to_string(), slot]
     };
@@ -304,7 +311,7 @@ fn slots(facts: &Facts) -> Section {
 fn commands(facts: &Facts) -> Section {
     let mut used: Vec<_> = facts.source.used.iter().filter(|(_, used)| used.calls > 0).collect();
     used.sort_by_key(|(_, used)| std::cmp::Reverse(used.micros));
-    let row = |(name, used): &(&String, &whimbrel_engine::inventory::CommandUse)| {
+    let row = |(name, used): &(&String, &CommandUse)| {
         let lacking = facts.lacking.as_ref().is_some_and(|lacking| lacking.contains(name));
         let there = if lacking { "lacking" } else { "" };
         vec![
@@ -323,7 +330,7 @@ fn commands(facts: &Facts) -> Section {
 }
 
 fn ways(facts: &Facts) -> Section {
-    let row = |way: &whimbrel_flow::assess::Way| {
+    let row = |way: &Way| {
         let (name, needs) = way.kind.words();
         let answer = if way.is_open() { "yes" } else { "no" };
         vec![name.to_owned(), answer.to_owned(), way.problem.clone().unwrap_or_else(|| needs.to_owned())]
