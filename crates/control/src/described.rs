@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use whimbrel_engine::nodes::{Finding, NodeName, Opinion, Survey};
 
-use crate::repair::decide::{Action, Change, Fate, Told};
+use crate::repair::plan::{Action, Change, Fate, Told};
 
 /// A node.
 pub fn node(node: &NodeName) -> Value {

@@ -22,12 +22,12 @@ use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::handover::Members;
 
 use crate::clock::now_s;
-use crate::daemon::topology::Topology;
 use crate::executor::{Executor, JobProgress, Known};
 use crate::failpoint::{self, When};
 use crate::options::TransferOptions;
 use crate::report::{Ending, JobReport, Pauses};
 use crate::store::{Journal, Status};
+use crate::topology::Topology;
 
 /// How often others are shown how the job stands, at most.
 const PUBLISH_PERIOD: Duration = Duration::from_millis(500);

@@ -12,6 +12,7 @@
 //! - [`moves`]: what moves of slots would be, before they are made;
 //! - [`naming`]: what jobs between two deployments are called;
 //! - [`syncing`]: how a sync stands that this process runs;
+//! - [`topology`]: what clients get to know of the cluster;
 //! - [`strangers`]: what others do with the nodes of a cluster;
 //! - [`canary`]: a client of our own that notes what the users' clients meet;
 //! - [`report`]: what a job came to;
@@ -45,6 +46,7 @@ pub mod steering;
 pub mod store;
 pub mod strangers;
 pub mod syncing;
+pub mod topology;
 
 pub use executor::JobProgress;
 

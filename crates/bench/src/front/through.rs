@@ -13,7 +13,7 @@ use whimbrel_core::units::format_count;
 use whimbrel_lab::{Engine, Server};
 use whimbrel_loadgen::interrupt::Interrupt;
 
-use super::BenchFrontArgs;
+use super::args::BenchFrontArgs;
 use super::ways::{Way, direct, nutcracker, whimbrel};
 use crate::report::{aligned, median};
 

@@ -3,7 +3,8 @@
 
 use whimbrel_core::units::format_count;
 
-use super::{Mode, Outcome, name};
+use super::outcome::Outcome;
+use super::size::{Mode, name};
 use crate::bars::{Bars, Panel};
 
 /// The time that a move takes, and how it is described.

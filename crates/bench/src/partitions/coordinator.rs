@@ -19,8 +19,9 @@ use whimbrel_core::fleet::{
 use whimbrel_fleet::clock;
 use whimbrel_loadgen::interrupt::Interrupt;
 
+use super::entries::Entries;
 use super::link::{self, Frames, Kind};
-use super::{Entries, Mode, Size};
+use super::size::{Mode, Size};
 use crate::binaries::this_binary;
 
 const TICK: Duration = Duration::from_millis(10);

@@ -11,9 +11,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use whimbrel_core::fleet::{Action, Member, MemberId, MemberInput, Move, Partition, ToMember};
 use whimbrel_fleet::clock;
-use xxhash_rust::xxh3::xxh3_64;
 
-use super::Entries;
+use super::entries::{Entries, digest};
 use super::link::{self, Frames, Kind};
 
 /// How often it looks at the clock.
@@ -241,9 +240,4 @@ impl Process {
             }
         });
     }
-}
-
-/// Equal for the same entries, in whatever order.
-pub fn digest(entries: &[Vec<u8>]) -> u64 {
-    entries.iter().fold(0, |sum, entry| sum.wrapping_add(xxh3_64(entry)))
 }

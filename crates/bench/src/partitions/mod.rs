@@ -3,49 +3,33 @@
 
 mod chart;
 mod coordinator;
+mod entries;
 mod link;
 mod member;
+mod outcome;
+mod size;
 
-use std::collections::HashMap;
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::{Args, ValueEnum};
-use hdrhistogram::Histogram;
+use clap::Args;
 use serde::Serialize;
-use whimbrel_core::fleet::Partition;
 use whimbrel_core::units::format_count;
 use whimbrel_lab::Engine;
 use whimbrel_loadgen::interrupt::{self, Interrupt};
 
-use self::coordinator::{Fleet, Measured};
+use self::coordinator::Fleet;
+use self::entries::Entries;
+use self::outcome::Outcome;
+use self::size::{Mode, Size, name};
 use crate::exit::Exit;
 use crate::machine::Machine;
 use crate::report::aligned;
 
 /// Members and partitions of the original experiment, and one beyond it.
 const SIZES: [(u32, u32); 4] = [(5, 1_999), (5, 10_000), (10, 10_000), (20, 100_000)];
-
-/// How others learn of a move.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Mode {
-    /// Who takes part learns it in the move, others in batches
-    Changes,
-    /// Everybody gets the whole table after each move
-    WholeTable,
-}
-
-/// How large the measured fleet is.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub struct Size {
-    members: u32,
-    partitions: u32,
-    entries: u32,
-    entry_bytes: u32,
-}
 
 /// `./dev bench partitions`.
 #[derive(Debug, Args)]
@@ -103,102 +87,12 @@ pub struct BenchPartitionsArgs {
     fills: bool,
 }
 
-/// The entries, which are the same in every process.
-#[derive(Debug, Clone, Copy)]
-pub struct Entries {
-    count: u32,
-    bytes: u32,
-    partitions: u32,
-}
-
-impl Entries {
-    /// All of them, by their partition.
-    fn by_partition(self) -> HashMap<Partition, Vec<Vec<u8>>> {
-        let mut all: HashMap<Partition, Vec<Vec<u8>>> = HashMap::new();
-        for number in 0..self.count {
-            let mut word = u64::from(number) + 1;
-            let mut next = || {
-                word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                (word >> 32) as u8
-            };
-            let entry = (0..self.bytes).map(|_| next()).collect();
-            all.entry(number % self.partitions).or_default().push(entry);
-        }
-        all
-    }
-
-    /// How many there are in each partition, and their digest.
-    fn digests(self) -> HashMap<Partition, (u64, u64)> {
-        let digest = |entries: Vec<Vec<u8>>| (entries.len() as u64, member::digest(&entries));
-        self.by_partition().into_iter().map(|(partition, entries)| (partition, digest(entries))).collect()
-    }
-}
-
 #[derive(Debug, Serialize)]
 struct Report {
     bench: &'static str,
     machine: Machine,
     moves_per_member: u32,
     rows: Vec<Outcome>,
-}
-
-/// What one run came to. Times of a move in microseconds.
-#[derive(Debug, Serialize)]
-struct Outcome {
-    #[serde(flatten)]
-    size: Size,
-    mode: Mode,
-    planned: u64,
-    moved: u64,
-    seconds: f64,
-    /// Where the run was stopped: what all moves would have taken, at the same pace.
-    seconds_estimated: Option<f64>,
-    interval: Times,
-    latency: Times,
-    published_bytes_per_move: f64,
-    bystander_messages_per_move: f64,
-    journal_writes: u64,
-    log: Vec<String>,
-    percentiles: Vec<String>,
-}
-
-#[derive(Debug, Clone, Copy, Serialize)]
-struct Times {
-    mean_us: f64,
-    p50_us: f64,
-    p99_us: f64,
-    max_us: f64,
-}
-
-impl Times {
-    fn of(histogram: &Histogram<u64>) -> Times {
-        let us = |quantile| histogram.value_at_quantile(quantile) as f64 / 1e3;
-        Times { mean_us: histogram.mean() / 1e3, p50_us: us(0.5), p99_us: us(0.99), max_us: us(1.0) }
-    }
-}
-
-impl Outcome {
-    fn new(size: Size, mode: Mode, measured: Measured) -> Outcome {
-        let seconds = measured.elapsed.as_secs_f64();
-        let per_move = |count: u64| count as f64 / measured.moved.max(1) as f64;
-        let is_whole = measured.moved >= measured.planned;
-        Outcome {
-            size,
-            mode,
-            planned: measured.planned,
-            moved: measured.moved,
-            seconds,
-            seconds_estimated: (!is_whole)
-                .then(|| seconds * measured.planned as f64 / measured.moved.max(1) as f64),
-            interval: Times::of(&measured.intervals),
-            latency: Times::of(&measured.latencies),
-            published_bytes_per_move: per_move(measured.published_bytes),
-            bystander_messages_per_move: per_move(measured.bystander_messages),
-            journal_writes: measured.journal_writes,
-            percentiles: percentiles(&measured.intervals),
-            log: measured.log,
-        }
-    }
 }
 
 /// Runs the benchmark.
@@ -248,38 +142,6 @@ fn measure(sizes: &[(u32, u32)], args: &BenchPartitionsArgs, interrupt: &Interru
         false => writeln!(out, "{}", report.text(args.percentiles))?,
     }
     Ok(Exit::Success)
-}
-
-fn name(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Changes => "changes",
-        Mode::WholeTable => "whole table",
-    }
-}
-
-/// The percentiles of a histogram of nanoseconds, in microseconds, in the format of HdrHistogram.
-fn percentiles(histogram: &Histogram<u64>) -> Vec<String> {
-    let mut lines = vec!["       Value(µs) Percentile TotalCount 1/(1-Percentile)".to_owned(), String::new()];
-    let mut count = 0;
-    for value in histogram.iter_quantiles(5) {
-        let quantile = value.quantile_iterated_to();
-        let value_us = value.value_iterated_to() as f64 / 1e3;
-        count += value.count_since_last_iteration();
-        let rest = if quantile < 1.0 { format!(" {:14.2}", 1.0 / (1.0 - quantile)) } else { String::new() };
-        lines.push(format!("{value_us:12.3} {quantile:14.12} {count:10}{rest}"));
-    }
-    let us = |nanoseconds: f64| nanoseconds / 1e3;
-    lines.push(format!(
-        "#[Mean    = {:12.3}, StdDeviation   = {:12.3}]",
-        us(histogram.mean()),
-        us(histogram.stdev())
-    ));
-    lines.push(format!(
-        "#[Max     = {:12.3}, Total count    = {:12}]",
-        us(histogram.max() as f64),
-        histogram.len()
-    ));
-    lines
 }
 
 impl Report {
@@ -333,32 +195,5 @@ impl Report {
             }
         }
         text
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn percentiles_are_printed_as_hdrhistogram_does() {
-        let mut histogram = Histogram::new(3).expect("a histogram");
-        (1..=4).for_each(|value| histogram.record(value * 1_000).expect("it fits"));
-        let lines = percentiles(&histogram);
-        assert_eq!(lines[0], "       Value(µs) Percentile TotalCount 1/(1-Percentile)");
-        assert_eq!(lines[2], "       1.000 0.000000000000          1           1.00");
-        assert!(
-            lines.contains(&"       2.000 0.500000000000          2           2.00".to_owned()),
-            "{lines:?}"
-        );
-        assert!(lines[lines.len() - 2].starts_with("#[Mean    =        2.50"), "{lines:?}");
-    }
-
-    #[test]
-    fn entries_are_spread_over_the_partitions() {
-        let entries = Entries { count: 25, bytes: 8, partitions: 10 };
-        let digests = entries.digests();
-        assert_eq!((digests.len(), digests[&4].0, digests[&5].0), (10, 3, 2));
-        assert_ne!(digests[&4].1, digests[&5].1);
     }
 }

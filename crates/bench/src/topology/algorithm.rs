@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use whimbrel_control::daemon::topology::Topology;
+use whimbrel_control::topology::Topology;
 use whimbrel_core::slot::{Slot, SlotRange, SlotSet};
 use whimbrel_core::topology::{Group, Table};
 use whimbrel_wire::encode::Protocol;

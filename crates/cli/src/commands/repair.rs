@@ -2,8 +2,8 @@
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use whimbrel_control::repair::decide::{Action, Fate, Plan, Told};
 use whimbrel_control::repair::keys::Tally;
+use whimbrel_control::repair::plan::{Action, Fate, Plan, Told};
 use whimbrel_control::repair::round::{
     self, LOOKS_AFTER, LOOKS_BEFORE, announce, refuse_if_busy, remaining, settled_survey,
 };

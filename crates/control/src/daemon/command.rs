@@ -7,9 +7,11 @@ use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::topology::Reply;
 use whimbrel_wire::value::Value;
 
-use super::migrations::{JobView, parse_moves, shown};
-use super::reply::{error, ok, text};
-use super::{DaemonOptions, Jobs, Services, fleet, seed};
+use super::migrations::{JobView, parse_moves};
+use super::options::DaemonOptions;
+use super::reply::{error, ok, shown, text, unknown_subcommand, wrong_number};
+use super::services::{Jobs, Services};
+use super::{fleet, seed};
 
 /// As many jobs as Valkey lists migrations, unless told otherwise.
 const LISTED_MAX: usize = 1_000;
@@ -394,12 +396,4 @@ fn help() -> Value {
         "    Print this help.",
     ];
     Value::Array(lines.into_iter().map(|l| Value::Simple(Bytes::from_static(l.as_bytes()))).collect())
-}
-
-pub(super) fn wrong_number(command: &str) -> Value {
-    error(format!("wrong number of arguments for '{command}' command"))
-}
-
-pub(super) fn unknown_subcommand(command: &str, sub: &[u8]) -> Value {
-    error(format!("unknown subcommand '{}'. Try {command} HELP.", shown(sub)))
 }

@@ -8,16 +8,19 @@ use std::time::Duration;
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
+use whimbrel_fleet::login::Verifier;
 use whimbrel_wire::scan::{Limits, Progress, Scanner};
 use whimbrel_wire::value::Value;
 
 use super::command::{self, Answer, Session};
+use super::fleet;
+use super::options::DaemonOptions;
 use super::reply::{encode, error, ok};
-use super::{DaemonOptions, Entrance, Jobs, Services, fleet};
-use crate::lobby::Waiting;
+use super::services::{Jobs, Services};
+use crate::lobby::{Guesses, Lobby, Waiting};
 
 /// The longest command of somebody who has not logged in.
 const STRANGER_BYTES_MAX: u64 = 16 << 10;
@@ -32,6 +35,16 @@ const WORD_BYTES_MAX: u64 = 16 << 10;
 const LOGIN_PAUSE: Duration = Duration::from_millis(200);
 
 const READ_BYTES: usize = 4 << 10;
+
+/// Who is let in, and how many.
+#[derive(Debug)]
+pub(super) struct Entrance {
+    pub(super) lobby: Arc<Lobby>,
+    pub(super) places: Arc<Semaphore>,
+    pub(super) guesses: Guesses,
+    /// Where there is a password.
+    pub(super) verifier: Option<Verifier>,
+}
 
 /// Who has just connected.
 #[derive(Debug)]

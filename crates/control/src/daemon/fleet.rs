@@ -4,9 +4,8 @@ use bytes::Bytes;
 use whimbrel_fleet::protocol::COMMAND;
 use whimbrel_wire::value::Value;
 
-use super::command::{unknown_subcommand, wrong_number};
-use super::migrations::{integer, shown};
-use super::reply::{error, ok};
+use super::migrations::integer;
+use super::reply::{error, ok, shown, unknown_subcommand, wrong_number};
 use crate::fleet::{Fleet, Refused};
 
 /// Whether these words turn the connection into that of a member.

@@ -7,9 +7,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::Jobs;
 use super::migrations::{JobState, JobView};
 use super::queue::Queue;
+use super::services::Jobs;
 use super::shown::Shown;
 use crate::fleet::news::{news, turn};
 use crate::fleet::{Fleet, FleetStatus, Role};

@@ -8,7 +8,7 @@ use whimbrel_core::slot::{Slot, SlotRange, SlotSet};
 use whimbrel_engine::nodes::ClusterView;
 use whimbrel_wire::value::Value;
 
-use super::reply::text;
+use super::reply::{shown, text};
 
 /// How far a job is, in the words that Valkey has for an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -244,10 +244,4 @@ pub(super) fn integer(word: &[u8]) -> Option<i64> {
 fn slot(number: i64) -> Result<Slot, String> {
     let slot = u16::try_from(number).ok().and_then(Slot::new);
     slot.ok_or_else(|| "Invalid or out of range slot".to_owned())
-}
-
-/// A word of a client's, for an error: printable, and not long.
-pub(super) fn shown(word: &[u8]) -> String {
-    const CHARS_MAX: usize = 128;
-    String::from_utf8_lossy(word).chars().filter(|c| !c.is_control()).take(CHARS_MAX).collect()
 }

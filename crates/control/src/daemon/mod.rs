@@ -4,7 +4,7 @@
 //! - [`Daemon`]: listens, lets in, and serves;
 //! - [`Jobs`]: what it needs of those who do the work;
 //! - [`migrations`]: the three commands, their grammar, their replies, their errors;
-//! - [`topology`]: what clients get to know of the cluster;
+//! - [`topology`](crate::topology): what clients get to know of the cluster;
 //! - [`queue`]: the one who does the work;
 //! - [`client`]: the server as those see it who hand moves to it;
 //! - [`shown`]: how it stands, over HTTP; [`log`]: what becomes of its jobs, as it happens.
@@ -27,11 +27,12 @@ mod connection;
 mod fleet;
 pub mod log;
 pub mod migrations;
+mod options;
 pub mod queue;
 mod reply;
 mod seed;
+mod services;
 pub mod shown;
-pub mod topology;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -42,18 +43,12 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use whimbrel_core::node::NodeId;
-use whimbrel_core::plan::Move;
-use whimbrel_engine::endpoint::Secret;
 use whimbrel_engine::error::{Error, Result};
-use whimbrel_engine::nodes::ClusterView;
 use whimbrel_fleet::login::Verifier;
-use whimbrel_wire::value::Value;
 
-use self::connection::{Client, Connection};
-use self::migrations::JobView;
-use self::topology::Topology;
-use crate::fleet::Fleet;
+use self::connection::{Client, Connection, Entrance};
+pub use self::options::DaemonOptions;
+pub use self::services::{Jobs, Services};
 use crate::lobby::{Guesses, Lobby};
 
 /// How long connections may take to finish what they are at when the server stops.
@@ -66,95 +61,6 @@ const STRANGERS_EACH: usize = 32;
 /// How long to wait after a connection could not be accepted: out of file descriptors, for example.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Those who do the work.
-pub trait Jobs: Send + Sync + 'static {
-    /// The cluster as it is now.
-    ///
-    /// # Errors
-    /// Whatever keeps it from being asked.
-    fn view(&self) -> impl Future<Output = Result<ClusterView>> + Send;
-
-    /// What clients get to know of the cluster.
-    fn topology(&self) -> &Topology;
-
-    /// Passes a question on to a node, or to any where none is named. A refusal is a reply as well.
-    ///
-    /// # Errors
-    /// Whatever keeps the node from being asked.
-    fn ask(&self, node: Option<&NodeId>, words: &[&[u8]]) -> impl Future<Output = Result<Value>> + Send;
-
-    /// Takes jobs in, one for each move, and writes them down before it returns. All or none.
-    ///
-    /// # Errors
-    /// Whatever keeps it from taking them.
-    fn submit(&self, moves: Vec<Move>) -> impl Future<Output = Result<()>> + Send;
-
-    /// Jobs that run, wait, or ended not long ago: those of the newest command first, and those of one
-    /// command in their order in it, as Valkey lists them.
-    ///
-    /// # Errors
-    /// Whatever keeps them from being listed.
-    fn list(&self) -> impl Future<Output = Result<Vec<JobView>>> + Send;
-
-    /// Asks for a job's cancellation, which takes effect soon after. One that has ended is left as it is.
-    ///
-    /// # Errors
-    /// Whatever keeps it from being asked for.
-    fn cancel(&self, name: &str) -> impl Future<Output = Result<()>> + Send;
-}
-
-/// How the server behaves.
-#[derive(Debug, Clone)]
-pub struct DaemonOptions {
-    /// Where it listens. Port 0 takes a free one.
-    pub listen: SocketAddr,
-    /// The user that logs in; `default` is always understood.
-    pub user: Option<String>,
-    /// The password. Required where `listen` is not a loopback address.
-    pub password: Option<Secret>,
-    /// Connections at once that have logged in, members of a fleet not counted; more are told so and closed.
-    pub connections_max: usize,
-    /// The longest command. Before login it is 16 KiB.
-    pub request_bytes_max: u64,
-    /// A connection that says nothing for so long is closed.
-    pub idle_timeout_ms: u64,
-    /// A connection that has not logged in by then is closed.
-    pub login_timeout_ms: u64,
-    /// A connection that takes in nothing of a reply for so long is closed.
-    pub write_timeout_ms: u64,
-}
-
-impl DaemonOptions {
-    /// The usual bounds, without a password.
-    pub fn new(listen: SocketAddr) -> DaemonOptions {
-        DaemonOptions {
-            listen,
-            user: None,
-            password: None,
-            connections_max: 1_024,
-            request_bytes_max: 1 << 20,
-            idle_timeout_ms: 600_000,
-            login_timeout_ms: 5_000,
-            write_timeout_ms: 10_000,
-        }
-    }
-}
-
-/// What the server is there for: one of the two, or both.
-#[derive(Debug)]
-pub struct Services<J> {
-    /// Slots of a cluster are moved.
-    pub jobs: Option<Arc<J>>,
-    /// A fleet is coordinated.
-    pub fleet: Option<Fleet>,
-}
-
-impl<J> Clone for Services<J> {
-    fn clone(&self) -> Self {
-        Services { jobs: self.jobs.clone(), fleet: self.fleet.clone() }
-    }
-}
-
 /// The server.
 #[derive(Debug)]
 pub struct Daemon<J> {
@@ -162,16 +68,6 @@ pub struct Daemon<J> {
     options: Arc<DaemonOptions>,
     services: Services<J>,
     entrance: Arc<Entrance>,
-}
-
-/// Who is let in, and how many.
-#[derive(Debug)]
-struct Entrance {
-    lobby: Arc<Lobby>,
-    places: Arc<Semaphore>,
-    guesses: Guesses,
-    /// Where there is a password.
-    verifier: Option<Verifier>,
 }
 
 impl<J: Jobs> Daemon<J> {

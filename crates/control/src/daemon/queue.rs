@@ -28,10 +28,10 @@ use crate::job::View;
 use crate::service::{self, PARALLEL_MAX, Ready, Settings, Task};
 use crate::store::{Entry, Status, Store};
 use crate::strangers::{self, Own};
+use crate::topology::Topology;
 
-use super::Jobs;
 use super::migrations::{JobState, JobView};
-use super::topology::Topology;
+use super::services::Jobs;
 
 /// Jobs that may wait; more are refused.
 pub const WAITING_MAX: usize = 1_000;

@@ -75,6 +75,20 @@ pub(super) fn text(text: &str) -> Value {
     Value::Bulk(Bytes::copy_from_slice(text.as_bytes()))
 }
 
+pub(super) fn wrong_number(command: &str) -> Value {
+    error(format!("wrong number of arguments for '{command}' command"))
+}
+
+pub(super) fn unknown_subcommand(command: &str, sub: &[u8]) -> Value {
+    error(format!("unknown subcommand '{}'. Try {command} HELP.", shown(sub)))
+}
+
+/// A word of a client's, for an error: printable, and not long.
+pub(super) fn shown(word: &[u8]) -> String {
+    const CHARS_MAX: usize = 128;
+    String::from_utf8_lossy(word).chars().filter(|c| !c.is_control()).take(CHARS_MAX).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,9 +5,9 @@ use bytes::Bytes;
 use whimbrel_core::slot::Slot;
 use whimbrel_wire::value::Value;
 
-use super::Jobs;
-use super::migrations::{integer, shown};
-use super::reply::error;
+use super::migrations::integer;
+use super::reply::{error, shown};
+use super::services::Jobs;
 
 /// Sends the client of a command with keys to the owner of their slot, as a node does that does not own it.
 /// Where the keys are is asked of the cluster, so that commands of modules are understood as well.

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -16,10 +15,9 @@ use whimbrel_core::fleet::{
 };
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_fleet::clock;
-use whimbrel_fleet::outbox::Outbox;
-use whimbrel_fleet::protocol::{Backend, Directory, FromCoordinator, FromMember, Hello, MEMBERS_MAX};
+use whimbrel_fleet::protocol::{Backend, Directory, FromCoordinator, FromMember, MEMBERS_MAX};
 
-use super::handle::{Fleet, Question, Refused};
+use super::handle::{Event, Fleet, Question, Refused};
 use super::journal::{FleetJournal, Journal};
 use super::links::Links;
 use super::status::{BackendStatus, FleetStatus, MemberStatus};
@@ -39,22 +37,6 @@ pub struct FleetOptions {
     pub backends: Vec<(String, String)>,
     /// How the machine works.
     pub machine: Options,
-}
-
-/// What the coordinator hears.
-#[derive(Debug)]
-pub(super) enum Event {
-    /// Somebody has connected.
-    Linked(u64, Arc<Outbox>, Hello),
-    /// It says something.
-    Said(u64, FromMember),
-    /// Its connection has ended.
-    Ended(u64),
-    Asked(Question, oneshot::Sender<std::result::Result<FleetStatus, Refused>>),
-    /// Everything up to this number is on disk, or why not.
-    Written(std::result::Result<u64, Error>),
-    /// The latest term that the journal knows, for somebody who has spoken of a later one on a connection.
-    Terms(u64, ToCoordinator, Result<u64>),
 }
 
 /// What the thread does that has the journal.

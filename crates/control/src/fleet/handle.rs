@@ -10,13 +10,13 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use whimbrel_core::fleet::MemberId;
+use whimbrel_core::fleet::{MemberId, ToCoordinator};
+use whimbrel_engine::error::{Error, Result};
 use whimbrel_fleet::frame::Frames;
 use whimbrel_fleet::outbox::Outbox;
-use whimbrel_fleet::protocol::{FRAME_BYTES_MAX, FromMember, MEMBERS_MAX};
+use whimbrel_fleet::protocol::{FRAME_BYTES_MAX, FromMember, Hello, MEMBERS_MAX};
 
 use super::status::FleetStatus;
-use crate::fleet::coordination::Event;
 
 /// What may wait for one member: the rows of the largest table.
 const OUTBOX_BYTES_MAX: usize = 32 << 20;
@@ -92,6 +92,22 @@ pub(super) enum Question {
     /// A part of the data for a backend, by its name.
     Place(String, u32),
     Rebalance,
+}
+
+/// What the coordinator hears.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// Somebody has connected.
+    Linked(u64, Arc<Outbox>, Hello),
+    /// It says something.
+    Said(u64, FromMember),
+    /// Its connection has ended.
+    Ended(u64),
+    Asked(Question, oneshot::Sender<std::result::Result<FleetStatus, Refused>>),
+    /// Everything up to this number is on disk, or why not.
+    Written(std::result::Result<u64, Error>),
+    /// The latest term that the journal knows, for somebody who has spoken of a later one on a connection.
+    Terms(u64, ToCoordinator, Result<u64>),
 }
 
 /// A fleet that runs in this process. Clones are the same fleet.

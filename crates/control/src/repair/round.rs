@@ -9,7 +9,8 @@ use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::nodes::{Finding, Survey};
 
-use super::decide::{self, Change, Fate, Plan};
+use super::decide;
+use super::plan::{Change, Fate, Plan};
 use super::run::Repairer;
 use crate::store::Entry;
 

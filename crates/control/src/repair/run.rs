@@ -13,8 +13,8 @@ use whimbrel_engine::nodes::{ClusterView, Counted, Finding, NodeName, Survey, Su
 use whimbrel_engine::slot_keys;
 use whimbrel_wire::value::Value;
 
-use super::decide::{Action, Change, Evidence, Fate, slots_text};
 use super::keys::{self, Tally};
+use super::plan::{Action, Change, Evidence, Fate, slots_text};
 
 /// Slots that are open at the same time: an interruption leaves no more than these marked.
 const OPEN_SLOTS_MAX: usize = 256;

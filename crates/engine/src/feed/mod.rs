@@ -20,18 +20,18 @@
 //! `shutdown-timeout`.
 
 mod command;
+mod options;
+mod place;
+mod progress;
 mod prospect;
 mod stream;
 mod touched;
 mod tracking;
 
-use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -40,15 +40,17 @@ use whimbrel_core::slot::SlotSet;
 pub(crate) use self::stream::NO_PORT;
 
 use crate::deployment::Deployment;
-use crate::endpoint::{Address, Endpoint};
+use crate::endpoint::Address;
 use crate::error::{Error, ErrorKind, Result, Side};
-use crate::link::{Link, LinkOptions};
 
-pub use prospect::{Prospect, prospect};
-pub use touched::{Collection, Elements, Touch, Touched, TouchedLimits, What};
-
-/// The name that feeds show in `CLIENT LIST`.
-pub const FEED_CLIENT_NAME: &str = "whimbrel:feed";
+pub use self::options::{FeedKind, FeedOptions};
+pub use self::place::FEED_CLIENT_NAME;
+use self::place::Place;
+pub use self::progress::{FeedFailure, History};
+use self::progress::{Progress, Shared};
+pub use self::prospect::{Prospect, prospect};
+pub use self::touched::{Collection, Elements, Touch, Touched, TouchedLimits, What};
+use self::tracking::Barrier;
 
 /// Whether a command of this name, as `CLIENT LIST` writes it, can write: by itself, or since it carries out
 /// others.
@@ -57,189 +59,11 @@ pub fn may_write(command: &str) -> bool {
     name == "EXEC" || command::writes(name.as_bytes())
 }
 
-/// How a feed learns of changes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum FeedKind {
-    /// A replication link that continues from the server's backlog.
-    Partial,
-    /// A replication link that started with a snapshot without data.
-    Filtered,
-    /// Invalidations of client-side caching.
-    Tracking,
-}
-
-impl fmt::Display for FeedKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            FeedKind::Partial => "replication from the backlog",
-            FeedKind::Filtered => "replication after an empty snapshot",
-            FeedKind::Tracking => "tracking",
-        })
-    }
-}
-
-/// How a feed behaves.
-#[derive(Debug, Clone, Copy)]
-pub struct FeedOptions {
-    /// Bounds of what is remembered.
-    pub limits: TouchedLimits,
-    /// How long to try to attach. A server that is making a snapshot for somebody else lets a
-    /// [`FeedKind::Filtered`] feed wait until it is done.
-    pub attach_timeout_ms: u64,
-    /// How long to try to resume a dropped link.
-    pub resume_timeout_ms: u64,
-    /// The only kind to try; all of them, the best first, where it is `None`.
-    pub kind: Option<FeedKind>,
-}
-
-impl Default for FeedOptions {
-    fn default() -> Self {
-        FeedOptions {
-            limits: TouchedLimits::default(),
-            attach_timeout_ms: 60_000,
-            resume_timeout_ms: 15_000,
-            kind: None,
-        }
-    }
-}
-
-/// Why a feed ended. What was touched since is unknown: keys have to be read anew, with a new feed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum FeedFailure {
-    /// The link broke, and the server no longer has what came after this offset: its backlog is too small, or
-    /// it was restarted, or its data are another history.
-    Gap {
-        /// The last offset that was seen.
-        offset: u64,
-    },
-    /// The link broke and could not be made again in time.
-    Lost {
-        /// What the last attempt met with.
-        cause: String,
-    },
-    /// The server is no longer a primary.
-    Demoted,
-    /// The link carried something that is not understood.
-    Malformed {
-        /// What it was.
-        cause: String,
-    },
-}
-
-impl fmt::Display for FeedFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            FeedFailure::Gap { offset } => write!(
-                f,
-                "changes were missed: the link broke at offset {offset} and the server cannot continue from \
-                    there"
-            ),
-            FeedFailure::Lost { cause } => write!(f, "the link broke and could not be resumed: {cause}"),
-            FeedFailure::Demoted => f.write_str("the server is no longer a primary"),
-            FeedFailure::Malformed { cause } => write!(f, "the link carried something unexpected: {cause}"),
-        }
-    }
-}
-
-/// A point in a server's history of changes. Replicas share the history of their primary.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct History {
-    /// Which history: `master_replid` of `INFO replication`.
-    pub replid: String,
-    /// How far in it, in bytes.
-    pub offset: u64,
-    /// The database that the commands after it are for, until a `SELECT` tells another: a stream that goes on
-    /// does not say it again. `None` where it is not known.
-    #[serde(default)]
-    pub db: Option<u32>,
-}
-
-/// How far a feed has come.
-#[derive(Debug, Default)]
-struct Progress {
-    /// The history that the offset is of; empty for a tracking feed.
-    replid: String,
-    /// The offset up to which everything is in the [`Touched`].
-    offset: u64,
-    /// The database of what comes after it.
-    db: Option<u32>,
-    failure: Option<FeedFailure>,
-}
-
-/// What the task and the handle of a feed share.
-#[derive(Debug)]
-struct Shared {
-    touched: Arc<Touched>,
-    progress: watch::Sender<Progress>,
-    bytes_read: AtomicU64,
-    resumed: AtomicU64,
-    /// Why there is no link now.
-    broken: Mutex<Option<String>>,
-}
-
-impl Shared {
-    fn new(slots: SlotSet, options: FeedOptions) -> Arc<Shared> {
-        Arc::new(Shared {
-            touched: Arc::new(Touched::new(slots, options.limits)),
-            progress: watch::Sender::new(Progress::default()),
-            bytes_read: AtomicU64::new(0),
-            resumed: AtomicU64::new(0),
-            broken: Mutex::new(None),
-        })
-    }
-
-    fn is_broken(&self, why: Option<String>) {
-        *self.broken.lock() = why;
-    }
-
-    fn fail(&self, failure: FeedFailure) {
-        tracing::warn!(%failure, "the feed has ended");
-        self.is_broken(Some(failure.to_string()));
-        self.progress.send_modify(|progress| progress.failure = Some(failure));
-    }
-}
-
-/// Where a feed connects to, and how.
-#[derive(Debug, Clone)]
-struct Place {
-    endpoint: Arc<Endpoint>,
-    address: Address,
-    options: LinkOptions,
-}
-
-impl Place {
-    fn of(deployment: &Deployment, address: &Address) -> Place {
-        Place {
-            endpoint: deployment.endpoint.clone(),
-            address: address.clone(),
-            options: LinkOptions { db: 0, readonly: false, ..deployment.options },
-        }
-    }
-
-    /// What `PSYNC` is called there.
-    fn psync(&self) -> &[u8] {
-        self.endpoint.psync_at(&self.address).as_bytes()
-    }
-
-    async fn open(&self) -> Result<Link> {
-        let mut link = Link::open(&self.endpoint, &self.address, self.options).await?;
-        // What arrives on it is not only answers. The feeds see to it themselves, as far as they can.
-        link.keeps_login(false);
-        // A courtesy, which an ACL may forbid.
-        link.ask(&[b"CLIENT", b"SETNAME", FEED_CLIENT_NAME.as_bytes()]).await?;
-        Ok(link)
-    }
-}
-
 fn attach_timeout(deployment: &Deployment, address: &Address, options: FeedOptions) -> Error {
     let kind = ErrorKind::Timeout(options.attach_timeout_ms);
     Error::new(deployment.side(), address.to_string(), "attach a feed of changes", kind)
         .with_remedy("see whether the server is busy with a snapshot for a replica")
 }
-
-/// A barrier that a tracking feed was asked for: answered once everything before it is recorded.
-type Barrier = oneshot::Sender<()>;
 
 /// How many barriers may wait at once.
 const BARRIERS_MAX: usize = 64;

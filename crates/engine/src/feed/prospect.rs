@@ -1,11 +1,11 @@
 //! Which feeds a server would give, found out without attaching one.
 
-use super::Place;
+use super::place::Place;
 use super::stream::{Offer, backlog, offer};
 use crate::deployment::Deployment;
 use crate::endpoint::Address;
 use crate::error::{Result, ServerError};
-use crate::inventory::rights::{self, Right};
+use crate::rights::{self, Right};
 
 /// Why feeds cannot be had; `None` for those that can.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -10,7 +10,9 @@ use whimbrel_wire::replication::{Opening, Parser};
 use whimbrel_wire::value::Value;
 
 use super::command::{Decoder, Rules};
-use super::{FeedFailure, FeedKind, FeedOptions, History, Place, Shared};
+use super::options::{FeedKind, FeedOptions};
+use super::place::Place;
+use super::progress::{FeedFailure, History, Shared};
 use crate::deployment::Deployment;
 use crate::error::{Code, Error, ErrorKind, Result, ServerError};
 use crate::link::Link;

@@ -10,13 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use whimbrel_wire::value::Value;
 
+use super::place::Place;
+use super::progress::{FeedFailure, Shared};
 use super::stream::starting_db;
 use super::touched::TouchedSet;
-use super::{Barrier, FeedFailure, Place, Shared};
 use crate::deployment::Deployment;
 use crate::error::{Error, Result, ServerError};
 use crate::link::Link;
@@ -29,6 +30,9 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// How long a server may give none.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// A barrier that a tracking feed was asked for: answered once everything before it is recorded.
+pub(super) type Barrier = oneshot::Sender<()>;
 
 /// A tracking feed, attached.
 #[derive(Debug)]

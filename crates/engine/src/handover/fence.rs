@@ -9,8 +9,9 @@ use tokio::time::{Instant, sleep};
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_wire::value::Value;
 
+use super::options::FenceKind;
 use super::party::{Mark, Party, reply_array, transaction};
-use super::{FenceKind, Fenced, Handover, Members, Paused};
+use super::state::{Fenced, Handover, Members, Paused};
 use crate::error::{Error, Result, ServerError};
 use crate::nodes::ClusterView;
 use crate::probe::Info;
@@ -20,9 +21,6 @@ const PING_BYTES: u64 = 14;
 
 /// How long the second of two broadcasts may wait for the acknowledgement of the first, and some more.
 const BROADCAST_GAP: Duration = Duration::from_millis(60);
-
-/// How long the target may take to hear of the source's epoch, when that was changed.
-const EPOCH_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long the source gets to learn by gossip before it is told: as long as it serves reads, and where
 /// clients see `CLUSTERDOWN`.
@@ -48,22 +46,6 @@ const TAKE_OVER_RESERVE: Duration = Duration::from_secs(3);
 const FENCE_SCRIPT: &str = include_str!("fence.lua");
 
 impl Handover {
-    /// Prepares what must not take time under the pause: sees to it that the target's claim will have an
-    /// epoch above the source's, since one with a lower epoch would not be believed, and the target would
-    /// lose the slots again, with their keys; has the connections ready; and tries out whether the target can
-    /// wait for the source.
-    ///
-    /// Call it before every pause. Safe to repeat; waits some milliseconds where epochs had to be changed.
-    ///
-    /// # Errors
-    /// As [`Link::call`](crate::link::Link::call); `Unfit` where the target does not hear of the source's
-    /// epoch.
-    pub async fn raise_epoch(&mut self) -> Result<()> {
-        self.settle_epochs(EPOCH_PATIENCE).await?;
-        self.prepare_gate().await;
-        Ok(())
-    }
-
     /// [`Handover::raise_epoch`] for the epochs alone. With no patience at all it begins what takes time, and
     /// does not wait.
     pub(super) async fn settle_epochs(&mut self, patience: Duration) -> Result<()> {
@@ -137,25 +119,6 @@ impl Handover {
     pub async fn release(&mut self) -> Result<()> {
         self.fenced_until = None;
         self.source.run(async |link| link.call(&[b"CLIENT", b"UNPAUSE"]).await.map(drop)).await
-    }
-
-    /// [`Handover::fence`], and [`Handover::take_over`] at once if it held. With [`FenceKind::Redirecting`]
-    /// this is the only way in which clients are not sent back and forth between the two nodes for as long as
-    /// the caller takes in between.
-    ///
-    /// # Errors
-    /// `Server` where nothing was changed. After any other it is not known what is true.
-    pub async fn fence_and_take_over(&mut self, slots: &SlotSet, paused: &Paused) -> Result<Fenced> {
-        if let Some(gate) = self.gate.take().filter(|_| paused.offset.is_some())
-            && let Some(fenced) = self.fence_with_gate(&gate, slots, paused).await?
-        {
-            return Ok(fenced);
-        }
-        let fenced = self.fence(slots, paused).await?;
-        if fenced.held {
-            self.take_over_after_fence(slots).await?;
-        }
-        Ok(fenced)
     }
 
     /// The take-over as the second half of something: a refusal does not mean that nothing was changed.

@@ -1,6 +1,6 @@
 //! Fencing and taking over without a moment in which clients are sent back and forth between the two nodes.
 //!
-//! With [`FenceKind::Redirecting`](super::FenceKind::Redirecting) the source redirects from the moment of the
+//! With [`FenceKind::Redirecting`] the source redirects from the moment of the
 //! fence, and the target does so until it has taken over. The time in between is that of our own round trips,
 //! and a client may be faster. So, where it can be had, the target waits for the source by itself and serves
 //! nobody meanwhile:
@@ -26,8 +26,9 @@ use tokio::time::Instant;
 use whimbrel_core::slot::{Slot, SlotSet, tag_for_slot};
 
 use super::fence::last;
+use super::options::FenceKind;
 use super::party::client_field;
-use super::{FenceKind, Fenced, Handover, Paused};
+use super::state::{Fenced, Gate, Handover, Paused};
 use crate::error::Result;
 use crate::link::Link;
 
@@ -43,21 +44,48 @@ const TRY_MS: u64 = 100;
 /// How long the target may take to begin, while writers wait.
 const BEGUN_WITHIN: Duration = Duration::from_millis(10);
 
+/// How long the target may take to hear of the source's epoch, when that was changed.
+const EPOCH_PATIENCE: Duration = Duration::from_secs(5);
+
 /// Connections of the target that are watched for that, at most.
 const MESSENGERS_MAX: usize = 16;
 
-/// How the target reaches the source, and how the source names the target.
-#[derive(Debug, Clone)]
-pub(super) struct Gate {
-    host: String,
-    port: String,
-    /// The ends of a redirection to the target: by its IP address, and by its host name, or nothing.
-    named: [String; 2],
-    /// The source's numbers for connections over which keys are sent to it; the target's is one of them.
-    messengers: Vec<String>,
-}
-
 impl Handover {
+    /// Prepares what must not take time under the pause: sees to it that the target's claim will have an
+    /// epoch above the source's, since one with a lower epoch would not be believed, and the target would
+    /// lose the slots again, with their keys; has the connections ready; and tries out whether the target can
+    /// wait for the source.
+    ///
+    /// Call it before every pause. Safe to repeat; waits some milliseconds where epochs had to be changed.
+    ///
+    /// # Errors
+    /// As [`Link::call`](crate::link::Link::call); `Unfit` where the target does not hear of the source's
+    /// epoch.
+    pub async fn raise_epoch(&mut self) -> Result<()> {
+        self.settle_epochs(EPOCH_PATIENCE).await?;
+        self.prepare_gate().await;
+        Ok(())
+    }
+
+    /// [`Handover::fence`], and [`Handover::take_over`] at once if it held. With [`FenceKind::Redirecting`]
+    /// this is the only way in which clients are not sent back and forth between the two nodes for as long as
+    /// the caller takes in between.
+    ///
+    /// # Errors
+    /// `Server` where nothing was changed. After any other it is not known what is true.
+    pub async fn fence_and_take_over(&mut self, slots: &SlotSet, paused: &Paused) -> Result<Fenced> {
+        if let Some(gate) = self.gate.take().filter(|_| paused.offset.is_some())
+            && let Some(fenced) = self.fence_with_gate(&gate, slots, paused).await?
+        {
+            return Ok(fenced);
+        }
+        let fenced = self.fence(slots, paused).await?;
+        if fenced.held {
+            self.take_over_after_fence(slots).await?;
+        }
+        Ok(fenced)
+    }
+
     /// Finds out whether the target can wait for the source, and opens what it needs for it. Before every
     /// pause: servers close connections for `MIGRATE` after 10 s, and with them goes the authentication.
     pub(super) async fn prepare_gate(&mut self) {

@@ -58,13 +58,12 @@
 
 mod fence;
 mod gate;
+mod options;
 mod party;
+mod state;
 mod sweep;
 mod watch;
 
-pub use watch::Members;
-
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,47 +72,15 @@ use whimbrel_core::migration::Process;
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::SlotSet;
 
+pub use self::options::{FenceKind, HandoverOptions};
 use self::party::{Door, Mark, Party};
+pub use self::state::{Fenced, Handover, Members, Paused};
+use self::state::{MIGRATION_OPTION, Watchers};
 use crate::deployment::Deployment;
 use crate::endpoint::{Address, Endpoint};
 use crate::error::{Code, Error, Result, Side};
-use crate::nodes::{
-    CANDIDATE_CLIENT_NAME, ClusterView, JOB_CLIENT_NAME, Node, key_counts, native_migrations,
-};
+use crate::nodes::{ClusterView, Node, key_counts, native_migrations};
 use crate::probe::{Info, PROBE_KEY};
-
-/// How the source is kept from accepting writes to slots that it is about to lose. See the [module](self).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum FenceKind {
-    /// It assigns them to the target in its own view.
-    Redirecting,
-    /// It stays paused until it has learned of the new owner.
-    Gossip,
-    /// It just gives them up. Clients may see `CLUSTERDOWN` for some milliseconds.
-    Bare,
-}
-
-impl FenceKind {
-    /// How many keys a batch should have at most, so that the source does not block for more than about 20
-    /// ms.
-    pub fn batch_keys_max(self) -> u64 {
-        match self {
-            // The source deletes them in one go, 0.5 to 2 µs each.
-            FenceKind::Gossip => 8_192,
-            FenceKind::Redirecting | FenceKind::Bare => 65_536,
-        }
-    }
-}
-
-impl fmt::Display for FenceKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            FenceKind::Redirecting => "redirecting",
-            FenceKind::Gossip => "gossip",
-            FenceKind::Bare => "bare",
-        })
-    }
-}
 
 /// Round trips between fence and release: the fence, the take-over and its `PING`, the source's view, the end
 /// of the pause.
@@ -127,102 +94,6 @@ const TRIPS_MEASURED: u32 = 3;
 const SLOT_US: u64 = 4;
 const LOGGED_SLOT_US: u64 = 20;
 const KEY_US: u64 = 2;
-
-/// How a handover behaves.
-#[derive(Debug, Clone)]
-pub struct HandoverOptions {
-    /// Told apart from other jobs by this, in `CLIENT LIST`; nothing where it is empty.
-    pub label: String,
-    /// What all jobs of this process have in common: they see to it themselves that two of them do not get
-    /// into each other's way, and are not reported as [other jobs](Handover::other_jobs). Nothing where it is
-    /// empty.
-    pub process: String,
-    /// Whether the job has begun. Until it has, its connections say so, and jobs that have begun do not mind
-    /// it; one with a label begins with [`Handover::begin`].
-    pub begun: bool,
-    /// Another fence than the server's own choice. Only one that the server survives: see the [module](self).
-    pub fence: Option<FenceKind>,
-    /// Use `ADDSLOTSRANGE` and `DELSLOTSRANGE` where the server has them.
-    pub ranges: bool,
-    /// Fence with a script where the server and the user's permissions allow it: it looks before it acts, and
-    /// is faster.
-    pub scripts: bool,
-    /// Have the target wait for the source where that can be done, so that no client is sent back and forth.
-    pub gate: bool,
-    /// How long [`Handover::confirm`] waits for all nodes.
-    pub confirm_ms: u64,
-    /// How long [`Handover::settle`] waits for the source.
-    pub settle_ms: u64,
-    /// Nodes on which an earlier process, or a handover that was dropped, may have left replicas kept from
-    /// following the slots: what [`Handover::sheltered`] said then.
-    pub sheltered: Vec<NodeId>,
-}
-
-impl Default for HandoverOptions {
-    fn default() -> Self {
-        HandoverOptions {
-            label: String::new(),
-            process: String::new(),
-            begun: true,
-            fence: None,
-            ranges: true,
-            scripts: true,
-            gate: true,
-            confirm_ms: 10_000,
-            settle_ms: 10_000,
-            sheltered: Vec::new(),
-        }
-    }
-}
-
-impl HandoverOptions {
-    /// What connections of the job are called.
-    fn client_name(&self) -> Arc<str> {
-        let kind = if self.begun { JOB_CLIENT_NAME } else { CANDIDATE_CLIENT_NAME };
-        let parts = [kind, &self.process, &self.label];
-        parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(":").into()
-    }
-
-    /// Whether a connection of that name is of this process.
-    fn is_of_process(&self, name: &str) -> bool {
-        let process = |kind| name.strip_prefix(kind)?.strip_prefix(':')?.split(':').next();
-        let process = process(JOB_CLIENT_NAME).or_else(|| process(CANDIDATE_CLIENT_NAME));
-        !self.process.is_empty() && process == Some(&self.process)
-    }
-
-    /// Whether a connection of that name is of this job, in whatever process.
-    fn is_of_job(&self, name: &str) -> bool {
-        self.label.is_empty() || name.rsplit(':').next() == Some(&self.label)
-    }
-}
-
-/// A write pause on the source that is in effect.
-#[derive(Debug, Clone)]
-pub struct Paused {
-    /// The source's replication offset under the pause; `None` where it keeps none.
-    ///
-    /// A caller whose feed has read on, and found nothing to move, may raise it to the feed's: what the fence
-    /// verifies is that nothing was written after this offset.
-    pub offset: Option<u64>,
-    /// Until when no write is accepted, counted from before the command was sent.
-    pub until: Instant,
-    /// The source's replication history: another one means another process or a failover.
-    history: String,
-}
-
-/// How a fence ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fenced {
-    /// True where nothing was written since the offset given, and the source accepts no write to the slots
-    /// any more. If not, the fence was undone: the source owns the slots and is not paused, and they are
-    /// marked as before.
-    pub held: bool,
-    /// The source's offset at the fence, where it keeps one.
-    pub offset: Option<u64>,
-    /// True where there is no moment in which a client can be sent back and forth between the two nodes, or
-    /// be told that the slots have no owner.
-    pub seamless: bool,
-}
 
 /// What one of the two nodes says of some slots.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -246,37 +117,6 @@ pub struct Inspection {
     pub source: Seen,
     /// The node that gets them.
     pub target: Seen,
-}
-
-/// The connections and the knowledge for handing slots of one primary over to another.
-///
-/// Holds one connection to each node, at most 64 more to each where marks wait for replicas, and one to every
-/// other node while [`Handover::confirm`] asks them. All are visible in `CLIENT LIST` as `whimbrel:job`.
-/// Dropping it closes them and changes nothing on the servers.
-///
-/// **Errors.** Those of [`fence`](Handover::fence), [`take_over`](Handover::take_over) and
-/// [`give_back`](Handover::give_back) that carry a [`ServerError`](crate::error::ServerError) mean that
-/// nothing was changed; after any other it is not known, and [`Handover::observe`] finds out.
-#[derive(Debug)]
-pub struct Handover {
-    source: Party,
-    target: Party,
-    options: HandoverOptions,
-    /// How long the source is paused by a fence that relies on gossip.
-    long_pause_ms: u64,
-    /// Slots that the target is known to have marked.
-    marked: SlotSet,
-    /// The slots of the last take-over.
-    taken: SlotSet,
-    /// Until when a fence that relies on the pause holds.
-    fenced_until: Option<Instant>,
-    /// Nodes on which replicas were kept from following the slots, and that want it switched on again.
-    sheltered: Vec<(NodeId, Address)>,
-    members: Members,
-    /// How the target waits for the source, if it can; found out before each pause.
-    gate: Option<gate::Gate>,
-    /// Connections to other nodes.
-    watchers: watch::Watchers,
 }
 
 impl Handover {
@@ -333,7 +173,7 @@ impl Handover {
             sheltered,
             members,
             gate: None,
-            watchers: watch::Watchers::default(),
+            watchers: Watchers::default(),
         })
     }
 
@@ -345,11 +185,6 @@ impl Handover {
     /// Where the target is reached.
     pub fn target_address(&self) -> &Address {
         &self.target.address
-    }
-
-    /// How the source is fenced.
-    pub fn fence_kind(&self) -> FenceKind {
-        self.options.fence.unwrap_or(self.source.traits.fence)
     }
 
     /// How many slots a batch should have at most, so that the source does not block for more than about 20
@@ -610,51 +445,6 @@ impl Handover {
         self.unshelter().await;
         Ok(())
     }
-
-    /// Clears the marks of `slots` on the target and its replicas.
-    async fn unmark(&mut self, slots: &SlotSet) -> Result<()> {
-        let view = self.target.view().await?;
-        self.marked = self.marked.difference(slots);
-        let marks = marked_on_replicas(&self.target, &view, slots).await?;
-        let own: SlotSet = view.me().importing.iter().map(|(slot, _)| *slot).collect();
-        // Servers that repeat marks on replicas do so with each SETSLOT, also where the primary has none any
-        // more.
-        self.target.set_slots(&own.intersection(slots).union(&marks), &Mark::Stable).await
-    }
-
-    /// Switches `cluster-allow-replica-migration` on again. What cannot be reached is left: a node that is
-    /// down has forgotten it anyway.
-    pub async fn unshelter(&mut self) {
-        for (_, address) in std::mem::take(&mut self.sheltered) {
-            let restored = async {
-                let (mut link, _) = self.source.door.open(&address).await?;
-                link.call(&[b"CONFIG", b"SET", MIGRATION_OPTION, b"yes"]).await
-            };
-            if let Err(e) = restored.await {
-                tracing::warn!(error = %e, "cluster-allow-replica-migration stays off there");
-            }
-        }
-    }
-}
-
-/// Which of `slots` the replicas of `party` have marked. Those that do not answer are left out: it is not
-/// known what they will have marked when they come back, which `whimbrel status` shows then.
-async fn marked_on_replicas(party: &Party, view: &ClusterView, slots: &SlotSet) -> Result<SlotSet> {
-    let mut marked = SlotSet::new();
-    for replica in view.replicas_of(&party.id).filter(|node| node.is_usable()) {
-        let asked = async {
-            let (mut link, _) = party.door.open(&replica.address).await?;
-            ClusterView::ask(&mut link).await
-        };
-        match asked.await {
-            Ok(view) => marked.extend(view.me().importing.iter().map(|(slot, _)| *slot)),
-            Err(e) if e.is_transient() => {
-                tracing::warn!(error = %e, "a replica could not be asked for marked slots");
-            }
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(marked.intersection(slots))
 }
 
 /// How long the target's replicas may lag before slots are marked.
@@ -665,9 +455,6 @@ const REPLICAS_POLL: Duration = Duration::from_millis(100);
 
 /// Ends a pause of writers.
 const UNPAUSE: &[&[u8]] = &[b"CLIENT", b"UNPAUSE"];
-
-/// Whether replicas follow the last slot of their primary.
-const MIGRATION_OPTION: &[u8] = b"cluster-allow-replica-migration";
 
 /// The servers' own default for `cluster-node-timeout`.
 const NODE_TIMEOUT_MS: u64 = 15_000;

@@ -18,7 +18,7 @@ use crate::nodes::{CANDIDATE_CLIENT_NAME, ClusterView, JOB_CLIENT_NAME};
 use crate::probe::{Info, first_two};
 use crate::remedy::Remedy;
 
-use super::{FenceKind, HandoverOptions};
+use super::options::{FenceKind, HandoverOptions};
 
 /// Commands sent before their replies are read.
 const PIPELINED: usize = 256;

@@ -13,8 +13,8 @@ use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::{Slot, SlotSet, tag_for_slot};
 use whimbrel_wire::value::Value;
 
-use super::Handover;
 use super::party::{Door, Mark, Party};
+use super::state::Handover;
 use crate::endpoint::Address;
 use crate::error::{Code, Error, Result, ServerError};
 use crate::feed::NO_PORT;

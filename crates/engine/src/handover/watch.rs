@@ -11,8 +11,9 @@ use whimbrel_core::migration::{Observation, Primary, Process, Seen};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::SlotSet;
 
+use super::options::HandoverOptions;
 use super::party::{Door, Party};
-use super::{Handover, HandoverOptions};
+use super::state::{Handover, Members};
 use crate::deployment::Deployment;
 use crate::endpoint::{Address, Endpoint};
 use crate::error::{Error, ErrorKind, Result, ServerError, Side};
@@ -32,9 +33,6 @@ const NAMED_MAX: usize = 5;
 
 /// Rounds of closing old connections.
 const SILENCE_ROUNDS: u32 = 20;
-
-/// Connections to other nodes, kept from batch to batch, and when they were used last.
-pub(super) type Watchers = BTreeMap<NodeId, (Link, Instant)>;
 
 /// Connections that were idle for longer are not used any more.
 const IDLE_MAX: Duration = Duration::from_secs(2);
@@ -121,11 +119,6 @@ impl Handover {
         Ok(())
     }
 
-    /// The nodes of both shards, as they were when this was opened.
-    pub fn members(&self) -> &Members {
-        &self.members
-    }
-
     /// Whether `former`, the target's shard's primary of an earlier try, may take slots by itself when it
     /// comes back: it died with slots marked as importing, and Valkey 8 and later claims those as soon as
     /// their source claims them no longer.
@@ -201,25 +194,6 @@ impl Handover {
         let others = owners_of_one.into_iter().chain(owners_of_other).filter(|(id, _)| !parties.contains(id));
         let elsewhere = others.fold(SlotSet::new(), |all, (_, slots)| all.union(&slots));
         Ok(Observation { source, target, elsewhere })
-    }
-}
-
-/// The nodes of the two shards at one time, each list with the primary first.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Members {
-    /// The shard that gives slots away.
-    pub source: Vec<NodeId>,
-    /// The shard that gets them.
-    pub target: Vec<NodeId>,
-}
-
-impl Members {
-    /// The shards of two primaries, in one view.
-    pub(super) fn of(view: &ClusterView, source: &NodeId, target: &NodeId) -> Members {
-        let shard = |primary: &NodeId| {
-            [primary.clone()].into_iter().chain(view.replicas_of(primary).map(|n| n.id.clone())).collect()
-        };
-        Members { source: shard(source), target: shard(target) }
     }
 }
 

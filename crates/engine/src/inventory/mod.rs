@@ -1,11 +1,10 @@
 //! What a deployment is like, asked for before anybody decides to migrate it.
 //!
 //! Nothing is changed: every command reads. Rights are found out without carrying out what they are for: see
-//! [`rights`].
+//! [`rights`](crate::rights).
 
 mod commands;
 mod node;
-pub mod rights;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{SystemTime, UNIX_EPOCH};

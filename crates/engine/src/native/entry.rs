@@ -3,7 +3,8 @@
 use whimbrel_core::slot::{SlotRange, SlotSet};
 use whimbrel_wire::value::Value;
 
-use super::{NativeKind, NativePhase, NativeState};
+use super::state::{NativePhase, NativeState};
+use super::support::NativeKind;
 
 /// Servers quote peers and arguments in messages; that much of one is kept.
 const MESSAGE_BYTES_MAX: usize = 300;

@@ -2,7 +2,8 @@
 
 use crate::error::Side;
 
-use super::{NativeKind, NativePhase, NativeState};
+use super::state::{NativePhase, NativeState};
+use super::support::NativeKind;
 
 /// Why a native migration failed, and whether to try it again.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! One native migration: start, look, cancel.
 
 use std::collections::HashSet;
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,20 +11,36 @@ use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_wire::value::Value;
 
 use crate::deployment::Deployment;
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Address, Endpoint};
 use crate::error::{Error, ErrorKind, Result, Side};
 use crate::link::{Link, LinkOptions};
 use crate::nodes::{ClusterView, Node};
 
 use super::entry::Entry;
 use super::failure::is_peers_to_tell;
-use super::{NativeKind, NativePhase, NativeState, Peer};
+use super::state::{NativePhase, NativeState};
+use super::support::NativeKind;
 
 /// How often the two nodes are asked again while they should come to agree.
 const AGREE_POLL: Duration = Duration::from_millis(20);
 
 /// How many things (slots, migrations) an error lists.
 const LISTED_MAX: usize = 8;
+
+/// One of the two nodes of a migration: its name and where to reach it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// Its name in the cluster.
+    pub id: NodeId,
+    /// Where to connect to, the address map applied.
+    pub address: Address,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.id.short(), self.address)
+    }
+}
 
 /// Who owns the slots, in the eyes of both nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

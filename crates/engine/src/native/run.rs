@@ -11,9 +11,9 @@ use crate::deployment::Deployment;
 use crate::error::{Error, Result};
 
 use super::failure::NativeFailure;
-use super::{
-    NativeCancel, NativeFound, NativeKind, NativeMigration, NativeOwner, NativePhase, NativeState, Peer, nap,
-};
+use super::migration::{NativeCancel, NativeFound, NativeMigration, NativeOwner, Peer};
+use super::state::{NativePhase, NativeState};
+use super::support::NativeKind;
 
 /// The longest pause between two tries.
 const BACKOFF_MAX_MS: u64 = 5_000;
@@ -372,4 +372,10 @@ impl Runner<'_> {
             () = sleep(duration) => false,
         }
     }
+}
+
+/// How long to sleep after a look that took `took`: servers list up to 1,000 old migrations, and looking must
+/// not become their main work.
+fn nap(poll_ms: u64, took: Duration) -> Duration {
+    Duration::from_millis(poll_ms).max(took * 4)
 }

@@ -1,6 +1,6 @@
 //! What this user may do on the servers, found out before anybody is paused.
 
-use super::{Fence, FenceKind};
+use super::fence::{Fence, FenceKind};
 use crate::deployment::Deployment;
 use crate::endpoint::Address;
 use crate::error::{Error, ErrorKind, Result, ServerError};
@@ -61,7 +61,7 @@ impl Fence {
     /// # Errors
     /// As [`check_rights`].
     pub async fn check_lift(&self, deployment: &Deployment) -> Result<()> {
-        let needed: &[Needed] = match self.kind {
+        let needed: &[Needed] = match self.kind() {
             FenceKind::None | FenceKind::External { .. } => return Ok(()),
             FenceKind::Pause { .. } => &[OF_UNPAUSE],
             FenceKind::Acl => &OF_ACL,
@@ -69,7 +69,7 @@ impl Fence {
         };
         let topology = deployment.topology();
         // Rights are those of each node; writers are paused on primaries.
-        let nodes: Vec<&Address> = match self.kind {
+        let nodes: Vec<&Address> = match self.kind() {
             FenceKind::Acl => topology.nodes().collect(),
             _ => topology.shards.iter().map(|shard| &shard.primary).collect(),
         };

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::Facts;
+use super::facts::Facts;
 
 /// Reading and writing go on at the same time; of a target nothing is known but how far away it is. So a copy
 /// takes between what reading takes with all lanes and this much of what it takes with one.
@@ -104,7 +104,7 @@ mod tests {
     use whimbrel_engine::probe::DbCounts;
 
     use super::*;
-    use crate::assess::Planned;
+    use crate::assess::facts::Planned;
     use crate::assess::sample::{Dumped, Sample};
 
     fn facts(keys: u64) -> Facts {

@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use whimbrel_engine::error::Side;
 use whimbrel_engine::inventory::{Inventory, NodeFacts, Reach};
 
+use super::estimate::Estimates;
+use super::facts::Facts;
 use super::findings::Finding;
 use super::ways::WayKind;
-use super::{Estimates, Facts};
 
 /// The types that every server has.
 const BUILT_IN: [&str; 6] = ["string", "list", "set", "zset", "hash", "stream"];

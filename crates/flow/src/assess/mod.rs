@@ -5,7 +5,9 @@
 //! - [`ways`] tries each way to copy, follow and cut over as far as that goes without doing it;
 //! - [`estimate`] and [`judge`] are pure: from [`Facts`] to how long it takes, and to [`Finding`]s.
 
+mod conclusion;
 mod estimate;
+mod facts;
 mod findings;
 mod judge;
 mod page;
@@ -16,17 +18,18 @@ mod words;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Serialize;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::Result;
-use whimbrel_engine::inventory::{Activity, Inventory, Rate, lacking};
+use whimbrel_engine::inventory::{Activity, Inventory, lacking};
 
-use crate::copy::{CopyOptions, DbPair};
+use crate::copy::CopyOptions;
 use crate::functions;
 
+pub use self::conclusion::{Assessment, Verdict};
 pub use self::estimate::{Estimates, Span, estimate};
+pub use self::facts::{Facts, Planned};
 pub use self::findings::{Finding, Severity};
 pub use self::judge::judge;
 pub use self::page::{Column, Line, Page, Section};
@@ -71,73 +74,6 @@ pub struct AssessOptions {
     pub sample: SampleOptions,
 }
 
-/// All that was found out, and nothing that was concluded from it.
-#[derive(Debug, Clone, Default, Serialize)]
-pub struct Facts {
-    /// The source.
-    pub source: Inventory,
-    /// The target, where one was named.
-    pub target: Option<Inventory>,
-    /// Which databases go where.
-    pub dbs: Vec<DbPair>,
-    /// Some keys of the source.
-    pub sample: Sample,
-    /// How much clients write to the source, over all primaries.
-    pub rate: Rate,
-    /// How far away the target is, in microseconds; 0 without one.
-    pub target_rtt_us: u64,
-    /// Commands that clients of the source use and the target lacks; `None` where it does not tell.
-    pub lacking: Option<Vec<String>>,
-    /// Libraries of functions on the source.
-    pub libraries: usize,
-    /// Each way to copy, follow and cut over.
-    pub ways: Vec<Way>,
-    /// What a copy would do.
-    pub plan: Planned,
-}
-
-/// The part of a copy's options that its duration depends on.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Planned {
-    /// Lanes for each shard.
-    pub lanes: usize,
-    /// Shards at once.
-    pub shards_at_once: usize,
-    /// Keys each second at most.
-    pub rate_keys: Option<u64>,
-    /// Bytes each second at most.
-    pub rate_bytes: Option<u64>,
-    /// From how many bytes on a value moves in chunks.
-    pub big_key_bytes: u64,
-}
-
-/// Whether a migration may begin.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    /// Nothing stands in the way.
-    Ready,
-    /// It can begin; there is something to think of first.
-    WithCare,
-    /// Something has to be changed first.
-    Blocked,
-}
-
-/// What was found, and what comes of it.
-#[derive(Debug, Clone, Serialize)]
-pub struct Assessment {
-    /// What was found out.
-    pub facts: Facts,
-    /// How long things would take.
-    pub estimates: Estimates,
-    /// What to know, the worst first.
-    pub findings: Vec<Finding>,
-    /// What comes of it.
-    pub verdict: Verdict,
-    /// How long it took, in milliseconds.
-    pub duration_ms: u64,
-}
-
 /// Assesses. Reads only; where `stop` is cancelled, with the keys that were read until then.
 ///
 /// # Errors
@@ -167,7 +103,9 @@ pub async fn assess(
         facts.lacking = lacking(&mut link, &of_applications(&facts.source)).await?;
     }
     facts.ways = ways::all(source, target, &options.copy, stop).await;
-    facts.sample = sample::take(source, &facts, &options.sample, stop).await?;
+    facts.sample =
+        sample::take(source, (&facts.dbs, &facts.source), options.copy.big_key_bytes, &options.sample, stop)
+            .await?;
     stop.run_until_cancelled(sleep_until(started + COUNTED)).await;
     for (before, after) in before.iter().zip(activities(source).await?) {
         let rate = after.since(before);

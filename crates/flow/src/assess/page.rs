@@ -4,11 +4,12 @@ use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_d
 use whimbrel_engine::inventory::{CommandUse, Inventory, NodeFacts};
 use whimbrel_engine::remedy::Remedy;
 
+use super::conclusion::{Assessment, Verdict};
 use super::estimate::{Estimates, Span};
+use super::facts::Facts;
 use super::findings::{Finding, Severity};
 use super::sample::{LargeKey, TypeCount};
 use super::ways::Way;
-use super::{Assessment, Facts, Verdict};
 use crate::copy::DbPair;
 
 /// How many commands are listed.

@@ -15,11 +15,11 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_core::slot::Slot;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::Result;
+use whimbrel_engine::inventory::Inventory;
 use whimbrel_engine::link::Link;
 use whimbrel_wire::value::Value;
 
-use super::Facts;
-use crate::copy::shown;
+use crate::copy::{DbPair, shown};
 use crate::retry::RetryPolicy;
 use crate::scan::{KeyScan, ScanOptions, Unit};
 
@@ -151,19 +151,19 @@ pub(super) async fn round_trip_us(link: &mut Link) -> Result<u64> {
 /// As [`KeyScan::next`] and [`Link::ask`].
 pub(super) async fn take(
     source: &Arc<Deployment>,
-    facts: &Facts,
+    (dbs, inventory): (&[DbPair], &Inventory),
+    big_key_bytes: u64,
     options: &SampleOptions,
     stop: &CancellationToken,
 ) -> Result<Sample> {
     let started = Instant::now();
     let mut collected =
         Collected { sample: Sample { complete: true, ..Sample::default() }, ..Collected::default() };
-    let units: Vec<(Unit, u64)> = facts
-        .dbs
+    let units: Vec<(Unit, u64)> = dbs
         .iter()
         .flat_map(|pair| {
             let units = Unit::of_all(source, pair.source, false);
-            let keys = facts.source.databases.get(&pair.source).map_or(0, |db| db.keys);
+            let keys = inventory.databases.get(&pair.source).map_or(0, |db| db.keys);
             let each = keys / units.len().max(1) as u64;
             units.into_iter().map(move |unit| (unit, each))
         })
@@ -178,7 +178,7 @@ pub(super) async fn take(
         let left = |max: Duration| max.saturating_sub(started.elapsed()) / (units.len() - at) as u32;
         let until = options.time_max.map(|max| Instant::now() + left(max));
         let mut reader = Reader::open(source, unit, options.share).await?;
-        reader.read(source, &mut collected, (quota, until), facts.plan.big_key_bytes, stop).await?;
+        reader.read(source, &mut collected, (quota, until), big_key_bytes, stop).await?;
         let sample = &mut collected.sample;
         sample.busy_us += micros(reader.busy);
         sample.rtt_us = sample.rtt_us.max(micros(reader.rtt));

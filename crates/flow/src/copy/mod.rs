@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::Serialize;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::deployment::Deployment;
@@ -25,17 +26,17 @@ use whimbrel_engine::error::Result;
 
 pub(crate) use self::preflight::check_reading;
 pub use self::preflight::{Plan, PlannedDb, databases, plan, with_empty_databases};
+pub use crate::journal::KeyFailure;
 pub use crate::keys::shown;
 pub use crate::large::Existing;
 pub use crate::pipeline::{CopyOptions, DbPair};
-pub use crate::progress::KeyFailure;
 
 pub(crate) use self::passes::{
     doubtful, layout, look_at_target, note_evicted, passes, record, remember, run_pass, target_runs,
 };
 pub(crate) use self::preflight::check_way_back;
 use crate::journal::{Journal, JournalState};
-use crate::pipeline::Shared;
+use crate::pipeline::{Shared, remove_leftovers};
 use crate::progress::{CopyCounts, CopyProgress};
 
 /// What a copy did.
@@ -101,6 +102,10 @@ pub async fn copy(
         state = JournalState { target_runs: state.target_runs, ..JournalState::default() };
         remember(&shared, &state);
     }
+    let mut leftovers = JoinSet::new();
+    if resumed {
+        leftovers.spawn(remove_leftovers(shared.clone()));
+    }
     let before = emptied::count(&shared).await?;
     let complete = passes(&shared, &mut state, &mut |state| match &mut journal {
         Some(journal) => journal.checkpoint(state, &shared.progress.disk),
@@ -121,6 +126,7 @@ pub async fn copy(
     if complete && let Some(journal) = journal.take() {
         journal.finish()?;
     }
+    leftovers.join_all().await;
     let evicted = note_evicted(&shared);
     let failures = shared.failures.listed();
     Ok(CopyReport {

@@ -71,7 +71,7 @@ pub(crate) const TRIES_FOLLOWED_MAX: u32 = 2;
 const PAUSE_FIRST_MS: u64 = 20;
 
 /// How long a staging key outlives its last chunk.
-const STAGING_TTL_MS: &[u8] = b"3600000";
+pub(crate) const STAGING_TTL_MS: u64 = 3_600_000;
 
 /// How often it is asked when a key expires where the answer may be unclear.
 const EXPIRY_LOOKS: usize = 8;
@@ -321,7 +321,7 @@ impl Mover<'_> {
             }
         }
         if !self.importing() {
-            target.push(&[b"PEXPIRE", &self.staging, STAGING_TTL_MS]);
+            target.push(&[b"PEXPIRE", &self.staging, STAGING_TTL_MS.to_string().as_bytes()]);
         }
         target.flush().await?;
         let mut failure = None;

@@ -8,8 +8,9 @@ use parking_lot::{Mutex, MutexGuard};
 use whimbrel_core::slot::{Slot, SlotSet};
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
+use crate::journal::KeyFailure;
 use crate::keys::shown;
-use crate::progress::{CopyProgress, KeyFailure};
+use crate::progress::CopyProgress;
 
 /// How many failed keys a report lists.
 const FAILURES_MAX: usize = 1_000;

@@ -13,6 +13,7 @@
 //!
 //! - `options`: what moves, and how;
 //! - `lanes`, `reader`, `writer`: the work; `tracker`: how far it is;
+//! - `leftovers`: what a killed run has left at the target;
 //! - `shared`: what the lanes of one job share, and the connections that they open; its parts:
 //! - `limits`: how many keys, how much memory, how fast;
 //! - `failures`: keys that could not be copied;
@@ -23,6 +24,7 @@
 mod failures;
 mod followed;
 mod lanes;
+mod leftovers;
 mod limits;
 mod options;
 mod reader;
@@ -33,6 +35,7 @@ mod unstable;
 mod writer;
 
 pub(crate) use self::lanes::Lanes;
+pub(crate) use self::leftovers::remove_leftovers;
 pub use self::options::{CopyOptions, DbPair};
 pub(crate) use self::shared::{Shared, average_bytes};
 pub(crate) use self::tracker::Tracker;

@@ -18,7 +18,7 @@ use whimbrel_engine::slot_keys;
 use whimbrel_wire::payload;
 use whimbrel_wire::value::Value;
 
-use super::Shared;
+use super::shared::{Change, Shared};
 use crate::keys::size::{pack, usage_of};
 use crate::keys::{Fetch, Found, KeyState, Read, Way, Write, WriteMode, Written, read_all, write_all};
 use crate::large::elements;
@@ -45,7 +45,7 @@ pub(super) enum Work {
     /// Transfer all keys of these slots; with how many there are.
     Slots(Vec<(Slot, u64)>),
     /// Transfer these keys, or what changed of them.
-    Touches(Vec<super::Change>),
+    Touches(Vec<Change>),
 }
 
 /// A lane.
@@ -151,7 +151,7 @@ impl Lane {
 
     /// Transfers what changed. Only keys that have moved in chunks are followed by their elements: the others
     /// are smaller than the commands that would take.
-    async fn follow(&mut self, changes: Vec<super::Change>, expires: bool) -> Result<()> {
+    async fn follow(&mut self, changes: Vec<Change>, expires: bool) -> Result<()> {
         let mut whole = Vec::new();
         for change in changes {
             let kind = self.shared.followed(&change.key);
@@ -407,9 +407,4 @@ async fn write(target: &mut Link, shared: &Shared, states: Vec<KeyState>) -> Res
     shared.progress.add_written(keys, bytes);
     shared.paced(keys, bytes).await;
     failure.map_or(Ok(chunked), Err)
-}
-
-/// Which elements a followed key has.
-pub(super) fn followable(kind: &KeyType) -> bool {
-    matches!(kind, KeyType::Hash | KeyType::Set | KeyType::Zset)
 }

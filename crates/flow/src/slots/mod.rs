@@ -18,15 +18,16 @@
 
 mod compare;
 mod lane;
+mod options;
+mod shared;
 
-use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::{OwnedRwLockWriteGuard, RwLock, RwLockReadGuard};
+use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -34,32 +35,18 @@ use whimbrel_core::slot::{Slot, SlotSet, tag_for_slot};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Error, Result, Side};
-use whimbrel_engine::feed::{Collection, Touch, Touched, What};
+use whimbrel_engine::feed::Touched;
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::{Capabilities, ServerFacts};
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_engine::slot_keys::all_names;
-use whimbrel_wire::payload::Dialect;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 pub use self::compare::{Comparison, count_keys, has_other_databases};
 use self::lane::{Lane, Work};
-use crate::budget::{BigTransfers, Rates};
-use crate::keys::Fit;
-use crate::large::KeyType;
-use crate::large::elements::ElementCommands;
-
-/// How many keys that moved in chunks are followed by their elements. Further ones are transferred whole
-/// again.
-pub const FOLLOWED_MAX: usize = 10_000;
-
-/// How many keys are compared under the pause where samples are compared.
-const SAMPLE_KEYS: usize = 64;
-
-/// A sampled key's value is at most this large, and all of them together: the comparison happens under the
-/// pause.
-const SAMPLE_BYTES_MAX: u64 = 64 << 10;
-const SAMPLES_BYTES_MAX: u64 = 256 << 10;
+pub use self::options::{SlotOptions, SlotProgress, TargetGate, TargetGateGuard};
+pub use self::shared::FOLLOWED_MAX;
+use self::shared::{Batch, Change, Changing, Node, Shared};
+use crate::budget::BigTransfers;
 
 /// Touched keys that one round of the catch-up takes.
 const ROUND_KEYS_MAX: usize = 32 << 10;
@@ -73,80 +60,6 @@ const RECHECK_KEYS_MAX: usize = 100_000;
 /// How many times a key may change while it is read before it counts as [`UnstableKey`].
 const CHANGED_READS_MAX: u32 = 2;
 
-/// How slots are moved.
-#[derive(Debug)]
-pub struct SlotOptions {
-    /// Lanes, each with a connection to either node.
-    pub lanes: usize,
-    /// From this size on a value moves in chunks.
-    pub big_key_bytes: u64,
-    /// Size of a chunk.
-    pub chunk_bytes: usize,
-    /// Bytes that chunks of large keys may take together.
-    pub memory_bytes: u64,
-    /// Keys and bytes per second.
-    pub rates: Rates,
-    /// Name of the job.
-    pub job: String,
-    /// A key that took longer than this when it last moved in chunks does not do so under a pause, in
-    /// milliseconds.
-    pub drain_ms_max: u64,
-    /// Shared by all movers with the same target.
-    pub quiet: TargetGate,
-}
-
-/// Lets one job have a target to itself while writers wait for it: the others move no keys there meanwhile.
-#[derive(Debug, Clone, Default)]
-pub struct TargetGate(Arc<RwLock<()>>);
-
-/// The target is quiet for as long as this lives.
-#[derive(Debug)]
-pub struct TargetGateGuard {
-    _lock: OwnedRwLockWriteGuard<()>,
-}
-
-impl TargetGate {
-    /// Waits until what is on its way to the target has arrived, and keeps others from sending more. Chunks
-    /// of large keys are not waited for: they are small.
-    pub async fn begin(&self) -> TargetGateGuard {
-        TargetGateGuard { _lock: self.0.clone().write_owned().await }
-    }
-}
-
-/// What a display reads.
-#[derive(Debug, Default)]
-pub struct SlotProgress {
-    /// Keys written to the target, repetitions included.
-    pub keys: AtomicU64,
-    /// Bytes of keys and values written to the target, repetitions included.
-    pub bytes: AtomicU64,
-    /// Touched keys that were transferred again.
-    pub touched: AtomicU64,
-}
-
-impl SlotProgress {
-    fn add_written(&self, keys: u64, bytes: u64) {
-        self.keys.fetch_add(keys, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    fn add_touched(&self, keys: u64, bytes: u64) {
-        self.touched.fetch_add(keys, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-}
-
-/// One of the two nodes.
-#[derive(Debug)]
-struct Node {
-    address: Address,
-    capabilities: Capabilities,
-    dialect: Dialect,
-    /// The highest version of payloads that the target accepts; found out when the first slot is being
-    /// imported.
-    payloads: OnceLock<Option<u16>>,
-}
-
 /// A key that changes every time it is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnstableKey {
@@ -156,207 +69,6 @@ pub struct UnstableKey {
     pub kind: String,
     /// How long its last read took, in milliseconds: about as long as it takes under a pause.
     pub read_ms: u64,
-}
-
-/// A key to transfer again.
-#[derive(Debug)]
-struct Change {
-    key: Bytes,
-    /// `None` where it is the whole key. Which elements, and of what; there are none where only the expiry
-    /// changed.
-    elements: Option<(Option<Collection>, BTreeSet<Bytes>)>,
-    expiry: bool,
-}
-
-impl Change {
-    fn whole(key: Bytes) -> Change {
-        Change { key, elements: None, expiry: false }
-    }
-
-    fn expiry(key: Bytes) -> Change {
-        Change { key, elements: Some((None, BTreeSet::new())), expiry: true }
-    }
-}
-
-/// What all lanes share.
-struct Shared {
-    deployment: Arc<Deployment>,
-    source: Node,
-    target: Node,
-    options: SlotOptions,
-    progress: Arc<SlotProgress>,
-    big_transfers: BigTransfers,
-    stop: CancellationToken,
-    /// Keys move under a pause of our own: nobody else has to be waited for.
-    is_draining: AtomicBool,
-    /// The feed does not see changes of consumer groups: streams are remembered, and move once more under the
-    /// pause.
-    remember_streams: AtomicBool,
-    /// What is remembered for the batch at hand.
-    batch: Mutex<Batch>,
-}
-
-/// What is remembered for one batch.
-#[derive(Default)]
-struct Batch {
-    /// Keys that moved in chunks and are followed by their elements since.
-    followed: HashMap<Bytes, KeyType>,
-    /// Keys that changed while they were read, with how often and how long the last read took.
-    again: HashMap<Bytes, Changing>,
-    /// How long keys took that moved in chunks, in milliseconds.
-    took_ms: HashMap<Bytes, u64>,
-    /// Streams, where the feed does not see all of their changes.
-    streams: HashSet<Bytes>,
-    /// Those with the smallest hashes: a sample that needs no random numbers and does not depend on the
-    /// order.
-    sample: BinaryHeap<(u64, Bytes, u64)>,
-    /// Bytes of those.
-    sample_bytes: u64,
-}
-
-struct Changing {
-    kind: String,
-    reads: u32,
-    read_ms: u64,
-}
-
-impl Changing {
-    /// A stream that may have changed unseen.
-    fn stream() -> Changing {
-        Changing { kind: "stream".to_owned(), reads: 0, read_ms: 0 }
-    }
-}
-
-impl Shared {
-    fn batch(&self) -> MutexGuard<'_, Batch> {
-        self.batch.lock()
-    }
-
-    fn check_stop(&self) -> Result<()> {
-        if self.stop.is_cancelled() {
-            return Err(Error::own("move keys", "stopped"));
-        }
-        Ok(())
-    }
-
-    fn hash_field_ttls(&self) -> ElementCommands {
-        ElementCommands::of(&self.source.capabilities, &self.target.capabilities)
-    }
-
-    /// What the target takes.
-    fn fit(&self) -> Fit {
-        let (source, target) = (&self.source, &self.target);
-        let fit = Fit::of((source.dialect, target.dialect), &target.capabilities);
-        // Known when the first slot is being imported.
-        Fit { payload_version_max: target.payloads.get().copied().flatten(), ..fit }
-    }
-
-    /// The type of a key that is followed by its elements.
-    fn followed(&self, key: &Bytes) -> Option<KeyType> {
-        self.batch().followed.get(key).cloned()
-    }
-
-    /// Followed keys with the commands that count their elements. Hashes are left out where fields may
-    /// expire: servers count those that have for a while longer; only that the key is there is asked then.
-    fn counted(&self) -> Vec<(Bytes, &'static [u8])> {
-        let mortal = self.source.capabilities.hash_field_ttl;
-        let command = |kind: &KeyType| -> &'static [u8] {
-            match kind {
-                KeyType::Hash if !mortal => b"HLEN",
-                KeyType::Set => b"SCARD",
-                KeyType::Zset => b"ZCARD",
-                _ => b"EXISTS",
-            }
-        };
-        self.batch().followed.iter().map(|(key, kind)| (key.clone(), command(kind))).collect()
-    }
-
-    /// Whether writers wait for the rest.
-    fn is_draining(&self) -> bool {
-        self.is_draining.load(Ordering::Relaxed)
-    }
-
-    /// How long the key took when it last moved in chunks, in milliseconds.
-    fn took_ms(&self, key: &Bytes) -> u64 {
-        self.batch().took_ms.get(key).copied().unwrap_or(0)
-    }
-
-    /// Waits while another job has the target to itself, which it cannot begin before the permit is dropped.
-    async fn turn(&self) -> Option<RwLockReadGuard<'_, ()>> {
-        if self.is_draining() {
-            return None;
-        }
-        Some(self.options.quiet.0.read().await)
-    }
-
-    /// From now on the key is followed by its elements, where its type allows it.
-    fn follow(&self, key: &Bytes, kind: Option<&KeyType>) {
-        let mut batch = self.batch();
-        match kind {
-            Some(kind) if lane::followable(kind) && batch.followed.len() < FOLLOWED_MAX => {
-                batch.followed.insert(key.clone(), kind.clone());
-            }
-            _ => {
-                batch.followed.remove(key);
-            }
-        }
-    }
-
-    /// The key changed while it was read, and has to be read again.
-    fn changed(&self, key: Bytes, kind: Option<KeyType>, read_ms: u64) {
-        let kind = kind.map_or_else(|| "gone".to_owned(), |kind| format!("{kind:?}").to_lowercase());
-        let mut batch = self.batch();
-        let entry = batch.again.entry(key).or_insert(Changing { kind: String::new(), reads: 0, read_ms });
-        entry.reads += 1;
-        entry.read_ms = read_ms;
-        entry.kind = kind;
-    }
-
-    /// Remembers a stream where that is wanted.
-    fn stream(&self, key: &Bytes) {
-        if self.remember_streams.load(Ordering::Relaxed) {
-            self.batch().streams.insert(key.clone());
-        }
-    }
-
-    /// The key has arrived.
-    fn settled(&self, key: &Bytes) {
-        self.batch().again.remove(key);
-    }
-
-    /// Offers a key that has been written to the sample.
-    fn sampled(&self, key: &Bytes, bytes: u64) {
-        if bytes > SAMPLE_BYTES_MAX {
-            return;
-        }
-        let hash = xxh3_64_with_seed(key, 1);
-        let mut batch = self.batch();
-        let is_full =
-            |batch: &Batch| batch.sample.len() >= SAMPLE_KEYS || batch.sample_bytes >= SAMPLES_BYTES_MAX;
-        if batch.sample.iter().any(|(known, ..)| *known == hash) {
-            return;
-        }
-        if is_full(&batch) && batch.sample.peek().is_some_and(|(largest, ..)| *largest <= hash) {
-            return;
-        }
-        batch.sample.push((hash, key.clone(), bytes));
-        batch.sample_bytes += bytes;
-        while batch.sample.len() > SAMPLE_KEYS
-            || batch.sample_bytes > SAMPLES_BYTES_MAX && batch.sample.len() > 1
-        {
-            let Some((_, _, bytes)) = batch.sample.pop() else { break };
-            batch.sample_bytes -= bytes;
-        }
-    }
-
-    /// Waits for what the rates allow, cut short when the job is stopped.
-    async fn paced(&self, keys: u64, bytes: u64) {
-        let wait = async {
-            self.options.rates.take_keys(keys).await;
-            self.options.rates.take_bytes(bytes).await;
-        };
-        self.stop.run_until_cancelled(wait).await;
-    }
 }
 
 /// What one round of the catch-up did.
@@ -703,20 +415,6 @@ impl SlotMover {
         lanes.sort_by_key(|(index, _)| *index);
         self.lanes = lanes.into_iter().map(|(_, lane)| lane).collect();
         Ok(())
-    }
-}
-
-impl From<Touch> for Change {
-    fn from(touch: Touch) -> Change {
-        match touch.what {
-            What::Whole => Change::whole(touch.key),
-            What::Elements(elements) => Change {
-                key: touch.key,
-                expiry: elements.expiry,
-                elements: Some((Some(elements.collection), elements.names)),
-            },
-            What::Expiry => Change { key: touch.key, elements: Some((None, BTreeSet::new())), expiry: true },
-        }
     }
 }
 

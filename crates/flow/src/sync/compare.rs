@@ -12,8 +12,10 @@ use whimbrel_engine::probe::Info;
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_wire::value::Value;
 
-use super::cutover::{Compare, ROUNDS_MAX, refused};
-use super::{Round, Source, Syncer};
+use super::conditions::refused;
+use super::options::Compare;
+use super::source::{Round, Source};
+use super::syncer::{ROUNDS_MAX, Syncer};
 use crate::copy;
 use crate::keys::size::usage_of;
 use crate::pipeline::Shared;

@@ -6,7 +6,8 @@
 use bytes::Bytes;
 use whimbrel_engine::error::Result;
 
-use super::{Source, Syncer};
+use super::source::Source;
+use super::syncer::Syncer;
 use crate::scan::{KeyScan, ScanOptions, Unit};
 use crate::verify::{BATCH_KEYS_MAX, Comparer};
 
@@ -37,6 +38,30 @@ impl Syncer {
                 let differing = comparer.with_other_groups(batch).await?;
                 if !differing.is_empty() {
                     source.transfer(*db, differing).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The feed does not see changes of consumer groups: all streams are transferred once more.
+    pub(super) async fn streams_again(&mut self) -> Result<()> {
+        let shared = self.shared.clone();
+        for source in &mut self.sources {
+            for pair in &shared.options.dbs {
+                let unit = Unit { db: pair.source, ..source.unit.clone() };
+                let options = ScanOptions {
+                    count: shared.options.scan_count,
+                    pattern: None,
+                    type_name: Some("stream".to_owned()),
+                };
+                let mut scan = KeyScan::new(shared.source.clone(), unit, options, shared.options.retry, None);
+                while let Some(page) = scan.next().await? {
+                    let mut keys = page.keys;
+                    keys.retain(|key| shared.options.selection.admits(key));
+                    if !keys.is_empty() {
+                        source.transfer(pair.source, keys).await?;
+                    }
                 }
             }
         }

@@ -7,110 +7,36 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::deployment::Deployment;
-use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_engine::error::Result;
 use whimbrel_engine::feed::{Feed, FeedKind, History};
 use whimbrel_engine::probe::Info;
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_engine::seal::{Fence, FenceKind, Reached, Seal, check_rights};
 
 use super::compare::{Sample, chance_of_one_percent};
+use super::conditions::{is_wanted, refused};
 use super::consumers::Streams;
-use super::external::{ExternalReport, QuietWait};
-use super::{Back, Position, Round, Source, SyncPhase, Syncer};
+use super::external::QuietWait;
+use super::heard::millis;
+use super::options::CutoverOptions;
+use super::report::CutoverReport;
+use super::source::{Round, Source};
+use super::state::{Back, Position};
+use super::status::SyncPhase;
+use super::syncer::{ROUNDS_MAX, Syncer};
 use crate::copy;
-use crate::journal::disk_full_words;
 use crate::pipeline::Shared;
-use crate::scan::{KeyScan, ScanOptions};
 use crate::verify::Settle;
 
 /// How often slots are repaired before a cutover gives up on them.
 const MENDS_MAX: u32 = 20;
 
-/// How many rounds are made before the pause, to have little left to do in it.
-pub(super) const ROUNDS_MAX: u32 = 50;
-
 /// What is left of the pause for fencing the writers off, when everything has been compared.
 const FENCE_SHARE: f64 = 0.2;
-
-/// How much is compared before the writers are fenced off.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Compare {
-    /// Nothing.
-    None,
-    /// The number of keys that do not expire, in each database.
-    Counts,
-    /// That, and the whole content of a sample of keys.
-    Sample,
-    /// The whole content of all keys, and that the target has no others.
-    Full,
-}
-
-/// How the target is to take over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CutoverOptions {
-    /// How long writers may be held, in milliseconds.
-    pub max_pause_ms: u64,
-    /// How they are kept out afterwards.
-    pub fence: FenceKind,
-    /// How much is compared before.
-    pub compare: Compare,
-    /// Go on although keys are known that are not on the target.
-    pub accept_failures: bool,
-    /// Be able to come back: the target is followed from the very moment of the cutover.
-    pub reverse: bool,
-    /// Come back: writers are let in again where this sync leads to. Only for one that leads back.
-    pub back: bool,
-    /// Only find out whether it could be done, and how long writers would be held.
-    pub dry_run: bool,
-}
-
-/// What a cutover came to.
-#[derive(Debug, Clone, Serialize)]
-pub struct CutoverReport {
-    /// Nothing was done: it was only looked how it would go.
-    pub dry_run: bool,
-    /// How long writers would be held, by what it took before anybody was held, in milliseconds.
-    pub estimate_ms: u64,
-    /// How long they were held, in milliseconds; with `--fence pause` until they were fenced off, with
-    /// `--fence external` for how long nobody had written when the target took over.
-    pub pause_ms: u64,
-    /// Touched keys that were transferred under the pause.
-    pub drained: u64,
-    /// Keys that were compared in full; in a dry run those of the rehearsal.
-    pub compared: u64,
-    /// Keys that the source held when it began.
-    pub keys: u64,
-    /// How likely it is that the sample would have shown a difference in one key of a hundred; `None` where
-    /// all keys were compared, or no sample was.
-    pub finds_one_percent: Option<f64>,
-    /// What could not be found out.
-    pub notices: Vec<String>,
-    /// How writers of the source are kept out.
-    pub fence: FenceKind,
-    /// Clients of the source that were disconnected: they waited in a command, were in a transaction, or
-    /// watched keys.
-    pub ended: u64,
-    /// The target is followed back into the source from now on.
-    pub reverse: bool,
-    /// Writers were let in again on the target, which had been fenced off.
-    pub lifted: bool,
-    /// Who wrote last, where somebody else stops the writers; in a dry run, who writes now.
-    pub external: Option<ExternalReport>,
-}
-
-impl CutoverReport {
-    /// Whether the sync ends with it. Without a fence it goes on following those who still write to the
-    /// source.
-    pub(super) fn is_final(&self) -> bool {
-        !self.dry_run && self.fence != FenceKind::None
-    }
-}
 
 impl Syncer {
     pub(super) async fn cutover(
@@ -330,58 +256,6 @@ impl Syncer {
         }
     }
 
-    pub(super) fn check(&self, options: &CutoverOptions) -> Result<()> {
-        if !self.is_calm() {
-            let what = format!("slots {} are on the move, or have just been", self.all_doubt());
-            return Err(refused(what).with_remedy("finish the slot migrations of both sides first"));
-        }
-        if let Some(full_ms) = self.status.copy.disk.full_ms() {
-            return Err(
-                refused(disk_full_words(full_ms)).with_remedy("see that the disk has room, and ask again")
-            );
-        }
-        if options.back && self.state.lift.is_none() {
-            let what = "this sync does not lead back to where clients came from";
-            return Err(refused(what).with_remedy(Remedy::LeaveOutBack));
-        }
-        if self.state.lift.is_some() && !options.back && options.fence != FenceKind::None {
-            let what = "this sync leads back to where clients came from, which stays fenced off otherwise: \
-                nobody could write anywhere";
-            return Err(refused(what).with_remedy(Remedy::AddBack));
-        }
-        if options.reverse
-            && matches!(
-                options.fence,
-                FenceKind::None | FenceKind::ReadonlyReplica | FenceKind::External { .. }
-            )
-        {
-            let what = "the way back needs a source that we can write to and others cannot";
-            return Err(refused(what).with_remedy(Remedy::FenceForReverseSync));
-        }
-        if options.accept_failures {
-            return Ok(());
-        }
-        let evicted = self.shared.suspects.evicted();
-        if evicted > 0 {
-            let what = format!("the target has evicted {evicted} keys to stay within its maxmemory");
-            return Err(
-                refused(what).with_remedy(Remedy::OrAcceptFailures("give it more memory and sync anew"))
-            );
-        }
-        if self.unmapped || self.sources.iter().any(|source| source.unmapped) {
-            let what = "a database of the source was written to that is not part of this sync";
-            return Err(refused(what).with_remedy(Remedy::NameDatabasesOrAcceptFailures));
-        }
-        let failed = self.status.copy.snapshot().failed;
-        if failed > 0 {
-            let what = format!("{failed} keys are not on the target");
-            return Err(
-                refused(what).with_remedy(Remedy::OrAcceptFailures("see them in the report of the sync"))
-            );
-        }
-        Ok(())
-    }
-
     /// What happens under the pause; returns how many keys were transferred and compared.
     async fn seal_off(
         &mut self,
@@ -437,40 +311,6 @@ impl Syncer {
         self.check(options)?;
         Ok((drained, compared.keys))
     }
-
-    /// How many keys have been transferred so far, or removed.
-    pub(super) fn transferred(&self) -> u64 {
-        let counts = self.status.copy.snapshot();
-        counts.written + counts.gone
-    }
-
-    /// The feed does not see changes of consumer groups: all streams are transferred once more.
-    pub(super) async fn streams_again(&mut self) -> Result<()> {
-        let shared = self.shared.clone();
-        for source in &mut self.sources {
-            for pair in &shared.options.dbs {
-                let unit = crate::scan::Unit { db: pair.source, ..source.unit.clone() };
-                let options = ScanOptions {
-                    count: shared.options.scan_count,
-                    pattern: None,
-                    type_name: Some("stream".to_owned()),
-                };
-                let mut scan = KeyScan::new(shared.source.clone(), unit, options, shared.options.retry, None);
-                while let Some(page) = scan.next().await? {
-                    let mut keys = page.keys;
-                    keys.retain(|key| shared.options.selection.admits(key));
-                    if !keys.is_empty() {
-                        source.transfer(pair.source, keys).await?;
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-pub(super) fn is_wanted(withdrawn: &CancellationToken) -> Result<()> {
-    if withdrawn.is_cancelled() { Err(refused("it was withdrawn before writers were held")) } else { Ok(()) }
 }
 
 /// Fences the writers off, and ends the pause or makes it the fence. Returns how many clients were ended that
@@ -519,12 +359,4 @@ async fn let_go(seal: &mut Seal) {
     if let Err(e) = seal.release().await {
         tracing::warn!(error = %e, "writers are held until the pause ends by itself");
     }
-}
-
-pub(super) fn refused(what: impl Into<String>) -> Error {
-    Error::options(Side::Own, "cut over", what)
-}
-
-pub(super) fn millis(since: Instant) -> u64 {
-    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
 }

@@ -14,7 +14,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde::Serialize;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side, StillWritten};
@@ -23,9 +22,14 @@ use whimbrel_engine::probe::Info;
 use whimbrel_engine::seal::{Fence, WritingClient, writing_clients};
 
 use super::compare::Sample;
+use super::conditions::{is_wanted, refused};
 use super::consumers::Streams;
-use super::cutover::{CutoverOptions, CutoverReport, ROUNDS_MAX, is_wanted, millis, refused};
-use super::{Round, Source, SyncPhase, Syncer};
+use super::heard::millis;
+use super::options::CutoverOptions;
+use super::report::{CutoverReport, ExternalReport};
+use super::source::{Round, Source};
+use super::status::{ExternalShown, ExternalStage, SyncPhase};
+use super::syncer::{ROUNDS_MAX, Syncer};
 use crate::copy;
 use crate::verify::Settle;
 
@@ -75,44 +79,6 @@ pub(super) struct QuietWait {
     pub(super) quiet: Duration,
     /// How long is waited for that, all in all.
     pub(super) wait: Duration,
-}
-
-/// What is being done while somebody else stops the writers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ExternalStage {
-    /// Waiting until nobody writes any more.
-    Waiting,
-    /// Both sides are compared.
-    Comparing,
-}
-
-/// How a cutover stands whose writers somebody else stops.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct ExternalShown {
-    /// What is being done.
-    pub stage: ExternalStage,
-    /// For how long nobody has written, in milliseconds.
-    pub quiet_ms: u64,
-    /// For how long nobody must have written, in milliseconds.
-    pub wanted_ms: u64,
-    /// The clients that wrote last; empty where the server does not tell.
-    pub clients: Vec<WritingClient>,
-    /// Some of the keys that were touched last.
-    pub keys: Vec<String>,
-}
-
-/// What came of the wait.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct ExternalReport {
-    /// For how long it was waited until nobody wrote, in milliseconds.
-    pub waited_ms: u64,
-    /// How often it began anew since somebody wrote during the comparison.
-    pub restarts: u32,
-    /// The clients that wrote last; empty where the server does not tell.
-    pub clients: Vec<WritingClient>,
-    /// Some of the keys that were touched last.
-    pub keys: Vec<String>,
 }
 
 /// What is known of the writes to one primary.

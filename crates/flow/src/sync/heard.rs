@@ -60,7 +60,8 @@ impl Heard {
     }
 }
 
-fn millis(since: Instant) -> u64 {
+/// Milliseconds since then.
+pub(super) fn millis(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 

@@ -30,46 +30,50 @@
 //! **Bounds.** As a copy, and [`TouchedLimits`](whimbrel_engine::feed::TouchedLimits) for each primary of the
 //! source.
 
+mod attach;
 mod compare;
+mod conditions;
 mod consumers;
 mod cutover;
 mod external;
 mod fences;
 mod heard;
+mod options;
 mod reconcile;
+mod report;
 mod source;
+mod state;
 mod status;
+mod syncer;
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::slot::{Slot, SlotSet};
-use whimbrel_engine::deployment::{Deployment, Shard, Topology};
-use whimbrel_engine::endpoint::Address;
+use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
-use whimbrel_engine::feed::{Feed, FeedKind, FeedOptions};
 use whimbrel_engine::probe::Info;
-use whimbrel_engine::remedy::Remedy;
-use whimbrel_engine::seal::Fence;
 
-pub use self::cutover::{Compare, CutoverOptions, CutoverReport};
-pub use self::external::{ExternalReport, ExternalShown, ExternalStage};
+pub use self::attach::rehearse_feeds;
 pub use self::fences::FenceNote;
-use self::source::{Position, PositionHandle, Round, Source};
-pub use self::status::{SourceShown, SyncPhase, SyncShown, SyncStatus, TargetShown};
-use crate::copy::{self, CopyOptions, KeyFailure};
+use self::heard::millis;
+pub use self::options::{Compare, CutoverOptions, SyncOptions};
+pub use self::report::{CutoverReport, ExternalReport, SyncReport};
+use self::source::{PositionHandle, Source};
+pub use self::state::{Back, SyncState};
+pub use self::status::{
+    ExternalShown, ExternalStage, SourceShown, SyncPhase, SyncShown, SyncStatus, TargetShown,
+};
+use self::syncer::Syncer;
+use crate::copy;
 use crate::journal::{Journal, JournalState};
-use crate::pipeline::Shared;
-use crate::progress::CopyCounts;
-use crate::retry::Backoff;
+use crate::pipeline::{Shared, remove_leftovers};
+use crate::verify::Settle;
 
 /// How often positions are written down.
 const JOURNAL_PERIOD: Duration = Duration::from_millis(500);
@@ -85,73 +89,6 @@ const REHEARSAL_TIME: Duration = Duration::from_secs(1);
 /// Every so many looks the primaries of the target are met.
 const LOOKS_PER_MEETING: u32 = 5;
 
-/// What to keep equal, and how.
-#[derive(Debug, Clone)]
-pub struct SyncOptions {
-    /// Which keys, and how they are transferred. [`CopyOptions::mirror`] must be set, and no types and no
-    /// limit.
-    pub copy: CopyOptions,
-    /// How changes are learnt of.
-    pub feed: FeedOptions,
-    /// A tracking feed will not do.
-    pub replication_only: bool,
-    /// The target held keys before: those that the source does not have are removed after the snapshot.
-    pub sweep_first: bool,
-    /// Function libraries are copied, and once more at the cutover.
-    pub functions: bool,
-    /// End as soon as nothing is left to transfer.
-    pub once: bool,
-    /// All databases were meant: keys in one that was left out are worth a word.
-    pub all_dbs: bool,
-    /// Where a [`FenceNote`] is left after a cutover.
-    pub fence_file: PathBuf,
-}
-
-/// How far a sync is: what its journal keeps.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SyncState {
-    /// Of the snapshot.
-    copy: JournalState,
-    /// Every key has been transferred once.
-    snapshot_done: bool,
-    /// The target still has to be searched for keys that the source does not have.
-    sweep: bool,
-    /// Where the feeds can go on.
-    positions: Vec<Position>,
-    /// Which shard of the source owned which slots when nothing was in doubt but what is below: shard id and
-    /// slots.
-    layout: BTreeMap<String, String>,
-    /// Slots to go through again, as ranges.
-    doubt: String,
-    /// What was done to the source at the cutover.
-    cut_over: Option<Fence>,
-    /// What keeps writers away from the target: it was the source before, and this sync leads back to it.
-    lift: Option<Fence>,
-}
-
-impl SyncState {
-    /// Of a sync that leads back to where another one came from, and begins where that one ended.
-    pub fn leading_back(back: &Back) -> SyncState {
-        SyncState {
-            copy: JournalState { pass: 1, ..JournalState::default() },
-            snapshot_done: true,
-            positions: back.positions.clone(),
-            lift: Some(back.fence.clone()),
-            ..SyncState::default()
-        }
-    }
-}
-
-/// What a sync needs that leads back to the source of one that was cut over.
-#[derive(Debug)]
-pub struct Back {
-    /// Where the target was at the cutover: what comes after that was written by others.
-    positions: Vec<Position>,
-    fence: Fence,
-    /// They make the target keep a backlog from there on, until somebody else follows it.
-    _feeds: Vec<Feed>,
-}
-
 /// Somebody wants the target to take over.
 #[derive(Debug)]
 pub struct Ask {
@@ -163,56 +100,11 @@ pub struct Ask {
     pub answer: oneshot::Sender<Result<CutoverReport>>,
 }
 
-/// What a sync did.
-#[derive(Debug, Clone, Serialize)]
-pub struct SyncReport {
-    /// All counters. Keys that were removed from the target count as `gone`.
-    pub counts: CopyCounts,
-    /// How long it ran.
-    pub duration_ms: u64,
-    /// True where it went on from a journal.
-    pub resumed: bool,
-    /// True where every key had been transferred at least once.
-    pub snapshot_done: bool,
-    /// How many slots were gone through again, repetitions included.
-    pub reconciled_slots: u64,
-    /// True where it ended by itself because nothing was left to transfer.
-    pub caught_up: bool,
-    /// The cutover, where there was one.
-    pub cutover: Option<CutoverReport>,
-    /// Keys that the target evicted meanwhile.
-    pub evicted: u64,
-    /// The first keys that are not on the target; their number is in the counters.
-    pub failures: Vec<KeyFailure>,
-    /// What the user should know.
-    pub notices: Vec<String>,
-}
-
 /// What comes after an epoch.
 enum Next {
     Stop,
     Repair,
     Cutover(Box<Ask>),
-}
-
-struct Syncer {
-    shared: Arc<Shared>,
-    options: SyncOptions,
-    status: Arc<SyncStatus>,
-    journal: Journal<SyncState>,
-    state: SyncState,
-    sources: Vec<Source>,
-    /// Slots to be reconciled.
-    doubt: SlotSet,
-    /// The topologies by which slots that moved are found.
-    seen: (Arc<Topology>, Arc<Topology>),
-    reconciled_slots: u64,
-    back: Option<Back>,
-    caught_up: bool,
-    /// Something was written to a database that should be part of this sync and is not.
-    unmapped: bool,
-    /// When the comparison of a cutover was last rehearsed.
-    rehearsed: Option<Instant>,
 }
 
 /// Syncs until it is stopped or the target has taken over. The plan has been made, and agreed to, before.
@@ -259,7 +151,14 @@ pub async fn sync(
     for (deployment, heard) in [&sync.shared.source, &sync.shared.target].into_iter().zip(&heard) {
         listeners.spawn(heard::listen(deployment.clone(), heard.clone()));
     }
+    let mut leftovers = JoinSet::new();
+    if resumed {
+        leftovers.spawn(remove_leftovers(sync.shared.clone()));
+    }
     let outcome = sync.run(resumed, &mut asks).await;
+    if outcome.is_ok() {
+        leftovers.join_all().await;
+    }
     listeners.shutdown().await;
     heard.iter().for_each(|heard| heard.clear());
     let cutover = match outcome {
@@ -300,24 +199,6 @@ pub async fn sync(
         notices: sync.status.copy.notices(),
     };
     Ok((report, sync.back))
-}
-
-/// How the changes of each primary of a source would be learnt of: feeds are attached, and dropped again.
-///
-/// # Errors
-/// As [`Feed::attach`]; `Unfit` where only tracking can be had and that will not do.
-pub async fn rehearse_feeds(
-    source: &Deployment,
-    options: FeedOptions,
-    replication_only: bool,
-) -> Result<Vec<(Address, FeedKind)>> {
-    let mut kinds = Vec::new();
-    for shard in &source.topology().shards {
-        let feed = Feed::attach(source, &shard.primary, SlotSet::full(), options).await?;
-        refuse_tracking(&feed, replication_only)?;
-        kinds.push((shard.primary.clone(), feed.kind()));
-    }
-    Ok(kinds)
 }
 
 impl Syncer {
@@ -486,107 +367,6 @@ impl Syncer {
         Ok(complete)
     }
 
-    /// Gives every primary of the source a feed. What may have been missed is in doubt afterwards.
-    async fn attach(&mut self) -> Result<()> {
-        self.status.phase(SyncPhase::Attaching);
-        let topology = self.shared.source.topology();
-        let mut old = std::mem::take(&mut self.sources);
-        // Those that are written down are older, and count only where there are no others.
-        let mut known: Vec<Position> = old.iter().filter_map(Source::position).collect();
-        known.extend(self.state.positions.iter().filter(|_| old.is_empty()).cloned());
-        let alive = |source: &Source, shard: &Shard| {
-            *source.feed.address() == shard.primary && source.feed.failure().is_none()
-        };
-        self.unmapped |= old.iter().any(|source| source.unmapped);
-        let mut sources = Vec::new();
-        for shard in &topology.shards {
-            if let Some(index) = old.iter().position(|source| alive(source, shard)) {
-                let mut source = old.swap_remove(index);
-                source.become_shard(shard);
-                sources.push(source);
-                continue;
-            }
-            match self.attach_to(shard, &known).await {
-                Ok(source) => sources.push(source),
-                Err(e) => {
-                    // A process that goes on after this finds them as they were, and repairs them again.
-                    sources.append(&mut old);
-                    self.sources = sources;
-                    return Err(e);
-                }
-            }
-        }
-        let by_elements = sources.iter().filter(|source| source.feed.kind() != FeedKind::Tracking);
-        self.shared.followed.begin(by_elements.map(|source| source.unit.shard_id.clone()).collect());
-        self.sources = sources;
-        self.status.sources(self.sources.iter().map(|source| source.view.clone()).collect());
-        Ok(())
-    }
-
-    async fn attach_to(&mut self, shard: &Shard, known: &[Position]) -> Result<Source> {
-        let shared = self.shared.clone();
-        let mut backoff = Backoff::new(shared.options.retry);
-        loop {
-            match try_attach(&shared, shard, known, &self.options).await {
-                Ok((feed, Some(position))) => {
-                    tracing::info!(at = %shard.primary, offset = position.history.offset, "following goes \
-                        on");
-                    return Ok(Source::new(
-                        &shared,
-                        shard,
-                        feed,
-                        Some(position.history),
-                        self.options.all_dbs,
-                    ));
-                }
-                Ok((feed, None)) => {
-                    self.doubt = self.doubt.union(&shard.slots);
-                    return Ok(Source::new(&shared, shard, feed, None, self.options.all_dbs));
-                }
-                Err(e) => shared.pause(&mut backoff, e).await?,
-            }
-            // Another node may lead the shard by now: who asked looks at the topology again.
-            shared.refresh_source().await;
-            let topology = shared.source.topology();
-            if !topology.shards.iter().any(|now| now.primary == shard.primary)
-                && let Some(now) =
-                    topology.shards.iter().max_by_key(|s| s.slots.intersection(&shard.slots).len())
-            {
-                return Box::pin(self.attach_to(&now.clone(), known)).await;
-            }
-        }
-    }
-
-    /// Puts in order what a round cannot deal with. Nothing is under way meanwhile.
-    async fn repair(&mut self) -> Result<()> {
-        let (again, open) = copy::doubtful(&self.shared, &self.seen.0, &self.seen.1).await?;
-        self.seen = (self.shared.source.topology(), self.shared.target.topology());
-        self.doubt = self.doubt.union(&again);
-        for source in &self.sources {
-            if source.feed.touched().take_flushed() {
-                self.doubt = self.doubt.union(&source.unit.slots);
-            }
-        }
-        self.attach().await?;
-        if let Some(wanted) = &self.shared.options.selection.slots {
-            self.doubt = self.doubt.intersection(wanted);
-        }
-        let ready = self.doubt.difference(&open);
-        self.status.doubtful(self.doubt.len());
-        self.save()?;
-        if !ready.is_empty() {
-            self.status.phase(SyncPhase::Reconciling);
-            if !self.reconcile(&ready).await? {
-                return Ok(());
-            }
-            self.reconciled_slots += ready.len() as u64;
-            self.doubt = self.doubt.difference(&ready);
-            self.status.doubtful(self.doubt.len());
-            self.save()?;
-        }
-        Ok(())
-    }
-
     /// Follows all primaries until something else is to be done.
     async fn epoch(&mut self, asks: &mut mpsc::Receiver<Ask>) -> Result<Next> {
         self.rehearse_compare().await;
@@ -650,8 +430,8 @@ impl Syncer {
         let compare = async {
             let sample = self.sample(Compare::Sample).await?;
             let began = Instant::now();
-            self.compare(Compare::Sample, &sample, crate::verify::Settle::none()).await?;
-            Ok::<_, Error>(cutover::millis(began) + 1)
+            self.compare(Compare::Sample, &sample, Settle::none()).await?;
+            Ok::<_, Error>(millis(began) + 1)
         };
         // Nobody is followed meanwhile.
         match timeout(REHEARSAL_TIME, compare).await {
@@ -660,147 +440,6 @@ impl Syncer {
             Err(_) => tracing::debug!("the rehearsal of the comparison takes too long"),
         }
     }
-
-    /// One round of all primaries at the same time. What came of it is what came of the worst.
-    async fn rounds(&mut self) -> Result<Round> {
-        let round = |mut source: Source| async move {
-            let outcome = source.round(true).await;
-            (source, outcome)
-        };
-        Ok(self.of_all(round).await?.into_iter().max().unwrap_or(Round::All))
-    }
-
-    /// Has all primaries do something at the same time. The first failure is returned when all have ended.
-    async fn of_all<T, F>(&mut self, work: impl Fn(Source) -> F) -> Result<Vec<T>>
-    where
-        T: Send + 'static,
-        F: Future<Output = (Source, Result<T>)> + Send + 'static,
-    {
-        let mut running = JoinSet::new();
-        for source in std::mem::take(&mut self.sources) {
-            running.spawn(work(source));
-        }
-        let (mut outcomes, mut failure) = (Vec::new(), None);
-        while let Some(joined) = running.join_next().await {
-            match joined {
-                Ok((source, outcome)) => {
-                    self.sources.push(source);
-                    match outcome {
-                        Ok(outcome) => outcomes.push(outcome),
-                        Err(e) => failure = failure.or(Some(e)),
-                    }
-                }
-                Err(e) => failure = failure.or(Some(Error::own("follow a primary", e))),
-            }
-        }
-        failure.map_or(Ok(outcomes), Err)
-    }
-
-    /// Transfers what is touched; true where nothing is left, and nothing is in doubt.
-    async fn catch_up(&mut self) -> Result<bool> {
-        while self.rounds().await? == Round::Part {}
-        Ok(self.is_calm() && !self.shared.stop.is_cancelled() && !self.sources.iter().any(Source::is_broken))
-    }
-
-    /// All that has to be gone through again: what was found before, and what has come to it since.
-    fn all_doubt(&self) -> SlotSet {
-        self.doubt.union(&self.shared.suspects.all())
-    }
-
-    fn is_calm(&self) -> bool {
-        self.all_doubt().is_empty()
-    }
-
-    async fn copy_functions(&self) -> Result<()> {
-        let Shared { source, target, .. } = &*self.shared;
-        crate::functions::copy(source, target, copy::Existing::Replace).await.map(drop)
-    }
-
-    /// Writes down how far it is, where the disk has room.
-    fn save(&mut self) -> Result<()> {
-        self.take_positions();
-        self.write_down()
-    }
-
-    /// As [`Syncer::save`], of what must be on disk before the next step.
-    fn save_at_once(&mut self) -> Result<()> {
-        self.take_positions();
-        self.collect();
-        self.journal.save(&self.state)
-    }
-
-    fn take_positions(&mut self) {
-        if !self.sources.is_empty() {
-            self.state.positions = self.sources.iter().filter_map(Source::position).collect();
-        }
-    }
-
-    /// The positions have been read before: a slot is in doubt before the position goes beyond what made it
-    /// so.
-    fn write_down(&mut self) -> Result<()> {
-        self.collect();
-        self.journal.checkpoint(&self.state, &self.status.copy.disk)
-    }
-
-    fn collect(&mut self) {
-        self.state.layout = copy::layout(&self.seen.0);
-        copy::record(&self.shared, &mut self.state.copy);
-        self.status.failures(&self.state.copy.failures);
-        self.state.doubt = self.all_doubt().to_string();
-    }
-
-    fn notice(&self, text: &str) {
-        self.status.copy.notice(text.to_owned());
-    }
-}
-
-/// A feed, and the position from which it goes on, where there was one.
-async fn try_attach(
-    shared: &Arc<Shared>,
-    shard: &Shard,
-    known: &[Position],
-    options: &SyncOptions,
-) -> Result<(Feed, Option<Position>)> {
-    // A slot that comes to this primary later has been watched from the beginning.
-    let slots = SlotSet::full();
-    let at = shard.primary.to_string();
-    let wanted =
-        |position: &&Position| options.feed.kind != Some(FeedKind::Tracking) && position.address == at;
-    for position in known.iter().filter(wanted) {
-        let attach = async |from| {
-            Feed::attach_at(&shared.source, &shard.primary, slots.clone(), options.feed, from).await
-        };
-        if position.seen != position.history && attach(&position.seen).await?.is_none() {
-            continue;
-        }
-        if let Some(feed) = attach(&position.history).await? {
-            return Ok((feed, Some(position.clone())));
-        }
-    }
-    let feed = Feed::attach(&shared.source, &shard.primary, slots, options.feed).await?;
-    refuse_tracking(&feed, options.replication_only)?;
-    if feed.kind() == FeedKind::Tracking {
-        shared.progress.notice(format!(
-            "{} is followed by tracking: changes of consumer groups and functions arrive with the cutover \
-                only",
-            shard.primary
-        ));
-    }
-    Ok((feed, None))
-}
-
-fn refuse_tracking(feed: &Feed, replication_only: bool) -> Result<()> {
-    if !replication_only || feed.kind() != FeedKind::Tracking {
-        return Ok(());
-    }
-    let at = feed.address().to_string();
-    Err(Error::unfit(
-        Side::Source,
-        at,
-        "attach a feed of changes",
-        "the server does not let us have a replication link",
-    )
-    .with_remedy(Remedy::AllowReplicationOrAnyFeed))
 }
 
 /// Asks both sides every now and then how they are, and ends the epoch where something is in doubt: something

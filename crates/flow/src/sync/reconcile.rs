@@ -15,7 +15,10 @@ use whimbrel_engine::link::Link;
 use whimbrel_engine::slot_keys;
 use whimbrel_wire::value::Value;
 
-use super::{Source, Syncer};
+use super::source::Source;
+use super::status::SyncPhase;
+use super::syncer::Syncer;
+use crate::copy;
 use crate::large::STAGING_PREFIX;
 use crate::pipeline::Shared;
 use crate::retry::Backoff;
@@ -172,6 +175,36 @@ impl Syncer {
             }
         }
         Ok(true)
+    }
+
+    /// Puts in order what a round cannot deal with. Nothing is under way meanwhile.
+    pub(super) async fn repair(&mut self) -> Result<()> {
+        let (again, open) = copy::doubtful(&self.shared, &self.seen.0, &self.seen.1).await?;
+        self.seen = (self.shared.source.topology(), self.shared.target.topology());
+        self.doubt = self.doubt.union(&again);
+        for source in &self.sources {
+            if source.feed.touched().take_flushed() {
+                self.doubt = self.doubt.union(&source.unit.slots);
+            }
+        }
+        self.attach().await?;
+        if let Some(wanted) = &self.shared.options.selection.slots {
+            self.doubt = self.doubt.intersection(wanted);
+        }
+        let ready = self.doubt.difference(&open);
+        self.status.doubtful(self.doubt.len());
+        self.save()?;
+        if !ready.is_empty() {
+            self.status.phase(SyncPhase::Reconciling);
+            if !self.reconcile(&ready).await? {
+                return Ok(());
+            }
+            self.reconciled_slots += ready.len() as u64;
+            self.doubt = self.doubt.difference(&ready);
+            self.status.doubtful(self.doubt.len());
+            self.save()?;
+        }
+        Ok(())
     }
 }
 

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -19,6 +18,7 @@ use whimbrel_engine::feed::{Feed, History, Touch, What};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Info;
 
+use super::state::Position;
 use super::status::SourceView;
 use crate::large::elements::{self, ElementCommands};
 use crate::pipeline::{DbPair, Lanes, Shared, Tracker, average_bytes};
@@ -37,19 +37,6 @@ const COMPARERS: usize = 2;
 
 /// How long a round waits for more to come, so that a busy source is not followed key by key.
 const GATHER: Duration = Duration::from_millis(2);
-
-/// Where a later feed of a primary can go on.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Position {
-    /// Which primary. After a failover nobody goes on from there: the new primary may lack what the old one
-    /// had acknowledged, and what has been transferred already.
-    pub(super) address: String,
-    /// The point of its history before which everything has been transferred.
-    pub(super) history: History,
-    /// How far its history was seen: something of what came in between may have been transferred as well. A
-    /// server that does not have all of that any more has forgotten some of it.
-    pub(super) seen: History,
-}
 
 /// A source's position, readable while the source is at work elsewhere.
 pub(super) struct PositionHandle {

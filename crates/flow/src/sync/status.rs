@@ -8,10 +8,10 @@ use parking_lot::{Mutex, MutexGuard};
 use serde::{Serialize, Serializer};
 use tokio::time::Instant;
 use whimbrel_engine::feed::Feed;
+use whimbrel_engine::seal::WritingClient;
 
-use super::external::ExternalShown;
 use super::heard::{self, Heard};
-use crate::copy::KeyFailure;
+use crate::journal::KeyFailure;
 use crate::progress::{CopyCounts, CopyProgress};
 
 /// What a sync is doing.
@@ -284,4 +284,29 @@ impl SyncStatus {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock()
     }
+}
+
+/// What is being done while somebody else stops the writers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ExternalStage {
+    /// Waiting until nobody writes any more.
+    Waiting,
+    /// Both sides are compared.
+    Comparing,
+}
+
+/// How a cutover stands whose writers somebody else stops.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ExternalShown {
+    /// What is being done.
+    pub stage: ExternalStage,
+    /// For how long nobody has written, in milliseconds.
+    pub quiet_ms: u64,
+    /// For how long nobody must have written, in milliseconds.
+    pub wanted_ms: u64,
+    /// The clients that wrote last; empty where the server does not tell.
+    pub clients: Vec<WritingClient>,
+    /// Some of the keys that were touched last.
+    pub keys: Vec<String>,
 }

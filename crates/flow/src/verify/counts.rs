@@ -6,80 +6,77 @@ use std::time::Duration;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::Result;
 
-use super::report::{DifferenceKind, Finding};
-use super::run::Run;
+use super::options::VerifyOptions;
 use crate::retry::{Backoff, RetryPolicy};
-use crate::scan::{KeyScan, Unit};
+use crate::scan::{KeyScan, ScanOptions, Unit};
 
-impl Run {
-    /// Counts the keys of one pair of databases, again where the counts differ, until they agree or hold
-    /// still.
-    pub(super) async fn compare_counts(&self, index: usize) -> Result<()> {
-        let settle = self.options.settle;
-        let mut unchanged = 0;
-        let mut round = 0;
-        let mut last = self.count_both(index).await?;
-        while last.0 != last.1 && round < settle.rounds && unchanged < settle.unchanged {
-            round += 1;
-            tokio::time::sleep(Duration::from_millis(settle.pause_ms.saturating_mul(u64::from(round)))).await;
-            let now = self.count_both(index).await?;
-            unchanged = if now == last { unchanged + 1 } else { 0 };
-            last = now;
-        }
-        let mut ledger = self.ledger();
-        ledger.dbs[index].source_keys = Some(last.0);
-        ledger.dbs[index].target_keys = Some(last.1);
-        if last.0 != last.1 {
-            let detail = format!("{} keys on the source, {} on the target", last.0, last.1);
-            ledger.count_differs(index, Finding { kind: DifferenceKind::Count, detail });
-        }
-        Ok(())
-    }
-
-    async fn count_both(&self, index: usize) -> Result<(u64, u64)> {
-        let (source_db, target_db) = self.options.dbs[index];
+/// Counts the keys of one pair of databases, again where the counts differ, until they agree or hold still.
+pub(super) async fn settled_counts(
+    source: &Arc<Deployment>,
+    target: &Arc<Deployment>,
+    options: &VerifyOptions,
+    index: usize,
+) -> Result<(u64, u64)> {
+    let (source_db, target_db) = options.dbs[index];
+    let both = async || {
         tokio::try_join!(
-            self.count(&self.source, source_db, self.options.from_replica),
-            self.count(&self.target, target_db, false)
+            count(source, source_db, options.from_replica, options),
+            count(target, target_db, false, options)
         )
+    };
+    let settle = options.settle;
+    let mut unchanged = 0;
+    let mut round = 0;
+    let mut last = both().await?;
+    while last.0 != last.1 && round < settle.rounds && unchanged < settle.unchanged {
+        round += 1;
+        tokio::time::sleep(Duration::from_millis(settle.pause_ms.saturating_mul(u64::from(round)))).await;
+        let now = both().await?;
+        unchanged = if now == last { unchanged + 1 } else { 0 };
+        last = now;
     }
+    Ok(last)
+}
 
-    async fn count(&self, deployment: &Arc<Deployment>, db: u32, from_replica: bool) -> Result<u64> {
-        let options = &self.options;
-        if options.selection.is_everything() && options.types.is_empty() {
-            return dbsize(deployment, db, from_replica, options.retry).await;
-        }
-        // One iteration for each type: the server tells them apart without a round trip for each key.
-        let mut types: Vec<Option<String>> = options.types.iter().cloned().map(Some).collect();
-        if types.is_empty() {
-            types.push(None);
-        }
-        let mut count = 0;
-        for unit in Unit::of_all(deployment, db, from_replica) {
-            for type_name in &types {
-                count += self.count_unit(deployment, &unit, type_name.clone()).await?;
-            }
-        }
-        Ok(count)
+async fn count(
+    deployment: &Arc<Deployment>,
+    db: u32,
+    from_replica: bool,
+    options: &VerifyOptions,
+) -> Result<u64> {
+    if options.selection.is_everything() && options.types.is_empty() {
+        return dbsize(deployment, db, from_replica, options.retry).await;
     }
+    // One iteration for each type: the server tells them apart without a round trip for each key.
+    let mut types: Vec<Option<String>> = options.types.iter().cloned().map(Some).collect();
+    if types.is_empty() {
+        types.push(None);
+    }
+    let mut count = 0;
+    for unit in Unit::of_all(deployment, db, from_replica) {
+        for type_name in &types {
+            count += count_unit(deployment, &unit, type_name.clone(), options).await?;
+        }
+    }
+    Ok(count)
+}
 
-    async fn count_unit(
-        &self,
-        deployment: &Arc<Deployment>,
-        unit: &Unit,
-        type_name: Option<String>,
-    ) -> Result<u64> {
-        let scan_options = crate::scan::ScanOptions { type_name, ..self.scan_options() };
-        let mut scan = KeyScan::new(deployment.clone(), unit.clone(), scan_options, self.options.retry, None);
-        let mut count = 0;
-        while let Some(page) = scan.next().await? {
-            if page.restarted {
-                count = 0;
-            }
-            count += page.keys.iter().filter(|key| self.options.selection.admits(key)).count() as u64;
+async fn count_unit(
+    deployment: &Arc<Deployment>,
+    unit: &Unit,
+    type_name: Option<String>,
+    options: &VerifyOptions,
+) -> Result<u64> {
+    let scan_options = ScanOptions { type_name, ..options.scan_options() };
+    let mut scan = KeyScan::new(deployment.clone(), unit.clone(), scan_options, options.retry, None);
+    let mut count = 0;
+    while let Some(page) = scan.next().await? {
+        if page.restarted {
+            count = 0;
         }
-        Ok(count)
+        count += page.keys.iter().filter(|key| options.selection.admits(key)).count() as u64;
     }
+    Ok(count)
 }
 
 /// How many keys `deployment` has in `db`, all shards together.

@@ -8,10 +8,10 @@ use bytes::Bytes;
 use whimbrel_wire::value::Value;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
-use super::batch::{
+use super::case::{Case, Fault, KeyType, Verdict, items, number, same_score, score, sound, string, strings};
+use super::pair::{
     Pair, cardinality_command, element_text, field_expiries, lengths_text, position_text, same_field_expiry,
 };
-use super::case::{Case, Fault, KeyType, Verdict, items, number, same_score, score, sound, string, strings};
 use super::peer::{Peer, Request};
 use super::report::DifferenceKind;
 
@@ -424,19 +424,6 @@ impl Pair {
     async fn counts(&mut self, case: &Case, command: &'static str) -> Result<(u64, u64), Fault> {
         let (source, target) = self.both_once(Request::on(command, &case.key)).await?;
         Ok((number(&self.source, command, source)?, number(&self.target, command, target)?))
-    }
-
-    /// The same request to both sides at the same time.
-    pub(super) async fn both_once(&mut self, request: Request) -> Result<(Value, Value), Fault> {
-        let command = request.command();
-        let requests = [request];
-        let (mut source, mut target) = self.both(&requests).await?;
-        match (source.pop(), target.pop()) {
-            (Some(source), Some(target)) => {
-                Ok((sound(&self.source, command, source)?, sound(&self.target, command, target)?))
-            }
-            _ => Err(Fault::Shifted),
-        }
     }
 }
 

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use whimbrel_engine::error::Result;
 use whimbrel_wire::value::Value;
 
-use super::batch::Pair;
+use super::pair::Pair;
 use super::peer::{Peer, Request};
 
 fn requests(keys: &[Bytes]) -> Vec<Request> {

@@ -14,19 +14,16 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::batch::{Pair, Rules};
 use super::case::{Case, Verdict};
-use super::counts::dbsize;
+use super::counts::{dbsize, settled_counts};
+use super::options::{Depth, Scope, VerifyOptions, VerifyProgress};
+use super::pair::{Pair, Rules};
 use super::peer::Peer;
-use super::report::{Ledger, VerifyReport};
+use super::report::{DifferenceKind, Finding, Ledger, VerifyReport};
 use super::resume::{Checkpoints, VerifyState};
 use super::suspects::{Suspect, Suspects};
-use super::{Depth, Scope, VerifyOptions, VerifyProgress};
 use crate::journal::{Journal, UnitMark};
-use crate::scan::{KeyScan, ScanOptions, Unit};
-
-/// `COUNT` for `SCAN`: about so many keys in a page.
-const SCAN_COUNT: u32 = 1_000;
+use crate::scan::{KeyScan, Unit};
 
 /// A batch of keys of one database.
 #[derive(Debug)]
@@ -164,6 +161,18 @@ impl Run {
         Ok(())
     }
 
+    async fn compare_counts(&self, index: usize) -> Result<()> {
+        let (source, target) = settled_counts(&self.source, &self.target, &self.options, index).await?;
+        let mut ledger = self.ledger();
+        ledger.dbs[index].source_keys = Some(source);
+        ledger.dbs[index].target_keys = Some(target);
+        if source != target {
+            let detail = format!("{source} keys on the source, {target} on the target");
+            ledger.count_differs(index, Finding { kind: DifferenceKind::Count, detail });
+        }
+        Ok(())
+    }
+
     fn sample(&self, total: u64) -> Sample {
         match self.options.scope {
             Scope::All => Sample::everything(),
@@ -274,7 +283,7 @@ impl Run {
             Some(UnitMark::At(mark)) => Some(mark.into()),
             None => None,
         };
-        let mut scan = KeyScan::new(deployment, unit, self.scan_options(), self.options.retry, from);
+        let mut scan = KeyScan::new(deployment, unit, self.options.scan_options(), self.options.retry, from);
         let mut batch: Vec<Bytes> = Vec::with_capacity(batch_keys);
         while let Some(page) = scan.next().await? {
             let _passing = match &self.checkpoints {
@@ -338,18 +347,6 @@ impl Run {
             start
         };
         sleep_until(start).await;
-    }
-
-    pub(super) fn scan_options(&self) -> ScanOptions {
-        ScanOptions {
-            count: SCAN_COUNT,
-            pattern: self.options.selection.server_side_match().map(Bytes::copy_from_slice),
-            // Several types are told apart when they are asked for anyway.
-            type_name: match self.options.types.as_slice() {
-                [only] => Some(only.clone()),
-                _ => None,
-            },
-        }
     }
 
     fn pair(&self, index: usize) -> Pair {
@@ -489,7 +486,7 @@ impl Run {
         Ok(())
     }
 
-    pub(super) fn ledger(&self) -> MutexGuard<'_, Ledger> {
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock()
     }
 }

@@ -6,9 +6,9 @@ use bytes::Bytes;
 use whimbrel_wire::value::Value;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::batch::{Pair, lengths_text};
 use super::case::{Case, Fault, items, sound};
 use super::deep::Steps;
+use super::pair::{Pair, lengths_text};
 use super::peer::{Peer, Request};
 use super::report::{DifferenceKind, quoted};
 

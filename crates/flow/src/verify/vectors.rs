@@ -7,8 +7,8 @@
 use bytes::Bytes;
 use whimbrel_wire::value::Value;
 
-use super::batch::{Pair, element_text, lengths_text};
 use super::case::{Case, Fault, Verdict, number, sound, strings};
+use super::pair::{Pair, element_text, lengths_text};
 use super::peer::{Peer, Request};
 use super::report::DifferenceKind;
 use super::stream::{mixed, weight};

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 
-use super::EtcdOptions;
+use super::address::EtcdOptions;
 use super::client::{Client, PATIENCE};
 use super::election::{Office, Outcome, Terms, stand};
 use super::journal::{EtcdJournal, check};

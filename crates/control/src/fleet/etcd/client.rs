@@ -17,7 +17,7 @@ use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::Io;
 use whimbrel_engine::remedy::Remedy;
 
-use super::EtcdOptions;
+use super::address::EtcdOptions;
 
 /// How long one server may usually take to answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);

@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep};
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_fleet::clock;
 
-use super::EtcdOptions;
+use super::address::EtcdOptions;
 use super::client::{Client, GRANT, PATIENCE, RANGE, TXN, int};
 use super::encoding::{base64, created, delete, entries, entries_of, modified, range};
 

@@ -25,7 +25,7 @@ use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_fleet::clock;
 use whimbrel_fleet::protocol::Backend;
 
-use super::EtcdOptions;
+use super::address::EtcdOptions;
 use super::client::{Client, PAGE_PATIENCE, PATIENCE, RANGE, TXN, int};
 use super::election::Office;
 use super::encoding::{

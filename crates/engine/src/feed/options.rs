@@ -1,0 +1,51 @@
+//! How a feed learns of changes, and how it behaves.
+
+use std::fmt;
+
+use super::touched::TouchedLimits;
+
+/// How a feed learns of changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FeedKind {
+    /// A replication link that continues from the server's backlog.
+    Partial,
+    /// A replication link that started with a snapshot without data.
+    Filtered,
+    /// Invalidations of client-side caching.
+    Tracking,
+}
+
+impl fmt::Display for FeedKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            FeedKind::Partial => "replication from the backlog",
+            FeedKind::Filtered => "replication after an empty snapshot",
+            FeedKind::Tracking => "tracking",
+        })
+    }
+}
+
+/// How a feed behaves.
+#[derive(Debug, Clone, Copy)]
+pub struct FeedOptions {
+    /// Bounds of what is remembered.
+    pub limits: TouchedLimits,
+    /// How long to try to attach. A server that is making a snapshot for somebody else lets a
+    /// [`FeedKind::Filtered`] feed wait until it is done.
+    pub attach_timeout_ms: u64,
+    /// How long to try to resume a dropped link.
+    pub resume_timeout_ms: u64,
+    /// The only kind to try; all of them, the best first, where it is `None`.
+    pub kind: Option<FeedKind>,
+}
+
+impl Default for FeedOptions {
+    fn default() -> Self {
+        FeedOptions {
+            limits: TouchedLimits::default(),
+            attach_timeout_ms: 60_000,
+            resume_timeout_ms: 15_000,
+            kind: None,
+        }
+    }
+}

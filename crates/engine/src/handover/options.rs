@@ -1,0 +1,109 @@
+//! How a handover behaves.
+
+use std::fmt;
+use std::sync::Arc;
+
+use whimbrel_core::node::NodeId;
+
+use crate::nodes::{CANDIDATE_CLIENT_NAME, JOB_CLIENT_NAME};
+
+/// How the source is kept from accepting writes to slots that it is about to lose. See the [module](self).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FenceKind {
+    /// It assigns them to the target in its own view.
+    Redirecting,
+    /// It stays paused until it has learned of the new owner.
+    Gossip,
+    /// It just gives them up. Clients may see `CLUSTERDOWN` for some milliseconds.
+    Bare,
+}
+
+impl FenceKind {
+    /// How many keys a batch should have at most, so that the source does not block for more than about 20
+    /// ms.
+    pub fn batch_keys_max(self) -> u64 {
+        match self {
+            // The source deletes them in one go, 0.5 to 2 µs each.
+            FenceKind::Gossip => 8_192,
+            FenceKind::Redirecting | FenceKind::Bare => 65_536,
+        }
+    }
+}
+
+impl fmt::Display for FenceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            FenceKind::Redirecting => "redirecting",
+            FenceKind::Gossip => "gossip",
+            FenceKind::Bare => "bare",
+        })
+    }
+}
+
+/// How a handover behaves.
+#[derive(Debug, Clone)]
+pub struct HandoverOptions {
+    /// Told apart from other jobs by this, in `CLIENT LIST`; nothing where it is empty.
+    pub label: String,
+    /// What all jobs of this process have in common: they see to it themselves that two of them do not get
+    /// into each other's way, and are not reported as [other jobs](Handover::other_jobs). Nothing where it is
+    /// empty.
+    pub process: String,
+    /// Whether the job has begun. Until it has, its connections say so, and jobs that have begun do not mind
+    /// it; one with a label begins with [`Handover::begin`].
+    pub begun: bool,
+    /// Another fence than the server's own choice. Only one that the server survives: see the [module](self).
+    pub fence: Option<FenceKind>,
+    /// Use `ADDSLOTSRANGE` and `DELSLOTSRANGE` where the server has them.
+    pub ranges: bool,
+    /// Fence with a script where the server and the user's permissions allow it: it looks before it acts, and
+    /// is faster.
+    pub scripts: bool,
+    /// Have the target wait for the source where that can be done, so that no client is sent back and forth.
+    pub gate: bool,
+    /// How long [`Handover::confirm`] waits for all nodes.
+    pub confirm_ms: u64,
+    /// How long [`Handover::settle`] waits for the source.
+    pub settle_ms: u64,
+    /// Nodes on which an earlier process, or a handover that was dropped, may have left replicas kept from
+    /// following the slots: what [`Handover::sheltered`] said then.
+    pub sheltered: Vec<NodeId>,
+}
+
+impl Default for HandoverOptions {
+    fn default() -> Self {
+        HandoverOptions {
+            label: String::new(),
+            process: String::new(),
+            begun: true,
+            fence: None,
+            ranges: true,
+            scripts: true,
+            gate: true,
+            confirm_ms: 10_000,
+            settle_ms: 10_000,
+            sheltered: Vec::new(),
+        }
+    }
+}
+
+impl HandoverOptions {
+    /// What connections of the job are called.
+    pub(super) fn client_name(&self) -> Arc<str> {
+        let kind = if self.begun { JOB_CLIENT_NAME } else { CANDIDATE_CLIENT_NAME };
+        let parts = [kind, &self.process, &self.label];
+        parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(":").into()
+    }
+
+    /// Whether a connection of that name is of this process.
+    pub(super) fn is_of_process(&self, name: &str) -> bool {
+        let process = |kind| name.strip_prefix(kind)?.strip_prefix(':')?.split(':').next();
+        let process = process(JOB_CLIENT_NAME).or_else(|| process(CANDIDATE_CLIENT_NAME));
+        !self.process.is_empty() && process == Some(&self.process)
+    }
+
+    /// Whether a connection of that name is of this job, in whatever process.
+    pub(super) fn is_of_job(&self, name: &str) -> bool {
+        self.label.is_empty() || name.rsplit(':').next() == Some(&self.label)
+    }
+}

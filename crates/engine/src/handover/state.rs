@@ -1,0 +1,166 @@
+//! What a handover knows, and its connections.
+
+use std::collections::BTreeMap;
+
+use tokio::time::Instant;
+use whimbrel_core::node::NodeId;
+use whimbrel_core::slot::SlotSet;
+
+use super::options::{FenceKind, HandoverOptions};
+use super::party::{Mark, Party};
+use crate::endpoint::Address;
+use crate::error::Result;
+use crate::link::Link;
+use crate::nodes::ClusterView;
+
+/// A write pause on the source that is in effect.
+#[derive(Debug, Clone)]
+pub struct Paused {
+    /// The source's replication offset under the pause; `None` where it keeps none.
+    ///
+    /// A caller whose feed has read on, and found nothing to move, may raise it to the feed's: what the fence
+    /// verifies is that nothing was written after this offset.
+    pub offset: Option<u64>,
+    /// Until when no write is accepted, counted from before the command was sent.
+    pub until: Instant,
+    /// The source's replication history: another one means another process or a failover.
+    pub(super) history: String,
+}
+
+/// How a fence ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fenced {
+    /// True where nothing was written since the offset given, and the source accepts no write to the slots
+    /// any more. If not, the fence was undone: the source owns the slots and is not paused, and they are
+    /// marked as before.
+    pub held: bool,
+    /// The source's offset at the fence, where it keeps one.
+    pub offset: Option<u64>,
+    /// True where there is no moment in which a client can be sent back and forth between the two nodes, or
+    /// be told that the slots have no owner.
+    pub seamless: bool,
+}
+
+/// The connections and the knowledge for handing slots of one primary over to another.
+///
+/// Holds one connection to each node, at most 64 more to each where marks wait for replicas, and one to every
+/// other node while [`Handover::confirm`] asks them. All are visible in `CLIENT LIST` as `whimbrel:job`.
+/// Dropping it closes them and changes nothing on the servers.
+///
+/// **Errors.** Those of [`fence`](Handover::fence), [`take_over`](Handover::take_over) and
+/// [`give_back`](Handover::give_back) that carry a [`ServerError`](crate::error::ServerError) mean that
+/// nothing was changed; after any other it is not known, and [`Handover::observe`] finds out.
+#[derive(Debug)]
+pub struct Handover {
+    pub(super) source: Party,
+    pub(super) target: Party,
+    pub(super) options: HandoverOptions,
+    /// How long the source is paused by a fence that relies on gossip.
+    pub(super) long_pause_ms: u64,
+    /// Slots that the target is known to have marked.
+    pub(super) marked: SlotSet,
+    /// The slots of the last take-over.
+    pub(super) taken: SlotSet,
+    /// Until when a fence that relies on the pause holds.
+    pub(super) fenced_until: Option<Instant>,
+    /// Nodes on which replicas were kept from following the slots, and that want it switched on again.
+    pub(super) sheltered: Vec<(NodeId, Address)>,
+    pub(super) members: Members,
+    /// How the target waits for the source, if it can; found out before each pause.
+    pub(super) gate: Option<Gate>,
+    /// Connections to other nodes.
+    pub(super) watchers: Watchers,
+}
+
+/// Whether replicas follow the last slot of their primary.
+pub(super) const MIGRATION_OPTION: &[u8] = b"cluster-allow-replica-migration";
+
+/// Connections to other nodes, kept from batch to batch, and when they were used last.
+pub(super) type Watchers = BTreeMap<NodeId, (Link, Instant)>;
+
+/// The nodes of the two shards at one time, each list with the primary first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Members {
+    /// The shard that gives slots away.
+    pub source: Vec<NodeId>,
+    /// The shard that gets them.
+    pub target: Vec<NodeId>,
+}
+
+impl Members {
+    /// The shards of two primaries, in one view.
+    pub(super) fn of(view: &ClusterView, source: &NodeId, target: &NodeId) -> Members {
+        let shard = |primary: &NodeId| {
+            [primary.clone()].into_iter().chain(view.replicas_of(primary).map(|n| n.id.clone())).collect()
+        };
+        Members { source: shard(source), target: shard(target) }
+    }
+}
+
+/// How the target reaches the source, and how the source names the target.
+#[derive(Debug, Clone)]
+pub(super) struct Gate {
+    pub(super) host: String,
+    pub(super) port: String,
+    /// The ends of a redirection to the target: by its IP address, and by its host name, or nothing.
+    pub(super) named: [String; 2],
+    /// The source's numbers for connections over which keys are sent to it; the target's is one of them.
+    pub(super) messengers: Vec<String>,
+}
+
+impl Handover {
+    /// How the source is fenced.
+    pub fn fence_kind(&self) -> FenceKind {
+        self.options.fence.unwrap_or(self.source.traits.fence)
+    }
+
+    /// Clears the marks of `slots` on the target and its replicas.
+    pub(super) async fn unmark(&mut self, slots: &SlotSet) -> Result<()> {
+        let view = self.target.view().await?;
+        self.marked = self.marked.difference(slots);
+        let marks = marked_on_replicas(&self.target, &view, slots).await?;
+        let own: SlotSet = view.me().importing.iter().map(|(slot, _)| *slot).collect();
+        // Servers that repeat marks on replicas do so with each SETSLOT, also where the primary has none any
+        // more.
+        self.target.set_slots(&own.intersection(slots).union(&marks), &Mark::Stable).await
+    }
+
+    /// Switches `cluster-allow-replica-migration` on again. What cannot be reached is left: a node that is
+    /// down has forgotten it anyway.
+    pub async fn unshelter(&mut self) {
+        for (_, address) in std::mem::take(&mut self.sheltered) {
+            let restored = async {
+                let (mut link, _) = self.source.door.open(&address).await?;
+                link.call(&[b"CONFIG", b"SET", MIGRATION_OPTION, b"yes"]).await
+            };
+            if let Err(e) = restored.await {
+                tracing::warn!(error = %e, "cluster-allow-replica-migration stays off there");
+            }
+        }
+    }
+
+    /// The nodes of both shards, as they were when this was opened.
+    pub fn members(&self) -> &Members {
+        &self.members
+    }
+}
+
+/// Which of `slots` the replicas of `party` have marked. Those that do not answer are left out: it is not
+/// known what they will have marked when they come back, which `whimbrel status` shows then.
+async fn marked_on_replicas(party: &Party, view: &ClusterView, slots: &SlotSet) -> Result<SlotSet> {
+    let mut marked = SlotSet::new();
+    for replica in view.replicas_of(&party.id).filter(|node| node.is_usable()) {
+        let asked = async {
+            let (mut link, _) = party.door.open(&replica.address).await?;
+            ClusterView::ask(&mut link).await
+        };
+        match asked.await {
+            Ok(view) => marked.extend(view.me().importing.iter().map(|(slot, _)| *slot)),
+            Err(e) if e.is_transient() => {
+                tracing::warn!(error = %e, "a replica could not be asked for marked slots");
+            }
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(marked.intersection(slots))
+}

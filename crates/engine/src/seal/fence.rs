@@ -1,0 +1,267 @@
+//! Keeps writers away for longer, in one of several ways.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+use whimbrel_wire::value::Value;
+
+use crate::deployment::Deployment;
+use crate::endpoint::Address;
+use crate::error::{Error, Result};
+use crate::link::Link;
+use crate::remedy::Remedy;
+
+use super::pause::Seal;
+use super::waiting;
+
+/// Where `readonly-replica` sends a server for its data: the port is reserved, and nobody listens there.
+const NOWHERE: (&[u8], &[u8]) = (b"127.0.0.1", b"1");
+
+/// How writers are kept away from the side that no longer counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FenceKind {
+    /// Not at all: writers are let go, and somebody else sees to it that they come to the other side.
+    None,
+    /// They stay paused for so many milliseconds, and find the other side meanwhile.
+    Pause {
+        /// For how long.
+        limit_ms: u64,
+    },
+    /// Every ACL user but our own loses the right to write, on all nodes.
+    Acl,
+    /// The server becomes a replica of nobody: it serves reads and refuses writes. Not for clusters.
+    ReadonlyReplica,
+    /// Not by us: somebody else stops the writers, before the target takes over, and keeps them away
+    /// afterwards.
+    External {
+        /// For how long nobody must have written, in milliseconds.
+        quiet_ms: u64,
+        /// How long is waited for that at most, in milliseconds.
+        wait_ms: u64,
+    },
+}
+
+/// What was done to keep writers out, and what undoes it. No password is in it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fence {
+    kind: FenceKind,
+    users: Vec<FencedUser>,
+}
+
+/// A user that lost the right to write.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct FencedUser {
+    at: String,
+    name: String,
+    /// The rules about commands that it had, as `ACL GETUSER` tells them.
+    commands: String,
+}
+
+impl FencedUser {
+    /// Whether it holds what a server tells of a user's commands, and nothing else that `ACL SETUSER` would
+    /// take for a rule.
+    fn is_plausible(&self) -> bool {
+        let is_command = |rule: &str| {
+            let name = rule.strip_prefix(['+', '-']).map(|name| name.strip_prefix('@').unwrap_or(name));
+            let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '|' | '-' | '_' | '.' | ':');
+            name.is_some_and(|name| !name.is_empty() && name.chars().all(is_plain))
+        };
+        let rules = self.rules();
+        matches!(rules.first(), Some(&("+@all" | "-@all"))) && rules.into_iter().all(is_command)
+    }
+
+    /// What it was allowed, rule by rule. They begin with what resets them: `+@all` or `-@all`.
+    fn rules(&self) -> Vec<&str> {
+        self.commands.split(' ').filter(|rule| !rule.is_empty()).collect()
+    }
+}
+
+impl Fence {
+    /// Finds out whether a fence of this kind can be put up, and what would undo it. Changes nothing.
+    ///
+    /// # Errors
+    /// `Unfit` where it cannot; as [`Deployment::open`] and [`Link::call`].
+    pub async fn plan(deployment: &Deployment, kind: FenceKind) -> Result<Fence> {
+        let mut users = Vec::new();
+        match kind {
+            FenceKind::None | FenceKind::Pause { .. } | FenceKind::External { .. } => {}
+            FenceKind::ReadonlyReplica if deployment.is_cluster() => {
+                let at = deployment.endpoint.address.to_string();
+                let what = "the primaries of a cluster cannot be made replicas of nobody";
+                return Err(Error::unfit(deployment.side(), at, "fence the writers off", what)
+                    .with_remedy(Remedy::ChooseFence("acl, pause or none")));
+            }
+            FenceKind::ReadonlyReplica if deployment.is_watched() => {
+                let at = deployment.endpoint.address.to_string();
+                let what = "the sentinels would make the server a primary again, or another one";
+                return Err(Error::unfit(deployment.side(), at, "fence the writers off", what)
+                    .with_remedy(Remedy::ChooseFence("acl, pause or none")));
+            }
+            FenceKind::ReadonlyReplica => {
+                let mut link = deployment.open(&deployment.server(), 0).await?;
+                // The older name is known to all servers.
+                let reply = link.call(&[b"CONFIG", b"GET", b"slave-read-only"]).await?;
+                if reply.field("slave-read-only").and_then(Value::as_str) != Some("yes") {
+                    let at = deployment.endpoint.address.to_string();
+                    let what = "replicas take writes there (replica-read-only)";
+                    return Err(Error::unfit(deployment.side(), at, "fence the writers off", what)
+                        .with_remedy(Remedy::ChooseFenceOr("CONFIG SET replica-read-only yes")));
+                }
+            }
+            FenceKind::Acl => {
+                // Replicas too: one that is promoted has rules of its own.
+                for address in deployment.topology().nodes() {
+                    let mut link = deployment.open(address, 0).await?;
+                    users.extend(writers(&mut link, address, &BTreeSet::new()).await?);
+                }
+                if users.is_empty() {
+                    let at = deployment.endpoint.address.to_string();
+                    let what = "there is no other ACL user than whimbrel's own that may write";
+                    return Err(Error::unfit(deployment.side(), at, "fence the writers off", what)
+                        .with_remedy(Remedy::OwnUserOrChooseFence));
+                }
+            }
+        }
+        Ok(Fence { kind, users })
+    }
+
+    /// Puts it up. Writers should be held meanwhile. With [`FenceKind::None`] and [`FenceKind::Pause`] there
+    /// is nothing to do here but to release, or to hold longer; with [`FenceKind::External`] nothing at all.
+    ///
+    /// # Errors
+    /// `Unfit` where there are users that the plan does not know; as [`Deployment::open`] and [`Link::call`].
+    /// Part of it may be up then, and [`Fence::lift`] takes that down.
+    pub async fn raise(&self, deployment: &Deployment) -> Result<()> {
+        if self.kind == FenceKind::ReadonlyReplica {
+            let mut link = deployment.open(&deployment.server(), 0).await?;
+            link.call(&[b"REPLICAOF", NOWHERE.0, NOWHERE.1]).await?;
+        }
+        self.rule(deployment, |_| vec!["-@write"]).await?;
+        if self.kind == FenceKind::Acl {
+            for address in deployment.topology().nodes() {
+                let mut link = deployment.open(address, 0).await?;
+                self.refuse_newcomers(&mut link, address).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the clients that could still take or leave something behind it: those that wait in a command, are
+    /// in a transaction, or watch keys for one. To be called when it is up, and before writers are let go.
+    /// Returns how many.
+    ///
+    /// # Errors
+    /// As [`Deployment::open`] and [`Link::call`].
+    pub async fn end_waiting(&self, deployment: &Deployment) -> Result<u64> {
+        match self.kind {
+            FenceKind::None | FenceKind::External { .. } => Ok(0),
+            FenceKind::Pause { .. } | FenceKind::Acl | FenceKind::ReadonlyReplica => {
+                waiting::end(deployment).await
+            }
+        }
+    }
+
+    /// Users that were made since the plan are not kept out, and what undoes the fence would not know them.
+    async fn refuse_newcomers(&self, link: &mut Link, address: &Address) -> Result<()> {
+        let at = address.to_string();
+        let known = self.users.iter().filter(|user| user.at == at).map(|user| user.name.clone()).collect();
+        if let Some(user) = writers(link, address, &known).await?.first() {
+            let what = format!("ACL user {} was made, or got rights, since the fence was planned", user.name);
+            return Err(Error::unfit(link.endpoint().side, at, "fence the writers off", what)
+                .with_remedy("try the cutover again"));
+        }
+        Ok(())
+    }
+
+    /// Takes it down. A pause ends as well, whichever client began it.
+    ///
+    /// # Errors
+    /// As [`Deployment::open`] and [`Link::call`].
+    pub async fn lift(&self, deployment: &Deployment) -> Result<()> {
+        if self.kind == FenceKind::ReadonlyReplica {
+            let mut link = deployment.open(&deployment.server(), 0).await?;
+            link.call(&[b"REPLICAOF", b"NO", b"ONE"]).await?;
+        }
+        if matches!(self.kind, FenceKind::Pause { .. }) {
+            Seal::open(deployment).await?.release().await?;
+        }
+        self.rule(deployment, FencedUser::rules).await
+    }
+
+    /// Gives each user the rules that `rules` has for it. Who was deleted since is not made anew.
+    async fn rule(&self, deployment: &Deployment, rules: fn(&FencedUser) -> Vec<&str>) -> Result<()> {
+        for address in deployment.topology().nodes().filter(|_| !self.users.is_empty()) {
+            let mut link = deployment.open(address, 0).await?;
+            let at = address.to_string();
+            let names = names_of_users(&mut link).await?;
+            for user in self.users.iter().filter(|user| user.at == at && names.contains(&user.name)) {
+                let mut command: Vec<&[u8]> = vec![b"ACL", b"SETUSER", user.name.as_bytes()];
+                command.extend(rules(user).into_iter().map(str::as_bytes));
+                link.call(&command).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// This fence, put up while `older` was standing: what undoes both.
+    #[must_use]
+    pub fn keeping(mut self, older: &Fence) -> Fence {
+        let is_older = |user: &FencedUser| older.users.iter().any(|o| o.at == user.at && o.name == user.name);
+        self.users.retain(|user| !is_older(user));
+        self.users.extend(older.users.iter().cloned());
+        if matches!(self.kind, FenceKind::External { .. }) && !self.users.is_empty() {
+            // What has to be undone is the older one.
+            self.kind = FenceKind::Acl;
+        }
+        self
+    }
+
+    /// Whether putting up a fence can have come to this. What was written by somebody else must not give
+    /// rights to users.
+    pub fn is_plausible(&self) -> bool {
+        (self.kind == FenceKind::Acl || self.users.is_empty())
+            && self.users.iter().all(FencedUser::is_plausible)
+    }
+
+    /// The nodes whose users lost rights.
+    pub fn nodes(&self) -> impl Iterator<Item = &str> {
+        self.users.iter().map(|user| user.at.as_str())
+    }
+
+    /// Which way.
+    pub fn kind(&self) -> FenceKind {
+        self.kind
+    }
+}
+
+/// The users of one node that may write, but for our own and those who are known.
+async fn writers(link: &mut Link, address: &Address, known: &BTreeSet<String>) -> Result<Vec<FencedUser>> {
+    let own = link.call(&[b"ACL", b"WHOAMI"]).await?;
+    let own = own.as_str().unwrap_or_default().to_owned();
+    let mut users = Vec::new();
+    for name in names_of_users(link).await?.into_iter().filter(|name| *name != own && !known.contains(name)) {
+        let user = link.call(&[b"ACL", b"GETUSER", name.as_bytes()]).await?;
+        let commands = user.field("commands").and_then(Value::as_str).unwrap_or_default().to_owned();
+        if user.field("selectors").and_then(Value::as_items).is_some_and(|selectors| !selectors.is_empty()) {
+            let what = format!("ACL user {name} has selectors, which may let it write all the same");
+            return Err(Error::unfit(
+                link.endpoint().side,
+                address.to_string(),
+                "fence the writers off",
+                what,
+            )
+            .with_remedy(Remedy::ChooseFenceOr("take the selectors away")));
+        }
+        // One that is off as well: its connections of before go on.
+        if commands != "-@all" {
+            users.push(FencedUser { at: address.to_string(), name, commands });
+        }
+    }
+    Ok(users)
+}
+
+async fn names_of_users(link: &mut Link) -> Result<BTreeSet<String>> {
+    let names = link.call(&[b"ACL", b"USERS"]).await?;
+    Ok(names.as_items().unwrap_or_default().iter().filter_map(Value::as_str).map(str::to_owned).collect())
+}

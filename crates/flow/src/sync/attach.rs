@@ -1,0 +1,158 @@
+//! Feeds of the primaries of a source.
+
+use std::sync::Arc;
+
+use whimbrel_core::slot::SlotSet;
+use whimbrel_engine::deployment::{Deployment, Shard};
+use whimbrel_engine::endpoint::Address;
+use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_engine::feed::{Feed, FeedKind, FeedOptions};
+use whimbrel_engine::remedy::Remedy;
+
+use super::options::SyncOptions;
+use super::source::Source;
+use super::state::Position;
+use super::status::SyncPhase;
+use super::syncer::Syncer;
+use crate::pipeline::Shared;
+use crate::retry::Backoff;
+
+/// How the changes of each primary of a source would be learnt of: feeds are attached, and dropped again.
+///
+/// # Errors
+/// As [`Feed::attach`]; `Unfit` where only tracking can be had and that will not do.
+pub async fn rehearse_feeds(
+    source: &Deployment,
+    options: FeedOptions,
+    replication_only: bool,
+) -> Result<Vec<(Address, FeedKind)>> {
+    let mut kinds = Vec::new();
+    for shard in &source.topology().shards {
+        let feed = Feed::attach(source, &shard.primary, SlotSet::full(), options).await?;
+        refuse_tracking(&feed, replication_only)?;
+        kinds.push((shard.primary.clone(), feed.kind()));
+    }
+    Ok(kinds)
+}
+
+impl Syncer {
+    /// Gives every primary of the source a feed. What may have been missed is in doubt afterwards.
+    pub(super) async fn attach(&mut self) -> Result<()> {
+        self.status.phase(SyncPhase::Attaching);
+        let topology = self.shared.source.topology();
+        let mut old = std::mem::take(&mut self.sources);
+        // Those that are written down are older, and count only where there are no others.
+        let mut known: Vec<Position> = old.iter().filter_map(Source::position).collect();
+        known.extend(self.state.positions.iter().filter(|_| old.is_empty()).cloned());
+        let alive = |source: &Source, shard: &Shard| {
+            *source.feed.address() == shard.primary && source.feed.failure().is_none()
+        };
+        self.unmapped |= old.iter().any(|source| source.unmapped);
+        let mut sources = Vec::new();
+        for shard in &topology.shards {
+            if let Some(index) = old.iter().position(|source| alive(source, shard)) {
+                let mut source = old.swap_remove(index);
+                source.become_shard(shard);
+                sources.push(source);
+                continue;
+            }
+            match self.attach_to(shard, &known).await {
+                Ok(source) => sources.push(source),
+                Err(e) => {
+                    // A process that goes on after this finds them as they were, and repairs them again.
+                    sources.append(&mut old);
+                    self.sources = sources;
+                    return Err(e);
+                }
+            }
+        }
+        let by_elements = sources.iter().filter(|source| source.feed.kind() != FeedKind::Tracking);
+        self.shared.followed.begin(by_elements.map(|source| source.unit.shard_id.clone()).collect());
+        self.sources = sources;
+        self.status.sources(self.sources.iter().map(|source| source.view.clone()).collect());
+        Ok(())
+    }
+
+    async fn attach_to(&mut self, shard: &Shard, known: &[Position]) -> Result<Source> {
+        let shared = self.shared.clone();
+        let mut backoff = Backoff::new(shared.options.retry);
+        loop {
+            match try_attach(&shared, shard, known, &self.options).await {
+                Ok((feed, Some(position))) => {
+                    tracing::info!(at = %shard.primary, offset = position.history.offset, "following goes \
+                        on");
+                    return Ok(Source::new(
+                        &shared,
+                        shard,
+                        feed,
+                        Some(position.history),
+                        self.options.all_dbs,
+                    ));
+                }
+                Ok((feed, None)) => {
+                    self.doubt = self.doubt.union(&shard.slots);
+                    return Ok(Source::new(&shared, shard, feed, None, self.options.all_dbs));
+                }
+                Err(e) => shared.pause(&mut backoff, e).await?,
+            }
+            // Another node may lead the shard by now: who asked looks at the topology again.
+            shared.refresh_source().await;
+            let topology = shared.source.topology();
+            if !topology.shards.iter().any(|now| now.primary == shard.primary)
+                && let Some(now) =
+                    topology.shards.iter().max_by_key(|s| s.slots.intersection(&shard.slots).len())
+            {
+                return Box::pin(self.attach_to(&now.clone(), known)).await;
+            }
+        }
+    }
+}
+
+/// A feed, and the position from which it goes on, where there was one.
+async fn try_attach(
+    shared: &Arc<Shared>,
+    shard: &Shard,
+    known: &[Position],
+    options: &SyncOptions,
+) -> Result<(Feed, Option<Position>)> {
+    // A slot that comes to this primary later has been watched from the beginning.
+    let slots = SlotSet::full();
+    let at = shard.primary.to_string();
+    let wanted =
+        |position: &&Position| options.feed.kind != Some(FeedKind::Tracking) && position.address == at;
+    for position in known.iter().filter(wanted) {
+        let attach = async |from| {
+            Feed::attach_at(&shared.source, &shard.primary, slots.clone(), options.feed, from).await
+        };
+        if position.seen != position.history && attach(&position.seen).await?.is_none() {
+            continue;
+        }
+        if let Some(feed) = attach(&position.history).await? {
+            return Ok((feed, Some(position.clone())));
+        }
+    }
+    let feed = Feed::attach(&shared.source, &shard.primary, slots, options.feed).await?;
+    refuse_tracking(&feed, options.replication_only)?;
+    if feed.kind() == FeedKind::Tracking {
+        shared.progress.notice(format!(
+            "{} is followed by tracking: changes of consumer groups and functions arrive with the cutover \
+                only",
+            shard.primary
+        ));
+    }
+    Ok((feed, None))
+}
+
+fn refuse_tracking(feed: &Feed, replication_only: bool) -> Result<()> {
+    if !replication_only || feed.kind() != FeedKind::Tracking {
+        return Ok(());
+    }
+    let at = feed.address().to_string();
+    Err(Error::unfit(
+        Side::Source,
+        at,
+        "attach a feed of changes",
+        "the server does not let us have a replication link",
+    )
+    .with_remedy(Remedy::AllowReplicationOrAnyFeed))
+}

@@ -1,0 +1,64 @@
+//! What a sync and a cutover are asked for.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use whimbrel_engine::feed::FeedOptions;
+use whimbrel_engine::seal::FenceKind;
+
+use crate::copy::CopyOptions;
+
+/// What to keep equal, and how.
+#[derive(Debug, Clone)]
+pub struct SyncOptions {
+    /// Which keys, and how they are transferred. [`CopyOptions::mirror`] must be set, and no types and no
+    /// limit.
+    pub copy: CopyOptions,
+    /// How changes are learnt of.
+    pub feed: FeedOptions,
+    /// A tracking feed will not do.
+    pub replication_only: bool,
+    /// The target held keys before: those that the source does not have are removed after the snapshot.
+    pub sweep_first: bool,
+    /// Function libraries are copied, and once more at the cutover.
+    pub functions: bool,
+    /// End as soon as nothing is left to transfer.
+    pub once: bool,
+    /// All databases were meant: keys in one that was left out are worth a word.
+    pub all_dbs: bool,
+    /// Where a [`FenceNote`] is left after a cutover.
+    pub fence_file: PathBuf,
+}
+
+/// How much is compared before the writers are fenced off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Compare {
+    /// Nothing.
+    None,
+    /// The number of keys that do not expire, in each database.
+    Counts,
+    /// That, and the whole content of a sample of keys.
+    Sample,
+    /// The whole content of all keys, and that the target has no others.
+    Full,
+}
+
+/// How the target is to take over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CutoverOptions {
+    /// How long writers may be held, in milliseconds.
+    pub max_pause_ms: u64,
+    /// How they are kept out afterwards.
+    pub fence: FenceKind,
+    /// How much is compared before.
+    pub compare: Compare,
+    /// Go on although keys are known that are not on the target.
+    pub accept_failures: bool,
+    /// Be able to come back: the target is followed from the very moment of the cutover.
+    pub reverse: bool,
+    /// Come back: writers are let in again where this sync leads to. Only for one that leads back.
+    pub back: bool,
+    /// Only find out whether it could be done, and how long writers would be held.
+    pub dry_run: bool,
+}

@@ -1,0 +1,87 @@
+//! What a sync did, and what a cutover came to.
+
+use serde::Serialize;
+use whimbrel_engine::seal::{FenceKind, WritingClient};
+
+use crate::journal::KeyFailure;
+use crate::progress::CopyCounts;
+
+/// What a sync did.
+#[derive(Debug, Clone, Serialize)]
+pub struct SyncReport {
+    /// All counters. Keys that were removed from the target count as `gone`.
+    pub counts: CopyCounts,
+    /// How long it ran.
+    pub duration_ms: u64,
+    /// True where it went on from a journal.
+    pub resumed: bool,
+    /// True where every key had been transferred at least once.
+    pub snapshot_done: bool,
+    /// How many slots were gone through again, repetitions included.
+    pub reconciled_slots: u64,
+    /// True where it ended by itself because nothing was left to transfer.
+    pub caught_up: bool,
+    /// The cutover, where there was one.
+    pub cutover: Option<CutoverReport>,
+    /// Keys that the target evicted meanwhile.
+    pub evicted: u64,
+    /// The first keys that are not on the target; their number is in the counters.
+    pub failures: Vec<KeyFailure>,
+    /// What the user should know.
+    pub notices: Vec<String>,
+}
+
+/// What a cutover came to.
+#[derive(Debug, Clone, Serialize)]
+pub struct CutoverReport {
+    /// Nothing was done: it was only looked how it would go.
+    pub dry_run: bool,
+    /// How long writers would be held, by what it took before anybody was held, in milliseconds.
+    pub estimate_ms: u64,
+    /// How long they were held, in milliseconds; with `--fence pause` until they were fenced off, with
+    /// `--fence external` for how long nobody had written when the target took over.
+    pub pause_ms: u64,
+    /// Touched keys that were transferred under the pause.
+    pub drained: u64,
+    /// Keys that were compared in full; in a dry run those of the rehearsal.
+    pub compared: u64,
+    /// Keys that the source held when it began.
+    pub keys: u64,
+    /// How likely it is that the sample would have shown a difference in one key of a hundred; `None` where
+    /// all keys were compared, or no sample was.
+    pub finds_one_percent: Option<f64>,
+    /// What could not be found out.
+    pub notices: Vec<String>,
+    /// How writers of the source are kept out.
+    pub fence: FenceKind,
+    /// Clients of the source that were disconnected: they waited in a command, were in a transaction, or
+    /// watched keys.
+    pub ended: u64,
+    /// The target is followed back into the source from now on.
+    pub reverse: bool,
+    /// Writers were let in again on the target, which had been fenced off.
+    pub lifted: bool,
+    /// Who wrote last, where somebody else stops the writers; in a dry run, who writes now.
+    pub external: Option<ExternalReport>,
+}
+
+impl CutoverReport {
+    /// Whether the sync ends with it. Without a fence it goes on following those who still write to the
+    /// source.
+    pub(super) fn is_final(&self) -> bool {
+        !self.dry_run && self.fence != FenceKind::None
+    }
+}
+
+/// What came of the wait.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct ExternalReport {
+    /// For how long it was waited until nobody wrote, in milliseconds.
+    pub waited_ms: u64,
+    /// How often it began anew since somebody wrote during the comparison.
+    pub restarts: u32,
+    /// The clients that wrote last; empty where the server does not tell.
+    pub clients: Vec<WritingClient>,
+    /// Some of the keys that were touched last.
+    pub keys: Vec<String>,
+}

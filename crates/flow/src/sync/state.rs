@@ -1,0 +1,67 @@
+//! How far a sync is: what its journal keeps, and what the sync that leads back begins with.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use whimbrel_engine::feed::{Feed, History};
+use whimbrel_engine::seal::Fence;
+
+use crate::journal::JournalState;
+
+/// Where a later feed of a primary can go on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Position {
+    /// Which primary. After a failover nobody goes on from there: the new primary may lack what the old one
+    /// had acknowledged, and what has been transferred already.
+    pub(super) address: String,
+    /// The point of its history before which everything has been transferred.
+    pub(super) history: History,
+    /// How far its history was seen: something of what came in between may have been transferred as well. A
+    /// server that does not have all of that any more has forgotten some of it.
+    pub(super) seen: History,
+}
+
+/// How far a sync is: what its journal keeps.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SyncState {
+    /// Of the snapshot.
+    pub(super) copy: JournalState,
+    /// Every key has been transferred once.
+    pub(super) snapshot_done: bool,
+    /// The target still has to be searched for keys that the source does not have.
+    pub(super) sweep: bool,
+    /// Where the feeds can go on.
+    pub(super) positions: Vec<Position>,
+    /// Which shard of the source owned which slots when nothing was in doubt but what is below: shard id and
+    /// slots.
+    pub(super) layout: BTreeMap<String, String>,
+    /// Slots to go through again, as ranges.
+    pub(super) doubt: String,
+    /// What was done to the source at the cutover.
+    pub(super) cut_over: Option<Fence>,
+    /// What keeps writers away from the target: it was the source before, and this sync leads back to it.
+    pub(super) lift: Option<Fence>,
+}
+
+impl SyncState {
+    /// Of a sync that leads back to where another one came from, and begins where that one ended.
+    pub fn leading_back(back: &Back) -> SyncState {
+        SyncState {
+            copy: JournalState { pass: 1, ..JournalState::default() },
+            snapshot_done: true,
+            positions: back.positions.clone(),
+            lift: Some(back.fence.clone()),
+            ..SyncState::default()
+        }
+    }
+}
+
+/// What a sync needs that leads back to the source of one that was cut over.
+#[derive(Debug)]
+pub struct Back {
+    /// Where the target was at the cutover: what comes after that was written by others.
+    pub(super) positions: Vec<Position>,
+    pub(super) fence: Fence,
+    /// They make the target keep a backlog from there on, until somebody else follows it.
+    pub(super) _feeds: Vec<Feed>,
+}

@@ -1,0 +1,112 @@
+//! Both sides as one worker asks them, and what is said and asked of elements whatever the type of their key.
+
+use bytes::Bytes;
+use whimbrel_engine::error::Result;
+use whimbrel_wire::value::Value;
+
+use super::case::{Fault, KeyType, items, sound};
+use super::options::Depth;
+use super::peer::{Peer, Request};
+use super::report::quoted;
+
+/// What is compared, and with what bounds.
+#[derive(Debug, Clone)]
+pub(super) struct Rules {
+    pub depth: Depth,
+    pub types: Vec<String>,
+    pub ttl_tolerance_ms: u64,
+    pub chunk_bytes: u64,
+    pub check_extra: bool,
+}
+
+/// Both sides, as one worker sees them.
+#[derive(Debug)]
+pub(super) struct Pair {
+    pub source: Peer,
+    pub target: Peer,
+    pub rules: Rules,
+}
+
+impl Pair {
+    /// The same requests to both sides at the same time.
+    pub async fn both(&mut self, requests: &[Request]) -> Result<(Vec<Value>, Vec<Value>)> {
+        if requests.is_empty() {
+            return Ok((Vec::new(), Vec::new()));
+        }
+        tokio::try_join!(self.source.run(requests), self.target.run(requests))
+    }
+
+    /// The same request to both sides at the same time.
+    pub(super) async fn both_once(&mut self, request: Request) -> Result<(Value, Value), Fault> {
+        let command = request.command();
+        let requests = [request];
+        let (mut source, mut target) = self.both(&requests).await?;
+        match (source.pop(), target.pop()) {
+            (Some(source), Some(target)) => {
+                Ok((sound(&self.source, command, source)?, sound(&self.target, command, target)?))
+            }
+            _ => Err(Fault::Shifted),
+        }
+    }
+}
+
+/// Where two strings of the same length part, when `source` and `target` start at `offset`.
+pub(super) fn position_text(source: &[u8], target: &[u8], offset: u64, length: u64) -> String {
+    let at = source.iter().zip(target).position(|(s, t)| s != t).unwrap_or(0);
+    format!("first different byte at {} of {length}", offset + at as u64)
+}
+
+/// Two lengths.
+pub(super) fn lengths_text(of: &str, source: u64, target: u64) -> String {
+    format!("{source} {of} on the source, {target} on the target")
+}
+
+/// The command that counts the elements of a collection.
+pub(super) fn cardinality_command(kind: Option<&KeyType>) -> &'static str {
+    match kind {
+        Some(KeyType::List) => "LLEN",
+        Some(KeyType::Set) => "SCARD",
+        Some(KeyType::Zset) => "ZCARD",
+        _ => "HLEN",
+    }
+}
+
+/// The expiry times of fields of several hashes, as `HPEXPIRETIME` tells them: -1 where there is none, -2
+/// where there is no such field. A server without them has none.
+pub(super) async fn field_expiries(
+    peer: &mut Peer,
+    hashes: &[(Bytes, &[Bytes])],
+) -> Result<Vec<Result<Vec<i64>, Fault>>> {
+    if !peer.capabilities().hash_field_ttl {
+        return Ok(hashes.iter().map(|(_, fields)| Ok(vec![-1; fields.len()])).collect());
+    }
+    let request = |(key, fields): &(Bytes, &[Bytes])| {
+        Request::on("HPEXPIRETIME", key).arg("FIELDS").int(fields.len() as u64).args(*fields)
+    };
+    let requests: Vec<Request> = hashes.iter().map(request).collect();
+    let replies = peer.run(&requests).await?;
+    let read = |(reply, (_, fields)): (Value, &(Bytes, &[Bytes]))| {
+        // Redis answers for a key that is gone with -2 for each field, some versions with an empty list or
+        // null.
+        let times = match sound(peer, "HPEXPIRETIME", reply)? {
+            Value::Null => return Err(Fault::Shifted),
+            reply => items(peer, "HPEXPIRETIME", reply)?,
+        };
+        let times: Option<Vec<i64>> = times.iter().map(Value::as_int).collect();
+        times.filter(|t| t.len() == fields.len()).ok_or(Fault::Shifted)
+    };
+    Ok(replies.into_iter().zip(hashes).map(read).collect())
+}
+
+/// Whether two replies of `HPEXPIRETIME` mean the same.
+pub(super) fn same_field_expiry(source: i64, target: i64, tolerance_ms: u64) -> bool {
+    if source < 0 || target < 0 { source == target } else { source.abs_diff(target) <= tolerance_ms }
+}
+
+/// A finding about one of several elements.
+pub(super) fn element_text(what: &str, name: &[u8], how: &str, others: u64) -> String {
+    match others {
+        0 => format!("{what} {} {how}", quoted(name)),
+        n => format!("{what} {} {how}, and {n} more", quoted(name)),
+    }
+}

