@@ -13,7 +13,7 @@ use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_d
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, ErrorKind, Result};
 use whimbrel_engine::remedy::Remedy;
-use whimbrel_flow::copy::{self, CopyOptions, CopyReport, DbPair, Existing, Plan};
+use whimbrel_flow::copy::{self, CopyOptions, CopyReport, DbPair, Existing, KeyFailure, Plan, PlannedDb};
 use whimbrel_flow::journal::{self, Journal};
 use whimbrel_flow::progress::CopyProgress;
 use whimbrel_flow::retry::RetryPolicy;
@@ -30,6 +30,9 @@ use crate::ui::errors;
 
 /// Size of the pieces in which large values move.
 pub const CHUNK_BYTES: usize = 512 << 10;
+
+/// Failed keys that are listed without `--json`.
+const FAILURES_SHOWN: usize = 20;
 
 /// What goes on with a copy, or with a sync in the direction that the command says.
 pub const AGAIN: &str = "the same command with --resume";
@@ -253,18 +256,11 @@ fn policy(args: &CopyArgs, plan: &Plan, options: &CopyOptions) -> &'static str {
     }
 }
 
-fn show_plan(args: &CopyArgs, plan: &Plan, options: &CopyOptions) {
-    if args.show.json {
-        say!(
-            "{}",
-            json!({"event": "plan", "dry_run": args.dry_run, "policy": policy(args, plan, options),
-                "plan": plan})
-        );
-        return;
-    }
+/// Shows both sides of a copy or a sync, and those of the databases that are worth a line.
+pub fn show_sides(plan: &Plan, is_shown: impl Fn(&PlannedDb) -> bool) {
     eprintln!("source   {}", plan.source);
     eprintln!("target   {}", plan.target);
-    for db in &plan.dbs {
+    for db in plan.dbs.iter().filter(|db| is_shown(db)) {
         let selected = match db.selected_keys {
             Some(n) if n != db.source_keys => format!(", {} of them selected", format_count(n)),
             None => ", a part of them selected".to_owned(),
@@ -278,6 +274,25 @@ fn show_plan(args: &CopyArgs, plan: &Plan, options: &CopyOptions) {
             format_count(db.target_keys)
         );
     }
+}
+
+/// Shows the first keys that failed.
+pub fn show_failures(failures: &[KeyFailure]) {
+    for failure in failures.iter().take(FAILURES_SHOWN) {
+        eprintln!("failed   db {} key {}: {}", failure.db, failure.key, failure.reason);
+    }
+}
+
+fn show_plan(args: &CopyArgs, plan: &Plan, options: &CopyOptions) {
+    if args.show.json {
+        say!(
+            "{}",
+            json!({"event": "plan", "dry_run": args.dry_run, "policy": policy(args, plan, options),
+                "plan": plan})
+        );
+        return;
+    }
+    show_sides(plan, |_| true);
     eprintln!("policy   {}", policy(args, plan, options));
     if args.dry_run {
         eprintln!("dry run: nothing was written");
@@ -294,11 +309,10 @@ fn show_report(args: &CopyArgs, report: &CopyReport, is_cancelled: bool) {
     for notice in &report.notices {
         eprintln!("note     {notice}");
     }
-    for failure in report.failures.iter().take(20) {
-        eprintln!("failed   db {} key {}: {}", failure.db, failure.key, failure.reason);
-    }
-    if c.failed > 20 {
-        eprintln!("         … and {} more; --json lists up to 1,000", format_count(c.failed - 20));
+    show_failures(&report.failures);
+    if c.failed > FAILURES_SHOWN as u64 {
+        let more = format_count(c.failed - FAILURES_SHOWN as u64);
+        eprintln!("         … and {more} more; --json lists up to 1,000");
     }
     let mut rest = String::new();
     for (n, name) in

@@ -48,9 +48,9 @@ async fn try_run(args: &FleetArgs, stop: &CancellationToken) -> Result<Exit> {
     let at = args.command.at();
     let mut coordinator = CoordinatorClient::new(at.endpoints()?);
     let status = coordinator.first_status().await?;
-    let (words, goal, wait) = match &args.command {
+    let (words, goal, order) = match &args.command {
         FleetCommand::Status(_) => return Ok(show(&status, at.json)),
-        FleetCommand::Join { which, weight, wait, .. } => {
+        FleetCommand::Join { which, weight, order, .. } => {
             let words = match (&which.member, &which.backend) {
                 (Some(member), _) => {
                     let number = status.find(member)?.member.to_string();
@@ -59,23 +59,23 @@ async fn try_run(args: &FleetArgs, stop: &CancellationToken) -> Result<Exit> {
                 }
                 (None, backend) => place(&status, backend.as_deref(), weight.unwrap_or(1))?,
             };
-            (words, Goal::Settled, wait)
+            (words, Goal::Settled, order)
         }
-        FleetCommand::Leave { member, wait, .. } => {
+        FleetCommand::Leave { member, order, .. } => {
             let number = status.find(member)?.member;
-            (vec!["LEAVE".to_owned(), number.to_string()], Goal::Gone(number), wait)
+            (vec!["LEAVE".to_owned(), number.to_string()], Goal::Gone(number), order)
         }
-        FleetCommand::Drain { which, wait, .. } => match (&which.member, &which.backend) {
+        FleetCommand::Drain { which, order, .. } => match (&which.member, &which.backend) {
             (Some(member), _) => {
                 let number = status.find(member)?.member;
-                (vec!["DRAIN".to_owned(), number.to_string()], Goal::Empty(number), wait)
+                (vec!["DRAIN".to_owned(), number.to_string()], Goal::Empty(number), order)
             }
             (None, backend) => {
                 let name = backend.clone().unwrap_or_default();
-                (place(&status, backend.as_deref(), 0)?, Goal::Bare(name), wait)
+                (place(&status, backend.as_deref(), 0)?, Goal::Bare(name), order)
             }
         },
-        FleetCommand::Rebalance { wait, .. } => (vec!["REBALANCE".to_owned()], Goal::Settled, wait),
+        FleetCommand::Rebalance(order) => (vec!["REBALANCE".to_owned()], Goal::Settled, order),
     };
     if let Some((ask, question)) = question(&args.command, &status, &goal) {
         let decision = confirm(&question, ask.yes, false, at.json, stop).await?;
@@ -84,7 +84,7 @@ async fn try_run(args: &FleetArgs, stop: &CancellationToken) -> Result<Exit> {
         }
     }
     coordinator.order(&words).await?;
-    if wait.no_wait {
+    if order.no_wait {
         tell(at.json, "asked", "the coordinator has written it down and goes on by itself", &status);
         return Ok(Exit::Success);
     }

@@ -61,7 +61,7 @@ async fn run_inner(args: &RepairArgs, stop: &CancellationToken, begun: &mut bool
     let cluster = deployment.endpoint.address.to_string();
     let question = format!("Do this in the cluster at {cluster}, and what follows from it?");
     let decision =
-        confirm(&Question::typed(question, cluster), args.yes, args.dry_run, args.json, stop).await?;
+        confirm(&Question::typed(question, cluster), args.ask.yes, args.dry_run, args.json, stop).await?;
     if let Some(exit) = decision.end(Exit::Problem) {
         return Ok(exit);
     }

@@ -137,7 +137,7 @@ async fn try_command(
     let cluster = &deployment.endpoint.address;
     let question =
         Question::new(format!("Move {} in the cluster at {cluster}?", format_count_of(slots as u64, "slot")));
-    let decision = confirm(&question, moving.yes, moving.dry_run, moving.show.json, stop).await?;
+    let decision = confirm(&question, moving.ask.yes, moving.dry_run, moving.show.json, stop).await?;
     if let Some(exit) = decision.end(Exit::Success) {
         return Ok(exit);
     }

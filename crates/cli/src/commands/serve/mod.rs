@@ -2,24 +2,22 @@
 
 mod fleet;
 
-use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::json;
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::daemon::log::Log;
 use whimbrel_control::daemon::queue::Queue;
-use whimbrel_control::daemon::shown::Shown;
 use whimbrel_control::daemon::{Daemon, DaemonOptions, Jobs, STRANGERS_MAX, Services};
 use whimbrel_control::fleet::Coordinator;
-use whimbrel_control::http::{CONNECTIONS_MAX, HttpServer};
+use whimbrel_control::http::CONNECTIONS_MAX;
 use whimbrel_control::store::Store;
 use whimbrel_core::units::format_count_of;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_fleet::protocol::MEMBERS_MAX;
 
+use crate::commands::exposing::expose;
 use crate::commands::{cluster, reshard};
 use crate::exit::Exit;
 use crate::paths;
@@ -78,7 +76,7 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
         mover.say_resuming(voice);
     }
     // Its tasks end with this function.
-    let _exposing = voice.expose(log.shown(), args.http, stop).await?;
+    let _exposing = expose(args.http, log.shown(), stop, |text, json| voice.say(text, json)).await?;
     // Where the coordinator cannot go on, the rest ends as well: its supervisor starts it again.
     let stop = stop.child_token();
     let moves = async {
@@ -205,26 +203,6 @@ impl Voice {
         } else {
             eprintln!("{text}");
         }
-    }
-
-    /// Shows the jobs over HTTP, where that is wished.
-    async fn expose(
-        self,
-        shown: Arc<Shown>,
-        listen: Option<SocketAddr>,
-        stop: &CancellationToken,
-    ) -> Result<JoinSet<()>> {
-        let mut tasks = JoinSet::new();
-        if let Some(listen) = listen {
-            let server = HttpServer::bind(listen).await?;
-            let address = server.address()?.to_string();
-            tasks.spawn(server.serve(shown, stop.clone()));
-            self.say(
-                &format!("http     http://{address}/metrics, /healthz, /readyz, /status"),
-                &json!({"event": "http", "address": address}),
-            );
-        }
-        Ok(tasks)
     }
 
     fn say_serving(

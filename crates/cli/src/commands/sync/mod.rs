@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use whimbrel_control::http::HttpServer;
 use whimbrel_control::naming::{job_of, one_spelling};
 use whimbrel_control::steering::{self, Attendance, Came, LocalJob};
 use whimbrel_control::store::{Kind, Store};
@@ -26,6 +24,7 @@ use whimbrel_flow::sync::{
 };
 
 use crate::commands::copy as copy_command;
+use crate::commands::exposing::expose;
 use crate::commands::jobs::again;
 use crate::commands::losses;
 use crate::commands::words;
@@ -46,9 +45,6 @@ const RETRY_PAUSE_MAX_MS: u64 = 250;
 
 /// Touched elements of one key; of a key with more of them all is transferred again.
 const ELEMENTS_MAX: usize = 64 << 10;
-
-/// Failed keys that are listed without `--json`.
-const FAILURES_SHOWN: usize = 20;
 
 /// Runs the command.
 pub async fn run(args: &SyncArgs, stop: CancellationToken) -> Exit {
@@ -102,7 +98,14 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
     }
     let current = Arc::new(Current::default());
     // Its tasks end with this function.
-    let _exposing = expose(args, &current, stop).await?;
+    let _exposing = expose(args.http, current.clone(), stop, |text, json| {
+        if args.show.json {
+            say!("{json}");
+        } else if !args.show.quiet {
+            eprintln!("{text}");
+        }
+    })
+    .await?;
     let journal = Journal::open(&folder, &name, &description, args.resume)?;
     let status = Arc::new(SyncStatus::default());
     if !args.functions && plan.functions_left > 0 {
@@ -297,22 +300,6 @@ async fn attended(
     Ok((report, back))
 }
 
-/// Shows over HTTP how it stands, where that is wished.
-async fn expose(args: &SyncArgs, current: &Arc<Current>, stop: &CancellationToken) -> Result<JoinSet<()>> {
-    let mut tasks = JoinSet::new();
-    if let Some(listen) = args.http {
-        let server = HttpServer::bind(listen).await?;
-        let address = server.address()?;
-        tasks.spawn(server.serve(current.clone(), stop.clone()));
-        if args.show.json {
-            say!("{}", json!({"event": "http", "address": address.to_string()}));
-        } else if !args.show.quiet {
-            eprintln!("http     http://{address}/metrics, /healthz, /readyz, /status");
-        }
-    }
-    Ok(tasks)
-}
-
 /// Which of the two that were named is the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Direction {
@@ -423,17 +410,7 @@ fn show_plan(args: &SyncArgs, name: &str, plan: &Plan) {
         );
         return;
     }
-    eprintln!("source   {}", plan.source);
-    eprintln!("target   {}", plan.target);
-    for db in plan.dbs.iter().filter(|db| db.source_keys + db.target_keys > 0) {
-        eprintln!(
-            "db {:<5} {}; to db {}, which holds {}",
-            db.db.source,
-            format_count_of(db.source_keys, "key"),
-            db.db.target,
-            format_count(db.target_keys)
-        );
-    }
+    copy_command::show_sides(plan, |db| db.source_keys + db.target_keys > 0);
     if args.mirror && plan.dbs.iter().any(|db| db.target_keys > 0) {
         eprintln!("mirror   keys that only the target has are removed, those that differ are replaced");
     }
@@ -543,9 +520,7 @@ fn show_report(args: &SyncArgs, report: &SyncReport, again: Option<&str>) {
         // Otherwise each was told when it came up.
         report.notices.iter().for_each(|notice| eprintln!("note     {notice}"));
     }
-    for failure in report.failures.iter().take(FAILURES_SHOWN) {
-        eprintln!("failed   db {} key {}: {}", failure.db, failure.key, failure.reason);
-    }
+    copy_command::show_failures(&report.failures);
     say!(
         "{} {} written, {} in {}, {} removed{}{}",
         match (report.cutover.is_some(), report.caught_up) {

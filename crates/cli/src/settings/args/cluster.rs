@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::access::{ClusterAccess, Timeouts};
+use super::shared::Beforehand;
 
 /// Where the cluster is and how to reach it.
 #[derive(Debug, Args)]
@@ -97,9 +98,8 @@ pub struct RepairArgs {
     #[arg(long, value_name = "FOLDER")]
     pub state_dir: Option<PathBuf>,
 
-    /// Do not ask
-    #[arg(long, short)]
-    pub yes: bool,
+    #[command(flatten)]
+    pub ask: Beforehand,
 
     /// Print one JSON object for the plan and one for the outcome
     #[arg(long, help_heading = "Output")]

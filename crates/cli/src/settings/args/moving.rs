@@ -10,7 +10,7 @@ use whimbrel_core::units::parse_count;
 use super::access::ClusterAccess;
 use super::cluster::ClusterArgs;
 use super::fleet::CoordinatorArgs;
-use super::shared::Show;
+use super::shared::{Beforehand, Show};
 use super::values::{parse_bytes, parse_pause};
 
 /// By which means slots move.
@@ -110,9 +110,8 @@ pub struct MovingArgs {
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
 
-    /// Do not ask
-    #[arg(long, short)]
-    pub yes: bool,
+    #[command(flatten)]
+    pub ask: Beforehand,
 
     #[command(flatten)]
     pub show: Show,
