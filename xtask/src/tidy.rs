@@ -285,7 +285,7 @@ fn from_root<'a>(path: &'a str, root: &str) -> &'a str {
 
 // ---- Text ----
 
-const RUST_LINES_MAX: usize = 1_200;
+const RUST_LINES_MAX: usize = 800;
 
 /// As rustfmt.toml says for code; rustfmt leaves comments, strings and macros as they are.
 const RUST_COLUMNS_MAX: usize = 110;
@@ -676,7 +676,7 @@ mod tests {
     #[test]
     fn long_files() {
         assert!(found("a.rs", &"//\n".repeat(RUST_LINES_MAX)).is_empty());
-        assert_eq!(found("a.rs", &"//\n".repeat(RUST_LINES_MAX + 1)), ["1201 long-file"]);
+        assert_eq!(found("a.rs", &"//\n".repeat(RUST_LINES_MAX + 1)), ["801 long-file"]);
         assert!(found("a.md", &"//\n".repeat(RUST_LINES_MAX + 1)).is_empty());
         let line = |columns: usize| format!("// {}\n", "é".repeat(columns - 3));
         assert!(found("a.rs", &line(RUST_COLUMNS_MAX)).is_empty());
