@@ -23,7 +23,7 @@ pub fn keep_files_private() {
 /// which nobody named is closed to others where an older version left it open.
 ///
 /// # Errors
-/// `Unfit` for such a folder; `Own` where it cannot be closed.
+/// `Options` for such a folder; `Own` where it cannot be closed.
 pub fn check_folder(folder: &Path, is_default: bool) -> Result<()> {
     // One that is not there will be made, for nobody else.
     let Ok(about) = folder.symlink_metadata() else { return Ok(()) };

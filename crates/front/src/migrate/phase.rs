@@ -79,7 +79,7 @@ impl StateFile {
     /// Where the front stood; at `Forwarding` where there is no file.
     ///
     /// # Errors
-    /// `Own` where it cannot be read or understood; `Unfit` where it is about other servers.
+    /// `Own` where it cannot be read or understood; `Options` where it is about other servers.
     pub fn load(&self) -> Result<Stand> {
         let text = match self.document.read(DOCUMENT) {
             Ok(Some(text)) => text,

@@ -31,7 +31,7 @@ impl EtcdOptions {
     /// Reads `etcd://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/PREFIX]`, or `etcds://` for TLS.
     ///
     /// # Errors
-    /// `Unfit` with the part that is wrong. It repeats no password.
+    /// `Options` with the part that is wrong. It repeats no password.
     pub fn parse(text: &str) -> Result<EtcdOptions> {
         let fail = |what: &str| {
             Error::options(Side::Store, "reading the address of the store", what)
