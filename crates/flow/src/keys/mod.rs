@@ -25,6 +25,7 @@ pub mod state;
 pub mod write;
 
 pub use fit::Fit;
+pub(crate) use read::expire_in_ms;
 pub use read::{Fetch, Found, Read, Way, exist, read_all};
 pub use size::{memory_bytes, memory_bytes_of};
 pub use state::{Body, KeyState, shown};

@@ -374,6 +374,20 @@ pub async fn exist<K: AsRef<[u8]>>(link: &mut Link, keys: &[K]) -> Result<Vec<bo
     replies.into_iter().map(|reply| Ok(link.check(reply, b"EXISTS")? == Value::Int(1))).collect()
 }
 
+/// Says of each key in how many milliseconds it expires; `None` where it never does, or does not exist.
+///
+/// # Errors
+/// Whatever the link or the server reports.
+pub(crate) async fn expire_in_ms(link: &mut Link, keys: &[Bytes]) -> Result<Vec<Option<u64>>> {
+    for key in keys {
+        link.push(&[b"PTTL", key]);
+    }
+    link.flush().await?;
+    let replies = link.replies(keys.len()).await?;
+    let left = |reply| Ok(link.check(reply, b"PTTL")?.as_int().and_then(|ms| u64::try_from(ms).ok()));
+    replies.into_iter().map(left).collect()
+}
+
 /// What it means that it stays unclear when a key expires.
 pub fn unclear(link: &Link) -> Error {
     let what =
