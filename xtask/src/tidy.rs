@@ -4,6 +4,7 @@
 
 mod circles;
 mod links;
+mod prose;
 mod source;
 
 use std::collections::BTreeMap;
@@ -51,14 +52,20 @@ pub fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Rules `link` and `contents`.
+/// Rules `link`, `contents` and `long-sentence`.
 fn check_pages(pages: &BTreeMap<String, String>) -> Vec<Finding> {
     let dead = links::dead(pages, &|path| Path::new(path).exists());
     let dead = dead.into_iter().map(|(path, line, what)| Finding::new(&path, line, "link", what));
     let unlisted = links::unlisted(pages);
     let unlisted =
         unlisted.iter().map(|path| Finding::new(path, 1, "contents", "docs/SUMMARY.md does not name it"));
-    dead.chain(unlisted).collect()
+    let long = pages.iter().flat_map(|(path, text)| {
+        prose::long_sentences(path, text).into_iter().map(|(line, words)| {
+            let message = format!("a sentence of {words} words, at most {}: divide it", prose::WORDS_MAX);
+            Finding::new(path, line, "long-sentence", message)
+        })
+    });
+    dead.chain(unlisted).chain(long).collect()
 }
 
 /// One place where a rule is broken.
