@@ -4,15 +4,18 @@
 pub const WORDS_MAX: usize = 35;
 
 /// Where the rule holds: the README, and what leads through a job.
-const PAGES: [&str; 9] = [
+const PAGES: [&str; 12] = [
     "README.md",
     "docs/start/",
     "docs/operating/",
+    "docs/comparison.md",
     "docs/configuration.md",
     "docs/exit-codes.md",
+    "docs/faq.md",
     "docs/guarantees.md",
     "docs/installing.md",
     "docs/introduction.md",
+    "docs/sizing.md",
     "docs/support.md",
 ];
 
