@@ -374,6 +374,20 @@ pub async fn exist<K: AsRef<[u8]>>(link: &mut Link, keys: &[K]) -> Result<Vec<bo
     replies.into_iter().map(|reply| Ok(link.check(reply, b"EXISTS")? == Value::Int(1))).collect()
 }
 
+/// How many milliseconds each key has left, by the server's own clock; negative where it is gone or does not
+/// expire.
+///
+/// # Errors
+/// Whatever the link or the server reports.
+pub async fn left_ms<K: AsRef<[u8]>>(link: &mut Link, keys: &[K]) -> Result<Vec<i64>> {
+    for key in keys {
+        link.push(&[b"PTTL", key.as_ref()]);
+    }
+    link.flush().await?;
+    let replies = link.replies(keys.len()).await?;
+    replies.into_iter().map(|reply| Ok(link.check(reply, b"PTTL")?.as_int().unwrap_or(-1))).collect()
+}
+
 /// What it means that it stays unclear when a key expires.
 pub fn unclear(link: &Link) -> Error {
     let what =

@@ -1,8 +1,8 @@
 //! What a killed run of a job has left at the target: values that it was assembling under
 //! [staging keys](crate::large::staging_key).
 //!
-//! Most of them are assembled anew, under the same name. But a key may be gone from the source since, or small:
-//! then nobody comes back to its staging key, and clients of the target see it until it expires.
+//! Most of them are assembled anew, under the same name. But a key may be gone from the source since, or
+//! small: then nobody comes back to its staging key, and clients of the target see it until it expires.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use whimbrel_engine::error::Result;
 use whimbrel_engine::link::Link;
 
 use super::shared::Shared;
-use crate::keys::unlink_all;
+use crate::keys::{left_ms, unlink_all};
 use crate::large::{STAGING_PREFIX, STAGING_TTL_MS, staging_job};
 use crate::scan::{KeyScan, ScanOptions, Unit};
 
@@ -57,20 +57,13 @@ async fn remove(shared: &Shared, began: Instant) -> Result<usize> {
 
 /// Removes those of `keys` to which nothing has been added since `began`.
 async fn remove_old(link: &mut Link, keys: Vec<Bytes>, began: Instant) -> Result<usize> {
-    for key in &keys {
-        link.push(&[b"PTTL", key]);
-    }
-    link.flush().await?;
-    let replies = link.replies(keys.len()).await?;
-    // Each chunk gives the whole time again, so a key that this run assembles has more than that. Where clocks
-    // run apart and one of those is removed all the same, its transfer finds elements missing and starts again.
+    let left = left_ms(link, &keys).await?;
+    // Each chunk gives the whole time again, so a key that this run assembles has more than that. Where
+    // clocks run apart and one of those is removed all the same, its transfer finds elements missing and
+    // starts again.
     let elapsed_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-    let left_ms = i64::try_from(STAGING_TTL_MS.saturating_sub(elapsed_ms)).unwrap_or(i64::MAX);
-    let mut old = Vec::new();
-    for (key, reply) in keys.into_iter().zip(replies) {
-        if link.check(reply, b"PTTL")?.as_int().is_some_and(|ms| (0..left_ms).contains(&ms)) {
-            old.push(key);
-        }
-    }
+    let old_ms = i64::try_from(STAGING_TTL_MS.saturating_sub(elapsed_ms)).unwrap_or(i64::MAX);
+    let old = keys.into_iter().zip(left).filter(|(_, ms)| (0..old_ms).contains(ms));
+    let old: Vec<Bytes> = old.map(|(key, _)| key).collect();
     Ok(unlink_all(link, false, &old).await?.into_iter().filter(|was_there| *was_there).count())
 }
