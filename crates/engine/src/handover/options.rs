@@ -52,7 +52,8 @@ pub struct HandoverOptions {
     /// Whether the job has begun. Until it has, its connections say so, and jobs that have begun do not mind
     /// it; one with a label begins with [`Handover::begin`](super::Handover::begin).
     pub begun: bool,
-    /// Another fence than the server's own choice. Only one that the server survives: see the [module](super).
+    /// Another fence than the server's own choice. Only one that the server survives: see the
+    /// [module](super).
     pub fence: Option<FenceKind>,
     /// Use `ADDSLOTSRANGE` and `DELSLOTSRANGE` where the server has them.
     pub ranges: bool,
