@@ -17,6 +17,8 @@ use crate::binary::whimbrel;
 
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// What no program writes: behind it there is nothing more to come.
+const END: &[u8] = b"<<end of what is shown>>";
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A terminal with so many columns; keys may be pressed before anything runs on it.
@@ -55,6 +57,29 @@ impl Terminal {
     /// All that was shown so far, what was typed included.
     pub fn shown(&self) -> String {
         String::from_utf8_lossy(&self.shown.lock()).into_owned()
+    }
+
+    /// All that was shown, when nothing runs on it any more.
+    ///
+    /// Panics where it does not arrive.
+    fn drained(&self) -> String {
+        // What ended has written before this. On a busy machine it may not have been read yet.
+        let mut other_end = File::from(self.other_end.try_clone().expect("one more handle"));
+        other_end.write_all(END).expect("the terminal can be written to");
+        let began = Instant::now();
+        loop {
+            {
+                let mut shown = self.shown.lock();
+                if shown.ends_with(END) {
+                    let len = shown.len() - END.len();
+                    shown.truncate(len);
+                    break;
+                }
+            }
+            assert!(began.elapsed() < PATIENCE, "what was written does not arrive:\n{}", self.shown());
+            thread::sleep(POLL_INTERVAL);
+        }
+        self.shown()
     }
 
     /// Starts `whimbrel` with these arguments on it, and in an environment.
@@ -119,8 +144,7 @@ impl OnTerminal<'_> {
             let shown = self.terminal.shown();
             if let Some(status) = self.ended() {
                 assert_eq!(status.code(), Some(code), "{shown}");
-                thread::sleep(POLL_INTERVAL);
-                return self.terminal.shown();
+                return self.terminal.drained();
             }
             assert!(began.elapsed() < PATIENCE, "still running:\n{shown}");
             thread::sleep(POLL_INTERVAL);

@@ -1,5 +1,6 @@
 //! Exit codes. They are part of the interface: scripts rely on them, so none changes its meaning.
 
+use whimbrel_control::steering::{Refusal, Why};
 use whimbrel_engine::error::{Error, ErrorKind, Side};
 
 /// What the process ends with.
@@ -51,8 +52,7 @@ impl Exit {
     /// The code for an error. `begun` is true once keys may have been written.
     pub fn of(error: &Error, begun: bool) -> Exit {
         match (&error.kind, error.side) {
-            // Where no server is named, it is the options that do not fit.
-            (ErrorKind::Unfit(_), _) if !begun && error.at.is_empty() => Exit::Usage,
+            (ErrorKind::Options(_), _) if !begun => Exit::Usage,
             (ErrorKind::Own(_), _) | (_, Side::Own) => Exit::Internal,
             _ if begun => Exit::Interrupted,
             (
@@ -64,6 +64,19 @@ impl Exit {
             ) => Exit::Refused,
             (ErrorKind::Server(_), _) => Exit::Refused,
             _ => Exit::Unreachable,
+        }
+    }
+}
+
+impl From<&Refusal> for Exit {
+    /// What a process ends with that asked for something that was refused.
+    fn from(refusal: &Refusal) -> Exit {
+        match refusal.why {
+            Why::Unsupported => Exit::Usage,
+            Why::Refused => Exit::Refused,
+            Why::Unreachable => Exit::Unreachable,
+            Why::Interrupted => Exit::Interrupted,
+            Why::Internal => Exit::Internal,
         }
     }
 }

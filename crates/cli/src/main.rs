@@ -9,21 +9,15 @@
 //! Commands use all of it; `ui` uses `settings`, and neither uses commands.
 
 /// Prints a line to standard output, wrapped at words on a terminal, and without what servers would have it
-/// do. A reader that has left, as `head` does, is no failure of ours.
+/// do.
 macro_rules! say {
-    ($($words:tt)*) => {{
-        use std::io::Write as _;
-        let _ = writeln!(std::io::stdout(), "{}", crate::ui::for_stdout(&format!($($words)*)));
-    }};
+    ($($words:tt)*) => { whimbrel_terminal::print::line(&format!($($words)*)) };
 }
 
 /// In the place of the macro of this name, which panics where nobody reads standard error any more: a process
 /// whose log has ended goes on, and ends when it is told to.
 macro_rules! eprintln {
-    ($($words:tt)*) => {{
-        use std::io::Write as _;
-        let _ = writeln!(std::io::stderr(), "{}", crate::ui::for_stderr(&format!($($words)*)));
-    }};
+    ($($words:tt)*) => { whimbrel_terminal::print::note(&format!($($words)*)) };
 }
 
 mod commands;

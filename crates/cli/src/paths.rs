@@ -9,7 +9,7 @@ use crate::safety;
 /// Where journals are: the folder that was named, or the user's own for such things.
 ///
 /// # Errors
-/// `Own` where none is named and there is no home; `Unfit` for one that others can write to.
+/// `Own` where none is named and there is no home; `Options` for one that others can write to.
 pub fn state_dir(named: Option<&Path>) -> Result<PathBuf> {
     let folder = named.map_or_else(default_state_dir, |folder| Ok(folder.to_owned()))?;
     safety::check_folder(&folder, named.is_none())?;

@@ -1,10 +1,9 @@
 //! Files that are nobody else's business: what whimbrel keeps, and what holds its secrets.
 
-use std::fs::{File, Permissions};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
-use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::geteuid;
 use whimbrel_engine::error::{Error, Result, Side};
@@ -24,13 +23,13 @@ pub fn keep_files_private() {
 /// which nobody named is closed to others where an older version left it open.
 ///
 /// # Errors
-/// `Unfit` for such a folder; `Own` where it cannot be closed.
+/// `Options` for such a folder; `Own` where it cannot be closed.
 pub fn check_folder(folder: &Path, is_default: bool) -> Result<()> {
     // One that is not there will be made, for nobody else.
     let Ok(about) = folder.symlink_metadata() else { return Ok(()) };
     let refused = |what: &str, remedy: &str| {
         let what = format!("the state folder {} {what}", folder.display());
-        Err(Error::unfit(Side::Own, "", "use the state folder", what).with_remedy(remedy.to_owned()))
+        Err(Error::options(Side::Own, "use the state folder", what).with_remedy(remedy.to_owned()))
     };
     if about.is_symlink() {
         return refused("is a symbolic link", "name the folder that it leads to with --state-dir");
@@ -47,15 +46,6 @@ pub fn check_folder(folder: &Path, is_default: bool) -> Result<()> {
         return refused("can be written to by other users", &remedy);
     }
     Ok(())
-}
-
-/// Opens a file to lock it, and makes it where it is not there. A symbolic link is not followed.
-///
-/// # Errors
-/// Whatever the file system reports.
-pub fn open_lock(path: &Path) -> std::io::Result<File> {
-    let flags = OFlag::O_NOFOLLOW.bits();
-    File::options().write(true).create(true).truncate(false).mode(0o600).custom_flags(flags).open(path)
 }
 
 /// Says so where others can read a file that holds a secret.

@@ -412,12 +412,12 @@ impl Steered for Moving {
 /// Asks the process that runs a job to cancel it. It has not done so yet when this returns.
 ///
 /// # Errors
-/// `Own` where it cannot be asked; `Unfit` where it refuses.
+/// `Own` where it cannot be asked; `Options` where it refuses.
 pub async fn ask_to_cancel(store: &Store, id: &str) -> Result<()> {
     let socket = store.socket(id);
     let call = Call { socket: &socket, request: Request::Cancel, within: ASKED_WITHIN };
     let answer = call.make(&CancellationToken::new(), |_| {}).await?;
-    let refused = |refusal: Refusal| Error::unfit(Side::Own, "", format!("cancel job {id}"), refusal.text);
+    let refused = |refusal: Refusal| Error::options(Side::Own, format!("cancel job {id}"), refusal.text);
     answer.outcome.map(drop).map_err(refused)
 }
 

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_flow::journal::{self, Documents, OpenError, RedbDocuments, write_whole};
 
@@ -136,6 +136,30 @@ pub struct Entry {
     pub running: bool,
 }
 
+impl Entry {
+    /// Whether nobody runs the job and it has not ended.
+    pub fn is_interrupted(&self) -> bool {
+        !self.status.ended && !self.running
+    }
+
+    /// Whether the job runs, in one word.
+    pub fn state(&self) -> &'static str {
+        match (self.status.ended, self.running) {
+            (true, _) => "ended",
+            (false, true) => "running",
+            (false, false) => "interrupted",
+        }
+    }
+}
+
+impl Status {
+    /// The share of keys that are done with; `None` where nobody counted them.
+    pub fn percent(&self) -> Option<u64> {
+        let share = |total: u64| (u128::from(self.keys_moved.min(total)) * 100 / u128::from(total)) as u64;
+        (self.keys > 0).then(|| share(self.keys))
+    }
+}
+
 impl Store {
     /// The folder `jobs` below `state_dir`. It is made when the first job is.
     pub fn new(state_dir: &Path) -> Store {
@@ -206,6 +230,41 @@ impl Store {
             file.ok()?.path().file_name()?.to_str()?.strip_suffix(".json").map(str::to_owned)
         });
         Ok(ids.take(JOBS_MAX).filter_map(|id| self.find(&id)).collect())
+    }
+
+    /// Jobs of the cluster that have not ended and that nobody runs, by name.
+    ///
+    /// # Errors
+    /// `Own` where the folder cannot be read.
+    pub fn interrupted_of(&self, cluster: &str) -> Result<Vec<String>> {
+        let left = |entry: &Entry| entry.is_interrupted() && entry.status.cluster == cluster;
+        Ok(self.list()?.into_iter().filter(left).map(|entry| entry.status.id).collect())
+    }
+
+    /// The sync that runs and whose name begins with `wanted`; where that is empty, the only one.
+    ///
+    /// # Errors
+    /// `Options` where there is none, or more than one; `Own` where the folder cannot be read.
+    pub fn running_sync(&self, wanted: &str) -> Result<Status> {
+        let is_it = |entry: &Entry| {
+            entry.status.kind == Kind::Sync && entry.running && entry.status.id.starts_with(wanted)
+        };
+        let mut found: Vec<Status> =
+            self.list()?.into_iter().filter(is_it).map(|entry| entry.status).collect();
+        let refused = |what: String| Error::options(Side::Own, "find the sync", what);
+        match (found.pop(), found.is_empty()) {
+            (Some(sync), true) => Ok(sync),
+            (None, _) => {
+                let which = if wanted.is_empty() { "" } else { " by this name" };
+                let folder = self.folder.parent().unwrap_or(&self.folder).display();
+                Err(refused(format!("no sync runs in {folder}{which}")).with_remedy(Remedy::RunSync))
+            }
+            (Some(last), false) => {
+                let names: Vec<&str> = found.iter().chain([&last]).map(|status| status.id.as_str()).collect();
+                Err(refused(format!("several run: {}", names.join(", ")))
+                    .with_remedy("name the one you mean"))
+            }
+        }
     }
 
     /// How a job stood when that was last written down; `None` where it never was.

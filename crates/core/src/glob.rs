@@ -265,6 +265,24 @@ impl ByteSet {
     }
 }
 
+/// True where a `[` outside of an escape is never closed. Servers read such a class up to the end of the
+/// pattern, which nobody means.
+pub fn leaves_class_open(pattern: &[u8]) -> bool {
+    let mut open = false;
+    let mut bytes = pattern.iter();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'\\' => {
+                bytes.next();
+            }
+            b'[' => open = true,
+            b']' => open = false,
+            _ => {}
+        }
+    }
+    open
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -320,6 +338,16 @@ mod tests {
             }
         }
         (admitted != negated, &pattern[(at + 1).min(pattern.len())..])
+    }
+
+    #[test]
+    fn classes_must_be_closed() {
+        for closed in ["*", "a[bc]d", r"a\[b", "x]", "[^a-z]*"] {
+            assert!(!leaves_class_open(closed.as_bytes()), "{closed}");
+        }
+        for open in ["[", "a[bc", r"[a\]"] {
+            assert!(leaves_class_open(open.as_bytes()), "{open}");
+        }
     }
 
     #[test]

@@ -197,6 +197,22 @@ fn parse_scaled(text: &str, units: &[(&str, u64)]) -> Result<u64, UnitProblem> {
     u64::try_from(value).map_err(|_| UnitProblem::TooLarge)
 }
 
+/// A moment for people, in UTC: `2026-11-24 21:31:42Z`. It is given in seconds since the epoch.
+pub fn format_time(epoch_s: u64) -> String {
+    let (days, second) = (epoch_s / 86_400, epoch_s % 86_400);
+    // Days are counted in eras of 400 years, from the 1st of March of the year 0 on: leap days come last
+    // then.
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    format!("{year}-{month:02}-{day:02} {:02}:{:02}:{:02}Z", second / 3_600, second / 60 % 60, second % 60)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -348,6 +364,20 @@ mod tests {
             assert_eq!(format_duration_ms(duration_ms), text, "{duration_ms}");
         }
         assert!(format_duration_ms(u64::MAX).ends_with('h'));
+    }
+
+    #[test]
+    fn moments_are_told_in_utc() {
+        for (epoch_s, text) in [
+            (0, "1970-01-01 00:00:00Z"),
+            (951_782_399, "2000-02-28 23:59:59Z"),
+            (951_782_400, "2000-02-29 00:00:00Z"),
+            (951_868_800, "2000-03-01 00:00:00Z"),
+            (1_795_555_902, "2026-11-24 21:31:42Z"),
+            (4_107_542_400, "2100-03-01 00:00:00Z"),
+        ] {
+            assert_eq!(format_time(epoch_s), text);
+        }
     }
 
     proptest! {

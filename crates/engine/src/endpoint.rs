@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::error::{Error, ErrorKind, Result, Side};
+use crate::error::{Error, Result, Side};
 pub use crate::login::Secret;
 use crate::login::{PasswordCommand, Token};
 
@@ -139,7 +139,7 @@ impl Endpoint {
     /// A message that names the part that is wrong; it never repeats a password.
     pub fn parse(side: Side, text: &str) -> Result<Endpoint> {
         let fail = |what: &str| {
-            Error::new(side, "", "reading the address", ErrorKind::Unfit(what.to_owned())).with_remedy(
+            Error::options(side, "reading the address", what).with_remedy(
                 "write HOST:PORT, redis://USER:PASSWORD@HOST:PORT/DB, rediss://… (TLS), valkey://…, \
                  valkeys://… (TLS), unix:///PATH or sentinel://HOST:PORT,HOST:PORT/NAME",
             )

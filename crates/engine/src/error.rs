@@ -57,6 +57,9 @@ pub enum ErrorKind {
     Auth(String),
     /// The deployment cannot do what is asked of it, or the request makes no sense there.
     Unfit(String),
+    /// What the user asks for makes no sense, by itself or for what it names: a node, a job, a folder.
+    /// Nothing has been changed, and no server is to blame.
+    Options(String),
     /// The server refuses a command that is needed, to this user or to everybody.
     Forbidden {
         /// Its name, with its subcommand.
@@ -133,6 +136,11 @@ impl Error {
         what: impl Into<String>,
     ) -> Self {
         Error::new(side, at, tried, ErrorKind::Unfit(what.into()))
+    }
+
+    /// What the user asks for makes no sense, about this side.
+    pub fn options(side: Side, tried: impl Into<Box<str>>, what: impl Into<String>) -> Self {
+        Error::new(side, "", tried, ErrorKind::Options(what.into()))
     }
 
     /// Something of our own went wrong.
@@ -218,7 +226,7 @@ impl fmt::Display for Problem<'_> {
             ErrorKind::Unexpected(what) => write!(f, "unexpected reply: {what}")?,
             ErrorKind::Server(e) => write!(f, "the server answered: {}", e.text)?,
             ErrorKind::Auth(what) => f.write_str(what)?,
-            ErrorKind::Unfit(what) => f.write_str(what)?,
+            ErrorKind::Unfit(what) | ErrorKind::Options(what) => f.write_str(what)?,
             ErrorKind::Forbidden { command, answer } => write!(f, "{command} is refused there: {answer}")?,
             ErrorKind::Lacks { command } => write!(f, "this server has no {command}")?,
             ErrorKind::StillWritten(still) => write!(f, "{still}")?,
@@ -229,7 +237,7 @@ impl fmt::Display for Problem<'_> {
         }
         match &error.kind {
             // What makes no sense there says so by itself.
-            ErrorKind::Unfit(_) => Ok(()),
+            ErrorKind::Unfit(_) | ErrorKind::Options(_) => Ok(()),
             ErrorKind::Connect(_) if &*error.tried == "connect" => Ok(()),
             _ => write!(f, " (tried: {})", error.tried),
         }

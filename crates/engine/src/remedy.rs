@@ -82,6 +82,28 @@ pub enum Remedy {
     AddBackend(Box<str>),
     /// Name the address that the other process serves HTTP on.
     NameHttpAddress,
+    /// Let the source send its changes, or say what it calls the command for that.
+    AllowReplicationOrNamePsync,
+    /// Have the writers stopped by somebody else.
+    StopWritersYourself,
+    /// Transfer more at once, or at another time.
+    CarryMore,
+    /// Empty the target, or say what happens to its keys.
+    EmptyOrSayWhatHappensToKeys,
+    /// Say which database goes where.
+    SayWhereDatabasesGo,
+    /// Copy function libraries too.
+    CopyFunctions,
+    /// See what a repair would do.
+    SeeRepairPlan,
+    /// Start the sync, or go on with it, or name its folder.
+    RunSync,
+    /// Rehearse the cutover.
+    RehearseCutover,
+    /// Name the front that is meant, by where it listens.
+    NameFront,
+    /// Run a front that can move keys, or name its folder.
+    RunFront,
     /// See which jobs there are.
     ListJobs,
     /// Wait for the job, or cancel it.
@@ -150,6 +172,19 @@ impl fmt::Display for Remedy {
             Remedy::SeeCoordinator => "see that a coordinator runs there, and that the password is right",
             Remedy::AddBackend(name) => return write!(f, "name the backend {name}"),
             Remedy::NameHttpAddress => "name the address that the other process serves HTTP on",
+            Remedy::AllowReplicationOrNamePsync => {
+                "give this user REPLCONF and PSYNC, or name what PSYNC is called there"
+            }
+            Remedy::StopWritersYourself => "cut over while somebody else stops the writers",
+            Remedy::CarryMore => "run whimbrel nearer to the servers, with more lanes, or at a quieter time",
+            Remedy::EmptyOrSayWhatHappensToKeys => "empty it, or say what happens to its keys",
+            Remedy::SayWhereDatabasesGo => "say which database goes where",
+            Remedy::CopyFunctions => "copy functions too; a cutover carries them over by itself",
+            Remedy::SeeRepairPlan => "whimbrel status shows more, and whimbrel repair what can be done",
+            Remedy::RunSync => "start the sync, or go on with it; or name its state folder",
+            Remedy::RehearseCutover => "a rehearsed cutover measures it",
+            Remedy::NameFront => "name the address of the one you mean",
+            Remedy::RunFront => "run one with a target, or name its state folder",
             Remedy::ListJobs => "see which jobs there are, perhaps in another state folder",
             Remedy::WaitOrCancelJob => "wait for it, or cancel it",
         })

@@ -10,6 +10,7 @@
 //! - `pipeline`: lanes that read states here and write them there, for `copy` and `sync`;
 //! - [`slots`]: moves the keys of slots between two primaries of a cluster, while clients write;
 //! - [`legacy`]: moves slots the classic way, with `MIGRATE`, to be compared with;
+//! - [`losses`]: what the target loses to a copy or a sync;
 //! - [`scan`]: enumerates the keys of one shard and database, across dropped links and restarts;
 //! - [`journal`]: what a killed copy needs in order to go on;
 //! - [`documents`]: the file of a journal, which outlives a full disk;
@@ -23,6 +24,7 @@ pub mod journal;
 pub mod keys;
 pub mod large;
 pub mod legacy;
+pub mod losses;
 mod pipeline;
 pub mod progress;
 pub mod retry;

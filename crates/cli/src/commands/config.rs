@@ -7,9 +7,9 @@ use serde_json::json;
 
 use crate::exit::Exit;
 use crate::settings::args::{ConfigCommand, ConfigShowArgs};
-use crate::settings::{self, command, config};
-use crate::ui::screen::Screen;
-use crate::ui::table::{Table, text};
+use crate::settings::{around, command};
+use whimbrel_terminal::screen::Screen;
+use whimbrel_terminal::table::{Table, text};
 
 /// The file and profile that were typed.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ fn show_command(args: &ConfigShowArgs, file: &Source) -> Result<Exit, Error> {
         }
     }
     line.extend(args.command.iter().cloned());
-    let Some(whole) = config::of_command(&command(), &line, &settings::variable)? else {
+    let Some(whole) = whimbrel_settings::of_command(&command(), &line, around())? else {
         // What clap says about it is what the command itself would say.
         return Err(command().try_get_matches_from(&line).err().unwrap_or_else(|| {
             Error::raw(clap::error::ErrorKind::InvalidSubcommand, "there is nothing to show for it\n")
@@ -73,7 +73,7 @@ fn show_command(args: &ConfigShowArgs, file: &Source) -> Result<Exit, Error> {
 
 fn show_sources(args: &ConfigShowArgs, file: &Source) -> Result<Exit, Error> {
     let all =
-        config::of_sources(&command(), file.config.as_deref(), file.profile.as_deref(), &settings::variable)?;
+        whimbrel_settings::of_sources(&command(), file.config.as_deref(), file.profile.as_deref(), around())?;
     if args.json {
         for (one, commands) in &all {
             say!(

@@ -5,33 +5,34 @@ use std::sync::atomic::Ordering;
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use whimbrel_control::steering::Standing;
+use whimbrel_control::naming::{job_of, one_spelling};
+use whimbrel_control::steering::{self, Attendance, Came, LocalJob, Standing};
 use whimbrel_control::store::{Kind, Status, Store};
 use whimbrel_core::select::Selection;
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
-use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Error, ErrorKind, Result};
 use whimbrel_engine::remedy::Remedy;
-use whimbrel_flow::copy::{self, CopyOptions, CopyReport, DbPair, Existing, Plan};
+use whimbrel_flow::copy::{self, CopyOptions, CopyReport, DbPair, Existing, KeyFailure, Plan, PlannedDb};
 use whimbrel_flow::journal::{self, Journal};
 use whimbrel_flow::progress::CopyProgress;
 use whimbrel_flow::retry::RetryPolicy;
-use xxhash_rust::xxh3::xxh3_64;
 
 use crate::commands::jobs::again;
 use crate::commands::losses;
-use crate::commands::steered::{self, Came, LocalJob};
 use crate::commands::verify;
 use crate::exit::Exit;
 use crate::paths::state_dir;
 use crate::settings::args::{CopyArgs, Limits};
 use crate::ui::confirm::confirm;
-use crate::ui::display::{Display, Form};
+use crate::ui::display;
 use crate::ui::errors;
 
 /// Size of the pieces in which large values move.
 pub const CHUNK_BYTES: usize = 512 << 10;
+
+/// Failed keys that are listed without `--json`.
+const FAILURES_SHOWN: usize = 20;
 
 /// What goes on with a copy, or with a sync in the direction that the command says.
 pub const AGAIN: &str = "the same command with --resume";
@@ -52,7 +53,7 @@ pub fn end_of(error: &Error, as_json: bool, again: Option<&str>) -> Exit {
     if let Some(again) = again
         && exit == Exit::Interrupted
         && !as_json
-        && !matches!(error.kind, ErrorKind::Unfit(_))
+        && !matches!(error.kind, ErrorKind::Unfit(_) | ErrorKind::Options(_))
     {
         eprintln!("         {again} goes on from here");
     }
@@ -80,22 +81,6 @@ pub fn options(selection: Selection, dbs: Vec<DbPair>, limits: &Limits, retry_fo
         job: String::new(),
         mirror: false,
     }
-}
-
-/// An address in the spelling that stands for all: a journal is found again by `localhost` that was begun by
-/// `127.0.0.1`.
-pub fn one_spelling(address: &Address) -> String {
-    let Address::Tcp(host, port) = address else { return address.to_string() };
-    let host = match host.trim_end_matches('.').to_ascii_lowercase() {
-        name if name == "localhost" => "127.0.0.1".to_owned(),
-        name => name.parse().map_or(name, |ip: std::net::IpAddr| ip.to_string()),
-    };
-    Address::Tcp(host, *port).to_string()
-}
-
-/// The short name of the job that is described so.
-pub fn job_of(description: &str) -> String {
-    format!("{:016x}", xxh3_64(description.as_bytes()))
 }
 
 async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) -> Result<Exit> {
@@ -139,8 +124,8 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let overwrites = args.replace && !args.resume && holds_keys(&plan);
     if args.dry_run {
         if overwrites {
-            let losses = losses::count(&source, &target, (&options, false), stop).await?;
-            losses.show(&args.show);
+            let lost = whimbrel_flow::losses::count(&source, &target, (&options, false), stop).await?;
+            losses::show(lost, &args.show);
         }
         return Ok(if stop.is_cancelled() { Exit::Stopped } else { Exit::Success });
     }
@@ -168,37 +153,35 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     progress.keys_total.store(total, Ordering::Relaxed);
     let store = Store::new(&folder);
     let again = serde_json::from_str(&description).ok().and_then(|d| again::arguments(Kind::Copy, &d));
-    let begun_with = steered::beginning(&store, (Kind::Copy, &name), (&source, &target), again, args.resume);
+    let begun_with = steering::beginning(&store, (Kind::Copy, &name), (&source, &target), again, args.resume);
     // Cancelling the copy does not mean whatever comes after it.
     let stop = &stop.child_token();
     let job = LocalJob::new(stop.clone(), look(begun_with, progress.clone()));
-    let (job, attended) = steered::attend(&store, job).await?;
-    *begun = true;
-    if args.functions {
-        let n = whimbrel_flow::functions::copy(&source, &target, existing).await?;
-        say(args, &format!("{n} function libraries copied"));
-    } else if plan.functions_left > 0 {
-        progress.notice(format!(
-            "the source has {} function libraries that are not copied; --functions copies them",
-            plan.functions_left
-        ));
-    }
-    // With a part of the keys, or the rest of them, nobody knows how many there will be.
-    let whole = !args.resume && plan.dbs.iter().all(|d| d.selected_keys.is_some());
-    let known_total = whole.then_some(total);
-    let display = Display::of_copy(Form::of(&args.show), progress.clone(), &options, known_total);
     let dbs = options.dbs.clone();
-    let outcome =
-        copy::copy(source.clone(), target.clone(), options, progress, Some(journal), stop.clone()).await;
-    display.finish().await;
-    let came = match &outcome {
-        Ok(report) if report.complete => Came::Through("done"),
-        Ok(_) => Came::Short,
-        Err(e) => Came::Failed(e),
+    let work = async {
+        *begun = true;
+        if args.functions {
+            let n = whimbrel_flow::functions::copy(&source, &target, existing).await?;
+            say(args, &format!("{n} function libraries copied"));
+        } else if plan.functions_left > 0 {
+            progress.notice(format!(
+                "the source has {} function libraries that are not copied; --functions copies them",
+                plan.functions_left
+            ));
+        }
+        // With a part of the keys, or the rest of them, nobody knows how many there will be.
+        let whole = !args.resume && plan.dbs.iter().all(|d| d.selected_keys.is_some());
+        let display = display::of_copy(args.show.form(), progress.clone(), &options, whole.then_some(total));
+        let (source, target) = (source.clone(), target.clone());
+        let outcome =
+            copy::copy(source, target, options, progress.clone(), Some(journal), stop.clone()).await;
+        display.finish().await;
+        outcome
     };
-    steered::leave(&folder, &job, attended, came).await?;
+    let came = |report: &CopyReport| if report.complete { Came::Through("done") } else { Came::Short };
+    let Attendance { outcome, is_cancelled } = steering::attended(&folder, job, work, came).await?;
     let report = outcome?;
-    show_report(args, &report, job.is_cancelled());
+    show_report(args, &report, is_cancelled);
     if !report.complete {
         return Ok(Exit::Stopped);
     }
@@ -273,18 +256,11 @@ fn policy(args: &CopyArgs, plan: &Plan, options: &CopyOptions) -> &'static str {
     }
 }
 
-fn show_plan(args: &CopyArgs, plan: &Plan, options: &CopyOptions) {
-    if args.show.json {
-        say!(
-            "{}",
-            json!({"event": "plan", "dry_run": args.dry_run, "policy": policy(args, plan, options),
-                "plan": plan})
-        );
-        return;
-    }
+/// Shows both sides of a copy or a sync, and those of the databases that are worth a line.
+pub fn show_sides(plan: &Plan, is_shown: impl Fn(&PlannedDb) -> bool) {
     eprintln!("source   {}", plan.source);
     eprintln!("target   {}", plan.target);
-    for db in &plan.dbs {
+    for db in plan.dbs.iter().filter(|db| is_shown(db)) {
         let selected = match db.selected_keys {
             Some(n) if n != db.source_keys => format!(", {} of them selected", format_count(n)),
             None => ", a part of them selected".to_owned(),
@@ -298,6 +274,25 @@ fn show_plan(args: &CopyArgs, plan: &Plan, options: &CopyOptions) {
             format_count(db.target_keys)
         );
     }
+}
+
+/// Shows the first keys that failed.
+pub fn show_failures(failures: &[KeyFailure]) {
+    for failure in failures.iter().take(FAILURES_SHOWN) {
+        eprintln!("failed   db {} key {}: {}", failure.db, failure.key, failure.reason);
+    }
+}
+
+fn show_plan(args: &CopyArgs, plan: &Plan, options: &CopyOptions) {
+    if args.show.json {
+        say!(
+            "{}",
+            json!({"event": "plan", "dry_run": args.dry_run, "policy": policy(args, plan, options),
+                "plan": plan})
+        );
+        return;
+    }
+    show_sides(plan, |_| true);
     eprintln!("policy   {}", policy(args, plan, options));
     if args.dry_run {
         eprintln!("dry run: nothing was written");
@@ -314,11 +309,10 @@ fn show_report(args: &CopyArgs, report: &CopyReport, is_cancelled: bool) {
     for notice in &report.notices {
         eprintln!("note     {notice}");
     }
-    for failure in report.failures.iter().take(20) {
-        eprintln!("failed   db {} key {}: {}", failure.db, failure.key, failure.reason);
-    }
-    if c.failed > 20 {
-        eprintln!("         … and {} more; --json lists up to 1,000", format_count(c.failed - 20));
+    show_failures(&report.failures);
+    if c.failed > FAILURES_SHOWN as u64 {
+        let more = format_count(c.failed - FAILURES_SHOWN as u64);
+        eprintln!("         … and {more} more; --json lists up to 1,000");
     }
     let mut rest = String::new();
     for (n, name) in
@@ -352,20 +346,5 @@ fn show_report(args: &CopyArgs, report: &CopyReport, is_cancelled: bool) {
     );
     if !report.complete && !is_cancelled {
         say!("         {AGAIN} goes on from here");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_address_has_one_spelling() {
-        let spelt = |host: &str| one_spelling(&Address::Tcp(host.to_owned(), 7000));
-        assert_eq!([spelt("localhost"), spelt("LOCALHOST."), spelt("127.0.0.1")], ["127.0.0.1:7000"; 3]);
-        assert_eq!(
-            (spelt("Db.Example"), spelt("0:0::1")),
-            ("db.example:7000".to_owned(), "[::1]:7000".to_owned())
-        );
     }
 }

@@ -11,12 +11,12 @@ use whimbrel_engine::error::Result;
 use whimbrel_engine::seal::FenceKind;
 use whimbrel_flow::sync::{Compare, CutoverOptions};
 
-use crate::commands::steered::{exit_of, running_sync};
 use crate::exit::Exit;
 use crate::paths::state_dir;
 use crate::settings::args::{CompareChoice, CutoverArgs, FenceChoice};
-use crate::ui::confirm::{Question, confirm};
+use crate::ui::confirm::confirm;
 use crate::ui::errors;
+use whimbrel_terminal::question::Question;
 
 /// How long the running sync may take to answer, besides the pause: moved slots are gone through again
 /// before.
@@ -58,7 +58,7 @@ enum Asked {
 async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
     let folder = state_dir(args.state_dir.as_deref())?;
     let store = Store::new(&folder);
-    let sync = running_sync(&folder, &store, args.job.as_deref().unwrap_or_default())?;
+    let sync = store.running_sync(args.job.as_deref().unwrap_or_default())?;
     let (source, target) = (format!("the source ({})", sync.source), format!("the target ({})", sync.target));
     let options = CutoverOptions {
         max_pause_ms: args.max_pause,
@@ -115,7 +115,7 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
                     the servers let them go by themselves, after --max-pause at the latest",
             ),
         })?;
-    let runs_on = running_sync(&folder, &store, &sync.id).is_ok();
+    let runs_on = store.running_sync(&sync.id).is_ok();
     Ok(Asked::Answered(Box::new(answer), Sides { source, target, runs_on }))
 }
 
@@ -199,7 +199,7 @@ fn question(args: &CutoverArgs, source: &str, target: &str) -> Question {
 }
 
 fn show(args: &CutoverArgs, answer: &Answer, sides: &Sides, withdrawn: bool) -> Exit {
-    let exit = match answer.outcome.as_ref().map_err(exit_of) {
+    let exit = match answer.outcome.as_ref().map_err(Exit::from) {
         Ok(_) => Exit::Success,
         Err(Exit::Refused) if withdrawn => Exit::Stopped,
         Err(exit) => exit,

@@ -1,35 +1,27 @@
 //! `whimbrel fleet`: asks the coordinator of a fleet, and watches until what was asked for is done.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use whimbrel_control::fleet::{FleetStatus, MemberStatus};
+use whimbrel_control::fleet::FleetStatus;
+use whimbrel_control::fleet::client::{CoordinatorClient, Goal};
 use whimbrel_core::units::{format_count, format_count_of};
-use whimbrel_engine::endpoint::Endpoint;
-use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
-use whimbrel_engine::link::{Link, LinkOptions};
-use whimbrel_fleet::login;
+use whimbrel_engine::error::{Error, Result, Side};
 
 use crate::exit::Exit;
 use crate::settings::args::{Beforehand, FleetArgs, FleetCommand};
-use crate::ui::confirm::{Question, confirm};
+use crate::ui::confirm::confirm;
 use crate::ui::errors;
-use crate::ui::screen::Screen;
-use crate::ui::table::{Table, number, text};
+use whimbrel_terminal::question::Question;
+use whimbrel_terminal::screen::Screen;
+use whimbrel_terminal::table::{Table, number, text};
 
 /// How often the coordinator is asked how it stands.
 const POLL: Duration = Duration::from_millis(200);
 
 /// How often it is told how many partitions are left.
 const TELL_EVERY: Duration = Duration::from_secs(1);
-
-/// How long a coordinator that is being restarted is waited for.
-const RECONNECT_MAX: Duration = Duration::from_secs(60);
-
-/// How long coordinators may take to elect one of them.
-const ELECTION_MAX: Duration = Duration::from_secs(10);
 
 /// `whimbrel fleet`.
 pub async fn run(args: &FleetArgs, stop: CancellationToken) -> Exit {
@@ -52,73 +44,38 @@ pub fn show_error(error: &Error, as_json: bool, exit: Exit) {
     crate::ui::errors::show_error_of("coordinator", error, str::to_owned, as_json, exit);
 }
 
-/// What is waited for.
-enum Goal {
-    /// The member is none any more.
-    Gone(u32),
-    /// The member has nothing any more.
-    Empty(u32),
-    /// The backend has no data any more.
-    Bare(String),
-    /// Everybody has its part.
-    Settled,
-}
-
-impl Goal {
-    fn is_reached(&self, status: &FleetStatus) -> bool {
-        match self {
-            Goal::Gone(member) => status.member(*member).is_none(),
-            Goal::Empty(member) => status.member(*member).is_none_or(|member| member.owned == 0),
-            Goal::Bare(backend) => status.backend(backend).is_none_or(|backend| backend.partitions == 0),
-            Goal::Settled => status.is_settled(),
-        }
-    }
-
-    /// How many partitions it still takes.
-    fn left(&self, status: &FleetStatus) -> u64 {
-        match self {
-            Goal::Gone(member) | Goal::Empty(member) => {
-                status.member(*member).map_or(0, |member| member.owned)
-            }
-            Goal::Bare(backend) => status.backend(backend).map_or(0, |backend| backend.partitions),
-            Goal::Settled => status.remaining + status.unowned,
-        }
-    }
-}
-
 async fn try_run(args: &FleetArgs, stop: &CancellationToken) -> Result<Exit> {
     let at = args.command.at();
-    let endpoints = at.endpoints()?.into_iter().map(Arc::new).collect();
-    let mut coordinator = Coordinator { endpoints, at: 0, link: None };
+    let mut coordinator = CoordinatorClient::new(at.endpoints()?);
     let status = coordinator.first_status().await?;
-    let (words, goal, wait) = match &args.command {
+    let (words, goal, order) = match &args.command {
         FleetCommand::Status(_) => return Ok(show(&status, at.json)),
-        FleetCommand::Join { which, weight, wait, .. } => {
+        FleetCommand::Join { which, weight, order, .. } => {
             let words = match (&which.member, &which.backend) {
                 (Some(member), _) => {
-                    let number = find(&status, member)?.member.to_string();
+                    let number = status.find(member)?.member.to_string();
                     let weight = weight.map(|weight| weight.to_string());
                     ["JOIN".to_owned(), number].into_iter().chain(weight).collect()
                 }
                 (None, backend) => place(&status, backend.as_deref(), weight.unwrap_or(1))?,
             };
-            (words, Goal::Settled, wait)
+            (words, Goal::Settled, order)
         }
-        FleetCommand::Leave { member, wait, .. } => {
-            let number = find(&status, member)?.member;
-            (vec!["LEAVE".to_owned(), number.to_string()], Goal::Gone(number), wait)
+        FleetCommand::Leave { member, order, .. } => {
+            let number = status.find(member)?.member;
+            (vec!["LEAVE".to_owned(), number.to_string()], Goal::Gone(number), order)
         }
-        FleetCommand::Drain { which, wait, .. } => match (&which.member, &which.backend) {
+        FleetCommand::Drain { which, order, .. } => match (&which.member, &which.backend) {
             (Some(member), _) => {
-                let number = find(&status, member)?.member;
-                (vec!["DRAIN".to_owned(), number.to_string()], Goal::Empty(number), wait)
+                let number = status.find(member)?.member;
+                (vec!["DRAIN".to_owned(), number.to_string()], Goal::Empty(number), order)
             }
             (None, backend) => {
                 let name = backend.clone().unwrap_or_default();
-                (place(&status, backend.as_deref(), 0)?, Goal::Bare(name), wait)
+                (place(&status, backend.as_deref(), 0)?, Goal::Bare(name), order)
             }
         },
-        FleetCommand::Rebalance { wait, .. } => (vec!["REBALANCE".to_owned()], Goal::Settled, wait),
+        FleetCommand::Rebalance(order) => (vec!["REBALANCE".to_owned()], Goal::Settled, order),
     };
     if let Some((ask, question)) = question(&args.command, &status, &goal) {
         let decision = confirm(&question, ask.yes, false, at.json, stop).await?;
@@ -127,7 +84,7 @@ async fn try_run(args: &FleetArgs, stop: &CancellationToken) -> Result<Exit> {
         }
     }
     coordinator.order(&words).await?;
-    if wait.no_wait {
+    if order.no_wait {
         tell(at.json, "asked", "the coordinator has written it down and goes on by itself", &status);
         return Ok(Exit::Success);
     }
@@ -156,7 +113,7 @@ fn question(command: &FleetCommand, status: &FleetStatus, goal: &Goal) -> Option
 }
 
 async fn watch(
-    coordinator: &mut Coordinator,
+    coordinator: &mut CoordinatorClient,
     goal: &Goal,
     as_json: bool,
     stop: &CancellationToken,
@@ -219,32 +176,8 @@ fn tell(as_json: bool, event: &str, words: &str, status: &FleetStatus) {
 /// What gives a backend its part.
 fn place(status: &FleetStatus, name: Option<&str>, weight: u32) -> Result<Vec<String>> {
     let name = name.unwrap_or_default();
-    if status.backend(name).is_none() {
-        return Err(Error::unfit(Side::Own, "", "find the backend", format!("there is no backend {name}"))
-            .with_remedy("name it as the coordinator does: see whimbrel fleet status"));
-    }
+    status.check_backend(name)?;
     Ok(vec!["PLACE".to_owned(), name.to_owned(), weight.to_string()])
-}
-
-/// The member that is meant.
-fn find<'a>(status: &'a FleetStatus, named: &str) -> Result<&'a MemberStatus> {
-    let number = named.parse().ok().and_then(|number| status.member(number));
-    let is_meant = |member: &&MemberStatus| member.name == named || member.address == named;
-    let found: Vec<&MemberStatus> = match number {
-        Some(member) => vec![member],
-        None => status.members.iter().filter(is_meant).collect(),
-    };
-    match &found[..] {
-        [one] => Ok(one),
-        several => {
-            let what = match several.len() {
-                0 => format!("there is no member {named}"),
-                n => format!("{named} could be any of {n} members"),
-            };
-            Err(Error::unfit(Side::Own, "", "find the member", what)
-                .with_remedy("name it by its number: see whimbrel fleet status"))
-        }
-    }
 }
 
 fn show(status: &FleetStatus, as_json: bool) -> Exit {
@@ -340,104 +273,10 @@ pub fn page(status: &FleetStatus, screen: Screen) -> String {
     page + &troubles
 }
 
-/// The coordinator that leads, which is looked for anew when it is not reached or does not lead any more.
-struct Coordinator {
-    endpoints: Vec<Arc<Endpoint>>,
-    /// Which of them is asked.
-    at: usize,
-    link: Option<Link>,
-}
-
-impl Coordinator {
-    async fn link(&mut self) -> Result<&mut Link> {
-        let link = match (self.link.take(), self.endpoints.get(self.at)) {
-            (Some(link), _) => link,
-            (None, Some(endpoint)) => {
-                let options = LinkOptions { reply_timeout_ms: 10_000, ..LinkOptions::default() };
-                login::open(endpoint, options).await?
-            }
-            (None, None) => return Err(Error::own("reach the coordinator", "none is named")),
-        };
-        Ok(self.link.insert(link))
-    }
-
-    /// Has something done, once: where the answer is lost it is not known whether it is.
-    async fn order(&mut self, words: &[String]) -> Result<()> {
-        let words: Vec<&[u8]> =
-            std::iter::once("FLEET").chain(words.iter().map(String::as_str)).map(str::as_bytes).collect();
-        self.link().await?.call(&words).await.map(drop)
-    }
-
-    /// How the fleet stands, as the one says that leads.
-    async fn status(&mut self) -> Result<FleetStatus> {
-        let mut failure = None;
-        for _ in 0..self.endpoints.len() {
-            match self.ask().await {
-                Err(e) if e.is_link() || stands_by(&e) => {
-                    self.link = None;
-                    self.at = (self.at + 1) % self.endpoints.len();
-                    // That one is not reached says less than that nobody leads.
-                    failure = failure.filter(stands_by).or(Some(e));
-                }
-                outcome => return outcome,
-            }
-        }
-        Err(failure.unwrap_or_else(|| Error::own("reach the coordinator", "none is named")))
-    }
-
-    /// As [`Coordinator::status`], while coordinators elect one of them.
-    async fn first_status(&mut self) -> Result<FleetStatus> {
-        let began = Instant::now();
-        loop {
-            match self.status().await {
-                Err(e) if self.endpoints.len() > 1 && stands_by(&e) && began.elapsed() < ELECTION_MAX => {
-                    tokio::time::sleep(POLL).await;
-                }
-                outcome => return outcome,
-            }
-        }
-    }
-
-    async fn ask(&mut self) -> Result<FleetStatus> {
-        let outcome = async {
-            let link = self.link().await?;
-            let reply = link.call(&[b"FLEET", b"STATUS"]).await?;
-            let json = reply.as_bytes().ok_or_else(|| link.unexpected("FLEET STATUS", &reply))?;
-            serde_json::from_slice(json).map_err(|_| {
-                let kind =
-                    ErrorKind::Unexpected("another status than this version of whimbrel knows".to_owned());
-                Error::new(Side::Source, link.address().to_string(), "FLEET STATUS", kind)
-                    .with_remedy("use the whimbrel that the coordinator runs")
-            })
-        };
-        let outcome = outcome.await;
-        if outcome.as_ref().is_err_and(Error::is_link) {
-            self.link = None;
-        }
-        outcome
-    }
-
-    /// As [`Coordinator::status`], while the coordinator may be starting again.
-    async fn status_patiently(&mut self) -> Result<FleetStatus> {
-        let began = Instant::now();
-        loop {
-            match self.status().await {
-                Err(e) if (e.is_link() || stands_by(&e)) && began.elapsed() < RECONNECT_MAX => {
-                    tokio::time::sleep(POLL).await
-                }
-                outcome => return outcome,
-            }
-        }
-    }
-}
-
-/// Whether it says that another one leads, or nobody.
-fn stands_by(error: &Error) -> bool {
-    error.server().is_some_and(|e| e.text.starts_with("NOTLEADER "))
-}
-
 #[cfg(test)]
 mod tests {
+    use whimbrel_control::fleet::MemberStatus;
+
     use super::*;
 
     fn status() -> FleetStatus {
@@ -453,15 +292,6 @@ mod tests {
         };
         let members = vec![member(1, "a", 3), member(2, "b", 0), member(30, "b", 5)];
         FleetStatus { members, partitions: 8, ..FleetStatus::default() }
-    }
-
-    #[test]
-    fn members_are_found_by_number_name_and_address() {
-        let status = status();
-        let number = |named| find(&status, named).map(|member| member.member).map_err(|e| e.to_string());
-        assert_eq!((number("30"), number("a"), number("a:1")), (Ok(30), Ok(1), Ok(1)));
-        assert!(number("b").expect_err("two").contains("any of 2"));
-        assert!(number("3").expect_err("none").contains("no member 3"));
     }
 
     #[test]

@@ -1,8 +1,7 @@
 //! The commands, each in a module of its name.
 //!
 //! `rebalance` and `drain` are with [`reshard`]. What several share: [`cluster`] for those about one cluster,
-//! [`losses`] for those that replace or remove keys, [`steered`] for those that others can ask while they
-//! run.
+//! [`losses`] for those that replace or remove keys.
 
 pub mod assess;
 pub mod cluster;
@@ -10,6 +9,7 @@ pub mod config;
 pub mod copy;
 pub mod cutover;
 pub mod demo;
+mod exposing;
 pub mod fleet;
 pub mod front;
 pub mod jobs;
@@ -18,7 +18,6 @@ pub mod repair;
 pub mod reshard;
 pub mod serve;
 pub mod status;
-mod steered;
 pub mod sync;
 pub mod unfence;
 pub mod verify;

@@ -1,39 +1,30 @@
 //! `whimbrel repair`.
 
-use std::time::Duration;
-
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use whimbrel_control::repair::decide;
 use whimbrel_control::repair::keys::Tally;
-use whimbrel_control::repair::plan::{Action, Change, Fate, Plan, Told};
+use whimbrel_control::repair::plan::{Action, Fate, Plan, Told};
+use whimbrel_control::repair::round::{
+    self, LOOKS_AFTER, LOOKS_BEFORE, announce, refuse_if_busy, remaining, settled_survey,
+};
 use whimbrel_control::repair::run::Repairer;
-use whimbrel_control::store::{Entry, Store};
-use whimbrel_core::slot::SlotSet;
+use whimbrel_control::store::Store;
 use whimbrel_core::units::{format_count, format_count_of};
-use whimbrel_engine::deployment::Deployment;
-use whimbrel_engine::error::{Error, Result};
-use whimbrel_engine::link::Link;
+use whimbrel_engine::error::Result;
 use whimbrel_engine::nodes::{Finding, JOB_CLIENT_NAME, Survey};
+use whimbrel_terminal::question::Question;
+use whimbrel_terminal::screen::Screen;
 
 use crate::commands::cluster;
 use crate::exit::Exit;
 use crate::paths::state_dir;
 use crate::settings::args::{RepairArgs, Strays};
-use crate::ui::confirm::{Question, confirm};
-use crate::ui::json as describe;
-use crate::ui::screen::Screen;
+use crate::ui::confirm::confirm;
+use whimbrel_control::described as describe;
 
 /// How often the cluster is looked at again and what follows is done: a repair may bring up more, for example
 /// replicas that kept what their primary lost. Each round sees fewer problems, or none that can be repaired.
 const ROUNDS_MAX: usize = 4;
-
-/// Views of nodes differ for a moment after every change. Only what still differs after so many looks counts:
-/// before anything is done, and after it, when nodes that found the cluster down take up to five seconds to
-/// come back.
-const LOOKS_BEFORE: usize = 10;
-const LOOKS_AFTER: usize = 40;
-const LOOK_PAUSE: Duration = Duration::from_millis(300);
 
 /// Runs the command.
 pub async fn run(args: &RepairArgs, stop: CancellationToken) -> Exit {
@@ -48,10 +39,17 @@ pub async fn run(args: &RepairArgs, stop: CancellationToken) -> Exit {
 async fn run_inner(args: &RepairArgs, stop: &CancellationToken, begun: &mut bool) -> Result<Exit> {
     let deployment = cluster::connect(&args.at).await?;
     let own_name = format!("{JOB_CLIENT_NAME}:repair-{}", std::process::id());
+    let strays = match args.strays {
+        Strays::Auto => None,
+        Strays::Move => Some(Fate::Move),
+        Strays::Discard => Some(Fate::Discard),
+    };
     let survey = settled_survey(&deployment, LOOKS_BEFORE).await?;
-    let plan = plan(&deployment, &survey, args, stop).await?;
+    let plan = round::plan(&deployment, &survey, strays, stop).await?;
     let findings = survey.findings();
-    let interrupted = interrupted(args, &survey, &plan);
+    // A folder that cannot be read keeps nobody from repairing: no job is named then.
+    let jobs = state_dir(args.state_dir.as_deref()).and_then(|folder| Store::new(&folder).list());
+    let interrupted = round::interrupted(jobs.unwrap_or_default(), &survey, &plan);
     show_plan(args, &survey, (&findings, &interrupted), &plan);
     if Survey::is_healthy(&findings) && plan.actions.is_empty() {
         return Ok(Exit::Success);
@@ -63,7 +61,7 @@ async fn run_inner(args: &RepairArgs, stop: &CancellationToken, begun: &mut bool
     let cluster = deployment.endpoint.address.to_string();
     let question = format!("Do this in the cluster at {cluster}, and what follows from it?");
     let decision =
-        confirm(&Question::typed(question, cluster), args.yes, args.dry_run, args.json, stop).await?;
+        confirm(&Question::typed(question, cluster), args.ask.yes, args.dry_run, args.json, stop).await?;
     if let Some(exit) = decision.end(Exit::Problem) {
         return Ok(exit);
     }
@@ -87,7 +85,7 @@ async fn run_inner(args: &RepairArgs, stop: &CancellationToken, begun: &mut bool
         }
         survey = settled_survey(&deployment, LOOKS_AFTER).await?;
         refuse_if_busy(&deployment, &survey, &own_name)?;
-        plan = self::plan(&deployment, &survey, args, stop).await?;
+        plan = round::plan(&deployment, &survey, strays, stop).await?;
         if plan.actions.is_empty() || total.stuck > 0 {
             break;
         }
@@ -96,135 +94,6 @@ async fn run_inner(args: &RepairArgs, stop: &CancellationToken, begun: &mut bool
     let healthy = Survey::is_healthy(&findings);
     show_outcome(args, &total, &findings, &plan, healthy);
     Ok(if healthy { Exit::Success } else { Exit::Problem })
-}
-
-/// A survey without problems that may pass by themselves, or do not pass for a while.
-async fn settled_survey(deployment: &Deployment, looks_max: usize) -> Result<Survey> {
-    let mut survey = Survey::take(deployment).await?;
-    for _ in 1..looks_max {
-        let findings = survey.findings();
-        // What does not answer will not soon, and the cluster may well be down because of it.
-        let lost = findings.iter().any(|f| matches!(f, Finding::Unreachable { .. }));
-        let may_pass = findings.iter().any(|f| match f {
-            Finding::Disagreement { .. } | Finding::Unowned { .. } | Finding::EpochCollision { .. } => true,
-            Finding::ClusterDown { .. } | Finding::Failing { .. } | Finding::ReplicaLinkDown { .. } => !lost,
-            _ => false,
-        });
-        if !may_pass {
-            break;
-        }
-        tokio::time::sleep(LOOK_PAUSE).await;
-        survey = Survey::take(deployment).await?;
-    }
-    Ok(survey)
-}
-
-/// Decides, and looks at the keys in question to decide what becomes of them.
-async fn plan(
-    deployment: &Deployment,
-    survey: &Survey,
-    args: &RepairArgs,
-    stop: &CancellationToken,
-) -> Result<Plan> {
-    let mut plan = decide::decide(survey);
-    let surgeon = Repairer::new(deployment, survey, stop);
-    for action in &mut plan.actions {
-        let Change::Empty { holder, owner, copied, fate } = &mut action.change else { continue };
-        let evidence = surgeon.evidence(holder, owner, &action.slots).await?;
-        *fate = Some(match args.strays {
-            Strays::Auto => decide::fate(*copied, evidence),
-            Strays::Move => Fate::Move,
-            Strays::Discard => Fate::Discard,
-        });
-        action.evidence = Some(evidence);
-    }
-    Ok(plan)
-}
-
-/// Jobs of this machine that were interrupted in this cluster, with slots that the plan is about.
-///
-/// A folder that cannot be read keeps nobody from repairing: none is named then.
-fn interrupted(args: &RepairArgs, survey: &Survey, plan: &Plan) -> Vec<String> {
-    let entries = state_dir(args.state_dir.as_deref()).and_then(|folder| Store::new(&folder).list());
-    let about = plan.actions.iter().fold(SlotSet::new(), |all, action| all.union(&action.slots));
-    let is_meant = |entry: &Entry| {
-        let status = &entry.status;
-        let is_here = |id: &String| id.parse().is_ok_and(|id| survey.node(&id).is_some());
-        let slots = status.slots.parse::<SlotSet>().unwrap_or_default();
-        !status.ended
-            && !entry.running
-            && is_here(&status.source)
-            && is_here(&status.target)
-            && !slots.intersection(&about).is_empty()
-    };
-    let entries = entries.unwrap_or_default().into_iter();
-    entries.filter(is_meant).map(|entry| entry.status.id).collect()
-}
-
-fn refuse_if_busy(deployment: &Deployment, survey: &Survey, own_name: &str) -> Result<()> {
-    match decide::refusal(survey, own_name) {
-        None => Ok(()),
-        Some(what) => {
-            let at = deployment.endpoint.address.to_string();
-            Err(Error::unfit(deployment.side(), at, "repair", what)
-                .with_remedy("wait for it, or cancel it, and run repair again"))
-        }
-    }
-}
-
-/// Connections by which others see that a job is running. They last as long as they are held.
-async fn announce(deployment: &Deployment, survey: &Survey, own_name: &str) -> Result<Vec<Link>> {
-    let mut links = Vec::new();
-    for (node, _) in survey.answering_primaries() {
-        let mut link = deployment.open(&node.address, 0).await?;
-        // Where an ACL forbids it, others cannot see us; the marks of open slots still tell.
-        link.ask(&[b"CLIENT", b"SETNAME", own_name.as_bytes()]).await?;
-        links.push(link);
-    }
-    Ok(links)
-}
-
-/// The problems, without our own connections.
-fn remaining(survey: &Survey, own_name: &str) -> Vec<Finding> {
-    let is_own = |f: &Finding| matches!(f, Finding::Job { what, .. } if what.starts_with(own_name));
-    survey.findings().into_iter().filter(|f| !is_own(f)).collect()
-}
-
-fn action_json(survey: &Survey, action: &Action) -> Value {
-    let kind = match &action.change {
-        Change::Remind { .. } => "remind",
-        Change::ClearMarks { .. } => "clear_marks",
-        Change::Claim { .. } => "claim",
-        Change::Announce { .. } => "announce",
-        Change::Finish { .. } => "finish",
-        Change::Empty { .. } => "empty",
-        Change::EmptyReplica { .. } => "empty_replica",
-    };
-    let mut value = json!({
-        "kind": kind, "slots": action.slots.to_string(), "keys": action.keys, "why": action.why,
-        "text": Told { action, survey }.to_string(),
-    });
-    let nodes = match &action.change {
-        Change::Remind { primary, replicas, .. } => {
-            value["replicas"] = replicas.iter().map(|id| describe::node(&survey.name(id))).collect();
-            vec![("primary", primary)]
-        }
-        Change::ClearMarks { node } | Change::Claim { node, .. } => vec![("node", node)],
-        Change::Announce { owner } => vec![("owner", owner)],
-        Change::Finish { source, target, .. } => vec![("source", source), ("target", target)],
-        Change::Empty { holder, owner, .. } => vec![("holder", holder), ("owner", owner)],
-        Change::EmptyReplica { primary, replica } => vec![("primary", primary), ("replica", replica)],
-    };
-    for (name, id) in nodes {
-        value[name] = describe::node(&survey.name(id));
-    }
-    if let Some(evidence) = action.evidence {
-        value["looked_at"] = json!({"both": evidence.both, "only_here": evidence.only});
-    }
-    if let Change::Empty { fate: Some(fate), .. } = action.change {
-        value["keys_only_here"] = if fate == Fate::Move { "move" } else { "discard" }.into();
-    }
-    value
 }
 
 /// Shows the problems, which jobs that were interrupted can be gone on with instead, and what would be done.
@@ -240,7 +109,7 @@ fn show_plan(
             json!({
                 "event": "repair_plan", "healthy": Survey::is_healthy(findings),
                 "findings": findings.iter().map(describe::finding).collect::<Vec<_>>(),
-                "actions": plan.actions.iter().map(|a| action_json(survey, a)).collect::<Vec<_>>(),
+                "actions": plan.actions.iter().map(|a| describe::action(survey, a)).collect::<Vec<_>>(),
                 "left": plan.left, "interrupted": interrupted,
             })
         );

@@ -1,9 +1,7 @@
 //! `whimbrel status`.
 
-use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::units::{format_bytes, format_count, format_count_of};
 use whimbrel_engine::deployment::Deployment;
@@ -13,9 +11,9 @@ use whimbrel_engine::nodes::{Counted, Finding, NodeState, Survey, SurveyOptions,
 use crate::commands::cluster;
 use crate::exit::Exit;
 use crate::settings::args::StatusArgs;
-use crate::ui::json as describe;
-use crate::ui::screen::Screen;
-use crate::ui::table::{Table, number, text as column};
+use whimbrel_control::described;
+use whimbrel_terminal::screen::Screen;
+use whimbrel_terminal::table::{Table, number, text as column};
 
 /// Up to so many nodes the table names each replica; above, it counts them.
 const REPLICAS_NAMED_NODES: usize = 24;
@@ -41,29 +39,12 @@ async fn run_inner(args: &StatusArgs) -> Result<Exit> {
     let findings = survey.findings();
     let healthy = Survey::is_healthy(&findings);
     if args.json {
-        say!("{}", as_json(&deployment, &survey, &findings, healthy));
+        say!("{}", described::status(&deployment.endpoint.address.to_string(), &survey));
     } else {
         let screen = Screen::of_stdout();
         say!("{}", as_text(&deployment, &survey, &findings, healthy, screen).trim_end());
     }
     Ok(if healthy { Exit::Success } else { Exit::Problem })
-}
-
-/// The primaries, those with the lowest slots first, those without slots and without an answer last.
-fn shards(survey: &Survey) -> Vec<&Surveyed> {
-    let mut shards: Vec<&Surveyed> = survey.primaries().collect();
-    shards.sort_by_key(|n| {
-        let first = n.state().and_then(|s| s.slots.iter().next());
-        (Reverse(first.is_some()), first, n.address.to_string())
-    });
-    shards
-}
-
-/// How many bytes of its primary's replication stream a replica has yet to take in. The two were asked one
-/// after the other, so some of it is the time between.
-fn lag_bytes(primary: &Surveyed, replica: &Surveyed) -> Option<u64> {
-    let (primary, replica) = (primary.state()?, replica.state()?);
-    Some(primary.facts.repl_offset.saturating_sub(replica.facts.repl_offset))
 }
 
 fn replica_text(primary: &Surveyed, replica: &Surveyed) -> String {
@@ -72,7 +53,7 @@ fn replica_text(primary: &Surveyed, replica: &Surveyed) -> String {
         Some(state) if state.facts.primary_link_up == Some(false) => {
             format!("{} (link down)", replica.address)
         }
-        Some(_) => match lag_bytes(primary, replica) {
+        Some(_) => match primary.lag_bytes_of(replica) {
             None | Some(0) => replica.address.to_string(),
             Some(lag) => format!("{} ({} behind)", replica.address, format_bytes(lag)),
         },
@@ -88,7 +69,7 @@ fn replicas_text(survey: &Survey, primary: &Surveyed) -> String {
         return replicas.iter().map(|r| replica_text(primary, r)).collect::<Vec<_>>().join(", ");
     }
     let silent = replicas.iter().filter(|r| r.answer.is_err()).count();
-    let lag = replicas.iter().filter_map(|r| lag_bytes(primary, r)).max().unwrap_or(0);
+    let lag = replicas.iter().filter_map(|r| primary.lag_bytes_of(r)).max().unwrap_or(0);
     let mut text = replicas.len().to_string();
     if lag > 0 {
         text.push_str(&format!(", {} behind", format_bytes(lag)));
@@ -133,7 +114,7 @@ fn as_text(
         ],
         2,
     );
-    for primary in shards(survey) {
+    for primary in survey.shards() {
         let mut row = vec![primary.id.short().to_owned(), primary.address.to_string()];
         match primary.state() {
             Some(state) => row.extend([
@@ -173,45 +154,4 @@ fn as_text(
         ),
     });
     text
-}
-
-fn as_json(deployment: &Deployment, survey: &Survey, findings: &[Finding], healthy: bool) -> Value {
-    let shards: Vec<Value> = shards(survey)
-        .into_iter()
-        .map(|primary| {
-            let replicas: Vec<Value> = survey
-                .replicas_of(&primary.id)
-                .map(|replica| {
-                    let mut value = describe::node(&replica.name());
-                    value["answers"] = replica.answer.is_ok().into();
-                    value["link_up"] = replica.state().and_then(|s| s.facts.primary_link_up).into();
-                    value["lag_bytes"] = lag_bytes(primary, replica).into();
-                    value["keys"] = replica.state().map(|s| s.facts.keys).into();
-                    value
-                })
-                .collect();
-            let mut value = describe::node(&primary.name());
-            value["answers"] = primary.answer.is_ok().into();
-            value["replicas"] = replicas.into();
-            if let Some(state) = primary.state() {
-                let facts = &state.facts;
-                value["version"] = facts.version.as_str().into();
-                value["slots"] = state.slots.to_string().into();
-                value["slot_count"] = state.slots.len().into();
-                value["config_epoch"] = state.config_epoch.into();
-                value["keys"] = facts.keys.into();
-                value["bytes"] = facts.dataset_bytes.into();
-                value["used_memory_bytes"] = facts.used_memory_bytes.into();
-                value["maxmemory_bytes"] = facts.maxmemory_bytes.into();
-                value["evicted_keys"] = facts.evicted_keys.into();
-                value["ops_per_second"] = facts.ops_per_second.into();
-            }
-            value
-        })
-        .collect();
-    json!({
-        "event": "status", "cluster": deployment.endpoint.address.to_string(), "healthy": healthy,
-        "nodes": survey.nodes.len(), "shards": shards,
-        "findings": findings.iter().map(describe::finding).collect::<Vec<_>>(),
-    })
 }

@@ -1,8 +1,5 @@
 //! `whimbrel unfence`.
 
-use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
-
 use serde_json::json;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
@@ -25,11 +22,11 @@ async fn try_run(args: &UnfenceArgs) -> Result<Exit> {
     let folder = state_dir(args.state_dir.as_deref())?;
     let endpoint = args.at.endpoint()?;
     let deployment = Deployment::probe(endpoint, args.at.link_options()).await?;
-    let notes = notes_about(&folder, &deployment)?;
+    let notes = FenceNote::about(&folder, &deployment)?;
     let at = deployment.endpoint.address.to_string();
     if notes.is_empty() {
         let what = format!("no cutover that is noted in {} has put up a fence here", folder.display());
-        return Err(Error::unfit(Side::Own, "", "take the fence down", what).with_remedy(
+        return Err(Error::options(Side::Own, "take the fence down", what).with_remedy(
             "name the folder of the sync with --state-dir, and the server as the sync did; or take it down \
              by hand, on each node: ACL SETUSER NAME +@write for its users, CLIENT UNPAUSE, or REPLICAOF NO \
              ONE",
@@ -50,26 +47,6 @@ async fn try_run(args: &UnfenceArgs) -> Result<Exit> {
         }
     }
     Ok(Exit::Success)
-}
-
-/// Forgets the fences that a cutover back to `deployment` has taken down.
-///
-/// # Errors
-/// `Own` where the folder or a file cannot be dealt with.
-pub fn forget_all(folder: &Path, deployment: &Deployment) -> Result<()> {
-    notes_about(folder, deployment)?.iter().try_for_each(|(file, _)| FenceNote::forget(file))
-}
-
-/// The cutovers away from `deployment` that have not been undone, and their files. It is known by its nodes,
-/// and by the address that the user named.
-///
-/// # Errors
-/// `Own` where the folder or a file cannot be read.
-pub fn notes_about(folder: &Path, deployment: &Deployment) -> Result<Vec<(PathBuf, FenceNote)>> {
-    let topology = deployment.topology();
-    let own: BTreeSet<String> =
-        topology.nodes().chain([&deployment.endpoint.address]).map(ToString::to_string).collect();
-    Ok(FenceNote::all_in(folder)?.into_iter().filter(|(_, note)| note.is_about(&own)).collect())
 }
 
 fn words(kind: FenceKind) -> &'static str {

@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use whimbrel_control::steering::Standing;
+use whimbrel_control::naming::{job_of, one_spelling};
+use whimbrel_control::steering::{self, Attendance, Came, LocalJob, Standing};
 use whimbrel_control::store::{Kind, Status, Store};
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
@@ -17,15 +18,14 @@ use whimbrel_flow::journal::{self, Journal};
 use whimbrel_flow::retry::RetryPolicy;
 use whimbrel_flow::verify::{self, Scope, Settle, VerifyOptions, VerifyProgress, VerifyReport, VerifyState};
 
-use crate::commands::copy::{job_of, one_spelling};
 use crate::commands::jobs::again;
-use crate::commands::steered::{self, Came, LocalJob};
 use crate::exit::Exit;
 use crate::paths::state_dir;
 use crate::settings::args::{CopyArgs, Depth, Show, VerifyArgs};
-use crate::ui::display::{self, Display, Form, Lines};
+use crate::ui::display;
 use crate::ui::errors;
-use crate::ui::row::cell;
+use whimbrel_terminal::progress::{Display, Lines};
+use whimbrel_terminal::row::cell;
 
 /// Runs the command.
 pub async fn run(args: &VerifyArgs, stop: CancellationToken) -> Exit {
@@ -70,20 +70,19 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     };
     let store = Store::new(&folder);
     let begun_with =
-        steered::beginning(&store, (Kind::Verify, &name), (&source, &target), again, args.resume);
+        steering::beginning(&store, (Kind::Verify, &name), (&source, &target), again, args.resume);
     let stop = stop.child_token();
     let look = look(begun_with, progress.clone(), options.check_extra);
-    let (job, attended) = steered::attend(&store, LocalJob::new(stop.clone(), look)).await?;
-    let outcome = verify(source, target, options, &args.show, Some(journal), progress, stop).await;
-    let is_left = outcome.as_ref().map_or(true, |report| report.stopped_early);
-    let came = match &outcome {
-        Ok(report) if report.stopped_early => Came::Short,
-        Ok(report) if report.is_equal() => Came::Through("equal"),
-        Ok(_) => Came::Through("different"),
-        Err(e) => Came::Failed(e),
+    let job = LocalJob::new(stop.clone(), look);
+    let work = verify(source, target, options, &args.show, Some(journal), progress, stop);
+    let came = |report: &VerifyReport| match (report.stopped_early, report.is_equal()) {
+        (true, _) => Came::Short,
+        (false, true) => Came::Through("equal"),
+        (false, false) => Came::Through("different"),
     };
-    steered::leave(&folder, &job, attended, came).await?;
-    if is_left && !job.is_cancelled() && !args.show.json && !args.show.quiet {
+    let Attendance { outcome, is_cancelled } = steering::attended(&folder, job, work, came).await?;
+    let is_left = outcome.as_ref().map_or(true, |report| report.stopped_early);
+    if is_left && !is_cancelled && !args.show.json && !args.show.quiet {
         eprintln!("         the same command with --resume goes on from here");
     }
     outcome
@@ -108,7 +107,7 @@ fn open_journal(
     if options.depth == verify::Depth::Counts || matches!(options.scope, Scope::SampleKeys(_)) {
         if args.resume {
             let what = "counts and samples of a number of keys are not gone on with";
-            return Err(Error::unfit(Side::Own, "", "go on", what).with_remedy("leave out --resume"));
+            return Err(Error::options(Side::Own, "go on", what).with_remedy("leave out --resume"));
         }
         return Ok(None);
     }
@@ -167,7 +166,7 @@ fn describe(args: &VerifyArgs, options: &VerifyOptions, source: &Deployment, tar
 
 fn scope(text: &str) -> Result<Scope> {
     let fail = || {
-        Error::unfit(Side::Own, "", "reading the options", format!("--sample {text} is no sample"))
+        Error::options(Side::Own, "reading the options", format!("--sample {text} is no sample"))
             .with_remedy("write a number of keys, or a percentage such as 10%")
     };
     match text.strip_suffix('%') {
@@ -209,7 +208,7 @@ pub async fn verify(
     progress: Arc<VerifyProgress>,
     stop: CancellationToken,
 ) -> Result<VerifyReport> {
-    let display = Display::of_lines(Form::of(show), lines(progress.clone(), options.check_extra));
+    let display = Display::start(show.form(), lines(progress.clone(), options.check_extra));
     let (depth, scope) = (options.depth, options.scope);
     let outcome = verify::verify_with_journal(source, target, options, progress, journal, stop).await;
     display.finish().await;
@@ -263,7 +262,7 @@ fn lines(progress: Arc<VerifyProgress>, check_extra: bool) -> impl FnMut() -> Li
             "rechecking": rechecking, "extra_checked": extra, "keys_total": total,
             "disk_full_ms": p.disk.full_ms(),
         });
-        Lines { done: Some((done, all)), rows: vec![row], json, notes: Vec::new() }
+        Lines { done: Some((done, all)), rows: vec![row], json, notes: Vec::new(), plain: None }
     }
 }
 

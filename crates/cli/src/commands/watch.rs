@@ -9,21 +9,20 @@ use whimbrel_control::fleet::FleetStatus;
 use whimbrel_control::http;
 use whimbrel_control::steering;
 use whimbrel_control::store::Store;
+use whimbrel_control::syncing::nothing_heard;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::{format_bytes, format_count, format_count_of};
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_flow::journal::disk_full_words;
 
-use crate::commands::steered::running_sync;
-use crate::commands::sync::exposed::nothing_heard;
 use crate::exit::Exit;
 use crate::paths::state_dir;
 use crate::settings::args::WatchArgs;
-use crate::ui::display::plain;
 use crate::ui::errors;
-use crate::ui::for_stdout;
-use crate::ui::screen::Screen;
-use crate::ui::table::{Table, number, text as column};
+use whimbrel_terminal::plain::plain;
+use whimbrel_terminal::print::for_stdout;
+use whimbrel_terminal::screen::Screen;
+use whimbrel_terminal::table::{Table, number, text as column};
 
 /// How often it looks; the sync tells as often how it stands.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -46,7 +45,7 @@ impl View {
         }
         let folder = state_dir(args.state_dir.as_deref())?;
         let store = Store::new(&folder);
-        let sync = running_sync(&folder, &store, args.job.as_deref().unwrap_or_default())?;
+        let sync = store.running_sync(args.job.as_deref().unwrap_or_default())?;
         Ok(View::Here(store, sync.id))
     }
 

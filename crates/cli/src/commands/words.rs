@@ -4,6 +4,8 @@ use whimbrel_core::units::format_duration_ms;
 use whimbrel_engine::error::{Error, ErrorKind};
 use whimbrel_flow::sync::{ExternalShown, ExternalStage};
 
+use crate::ui::remedies::whole;
+
 const PAUSE: &str = "give this user +client|pause and +client|unpause; where the service forbids that to \
     everybody, use --fence external: you stop the clients yourself, and whimbrel needs none of this";
 const LACKS: &str = "use --fence external: you stop the clients yourself, and whimbrel needs no pause";
@@ -16,7 +18,7 @@ const STILL: &str = "stop those clients, and try again; --wait-for-quiet waits l
     --quiet-for rare writes do not count";
 
 /// The error, with what can be done about it.
-pub fn remedied(error: Error) -> Error {
+fn remedied(error: Error) -> Error {
     let remedy = match &error.kind {
         ErrorKind::Forbidden { command, .. } => match command.as_str() {
             "CLIENT PAUSE" | "CLIENT UNPAUSE" => PAUSE,
@@ -29,6 +31,11 @@ pub fn remedied(error: Error) -> Error {
         _ => return error,
     };
     error.with_remedy(remedy)
+}
+
+/// Why a cutover did not come about, for the process that asked for it.
+pub fn refusal(error: Error) -> String {
+    whole(&remedied(error))
 }
 
 /// What a cutover is waiting for.

@@ -1,5 +1,6 @@
 //! From what the user typed to endpoints that can be connected to.
 
+use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -11,64 +12,15 @@ use whimbrel_engine::endpoint::{Address, Endpoint, Secret, SentinelLogin, TlsOpt
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::LinkOptions;
 use whimbrel_engine::login::PasswordCommand;
+use whimbrel_settings::values::{is_typed, with_values_replaced};
 
 use crate::safety;
 #[cfg(feature = "etcd")]
 use crate::settings::args::CoordinatorArgs;
 use crate::settings::args::{
-    AssessArgs, ClusterAccess, ClusterArgs, Command, FleetAt, FrontArgs, JobAccess, JobsCommand, JoinArgs,
-    MovingArgs, Reach, ServeArgs, Sides, SourceAccess, TargetAccess,
+    Access, AssessArgs, ClusterArgs, Command, FleetAt, FrontArgs, JobAccess, JobsCommand, JoinArgs,
+    MovingArgs, PASSWORD_TTL_MS, Reach, ServeArgs, Sides,
 };
-
-/// The options of one side, without regard to which.
-struct Access<'a> {
-    /// What its flags begin with, after the dashes.
-    prefix: &'static str,
-    user: Option<&'a String>,
-    password_file: Option<&'a Path>,
-    password_command: Option<&'a String>,
-    password_ttl_ms: u64,
-    password_variable: &'static str,
-    sentinel_user: Option<&'a String>,
-    sentinel_password_file: Option<&'a Path>,
-    sentinel_variable: &'static str,
-    map: &'a [String],
-    tls: bool,
-    ca: Option<&'a Path>,
-    cert: Option<&'a Path>,
-    key: Option<&'a Path>,
-    server_name: Option<&'a String>,
-}
-
-/// The sides' options are types of their own, since each flag has its own name, but have the same fields.
-macro_rules! access_from {
-    ($options:ident, $prefix:literal, $password_variable:expr, $sentinel_variable:literal) => {
-        impl<'a> From<&'a $options> for Access<'a> {
-            fn from(a: &'a $options) -> Self {
-                Access {
-                    prefix: $prefix,
-                    user: a.user.as_ref(),
-                    password_file: a.password_file.as_deref(),
-                    password_command: a.password_command.as_ref(),
-                    password_ttl_ms: PASSWORD_TTL_MS,
-                    password_variable: $password_variable,
-                    sentinel_user: a.sentinel_user.as_ref(),
-                    sentinel_password_file: a.sentinel_password_file.as_deref(),
-                    sentinel_variable: $sentinel_variable,
-                    map: &a.map,
-                    tls: a.tls,
-                    ca: a.ca.as_deref(),
-                    cert: a.cert.as_deref(),
-                    key: a.key.as_deref(),
-                    server_name: a.server_name.as_ref(),
-                }
-            }
-        }
-    };
-}
-
-/// For how long a password that a command prints is valid, where the command line has no option for it.
-const PASSWORD_TTL_MS: u64 = 600_000;
 
 const SOURCE_PASSWORD: &str = "WHIMBREL_SOURCE_PASSWORD";
 const TARGET_PASSWORD: &str = "WHIMBREL_TARGET_PASSWORD";
@@ -77,10 +29,6 @@ const SERVE_PASSWORD: &str = "WHIMBREL_SERVE_PASSWORD";
 
 /// The variable that the password for the etcd of a fleet may come from.
 const STORE_PASSWORD: &str = "WHIMBREL_STORE_PASSWORD";
-
-access_from!(SourceAccess, "source-", SOURCE_PASSWORD, "WHIMBREL_SOURCE_SENTINEL_PASSWORD");
-access_from!(TargetAccess, "target-", TARGET_PASSWORD, "WHIMBREL_TARGET_SENTINEL_PASSWORD");
-access_from!(ClusterAccess, "", CLUSTER_PASSWORD, "WHIMBREL_SENTINEL_PASSWORD");
 
 impl Reach {
     fn source(&self, address: &str) -> Result<Endpoint> {
@@ -92,18 +40,13 @@ impl Reach {
         let access = Access { password_ttl_ms: self.password_ttl, ..Access::from(&self.target_access) };
         endpoint(Side::Target, address, &access, self.insecure)
     }
-
-    /// How connections behave.
-    fn link_options(&self, readonly: bool) -> LinkOptions {
-        link_options(self.connect_timeout, self.timeout, readonly)
-    }
 }
 
 impl Sides {
     /// Both endpoints.
     ///
     /// # Errors
-    /// `Unfit` or `Own` for what cannot be understood or read; nothing has been contacted.
+    /// `Options` or `Own` for what cannot be understood or read; nothing has been contacted.
     pub fn endpoints(&self) -> Result<(Endpoint, Endpoint)> {
         Ok((self.reach.source(&self.source)?, self.reach.target(&self.target)?))
     }
@@ -118,8 +61,8 @@ impl Sides {
         from_replicas: bool,
     ) -> Result<(Arc<Deployment>, Arc<Deployment>)> {
         let (source, target) = tokio::join!(
-            Deployment::probe(source, self.reach.link_options(from_replicas)),
-            Deployment::probe(target, self.reach.link_options(false)),
+            Deployment::probe(source, self.reach.timeouts.link_options(from_replicas)),
+            Deployment::probe(target, self.reach.timeouts.link_options(false)),
         );
         Ok((Arc::new(source?), Arc::new(target?)))
     }
@@ -128,7 +71,7 @@ impl Sides {
 /// What `PSYNC` is called, as `NAME` or `HOST:PORT=NAME`.
 ///
 /// # Errors
-/// `Unfit` for anything else.
+/// `Options` for anything else.
 pub fn psync_names(texts: &[String]) -> Result<Vec<(Option<Address>, String)>> {
     let name = |text: &String| {
         let (at, name) = match text.rsplit_once('=') {
@@ -145,7 +88,7 @@ pub fn psync_names(texts: &[String]) -> Result<Vec<(Option<Address>, String)>> {
     let parse = |text: &String| {
         name(text).ok_or_else(|| {
             let what = format!("{text} is no name of a command");
-            Error::unfit(Side::Source, "", "reading the options", what)
+            Error::options(Side::Source, "reading the options", what)
                 .with_remedy("write --source-psync NAME, or HOST:PORT=NAME for one primary")
         })
     };
@@ -208,7 +151,8 @@ impl FrontArgs {
 
     /// How the front's own connections behave.
     pub fn link_options(&self) -> LinkOptions {
-        link_options(self.connect_timeout, self.timeout, false)
+        let (connect_timeout_ms, reply_timeout_ms) = (self.connect_timeout, self.timeout);
+        LinkOptions { db: 0, readonly: false, connect_timeout_ms, reply_timeout_ms }
     }
 }
 
@@ -233,7 +177,7 @@ impl AssessArgs {
 
     /// How connections behave.
     pub fn link_options(&self) -> LinkOptions {
-        self.reach.link_options(false)
+        self.reach.timeouts.link_options(false)
     }
 }
 
@@ -249,7 +193,7 @@ impl ClusterArgs {
 
     /// How connections behave.
     pub fn link_options(&self) -> LinkOptions {
-        link_options(self.connect_timeout, self.timeout, false)
+        self.timeouts.link_options(false)
     }
 }
 
@@ -289,20 +233,10 @@ impl FleetAt {
 fn daemon(server: &str, prefix: &'static str, password_file: Option<&Path>) -> Result<Endpoint> {
     let access = Access {
         prefix,
-        user: None,
         password_file,
-        password_command: None,
         password_ttl_ms: PASSWORD_TTL_MS,
         password_variable: SERVE_PASSWORD,
-        sentinel_user: None,
-        sentinel_password_file: None,
-        sentinel_variable: "",
-        map: &[],
-        tls: false,
-        ca: None,
-        cert: None,
-        key: None,
-        server_name: None,
+        ..Access::default()
     };
     endpoint(Side::Source, server, &access, false)
 }
@@ -312,7 +246,7 @@ impl CoordinatorArgs {
     /// The etcd that several coordinators share, where one is named.
     ///
     /// # Errors
-    /// `Unfit` for what is no address of one, or a user without a password; `Own` where a file cannot be
+    /// `Options` for what is no address of one, or a user without a password; `Own` where a file cannot be
     /// read.
     pub fn etcd(&self) -> Result<Option<EtcdOptions>> {
         let Some(text) = &self.store else { return Ok(None) };
@@ -322,9 +256,8 @@ impl CoordinatorArgs {
                 password(Side::Store, "store-", self.store_password_file.as_deref(), STORE_PASSWORD)?;
         }
         if store.user.is_some() && store.password.is_none() {
-            return Err(Error::unfit(
+            return Err(Error::options(
                 Side::Store,
-                "",
                 "reading the options",
                 "a user is named, but no password",
             )
@@ -343,19 +276,15 @@ impl ServeArgs {
     /// The password that clients of the daemon need.
     ///
     /// # Errors
-    /// `Own` where the file cannot be read; `Unfit` for an empty password.
+    /// `Own` where the file cannot be read; `Options` for an empty password.
     pub fn listen_password(&self) -> Result<Option<Secret>> {
         let password = password(Side::Own, "listen-", self.listen_password_file.as_deref(), SERVE_PASSWORD)?;
         if password.as_ref().is_some_and(|password| password.expose().is_empty()) {
-            return Err(Error::unfit(Side::Own, "", "reading the options", "the daemon's password is empty")
+            return Err(Error::options(Side::Own, "reading the options", "the daemon's password is empty")
                 .with_remedy(format!("write one into the file, or unset {SERVE_PASSWORD}")));
         }
         Ok(password)
     }
-}
-
-fn link_options(connect_timeout_ms: u64, reply_timeout_ms: u64, readonly: bool) -> LinkOptions {
-    LinkOptions { db: 0, readonly, connect_timeout_ms, reply_timeout_ms }
 }
 
 /// The addresses that a command holds, each with the variable that its password may come from instead.
@@ -414,43 +343,23 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
 /// # Errors
 /// `Own` where the process cannot be replaced. Otherwise it returns only where there was nothing to hide.
 pub fn hide_passwords(command: &Command) -> Result<()> {
-    let typed: Vec<String> = std::env::args_os().skip(1).filter_map(|arg| arg.into_string().ok()).collect();
-    // What comes from a file or the environment is hidden already, and would come from there again.
-    let is_typed = |text: &str| {
-        let is_in = |value: &str| value == text || value.split(',').any(|one| one == text);
-        typed.iter().any(|arg| is_in(arg) || arg.split_once('=').is_some_and(|(_, value)| is_in(value)))
-    };
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     let mut hidden = Vec::new();
     for (text, variable) in addresses(command) {
-        if let Some((shown, password)) = without_password(text).filter(|_| is_typed(text)) {
-            hidden.push((text.as_str(), shown, variable, password));
+        // What comes from a file or the environment is hidden already, and would come from there again.
+        if let Some((shown, password)) = without_password(text).filter(|_| is_typed(&arguments, text)) {
+            hidden.push(((text.as_str(), shown), variable, password));
         }
     }
     if hidden.is_empty() {
         return Ok(());
     }
     let program = std::env::current_exe().map_err(|e| Error::own("hide a password", e))?;
+    let replaced: Vec<(&str, &str)> =
+        hidden.iter().map(|((text, shown), ..)| (*text, shown.as_str())).collect();
     let mut again = std::process::Command::new(program);
-    for arg in std::env::args_os().skip(1) {
-        // An address is an argument of its own, or follows the name of its option: --cluster=ADDRESS.
-        let (option, value) = match arg.to_str().and_then(|arg| arg.split_once('=')) {
-            Some((option, value)) if option.starts_with("--") => (format!("{option}="), value),
-            _ => (String::new(), arg.to_str().unwrap_or_default()),
-        };
-        let shown = |value: &str| {
-            hidden.iter().find(|(text, ..)| value == *text).map(|(_, shown, ..)| shown.as_str().to_owned())
-        };
-        // Some options take several addresses at once.
-        let each = || value.split(',').map(|one| shown(one).unwrap_or_else(|| one.to_owned()));
-        match shown(value) {
-            Some(shown) => again.arg(option + &shown),
-            None if value.split(',').any(|one| shown(one).is_some()) => {
-                again.arg(option + &each().collect::<Vec<_>>().join(","))
-            }
-            None => again.arg(arg),
-        };
-    }
-    for (_, _, variable, password) in &hidden {
+    again.args(arguments.iter().map(|argument| with_values_replaced(argument, &replaced)));
+    for (_, variable, password) in &hidden {
         again.env(variable, password.expose());
     }
     Err(Error::own("hide a password", again.exec()))
@@ -484,7 +393,7 @@ fn check_file(side: Side, prefix: &str, option: &str, file: Option<&Path>) -> Re
     let Some(path) = file else { return Ok(()) };
     std::fs::File::open(path).map(drop).map_err(|e| {
         let what = format!("TLS: {} cannot be read: {e}", path.display());
-        Error::unfit(side, "", "reading the options", what)
+        Error::options(side, "reading the options", what)
             .with_remedy(format!("name a file that can be read with --{prefix}{option}"))
     })
 }
@@ -504,7 +413,7 @@ fn endpoint(side: Side, text: &str, access: &Access<'_>, insecure: bool) -> Resu
     }
     if endpoint.user.is_some() && endpoint.password.is_none() && endpoint.password_command.is_none() {
         let what = "a user is named, but no password";
-        return Err(Error::unfit(side, "", "reading the options", what).with_remedy(format!(
+        return Err(Error::options(side, "reading the options", what).with_remedy(format!(
             "add it to the URL, set {}, or name a password file",
             access.password_variable
         )));
@@ -546,9 +455,8 @@ fn endpoint(side: Side, text: &str, access: &Access<'_>, insecure: bool) -> Resu
             .split_once('=')
             .and_then(|(from, to)| Some((Address::parse_tcp(from)?, Address::parse_tcp(to)?)));
         let Some(pair) = parsed else {
-            return Err(Error::unfit(
+            return Err(Error::options(
                 side,
-                "",
                 "reading the options",
                 format!("{pair} is no address map entry"),
             )

@@ -1,24 +1,27 @@
 //! What the user typed, and what it resolves to.
 
 pub mod args;
-pub mod config;
 pub mod endpoints;
 pub mod files;
 mod help;
 #[cfg(test)]
 mod reference;
 mod selection;
+#[cfg(test)]
+mod tests;
 
 use std::ffi::OsString;
 
 use clap::CommandFactory;
 use clap::error::Error;
+use whimbrel_settings::{Surroundings, help::explain};
 
 use self::args::Cli;
+use crate::safety;
 
 /// The definition of the command line, with what the help texts leave out until they are asked for.
 pub fn command() -> clap::Command {
-    help::decorate(Cli::command())
+    whimbrel_settings::help::decorate(Cli::command(), &help::USUAL)
 }
 
 /// What the user typed, with what environment and file add to it.
@@ -27,10 +30,14 @@ pub fn command() -> clap::Command {
 /// Of clap, also where nothing but help was asked for.
 pub fn parse(arguments: &[OsString]) -> Result<Cli, Error> {
     let command = command();
-    config::parse(&command, arguments, &variable).map_err(|error| help::explain(error, &command, arguments))
+    whimbrel_settings::parse(&command, arguments, around())
+        .map_err(|error| explain(error, &command, arguments))
 }
 
-/// A variable of the environment.
-pub fn variable(name: &str) -> Option<OsString> {
-    std::env::var_os(name)
+/// What this process has around it.
+pub fn around() -> Surroundings<'static> {
+    Surroundings {
+        variable: &|name| std::env::var_os(name),
+        holds_secret: &|file| safety::warn_if_shared(file, "the configuration, which may hold a password,"),
+    }
 }

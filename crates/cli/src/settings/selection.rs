@@ -1,6 +1,6 @@
 //! From what the user typed to a selection of keys.
 
-use whimbrel_core::glob::Pattern;
+use whimbrel_core::glob::{Pattern, leaves_class_open};
 use whimbrel_core::select::Selection;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
@@ -12,7 +12,7 @@ impl Names {
     /// The keys, by name and slot.
     ///
     /// # Errors
-    /// `Unfit` for a pattern that can match nothing a user means.
+    /// `Options` for a pattern that can match nothing a user means.
     pub fn selection(&self) -> Result<Selection> {
         let patterns = |texts: &[String]| -> Result<Vec<Pattern>> {
             texts
@@ -20,12 +20,12 @@ impl Names {
                 .map(|text| {
                     if text.is_empty() {
                         let what = "the pattern is empty: it would match the key with the empty name only";
-                        return Err(Error::unfit(Side::Own, "", "reading the options", what)
+                        return Err(Error::options(Side::Own, "reading the options", what)
                             .with_remedy("write '*' for all keys"));
                     }
-                    if open_class(text) {
+                    if leaves_class_open(text.as_bytes()) {
                         let what = format!("the pattern {text} opens a [ that is never closed");
-                        return Err(Error::unfit(Side::Own, "", "reading the options", what)
+                        return Err(Error::options(Side::Own, "reading the options", what)
                             .with_remedy(r"close it with ], or write \[ for the character itself"));
                     }
                     Ok(Pattern::new(text.as_bytes()))
@@ -42,10 +42,10 @@ impl Names {
     /// What `--db` says, before any server is asked.
     ///
     /// # Errors
-    /// `Unfit` for what is no database, and for two that would be mixed in one.
+    /// `Options` for what is no database, and for two that would be mixed in one.
     pub fn named_dbs(&self, target_db: Option<u32>) -> Result<NamedDbs> {
         let fail = |text: &str| {
-            Error::unfit(Side::Own, "", "reading the options", format!("--db {text} is no database"))
+            Error::options(Side::Own, "reading the options", format!("--db {text} is no database"))
                 .with_remedy("write a number, SOURCE:TARGET, or all")
         };
         let number = |text: &str, whole: &str| text.parse::<u32>().map_err(|_| fail(whole));
@@ -69,7 +69,7 @@ impl Names {
         }
         match mixed(&named.pairs) {
             Some(what) => {
-                Err(Error::unfit(Side::Own, "", "reading the options", what).with_remedy(MIXED_REMEDY))
+                Err(Error::options(Side::Own, "reading the options", what).with_remedy(MIXED_REMEDY))
             }
             None => Ok(named),
         }
@@ -122,37 +122,4 @@ fn mixed(pairs: &[DbPair]) -> Option<String> {
     targets.sort_unstable();
     let twice = targets.windows(2).find(|w| w[0] == w[1])?;
     Some(format!("two databases of the source would be mixed in database {} of the target", twice[0]))
-}
-
-/// True where a `[` outside of an escape is never closed. Servers read such a class up to the end of the
-/// pattern, which nobody means.
-fn open_class(pattern: &str) -> bool {
-    let mut open = false;
-    let mut bytes = pattern.bytes();
-    while let Some(byte) = bytes.next() {
-        match byte {
-            b'\\' => {
-                bytes.next();
-            }
-            b'[' => open = true,
-            b']' => open = false,
-            _ => {}
-        }
-    }
-    open
-}
-
-#[cfg(test)]
-mod tests {
-    use super::open_class;
-
-    #[test]
-    fn classes_must_be_closed() {
-        for closed in ["*", "a[bc]d", r"a\[b", "x]", "[^a-z]*"] {
-            assert!(!open_class(closed), "{closed}");
-        }
-        for open in ["[", "a[bc", r"[a\]"] {
-            assert!(open_class(open), "{open}");
-        }
-    }
 }

@@ -7,9 +7,14 @@ use whimbrel_engine::remedy::Remedy;
 
 /// An error with what can be done about it, in one line.
 pub fn whole(error: &Error) -> String {
-    match &error.remedy {
-        Some(remedy) => format!("{}; {}", error.problem(), words(remedy)),
-        None => error.problem(),
+    with(&error.problem(), error.remedy.as_deref())
+}
+
+/// A text with what can be done about it, if anything.
+pub fn with(text: &str, remedy: Option<&Remedy>) -> String {
+    match remedy {
+        Some(remedy) => format!("{text}; {}", words(remedy)),
+        None => text.to_owned(),
     }
 }
 
@@ -85,6 +90,24 @@ pub fn words(remedy: &Remedy) -> Cow<'_, str> {
         }
         Remedy::AddBackend(name) => return format!("add --backend {name}=URL").into(),
         Remedy::NameHttpAddress => "name the HOST:PORT that the other process was given with --http",
+        Remedy::AllowReplicationOrNamePsync => {
+            "give this user REPLCONF and PSYNC, or name with --source-psync what PSYNC is called there"
+        }
+        Remedy::StopWritersYourself => "cut over with --fence external: somebody else stops the writers",
+        Remedy::CarryMore => "run whimbrel nearer to the servers, with more --lanes, or at a quieter time",
+        Remedy::EmptyOrSayWhatHappensToKeys => {
+            "empty it, or say what to do with them: --replace, --skip or --fail, and sync --mirror"
+        }
+        Remedy::SayWhereDatabasesGo => "say where they go with --db SOURCE:TARGET",
+        Remedy::CopyFunctions => "copy --functions brings them along; a cutover carries them over by itself",
+        Remedy::SeeRepairPlan => "whimbrel status shows more, and whimbrel repair --dry-run what can be done",
+        Remedy::RunSync => {
+            "start it with whimbrel sync, with --resume where it had begun before; or name its folder with \
+                --state-dir"
+        }
+        Remedy::RehearseCutover => "cutover --dry-run measures it",
+        Remedy::NameFront => "name the address of the one you mean, as given with --listen",
+        Remedy::RunFront => "run one with whimbrel front --target, or name its folder with --state-dir",
         Remedy::ListJobs => "see `whimbrel jobs list`; another --state-dir perhaps",
         Remedy::WaitOrCancelJob => "wait for it, or cancel it with `whimbrel jobs cancel`",
     })

@@ -1,4 +1,3 @@
-//! The binary among processes of its own kind, and a fleet within this process.
+//! The binary among processes of its own kind.
 
 mod fleet;
-mod scanned;

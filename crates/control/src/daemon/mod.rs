@@ -5,7 +5,9 @@
 //! - [`Jobs`]: what it needs of those who do the work;
 //! - [`migrations`]: the three commands, their grammar, their replies, their errors;
 //! - [`topology`](crate::topology): what clients get to know of the cluster;
-//! - [`queue`]: the one who does the work.
+//! - [`queue`]: the one who does the work;
+//! - [`client`]: the server as those see it who hand moves to it;
+//! - [`shown`]: how it stands, over HTTP; [`log`]: what becomes of its jobs, as it happens.
 //!
 //! It also is where the members of a [fleet](crate::fleet) reach their coordinator, and people ask how it
 //! stands: `FLEET`.
@@ -19,15 +21,18 @@
 //! Who may connect may move slots. Off loopback a password is therefore required; it travels in clear, as it
 //! does to a server without TLS.
 
+pub mod client;
 mod command;
 mod connection;
 mod fleet;
+pub mod log;
 pub mod migrations;
 mod options;
 pub mod queue;
 mod reply;
 mod seed;
 mod services;
+pub mod shown;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

@@ -1,6 +1,7 @@
 //! How a fleet stands.
 
 use serde::{Deserialize, Serialize};
+use whimbrel_engine::error::{Error, Result, Side};
 
 /// A fleet at one moment, as its coordinator sees it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,6 +37,42 @@ impl FleetStatus {
     /// The backend with this name.
     pub fn backend(&self, name: &str) -> Option<&BackendStatus> {
         self.backends.iter().find(|backend| backend.name == name)
+    }
+
+    /// Refuses what is the name of no backend.
+    ///
+    /// # Errors
+    /// `Options`.
+    pub fn check_backend(&self, name: &str) -> Result<()> {
+        if self.backend(name).is_some() {
+            return Ok(());
+        }
+        Err(Error::options(Side::Own, "find the backend", format!("there is no backend {name}"))
+            .with_remedy("name it as the coordinator does: see whimbrel fleet status"))
+    }
+
+    /// The member that is meant, by its number, name or address.
+    ///
+    /// # Errors
+    /// `Options` where it is none, or could be several.
+    pub fn find(&self, named: &str) -> Result<&MemberStatus> {
+        let number = named.parse().ok().and_then(|number| self.member(number));
+        let is_meant = |member: &&MemberStatus| member.name == named || member.address == named;
+        let found: Vec<&MemberStatus> = match number {
+            Some(member) => vec![member],
+            None => self.members.iter().filter(is_meant).collect(),
+        };
+        match &found[..] {
+            [one] => Ok(one),
+            several => {
+                let what = match several.len() {
+                    0 => format!("there is no member {named}"),
+                    n => format!("{named} could be any of {n} members"),
+                };
+                Err(Error::options(Side::Own, "find the member", what)
+                    .with_remedy("name it by its number: see whimbrel fleet status"))
+            }
+        }
     }
 
     /// Whether all is as it should be: nothing moves, everybody has its part, and all tables are the same.
@@ -95,4 +132,33 @@ pub struct MemberStatus {
     pub trouble: String,
     /// Whether the table it last reported is the coordinator's; none where it has not told.
     pub equal: Option<bool>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status() -> FleetStatus {
+        let member = |number, name: &str, owned| MemberStatus {
+            member: number,
+            name: name.to_owned(),
+            address: format!("{name}:1"),
+            weight: 1,
+            connected: true,
+            owned,
+            equal: Some(true),
+            ..MemberStatus::default()
+        };
+        let members = vec![member(1, "a", 3), member(2, "b", 0), member(30, "b", 5)];
+        FleetStatus { members, partitions: 8, ..FleetStatus::default() }
+    }
+
+    #[test]
+    fn members_are_found_by_number_name_and_address() {
+        let status = status();
+        let number = |named| status.find(named).map(|member| member.member).map_err(|e| e.to_string());
+        assert_eq!((number("30"), number("a"), number("a:1")), (Ok(30), Ok(1), Ok(1)));
+        assert!(number("b").expect_err("two").contains("any of 2"));
+        assert!(number("3").expect_err("none").contains("no member 3"));
+    }
 }

@@ -21,10 +21,12 @@
 
 mod attended;
 mod client;
+mod local;
 mod protocol;
 mod server;
 
 pub use self::attended::{Attended, How};
 pub use self::client::{Call, standing};
+pub use self::local::{Attendance, Came, LocalJob, Worded, attended, beginning, beginning_at};
 pub use self::protocol::{Answer, Refusal, Request, Standing, Steered, Why};
 pub use self::server::{Socket, SocketFile};

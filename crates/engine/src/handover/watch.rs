@@ -278,7 +278,7 @@ async fn leader(
     slots: &SlotSet,
 ) -> Result<Option<(NodeId, Address)>> {
     let Some(first) = members.first() else {
-        return Err(Error::unfit(door.endpoint.side, "", "find a shard", "none of its nodes is named"));
+        return Err(Error::options(door.endpoint.side, "find a shard", "none of its nodes is named"));
     };
     let mut candidates: BTreeMap<&NodeId, &Node> = BTreeMap::new();
     let mut add = |node: &NodeId| {

@@ -1,5 +1,6 @@
 //! Every node's own word, gathered at about the same time.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
@@ -209,6 +210,13 @@ impl Surveyed {
         NodeName { id: self.id.clone(), address: self.address.clone() }
     }
 
+    /// How many bytes of this primary's replication stream a replica of it has yet to take in. The two were
+    /// asked one after the other, so some of it is the time between.
+    pub fn lag_bytes_of(&self, replica: &Surveyed) -> Option<u64> {
+        let (primary, replica) = (self.state()?, replica.state()?);
+        Some(primary.facts.repl_offset.saturating_sub(replica.facts.repl_offset))
+    }
+
     /// What it answered, if it did.
     pub fn state(&self) -> Option<&NodeState> {
         self.answer.as_ref().ok()
@@ -318,6 +326,16 @@ impl Survey {
             Some(node) => node.name(),
             None => NodeName { id: id.clone(), address: Address::Tcp(String::new(), 0) },
         }
+    }
+
+    /// The primaries, those with the lowest slots first, those without slots and without an answer last.
+    pub fn shards(&self) -> Vec<&Surveyed> {
+        let mut shards: Vec<&Surveyed> = self.primaries().collect();
+        shards.sort_by_key(|n| {
+            let first = n.state().and_then(|s| s.slots.iter().next());
+            (Reverse(first.is_some()), first, n.address.to_string())
+        });
+        shards
     }
 
     /// All primaries, those that did not answer included.

@@ -74,6 +74,8 @@ impl Field {
         Cluster::builder(engine)
             .primaries(3)
             .replicas(1)
+            // A busy node must not count as one that has failed.
+            .node_timeout_ms(12_000)
             .arg("appendonly", "yes")
             .arg("cluster-require-full-coverage", "yes")
             .arg("cluster-allow-replica-migration", "yes")
@@ -720,7 +722,7 @@ async fn two_handovers_see_each_other_and_old_ones_are_cut_off(engine: Engine) {
 }
 
 async fn after_a_failover_the_promoted_replica_is_found(engine: Engine) {
-    let field = Field::new(engine).await;
+    let field = Field::of(engine, &Field::builder(engine).node_timeout_ms(2_000)).await;
     let moving = slots("0-9");
     let handover = field.handover(0, 1).await;
     let members = handover.members().clone();

@@ -19,7 +19,7 @@ pub enum Severity {
     Notes,
 }
 
-/// One thing to know. Words for it are the caller's.
+/// One thing to know.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[expect(missing_docs, reason = "fields are named for what they are, with their units")]

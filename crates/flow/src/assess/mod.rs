@@ -5,17 +5,19 @@
 //! - [`ways`] tries each way to copy, follow and cut over as far as that goes without doing it;
 //! - [`estimate`] and [`judge`] are pure: from [`Facts`] to how long it takes, and to [`Finding`]s.
 
+mod conclusion;
 mod estimate;
 mod facts;
 mod findings;
 mod judge;
+mod page;
 pub mod sample;
 mod ways;
+mod words;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Serialize;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::deployment::Deployment;
@@ -25,10 +27,12 @@ use whimbrel_engine::inventory::{Activity, Inventory, lacking};
 use crate::copy::CopyOptions;
 use crate::functions;
 
+pub use self::conclusion::{Assessment, Verdict};
 pub use self::estimate::{Estimates, Span, estimate};
 pub use self::facts::{Facts, Planned};
 pub use self::findings::{Finding, Severity};
 pub use self::judge::judge;
+pub use self::page::{Column, Line, Page, Section};
 pub use self::sample::{LargeKey, Sample, SampleOptions, TypeCount};
 pub use self::ways::{Way, WayKind};
 
@@ -68,33 +72,6 @@ pub struct AssessOptions {
     pub copy: CopyOptions,
     /// How keys are looked at.
     pub sample: SampleOptions,
-}
-
-/// Whether a migration may begin.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    /// Nothing stands in the way.
-    Ready,
-    /// It can begin; there is something to think of first.
-    WithCare,
-    /// Something has to be changed first.
-    Blocked,
-}
-
-/// What was found, and what comes of it.
-#[derive(Debug, Clone, Serialize)]
-pub struct Assessment {
-    /// What was found out.
-    pub facts: Facts,
-    /// How long things would take.
-    pub estimates: Estimates,
-    /// What to know, the worst first.
-    pub findings: Vec<Finding>,
-    /// What comes of it.
-    pub verdict: Verdict,
-    /// How long it took, in milliseconds.
-    pub duration_ms: u64,
 }
 
 /// Assesses. Reads only; where `stop` is cancelled, with the keys that were read until then.

@@ -25,7 +25,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::Result;
 
 pub(crate) use self::preflight::check_reading;
-pub use self::preflight::{Plan, PlannedDb, databases, plan};
+pub use self::preflight::{Plan, PlannedDb, databases, plan, with_empty_databases};
 pub use crate::journal::KeyFailure;
 pub use crate::keys::shown;
 pub use crate::large::Existing;

@@ -9,6 +9,7 @@ use whimbrel_engine::expiry;
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::{Info, PROBE_KEY, ServerFacts};
 use whimbrel_engine::remedy::Remedy;
+use whimbrel_wire::value::Value;
 
 use crate::keys::Fetch;
 use crate::large::Existing;
@@ -62,6 +63,36 @@ pub async fn databases(deployment: &Deployment) -> Result<Vec<(u32, u64)>> {
         }
     }
     Ok(sums.into_iter().collect())
+}
+
+/// These databases that hold keys, and the empty ones that both sides have: they may not stay so. Where a
+/// server does not say how many it has, or has only one, those that are named.
+///
+/// # Errors
+/// As [`Deployment::open`].
+pub async fn with_empty_databases(
+    source: &Deployment,
+    target: &Deployment,
+    named: Vec<DbPair>,
+) -> Result<Vec<DbPair>> {
+    if source.is_cluster() || target.is_cluster() || target.endpoint.db.is_some() {
+        return Ok(named);
+    }
+    let (Some(ours), Some(theirs)) = (how_many(source).await?, how_many(target).await?) else {
+        return Ok(named);
+    };
+    let mut dbs: Vec<DbPair> = (0..ours.min(theirs)).map(|db| DbPair { source: db, target: db }).collect();
+    // One that the target does not have is complained about when it is looked at.
+    dbs.extend(named.into_iter().filter(|pair| pair.source >= ours.min(theirs)));
+    Ok(dbs)
+}
+
+/// How many databases a server has; `None` where it does not say.
+async fn how_many(deployment: &Deployment) -> Result<Option<u32>> {
+    let mut link = deployment.open(&deployment.server(), 0).await?;
+    let reply = link.ask(&[b"CONFIG", b"GET", b"databases"]).await?;
+    let number = reply.field("databases").and_then(Value::as_int);
+    Ok(number.and_then(|n| u32::try_from(n).ok()))
 }
 
 /// Looks at both sides and decides whether a copy may start. Writes nothing.

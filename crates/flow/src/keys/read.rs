@@ -374,18 +374,18 @@ pub async fn exist<K: AsRef<[u8]>>(link: &mut Link, keys: &[K]) -> Result<Vec<bo
     replies.into_iter().map(|reply| Ok(link.check(reply, b"EXISTS")? == Value::Int(1))).collect()
 }
 
-/// How many milliseconds each key has left, by the server's own clock; negative where it is gone or does not
-/// expire.
+/// Says of each key in how many milliseconds it expires; `None` where it never does, or does not exist.
 ///
 /// # Errors
 /// Whatever the link or the server reports.
-pub async fn left_ms<K: AsRef<[u8]>>(link: &mut Link, keys: &[K]) -> Result<Vec<i64>> {
+pub(crate) async fn expire_in_ms(link: &mut Link, keys: &[Bytes]) -> Result<Vec<Option<u64>>> {
     for key in keys {
-        link.push(&[b"PTTL", key.as_ref()]);
+        link.push(&[b"PTTL", key]);
     }
     link.flush().await?;
     let replies = link.replies(keys.len()).await?;
-    replies.into_iter().map(|reply| Ok(link.check(reply, b"PTTL")?.as_int().unwrap_or(-1))).collect()
+    let left = |reply| Ok(link.check(reply, b"PTTL")?.as_int().and_then(|ms| u64::try_from(ms).ok()));
+    replies.into_iter().map(left).collect()
 }
 
 /// What it means that it stays unclear when a key expires.

@@ -13,7 +13,7 @@ use whimbrel_engine::error::Result;
 use whimbrel_engine::link::Link;
 
 use super::shared::Shared;
-use crate::keys::{left_ms, unlink_all};
+use crate::keys::{expire_in_ms, unlink_all};
 use crate::large::{STAGING_PREFIX, STAGING_TTL_MS, staging_job};
 use crate::scan::{KeyScan, ScanOptions, Unit};
 
@@ -57,13 +57,14 @@ async fn remove(shared: &Shared, began: Instant) -> Result<usize> {
 
 /// Removes those of `keys` to which nothing has been added since `began`.
 async fn remove_old(link: &mut Link, keys: Vec<Bytes>, began: Instant) -> Result<usize> {
-    let left = left_ms(link, &keys).await?;
+    let expiries = expire_in_ms(link, &keys).await?;
     // Each chunk gives the whole time again, so a key that this run assembles has more than that. Where
     // clocks run apart and one of those is removed all the same, its transfer finds elements missing and
     // starts again.
     let elapsed_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-    let old_ms = i64::try_from(STAGING_TTL_MS.saturating_sub(elapsed_ms)).unwrap_or(i64::MAX);
-    let old = keys.into_iter().zip(left).filter(|(_, ms)| (0..old_ms).contains(ms));
+    let left_ms = STAGING_TTL_MS.saturating_sub(elapsed_ms);
+    let is_old = |expiry: Option<u64>| expiry.is_some_and(|ms| ms < left_ms);
+    let old = keys.into_iter().zip(expiries).filter(|(_, expiry)| is_old(*expiry));
     let old: Vec<Bytes> = old.map(|(key, _)| key).collect();
     Ok(unlink_all(link, false, &old).await?.into_iter().filter(|was_there| *was_there).count())
 }

@@ -68,5 +68,5 @@ pub(super) fn is_wanted(withdrawn: &CancellationToken) -> Result<()> {
 }
 
 pub(super) fn refused(what: impl Into<String>) -> Error {
-    Error::unfit(Side::Own, "", "cut over", what)
+    Error::options(Side::Own, "cut over", what)
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::seal::Fence;
 
@@ -54,6 +55,26 @@ impl FenceNote {
             }
         }
         Ok(notes)
+    }
+
+    /// Forgets the fences that a cutover back to `deployment` has taken down.
+    ///
+    /// # Errors
+    /// `Own` where the folder or a file cannot be dealt with.
+    pub fn forget_all(folder: &Path, deployment: &Deployment) -> Result<()> {
+        FenceNote::about(folder, deployment)?.iter().try_for_each(|(file, _)| FenceNote::forget(file))
+    }
+
+    /// The cutovers away from `deployment` that have not been undone, and their files. It is known by its
+    /// nodes, and by the address that the user named.
+    ///
+    /// # Errors
+    /// `Own` where the folder or a file cannot be read.
+    pub fn about(folder: &Path, deployment: &Deployment) -> Result<Vec<(PathBuf, FenceNote)>> {
+        let topology = deployment.topology();
+        let own: BTreeSet<String> =
+            topology.nodes().chain([&deployment.endpoint.address]).map(ToString::to_string).collect();
+        Ok(FenceNote::all_in(folder)?.into_iter().filter(|(_, note)| note.is_about(&own)).collect())
     }
 
     /// Whether the source is one of these addresses, or has one of them.

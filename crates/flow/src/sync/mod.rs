@@ -352,7 +352,7 @@ impl Syncer {
                     complete = &mut pass => break complete?,
                     Some(ask) = asks.recv() => {
                         let what = "the snapshot is still being taken";
-                        let refused = Error::unfit(Side::Own, "", "cut over", what)
+                        let refused = Error::options(Side::Own, "cut over", what)
                             .with_remedy("wait until the sync follows");
                         // The one that asked may have gone.
                         let _ = ask.answer.send(Err(refused));

@@ -179,8 +179,9 @@ impl Control {
     /// Begins to move keys. When it returns the phase is on disk, and clients are served from both servers.
     ///
     /// # Errors
-    /// `Unfit` where keys move already, or these servers cannot be served from like this; `Own` where the
-    /// state cannot be written. Then everything is as before, but clients may have been disconnected.
+    /// `Options` where keys move already, `Unfit` where these servers cannot be served from like this; `Own`
+    /// where the state cannot be written. Then everything is as before, but clients may have been
+    /// disconnected.
     pub async fn start(&self) -> Result<()> {
         self.begin(false).await
     }
@@ -239,7 +240,7 @@ impl Control {
     /// Has the background move no more keys, or again. Commands move their keys in any case.
     ///
     /// # Errors
-    /// `Unfit` where no keys move.
+    /// `Options` where no keys move.
     pub fn pause(&self, paused: bool) -> Result<()> {
         let migration = self.stages.migration().filter(|migration| !migration.is_done());
         let tried = if paused { "pause" } else { "resume" };
@@ -254,7 +255,7 @@ impl Control {
     /// from the empty server.
     ///
     /// # Errors
-    /// `Unfit` where not all have; `Own` where the state cannot be written.
+    /// `Options` where not all have; `Own` where the state cannot be written.
     pub fn finish(&self) -> Result<()> {
         let Ok(mut tasks) = self.tasks.try_lock() else {
             return Err(refuse("finish", "keys are about to move", "see whimbrel front status"));
@@ -549,5 +550,5 @@ fn unfit(at: &Endpoint, what: &str, remedy: &str) -> Error {
 }
 
 fn refuse(tried: &str, what: &str, remedy: &str) -> Error {
-    Error::unfit(Side::Own, "", tried, what).with_remedy(remedy.to_owned())
+    Error::options(Side::Own, tried, what).with_remedy(remedy.to_owned())
 }

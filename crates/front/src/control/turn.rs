@@ -34,8 +34,9 @@ impl Control {
     /// disk, and clients are served from both servers.
     ///
     /// # Errors
-    /// `Unfit` where no keys have moved, or these servers cannot be served from like this; `Own` where the
-    /// state cannot be written. Then everything is as before, but clients may have been disconnected.
+    /// `Options` where no keys have moved, `Unfit` where these servers cannot be served from like this; `Own`
+    /// where the state cannot be written. Then everything is as before, but clients may have been
+    /// disconnected.
     pub async fn reverse(&self) -> Result<()> {
         self.turn(false).await
     }

@@ -337,8 +337,9 @@ fn own_address(listener: &tokio::net::TcpListener, announce: Option<&(String, u1
 pub fn names_an_address(listen: SocketAddr) -> Result<()> {
     if listen.ip().to_canonical().is_unspecified() {
         let what = format!("{listen} is every address of this machine");
-        return Err(Error::unfit(Side::Own, "", "tell others where this front is", what)
-            .with_remedy(Remedy::Announce));
+        return Err(
+            Error::options(Side::Own, "tell others where this front is", what).with_remedy(Remedy::Announce)
+        );
     }
     Ok(())
 }

@@ -79,7 +79,7 @@ impl StateFile {
     /// Where the front stood; at `Forwarding` where there is no file.
     ///
     /// # Errors
-    /// `Own` where it cannot be read or understood; `Unfit` where it is about other servers.
+    /// `Own` where it cannot be read or understood; `Options` where it is about other servers.
     pub fn load(&self) -> Result<Stand> {
         let text = match self.document.read(DOCUMENT) {
             Ok(Some(text)) => text,
@@ -106,7 +106,7 @@ impl StateFile {
                 self.source,
                 self.target
             );
-            return Err(Error::unfit(Side::Own, "", "go on", what)
+            return Err(Error::options(Side::Own, "go on", what)
                 .with_remedy(Remedy::ChooseStateDir("write both addresses as before")));
         }
         Ok(Stand { phase: content.phase, turns: content.turns })

@@ -6,6 +6,7 @@ mod clusters;
 mod common;
 mod elements;
 mod flush;
+mod forwarded;
 mod garbage;
 mod large;
 mod limits;

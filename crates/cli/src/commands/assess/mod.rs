@@ -1,7 +1,7 @@
 //! `whimbrel assess`.
 
 mod html;
-mod page;
+mod text;
 mod words;
 
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_core::select::Selection;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
-use whimbrel_flow::assess::{self, AssessOptions, Assessment, SampleOptions, Verdict};
+use whimbrel_flow::assess::{self, AssessOptions, Assessment, Page, SampleOptions, Verdict};
 use whimbrel_flow::copy::{DbPair, databases};
 
 use crate::commands::copy;
 use crate::exit::Exit;
 use crate::settings::args::{AssessArgs, Names};
 use crate::ui::errors;
-use crate::ui::screen::Screen;
+use whimbrel_terminal::screen::Screen;
 
 /// How many percent of a server's time are used where the user does not say.
 const LOAD: u8 = 1;
@@ -56,7 +56,7 @@ async fn run_inner(args: &AssessArgs, stop: &CancellationToken) -> Result<Exit> 
         },
     };
     let assessment = assess::assess(&source, target.as_ref(), &options, stop).await?;
-    let page = page::Page::of(&assessment);
+    let page = Page::of(&assessment);
     if let Some(file) = &args.html {
         std::fs::write(file, html::of(&page))
             .map_err(|e| Error::own(format!("write {}", file.display()), e))?;
@@ -64,7 +64,7 @@ async fn run_inner(args: &AssessArgs, stop: &CancellationToken) -> Result<Exit> 
     if args.json {
         say!("{}", as_json(&assessment));
     } else {
-        say!("{}", page.as_text(Screen::of_stdout()).trim_end());
+        say!("{}", text::as_text(&page, Screen::of_stdout()).trim_end());
     }
     Ok(match assessment.verdict {
         Verdict::Ready | Verdict::WithCare => Exit::Success,
@@ -80,7 +80,7 @@ async fn dbs(args: &AssessArgs, source: &Deployment, target: Option<&Deployment>
     }
     if !args.dbs.is_empty() {
         let what = "--db says where databases go, and no target is named";
-        return Err(Error::unfit(Side::Own, "", "reading the options", what)
+        return Err(Error::options(Side::Own, "reading the options", what)
             .with_remedy("name a target, or leave out --db"));
     }
     let named = databases(source).await?.into_iter().map(|(db, _)| db);

@@ -2,12 +2,11 @@
 
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
+use whimbrel_control::fronts::ask;
 use whimbrel_control::steering::{Answer, Request};
 use whimbrel_core::units::{format_bytes, format_count, format_count_of};
 use whimbrel_engine::error::Result;
 
-use super::job::ask;
-use crate::commands::steered::exit_of;
 use crate::exit::Exit;
 use crate::paths::state_dir;
 use crate::settings::args::{Beforehand, FrontAt, FrontCommand};
@@ -56,9 +55,14 @@ async fn agree(
         }
         _ => format!("Move the keys of {from} to {to}?"),
     };
-    let decision =
-        confirm(&crate::ui::confirm::Question::new(text).without_dry_run(), ask.yes, false, at.json, stop)
-            .await?;
+    let decision = confirm(
+        &whimbrel_terminal::question::Question::new(text).without_dry_run(),
+        ask.yes,
+        false,
+        at.json,
+        stop,
+    )
+    .await?;
     Ok(decision.end(Exit::Success))
 }
 
@@ -67,7 +71,7 @@ async fn asked(at: &FrontAt, question: Request) -> Result<Answer> {
 }
 
 fn show(at: &FrontAt, question: Request, answer: &Answer) -> Exit {
-    let exit = answer.outcome.as_ref().err().map_or(Exit::Success, exit_of);
+    let exit = answer.outcome.as_ref().err().map_or(Exit::Success, Exit::from);
     let status = answer.standing.as_ref().map(|standing| &standing.details);
     let error = answer.outcome.as_ref().err().map(|refusal| &refusal.text);
     if at.json {

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
+use whimbrel_control::fronts::FrontFiles;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_front::server::Front;
 
-use self::job::FrontFiles;
+use self::job::FrontJob;
 use self::options::{files_each, note_fewer_clients, options, refuse_open};
 use crate::exit::Exit;
 use crate::paths::state_dir;
@@ -27,7 +28,7 @@ pub async fn run(args: &FrontArgs, stop: CancellationToken) -> Exit {
     if let (Some(_), None) = (&args.state_dir, &args.target) {
         let what =
             "--state-dir is where a front with a --target keeps how far the keys have moved; here none move";
-        let error = Error::unfit(Side::Own, "", "reading the options", what)
+        let error = Error::options(Side::Own, "reading the options", what)
             .with_remedy("name a --target, or leave --state-dir out");
         return crate::ui::errors::end_of(&error, args.show.json);
     }
@@ -61,7 +62,8 @@ async fn try_run(args: &FrontArgs, stop: CancellationToken) -> Result<()> {
             let files = FrontFiles::open(&folder, listen, (&at, &to), again(args, &at, &to))?;
             let wait = Duration::from_millis(args.wait);
             let (front, control) = Front::between(options, source, target, &files.state(), wait).await?;
-            let attended = files.attend(control, stop.clone()).await?;
+            let job = FrontJob::new(control, stop.clone(), files.beginning());
+            let attended = files.attend(job).await?;
             (front, Some((files, attended)))
         }
     };

@@ -4,30 +4,21 @@ pub mod again;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use whimbrel_control::clock::now_s;
+use whimbrel_control::jobs::{Jobs, Seen, open_cluster};
 use whimbrel_control::service::{self, Ready, Task};
-use whimbrel_control::steering;
 use whimbrel_control::store::{Entry, Kind, Status, Store};
-use whimbrel_core::units::{format_count, format_count_of};
+use whimbrel_core::units::{format_count, format_count_of, format_time};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
-use whimbrel_engine::link::LinkOptions;
-use whimbrel_flow::journal::{self, Unfinished};
+use whimbrel_terminal::screen::Screen;
+use whimbrel_terminal::table::{Table, number, text};
 
 use crate::commands::reshard::run_begun;
 use crate::exit::Exit;
 use crate::settings::args::{JobAccess, JobsArgs, JobsCommand, Show};
-use crate::ui::display::format_time;
-use crate::ui::screen::Screen;
-use crate::ui::table::{Table, number, text};
-
-/// How long a job that another process runs may take to notice that it is to be cancelled, and to roll back.
-const CANCEL_WAIT: Duration = Duration::from_secs(120);
 
 /// `whimbrel jobs`.
 pub async fn run(args: &JobsArgs, stop: CancellationToken) -> Exit {
@@ -39,36 +30,34 @@ pub async fn run(args: &JobsArgs, stop: CancellationToken) -> Exit {
 
 async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
     let folder = crate::paths::state_dir(args.state_dir.as_deref())?;
-    let store = Store::new(&folder);
+    let jobs = Jobs::of(&folder, again::arguments);
     let (named, as_json) = (args.state_dir.as_deref(), args.json);
     match args.command.as_ref().unwrap_or(&JobsCommand::List) {
         JobsCommand::List => {
-            list(&as_they_are(&store, all(&folder, &store)?).await, named, as_json);
+            list(&jobs.as_they_are(jobs.all()?).await, named, as_json);
             Ok(Exit::Success)
         }
         JobsCommand::Show { job } => {
-            let found = as_they_are(&store, vec![find(&folder, &store, job)?]).await;
+            let found = jobs.as_they_are(vec![jobs.find(job)?]).await;
             found.iter().for_each(|seen| show(seen, named, as_json));
             Ok(Exit::Success)
         }
         JobsCommand::Clean => {
             let mut cleaned = 0;
-            for entry in store.list()?.iter().filter(|entry| entry.status.ended) {
-                store.remove(&entry.status.id)?;
+            for entry in jobs.store.list()?.iter().filter(|entry| entry.status.ended) {
+                jobs.store.remove(&entry.status.id)?;
                 cleaned += 1;
             }
             say(as_json, "cleaned", &format!("{} forgotten", format_count_of(cleaned, "ended job")));
             Ok(Exit::Success)
         }
-        JobsCommand::Cancel { job, access } => {
-            cancel((&folder, &store), &find(&folder, &store, job)?, access, as_json).await
-        }
+        JobsCommand::Cancel { job, access } => cancel(&jobs, &jobs.find(job)?, access, as_json).await,
         JobsCommand::Resume { job, access } => {
             let entries = match job {
-                Some(job) => vec![find(&folder, &store, job)?],
+                Some(job) => vec![jobs.find(job)?],
                 None => {
-                    let waits = |e: &Entry| !e.status.ended && !e.running && e.status.kind == Kind::Move;
-                    store.list()?.into_iter().filter(waits).collect()
+                    let waits = |e: &Entry| e.is_interrupted() && e.status.kind == Kind::Move;
+                    jobs.store.list()?.into_iter().filter(waits).collect()
                 }
             };
             if entries.is_empty() {
@@ -78,7 +67,7 @@ async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
             if let Some(entry) = entries.iter().find(|entry| entry.status.kind != Kind::Move) {
                 return Err(goes_on_by_itself(entry, named));
             }
-            resume(&store, &entries, access, as_json, stop).await
+            resume(&jobs.store, &entries, access, as_json, stop).await
         }
     }
 }
@@ -91,68 +80,11 @@ fn goes_on_by_itself(entry: &Entry, folder: Option<&Path>) -> Error {
         (_, true) => format!("{id} runs already"),
         _ => format!("a {kind} goes on with a command of its own: users and passwords are not written down"),
     };
-    let error = Error::unfit(Side::Own, "", "resume the job", what);
+    let error = Error::options(Side::Own, "resume the job", what);
     match again::command(&entry.status, folder).filter(|_| !entry.status.ended && !entry.running) {
         Some(command) => error.with_remedy(format!("{command}, and what it needs to connect")),
         None => error,
     }
-}
-
-/// All jobs of the folder, also those of whose journals alone is left.
-fn all(folder: &Path, store: &Store) -> Result<Vec<Entry>> {
-    let mut entries = store.list()?;
-    let journals =
-        journal::unfinished(folder).map_err(|e| Error::own(format!("read {}", folder.display()), e))?;
-    for job in journals {
-        if !entries.iter().any(|entry| entry.status.id == job.name) {
-            entries.extend(of_journal(job));
-        }
-    }
-    Ok(entries)
-}
-
-/// A job of which nothing but the journal is there.
-fn of_journal(job: Unfinished) -> Option<Entry> {
-    let kind = [Kind::Copy, Kind::Verify, Kind::Sync]
-        .into_iter()
-        .find(|kind| job.name.strip_prefix(kind.word()).is_some_and(|rest| rest.starts_with('-')))?;
-    let text = |name: &str| job.described[name].as_str().unwrap_or("?").to_owned();
-    let status = Status {
-        kind,
-        source: text("source"),
-        target: text("target"),
-        created_s: job.written_s,
-        updated_s: job.written_s,
-        again: again::arguments(kind, &job.described).unwrap_or_default(),
-        id: job.name,
-        ..Status::default()
-    };
-    Some(Entry { status, running: job.running })
-}
-
-/// A job, and whether the process that runs it has answered.
-struct Seen {
-    entry: Entry,
-    answers: bool,
-}
-
-/// Jobs that run are asked how they stand, all at once; one that does not answer is shown as it was written
-/// down last.
-async fn as_they_are(store: &Store, entries: Vec<Entry>) -> Vec<Seen> {
-    let mut asked = JoinSet::new();
-    for (place, entry) in entries.iter().enumerate().filter(|(_, entry)| entry.running) {
-        let socket = store.socket(&entry.status.id);
-        asked.spawn(async move { (place, steering::standing(&socket).await) });
-    }
-    let mut seen: Vec<Seen> = entries.into_iter().map(|entry| Seen { entry, answers: true }).collect();
-    while let Some(answer) = asked.join_next().await {
-        let Ok((place, standing)) = answer else { continue };
-        match standing {
-            Some(standing) => seen[place].entry.status = standing.job,
-            None => seen[place].answers = false,
-        }
-    }
-    seen
 }
 
 fn say(as_json: bool, event: &str, text: &str) {
@@ -163,38 +95,10 @@ fn say(as_json: bool, event: &str, text: &str) {
     }
 }
 
-fn find(folder: &Path, store: &Store, job: &str) -> Result<Entry> {
-    let entries = all(folder, store)?;
-    let found: Vec<&Entry> = match entries.iter().find(|entry| entry.status.id == job) {
-        // How earlier runs of it ended has names that begin with its name.
-        Some(exactly) => vec![exactly],
-        None => entries.iter().filter(|entry| entry.status.id.starts_with(job)).collect(),
-    };
-    match &found[..] {
-        [one] => Ok((*one).clone()),
-        several => {
-            let what = match several.len() {
-                0 => format!("there is no job {job}"),
-                n => format!("{job} could be any of {n} jobs"),
-            };
-            Err(Error::unfit(Side::Own, "", "find the job", what).with_remedy("see `whimbrel jobs list`"))
-        }
-    }
-}
-
-/// Whether a job runs, in one word.
-fn state(entry: &Entry) -> &'static str {
-    match (entry.status.ended, entry.running) {
-        (true, _) => "ended",
-        (false, true) => "running",
-        (false, false) => "interrupted",
-    }
-}
-
 /// What a person calls the state of a job: a phase alone does not say that nobody runs it.
 fn state_in_words(seen: &Seen) -> String {
     let status = &seen.entry.status;
-    let state = match (state(&seen.entry), seen.answers) {
+    let state = match (seen.entry.state(), seen.answers) {
         ("ended", _) => return status.phase.clone(),
         (_, false) => "does not answer",
         (state, true) => state,
@@ -205,19 +109,14 @@ fn state_in_words(seen: &Seen) -> String {
     }
 }
 
-/// Whether nobody runs the job and it has not ended.
-fn is_interrupted(entry: &Entry) -> bool {
-    !entry.status.ended && !entry.running
-}
-
 fn as_object(seen: &Seen, folder: Option<&Path>) -> Value {
     let entry = &seen.entry;
     let mut line = json!(entry);
-    let again = is_interrupted(entry).then(|| again::command(&entry.status, folder));
+    let again = entry.is_interrupted().then(|| again::command(&entry.status, folder));
     line["name"] = json!(entry.status.id);
-    line["state"] = json!(state(entry));
+    line["state"] = json!(entry.state());
     line["answers"] = json!(seen.answers);
-    line["percent"] = json!(percent(&entry.status));
+    line["percent"] = json!(entry.status.percent());
     line["ended_s"] = json!(entry.status.ended.then_some(entry.status.updated_s));
     line["again"] = json!(again.flatten());
     line
@@ -255,7 +154,7 @@ fn list(jobs: &[Seen], folder: Option<&Path>, as_json: bool) {
             status.id.clone(),
             status.kind.word().to_owned(),
             state_in_words(seen),
-            percent(status).map_or_else(|| "-".to_owned(), |percent| format!("{percent} %")),
+            status.percent().map_or_else(|| "-".to_owned(), |percent| format!("{percent} %")),
             between(status),
             slots,
             format_time(status.created_s),
@@ -265,7 +164,7 @@ fn list(jobs: &[Seen], folder: Option<&Path>, as_json: bool) {
         ]);
     }
     table.lines(Screen::of_stdout()).iter().for_each(|line| say!("{line}"));
-    for entry in jobs.iter().map(|seen| &seen.entry).filter(|entry| is_interrupted(entry)) {
+    for entry in jobs.iter().map(|seen| &seen.entry).filter(|entry| entry.is_interrupted()) {
         say_again(entry, folder);
     }
 }
@@ -287,12 +186,6 @@ fn between(status: &Status) -> String {
         _ => id.to_owned(),
     };
     format!("{} -> {}", short(&status.source), short(&status.target))
-}
-
-/// The share of keys that are done with; `None` where nobody counted them.
-fn percent(status: &Status) -> Option<u64> {
-    let share = |total: u64| (u128::from(status.keys_moved.min(total)) * 100 / u128::from(total)) as u64;
-    (status.keys > 0).then(|| share(status.keys))
 }
 
 /// When a job has ended.
@@ -333,12 +226,12 @@ fn show(seen: &Seen, folder: Option<&Path>, as_json: bool) {
         say!("slots    {}", status.slots);
         say!("moved    {}", if status.moved.is_empty() { "none" } else { &status.moved });
     }
-    if let Some(percent) = percent(status) {
+    if let Some(percent) = status.percent() {
         let (done, all) = (format_count(status.keys_moved), format_count_of(status.keys, "key"));
         let what = if status.kind == Kind::Verify { "compared" } else { "at the target" };
         say!("keys     {done} of {all} are {what}: {percent} %");
     }
-    if is_interrupted(&seen.entry) {
+    if seen.entry.is_interrupted() {
         match again::command(status, folder) {
             Some(command) => say!("go on with: {command}"),
             None => say!("it cannot go on: start it again"),
@@ -347,34 +240,7 @@ fn show(seen: &Seen, folder: Option<&Path>, as_json: bool) {
     }
 }
 
-/// Opens the cluster of a job: where the user says, else where it was reached when the job was made, else by
-/// any of the primaries that it had then.
-async fn open(access: &JobAccess, status: &Status) -> Result<Arc<Deployment>> {
-    let named = access.cluster.as_deref();
-    let probe = async |at: &str| {
-        let endpoint = access.endpoint(at)?;
-        Deployment::probe(endpoint, LinkOptions::default()).await.map(Arc::new)
-    };
-    let first = named.unwrap_or(&status.cluster);
-    let failure = match probe(first).await {
-        Err(e) if e.is_link() && named.is_none() => e,
-        outcome => return outcome,
-    };
-    for other in status.nodes.iter().filter(|other| *other != first) {
-        match probe(other).await {
-            Err(e) if e.is_link() => {}
-            outcome => return outcome,
-        }
-    }
-    Err(failure.with_remedy("name a node of the cluster that answers with --cluster"))
-}
-
-async fn cancel(
-    (folder, store): (&Path, &Store),
-    entry: &Entry,
-    access: &JobAccess,
-    as_json: bool,
-) -> Result<Exit> {
+async fn cancel(jobs: &Jobs, entry: &Entry, access: &JobAccess, as_json: bool) -> Result<Exit> {
     let id = &entry.status.id;
     if entry.status.ended {
         say(as_json, "nothing", &format!("job {id} has ended already: {}", entry.status.phase));
@@ -382,37 +248,33 @@ async fn cancel(
     }
     if !entry.running {
         return match entry.status.kind {
-            Kind::Move => cancel_here(store, entry, access, as_json).await,
-            _ => discard(folder, store, &entry.status, as_json),
+            Kind::Move => cancel_here(&jobs.store, entry, access, as_json).await,
+            _ => discard(jobs, &entry.status, as_json),
         };
     }
-    service::ask_to_cancel(store, id).await?;
+    service::ask_to_cancel(&jobs.store, id).await?;
     say(as_json, "asked", &format!("job {id} has been asked to end"));
-    let asked = std::time::Instant::now();
-    while asked.elapsed() < CANCEL_WAIT {
-        // How it ended is kept under another name where it can be begun again.
-        let now = store.list()?.into_iter().find(|now| {
-            now.status.id == *id
-                || now.status.ended
-                    && now.status.id.starts_with(&format!("{id}-"))
-                    && now.status.created_s == entry.status.created_s
-        });
-        match now {
-            Some(now) if !now.status.ended && now.running => {}
-            Some(now) if now.status.phase == "done" => {
-                say_too_late(&now.status, as_json);
-                return Ok(Exit::Success);
-            }
-            now => {
-                let phase = now.map_or_else(|| "cancelled".to_owned(), |now| now.status.phase);
-                say(as_json, "cancelled", &format!("job {id}: {phase}"));
-                return Ok(Exit::Success);
-            }
+    match jobs.until_cancelled(entry).await? {
+        Some(Some(now)) if now.phase == "done" => say_too_late(&now, as_json),
+        Some(now) => {
+            let phase = now.map_or_else(|| "cancelled".to_owned(), |now| now.phase);
+            say(as_json, "cancelled", &format!("job {id}: {phase}"));
         }
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        None => {
+            let what = "the process that runs it has not ended it yet; it has been asked to";
+            return Err(Error::own(format!("cancel job {id}"), what).with_remedy("see `whimbrel jobs show`"));
+        }
     }
-    let what = "the process that runs it has not ended it yet; it has been asked to";
-    Err(Error::own(format!("cancel job {id}"), what).with_remedy("see `whimbrel jobs show`"))
+    Ok(Exit::Success)
+}
+
+/// Opens the cluster of a job.
+async fn open(access: &JobAccess, status: &Status) -> Result<Arc<Deployment>> {
+    let named = access.cluster.as_deref();
+    open_cluster(status, named, |at| access.endpoint(at)).await.map_err(|e| match named {
+        None if e.is_link() => e.with_remedy("name a node of the cluster that answers with --cluster"),
+        _ => e,
+    })
 }
 
 /// Cancels a move of slots that nobody runs.
@@ -434,15 +296,14 @@ async fn cancel_here(store: &Store, entry: &Entry, access: &JobAccess, as_json: 
 }
 
 /// Cancels a job of another kind that nobody runs: it cannot go on any more.
-fn discard(folder: &Path, store: &Store, status: &Status, as_json: bool) -> Result<Exit> {
+fn discard(jobs: &Jobs, status: &Status, as_json: bool) -> Result<Exit> {
     let id = &status.id;
     if status.kind == Kind::Front {
         let what = "keys of a front can be on both servers: it is no job that can be left as it is";
-        return Err(Error::unfit(Side::Own, "", "cancel the job", what)
+        return Err(Error::options(Side::Own, "cancel the job", what)
             .with_remedy("run the front again; whimbrel front reverse has the keys move back"));
     }
-    journal::discard(folder, id)?;
-    store.end(&Status { phase: "cancelled".to_owned(), ended: true, updated_s: now_s(), ..status.clone() });
+    jobs.discard(status)?;
     let what = if status.kind == Kind::Verify { "" } else { "; what it wrote stays at the target" };
     say(as_json, "cancelled", &format!("job {id}: cancelled{what}"));
     Ok(Exit::Success)

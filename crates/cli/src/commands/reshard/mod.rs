@@ -3,6 +3,7 @@
 mod plan;
 mod progress;
 mod report;
+mod settings;
 mod submit;
 
 use std::collections::BTreeMap;
@@ -10,10 +11,10 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::canary::Canary;
-use whimbrel_control::options::TransferOptions;
-use whimbrel_control::service::{self, Method, Settings};
+use whimbrel_control::daemon::client::DaemonClient;
+use whimbrel_control::moves::{Plan, Situation, Weighing};
+use whimbrel_control::service::{self, Settings};
 use whimbrel_control::store::Store;
-use whimbrel_core::migration::{Rules, Verify};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::plan::{self as planner, Balance, Move, PlanError};
 use whimbrel_core::slot::SlotSet;
@@ -21,23 +22,16 @@ use whimbrel_core::units::format_count_of;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::Result;
 
-use self::plan::{Plan, Situation, usage};
+use self::plan::{method, usage};
 use self::report::{exit_of, show_reports};
+use self::settings::settings;
 use crate::commands::cluster;
 use crate::exit::Exit;
 use crate::paths::state_dir;
-use crate::settings::args::{
-    Balanced, ClusterArgs, DrainArgs, MethodChoice, MovingArgs, RebalanceArgs, ReshardArgs, Show,
-    VerifyChoice,
-};
-use crate::ui::confirm::{Question, confirm};
+use crate::settings::args::{Balanced, ClusterArgs, DrainArgs, MovingArgs, RebalanceArgs, ReshardArgs, Show};
+use crate::ui::confirm::confirm;
 use crate::ui::errors;
-
-/// Lanes for each job: more do not help, since a server has one thread for its keys.
-const LANES: usize = 4;
-
-/// Size of the pieces in which large values move.
-const CHUNK_BYTES: usize = 512 << 10;
+use whimbrel_terminal::question::Question;
 
 /// `whimbrel reshard`.
 pub async fn reshard(args: &ReshardArgs, stop: CancellationToken) -> Exit {
@@ -70,7 +64,7 @@ pub async fn rebalance(args: &RebalanceArgs, stop: CancellationToken) -> Exit {
         for (node, weight) in &args.weight {
             weights.insert(situation.resolve(node)?, *weight);
         }
-        let costs = situation.costs(args.by);
+        let costs = situation.costs(args.by.into());
         let balance = Balance { use_empty: args.use_empty, threshold: args.threshold / 100.0 };
         planned(planner::rebalance(&situation.shards, &weights, &costs, balance))
     };
@@ -81,7 +75,7 @@ pub async fn rebalance(args: &RebalanceArgs, stop: CancellationToken) -> Exit {
 pub async fn drain(args: &DrainArgs, stop: CancellationToken) -> Exit {
     let wanted = |situation: &Situation| {
         let node = situation.resolve(&args.node)?;
-        let costs = situation.costs(Balanced::Slots);
+        let costs = situation.costs(Weighing::Slots);
         planned(planner::drain(&situation.shards, &node, &BTreeMap::new(), &costs, false))
     };
     command(&args.at, &args.moving, stop, wanted).await
@@ -124,7 +118,7 @@ async fn try_command(
         // A daemon has jobs wait for those that it runs, and looks again before each.
         situation.refuse_trouble(&involved)?;
     }
-    let (method, mut why) = situation.method(&deployment, &moves, moving).await?;
+    let (method, mut why) = method(&situation, &deployment, &moves, moving).await?;
     if let Some(daemon) = &daemon {
         why.push_str(&format!("; unless the daemon at {} was told otherwise", daemon.address));
     }
@@ -133,8 +127,9 @@ async fn try_command(
             format!("--atomic is one handover between two nodes, and this takes {} moves", moves.len());
         return Err(usage(&what).with_remedy("give one command for each, or leave out --atomic"));
     }
-    let plan = Plan::new(&deployment, &situation, moves, (method, why), moving, daemon.is_some()).await?;
-    plan.show(moving);
+    let settings = settings(moving, method);
+    let plan = Plan::new(&deployment, &situation, moves, (method, why), &settings, daemon.is_some()).await?;
+    plan::show(&plan, moving);
     if plan.moves.is_empty() {
         return Ok(Exit::Success);
     }
@@ -142,16 +137,17 @@ async fn try_command(
     let cluster = &deployment.endpoint.address;
     let question =
         Question::new(format!("Move {} in the cluster at {cluster}?", format_count_of(slots as u64, "slot")));
-    let decision = confirm(&question, moving.yes, moving.dry_run, moving.show.json, stop).await?;
+    let decision = confirm(&question, moving.ask.yes, moving.dry_run, moving.show.json, stop).await?;
     if let Some(exit) = decision.end(Exit::Success) {
         return Ok(exit);
     }
     if let Some(daemon) = daemon {
-        return Ok(submit::run(daemon, at.link_options(), &deployment, &plan.moves, &moving.show, stop).await);
+        let daemon = DaemonClient::new(daemon, at.link_options());
+        return Ok(submit::run(daemon, &deployment, &plan.moves, &moving.show, stop).await);
     }
     let store = Store::new(&state_dir(moving.state_dir.as_deref())?);
     let keys_of = |node: &NodeId, slot| situation.keys_of(node, slot);
-    let jobs = service::prepare(&store, &deployment, &plan.moves, &settings(moving, method), keys_of).await?;
+    let jobs = service::prepare(&store, &deployment, &plan.moves, &settings, keys_of).await?;
     *begun = true;
     run_begun(&deployment, jobs, &moving.show, stop).await
 }
@@ -172,39 +168,11 @@ pub async fn settings_of_daemon(
         // Which ones nobody knows yet.
         slots: SlotSet::new(),
     });
-    let (method, why) = situation.method(deployment, &any.collect::<Vec<_>>(), moving).await?;
+    let (method, why) = method(&situation, deployment, &any.collect::<Vec<_>>(), moving).await?;
     let mut settings = settings(moving, method);
     // As the servers' own migrations are, unless batches are asked for.
     settings.rules.atomic = moving.batch_keys.is_none();
     Ok((settings, why))
-}
-
-fn settings(moving: &MovingArgs, method: Method) -> Settings {
-    Settings {
-        method,
-        rules: Rules {
-            verify: match moving.verify() {
-                VerifyChoice::None => Verify::None,
-                VerifyChoice::Counts => Verify::Counts,
-                VerifyChoice::Sample => Verify::Sample,
-                VerifyChoice::Full => Verify::Full,
-            },
-            brake: !moving.no_brake,
-            atomic: moving.atomic,
-            ..Rules::default()
-        },
-        max_pause_ms: moving.max_pause,
-        transfer: TransferOptions {
-            lanes: LANES,
-            big_key_bytes: moving.big_key,
-            chunk_bytes: CHUNK_BYTES,
-            memory_bytes: moving.memory,
-            rate_keys: moving.rate_keys,
-            rate_bytes: moving.rate_bytes,
-            ..TransferOptions::default()
-        },
-        batch_keys: moving.batch_keys,
-    }
 }
 
 /// Runs jobs, shows how they stand, and tells what came of them.
@@ -228,14 +196,13 @@ pub async fn run_begun(
     Ok(exit)
 }
 
-impl MethodChoice {
-    /// The word for it.
-    fn word(self) -> &'static str {
-        match self {
-            MethodChoice::Auto => "auto",
-            MethodChoice::External => "external",
-            MethodChoice::Native => "native",
-            MethodChoice::Legacy => "legacy",
+impl From<Balanced> for Weighing {
+    fn from(by: Balanced) -> Weighing {
+        match by {
+            Balanced::Slots => Weighing::Slots,
+            Balanced::Keys => Weighing::Keys,
+            Balanced::Bytes => Weighing::Bytes,
+            Balanced::Ops => Weighing::Operations,
         }
     }
 }

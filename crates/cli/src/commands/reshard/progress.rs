@@ -12,8 +12,9 @@ use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_d
 use whimbrel_flow::journal::disk_full_words;
 
 use crate::settings::args::Show;
-use crate::ui::display::{Display, Form, Lines, Speed, SpeedNow, eta};
-use crate::ui::row::{Cell, cell};
+use crate::ui::display::eta;
+use whimbrel_terminal::progress::{Display, Lines, Speed, SpeedNow};
+use whimbrel_terminal::row::{Cell, cell};
 
 /// Cells of the bar that a line has where there is room.
 const BAR: usize = 12;
@@ -36,11 +37,11 @@ pub fn of_jobs(show: &Show, jobs: &[Ready]) -> Display {
             between: format!("{} -> {}", job.task.source().short(), job.task.target().short()),
             slots: job.task.slots().len() as u64,
             view: job.view.clone(),
-            speed: Speed::new(),
+            speed: Speed::begin(),
         })
         .collect();
     let started = Instant::now();
-    Display::of_lines(Form::of(show), move || lines(&mut jobs, started))
+    Display::start(show.form(), move || lines(&mut jobs, started))
 }
 
 fn lines(jobs: &mut [Shown], started: Instant) -> Lines {
@@ -80,7 +81,7 @@ fn lines(jobs: &mut [Shown], started: Instant) -> Lines {
     let elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     let json = json!({"event": "progress", "elapsed_ms": elapsed_ms, "slots": slots,
         "slots_handed_over": moved, "jobs": details});
-    Lines { done: None, rows, json, notes: Vec::new() }
+    Lines { done: None, rows, json, notes: Vec::new(), plain: None }
 }
 
 /// How a job stands at one moment.
@@ -186,7 +187,7 @@ mod tests {
     use whimbrel_core::migration::Work;
 
     use super::*;
-    use crate::ui::row::{fitted, whole};
+    use whimbrel_terminal::row::{fitted, whole};
 
     fn now(done: u64, speed: f64) -> Now {
         Now {

@@ -2,35 +2,27 @@
 
 mod fleet;
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
 use serde_json::json;
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use whimbrel_control::daemon::migrations::{JobState, JobView};
+use whimbrel_control::daemon::log::Log;
 use whimbrel_control::daemon::queue::Queue;
 use whimbrel_control::daemon::{Daemon, DaemonOptions, Jobs, STRANGERS_MAX, Services};
-use whimbrel_control::fleet::{Fleet, FleetStatus, Role};
-use whimbrel_control::http::{CONNECTIONS_MAX, HttpServer, Metric, MetricKind, MetricsSource};
+use whimbrel_control::fleet::Coordinator;
+use whimbrel_control::http::CONNECTIONS_MAX;
 use whimbrel_control::store::Store;
 use whimbrel_core::units::format_count_of;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_fleet::protocol::MEMBERS_MAX;
 
-use self::fleet::Coordinator;
+use crate::commands::exposing::expose;
 use crate::commands::{cluster, reshard};
 use crate::exit::Exit;
 use crate::paths;
 use crate::settings::args::ServeArgs;
 use crate::settings::files::make_room;
-
-/// How often it is looked which jobs have begun and which have ended.
-const LOOK_PERIOD: Duration = Duration::from_millis(500);
 
 /// Files for connections to servers, journals and etcd.
 const SERVER_FILES: u64 = 256;
@@ -59,31 +51,32 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
     if options.password.is_none() && !args.listen.ip().to_canonical().is_loopback() {
         // Said before anything is contacted; the daemon would refuse as well.
         let what = format!("every client that reaches {} could move slots: it needs a password", args.listen);
-        return Err(Error::unfit(Side::Own, "", "reading the options", what).with_remedy(
+        return Err(Error::options(Side::Own, "reading the options", what).with_remedy(
             "set WHIMBREL_SERVE_PASSWORD, name a --listen-password-file, or listen on 127.0.0.1",
         ));
     }
     fit_files(args, &mut options)?;
     let has_password = options.password.is_some();
     let state_dir = paths::state_dir(args.moving.state_dir.as_deref())?;
-    let mut log = Log { as_json: args.moving.show.json, seen: BTreeMap::new(), shown: Arc::default() };
+    let voice = Voice { as_json: args.moving.show.json };
+    let mut log = Log::new(move |text, json| voice.say(text, json));
     let mover = match args.at.cluster.as_str() {
         "" => None,
         _ => Some(Mover::open(args, &state_dir, &mut log).await?),
     };
     let (fleet, coordinator) = match args.coordinator.fleet {
-        true => Coordinator::open(args, &state_dir).await.map(|(fleet, task)| (Some(fleet), Some(task)))?,
+        true => fleet::open(args, &state_dir).await.map(|(fleet, task)| (Some(fleet), Some(task)))?,
         false => (None, None),
     };
     let queue = mover.as_ref().map(|mover| mover.queue.clone());
     let daemon = Daemon::offer(options, Services { jobs: queue.clone(), fleet: fleet.clone() }).await?;
     let address = daemon.address()?;
-    log.say_serving(&address.to_string(), has_password, mover.as_ref(), coordinator.as_ref());
+    voice.say_serving(&address.to_string(), has_password, mover.as_ref(), coordinator.as_ref());
     if let Some(mover) = &mover {
-        mover.say_resuming(&log);
+        mover.say_resuming(voice);
     }
     // Its tasks end with this function.
-    let _exposing = log.expose(args.http, stop).await?;
+    let _exposing = expose(args.http, log.shown(), stop, |text, json| voice.say(text, json)).await?;
     // Where the coordinator cannot go on, the rest ends as well: its supervisor starts it again.
     let stop = stop.child_token();
     let moves = async {
@@ -109,8 +102,8 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
     }
     coordinated?;
     match &mover {
-        Some(mover) => mover.say_stopped(&log)?,
-        None => log.say("stopped", &json!({"event": "stopped"})),
+        Some(mover) => mover.say_stopped(voice)?,
+        None => voice.say("stopped", &json!({"event": "stopped"})),
     }
     Ok(())
 }
@@ -152,14 +145,14 @@ impl Mover {
         let method = settings.method.name();
         let store = Store::new(state_dir);
         let at = deployment.endpoint.address.to_string();
-        let interrupted = interrupted(&store, &at)?;
+        let interrupted = store.interrupted_of(&at)?;
         let queue = Queue::open(deployment, store.clone(), settings).await?;
         log.begin(queue.list().await?);
         Ok(Mover { queue, store, at, method, why: why.to_string(), interrupted })
     }
 
-    fn say_resuming(&self, log: &Log) {
-        log.say(
+    fn say_resuming(&self, voice: Voice) {
+        voice.say(
             &match self.interrupted.len() {
                 0 => "resuming no job: none was interrupted".to_owned(),
                 n => {
@@ -171,9 +164,9 @@ impl Mover {
         );
     }
 
-    fn say_stopped(&self, log: &Log) -> Result<()> {
-        let left = interrupted(&self.store, &self.at)?;
-        log.say(
+    fn say_stopped(&self, voice: Voice) -> Result<()> {
+        let left = self.store.interrupted_of(&self.at)?;
+        voice.say(
             &match left.len() {
                 0 => "stopped".to_owned(),
                 n => format!(
@@ -189,15 +182,6 @@ impl Mover {
     }
 }
 
-/// Jobs of the cluster that have not ended and that nobody runs.
-fn interrupted(store: &Store, cluster: &str) -> Result<Vec<String>> {
-    let ours = store
-        .list()?
-        .into_iter()
-        .filter(|entry| !entry.status.ended && !entry.running && entry.status.cluster == cluster);
-    Ok(ours.map(|entry| entry.status.id).collect())
-}
-
 fn names(jobs: &[String]) -> String {
     let shown = jobs[..jobs.len().min(NAMES_SHOWN)].join(", ");
     match jobs.len().saturating_sub(NAMES_SHOWN) {
@@ -206,128 +190,14 @@ fn names(jobs: &[String]) -> String {
     }
 }
 
-/// What a person may know of a job's way.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Stage {
-    Waiting,
-    Running,
-    /// It waits for something to change, and says what.
-    Held(String),
-    Ended,
-}
-
-impl Stage {
-    fn of(job: &JobView) -> Stage {
-        match job.state {
-            state if state.is_final() => Stage::Ended,
-            JobState::Connecting => Stage::Waiting,
-            JobState::WaitingToSnapshot if !job.message.is_empty() => Stage::Held(job.message.clone()),
-            _ => Stage::Running,
-        }
-    }
-}
-
-/// Tells what becomes of jobs: on standard error, as JSON on standard output.
-struct Log {
+/// Tells what becomes of the daemon: on standard error, as JSON on standard output.
+#[derive(Debug, Clone, Copy)]
+struct Voice {
     as_json: bool,
-    /// The jobs that are listed, as they were last reported.
-    seen: BTreeMap<String, Stage>,
-    /// For those who ask over HTTP.
-    shown: Arc<Shown>,
 }
 
-/// The jobs, as they were when it was last looked.
-#[derive(Debug, Default)]
-struct Shown {
-    jobs: Mutex<Vec<JobView>>,
-    fleet: Mutex<Option<FleetStatus>>,
-    role: Mutex<Option<Role>>,
-}
-
-impl Shown {
-    fn jobs(&self) -> MutexGuard<'_, Vec<JobView>> {
-        self.jobs.lock()
-    }
-
-    fn fleet(&self) -> MutexGuard<'_, Option<FleetStatus>> {
-        self.fleet.lock()
-    }
-
-    fn role(&self) -> MutexGuard<'_, Option<Role>> {
-        self.role.lock()
-    }
-}
-
-impl MetricsSource for Shown {
-    fn metrics(&self) -> Vec<Metric> {
-        let jobs = self.jobs();
-        let mut states: BTreeMap<&str, f64> = BTreeMap::new();
-        for job in jobs.iter() {
-            *states.entry(job.state.word()).or_default() += 1.0;
-        }
-        let is_open = |job: &&JobView| !job.state.is_final();
-        let slots: usize = jobs.iter().filter(is_open).map(|job| job.slots.len()).sum();
-        let bytes: u64 = jobs.iter().filter(is_open).map(|job| job.remaining_bytes).sum();
-        let by_state = states.into_iter().map(|(state, number)| (vec![("state", state.to_owned())], number));
-        let mut metrics = self.fleet().as_ref().map(fleet::metrics).unwrap_or_default();
-        if let Some(role) = self.role().as_ref() {
-            let leads = f64::from(u8::from(matches!(role, Role::Leads(_))));
-            metrics.push(Metric::new(
-                MetricKind::Gauge,
-                "whimbrel_fleet_leads",
-                "1 for the coordinator that leads, 0 for one that stands by",
-                leads,
-            ));
-        }
-        metrics.extend([
-            Metric::by(
-                MetricKind::Gauge,
-                "whimbrel_jobs",
-                "Jobs that move slots, those that ended not long ago too",
-                by_state,
-            ),
-            Metric::new(
-                MetricKind::Gauge,
-                "whimbrel_jobs_open_slots",
-                "Slots of jobs that have not ended",
-                slots as f64,
-            ),
-            Metric::new(
-                MetricKind::Gauge,
-                "whimbrel_jobs_remaining_bytes",
-                "Bytes known to be on their way",
-                bytes as f64,
-            ),
-        ]);
-        metrics
-    }
-
-    fn health(&self) -> std::result::Result<(), String> {
-        Ok(())
-    }
-
-    fn readiness(&self) -> std::result::Result<(), String> {
-        Ok(())
-    }
-
-    fn status(&self) -> serde_json::Value {
-        let view = |job: &JobView| {
-            json!({
-                "name": job.name, "slots": job.slots.to_string(), "source": job.source, "target": job.target,
-                "state": job.state.word(), "message": job.message, "created_s": job.created_s,
-                "updated_s": job.updated_s, "remaining_bytes": job.remaining_bytes,
-            })
-        };
-        let jobs: Vec<_> = self.jobs().iter().map(view).collect();
-        match self.fleet().as_ref() {
-            Some(fleet) => json!({"jobs": jobs, "fleet": fleet}),
-            None => json!({"jobs": jobs}),
-        }
-    }
-}
-
-impl Log {
-    fn say(&self, text: &str, json: &serde_json::Value) {
+impl Voice {
+    fn say(self, text: &str, json: &serde_json::Value) {
         if self.as_json {
             say!("{json}");
         } else {
@@ -335,29 +205,8 @@ impl Log {
         }
     }
 
-    /// What ended before is none of this run's.
-    fn begin(&mut self, jobs: Vec<JobView>) {
-        let ended = jobs.into_iter().filter(|job| job.state.is_final());
-        self.seen.extend(ended.map(|job| (job.name, Stage::Ended)));
-    }
-
-    /// Shows the jobs over HTTP, where that is wished.
-    async fn expose(&self, listen: Option<SocketAddr>, stop: &CancellationToken) -> Result<JoinSet<()>> {
-        let mut tasks = JoinSet::new();
-        if let Some(listen) = listen {
-            let server = HttpServer::bind(listen).await?;
-            let address = server.address()?.to_string();
-            tasks.spawn(server.serve(self.shown.clone(), stop.clone()));
-            self.say(
-                &format!("http     http://{address}/metrics, /healthz, /readyz, /status"),
-                &json!({"event": "http", "address": address}),
-            );
-        }
-        Ok(tasks)
-    }
-
     fn say_serving(
-        &self,
+        self,
         address: &str,
         has_password: bool,
         mover: Option<&Mover>,
@@ -370,91 +219,9 @@ impl Log {
             (line["cluster"], line["method"], line["why"]) = (json!(at), json!(method), json!(why));
         }
         if let Some(coordinator) = coordinator {
-            what.push(coordinator.shown(&mut line));
+            what.push(fleet::described(coordinator, &mut line));
         }
         let without = if has_password { "" } else { ", without a password" };
         self.say(&format!("serving  on {address}{without}: {}", what.join("; ")), &line);
     }
-
-    async fn follow(&mut self, queue: Option<&Queue>, fleet: Option<&Fleet>, stop: &CancellationToken) {
-        let mut before = FleetStatus::default();
-        let mut role = fleet.map(Fleet::role);
-        loop {
-            if let Some(fleet) = fleet {
-                self.look_at_the_role(fleet, &mut role);
-                let status = fleet.status().await.ok();
-                if let Some(status) = &status {
-                    fleet::news(&before, status).iter().for_each(|(text, json)| self.say(text, json));
-                    before = status.clone();
-                }
-                // Who stands by knows nothing of it.
-                *self.shown.fleet() = status;
-            }
-            if stop.run_until_cancelled(tokio::time::sleep(LOOK_PERIOD)).await.is_none() {
-                return;
-            }
-            if let Some(queue) = queue {
-                self.look(queue).await;
-            }
-        }
-    }
-
-    fn look_at_the_role(&self, fleet: &Fleet, before: &mut Option<Role>) {
-        let role = Some(fleet.role());
-        if let Some(now) = role.as_ref().filter(|_| role != *before) {
-            let (text, json) = fleet::turn(now);
-            self.say(&text, &json);
-        }
-        *self.shown.role() = role.clone();
-        *before = role;
-    }
-
-    async fn look(&mut self, queue: &Queue) {
-        let mut jobs = match queue.list().await {
-            Ok(jobs) => jobs,
-            Err(error) => {
-                tracing::warn!(%error, "the jobs cannot be listed");
-                return;
-            }
-        };
-        jobs.sort_by(|a, b| (a.created_s, &a.name).cmp(&(b.created_s, &b.name)));
-        self.shown.jobs().clone_from(&jobs);
-        let before = std::mem::take(&mut self.seen);
-        for job in jobs {
-            let (was, stage) = (before.get(&job.name), Stage::of(&job));
-            if was != Some(&stage) {
-                self.tell(&job, was, &stage);
-            }
-            self.seen.insert(job.name, stage);
-        }
-    }
-
-    fn tell(&self, job: &JobView, was: Option<&Stage>, stage: &Stage) {
-        let say = |event: &str, words: &str| {
-            let (slots, source, target) = (job.slots.len(), short(&job.source), short(&job.target));
-            self.say(
-                &format!("job {}  {slots} slots, {source} -> {target}: {words}", job.name),
-                &json!({
-                    "event": event, "job": job.name, "slots": job.slots.to_string(), "source": job.source,
-                    "target": job.target, "state": job.state.word(), "message": job.message,
-                }),
-            );
-        };
-        let has_begun = matches!(was, Some(Stage::Running | Stage::Held(_)));
-        match stage {
-            Stage::Waiting => say("queued", "waits for its turn"),
-            Stage::Running if !has_begun => say("started", "started"),
-            Stage::Running => say("started", "goes on"),
-            Stage::Held(what) => say("held", &format!("waits: {what}")),
-            Stage::Ended => match job.state {
-                JobState::Success => say("ended", "done"),
-                JobState::Cancelled => say("ended", &format!("cancelled: {}", job.message)),
-                _ => say("ended", &format!("FAILED: {}", job.message)),
-            },
-        }
-    }
-}
-
-fn short(id: &str) -> &str {
-    id.get(..8).unwrap_or(id)
 }

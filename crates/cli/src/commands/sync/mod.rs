@@ -1,17 +1,15 @@
 //! `whimbrel sync`.
 
-pub mod exposed;
-
 use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::json;
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use whimbrel_control::http::HttpServer;
-use whimbrel_control::steering::Standing;
-use whimbrel_control::store::{Kind, Status, Store};
+use whimbrel_control::naming::{job_of, one_spelling};
+use whimbrel_control::steering::{self, Attendance, Came, LocalJob};
+use whimbrel_control::store::{Kind, Store};
+use whimbrel_control::syncing::{Current, Running, nothing_heard};
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Endpoint;
@@ -24,22 +22,20 @@ use whimbrel_flow::retry::RetryPolicy;
 use whimbrel_flow::sync::{
     self, Back, FenceNote, SyncOptions, SyncPhase, SyncReport, SyncShown, SyncState, SyncStatus,
 };
-use whimbrel_wire::value::Value;
 
-use self::exposed::{Current, Running};
 use crate::commands::copy as copy_command;
+use crate::commands::exposing::expose;
 use crate::commands::jobs::again;
 use crate::commands::losses;
-use crate::commands::steered::{self, Came, LocalJob};
-use crate::commands::unfence;
 use crate::commands::words;
 use crate::exit::Exit;
 use crate::paths::state_dir;
 use crate::settings::args::{FeedChoice, SyncArgs};
 use crate::settings::endpoints::psync_names;
 use crate::ui::confirm::confirm;
-use crate::ui::display::{Display, Form, Lines, Speed, SpeedNow, eta};
-use crate::ui::row::{Cell, cell};
+use crate::ui::display::eta;
+use whimbrel_terminal::progress::{Display, Form, Lines, Speed, SpeedNow};
+use whimbrel_terminal::row::{Cell, cell};
 
 /// How many may ask for a cutover at once; the others wait.
 const ASKS_MAX: usize = 4;
@@ -49,9 +45,6 @@ const RETRY_PAUSE_MAX_MS: u64 = 250;
 
 /// Touched elements of one key; of a key with more of them all is transferred again.
 const ELEMENTS_MAX: usize = 64 << 10;
-
-/// Failed keys that are listed without `--json`.
-const FAILURES_SHOWN: usize = 20;
 
 /// Runs the command.
 pub async fn run(args: &SyncArgs, stop: CancellationToken) -> Exit {
@@ -71,7 +64,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
     let description = describe(args, &args.names.dbs, &source.endpoint, &target.endpoint);
     let base = copy_command::options(selection, dbs, &args.limits, args.sides.retry_for);
     let options = CopyOptions {
-        job: copy_command::job_of(&description),
+        job: job_of(&description),
         mirror: true,
         retry: RetryPolicy { pause_max_ms: RETRY_PAUSE_MAX_MS, ..base.retry },
         ..base
@@ -90,7 +83,8 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
     let loses = args.mirror && !args.resume && copy_command::holds_keys(&plan);
     if args.dry_run {
         if loses {
-            losses::count(&source, &target, (&options, true), stop).await?.show(&args.show);
+            let lost = whimbrel_flow::losses::count(&source, &target, (&options, true), stop).await?;
+            losses::show(lost, &args.show);
         }
         return rehearse(args, &source, stop).await;
     }
@@ -104,7 +98,14 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
     }
     let current = Arc::new(Current::default());
     // Its tasks end with this function.
-    let _exposing = expose(args, &current, stop).await?;
+    let _exposing = expose(args.http, current.clone(), stop, |text, json| {
+        if args.show.json {
+            say!("{json}");
+        } else if !args.show.quiet {
+            eprintln!("{text}");
+        }
+    })
+    .await?;
     let journal = Journal::open(&folder, &name, &description, args.resume)?;
     let status = Arc::new(SyncStatus::default());
     if !args.functions && plan.functions_left > 0 {
@@ -145,7 +146,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
         for pair in &mut options.copy.dbs {
             *pair = DbPair { source: pair.target, target: pair.source };
         }
-        options.copy.job = copy_command::job_of(&description);
+        options.copy.job = job_of(&description);
         (options.sweep_first, options.once) = (false, false);
         let name = format!("sync-{}", options.copy.job);
         options.fence_file = FenceNote::file_of(&folder, &name);
@@ -191,13 +192,13 @@ fn refuse_second(folder: &Path, name: &str) -> Result<()> {
         return Ok(());
     }
     let what = format!("this very sync, {name}, runs already");
-    Err(Error::unfit(Side::Own, "", "sync", what).with_remedy("whimbrel watch shows it"))
+    Err(Error::options(Side::Own, "sync", what).with_remedy("whimbrel watch shows it"))
 }
 
 /// Clients have been sent away from a source that was cut over: what they wrote to the target since would be
 /// replaced.
 fn refuse_after_cutover(args: &SyncArgs, folder: &Path, source: &Deployment) -> Result<()> {
-    let noted = unfence::notes_about(folder, source)?;
+    let noted = FenceNote::about(folder, source)?;
     if args.again || noted.is_empty() {
         return Ok(());
     }
@@ -267,24 +268,26 @@ async fn attended(
     current.set(running.clone());
     let store = Store::new(folder);
     let begun_with =
-        steered::beginning(&store, (Kind::Sync, name), (&source, &target), arguments, is_resumed);
+        steering::beginning(&store, (Kind::Sync, name), (&source, &target), arguments, is_resumed);
     let stop = stop.child_token();
-    let job = LocalJob::new(stop.clone(), look(begun_with, running)).with_cutovers(asks);
-    let (job, attended) = steered::attend(&store, job).await?;
-    let display = display(Form::of(&args.show), status.clone());
-    let outcome = sync::sync(source, target.clone(), options, status, journal, asked, stop).await;
-    display.finish().await;
-    let came = match &outcome {
-        Ok((report, _)) if report.cutover.is_some() => Came::Through("cut over"),
+    let job = LocalJob::new(stop.clone(), move || running.standing(&begun_with))
+        .with_cutovers(asks, words::refusal);
+    let work = async {
+        let display = display(args.show.form(), status.clone());
+        let outcome = sync::sync(source, target.clone(), options, status, journal, asked, stop).await;
+        display.finish().await;
+        outcome
+    };
+    let came = |(report, _): &(SyncReport, Option<Back>)| match &report.cutover {
+        Some(_) => Came::Through("cut over"),
         // Also one that ended when all was equal can go on.
-        Ok(_) => Came::Short,
-        Err(e) => Came::Failed(e),
+        None => Came::Short,
     };
     // The process that asked for a cutover hears of it before this one ends.
-    steered::leave(folder, &job, attended, came).await?;
+    let Attendance { outcome, is_cancelled } = steering::attended(folder, job, work, came).await?;
     let (mut report, back) = outcome?;
     if report.cutover.as_ref().is_some_and(|cutover| cutover.lifted)
-        && let Err(e) = unfence::forget_all(folder, &target)
+        && let Err(e) = FenceNote::forget_all(folder, &target)
     {
         let notice = format!("the fence that was taken down is still noted: {e}");
         if !args.show.quiet && !args.show.json {
@@ -292,43 +295,9 @@ async fn attended(
         }
         report.notices.push(notice);
     }
-    let again = Some(again).filter(|_| !job.is_cancelled());
+    let again = Some(again).filter(|_| !is_cancelled);
     show_report(args, &report, again);
     Ok((report, back))
-}
-
-/// How a sync stands that began so.
-fn look(begun_with: Status, running: Running) -> impl Fn() -> Standing + Send + Sync {
-    move || {
-        let card = running.card();
-        let counts = &card.status.counts;
-        let phase = serde_json::to_value(card.status.phase).unwrap_or_default();
-        let keys = counts.keys_total;
-        let is_snapshot = matches!(card.status.phase, SyncPhase::Attaching | SyncPhase::Snapshotting);
-        let job = Status {
-            keys,
-            keys_moved: if is_snapshot { counts.written.min(keys) } else { keys },
-            phase: phase.as_str().unwrap_or_default().to_owned(),
-            ..begun_with.clone()
-        };
-        Standing { job, details: serde_json::to_value(&card).unwrap_or_default() }
-    }
-}
-
-/// Shows over HTTP how it stands, where that is wished.
-async fn expose(args: &SyncArgs, current: &Arc<Current>, stop: &CancellationToken) -> Result<JoinSet<()>> {
-    let mut tasks = JoinSet::new();
-    if let Some(listen) = args.http {
-        let server = HttpServer::bind(listen).await?;
-        let address = server.address()?;
-        tasks.spawn(server.serve(current.clone(), stop.clone()));
-        if args.show.json {
-            say!("{}", json!({"event": "http", "address": address.to_string()}));
-        } else if !args.show.quiet {
-            eprintln!("http     http://{address}/metrics, /healthz, /readyz, /status");
-        }
-    }
-    Ok(tasks)
 }
 
 /// Which of the two that were named is the source.
@@ -397,24 +366,10 @@ fn say_back(args: &SyncArgs, name: &str, (source, target): (&Deployment, &Deploy
 async fn databases(args: &SyncArgs, source: &Deployment, target: &Deployment) -> Result<(Vec<DbPair>, bool)> {
     let named = args.names.dbs(source, target).await?;
     let all = args.names.dbs.is_empty() && source.endpoint.db.is_none();
-    if !all || source.is_cluster() || target.is_cluster() || target.endpoint.db.is_some() {
-        return Ok((named, all));
+    match all {
+        true => Ok((copy::with_empty_databases(source, target, named).await?, true)),
+        false => Ok((named, false)),
     }
-    let (Some(ours), Some(theirs)) = (how_many(source).await?, how_many(target).await?) else {
-        return Ok((named, true));
-    };
-    let mut dbs: Vec<DbPair> = (0..ours.min(theirs)).map(|db| DbPair { source: db, target: db }).collect();
-    // One that the target does not have is complained about when it is looked at.
-    dbs.extend(named.into_iter().filter(|pair| pair.source >= ours.min(theirs)));
-    Ok((dbs, true))
-}
-
-/// How many databases a server has; `None` where it does not say.
-async fn how_many(deployment: &Deployment) -> Result<Option<u32>> {
-    let mut link = deployment.open(&deployment.server(), 0).await?;
-    let reply = link.ask(&[b"CONFIG", b"GET", b"databases"]).await?;
-    let number = reply.field("databases").and_then(Value::as_int);
-    Ok(number.and_then(|n| u32::try_from(n).ok()))
 }
 
 fn remedied(e: Error, is_unfinished: bool) -> Error {
@@ -435,8 +390,8 @@ fn remedied(e: Error, is_unfinished: bool) -> Error {
 fn describe(args: &SyncArgs, dbs: &[String], source: &Endpoint, target: &Endpoint) -> String {
     json!({
         "kind": "sync",
-        "source": copy_command::one_spelling(&source.address),
-        "target": copy_command::one_spelling(&target.address),
+        "source": one_spelling(&source.address),
+        "target": one_spelling(&target.address),
         "databases": [source.db, target.db],
         "db": dbs,
         "match": args.names.matches,
@@ -455,17 +410,7 @@ fn show_plan(args: &SyncArgs, name: &str, plan: &Plan) {
         );
         return;
     }
-    eprintln!("source   {}", plan.source);
-    eprintln!("target   {}", plan.target);
-    for db in plan.dbs.iter().filter(|db| db.source_keys + db.target_keys > 0) {
-        eprintln!(
-            "db {:<5} {}; to db {}, which holds {}",
-            db.db.source,
-            format_count_of(db.source_keys, "key"),
-            db.db.target,
-            format_count(db.target_keys)
-        );
-    }
+    copy_command::show_sides(plan, |db| db.source_keys + db.target_keys > 0);
     if args.mirror && plan.dbs.iter().any(|db| db.target_keys > 0) {
         eprintln!("mirror   keys that only the target has are removed, those that differ are replaced");
     }
@@ -475,8 +420,8 @@ fn show_plan(args: &SyncArgs, name: &str, plan: &Plan) {
 fn display(form: Form, status: Arc<SyncStatus>) -> Display {
     let started = std::time::Instant::now();
     let mut noted = 0;
-    let mut speed = Speed::new();
-    Display::of_lines(form, move || {
+    let mut speed = Speed::begin();
+    Display::start(form, move || {
         let notes = status.copy.notices().split_off(noted);
         noted += notes.len();
         let shown = status.shown();
@@ -491,7 +436,7 @@ fn display(form: Form, status: Arc<SyncStatus>) -> Display {
         let speed = speed.of(counts.written, counts.bytes_written);
         let rows = vec![row(&shown, &speed)];
         let json = json!({"event": "progress", "elapsed_ms": elapsed_ms, "status": shown});
-        Lines { done, rows, json, notes }
+        Lines { done, rows, plain: None, json, notes }
     })
 }
 
@@ -504,7 +449,7 @@ fn row(shown: &SyncShown, speed: &SpeedNow) -> Vec<Cell> {
             row.push(cell(1, format!("NO LINK to {}: {trouble}", source.address)));
         }
     }
-    row.extend(shown.silences().map(|silence| cell(1, exposed::nothing_heard(silence))));
+    row.extend(shown.silences().map(|silence| cell(1, nothing_heard(silence))));
     row.extend(shown.disk_full_ms.map(|full_ms| cell(1, disk_full_words(full_ms))));
     if let Some(trouble) = &shown.trouble {
         row.push(cell(1, format!("tries again: {trouble}")));
@@ -575,9 +520,7 @@ fn show_report(args: &SyncArgs, report: &SyncReport, again: Option<&str>) {
         // Otherwise each was told when it came up.
         report.notices.iter().for_each(|notice| eprintln!("note     {notice}"));
     }
-    for failure in report.failures.iter().take(FAILURES_SHOWN) {
-        eprintln!("failed   db {} key {}: {}", failure.db, failure.key, failure.reason);
-    }
+    copy_command::show_failures(&report.failures);
     say!(
         "{} {} written, {} in {}, {} removed{}{}",
         match (report.cutover.is_some(), report.caught_up) {

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use clap::Args;
 use whimbrel_core::units::parse_count;
 
-use super::{Limits, Reach, parse_ms};
+use super::access::Reach;
+use super::shared::Limits;
+use super::values::parse_ms;
 
 /// `whimbrel assess`.
 #[derive(Debug, Args)]

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{ClusterAccess, parse_ms};
+use super::access::{ClusterAccess, Timeouts};
+use super::shared::Beforehand;
 
 /// Where the cluster is and how to reach it.
 #[derive(Debug, Args)]
@@ -21,13 +22,8 @@ pub struct ClusterArgs {
     #[arg(long, help_heading = "TLS")]
     pub insecure: bool,
 
-    /// How long a connection attempt may take
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_ms, help_heading = "Limits")]
-    pub connect_timeout: u64,
-
-    /// How long a reply may take without a single byte arriving
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_ms, help_heading = "Limits")]
-    pub timeout: u64,
+    #[command(flatten)]
+    pub timeouts: Timeouts,
 }
 
 /// `whimbrel status`.
@@ -102,9 +98,8 @@ pub struct RepairArgs {
     #[arg(long, value_name = "FOLDER")]
     pub state_dir: Option<PathBuf>,
 
-    /// Do not ask
-    #[arg(long, short)]
-    pub yes: bool,
+    #[command(flatten)]
+    pub ask: Beforehand,
 
     /// Print one JSON object for the plan and one for the outcome
     #[arg(long, help_heading = "Output")]

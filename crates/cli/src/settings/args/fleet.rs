@@ -6,9 +6,8 @@ use clap::{Args, Subcommand};
 use whimbrel_core::fleet::{PARTITIONS_DEFAULT, PARTITIONS_MAX};
 use whimbrel_engine::endpoint::Address;
 
-use super::Beforehand;
-
-use super::parse_ms;
+use super::shared::Beforehand;
+use super::values::parse_ms;
 
 /// What makes `whimbrel serve` the coordinator of a fleet.
 #[derive(Debug, Args)]
@@ -134,9 +133,7 @@ pub enum FleetCommand {
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000))]
         weight: Option<u32>,
         #[command(flatten)]
-        at: FleetAt,
-        #[command(flatten)]
-        wait: FleetWait,
+        order: FleetOrder,
     },
     /// Have a member give all its partitions to others and leave the fleet
     Leave {
@@ -145,9 +142,7 @@ pub enum FleetCommand {
         #[command(flatten)]
         ask: Beforehand,
         #[command(flatten)]
-        at: FleetAt,
-        #[command(flatten)]
-        wait: FleetWait,
+        order: FleetOrder,
     },
     /// Have a member give all its partitions to others and stay without any; or a backend all its data
     Drain {
@@ -156,17 +151,10 @@ pub enum FleetCommand {
         #[command(flatten)]
         ask: Beforehand,
         #[command(flatten)]
-        at: FleetAt,
-        #[command(flatten)]
-        wait: FleetWait,
+        order: FleetOrder,
     },
     /// Give everybody its part, what failed before included, and wait until all have it
-    Rebalance {
-        #[command(flatten)]
-        at: FleetAt,
-        #[command(flatten)]
-        wait: FleetWait,
-    },
+    Rebalance(FleetOrder),
 }
 
 impl FleetCommand {
@@ -174,10 +162,10 @@ impl FleetCommand {
     pub fn at(&self) -> &FleetAt {
         match self {
             FleetCommand::Status(at) => at,
-            FleetCommand::Join { at, .. }
-            | FleetCommand::Leave { at, .. }
-            | FleetCommand::Drain { at, .. }
-            | FleetCommand::Rebalance { at, .. } => at,
+            FleetCommand::Join { order, .. }
+            | FleetCommand::Leave { order, .. }
+            | FleetCommand::Drain { order, .. }
+            | FleetCommand::Rebalance(order) => &order.at,
         }
     }
 }
@@ -210,9 +198,12 @@ pub struct FleetAt {
     pub json: bool,
 }
 
-/// Whether to wait for the end.
+/// What the coordinator is told, and whether to wait for the end.
 #[derive(Debug, Args)]
-pub struct FleetWait {
+pub struct FleetOrder {
+    #[command(flatten)]
+    pub at: FleetAt,
+
     /// Do not wait until it is done, only until the coordinator has written it down
     #[arg(long)]
     pub no_wait: bool,

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::Beforehand;
-
-use super::{Show, SourceAccess, TargetAccess, parse_ms};
+use super::access::{SourceAccess, TargetAccess};
+use super::shared::{Beforehand, Show};
+use super::values::parse_ms;
 
 /// `whimbrel front`.
 #[derive(Debug, Args)]

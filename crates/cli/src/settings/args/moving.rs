@@ -5,9 +5,13 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use whimbrel_core::slot::SlotSet;
-
-use super::{ClusterArgs, Show, parse_bytes, parse_pause};
 use whimbrel_core::units::parse_count;
+
+use super::access::ClusterAccess;
+use super::cluster::ClusterArgs;
+use super::fleet::CoordinatorArgs;
+use super::shared::{Beforehand, Show};
+use super::values::{parse_bytes, parse_pause};
 
 /// By which means slots move.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -106,9 +110,8 @@ pub struct MovingArgs {
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
 
-    /// Do not ask
-    #[arg(long, short)]
-    pub yes: bool,
+    #[command(flatten)]
+    pub ask: Beforehand,
 
     #[command(flatten)]
     pub show: Show,
@@ -188,7 +191,7 @@ pub struct ServeArgs {
     pub http: Option<SocketAddr>,
 
     #[command(flatten)]
-    pub coordinator: super::CoordinatorArgs,
+    pub coordinator: CoordinatorArgs,
 
     #[command(flatten)]
     pub moving: MovingArgs,
@@ -344,7 +347,7 @@ pub struct JobAccess {
     pub cluster: Option<String>,
 
     #[command(flatten)]
-    pub access: super::ClusterAccess,
+    pub access: ClusterAccess,
 
     /// Accept any certificate. For tests only
     #[arg(long, help_heading = "TLS")]

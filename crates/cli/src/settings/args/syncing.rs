@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::Beforehand;
-
-use super::{ClusterArgs, Limits, Names, Show, Sides, parse_bytes, parse_ms, parse_pause, parse_quiet};
+use super::cluster::ClusterArgs;
+use super::shared::{Beforehand, Limits, Names, Show, Sides};
+use super::values::{parse_bytes, parse_ms, parse_pause, parse_quiet};
 
 /// How changes are learnt of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -31,10 +31,10 @@ impl EtcdOptions {
     /// Reads `etcd://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/PREFIX]`, or `etcds://` for TLS.
     ///
     /// # Errors
-    /// `Unfit` with the part that is wrong. It repeats no password.
+    /// `Options` with the part that is wrong. It repeats no password.
     pub fn parse(text: &str) -> Result<EtcdOptions> {
         let fail = |what: &str| {
-            Error::unfit(Side::Store, "", "reading the address of the store", what)
+            Error::options(Side::Store, "reading the address of the store", what)
                 .with_remedy("write etcd://USER:PASSWORD@HOST:PORT,HOST:PORT/PREFIX, or etcds:// for TLS")
         };
         let (scheme, login, rest) = split(text).ok_or_else(|| fail("this is not etcd://HOST:PORT"))?;

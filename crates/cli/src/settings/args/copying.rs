@@ -1,0 +1,150 @@
+//! What the user types to copy keys and to compare them.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use whimbrel_core::units::parse_count;
+
+use super::shared::{Beforehand, Limits, Show, Sides, Which};
+use super::values::parse_ms;
+
+/// `whimbrel copy`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  whimbrel copy old:6379 new:6379                           everything, into an empty target
+  whimbrel copy old:6379 new:6379 --match 'session:*' --replace --verify
+  whimbrel copy rediss://app@old:6380 new:6379 --source-password-file old.pw
+  whimbrel copy old:6379 new-cluster:7000 --db 3:0 --skip   database 3 into a cluster
+  whimbrel copy old:6379 new:6379 --resume                  go on where it was interrupted
+
+Exit codes: see whimbrel --help")]
+pub struct CopyArgs {
+    #[command(flatten)]
+    pub sides: Sides,
+
+    #[command(flatten)]
+    pub which: Which,
+
+    /// Stop after N keys
+    #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Selection")]
+    pub limit: Option<u64>,
+
+    /// Replace keys that the target has already
+    #[arg(long, group = "existing", help_heading = "Existing keys")]
+    pub replace: bool,
+
+    /// Leave keys alone that the target has already
+    #[arg(long, group = "existing", help_heading = "Existing keys")]
+    pub skip: bool,
+
+    /// Stop at the first key that the target has already with another value
+    #[arg(long, group = "existing", help_heading = "Existing keys")]
+    pub fail: bool,
+
+    /// Count what would be copied, with --replace what would be replaced, write nothing
+    #[arg(long, conflicts_with = "yes", help_heading = "What else")]
+    pub dry_run: bool,
+
+    #[command(flatten)]
+    pub ask: Beforehand,
+
+    /// Copy function libraries too
+    #[arg(long, help_heading = "What else")]
+    pub functions: bool,
+
+    /// Verify the full content of every key when the copy is done
+    #[arg(long, conflicts_with = "limit", help_heading = "What else")]
+    pub verify: bool,
+
+    /// Go on with the same copy where it was interrupted
+    #[arg(long, conflicts_with_all = ["dry_run", "limit"], help_heading = "What else")]
+    pub resume: bool,
+
+    /// Where journals are kept [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
+    #[arg(long, value_name = "FOLDER", help_heading = "What else")]
+    pub state_dir: Option<PathBuf>,
+
+    /// Read from replicas of the source where it has any
+    #[arg(long, help_heading = "What else")]
+    pub from_replicas: bool,
+
+    #[command(flatten)]
+    pub limits: Limits,
+
+    #[command(flatten)]
+    pub show: Show,
+}
+
+/// How closely to compare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Depth {
+    /// The number of keys in each database
+    Counts,
+    /// Existence, type and time to live of every key
+    Meta,
+    /// The whole content
+    Full,
+}
+
+/// `whimbrel verify`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  whimbrel verify old:6379 new:6379                         full content of all keys
+  whimbrel verify old:6379 new:6379 --depth meta --ttl-tolerance 5ms
+  whimbrel verify old:6379 new:6379 --sample 10%            a tenth of the keys, always the same tenth
+  whimbrel verify old:6379 new:6379 --json | jq 'select(.report).report.differences'
+
+Exit codes: see whimbrel --help")]
+pub struct VerifyArgs {
+    #[command(flatten)]
+    pub sides: Sides,
+
+    #[command(flatten)]
+    pub which: Which,
+
+    /// How closely to compare
+    #[arg(long, value_enum, default_value_t = Depth::Full, help_heading = "Comparison")]
+    pub depth: Depth,
+
+    /// Compare a sample only: N keys, or P percent (10%)
+    #[arg(long, value_name = "N|P%", help_heading = "Comparison")]
+    pub sample: Option<String>,
+
+    /// How far expiry times may be apart
+    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = parse_ms,
+        help_heading = "Comparison")]
+    pub ttl_tolerance: u64,
+
+    /// Do not look for keys that only the target has
+    #[arg(long, help_heading = "Comparison")]
+    pub ignore_extra: bool,
+
+    /// Look at a difference again up to N times before it stands: a live source changes while it is read
+    #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Comparison")]
+    pub settle: u32,
+
+    /// List at most N differences; all are counted
+    #[arg(long, value_name = "N", default_value_t = 1000, help_heading = "Output")]
+    pub list: usize,
+
+    /// Go on with a verification that was interrupted: with the same options; what was found so far is kept
+    #[arg(long, help_heading = "What else")]
+    pub resume: bool,
+
+    /// Where journals are kept [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
+    #[arg(long, value_name = "FOLDER", help_heading = "What else")]
+    pub state_dir: Option<PathBuf>,
+
+    /// Read from replicas of the source where it has any
+    #[arg(long, help_heading = "Comparison")]
+    pub from_replicas: bool,
+
+    /// Read at most N keys per second
+    #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Limits")]
+    pub rate_keys: Option<u64>,
+
+    #[command(flatten)]
+    pub show: Show,
+}

@@ -1,0 +1,131 @@
+//! Options that several commands have.
+
+use clap::Args;
+use whimbrel_core::slot::SlotSet;
+use whimbrel_core::units::parse_count;
+use whimbrel_terminal::progress::Form;
+
+use super::access::Reach;
+use super::values::{parse_bytes, parse_ms, parse_small, parse_type};
+
+/// What the user may have answered already.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Args)]
+pub struct Beforehand {
+    /// Do not ask
+    #[arg(long, short)]
+    pub yes: bool,
+}
+
+/// Where the two sides are and how to reach them.
+#[derive(Debug, Args)]
+pub struct Sides {
+    /// The source: HOST:PORT, or redis://, valkey://, unix://, rediss:// or valkeys:// (TLS) with user,
+    /// password and database; or sentinel://HOST:PORT,HOST:PORT/NAME
+    #[arg(value_name = "SOURCE")]
+    pub source: String,
+
+    /// The target, likewise
+    #[arg(value_name = "TARGET")]
+    pub target: String,
+
+    #[command(flatten)]
+    pub reach: Reach,
+
+    /// How long one operation is tried again before it counts as failed
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_ms, help_heading = "Limits")]
+    pub retry_for: u64,
+}
+
+/// Which keys.
+#[derive(Debug, Args)]
+pub struct Which {
+    #[command(flatten)]
+    pub names: Names,
+
+    /// Only keys of these types: string, list, set, zset, hash, stream, or a module's; repeatable or with
+    /// commas
+    #[arg(long = "type", value_name = "TYPE", value_delimiter = ',', value_parser = parse_type,
+        help_heading = "Selection")]
+    pub types: Vec<String>,
+}
+
+/// Which keys, by name, slot and database.
+#[derive(Debug, Args)]
+pub struct Names {
+    /// Only keys that match this pattern, as KEYS and SCAN understand it; repeatable: any of them
+    #[arg(long = "match", visible_alias = "pattern", value_name = "PATTERN", help_heading = "Selection")]
+    pub matches: Vec<String>,
+
+    /// No keys that match this pattern; repeatable
+    #[arg(long, value_name = "PATTERN", help_heading = "Selection")]
+    pub exclude: Vec<String>,
+
+    /// Only keys in these slots: 0-5460,10000
+    #[arg(long, value_name = "SLOTS", help_heading = "Selection")]
+    pub slots: Option<SlotSet>,
+
+    /// Database, or SOURCE:TARGET, or all; repeatable or with commas [default: the one in the URL, else all]
+    #[arg(long = "db", value_name = "DB", value_delimiter = ',', help_heading = "Selection")]
+    pub dbs: Vec<String>,
+}
+
+/// Bounds of whatever transfers keys.
+#[derive(Debug, Args)]
+pub struct Limits {
+    /// Read at most N keys per second
+    #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Limits")]
+    pub rate_keys: Option<u64>,
+
+    /// Read at most this many bytes of values per second
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
+    pub rate_bytes: Option<u64>,
+
+    /// Values in flight at any time; resident memory stays under this plus 64 MiB
+    #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = parse_bytes,
+        help_heading = "Limits")]
+    pub memory: u64,
+
+    /// Values above this size move in chunks
+    #[arg(long, value_name = "BYTES", default_value = "4MiB", value_parser = parse_bytes,
+        help_heading = "Limits")]
+    pub big_key: u64,
+
+    /// Lanes for each shard: connections that read, and as many to each node that is written to
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = parse_small, help_heading = "Limits")]
+    pub lanes: usize,
+
+    /// Shards copied at the same time
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = parse_small, help_heading = "Limits")]
+    pub shards: usize,
+
+    /// COUNT of each SCAN: how much the source looks at in one command
+    #[arg(long, value_name = "N", default_value_t = 2000,
+        value_parser = clap::value_parser!(u32).range(1..=100_000),
+          help_heading = "Limits")]
+    pub scan_count: u32,
+}
+
+/// How the result is shown.
+#[derive(Debug, Args)]
+pub struct Show {
+    /// Print progress and the report as JSON, one object a line, on standard output
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+
+    /// Print a line of progress every N seconds [default without a terminal: each second, after ten lines
+    /// every 10 s, after ten minutes each minute; with --json each second]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..),
+        help_heading = "Output")]
+    pub report: Option<u64>,
+
+    /// Print only the final report
+    #[arg(long, short, help_heading = "Output")]
+    pub quiet: bool,
+}
+
+impl Show {
+    /// In which form progress is shown.
+    pub fn form(&self) -> Form {
+        Form::of(self.quiet, self.json, self.report)
+    }
+}

@@ -1,0 +1,74 @@
+//! Values of options, and what is wrong with those that are none.
+
+use whimbrel_core::units;
+
+/// Bytes, at least one.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    match units::parse_bytes(text) {
+        Ok(0) => Err("it must be more than nothing".to_owned()),
+        other => other.map_err(|e| e.to_string()),
+    }
+}
+
+/// The types of the server itself are written as it writes them; a module's name is kept as it is. Servers
+/// find no keys of a type that does not exist, which would look like success.
+pub fn parse_type(text: &str) -> Result<String, String> {
+    const BUILT_IN: [&str; 6] = ["string", "list", "set", "zset", "hash", "stream"];
+    if text.is_empty() {
+        return Err("a type has a name".to_owned());
+    }
+    if let Some(name) = BUILT_IN.into_iter().find(|name| name.eq_ignore_ascii_case(text)) {
+        return Ok(name.to_owned());
+    }
+    // As `RedisModule_CreateDataType` wants it; `vectorset` of Redis 8 is made like this too.
+    let is_of_module =
+        text.len() == 9 && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
+    if is_of_module {
+        return Ok(text.to_owned());
+    }
+    Err(format!("there is no such type: {}, or a module's, of nine characters", BUILT_IN.join(", ")))
+}
+
+/// A time, in milliseconds.
+pub fn parse_ms(text: &str) -> Result<u64, String> {
+    let duration = units::parse_duration(text).map_err(|e| e.to_string())?;
+    u64::try_from(duration.as_millis()).map_err(|_| "that is too long".to_owned())
+}
+
+/// How long writes may be paused. A number without a unit would be seconds, which nobody means here.
+pub fn parse_pause(text: &str) -> Result<u64, String> {
+    const LONGEST_MS: u64 = 60_000;
+    if text.chars().all(|c| c.is_ascii_digit() || c == '.') {
+        return Err("say the unit, for example 50ms or 0.2s".to_owned());
+    }
+    match parse_ms(text)? {
+        0 => Err("writes have to be paused for a moment: from 1ms on".to_owned()),
+        ms if ms > LONGEST_MS => Err("writes are paused for a minute at most".to_owned()),
+        ms => Ok(ms),
+    }
+}
+
+/// For how long nobody must have written. A shorter time would tell nothing.
+pub fn parse_quiet(text: &str) -> Result<u64, String> {
+    match parse_ms(text)? {
+        ms if ms < 100 => Err("nobody must have written for a while: from 100ms on".to_owned()),
+        ms => Ok(ms),
+    }
+}
+
+/// For how long a password is valid.
+pub fn parse_ttl(text: &str) -> Result<u64, String> {
+    const LONGEST_MS: u64 = 24 * 3_600_000;
+    match parse_ms(text)? {
+        ms if !(1_000..=LONGEST_MS).contains(&ms) => Err("from 1s to 24h".to_owned()),
+        ms => Ok(ms),
+    }
+}
+
+/// How many of something that is never many.
+pub fn parse_small(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n @ 1..=64) => Ok(n),
+        _ => Err("write a number from 1 to 64".to_owned()),
+    }
+}

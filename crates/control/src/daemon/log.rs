@@ -1,0 +1,159 @@
+//! What becomes of the jobs and the fleet of a daemon, reported as it happens.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::migrations::{JobState, JobView};
+use super::queue::Queue;
+use super::services::Jobs;
+use super::shown::Shown;
+use crate::fleet::news::{news, turn};
+use crate::fleet::{Fleet, FleetStatus, Role};
+
+/// How often it is looked which jobs have begun and which have ended.
+const LOOK_PERIOD: Duration = Duration::from_millis(500);
+
+/// What a person may know of a job's way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Stage {
+    Waiting,
+    Running,
+    /// It waits for something to change, and says what.
+    Held(String),
+    Ended,
+}
+
+impl Stage {
+    fn of(job: &JobView) -> Stage {
+        match job.state {
+            state if state.is_final() => Stage::Ended,
+            JobState::Connecting => Stage::Waiting,
+            JobState::WaitingToSnapshot if !job.message.is_empty() => Stage::Held(job.message.clone()),
+            _ => Stage::Running,
+        }
+    }
+}
+
+/// How a line is reported: for people, and as JSON.
+type Say = Box<dyn Fn(&str, &Value) + Send + Sync>;
+
+/// Reports what becomes of jobs and of a fleet, as lines for people and as JSON.
+pub struct Log {
+    say: Say,
+    /// The jobs that are listed, as they were last reported.
+    seen: BTreeMap<String, Stage>,
+    /// For those who ask over HTTP.
+    shown: Arc<Shown>,
+}
+
+impl std::fmt::Debug for Log {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Log").field("seen", &self.seen).finish_non_exhaustive()
+    }
+}
+
+impl Log {
+    /// Reports with `say`.
+    pub fn new(say: impl Fn(&str, &Value) + Send + Sync + 'static) -> Log {
+        Log { say: Box::new(say), seen: BTreeMap::new(), shown: Arc::default() }
+    }
+
+    /// How it stands, for those who ask over HTTP.
+    pub fn shown(&self) -> Arc<Shown> {
+        self.shown.clone()
+    }
+
+    /// What ended before is none of this run's.
+    pub fn begin(&mut self, jobs: Vec<JobView>) {
+        let ended = jobs.into_iter().filter(|job| job.state.is_final());
+        self.seen.extend(ended.map(|job| (job.name, Stage::Ended)));
+    }
+
+    /// Reports until `stop`.
+    pub async fn follow(&mut self, queue: Option<&Queue>, fleet: Option<&Fleet>, stop: &CancellationToken) {
+        let mut before = FleetStatus::default();
+        let mut role = fleet.map(Fleet::role);
+        loop {
+            if let Some(fleet) = fleet {
+                self.look_at_the_role(fleet, &mut role);
+                let status = fleet.status().await.ok();
+                if let Some(status) = &status {
+                    news(&before, status).iter().for_each(|(text, json)| (self.say)(text, json));
+                    before = status.clone();
+                }
+                // Who stands by knows nothing of it.
+                self.shown.set_fleet(status);
+            }
+            if stop.run_until_cancelled(tokio::time::sleep(LOOK_PERIOD)).await.is_none() {
+                return;
+            }
+            if let Some(queue) = queue {
+                self.look(queue).await;
+            }
+        }
+    }
+
+    fn look_at_the_role(&self, fleet: &Fleet, before: &mut Option<Role>) {
+        let role = Some(fleet.role());
+        if let Some(now) = role.as_ref().filter(|_| role != *before) {
+            let (text, json) = turn(now);
+            (self.say)(&text, &json);
+        }
+        self.shown.set_role(role.clone());
+        *before = role;
+    }
+
+    /// Looks at the jobs once.
+    pub async fn look(&mut self, queue: &Queue) {
+        let mut jobs = match queue.list().await {
+            Ok(jobs) => jobs,
+            Err(error) => {
+                tracing::warn!(%error, "the jobs cannot be listed");
+                return;
+            }
+        };
+        jobs.sort_by(|a, b| (a.created_s, &a.name).cmp(&(b.created_s, &b.name)));
+        self.shown.set_jobs(&jobs);
+        let before = std::mem::take(&mut self.seen);
+        for job in jobs {
+            let (was, stage) = (before.get(&job.name), Stage::of(&job));
+            if was != Some(&stage) {
+                self.tell(&job, was, &stage);
+            }
+            self.seen.insert(job.name, stage);
+        }
+    }
+
+    fn tell(&self, job: &JobView, was: Option<&Stage>, stage: &Stage) {
+        let say = |event: &str, words: &str| {
+            let (slots, source, target) = (job.slots.len(), short(&job.source), short(&job.target));
+            (self.say)(
+                &format!("job {}  {slots} slots, {source} -> {target}: {words}", job.name),
+                &json!({
+                    "event": event, "job": job.name, "slots": job.slots.to_string(), "source": job.source,
+                    "target": job.target, "state": job.state.word(), "message": job.message,
+                }),
+            );
+        };
+        let has_begun = matches!(was, Some(Stage::Running | Stage::Held(_)));
+        match stage {
+            Stage::Waiting => say("queued", "waits for its turn"),
+            Stage::Running if !has_begun => say("started", "started"),
+            Stage::Running => say("started", "goes on"),
+            Stage::Held(what) => say("held", &format!("waits: {what}")),
+            Stage::Ended => match job.state {
+                JobState::Success => say("ended", "done"),
+                JobState::Cancelled => say("ended", &format!("cancelled: {}", job.message)),
+                _ => say("ended", &format!("FAILED: {}", job.message)),
+            },
+        }
+    }
+}
+
+fn short(id: &str) -> &str {
+    id.get(..8).unwrap_or(id)
+}

@@ -1,0 +1,189 @@
+//! All jobs of a state folder, for people: also those of whose journals alone is left.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tokio::task::JoinSet;
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::endpoint::Endpoint;
+use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_engine::link::LinkOptions;
+use whimbrel_flow::journal::{self, Unfinished};
+
+use crate::clock::now_s;
+use crate::steering;
+use crate::store::{Entry, Kind, Status, Store};
+
+/// How long a job that another process runs may take to notice that it is to be cancelled, and to roll back.
+const CANCEL_WAIT: Duration = Duration::from_secs(120);
+
+/// How often it is looked whether it has.
+const LOOK_PERIOD: Duration = Duration::from_millis(100);
+
+/// What goes on with a job of this kind that is described so, as arguments; `None` for one that cannot go on.
+pub type Again = fn(Kind, &Value) -> Option<Vec<String>>;
+
+/// The jobs of a state folder.
+#[derive(Debug)]
+pub struct Jobs {
+    folder: PathBuf,
+    /// Where they are written down.
+    pub store: Store,
+    again: Again,
+}
+
+/// A job, and whether the process that runs it has answered.
+#[derive(Debug)]
+pub struct Seen {
+    /// The job.
+    pub entry: Entry,
+    /// Whether it has.
+    pub answers: bool,
+}
+
+impl Jobs {
+    /// Those of this folder.
+    pub fn of(folder: &Path, again: Again) -> Jobs {
+        Jobs { folder: folder.to_owned(), store: Store::new(folder), again }
+    }
+
+    /// All of them.
+    ///
+    /// # Errors
+    /// `Own` where the folder cannot be read.
+    pub fn all(&self) -> Result<Vec<Entry>> {
+        let mut entries = self.store.list()?;
+        let journals = journal::unfinished(&self.folder)
+            .map_err(|e| Error::own(format!("read {}", self.folder.display()), e))?;
+        for job in journals {
+            if !entries.iter().any(|entry| entry.status.id == job.name) {
+                entries.extend(self.of_journal(job));
+            }
+        }
+        Ok(entries)
+    }
+
+    /// A job of which nothing but the journal is there.
+    fn of_journal(&self, job: Unfinished) -> Option<Entry> {
+        let kind = [Kind::Copy, Kind::Verify, Kind::Sync]
+            .into_iter()
+            .find(|kind| job.name.strip_prefix(kind.word()).is_some_and(|rest| rest.starts_with('-')))?;
+        let text = |name: &str| job.described[name].as_str().unwrap_or("?").to_owned();
+        let status = Status {
+            kind,
+            source: text("source"),
+            target: text("target"),
+            created_s: job.written_s,
+            updated_s: job.written_s,
+            again: (self.again)(kind, &job.described).unwrap_or_default(),
+            id: job.name,
+            ..Status::default()
+        };
+        Some(Entry { status, running: job.running })
+    }
+
+    /// The job that is meant: by its name, or the beginning of it.
+    ///
+    /// # Errors
+    /// `Options` where it is none, or could be several; `Own` where the folder cannot be read.
+    pub fn find(&self, job: &str) -> Result<Entry> {
+        let entries = self.all()?;
+        let found: Vec<&Entry> = match entries.iter().find(|entry| entry.status.id == job) {
+            // How earlier runs of it ended has names that begin with its name.
+            Some(exactly) => vec![exactly],
+            None => entries.iter().filter(|entry| entry.status.id.starts_with(job)).collect(),
+        };
+        match &found[..] {
+            [one] => Ok((*one).clone()),
+            several => {
+                let what = match several.len() {
+                    0 => format!("there is no job {job}"),
+                    n => format!("{job} could be any of {n} jobs"),
+                };
+                Err(Error::options(Side::Own, "find the job", what).with_remedy("see `whimbrel jobs list`"))
+            }
+        }
+    }
+
+    /// Jobs that run are asked how they stand, all at once; one that does not answer is shown as it was
+    /// written down last.
+    pub async fn as_they_are(&self, entries: Vec<Entry>) -> Vec<Seen> {
+        let mut asked = JoinSet::new();
+        for (place, entry) in entries.iter().enumerate().filter(|(_, entry)| entry.running) {
+            let socket = self.store.socket(&entry.status.id);
+            asked.spawn(async move { (place, steering::standing(&socket).await) });
+        }
+        let mut seen: Vec<Seen> = entries.into_iter().map(|entry| Seen { entry, answers: true }).collect();
+        while let Some(answer) = asked.join_next().await {
+            let Ok((place, standing)) = answer else { continue };
+            match standing {
+                Some(standing) => seen[place].entry.status = standing.job,
+                None => seen[place].answers = false,
+            }
+        }
+        seen
+    }
+
+    /// Waits until a job has ended that was asked to; how it ended, where that is known. `None` where it
+    /// takes too long.
+    ///
+    /// # Errors
+    /// `Own` where the folder cannot be read.
+    pub async fn until_cancelled(&self, entry: &Entry) -> Result<Option<Option<Status>>> {
+        let id = &entry.status.id;
+        let asked = Instant::now();
+        while asked.elapsed() < CANCEL_WAIT {
+            // How it ended is kept under another name where it can be begun again.
+            let now = self.store.list()?.into_iter().find(|now| {
+                now.status.id == *id
+                    || now.status.ended
+                        && now.status.id.starts_with(&format!("{id}-"))
+                        && now.status.created_s == entry.status.created_s
+            });
+            match now {
+                Some(now) if !now.status.ended && now.running => {}
+                now => return Ok(Some(now.map(|now| now.status))),
+            }
+            tokio::time::sleep(LOOK_PERIOD).await;
+        }
+        Ok(None)
+    }
+
+    /// Ends a job for good that nobody runs and that moves no slots: it cannot go on any more.
+    ///
+    /// # Errors
+    /// `Own` where its journal cannot be removed.
+    pub fn discard(&self, status: &Status) -> Result<()> {
+        journal::discard(&self.folder, &status.id)?;
+        let (phase, updated_s) = ("cancelled".to_owned(), now_s());
+        self.store.end(&Status { phase, ended: true, updated_s, ..status.clone() });
+        Ok(())
+    }
+}
+
+/// Opens the cluster of a job: where the user says, else where it was reached when the job was made, else by
+/// any of the primaries that it had then.
+///
+/// # Errors
+/// As [`Deployment::probe`]: of the first place, where none is reached.
+pub async fn open_cluster(
+    status: &Status,
+    named: Option<&str>,
+    endpoint: impl Fn(&str) -> Result<Endpoint>,
+) -> Result<Arc<Deployment>> {
+    let probe = async |at: &str| Deployment::probe(endpoint(at)?, LinkOptions::default()).await.map(Arc::new);
+    let first = named.unwrap_or(&status.cluster);
+    let failure = match probe(first).await {
+        Err(e) if e.is_link() && named.is_none() => e,
+        outcome => return outcome,
+    };
+    for other in status.nodes.iter().filter(|other| *other != first) {
+        match probe(other).await {
+            Err(e) if e.is_link() => {}
+            outcome => return outcome,
+        }
+    }
+    Err(failure)
+}

@@ -1,0 +1,152 @@
+//! What is about to move, how it is handed over, and about how long that takes.
+
+use std::collections::BTreeMap;
+
+use whimbrel_core::plan::Move;
+use whimbrel_core::slot::SlotSet;
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::error::Result;
+use whimbrel_engine::handover::FenceKind;
+
+use super::situation::Situation;
+use crate::pause::PauseNeed;
+use crate::service::{self, Method, Settings};
+
+/// Keys a second that an estimate goes by, and bytes: what one source moves without load, or less.
+const KEYS_PER_S: f64 = 60_000.0;
+const BYTES_PER_S: f64 = 150e6;
+
+/// What a slot and a batch cost besides their keys, in milliseconds.
+const SLOT_MS: f64 = 0.1;
+const BATCH_MS: f64 = 100.0;
+
+/// What is about to happen.
+#[derive(Debug)]
+pub struct Plan {
+    /// What moves where.
+    pub moves: Vec<Move>,
+    /// What is known of each of them.
+    pub rows: Vec<Row>,
+    /// By which means.
+    pub method: Method,
+    /// Why.
+    pub why: String,
+    /// How long writes may be paused at once, in milliseconds; `None` where whimbrel does not pause them, or
+    /// a daemon's options say.
+    pub max_pause_ms: Option<u64>,
+    /// What a handover takes of that were there no writers.
+    pub need: PauseNeed,
+    rate_keys: Option<u64>,
+    rate_bytes: Option<u64>,
+    /// A node that the servers' own migration makes a replica.
+    pub demoted: Option<String>,
+    /// Primaries that have no slots, before and afterwards.
+    pub empty: Vec<String>,
+}
+
+/// What is known of a move.
+#[derive(Debug)]
+pub struct Row {
+    /// The node that gives slots away, for people.
+    pub source: String,
+    /// The node that gets them.
+    pub target: String,
+    /// The slots.
+    pub slots: SlotSet,
+    /// How many keys they have.
+    pub keys: u64,
+    /// About how many bytes these take.
+    pub bytes: u64,
+    /// How many batches they are handed over in.
+    pub batches: usize,
+    /// How writes are fenced off, as far as whimbrel does that.
+    pub fence: Option<FenceKind>,
+}
+
+impl Plan {
+    /// Puts together what is known.
+    ///
+    /// # Errors
+    /// Whatever keeps us from connecting to the nodes, and as [`service::cut`].
+    pub async fn new(
+        deployment: &Deployment,
+        situation: &Situation,
+        moves: Vec<Move>,
+        (method, why): (Method, String),
+        settings: &Settings,
+        by_daemon: bool,
+    ) -> Result<Plan> {
+        let mut rows = Vec::with_capacity(moves.len());
+        let (mut max_pause_ms, mut need) = (None, PauseNeed::default());
+        for m in &moves {
+            let keys = situation.keys_in(&m.source, &m.slots);
+            let (mut fence, mut batches) = (None, 1);
+            if method == Method::External && !by_daemon {
+                let keys_of = |slot| situation.keys_of(&m.source, slot);
+                let cut = service::cut(deployment, m, settings, keys_of).await?;
+                (fence, batches) = (Some(cut.fence), cut.parts.len());
+                max_pause_ms = max_pause_ms.max(Some(cut.max_pause_ms));
+                if cut.need.least_ms >= need.least_ms {
+                    need = cut.need;
+                }
+            }
+            rows.push(Row {
+                source: situation.survey.name(&m.source).to_string(),
+                target: situation.survey.name(&m.target).to_string(),
+                slots: m.slots.clone(),
+                keys,
+                bytes: (keys as f64 * situation.key_bytes(&m.source)) as u64,
+                batches,
+                fence,
+            });
+        }
+        let demoted = match method {
+            Method::Native(_) => {
+                situation.emptied(&moves).map(|node| situation.survey.name(node).to_string())
+            }
+            Method::External | Method::Legacy => None,
+        };
+        Ok(Plan {
+            demoted,
+            empty: situation.left_empty(&moves),
+            rate_keys: settings.transfer.rate_keys.filter(|_| method == Method::External),
+            rate_bytes: settings.transfer.rate_bytes.filter(|_| method == Method::External),
+            moves,
+            rows,
+            method,
+            why,
+            max_pause_ms,
+            need,
+        })
+    }
+
+    /// How long it takes without load, in milliseconds. Jobs of one source follow one another, those of
+    /// different sources run at the same time.
+    pub fn estimate_ms(&self) -> u64 {
+        let mut by_source: BTreeMap<&str, f64> = BTreeMap::new();
+        for row in &self.rows {
+            let slower = |own: f64, rate: Option<u64>| rate.map_or(own, |rate| own.min(rate as f64));
+            let keys_ms = row.keys as f64 / slower(KEYS_PER_S, self.rate_keys) * 1_000.0;
+            let bytes_ms = row.bytes as f64 / slower(BYTES_PER_S, self.rate_bytes) * 1_000.0;
+            *by_source.entry(&row.source).or_default() +=
+                keys_ms.max(bytes_ms) + row.slots.len() as f64 * SLOT_MS + row.batches as f64 * BATCH_MS;
+        }
+        by_source.values().fold(0.0_f64, |most, &ms| most.max(ms)) as u64
+    }
+
+    /// How many slots move, how many keys they have, and about how many bytes these take.
+    pub fn sums(&self) -> (usize, u64, u64) {
+        self.rows.iter().fold((0, 0, 0), |(slots, keys, bytes), row| {
+            (slots + row.slots.len(), keys + row.keys, bytes + row.bytes)
+        })
+    }
+
+    /// How often the writes of one source are paused, at most.
+    pub fn pauses_max(&self) -> usize {
+        let mut of_source: BTreeMap<&str, usize> = BTreeMap::new();
+        for row in &self.rows {
+            *of_source.entry(&row.source).or_default() += row.batches;
+        }
+        of_source.values().copied().max().unwrap_or(0)
+    }
+}

@@ -1,0 +1,238 @@
+//! A cluster as it was found: who owns what, what moves may be made, and by which means.
+
+use std::collections::BTreeMap;
+
+use whimbrel_core::node::NodeId;
+use whimbrel_core::plan::{Move, Shard, SlotCosts};
+use whimbrel_core::slot::{Slot, SlotSet};
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_engine::native::NativeSupport;
+use whimbrel_engine::nodes::{Counted, NodeState, Survey, SurveyOptions, Surveyed};
+
+use crate::service::{Method, Native};
+use crate::strangers::{self, Own};
+
+/// Why the method is whimbrel's own unless something else is asked for.
+const PROMISES: &str = "it compares before each handover and bounds each pause";
+
+/// Why it is the servers' own where no other leaves a node clean.
+const HIDDEN: &str =
+    "these servers hide keys of slots that a node gave away, and remove them only after a move of their own";
+
+/// What the slots of nodes are weighed by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Weighing {
+    /// Their number.
+    Slots,
+    /// Their keys.
+    Keys,
+    /// Bytes: keys by the mean size of a key of their node.
+    Bytes,
+    /// Operations per second: the node's present rate, spread over its keys.
+    Operations,
+}
+
+/// By which means somebody would have slots move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wish {
+    /// By those that promise most. Something that only whimbrel's own method knows may be asked for besides.
+    Best {
+        /// Whether it is.
+        external_only: bool,
+    },
+    /// By the servers' own.
+    Native,
+}
+
+/// The cluster as it was found.
+#[derive(Debug)]
+pub struct Situation {
+    pub(super) survey: Survey,
+    /// The primaries and what they own.
+    pub shards: Vec<Shard>,
+    /// Who owns each slot.
+    owners: BTreeMap<NodeId, usize>,
+}
+
+impl Situation {
+    /// Asks every node.
+    ///
+    /// # Errors
+    /// Where no node answers, or a primary with slots does not.
+    pub async fn find(deployment: &Deployment) -> Result<Situation> {
+        let what = SurveyOptions { counts: Counted::Owned, activity: true };
+        let survey = Survey::take_with(deployment, what).await?;
+        let mut shards = Vec::new();
+        let mut owners = BTreeMap::new();
+        for (node, state) in survey.answering_primaries() {
+            owners.insert(node.id.clone(), shards.len());
+            shards.push(Shard { id: node.id.clone(), slots: state.slots.clone() });
+        }
+        Ok(Situation { survey, shards, owners })
+    }
+
+    /// The node that a person means: by id, by the unique beginning of one, or by address.
+    ///
+    /// # Errors
+    /// `Options` where it is none of the primaries, or could be several; `Unfit` where it does not answer.
+    pub fn resolve(&self, text: &str) -> Result<NodeId> {
+        let lower = text.to_ascii_lowercase();
+        let primaries: Vec<&Surveyed> = self.survey.primaries().collect();
+        let found: Vec<&&Surveyed> = primaries
+            .iter()
+            .filter(|n| {
+                n.address.to_string() == text || n.id.to_string().starts_with(&lower) && !text.is_empty()
+            })
+            .collect();
+        let list =
+            |nodes: &[&Surveyed]| nodes.iter().map(|n| n.name().to_string()).collect::<Vec<_>>().join(", ");
+        let what = match &found[..] {
+            [one] if self.owners.contains_key(&one.id) => return Ok(one.id.clone()),
+            [one] => {
+                let at = one.name().to_string();
+                return Err(Error::unfit(Side::Source, at, "find a node", "it does not answer")
+                    .with_remedy("see `whimbrel status`"));
+            }
+            [] => match self
+                .survey
+                .nodes
+                .iter()
+                .find(|n| n.address.to_string() == text || n.id.to_string().starts_with(&lower))
+            {
+                Some(replica) => format!("node {} is a replica; name its primary", replica.name()),
+                None => format!("no primary is called {text}; there are {}", list(&primaries)),
+            },
+            several => {
+                let several: Vec<&Surveyed> = several.iter().map(|n| **n).collect();
+                format!("{text} could be any of {}", list(&several))
+            }
+        };
+        Err(Error::options(Side::Own, "find a node", what).with_remedy("see `whimbrel status`"))
+    }
+
+    fn state(&self, node: &NodeId) -> Option<&NodeState> {
+        self.survey.node(node).and_then(Surveyed::state)
+    }
+
+    /// How many keys a node holds in a slot.
+    pub fn keys_of(&self, node: &NodeId, slot: Slot) -> u64 {
+        let counts = self.state(node).and_then(|state| state.counts.as_ref());
+        counts.map_or(0, |counts| u64::from(counts.of(slot)))
+    }
+
+    pub(super) fn keys_in(&self, node: &NodeId, slots: &SlotSet) -> u64 {
+        let counts = self.state(node).and_then(|state| state.counts.as_ref());
+        counts.map_or(0, |counts| counts.sum(slots))
+    }
+
+    /// Bytes of a key on the mean of its node.
+    pub(super) fn key_bytes(&self, node: &NodeId) -> f64 {
+        self.state(node).map_or(0.0, |s| s.facts.dataset_bytes as f64 / s.facts.keys.max(1) as f64)
+    }
+
+    /// What each slot weighs.
+    pub fn costs(&self, by: Weighing) -> SlotCosts {
+        if by == Weighing::Slots {
+            return SlotCosts::uniform();
+        }
+        let mut cost = vec![0_u64; usize::from(Slot::COUNT)];
+        for shard in &self.shards {
+            let Some(state) = self.state(&shard.id) else { continue };
+            let per_key = match by {
+                Weighing::Slots | Weighing::Keys => 1.0,
+                Weighing::Bytes => self.key_bytes(&shard.id),
+                // Thousandths of an operation, so that a quiet cluster is told apart as well.
+                Weighing::Operations => {
+                    state.facts.ops_per_second as f64 * 1_000.0 / state.facts.keys.max(1) as f64
+                }
+            };
+            for slot in &shard.slots {
+                cost[usize::from(slot.number())] = (self.keys_of(&shard.id, slot) as f64 * per_key) as u64;
+            }
+        }
+        SlotCosts::new(|slot| cost[usize::from(slot.number())])
+    }
+
+    /// Nothing may move while something else does, or while something was left half-done.
+    ///
+    /// # Errors
+    /// `Unfit` where that is so.
+    pub fn refuse_trouble(&self, involved: &[NodeId]) -> Result<()> {
+        for node in &self.survey.nodes {
+            let is_involved = involved.contains(&node.id);
+            if let Some(what) = strangers::trouble_at(node, is_involved, &Own::default()) {
+                return Err(strangers::refusal(node, what));
+            }
+        }
+        Ok(())
+    }
+
+    /// A node that is left without slots.
+    pub(super) fn emptied(&self, moves: &[Move]) -> Option<&NodeId> {
+        let shard = self.shards.iter().find(|shard| {
+            let given = moves.iter().filter(|m| m.source == shard.id);
+            let given = given.fold(SlotSet::new(), |all, m| all.union(&m.slots));
+            !given.is_empty() && shard.slots.difference(&given).is_empty()
+        });
+        shard.map(|shard| &shard.id)
+    }
+
+    /// Primaries without slots that get none by `moves` either.
+    pub(super) fn left_empty(&self, moves: &[Move]) -> Vec<String> {
+        let gets_none = |shard: &&Shard| shard.slots.is_empty() && moves.iter().all(|m| m.target != shard.id);
+        self.shards.iter().filter(gets_none).map(|shard| self.survey.name(&shard.id).to_string()).collect()
+    }
+
+    /// By which means the moves are made, and why. What is not possible from outside is refused with its
+    /// reason as soon as the nodes are looked at.
+    ///
+    /// # Errors
+    /// `Unfit` where a node lacks what is wished for, `Options` where nodes have different ones of it;
+    /// whatever keeps us from connecting to them.
+    pub async fn method(
+        &self,
+        deployment: &Deployment,
+        moves: &[Move],
+        wish: Wish,
+    ) -> Result<(Method, String)> {
+        if let Wish::Best { external_only } = wish
+            && (external_only || self.emptied(moves).is_some())
+        {
+            return Ok((Method::External, PROMISES.to_owned()));
+        }
+        let mut kinds = Vec::new();
+        let mut nodes: Vec<&NodeId> = moves.iter().flat_map(|m| [&m.source, &m.target]).collect();
+        nodes.sort();
+        nodes.dedup();
+        for node in nodes {
+            let Some(node) = self.survey.node(node) else { continue };
+            let mut link = deployment.open(&node.address, 0).await?;
+            match NativeSupport::find(&mut link).await? {
+                NativeSupport::Present(kind) => kinds.push(kind),
+                NativeSupport::Absent { reason } if wish == Wish::Native => {
+                    let at = node.name().to_string();
+                    return Err(Error::unfit(Side::Source, at, "use the native method", reason));
+                }
+                NativeSupport::Absent { .. } => return Ok((Method::External, PROMISES.to_owned())),
+            }
+        }
+        if wish != Wish::Native {
+            return Ok(match kinds.first() {
+                Some(&kind) if kinds.iter().all(|kind| kind.hides_keys()) => {
+                    (Method::Native(Native::from(kind)), HIDDEN.to_owned())
+                }
+                _ => (Method::External, PROMISES.to_owned()),
+            });
+        }
+        match kinds.first() {
+            Some(&kind) if kinds.iter().all(|&k| k == kind) => {
+                Ok((Method::Native(Native::from(kind)), format!("all nodes have {kind}")))
+            }
+            _ => {
+                let what = "the nodes have different native migrations";
+                Err(Error::options(Side::Own, "understand the options", what))
+            }
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! What a repair looks at before, between and after its actions.
+
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::slot::SlotSet;
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::link::Link;
+use whimbrel_engine::nodes::{Finding, Survey};
+
+use super::decide;
+use super::plan::{Change, Fate, Plan};
+use super::run::Repairer;
+use crate::store::Entry;
+
+/// Views of nodes differ for a moment after every change. Only what still differs after so many looks counts:
+/// before anything is done, and after it, when nodes that found the cluster down take up to five seconds to
+/// come back.
+pub const LOOKS_BEFORE: usize = 10;
+/// Likewise, after it.
+pub const LOOKS_AFTER: usize = 40;
+const LOOK_PAUSE: Duration = Duration::from_millis(300);
+
+/// A survey without problems that may pass by themselves, or do not pass for a while.
+///
+/// # Errors
+/// As [`Survey::take`].
+pub async fn settled_survey(deployment: &Deployment, looks_max: usize) -> Result<Survey> {
+    let mut survey = Survey::take(deployment).await?;
+    for _ in 1..looks_max {
+        let findings = survey.findings();
+        // What does not answer will not soon, and the cluster may well be down because of it.
+        let lost = findings.iter().any(|f| matches!(f, Finding::Unreachable { .. }));
+        let may_pass = findings.iter().any(|f| match f {
+            Finding::Disagreement { .. } | Finding::Unowned { .. } | Finding::EpochCollision { .. } => true,
+            Finding::ClusterDown { .. } | Finding::Failing { .. } | Finding::ReplicaLinkDown { .. } => !lost,
+            _ => false,
+        });
+        if !may_pass {
+            break;
+        }
+        tokio::time::sleep(LOOK_PAUSE).await;
+        survey = Survey::take(deployment).await?;
+    }
+    Ok(survey)
+}
+
+/// Decides, and looks at the keys in question to decide what becomes of them, unless `strays` says it.
+///
+/// # Errors
+/// When a node does not answer.
+pub async fn plan(
+    deployment: &Deployment,
+    survey: &Survey,
+    strays: Option<Fate>,
+    stop: &CancellationToken,
+) -> Result<Plan> {
+    let mut plan = decide::decide(survey);
+    let surgeon = Repairer::new(deployment, survey, stop);
+    for action in &mut plan.actions {
+        let Change::Empty { holder, owner, copied, fate } = &mut action.change else { continue };
+        let evidence = surgeon.evidence(holder, owner, &action.slots).await?;
+        *fate = Some(strays.unwrap_or_else(|| decide::fate(*copied, evidence)));
+        action.evidence = Some(evidence);
+    }
+    Ok(plan)
+}
+
+/// Jobs of this machine that were interrupted in this cluster, with slots that the plan is about.
+pub fn interrupted(entries: Vec<Entry>, survey: &Survey, plan: &Plan) -> Vec<String> {
+    let about = plan.actions.iter().fold(SlotSet::new(), |all, action| all.union(&action.slots));
+    let is_meant = |entry: &Entry| {
+        let status = &entry.status;
+        let is_here = |id: &String| id.parse().is_ok_and(|id| survey.node(&id).is_some());
+        let slots = status.slots.parse::<SlotSet>().unwrap_or_default();
+        !status.ended
+            && !entry.running
+            && is_here(&status.source)
+            && is_here(&status.target)
+            && !slots.intersection(&about).is_empty()
+    };
+    entries.into_iter().filter(is_meant).map(|entry| entry.status.id).collect()
+}
+
+/// Refuses to repair a cluster in which something else moves slots.
+///
+/// # Errors
+/// `Unfit` where that is so.
+pub fn refuse_if_busy(deployment: &Deployment, survey: &Survey, own_name: &str) -> Result<()> {
+    match decide::refusal(survey, own_name) {
+        None => Ok(()),
+        Some(what) => {
+            let at = deployment.endpoint.address.to_string();
+            Err(Error::unfit(deployment.side(), at, "repair", what)
+                .with_remedy("wait for it, or cancel it, and run repair again"))
+        }
+    }
+}
+
+/// Connections by which others see that a job is running. They last as long as they are held.
+///
+/// # Errors
+/// When a node does not answer.
+pub async fn announce(deployment: &Deployment, survey: &Survey, own_name: &str) -> Result<Vec<Link>> {
+    let mut links = Vec::new();
+    for (node, _) in survey.answering_primaries() {
+        let mut link = deployment.open(&node.address, 0).await?;
+        // Where an ACL forbids it, others cannot see us; the marks of open slots still tell.
+        link.ask(&[b"CLIENT", b"SETNAME", own_name.as_bytes()]).await?;
+        links.push(link);
+    }
+    Ok(links)
+}
+
+/// The problems, without our own connections.
+pub fn remaining(survey: &Survey, own_name: &str) -> Vec<Finding> {
+    let is_own = |f: &Finding| matches!(f, Finding::Job { what, .. } if what.starts_with(own_name));
+    survey.findings().into_iter().filter(|f| !is_own(f)).collect()
+}

@@ -1,0 +1,197 @@
+//! What others see of a copy, a verification or a sync that this process runs, and what they can ask of it.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::Value;
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
+use whimbrel_flow::journal;
+use whimbrel_flow::sync::{Ask, CutoverOptions};
+
+use super::attended::{Attended, How};
+use super::protocol::{Refusal, Request, Standing, Steered, Why};
+use crate::clock::now_s;
+use crate::store::{Kind, Status, Store};
+
+/// How an error is worded for people who use another process.
+pub type Worded = fn(Error) -> String;
+
+/// What a job is, and how to find out how it stands.
+pub struct LocalJob {
+    look: Box<dyn Fn() -> Standing + Send + Sync>,
+    /// Stops the job, so that it can go on.
+    stop: CancellationToken,
+    is_cancelled: AtomicBool,
+    /// Where cutovers are asked for, of one that can be cut over.
+    cutovers: Option<(mpsc::Sender<Ask>, Worded)>,
+}
+
+impl std::fmt::Debug for LocalJob {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LocalJob").field("is_cancelled", &self.is_cancelled).finish_non_exhaustive()
+    }
+}
+
+impl LocalJob {
+    /// A job that `stop` stops and that is seen by `look`.
+    pub fn new(stop: CancellationToken, look: impl Fn() -> Standing + Send + Sync + 'static) -> LocalJob {
+        LocalJob { look: Box::new(look), stop, is_cancelled: AtomicBool::new(false), cutovers: None }
+    }
+
+    /// Cutovers of it are asked for there, and why one did not come about is worded so.
+    #[must_use]
+    pub fn with_cutovers(self, cutovers: mpsc::Sender<Ask>, worded: Worded) -> LocalJob {
+        LocalJob { cutovers: Some((cutovers, worded)), ..self }
+    }
+
+    /// Whether somebody wants it to end for good.
+    fn is_cancelled(&self) -> bool {
+        self.is_cancelled.load(Ordering::Acquire)
+    }
+
+    async fn cut_over(
+        &self,
+        options: CutoverOptions,
+        withdrawn: CancellationToken,
+    ) -> std::result::Result<Value, Refusal> {
+        let Some((cutovers, worded)) = &self.cutovers else {
+            return Err(Refusal::unsupported("only a sync can be cut over"));
+        };
+        let (answer, told) = oneshot::channel();
+        let gone = || Error::own("cut over", "the sync has ended");
+        let outcome = match cutovers.send(Ask { options, withdrawn, answer }).await {
+            Ok(()) => told.await.unwrap_or_else(|_| Err(gone())),
+            Err(_) => Err(gone()),
+        };
+        let outcome =
+            outcome.and_then(|report| serde_json::to_value(&report).map_err(|e| Error::own("cut over", e)));
+        outcome.map_err(|e| Refusal { why: why_refused(&e), text: worded(e) })
+    }
+}
+
+/// Why something was not done that may have been begun.
+fn why_refused(error: &Error) -> Why {
+    match (&error.kind, error.side) {
+        // Nothing was changed, or everything was undone.
+        (
+            ErrorKind::Unfit(_)
+            | ErrorKind::Options(_)
+            | ErrorKind::Forbidden { .. }
+            | ErrorKind::Lacks { .. }
+            | ErrorKind::StillWritten(_),
+            _,
+        ) => Why::Refused,
+        (_, Side::Own) => Why::Internal,
+        _ => Why::Interrupted,
+    }
+}
+
+impl Steered for LocalJob {
+    async fn standing(&self) -> Standing {
+        (self.look)()
+    }
+
+    async fn carry_out(
+        &self,
+        request: Request,
+        withdrawn: CancellationToken,
+    ) -> std::result::Result<Value, Refusal> {
+        match request {
+            Request::Cancel => {
+                self.is_cancelled.store(true, Ordering::Release);
+                self.stop.cancel();
+                Ok(Value::Null)
+            }
+            Request::Cutover(options) => self.cut_over(options, withdrawn).await,
+            _ => Err(Refusal::unsupported(
+                "this job can be cancelled, and a sync be cut over, and nothing else",
+            )),
+        }
+    }
+}
+
+/// How a job between two deployments stands that begins, or goes on.
+pub fn beginning(
+    store: &Store,
+    job: (Kind, &str),
+    (source, target): (&Deployment, &Deployment),
+    again: Option<Vec<String>>,
+    is_resumed: bool,
+) -> Status {
+    let at = |side: &Deployment| side.endpoint.address.to_string();
+    beginning_at(store, job, (at(source), at(target)), again.unwrap_or_default(), is_resumed)
+}
+
+/// Likewise, by the addresses of both sides.
+pub fn beginning_at(
+    store: &Store,
+    (kind, name): (Kind, &str),
+    (source, target): (String, String),
+    again: Vec<String>,
+    is_resumed: bool,
+) -> Status {
+    let before = store.find(name).filter(|_| is_resumed);
+    let now_s = now_s();
+    Status {
+        id: name.to_owned(),
+        kind,
+        source,
+        target,
+        keys_moved: before.as_ref().map_or(0, |before| before.keys_moved),
+        created_s: before.map_or(now_s, |before| before.created_s),
+        updated_s: now_s,
+        again,
+        ..Status::default()
+    }
+}
+
+/// How far a job came that nothing has stopped against its will.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Came {
+    /// To its end: the word for it.
+    Through(&'static str),
+    /// Not so far.
+    Short,
+}
+
+/// What came of a job, and whether somebody wanted it to end for good.
+#[derive(Debug)]
+pub struct Attendance<T> {
+    /// What it was.
+    pub outcome: Result<T>,
+    /// Whether somebody did.
+    pub is_cancelled: bool,
+}
+
+/// Runs a job, which others see and can ask meanwhile. When it has stopped and its journal is closed, those
+/// who asked get their answers, and it is written down how it ended. The journal of one that was cancelled is
+/// removed.
+///
+/// # Errors
+/// `Own` where its socket cannot be made, or that journal cannot be removed.
+pub async fn attended<T>(
+    folder: &Path,
+    job: LocalJob,
+    work: impl Future<Output = Result<T>>,
+    came: impl FnOnce(&T) -> Came,
+) -> Result<Attendance<T>> {
+    let job = Arc::new(job);
+    let attended = Attended::begin(&Store::new(folder), job.clone()).await?;
+    let outcome = work.await;
+    let is_cancelled = job.is_cancelled();
+    let name = job.standing().await.job.id;
+    match outcome.as_ref().map(came) {
+        Ok(Came::Through(word)) => attended.leave(How::Ended(word)).await,
+        _ if is_cancelled => {
+            attended.leave(How::Ended("cancelled")).await;
+            journal::discard(folder, &name)?;
+        }
+        Ok(Came::Short) => attended.leave(How::Interrupted("")).await,
+        Err(error) => attended.leave(How::Interrupted(&error.problem())).await,
+    }
+    Ok(Attendance { outcome, is_cancelled })
+}

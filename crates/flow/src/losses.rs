@@ -1,0 +1,56 @@
+//! What the target loses to a copy or a sync: keys that are replaced or removed.
+
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::error::Result;
+
+use crate::copy::CopyOptions;
+use crate::verify::{self, Depth, Settle, VerifyOptions, VerifyProgress};
+
+/// Keys of the target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Losses {
+    /// Those that the source has too.
+    pub replaced: u64,
+    /// Those that only the target has, where they are removed.
+    pub removed: Option<u64>,
+    /// Whether the user stopped it before all were looked at.
+    pub is_partial: bool,
+}
+
+/// Counts them by looking for each selected key on both sides; what only the target has where that is
+/// removed.
+///
+/// # Errors
+/// As [`verify::verify`].
+pub async fn count(
+    source: &Arc<Deployment>,
+    target: &Arc<Deployment>,
+    (options, removes): (&CopyOptions, bool),
+    stop: &CancellationToken,
+) -> Result<Losses> {
+    let look = VerifyOptions {
+        depth: Depth::Meta,
+        selection: options.selection.clone(),
+        types: options.types.clone(),
+        dbs: options.dbs.iter().map(|pair| (pair.source, pair.target)).collect(),
+        // Only whether they are there counts.
+        ttl_tolerance_ms: u64::MAX,
+        settle: Settle { rounds: 0, ..Settle::default() },
+        retry: options.retry,
+        differences_max: 0,
+        check_extra: removes,
+        read_rate_keys: options.rate_keys,
+        ..VerifyOptions::default()
+    };
+    let progress = Arc::new(VerifyProgress::default());
+    let report = verify::verify(source.clone(), target.clone(), look, progress, stop.clone()).await?;
+    let found = report.tally;
+    Ok(Losses {
+        replaced: found.equal + found.differing + found.unstable,
+        removed: removes.then_some(found.extra),
+        is_partial: report.stopped_early,
+    })
+}

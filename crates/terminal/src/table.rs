@@ -1,0 +1,154 @@
+//! Tables that fit the terminal: where it is narrow, columns are left out, and one gives way.
+
+use textwrap::core::display_width;
+
+use crate::row::cut;
+use crate::screen::Screen;
+
+/// Least width of the column that gives way.
+const FLEXIBLE_MIN: usize = 12;
+
+/// How a column is aligned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Align {
+    /// Text.
+    Left,
+    /// Numbers.
+    Right,
+}
+
+/// A column.
+#[derive(Debug, Clone, Copy)]
+pub struct Column {
+    /// Its head.
+    pub name: &'static str,
+    /// How its cells are aligned.
+    pub align: Align,
+    /// Columns with the highest rank are left out first where there is no room; those of rank 0 stay.
+    pub rank: u8,
+}
+
+/// A column with text.
+pub const fn text(name: &'static str, rank: u8) -> Column {
+    Column { name, align: Align::Left, rank }
+}
+
+/// A column with numbers.
+pub const fn number(name: &'static str, rank: u8) -> Column {
+    Column { name, align: Align::Right, rank }
+}
+
+/// A table.
+#[derive(Debug)]
+pub struct Table {
+    head: Vec<Column>,
+    flexible: usize,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// An empty one. `flexible` is the column that is cut where the rows would be too long, before any is
+    /// left out.
+    pub fn new(head: &[Column], flexible: usize) -> Table {
+        Table { head: head.to_vec(), flexible, rows: Vec::new() }
+    }
+
+    /// Adds a row of as many cells as there are columns.
+    pub fn row(&mut self, cells: Vec<String>) {
+        debug_assert_eq!(cells.len(), self.head.len());
+        self.rows.push(cells);
+    }
+
+    /// The lines, without line ends, the head first; each no wider than `screen`, unless that is too narrow
+    /// even for the columns that always stay.
+    pub fn lines(&self, screen: Screen) -> Vec<String> {
+        let widths = self.widths(screen.width);
+        let head: Vec<&str> = self.head.iter().map(|column| column.name).collect();
+        let mut lines = vec![screen.faint(&self.line(&head, &widths))];
+        let rows = self.rows.iter().map(|row| row.iter().map(String::as_str).collect::<Vec<_>>());
+        lines.extend(rows.map(|row| self.line(&row, &widths)));
+        lines
+    }
+
+    /// How wide each column is; `None` where it is left out.
+    fn widths(&self, room: usize) -> Vec<Option<usize>> {
+        let natural = |(i, column): (usize, &Column)| {
+            let cells = self.rows.iter().map(|row| display_width(&row[i]));
+            Some(cells.chain([display_width(column.name)]).max().unwrap_or(0))
+        };
+        let mut widths: Vec<Option<usize>> = self.head.iter().enumerate().map(natural).collect();
+        loop {
+            let shown: Vec<usize> = widths.iter().copied().flatten().collect();
+            let excess =
+                (shown.iter().sum::<usize>() + 2 * shown.len().saturating_sub(1)).saturating_sub(room);
+            if excess == 0 {
+                return widths;
+            }
+            if let Some(width) = &mut widths[self.flexible]
+                && *width > FLEXIBLE_MIN
+            {
+                *width = width.saturating_sub(excess).max(FLEXIBLE_MIN);
+                continue;
+            }
+            let can_go = (0..widths.len()).filter(|&i| widths[i].is_some() && self.head[i].rank > 0);
+            match can_go.max_by_key(|&i| (self.head[i].rank, i)) {
+                Some(least) => widths[least] = None,
+                None => return widths,
+            }
+        }
+    }
+
+    fn line(&self, cells: &[&str], widths: &[Option<usize>]) -> String {
+        let shown = cells.iter().zip(&self.head).zip(widths).filter_map(|((cell, column), width)| {
+            let width = (*width)?;
+            let cell = cut(cell, width);
+            let pad = " ".repeat(width - display_width(&cell));
+            Some(match column.align {
+                Align::Left => cell + &pad,
+                Align::Right => pad + &cell,
+            })
+        });
+        shown.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN: Screen = Screen { width: 30, colour: false };
+
+    fn table() -> Table {
+        let mut table = Table::new(&[text("ID", 0), text("SLOTS", 1), number("KEYS", 2)], 1);
+        table.row(vec!["07c37dfe".into(), "0-100,200-300,400-500,600".into(), "1".into()]);
+        table.row(vec!["a".into(), "7".into(), "12,345".into()]);
+        table
+    }
+
+    #[test]
+    fn a_table_fits_the_screen() {
+        assert_eq!(
+            table().lines(PLAIN),
+            [
+                "ID        SLOTS           KEYS",
+                "07c37dfe  0-100,200-3…       1",
+                "a         7             12,345"
+            ]
+        );
+        let wide = table().lines(Screen { width: 100, ..PLAIN });
+        assert!(wide[1].contains("0-100,200-300,400-500,600"), "{}", wide[1]);
+    }
+
+    #[test]
+    fn columns_are_left_out_by_rank() {
+        let narrow = |width| table().lines(Screen { width, ..PLAIN });
+        assert_eq!(
+            narrow(25),
+            ["ID        SLOTS", "07c37dfe  0-100,200-3…", "a         7"].map(str::to_owned)
+        );
+        assert_eq!(narrow(10), ["ID", "07c37dfe", "a"].map(str::to_owned));
+        for width in [50, 80, 120, 200] {
+            assert!(narrow(width).iter().all(|line| display_width(line) <= width), "{:?}", narrow(width));
+        }
+    }
+}
