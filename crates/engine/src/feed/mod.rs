@@ -86,7 +86,8 @@ impl Feed {
     /// change that the server acknowledges after this returns will be seen.
     ///
     /// # Errors
-    /// As [`Link::open`] and [`Link::call`]; `Unfit` where no kind of feed can be had; `Timeout`.
+    /// As [`Link::open`](crate::link::Link::open) and [`Link::call`](crate::link::Link::call); `Unfit` where
+    /// no kind of feed can be had; `Timeout`.
     pub async fn attach(
         deployment: &Deployment,
         address: &Address,

@@ -7,7 +7,7 @@ use whimbrel_core::node::NodeId;
 
 use crate::nodes::{CANDIDATE_CLIENT_NAME, JOB_CLIENT_NAME};
 
-/// How the source is kept from accepting writes to slots that it is about to lose. See the [module](self).
+/// How the source is kept from accepting writes to slots that it is about to lose. See the [module](super).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FenceKind {
     /// It assigns them to the target in its own view.
@@ -46,13 +46,14 @@ pub struct HandoverOptions {
     /// Told apart from other jobs by this, in `CLIENT LIST`; nothing where it is empty.
     pub label: String,
     /// What all jobs of this process have in common: they see to it themselves that two of them do not get
-    /// into each other's way, and are not reported as [other jobs](Handover::other_jobs). Nothing where it is
-    /// empty.
+    /// into each other's way, and are not reported as [other jobs](super::Handover::other_jobs). Nothing
+    /// where it is empty.
     pub process: String,
     /// Whether the job has begun. Until it has, its connections say so, and jobs that have begun do not mind
-    /// it; one with a label begins with [`Handover::begin`].
+    /// it; one with a label begins with [`Handover::begin`](super::Handover::begin).
     pub begun: bool,
-    /// Another fence than the server's own choice. Only one that the server survives: see the [module](self).
+    /// Another fence than the server's own choice. Only one that the server survives: see the
+    /// [module](super).
     pub fence: Option<FenceKind>,
     /// Use `ADDSLOTSRANGE` and `DELSLOTSRANGE` where the server has them.
     pub ranges: bool,
@@ -61,12 +62,12 @@ pub struct HandoverOptions {
     pub scripts: bool,
     /// Have the target wait for the source where that can be done, so that no client is sent back and forth.
     pub gate: bool,
-    /// How long [`Handover::confirm`] waits for all nodes.
+    /// How long [`Handover::confirm`](super::Handover::confirm) waits for all nodes.
     pub confirm_ms: u64,
-    /// How long [`Handover::settle`] waits for the source.
+    /// How long [`Handover::settle`](super::Handover::settle) waits for the source.
     pub settle_ms: u64,
     /// Nodes on which an earlier process, or a handover that was dropped, may have left replicas kept from
-    /// following the slots: what [`Handover::sheltered`] said then.
+    /// following the slots: what [`Handover::sheltered`](super::Handover::sheltered) said then.
     pub sheltered: Vec<NodeId>,
 }
 

@@ -26,7 +26,7 @@ pub struct SyncOptions {
     pub once: bool,
     /// All databases were meant: keys in one that was left out are worth a word.
     pub all_dbs: bool,
-    /// Where a [`FenceNote`] is left after a cutover.
+    /// Where a [`FenceNote`](super::FenceNote) is left after a cutover.
     pub fence_file: PathBuf,
 }
 
