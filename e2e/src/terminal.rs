@@ -114,12 +114,13 @@ impl OnTerminal<'_> {
     pub fn wait_for(&mut self, text: &str) {
         let began = Instant::now();
         while !self.terminal.shown().contains(text) {
-            let ended = self.ended();
-            // What it wrote last may still be on its way.
+            if let Some(ended) = self.ended() {
+                let shown = self.terminal.drained();
+                assert!(shown.contains(text), "ended without {text:?}: {ended:?}\n{shown}");
+                return;
+            }
+            assert!(began.elapsed() < PATIENCE, "no {text:?}:\n{}", self.terminal.shown());
             thread::sleep(POLL_INTERVAL);
-            let shown = self.terminal.shown();
-            assert!(shown.contains(text) || ended.is_none(), "ended without {text:?}: {ended:?}\n{shown}");
-            assert!(began.elapsed() < PATIENCE, "no {text:?}:\n{shown}");
         }
     }
 
