@@ -55,14 +55,8 @@ impl Exit {
             (ErrorKind::Options(_), _) if !begun => Exit::Usage,
             (ErrorKind::Own(_), _) | (_, Side::Own) => Exit::Internal,
             _ if begun => Exit::Interrupted,
-            (
-                ErrorKind::Unfit(_)
-                | ErrorKind::Forbidden { .. }
-                | ErrorKind::Lacks { .. }
-                | ErrorKind::StillWritten(_),
-                _,
-            ) => Exit::Refused,
             (ErrorKind::Server(_), _) => Exit::Refused,
+            _ if error.is_refusal() => Exit::Refused,
             _ => Exit::Unreachable,
         }
     }

@@ -175,6 +175,19 @@ impl Error {
         }
     }
 
+    /// True where what was asked for was refused as it is: the servers, the user's rights or the moment do
+    /// not fit. A server's own error is none of these.
+    pub fn is_refusal(&self) -> bool {
+        matches!(
+            self.kind,
+            ErrorKind::Unfit(_)
+                | ErrorKind::Options(_)
+                | ErrorKind::Forbidden { .. }
+                | ErrorKind::Lacks { .. }
+                | ErrorKind::StillWritten(_)
+        )
+    }
+
     /// True where the server began a reply that is longer than what was to be read at once.
     pub fn is_too_large(&self) -> bool {
         matches!(&self.kind, ErrorKind::Malformed(e) if e.is_too_large())

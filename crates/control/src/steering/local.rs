@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::deployment::Deployment;
-use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
+use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_flow::journal;
 use whimbrel_flow::sync::{Ask, CutoverOptions};
 
@@ -75,17 +75,10 @@ impl LocalJob {
 
 /// Why something was not done that may have been begun.
 fn why_refused(error: &Error) -> Why {
-    match (&error.kind, error.side) {
+    match error.side {
         // Nothing was changed, or everything was undone.
-        (
-            ErrorKind::Unfit(_)
-            | ErrorKind::Options(_)
-            | ErrorKind::Forbidden { .. }
-            | ErrorKind::Lacks { .. }
-            | ErrorKind::StillWritten(_),
-            _,
-        ) => Why::Refused,
-        (_, Side::Own) => Why::Internal,
+        _ if error.is_refusal() => Why::Refused,
+        Side::Own => Why::Internal,
         _ => Why::Interrupted,
     }
 }

@@ -83,13 +83,7 @@ pub async fn leave(attended: Attended<FrontJob>) {
 fn why(error: &Error) -> Why {
     match (&error.kind, error.side) {
         // The command line is right; it is the servers or the moment that do not fit.
-        (
-            ErrorKind::Unfit(_)
-            | ErrorKind::Options(_)
-            | ErrorKind::Forbidden { .. }
-            | ErrorKind::StillWritten(_),
-            _,
-        ) => Why::Refused,
+        _ if error.is_refusal() => Why::Refused,
         (ErrorKind::Own(_), _) | (_, Side::Own) => Why::Internal,
         (ErrorKind::Server(_), _) => Why::Refused,
         _ => Why::Unreachable,
