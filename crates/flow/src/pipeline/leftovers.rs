@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::time::Instant;
-use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::Result;
 use whimbrel_engine::link::Link;
 
@@ -33,15 +32,15 @@ pub(crate) async fn remove_leftovers(shared: Arc<Shared>) {
 
 async fn remove(shared: &Shared, began: Instant) -> Result<usize> {
     let options = ScanOptions {
+        count: shared.options.scan_count,
         pattern: Some(Bytes::from(format!("{STAGING_PREFIX}*"))),
         type_name: None,
-        ..shared.options.scan_options()
     };
     let mut removed = 0;
     for pair in &shared.options.dbs {
         for unit in Unit::of_all(&shared.target, pair.target, false) {
-            let target: Arc<Deployment> = shared.target.clone();
-            let mut scan = KeyScan::new(target, unit.clone(), options.clone(), shared.options.retry, None);
+            let (target, retry) = (shared.target.clone(), shared.options.retry);
+            let mut scan = KeyScan::new(target, unit.clone(), options.clone(), retry, None);
             while let Some(page) = scan.next().await? {
                 let is_ours = |key: &Bytes| staging_job(key) == Some(shared.options.job.as_bytes());
                 let keys: Vec<Bytes> = page.keys.into_iter().filter(is_ours).collect();

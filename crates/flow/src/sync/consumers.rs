@@ -49,13 +49,7 @@ impl Syncer {
         let shared = self.shared.clone();
         for source in &mut self.sources {
             for pair in &shared.options.dbs {
-                let unit = Unit { db: pair.source, ..source.unit.clone() };
-                let options = ScanOptions {
-                    count: shared.options.scan_count,
-                    pattern: None,
-                    type_name: Some("stream".to_owned()),
-                };
-                let mut scan = KeyScan::new(shared.source.clone(), unit, options, shared.options.retry, None);
+                let mut scan = scan_streams(source, pair.source);
                 while let Some(page) = scan.next().await? {
                     let mut keys = page.keys;
                     keys.retain(|key| shared.options.selection.admits(key));
@@ -69,19 +63,22 @@ impl Syncer {
     }
 }
 
+/// Goes through the streams of one database of a primary.
+fn scan_streams(source: &Source, db: u32) -> KeyScan {
+    let shared = &source.shared;
+    let unit = Unit { db, ..source.unit.clone() };
+    let type_name = Some("stream".to_owned());
+    let options = ScanOptions { count: shared.options.scan_count, pattern: None, type_name };
+    KeyScan::new(shared.source.clone(), unit, options, shared.options.retry, None)
+}
+
 async fn streams_of(source: &Source) -> Result<Streams> {
     let shared = &source.shared;
     let mut streams = Streams::new();
     for pair in &shared.options.dbs {
-        let unit = Unit { db: pair.source, ..source.unit.clone() };
-        let options = ScanOptions {
-            count: shared.options.scan_count,
-            pattern: None,
-            type_name: Some("stream".to_owned()),
-        };
         let mut comparer =
             Comparer::new((&shared.source, pair.source), (&shared.target, pair.target), shared.options.retry);
-        let mut scan = KeyScan::new(shared.source.clone(), unit, options, shared.options.retry, None);
+        let mut scan = scan_streams(source, pair.source);
         let mut found = Vec::new();
         while let Some(page) = scan.next().await? {
             let mut keys = page.keys;
