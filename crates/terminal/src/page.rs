@@ -109,7 +109,7 @@ fn chart(name: &str, points: &[(f64, f64)]) -> String {
     };
     let drawn: Vec<String> = points.iter().step_by(step).chain(points.last()).map(place).collect();
     format!(
-        "<h2>{name}</h2>\n<svg viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"{name}\"><polyline \
+        "<h2>{name}</h2>\n<svg preserveAspectRatio=\"none\" viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"{name}\"><polyline \
          points=\"{}\"/></svg>\n",
         drawn.join(" "),
         name = escaped(name)
