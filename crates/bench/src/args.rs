@@ -2,6 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
+use crate::before::BenchBeforeArgs;
 use crate::copy::BenchCopyArgs;
 use crate::front::BenchFrontArgs;
 use crate::partitions::BenchPartitionsArgs;
@@ -28,6 +29,8 @@ pub struct Cli {
 /// The measurements.
 #[derive(Debug, Subcommand)]
 pub enum Bench {
+    /// An older binary beside the one of now: whether anything has become slower
+    Before(BenchBeforeArgs),
     /// A copy beside REPLICAOF, MIGRATE, and other tools that are on PATH
     Copy(BenchCopyArgs),
     /// Going through the front, beside a direct connection and, where it is on PATH, nutcracker

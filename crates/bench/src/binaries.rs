@@ -1,16 +1,23 @@
 //! The binaries that are run: whimbrel, which is measured, and this one again, as a part of a measurement.
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, ensure};
 use whimbrel_loadgen::program;
 
-/// The whimbrel binary, which stands beside this one.
+/// Which whimbrel is measured, where it is not the one beside this binary.
+pub const MEASURED: &str = "WHIMBREL_BENCH_BINARY";
+
+/// The whimbrel binary: the one that [`MEASURED`] names, or the one beside this binary.
 ///
 /// # Errors
 /// When it is not there.
 pub fn whimbrel_binary() -> anyhow::Result<Command> {
-    let path = std::env::current_exe().context("find this binary")?.with_file_name("whimbrel");
+    let path = match std::env::var_os(MEASURED) {
+        Some(path) => PathBuf::from(path),
+        None => std::env::current_exe().context("find this binary")?.with_file_name("whimbrel"),
+    };
     ensure!(path.is_file(), "{} is missing: `./dev bench` builds it", path.display());
     Ok(program::whimbrel(&path))
 }

@@ -10,6 +10,7 @@ macro_rules! eprintln {
 
 mod args;
 mod bars;
+mod before;
 mod binaries;
 mod contender;
 mod copy;
@@ -32,6 +33,7 @@ use crate::exit::Exit;
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().bench {
+        Bench::Before(args) => before::run(&args),
         Bench::Copy(args) => copy::run(&args),
         Bench::Front(args) => front::run(&args),
         Bench::Partitions(args) => partitions::run(&args),

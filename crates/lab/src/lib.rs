@@ -52,6 +52,6 @@ pub use made_up::{made_up_id, made_up_nodes, made_up_port};
 pub use ports::free_port;
 pub use proxy::Proxy;
 pub use sentinel::Sentinels;
-pub use server::{Server, ServerBuilder};
+pub use server::{Server, ServerBuilder, processor_seconds};
 pub use tls::{CLIENT_NAME, Tls};
 pub use wait::wait_until;

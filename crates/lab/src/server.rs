@@ -455,13 +455,7 @@ impl Server {
     /// # Errors
     /// When the process has ended.
     pub fn cpu_seconds(&self) -> Result<f64, LabError> {
-        let stat = self.proc_file("stat")?;
-        let ticks_per_second = sysconf(SysconfVar::CLK_TCK).ok().flatten().unwrap_or(100);
-        // The second field is a name in brackets that may hold spaces; utime is the 14th, cstime the 17th.
-        let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-        let ticks: u64 =
-            fields.split_whitespace().skip(11).take(4).filter_map(|field| field.parse::<u64>().ok()).sum();
-        Ok(ticks as f64 / ticks_per_second as f64)
+        Ok(processor_seconds(&self.proc_file("stat")?))
     }
 
     /// Resident memory of the process, in bytes.
@@ -635,6 +629,17 @@ fn percent_encoded(text: &str) -> String {
             _ => format!("%{byte:02X}"),
         })
         .collect()
+}
+
+/// Processor time of a process, and of those of its children that have ended, in seconds: from its `stat` in
+/// `/proc` (see proc_pid_stat(5)).
+pub fn processor_seconds(stat: &str) -> f64 {
+    let ticks_per_second = sysconf(SysconfVar::CLK_TCK).ok().flatten().unwrap_or(100);
+    // The second field is a name in brackets that may hold spaces; utime is the 14th, cstime the 17th.
+    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let ticks: u64 =
+        fields.split_whitespace().skip(11).take(4).filter_map(|field| field.parse::<u64>().ok()).sum();
+    ticks as f64 / ticks_per_second as f64
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ mod daemon;
 mod errors;
 mod external;
 mod faults;
+mod fleet_processes;
 mod front;
 mod front_backends;
 mod front_fleet;

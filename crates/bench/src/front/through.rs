@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use whimbrel_core::units::format_count;
-use whimbrel_lab::{Engine, Server};
+use whimbrel_lab::{Cluster, Engine, Server};
 use whimbrel_loadgen::interrupt::Interrupt;
 
 use super::args::BenchFrontArgs;
@@ -31,6 +31,8 @@ const LATENCY_REQUESTS: usize = 20_000;
 pub(super) struct Through {
     clients: u32,
     value_bytes: usize,
+    /// Primaries of the cluster; `None` for one server.
+    cluster: Option<u8>,
     rows: Vec<Row>,
     latency: Vec<Latency>,
 }
@@ -45,6 +47,40 @@ struct Row {
     per_second: f64,
     /// The rounds.
     rounds: Vec<f64>,
+    /// Processor time of the proxy for each request, in microseconds; the median of the rounds. It depends less
+    /// than `per_second` on what else the machine does.
+    proxy_us: Option<f64>,
+    #[serde(skip)]
+    proxy_us_of_rounds: Vec<f64>,
+}
+
+/// What one contender did in one round.
+struct Turn {
+    per_second: f64,
+    proxy_us: Option<f64>,
+}
+
+/// What is gone through to: they live as long as this.
+enum Behind {
+    Server(Server),
+    Cluster(Cluster),
+}
+
+impl Behind {
+    fn start(engine: Engine, cluster: Option<u8>) -> anyhow::Result<Behind> {
+        Ok(match cluster {
+            None => Behind::Server(Server::builder(engine).name("source").start()?),
+            Some(primaries) => Behind::Cluster(Cluster::builder(engine).primaries(primaries.into()).start()?),
+        })
+    }
+
+    /// The server, or the first node.
+    fn entrance(&self) -> &Server {
+        match self {
+            Behind::Server(server) => server,
+            Behind::Cluster(cluster) => &cluster.primaries()[0],
+        }
+    }
 }
 
 /// How long one connection alone waits for a `GET`.
@@ -71,13 +107,21 @@ pub(super) fn measure(
     args: &BenchFrontArgs,
     interrupt: &Interrupt,
 ) -> anyhow::Result<Through> {
-    let server = Server::builder(engine).name("source").start()?;
-    let mut ways = vec![direct(&server)?];
-    ways.push(whimbrel("whimbrel", 0, &server)?);
-    ways.push(whimbrel("whimbrel sharing", args.share_connections, &server)?);
-    match nutcracker(&server)? {
-        Some(way) => ways.push(way),
-        None => eprintln!("note: nutcracker is not on PATH, so it is not measured"),
+    let behind = Behind::start(engine, args.cluster)?;
+    let server = behind.entrance();
+    // These clients follow no redirection, and nutcracker follows none either.
+    let follows_none = args.cluster.is_none();
+    let mut ways = Vec::new();
+    if follows_none {
+        ways.push(direct(server)?);
+    }
+    ways.push(whimbrel("whimbrel", 0, server)?);
+    ways.push(whimbrel("whimbrel sharing", args.share_connections, server)?);
+    if follows_none {
+        match nutcracker(server)? {
+            Some(way) => ways.push(way),
+            None => eprintln!("note: nutcracker is not on PATH, so it is not measured"),
+        }
     }
     let exchanges = [Arc::new(set()), Arc::new(get())];
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -88,15 +132,15 @@ pub(super) fn measure(
             for &pipeline in &args.pipeline {
                 for way in &ways {
                     interrupt.check()?;
-                    let per_second = runtime.block_on(load(way, exchange, pipeline, args))?;
+                    let turn = runtime.block_on(load(way, exchange, pipeline, args))?;
                     eprintln!(
                         "round {}: {} {} -P {pipeline}: {} a second",
                         round + 1,
                         way.name,
                         exchange.command,
-                        format_count(per_second as u64)
+                        format_count(turn.per_second as u64)
                     );
-                    note(&mut rows, way, exchange, pipeline, per_second);
+                    note(&mut rows, way, exchange, pipeline, &turn);
                 }
             }
         }
@@ -117,20 +161,31 @@ pub(super) fn measure(
             p99_us: median(late).unwrap_or(0.0),
         })
         .collect();
-    Ok(Through { clients: args.clients, value_bytes: VALUE_BYTES, rows, latency })
+    let (clients, cluster) = (args.clients, args.cluster);
+    Ok(Through { clients, value_bytes: VALUE_BYTES, cluster, rows, latency })
 }
 
-fn note(rows: &mut Vec<Row>, way: &Way, exchange: &Exchange, pipeline: u32, per_second: f64) {
+fn note(rows: &mut Vec<Row>, way: &Way, exchange: &Exchange, pipeline: u32, turn: &Turn) {
     let (contender, command) = (way.name, exchange.command);
-    let is_it =
-        |row: &&mut Row| row.contender == contender && row.command == command && row.pipeline == pipeline;
-    match rows.iter_mut().find(is_it) {
-        Some(row) => {
-            row.rounds.push(per_second);
-            row.per_second = median(row.rounds.clone()).unwrap_or(0.0);
-        }
-        None => rows.push(Row { contender, command, pipeline, per_second, rounds: vec![per_second] }),
-    }
+    let is_it = |row: &Row| row.contender == contender && row.command == command && row.pipeline == pipeline;
+    let place = rows.iter().position(|row| is_it(row)).unwrap_or_else(|| {
+        let (rounds, proxy_us_of_rounds) = (Vec::new(), Vec::new());
+        rows.push(Row {
+            contender,
+            command,
+            pipeline,
+            per_second: 0.0,
+            rounds,
+            proxy_us: None,
+            proxy_us_of_rounds,
+        });
+        rows.len() - 1
+    });
+    let row = &mut rows[place];
+    row.rounds.push(turn.per_second);
+    row.per_second = median(row.rounds.clone()).unwrap_or(0.0);
+    row.proxy_us_of_rounds.extend(turn.proxy_us);
+    row.proxy_us = median(row.proxy_us_of_rounds.clone());
 }
 
 // ---- What is sent ----
@@ -159,17 +214,18 @@ fn get() -> Exchange {
 }
 
 /// Loads a way from all connections until time is up, from one thread: a load generator that takes a core of
-/// its own leaves none for a proxy. Returns requests a second.
+/// its own leaves none for a proxy.
 async fn load(
     way: &Way,
     exchange: &Arc<Exchange>,
     pipeline: u32,
     args: &BenchFrontArgs,
-) -> anyhow::Result<f64> {
+) -> anyhow::Result<Turn> {
     let mut streams = Vec::new();
     for _ in 0..args.clients {
         streams.push(connect(way).await?);
     }
+    let cpu_before = way.cpu_s()?;
     let began = Instant::now();
     let until = began + Duration::from_secs(args.seconds);
     let mut clients = JoinSet::new();
@@ -180,7 +236,9 @@ async fn load(
     while let Some(ended) = clients.join_next().await {
         sent += ended?.with_context(|| format!("through {}", way.name))?;
     }
-    Ok(sent as f64 / began.elapsed().as_secs_f64())
+    let per_second = sent as f64 / began.elapsed().as_secs_f64();
+    let used = cpu_before.zip(way.cpu_s()?).map(|(before, after)| after - before);
+    Ok(Turn { per_second, proxy_us: used.map(|seconds| seconds * 1e6 / sent.max(1) as f64) })
 }
 
 /// One connection. Returns how many requests were answered.
@@ -239,7 +297,8 @@ impl Through {
 
     /// As tables.
     pub(super) fn text(&self) -> String {
-        let head = ["request", "pipeline", "contender", "a second", "of direct", "of nutcracker"];
+        let head =
+            ["request", "pipeline", "contender", "a second", "of direct", "of nutcracker", "proxy CPU µs"];
         let mut rows = vec![head.map(str::to_owned).to_vec()];
         let times = |ratio: Option<f64>| ratio.map_or_else(String::new, |ratio| format!("{ratio:.2} ×"));
         for row in &self.rows {
@@ -250,21 +309,25 @@ impl Through {
                 format_count(row.per_second as u64),
                 times(self.of("direct", row)),
                 times(self.of("nutcracker", row)),
+                row.proxy_us.map_or_else(String::new, |us| format!("{us:.2}")),
             ]);
         }
         let head = ["one connection", "p50 µs", "p99 µs", "p50 added µs"];
         let mut waits = vec![head.map(str::to_owned).to_vec()];
-        let direct = self.latency.first().map_or(0.0, |latency| latency.p50_us);
+        let direct = self.latency.iter().find(|latency| latency.contender == "direct");
         for latency in &self.latency {
             waits.push(vec![
                 latency.contender.to_owned(),
                 format!("{:.1}", latency.p50_us),
                 format!("{:.1}", latency.p99_us),
-                format!("{:.1}", latency.p50_us - direct),
+                direct.map_or_else(String::new, |direct| format!("{:.1}", latency.p50_us - direct.p50_us)),
             ]);
         }
+        let behind = self
+            .cluster
+            .map_or_else(String::new, |primaries| format!(", to a cluster of {primaries} primaries"));
         format!(
-            "{} connections, values of {} bytes\n\n{}\n\n{}",
+            "{} connections, values of {} bytes{behind}\n\n{}\n\n{}",
             self.clients,
             self.value_bytes,
             aligned(&rows),

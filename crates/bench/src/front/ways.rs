@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use serde_json::Value;
-use whimbrel_lab::Server;
+use whimbrel_lab::{Server, processor_seconds};
 use whimbrel_loadgen::interrupt::Interrupt;
 use whimbrel_loadgen::program::find_on_path;
 
@@ -22,7 +22,19 @@ pub(super) struct Way {
     pub(super) name: &'static str,
     pub(super) address: SocketAddr,
     /// Ends when it is dropped.
-    _proxy: Option<Proxy>,
+    proxy: Option<Proxy>,
+}
+
+impl Way {
+    /// Processor time that the proxy has used so far, in seconds; `None` where there is none.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub(super) fn cpu_s(&self) -> anyhow::Result<Option<f64>> {
+        let stat = |Proxy(child): &Proxy| std::fs::read_to_string(format!("/proc/{}/stat", child.id()));
+        let stat = self.proxy.as_ref().map(stat).transpose().context("read the proxy's processor time")?;
+        Ok(stat.as_deref().map(processor_seconds))
+    }
 }
 
 /// A proxy that runs, killed when it is dropped.
@@ -38,7 +50,7 @@ impl Drop for Proxy {
 
 /// To the server itself.
 pub(super) fn direct(server: &Server) -> anyhow::Result<Way> {
-    Ok(Way { name: "direct", address: server.addr().parse()?, _proxy: None })
+    Ok(Way { name: "direct", address: server.addr().parse()?, proxy: None })
 }
 
 /// Through the front, which shares so many connections to the server among its clients.
@@ -89,7 +101,7 @@ fn started(
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    Ok(Way { name, address, _proxy: Some(proxy) })
+    Ok(Way { name, address, proxy: Some(proxy) })
 }
 
 /// A front between two servers, as a process of its own.

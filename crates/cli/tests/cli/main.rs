@@ -1,3 +1,0 @@
-//! The binary among processes of its own kind.
-
-mod fleet;
