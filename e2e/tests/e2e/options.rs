@@ -586,3 +586,24 @@ fn stopping_and_going_on(engine: Engine) {
     // There is nothing left to go on with.
     call(&["--resume"]).run().expect_code(1);
 }
+
+/// One command for what starts a copy by itself, whether it has begun or not.
+#[test]
+fn the_same_command_begins_and_goes_on() {
+    let (source, target) = (server(Engine::Redis70), server(Engine::Redis70));
+    strings(&source, 20_000, 20);
+    let state = folder();
+    let (from, to) = (source.addr(), target.addr());
+    let call =
+        |more: &[&str]| invocation(state.path(), &[&[&*from, &*to, "--resume-or-begin"], more].concat());
+    let mut running = call(&["--rate-keys", "4000", "--report", "1"]).spawn();
+    assert!(running.wait_for_text("written", PATIENCE), "{}", running.stderr());
+    running.terminate();
+    running.wait(PATIENCE).expect("it ends").expect_code(STOPPED);
+    let report = report(&call(&["--json"]).run().expect_code(SUCCESS));
+    assert_eq!((&report["resumed"], &report["complete"]), (&Json::Bool(true), &Json::Bool(true)));
+    assert_equal(&at(&from), &at(&to));
+    // It is done, so this one would begin: the target is no longer empty.
+    call(&[]).run().expect_code(4);
+    call(&["--resume"]).run().expect_code(2);
+}

@@ -209,6 +209,19 @@ fn slots_that_left_while_nobody_followed_are_gone_through_again() {
     Comparison::default().databases(&[(0, 0)]).assert_equal(&from.refreshed().expect("it answers"), &to);
 }
 
+/// One command for what starts a sync by itself, whether it has begun or not.
+#[test]
+fn the_same_command_begins_and_goes_on() {
+    let source = Server::builder(Engine::Redis70).start().expect("the source starts");
+    let target = Server::builder(Engine::Redis70).start().expect("the target starts");
+    let job = Sync::new(&source.addr(), &target.addr(), &["--once", "--resume-or-begin"]);
+    for value in ["first", "second"] {
+        source.call(&["SET", "key", value]);
+        job.start(&[]).wait(PATIENCE).expect("it ends").expect_code(0);
+        assert_eq!(target.call(&["GET", "key"]), redis::Value::BulkString(value.as_bytes().to_vec()));
+    }
+}
+
 /// Whatever happens, nothing outside the selection is written or removed.
 #[test]
 fn only_what_is_selected_is_touched() {

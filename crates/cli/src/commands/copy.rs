@@ -106,10 +106,11 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     options.job = job_of(&description);
     let name = format!("copy-{}", options.job);
     let folder = state_dir(args.state_dir.as_deref())?;
-    let plan = copy::plan(&source, &target, &options, !args.resume, refuse_existing, args.dry_run, stop)
+    let resumes = args.resume || args.resume_or_begin && journal::exists(&folder, &name);
+    let plan = copy::plan(&source, &target, &options, !resumes, refuse_existing, args.dry_run, stop)
         .await
         .map_err(|e| {
-            let unfinished = !args.resume && refuse_existing && journal::exists(&folder, &name);
+            let unfinished = !resumes && refuse_existing && journal::exists(&folder, &name);
             match e.remedy.as_deref() {
                 Some(Remedy::SayWhatHappensToExistingKeys) if unfinished => e.with_remedy(
                     "an earlier copy like this one did not finish: go on with --resume, or say what to do \
@@ -121,7 +122,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     if !args.show.quiet {
         show_plan(args, &plan, &options);
     }
-    let overwrites = args.replace && !args.resume && holds_keys(&plan);
+    let overwrites = args.replace && !resumes && holds_keys(&plan);
     if args.dry_run {
         if overwrites {
             let lost = whimbrel_flow::losses::count(&source, &target, (&options, false), stop).await?;
@@ -137,7 +138,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
             return Ok(exit);
         }
     }
-    if !args.resume && journal::exists(&folder, &name) && !args.show.quiet {
+    if !resumes && journal::exists(&folder, &name) && !args.show.quiet {
         say(
             args,
             "an earlier copy like this one did not finish; --resume would go on with it, this one starts \
@@ -147,13 +148,13 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     if args.from_replicas && source.topology().shards.iter().all(|shard| shard.replicas.is_empty()) {
         say(args, "the source names no replicas: its primaries are read");
     }
-    let journal = Journal::open(&folder, &name, &description, args.resume)?;
+    let journal = Journal::open(&folder, &name, &description, resumes)?;
     let progress = Arc::new(CopyProgress::default());
     let total: u64 = plan.dbs.iter().map(|d| d.source_keys).sum();
     progress.keys_total.store(total, Ordering::Relaxed);
     let store = Store::new(&folder);
     let again = serde_json::from_str(&description).ok().and_then(|d| again::arguments(Kind::Copy, &d));
-    let begun_with = steering::beginning(&store, (Kind::Copy, &name), (&source, &target), again, args.resume);
+    let begun_with = steering::beginning(&store, (Kind::Copy, &name), (&source, &target), again, resumes);
     // Cancelling the copy does not mean whatever comes after it.
     let stop = &stop.child_token();
     let job = LocalJob::new(stop.clone(), options.rates.clone(), look(begun_with, progress.clone()));
@@ -170,7 +171,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
             ));
         }
         // With a part of the keys, or the rest of them, nobody knows how many there will be.
-        let whole = !args.resume && plan.dbs.iter().all(|d| d.selected_keys.is_some());
+        let whole = !resumes && plan.dbs.iter().all(|d| d.selected_keys.is_some());
         let display = display::of_copy(args.show.form(), progress.clone(), &options, whole.then_some(total));
         let (source, target) = (source.clone(), target.clone());
         let outcome =
@@ -252,6 +253,9 @@ fn policy(args: &CopyArgs, plan: &Plan, options: &CopyOptions) -> &'static str {
         options.existing.described()
     } else if plan.dbs.iter().all(|d| d.target_keys == 0) {
         "none given, none needed: the target is empty"
+    } else if args.resume_or_begin {
+        // One that begins with keys in the target was refused.
+        options.existing.described()
     } else {
         "none given: the copy would be refused; add --replace, --skip or --fail"
     }

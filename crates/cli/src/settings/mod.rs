@@ -5,6 +5,8 @@ pub mod endpoints;
 pub mod files;
 mod help;
 #[cfg(test)]
+mod pages;
+#[cfg(test)]
 mod reference;
 mod selection;
 #[cfg(test)]

@@ -75,13 +75,14 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
     refuse_second(&folder, &name)?;
     refuse_after_cutover(args, &folder, &source)?;
     let refuse_existing = !args.mirror;
-    let plan = copy::plan(&source, &target, &options, !args.resume, refuse_existing, false, stop)
+    let resumes = args.resume || args.resume_or_begin && journal::exists(&folder, &name);
+    let plan = copy::plan(&source, &target, &options, !resumes, refuse_existing, false, stop)
         .await
-        .map_err(|e| remedied(e, !args.resume && journal::exists(&folder, &name)))?;
+        .map_err(|e| remedied(e, !resumes && journal::exists(&folder, &name)))?;
     if !args.show.quiet {
         show_plan(args, &name, &plan);
     }
-    let loses = args.mirror && !args.resume && copy_command::holds_keys(&plan);
+    let loses = args.mirror && !resumes && copy_command::holds_keys(&plan);
     if args.dry_run {
         if loses {
             let lost = whimbrel_flow::losses::count(&source, &target, (&options, true), stop).await?;
@@ -107,7 +108,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
         }
     })
     .await?;
-    let journal = Journal::open(&folder, &name, &description, args.resume)?;
+    let journal = Journal::open(&folder, &name, &description, resumes)?;
     let status = Arc::new(SyncStatus::default());
     if !args.functions && plan.functions_left > 0 {
         status.copy.notice(format!(
@@ -120,7 +121,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
         feed: feed_options(args),
         replication_only: args.feed == FeedChoice::Replication,
         // Those that an earlier run has left count as well.
-        sweep_first: args.resume || plan.dbs.iter().any(|db| db.target_keys > 0),
+        sweep_first: resumes || plan.dbs.iter().any(|db| db.target_keys > 0),
         functions: args.functions,
         once: args.once,
         all_dbs,
@@ -134,7 +135,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
         folder: &folder,
         name: &name,
         again: (copy_command::AGAIN, goes_on(&description)),
-        is_resumed: args.resume,
+        is_resumed: resumes,
         current: &current,
     };
     let sides = (source, target);

@@ -61,6 +61,10 @@ pub struct CopyArgs {
     #[arg(long, conflicts_with_all = ["dry_run", "limit"], help_heading = "What else")]
     pub resume: bool,
 
+    /// Go on where it was interrupted, or begin where it has not begun: for what starts it by itself
+    #[arg(long, conflicts_with_all = ["resume", "dry_run", "limit"], help_heading = "What else")]
+    pub resume_or_begin: bool,
+
     /// Where journals are kept [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
     #[arg(long, value_name = "FOLDER", help_heading = "What else")]
     pub state_dir: Option<PathBuf>,
