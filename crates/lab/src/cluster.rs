@@ -19,6 +19,9 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 const POLL: Duration = Duration::from_millis(25);
 
+/// Nodes that do not know each other after this time are introduced once more.
+const INTRODUCED_AGAIN_AFTER: Duration = Duration::from_secs(10);
+
 /// Keys that a slot move sends in one command.
 const MOVE_BATCH_KEYS: usize = 500;
 
@@ -114,7 +117,16 @@ impl ClusterBuilder {
         let cluster = Cluster { nodes, ids, primaries: self.primaries, replicas_each: self.replicas_each };
         cluster.assign_slots()?;
         cluster.introduce_all()?;
-        cluster.wait_for("every node to know every other", |cluster| cluster.strangers())?;
+        let mut introduced = Instant::now();
+        cluster.wait_for("every node to know every other", |cluster| {
+            let strangers = cluster.strangers()?;
+            // A server says so once, and on a busy machine the handshake may be given up.
+            if introduced.elapsed() > INTRODUCED_AGAIN_AFTER {
+                introduced = Instant::now();
+                return Some(cluster.introduce_all().map_or_else(|e| e.to_string(), |()| strangers));
+            }
+            Some(strangers)
+        })?;
         cluster.assign_replicas()?;
         cluster.wait_for("the cluster to form", |cluster| {
             cluster.disagreement().or_else(|| cluster.missing_replica())
