@@ -26,7 +26,7 @@ use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Code, Error};
 use whimbrel_engine::feed::{Feed, FeedOptions, TouchedLimits};
 use whimbrel_engine::handover::{FenceKind, Handover, HandoverOptions, Members, Paused};
-use whimbrel_flow::budget::{Rate, Rates};
+use whimbrel_flow::budget::Rates;
 use whimbrel_flow::functions;
 use whimbrel_flow::journal::DiskFull;
 use whimbrel_flow::slots::{
@@ -92,6 +92,8 @@ pub struct JobProgress {
     pub braked_ms: AtomicU64,
     /// Whether the journal's disk has room.
     pub disk: DiskFull,
+    /// How fast keys move; whoever steers the job changes it.
+    pub rates: Rates,
 }
 
 impl JobProgress {
@@ -364,10 +366,7 @@ impl Executor {
                 big_key_bytes: self.options.big_key_bytes,
                 chunk_bytes: self.options.chunk_bytes,
                 memory_bytes: self.options.memory_bytes,
-                rates: Rates {
-                    keys: self.options.rate_keys.map(Rate::new),
-                    bytes: self.options.rate_bytes.map(Rate::new),
-                },
+                rates: self.progress.rates.clone(),
                 job: self.job.clone(),
                 drain_ms_max: self.rules.max_pause_ms / 2,
                 quiet: quiet_of(&target),

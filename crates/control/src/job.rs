@@ -187,7 +187,8 @@ async fn publish(
     let mut published = None;
     loop {
         let latest = latest.lock().clone();
-        let latest = latest.map(|status| Status { keys_moved: progress.keys().0, ..status });
+        let (keys_moved, rates) = (progress.keys().0, progress.rates.now());
+        let latest = latest.map(|status| Status { keys_moved, rates, ..status });
         if latest.is_some() && latest != published {
             latest
                 .iter()
@@ -330,7 +331,7 @@ fn advance(job: &mut Job, event: Event, effects: &mut Vec<whimbrel_core::migrati
 
 /// How a job stands that this process runs: the batch at hand counts by its keys.
 fn status_now(record: &Record, view: &View) -> Status {
-    Status { keys_moved: view.progress.keys().0, ..status(record) }
+    Status { keys_moved: view.progress.keys().0, rates: view.progress.rates.now(), ..status(record) }
 }
 
 /// How a job stands, for others.

@@ -187,3 +187,67 @@ pub async fn open_cluster(
     }
     Err(failure)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn again(kind: Kind, described: &Value) -> Option<Vec<String>> {
+        Some(vec![kind.word().to_owned(), described["source"].as_str()?.to_owned()])
+    }
+
+    fn status(id: &str) -> Status {
+        let (id, updated_s) = (id.to_owned(), now_s());
+        Status { id, kind: Kind::Front, ended: true, updated_s, ..Status::default() }
+    }
+
+    #[test]
+    fn a_job_is_named_by_its_name_or_the_beginning_of_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let jobs = Jobs::of(folder.path(), again);
+        for id in ["copy-1", "copy-1-aa", "sync-2"] {
+            jobs.store.publish(&status(id));
+        }
+        for (name, id) in [("copy-1", "copy-1"), ("copy-1-", "copy-1-aa"), ("s", "sync-2")] {
+            assert_eq!(jobs.find(name).expect(name).status.id, id);
+        }
+        let refused = |name: &str| jobs.find(name).expect_err(name).to_string();
+        assert!(refused("copy").contains("could be any of 2 jobs"), "{}", refused("copy"));
+        assert!(refused("verify").contains("there is no job verify"), "{}", refused("verify"));
+    }
+
+    /// Its process was killed before it could write down how the job stands.
+    #[tokio::test]
+    async fn a_journal_alone_is_a_job_that_goes_on() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let described = serde_json::json!({"source": "a:1", "target": "b:2"}).to_string();
+        let open = journal::Journal::<u32>::open(folder.path(), "copy-7", &described, false);
+        drop(open.expect("a journal"));
+        let jobs = Jobs::of(folder.path(), again);
+        let all = jobs.all().expect("listed");
+        let job = all.first().expect("a job");
+        assert_eq!((all.len(), job.status.kind, job.running), (1, Kind::Copy, false));
+        assert_eq!((&*job.status.source, &*job.status.target), ("a:1", "b:2"));
+        assert_eq!(job.status.again, ["copy", "a:1"]);
+        let seen = jobs.as_they_are(all).await;
+        assert!(seen[0].answers, "nobody is asked about what does not run");
+        jobs.discard(&seen[0].entry.status).expect("removed");
+        let left = jobs.all().expect("listed");
+        assert_eq!(left.iter().map(|job| &*job.status.phase).collect::<Vec<_>>(), ["cancelled"]);
+    }
+
+    /// What is listed as running and has no process any more does not keep anybody waiting.
+    #[tokio::test]
+    async fn nobody_waits_for_a_job_that_has_ended() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let jobs = Jobs::of(folder.path(), again);
+        let running = Entry { status: status("sync-1"), running: true };
+        assert!(jobs.until_cancelled(&running).await.expect("looked").is_some_and(|now| now.is_none()));
+        let ended = Status { phase: "cancelled".to_owned(), ..status("sync-1") };
+        jobs.store.end(&ended);
+        let now = jobs.until_cancelled(&running).await.expect("looked").flatten();
+        assert_eq!(now.map(|now| now.phase).as_deref(), Some("cancelled"));
+        let seen = jobs.as_they_are(vec![running]).await;
+        assert!(!seen[0].answers);
+    }
+}

@@ -40,6 +40,9 @@ pub mod options;
 pub mod pause;
 pub mod repair;
 pub mod report;
+pub mod reports;
+#[cfg(test)]
+mod scene;
 pub mod service;
 mod socket;
 pub mod steering;

@@ -20,6 +20,7 @@ use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::handover::{FenceKind, Handover, HandoverOptions};
 use whimbrel_engine::native::{self, NativeKind, NativeOptions, NativePhase, NativeState, Peer};
 use whimbrel_engine::remedy::Remedy;
+use whimbrel_flow::budget::{RateChange, Rates};
 use whimbrel_flow::legacy::{self, LegacyOptions, LegacyProgress};
 
 use crate::clock::now_s;
@@ -28,7 +29,7 @@ use crate::job::{self, Record, View};
 use crate::options::TransferOptions;
 use crate::pause::{self, PauseNeed};
 use crate::report::{Ending, JobReport};
-use crate::steering::{Call, Refusal, Request, Socket, SocketFile, Standing, Steered};
+use crate::steering::{Call, Refusal, Request, Socket, SocketFile, Standing, Steered, steer};
 use crate::store::{Journal, Status, Store};
 use crate::strangers;
 
@@ -347,8 +348,14 @@ impl Ready {
 
     fn new(task: Task, journal: Journal) -> Result<Ready> {
         *journal.latest().lock() = task.status();
-        let asked = Asked::begin(&journal)?;
-        Ok(Ready { task, view: Arc::default(), asked, journal })
+        let view: Arc<View> = Arc::default();
+        if let Task::External(record) = &task {
+            let TransferOptions { rate_keys, rate_bytes, .. } = record.transfer;
+            view.progress.rates.change(RateChange { keys: rate_keys, bytes: rate_bytes });
+        }
+        let rates = matches!(task, Task::External(_)).then(|| view.progress.rates.clone());
+        let asked = Asked::begin(&journal, rates)?;
+        Ok(Ready { task, view, asked, journal })
     }
 
     /// Has it roll back what it has begun, in its turn.
@@ -367,10 +374,11 @@ struct Asked {
 }
 
 impl Asked {
-    fn begin(journal: &Journal) -> Result<Asked> {
+    /// `rates` are how fast its keys move, where that is ours to say.
+    fn begin(journal: &Journal, rates: Option<Rates>) -> Result<Asked> {
         let socket = Socket::bind(&journal.store().socket(journal.id()))?;
         let (cancel, closing, file) = (CancellationToken::new(), CancellationToken::new(), socket.file());
-        let moving = Moving { latest: journal.latest(), cancel: cancel.clone() };
+        let moving = Moving { latest: journal.latest(), rates, cancel: cancel.clone() };
         tokio::spawn(socket.serve(Arc::new(moving), closing.clone()));
         Ok(Asked { cancel, closing, file })
     }
@@ -386,12 +394,16 @@ impl Drop for Asked {
 /// What a job that moves slots answers.
 struct Moving {
     latest: Arc<Mutex<Status>>,
+    /// How fast its keys move; `None` where the servers move them.
+    rates: Option<Rates>,
     cancel: CancellationToken,
 }
 
 impl Steered for Moving {
     async fn standing(&self) -> Standing {
-        Standing { job: self.latest.lock().clone(), details: serde_json::Value::Null }
+        let rates = self.rates.as_ref().map(Rates::now).unwrap_or_default();
+        let job = Status { rates, ..self.latest.lock().clone() };
+        Standing { job, details: serde_json::Value::Null }
     }
 
     async fn carry_out(
@@ -404,21 +416,32 @@ impl Steered for Moving {
                 self.cancel.cancel();
                 Ok(serde_json::Value::Null)
             }
-            _ => Err(Refusal::unsupported("a move of slots can be cancelled, and nothing else")),
+            other => {
+                let steered = self.rates.as_ref().and_then(|rates| steer(rates, other));
+                steered.ok_or_else(|| {
+                    Refusal::unsupported(match self.rates {
+                        Some(_) => "a move of slots can be paused, resumed, set and cancelled",
+                        None => {
+                            "the servers move these slots themselves: that can be cancelled, not slowed down"
+                        }
+                    })
+                })
+            }
         }
     }
 }
 
-/// Asks the process that runs a job to cancel it. It has not done so yet when this returns.
+/// Asks the process that runs a job for something; `what` says so. Returns what it answers. One that is asked to
+/// cancel has not done so yet when this returns.
 ///
 /// # Errors
 /// `Own` where it cannot be asked; `Options` where it refuses.
-pub async fn ask_to_cancel(store: &Store, id: &str) -> Result<()> {
+pub async fn ask(store: &Store, id: &str, request: Request, what: &str) -> Result<serde_json::Value> {
     let socket = store.socket(id);
-    let call = Call { socket: &socket, request: Request::Cancel, within: ASKED_WITHIN };
+    let call = Call { socket: &socket, request, within: ASKED_WITHIN };
     let answer = call.make(&CancellationToken::new(), |_| {}).await?;
-    let refused = |refusal: Refusal| Error::options(Side::Own, format!("cancel job {id}"), refusal.text);
-    answer.outcome.map(drop).map_err(refused)
+    let refused = |refusal: Refusal| Error::options(Side::Own, format!("{what} job {id}"), refusal.text);
+    answer.outcome.map_err(refused)
 }
 
 /// Jobs for planned moves, written down and not begun. `keys_of` tells how many keys a node has in a slot.
@@ -548,6 +571,9 @@ async fn run_queue(
             all.cancelled().await;
             this.cancel();
         });
+        if !task.is_fresh() {
+            journal.store().note_resumed(journal.id());
+        }
         let report = match task {
             Task::External(record) => {
                 job::run(*record, &journal, deployment.clone(), &view, asked.cancel.clone()).await
@@ -561,6 +587,7 @@ async fn run_queue(
         };
         watcher.abort();
         let report = report?;
+        journal.store().keep_report(journal.id(), &report);
         if report.ending != Ending::Done {
             enough.cancel();
         }

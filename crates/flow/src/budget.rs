@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
-use tokio::time::Instant;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::{Instant, timeout_at};
 
 /// Granularity of the memory budget.
 const UNIT_BYTES: u64 = 1 << 10;
@@ -78,57 +80,123 @@ impl BigTransfers {
 
 /// A token bucket shared by all lanes: so many per second, with bursts of a tenth of a second.
 #[derive(Debug)]
-pub struct Rate {
-    per_second: f64,
+struct Bucket {
+    per_second: Option<f64>,
     /// When the amount taken so far is paid off.
-    free_at: Mutex<Instant>,
+    free_at: Instant,
 }
 
 /// How far a bucket may fill up while nobody takes from it.
 const BURST: Duration = Duration::from_millis(100);
 
-impl Rate {
-    /// `per_second` units each second.
-    pub fn new(per_second: u64) -> Self {
-        Rate { per_second: per_second.max(1) as f64, free_at: Mutex::new(Instant::now()) }
+impl Bucket {
+    fn new(per_second: Option<u64>) -> Mutex<Bucket> {
+        // None a second would never end: that is what a pause is for.
+        let per_second = per_second.filter(|rate| *rate > 0).map(|rate| rate as f64);
+        Mutex::new(Bucket { per_second, free_at: Instant::now() })
     }
 
-    /// Waits until `amount` may pass. An amount above the rate passes at once and makes the next ones wait
-    /// longer.
-    pub async fn take(&self, amount: u64) {
-        let wait_until = {
-            let mut free_at = self.free_at.lock().await;
-            let now = Instant::now();
-            let start = (*free_at).max(now.checked_sub(BURST).unwrap_or(now));
-            *free_at = start + Duration::from_secs_f64(amount as f64 / self.per_second);
-            start
-        };
-        tokio::time::sleep_until(wait_until).await;
+    /// Takes so much, and says from when on it may pass. An amount above the rate passes at once and makes the
+    /// next ones wait longer.
+    fn take(&mut self, amount: u64, now: Instant) -> Option<Instant> {
+        let per_second = self.per_second?;
+        let start = self.free_at.max(now.checked_sub(BURST).unwrap_or(now));
+        self.free_at = start + Duration::from_secs_f64(amount as f64 / per_second);
+        Some(start)
     }
 }
 
-/// Both rates; each is optional.
-#[derive(Debug, Default)]
-pub struct Rates {
-    /// Keys per second.
-    pub keys: Option<Rate>,
-    /// Bytes of values per second.
-    pub bytes: Option<Rate>,
+/// How fast keys of a job move, and whether they do at all. Clones share it: whoever steers the job changes it
+/// while its lanes take from it.
+#[derive(Debug, Clone)]
+pub struct Rates(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    keys: Mutex<Bucket>,
+    bytes: Mutex<Bucket>,
+    /// Changes with everything that is steered, so that who waits looks again.
+    is_paused: watch::Sender<bool>,
+}
+
+/// What is changed of the rates; what is `None` stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct RateChange {
+    /// Keys per second, at most; 0 for as many as there are.
+    pub keys: Option<u64>,
+    /// Bytes of values per second, at most; 0 for as many as there are.
+    pub bytes: Option<u64>,
+}
+
+/// How rates are at a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct RatesNow {
+    /// Keys per second, at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate_keys: Option<u64>,
+    /// Bytes of values per second, at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate_bytes: Option<u64>,
+    /// Whether no keys move until somebody says so.
+    #[serde(default)]
+    pub paused: bool,
+}
+
+impl Default for Rates {
+    fn default() -> Self {
+        Rates::new(None, None)
+    }
 }
 
 impl Rates {
+    /// So many keys and bytes of values a second, at most; 0 is no bound.
+    pub fn new(keys: Option<u64>, bytes: Option<u64>) -> Rates {
+        let (keys, bytes) = (Bucket::new(keys), Bucket::new(bytes));
+        Rates(Arc::new(Shared { keys, bytes, is_paused: watch::Sender::new(false) }))
+    }
+
     /// Waits until so many keys may be read.
     pub async fn take_keys(&self, n: u64) {
-        if let Some(rate) = &self.keys {
-            rate.take(n).await;
-        }
+        self.take(&self.0.keys, n).await;
     }
 
     /// Waits until so many bytes may pass.
     pub async fn take_bytes(&self, n: u64) {
-        if let Some(rate) = &self.bytes {
-            rate.take(n).await;
+        self.take(&self.0.bytes, n).await;
+    }
+
+    async fn take(&self, bucket: &Mutex<Bucket>, amount: u64) {
+        // Before the bucket is looked at: a change after that is not missed.
+        let mut changes = self.0.is_paused.subscribe();
+        let start = bucket.lock().take(amount, Instant::now());
+        if let Some(start) = start {
+            // A change ends the wait: what was due at the rate of before says nothing any more.
+            let _ = timeout_at(start, changes.changed()).await;
         }
+        // Fails only once the sender is gone, which `self` keeps.
+        let _ = changes.wait_for(|is_paused| !is_paused).await;
+    }
+
+    /// Changes rates. Lanes that wait notice at once.
+    pub fn change(&self, change: RateChange) {
+        for (bucket, rate) in [(&self.0.keys, change.keys), (&self.0.bytes, change.bytes)] {
+            if let Some(rate) = rate {
+                *bucket.lock() = Bucket::new(Some(rate)).into_inner();
+            }
+        }
+        self.0.is_paused.send_modify(|_| {});
+    }
+
+    /// Has no more keys read until it is called with false. What has been read is still written.
+    pub fn pause(&self, pause: bool) {
+        self.0.is_paused.send_replace(pause);
+    }
+
+    /// How they are.
+    pub fn now(&self) -> RatesNow {
+        let of = |bucket: &Mutex<Bucket>| bucket.lock().per_second.map(|rate| rate as u64);
+        let (rate_keys, rate_bytes) = (of(&self.0.keys), of(&self.0.bytes));
+        RatesNow { rate_keys, rate_bytes, paused: *self.0.is_paused.borrow() }
     }
 }
 
@@ -153,5 +221,59 @@ mod tests {
         drop(first);
         drop(transfers.start().await);
         assert_eq!(transfers.places.available_permits(), 1);
+    }
+
+    #[test]
+    fn so_many_pass_in_a_second() {
+        let mut bucket = Bucket::new(Some(10)).into_inner();
+        let began = bucket.free_at;
+        let passes = |bucket: &mut Bucket, after_ms: u64| {
+            let now = began + Duration::from_millis(after_ms);
+            bucket.take(10, now).map(|start| (start - began).as_millis())
+        };
+        // The first ones pass at once, and are paid for by the next.
+        assert_eq!(
+            [0, 0, 500].map(|after_ms| passes(&mut bucket, after_ms)),
+            [Some(0), Some(1_000), Some(2_000)]
+        );
+        // What nobody took is lost, up to a burst.
+        assert_eq!(passes(&mut bucket, 60_000), Some(59_900));
+        let mut unbounded = Bucket::new(Some(0)).into_inner();
+        assert_eq!(unbounded.take(u64::MAX, began), None);
+    }
+
+    /// Whether it has not come to its end after a while. What is tested would wait for days.
+    async fn waits(taking: impl Future<Output = ()>) -> bool {
+        tokio::time::timeout(Duration::from_millis(50), taking).await.is_err()
+    }
+
+    #[tokio::test]
+    async fn a_change_reaches_who_waits_already() {
+        let rates = Rates::new(Some(1), None);
+        rates.take_keys(1_000_000).await;
+        let mut waiting = tokio::spawn({
+            let rates = rates.clone();
+            async move { rates.take_keys(1).await }
+        });
+        assert!(
+            waits(async { (&mut waiting).await.expect("it ends") }).await,
+            "the rate of before bounds nothing"
+        );
+        rates.change(RateChange { keys: Some(1_000_000), bytes: None });
+        waiting.await.expect("it ends");
+        rates.change(RateChange { keys: Some(0), bytes: Some(7) });
+        assert_eq!(rates.now(), RatesNow { rate_keys: None, rate_bytes: Some(7), paused: false });
+    }
+
+    #[tokio::test]
+    async fn nothing_passes_while_it_is_paused_whatever_the_rates() {
+        let rates = Rates::default();
+        rates.pause(true);
+        assert!(waits(rates.take_keys(1)).await);
+        rates.change(RateChange { keys: Some(5), bytes: None });
+        assert!(waits(rates.take_bytes(1)).await, "a change of rates ends no pause");
+        rates.pause(false);
+        rates.take_keys(1).await;
+        rates.take_bytes(1).await;
     }
 }

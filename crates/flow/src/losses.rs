@@ -6,6 +6,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::Result;
 
+use crate::budget::Rates;
 use crate::copy::CopyOptions;
 use crate::verify::{self, Depth, Settle, VerifyOptions, VerifyProgress};
 
@@ -42,7 +43,7 @@ pub async fn count(
         retry: options.retry,
         differences_max: 0,
         check_extra: removes,
-        read_rate_keys: options.rate_keys,
+        rates: Rates::new(options.rates.now().rate_keys, None),
         ..VerifyOptions::default()
     };
     let progress = Arc::new(VerifyProgress::default());

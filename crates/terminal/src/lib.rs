@@ -6,6 +6,7 @@
 //! - [`row`] does so for lines of progress, which [`progress`] shows;
 //! - [`question`] asks.
 
+pub mod page;
 pub mod plain;
 pub mod print;
 pub mod progress;

@@ -223,3 +223,202 @@ fn a_job_that_hangs_is_listed_as_one_that_does_not_answer() {
     place.jobs(&["cancel", &name]).expect_code(0);
     running.wait(PATIENCE).expect("it ends").expect_code(130);
 }
+
+/// The name of a job.
+fn name_of(job: &Value) -> &str {
+    job["name"].as_str().expect("a name")
+}
+
+/// What `--json` says of how far a job is.
+fn done(place: &Place) -> u64 {
+    place.open_job()["keys_moved"].as_u64().expect("a number")
+}
+
+/// How far a job is once nothing changes any more: what was on its way has arrived.
+fn done_at_rest(place: &Place) -> u64 {
+    let mut before = done(place);
+    wait_until("nothing is on its way any more", || {
+        std::thread::sleep(Duration::from_millis(500));
+        let now = done(place);
+        std::mem::replace(&mut before, now) == now
+    });
+    before
+}
+
+/// A job at 500 keys a second is paused: nothing moves for longer than a second's worth takes; it is told to be
+/// as fast as it can and still rests; it is resumed, and comes to its end.
+#[track_caller]
+fn is_paused_set_and_resumed(kind: &str, more: &[&str]) {
+    let place = Place::new();
+    if kind == "verify" {
+        let (from, to) = (place.source.addr(), place.target.addr());
+        Invocation::new(&["copy", &from, &to]).timeout(PATIENCE).run().expect_code(0);
+    }
+    let mut running = place.start(kind, more);
+    let job = place.open_job();
+    let name = name_of(&job);
+    assert_eq!((&job["rate_keys"], &job["paused"]), (&500.into(), &false.into()), "{job:#}");
+    place.jobs(&["pause", name]).expect_code(0);
+    let rests_at = done_at_rest(&place);
+    assert!(place.jobs(&["list"]).expect_code(0).stdout.contains("paused"));
+    let set = place.jobs(&["set", name, "rate-keys=none", "rate-bytes=1GiB"]).expect_code(0);
+    assert!(set.stdout.contains("1.0 GiB a second; paused"), "{}", set.stdout);
+    std::thread::sleep(Duration::from_millis(1_500));
+    assert_eq!(done(&place), rests_at, "it goes on although it is paused");
+    assert!(rests_at < job["keys"].as_u64().expect("a number"), "it was over before it was paused");
+    let shown = place.jobs(&["show", name]).expect_code(0).stdout;
+    assert!(shown.contains("rates    1.0 GiB a second; paused"), "{shown}");
+    place.jobs(&["resume", name]).expect_code(0);
+    running.wait(PATIENCE).expect("it ends").expect_code(0);
+    let ended = place.jobs(&["pause", name]).expect_code(2);
+    assert!(
+        ended.stderr.contains(if kind == "sync" { "does not run" } else { "has ended" }),
+        "{}",
+        ended.stderr
+    );
+    let (from, to) = (place.source.addr(), place.target.addr());
+    Invocation::new(&["verify", &from, &to]).timeout(PATIENCE).run().expect_code(0);
+}
+
+#[test]
+fn a_copy_is_paused_set_and_resumed() {
+    is_paused_set_and_resumed("copy", &[]);
+}
+
+#[test]
+fn a_verification_is_paused_set_and_resumed() {
+    is_paused_set_and_resumed("verify", &[]);
+}
+
+#[test]
+fn a_sync_is_paused_set_and_resumed() {
+    is_paused_set_and_resumed("sync", &["--once"]);
+}
+
+/// The only job, once its snapshot has begun.
+#[track_caller]
+fn once_it_moves_keys(state: &str, running: &mut Running) -> Value {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let job = listed(state).pop().unwrap_or_default();
+        if job["phase"] == "snapshotting" {
+            return job;
+        }
+        let goes_on = running.is_running() && Instant::now() < deadline;
+        assert!(goes_on, "it moves no keys: {job:#}\n{}\n{}", running.stdout(), running.stderr());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// At a key a second it would take hours; told to be faster, it is there at once.
+#[test]
+fn a_move_of_slots_is_paused_set_and_resumed() {
+    let scene = Scene::of(Engine::Redis70, 0, &[vec![0..=8191], vec![8192..=16383]]).start();
+    scene.fill(0..=99, 100, 10_000);
+    let filled = scene.cluster.total_keys().expect("a number");
+    let state = scene.file("");
+    let state = state.to_str().expect("a plain path").trim_end_matches('/');
+    let slowly = ["--method", "external", "--rate-keys", "1"];
+    let mut running = scene.reshard("0-99", 1, &slowly).timeout(PATIENCE).spawn();
+    let job = once_it_moves_keys(state, &mut running);
+    let name = name_of(&job);
+    jobs(state, &["pause", name]).expect_code(0);
+    jobs(state, &["set", name, "rate-keys=none"]).expect_code(0);
+    std::thread::sleep(Duration::from_millis(1_500));
+    let job = listed(state).remove(0);
+    assert_eq!((&job["phase"], &job["paused"]), (&"snapshotting".into(), &true.into()), "{job:#}");
+    jobs(state, &["resume", name]).expect_code(0);
+    running.wait(PATIENCE).expect("it ends").expect_code(0);
+    assert_eq!(scene.cluster.owner_of(0).expect("an owner"), 1);
+    assert_eq!(scene.cluster.total_keys().expect("a number"), filled);
+}
+
+/// What cannot be paused or set says why.
+#[test]
+fn what_cannot_be_steered_is_refused() {
+    let place = Place::new();
+    let mut running = place.start("copy", &[]);
+    let job = place.open_job();
+    let name = name_of(&job);
+    for (words, expected) in [
+        (&["set", name, "lanes=8"][..], "lanes cannot be changed while a job runs"),
+        (&["set", name, "rate-keys=fast"], "rate-keys=fast"),
+        (&["set", name], "RATE"),
+        (&["pause", "nobody"], "there is no job nobody"),
+    ] {
+        let refused = place.jobs(words).expect_code(2);
+        assert!(refused.stderr.contains(expected), "{words:?}: {}", refused.stderr);
+    }
+    running.kill9();
+    let refused = place.jobs(&["pause", name]).expect_code(2);
+    assert!(refused.stderr.contains("does not run: it was interrupted"), "{}", refused.stderr);
+}
+
+/// From a copy that was steered: its events, also while they happen; one document, as JSON and as a page; and
+/// whoever changes a byte of either is found out.
+#[test]
+fn what_happened_to_a_job_is_kept_and_handed_on() {
+    let place = Place::new();
+    let mut running = place.start("copy", &[]);
+    let job = place.open_job();
+    let name = name_of(&job);
+    let following = ["jobs", "events", name, "--follow", "--state-dir", place.state()];
+    let mut following = Invocation::new(&following).timeout(PATIENCE).spawn();
+    assert!(following.wait_for_text("begun by", PATIENCE), "{}", following.stderr());
+    place.jobs(&["pause", name]).expect_code(0);
+    assert!(following.wait_for_text("paused", PATIENCE), "{}", following.stdout());
+    place.jobs(&["set", name, "rate-keys=none"]).expect_code(0);
+    place.jobs(&["resume", name]).expect_code(0);
+    running.wait(PATIENCE).expect("it ends").expect_code(0);
+    let followed = following.wait(PATIENCE).expect("it ends").expect_code(0).stdout;
+    let events = place.jobs(&["events", name]).expect_code(0).stdout;
+    assert_eq!(followed, events);
+    let mut rest = &events[..];
+    for expected in ["begun by", "copying", "500 keys a second; paused", "no rate is set", "ended: done"] {
+        let place = rest.find(expected).unwrap_or_else(|| panic!("{expected} is not in {events}"));
+        rest = &rest[place..];
+    }
+    let text = place.jobs(&["report", name]).expect_code(0).stdout;
+    let document: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(document["report"]["counts"]["written"], job["keys"], "{text}");
+    let (json, page) = (place.folder.path().join("report.json"), place.folder.path().join("report.html"));
+    let of = |path: &Path| path.to_str().expect("a plain path").to_owned();
+    std::fs::write(&json, &text).expect("written");
+    place.jobs(&["report", name, "--html", &of(&page)]).expect_code(0);
+    for file in [json, page] {
+        place.jobs(&["report", "--check", &of(&file)]).expect_code(0);
+        let made = std::fs::read_to_string(&file).expect("a file");
+        for (what, instead) in [("copying", "copyinG"), ("done", "dome"), ("sha256:", "sha256:0")] {
+            std::fs::write(&file, made.replacen(what, instead, 1)).expect("written");
+            place.jobs(&["report", "--check", &of(&file)]).expect_code(6);
+        }
+        std::fs::write(&file, "something else").expect("written");
+        place.jobs(&["report", "--check", &of(&file)]).expect_code(2);
+    }
+}
+
+/// A move of slots, which has its journal, and is cancelled while it is paused.
+#[test]
+fn a_move_of_slots_that_was_cancelled_has_a_report() {
+    let scene = Scene::of(Engine::Valkey91, 0, &[vec![0..=8191], vec![8192..=16383]]).start();
+    scene.fill(0..=99, 100, 10_000);
+    let state = scene.file("");
+    let state = state.to_str().expect("a plain path").trim_end_matches('/');
+    let slowly = ["--method", "external", "--rate-keys", "1"];
+    let mut running = scene.reshard("0-99", 1, &slowly).timeout(PATIENCE).spawn();
+    let job = once_it_moves_keys(state, &mut running);
+    let name = name_of(&job);
+    jobs(state, &["pause", name]).expect_code(0);
+    wait_until("that is written down", || {
+        jobs(state, &["events", name]).expect_code(0).stdout.contains("1 key a second; paused")
+    });
+    jobs(state, &["cancel", name]).expect_code(0);
+    running.wait(PATIENCE).expect("it ends").expect_code(130);
+    let text = jobs(state, &["report", name]).expect_code(0).stdout;
+    let document: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(document["report"]["ending"], "cancelled", "{text}");
+    let events = document["events"].as_array().expect("a list");
+    let is_paused = |event: &Value| event["rates"]["paused"] == true;
+    assert!(events.iter().any(is_paused), "{text}");
+    assert_eq!(events.last().map(|event| &event["event"]), Some(&"ended".into()), "{text}");
+}

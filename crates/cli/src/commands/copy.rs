@@ -13,6 +13,7 @@ use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_d
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, ErrorKind, Result};
 use whimbrel_engine::remedy::Remedy;
+use whimbrel_flow::budget::Rates;
 use whimbrel_flow::copy::{self, CopyOptions, CopyReport, DbPair, Existing, KeyFailure, Plan, PlannedDb};
 use whimbrel_flow::journal::{self, Journal};
 use whimbrel_flow::progress::CopyProgress;
@@ -71,8 +72,7 @@ pub fn options(selection: Selection, dbs: Vec<DbPair>, limits: &Limits, retry_fo
         memory_bytes: limits.memory,
         big_key_bytes: limits.big_key,
         chunk_bytes: CHUNK_BYTES,
-        rate_keys: limits.rate_keys,
-        rate_bytes: limits.rate_bytes,
+        rates: Rates::new(limits.rate_keys, limits.rate_bytes),
         scan_count: limits.scan_count,
         lanes: limits.lanes,
         shards_at_once: limits.shards,
@@ -157,7 +157,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let begun_with = steering::beginning(&store, (Kind::Copy, &name), (&source, &target), again, resumes);
     // Cancelling the copy does not mean whatever comes after it.
     let stop = &stop.child_token();
-    let job = LocalJob::new(stop.clone(), look(begun_with, progress.clone()));
+    let job = LocalJob::new(stop.clone(), options.rates.clone(), look(begun_with, progress.clone()));
     let dbs = options.dbs.clone();
     let work = async {
         *begun = true;
@@ -180,7 +180,8 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
         outcome
     };
     let came = |report: &CopyReport| if report.complete { Came::Through("done") } else { Came::Short };
-    let Attendance { outcome, is_cancelled } = steering::attended(&folder, job, work, came).await?;
+    let Attendance { outcome, is_cancelled } =
+        steering::attended(&folder, job, work, came, |report| report).await?;
     let report = outcome?;
     show_report(args, &report, is_cancelled);
     if !report.complete {

@@ -13,6 +13,7 @@ use whimbrel_control::store::{Kind, Status, Store};
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_flow::budget::Rates;
 use whimbrel_flow::copy::DbPair;
 use whimbrel_flow::journal::{self, Journal};
 use whimbrel_flow::retry::RetryPolicy;
@@ -56,7 +57,7 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
         differences_max: args.list,
         from_replica: args.from_replicas,
         check_extra: !args.ignore_extra,
-        read_rate_keys: args.rate_keys,
+        rates: Rates::new(args.rate_keys, None),
         ..VerifyOptions::default()
     };
     let journal = open_journal(args, &options, &source, &target)?;
@@ -73,14 +74,15 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
         steering::beginning(&store, (Kind::Verify, &name), (&source, &target), again, args.resume);
     let stop = stop.child_token();
     let look = look(begun_with, progress.clone(), options.check_extra);
-    let job = LocalJob::new(stop.clone(), look);
+    let job = LocalJob::new(stop.clone(), options.rates.clone(), look);
     let work = verify(source, target, options, &args.show, Some(journal), progress, stop);
     let came = |report: &VerifyReport| match (report.stopped_early, report.is_equal()) {
         (true, _) => Came::Short,
         (false, true) => Came::Through("equal"),
         (false, false) => Came::Through("different"),
     };
-    let Attendance { outcome, is_cancelled } = steering::attended(&folder, job, work, came).await?;
+    let Attendance { outcome, is_cancelled } =
+        steering::attended(&folder, job, work, came, |report| report).await?;
     let is_left = outcome.as_ref().map_or(true, |report| report.stopped_early);
     if is_left && !is_cancelled && !args.show.json && !args.show.quiet {
         eprintln!("         the same command with --resume goes on from here");
@@ -208,7 +210,8 @@ pub async fn verify(
     progress: Arc<VerifyProgress>,
     stop: CancellationToken,
 ) -> Result<VerifyReport> {
-    let display = Display::start(show.form(), lines(progress.clone(), options.check_extra));
+    let display =
+        Display::start(show.form(), lines(progress.clone(), options.rates.clone(), options.check_extra));
     let (depth, scope) = (options.depth, options.scope);
     let outcome = verify::verify_with_journal(source, target, options, progress, journal, stop).await;
     display.finish().await;
@@ -226,7 +229,7 @@ pub fn exit_of(report: &VerifyReport) -> Exit {
     }
 }
 
-fn lines(progress: Arc<VerifyProgress>, check_extra: bool) -> impl FnMut() -> Lines + Send {
+fn lines(progress: Arc<VerifyProgress>, rates: Rates, check_extra: bool) -> impl FnMut() -> Lines + Send {
     let started = Instant::now();
     // What an earlier run has done says nothing about the pace of this one.
     let mut before = None;
@@ -250,6 +253,7 @@ fn lines(progress: Arc<VerifyProgress>, check_extra: bool) -> impl FnMut() -> Li
             cell(0, display::eta(left_ms)),
             cell(1, format!("{} of {}{looks}", format_count(done), format_count(all))),
             cell(0, p.disk.words().unwrap_or_default()),
+            cell(0, display::paused(&rates).unwrap_or_default()),
             cell(2, some(differing, "differ")),
             cell(3, format!("{}/s", format_count(((done - before) as f64 / seconds) as u64))),
             cell(4, some(rechecking, "looked at again")),
@@ -260,7 +264,7 @@ fn lines(progress: Arc<VerifyProgress>, check_extra: bool) -> impl FnMut() -> Li
         let json = json!({
             "event": "verify_progress", "compared": compared, "differing": differing, "bytes_compared": bytes,
             "rechecking": rechecking, "extra_checked": extra, "keys_total": total,
-            "disk_full_ms": p.disk.full_ms(),
+            "disk_full_ms": p.disk.full_ms(), "rates": rates.now(),
         });
         Lines { done: Some((done, all)), rows: vec![row], json, notes: Vec::new(), plain: None }
     }

@@ -325,7 +325,16 @@ fn addresses(command: &Command) -> Vec<(&String, &'static str)> {
             Some(JobsCommand::Cancel { access, .. } | JobsCommand::Resume { access, .. }) => {
                 access.cluster.iter().map(|cluster| (cluster, CLUSTER_PASSWORD)).collect()
             }
-            None | Some(JobsCommand::List | JobsCommand::Show { .. } | JobsCommand::Clean) => Vec::new(),
+            None
+            | Some(
+                JobsCommand::List
+                | JobsCommand::Show { .. }
+                | JobsCommand::Clean
+                | JobsCommand::Pause { .. }
+                | JobsCommand::Events { .. }
+                | JobsCommand::Report { .. }
+                | JobsCommand::Set { .. },
+            ) => Vec::new(),
         },
         Command::Cutover(_)
         | Command::Watch(_)

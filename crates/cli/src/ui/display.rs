@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 use whimbrel_core::units::{format_bytes, format_count, format_duration_ms};
+use whimbrel_flow::budget::Rates;
 use whimbrel_flow::copy::CopyOptions;
 use whimbrel_flow::progress::{CopyCounts, CopyProgress};
 use whimbrel_terminal::progress::{Display, Form, Lines, Speed, SpeedNow};
@@ -14,6 +15,11 @@ pub fn eta(left_ms: Option<u64>) -> String {
     format!("ETA {}", left_ms.map_or_else(|| "–".to_owned(), format_duration_ms))
 }
 
+/// What is shown of a job that somebody has paused.
+pub fn paused(rates: &Rates) -> Option<&'static str> {
+    rates.now().paused.then_some("PAUSED: whimbrel jobs resume has it go on")
+}
+
 /// Shows a copy.
 pub fn of_copy(
     form: Form,
@@ -21,7 +27,7 @@ pub fn of_copy(
     options: &CopyOptions,
     total: Option<u64>,
 ) -> Display {
-    let (limit, memory) = (options.limit, options.memory_bytes);
+    let (limit, memory, rates) = (options.limit, options.memory_bytes, options.rates.clone());
     let mut speed = Speed::begin();
     Display::start(form, move || {
         let counts = progress.snapshot();
@@ -31,12 +37,13 @@ pub fn of_copy(
         let json = json!({
             "event": "progress", "elapsed_ms": speed.elapsed_ms, "keys_per_second": speed.keys as u64,
             "bytes_per_second": speed.bytes as u64, "memory_budget_bytes": memory, "counts": counts,
-            "disk_full_ms": progress.disk.full_ms(),
+            "disk_full_ms": progress.disk.full_ms(), "rates": rates.now(),
         });
         let mut details = copy_details(&counts, &speed, total);
-        details.extend(disk.clone().map(|words| cell(0, words)));
-        let disk = disk.map_or_else(String::new, |words| format!("  {words}"));
-        let plain = format!("{}{disk}", copy_line(&counts, &speed, total));
+        let stops: Vec<String> = disk.into_iter().chain(paused(&rates).map(str::to_owned)).collect();
+        details.extend(stops.iter().map(|words| cell(0, words.clone())));
+        let stops: String = stops.iter().map(|words| format!("  {words}")).collect();
+        let plain = format!("{}{stops}", copy_line(&counts, &speed, total));
         let length = total.unwrap_or(0).max(counts.scanned);
         let done = Some((counts.scanned.min(dealt_with(&counts)), length));
         Lines { done, rows: vec![details], plain: Some(plain), json, notes: Vec::new() }

@@ -26,6 +26,7 @@ use whimbrel_wire::value::Value;
 use crate::clock::now_s;
 use crate::job::View;
 use crate::service::{self, PARALLEL_MAX, Ready, Settings, Task};
+use crate::steering::Request;
 use crate::store::{Entry, Status, Store};
 use crate::strangers::{self, Own};
 use crate::topology::Topology;
@@ -387,7 +388,7 @@ impl Jobs for Queue {
     async fn cancel(&self, name: &str) -> Result<()> {
         let known = self.list().await?.into_iter().find(|job| job.name == name);
         let job = match self.withdraw(name, known) {
-            None => return service::ask_to_cancel(&self.store, name).await,
+            None => return service::ask(&self.store, name, Request::Cancel, "cancel").await.map(drop),
             Some(Withdrawn::Cancelled) => return Ok(()),
             Some(Withdrawn::TakenOut(job)) => *job,
         };

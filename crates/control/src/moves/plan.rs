@@ -150,3 +150,51 @@ impl Plan {
         of_source.values().copied().max().unwrap_or(0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(source: &str, keys: u64, bytes: u64, batches: usize) -> Row {
+        let slots = "0-99".parse().expect("slots");
+        let target = "t".to_owned();
+        Row { source: source.to_owned(), target, slots, keys, bytes, batches, fence: None }
+    }
+
+    fn plan(rows: Vec<Row>) -> Plan {
+        Plan {
+            moves: Vec::new(),
+            rows,
+            method: Method::External,
+            why: String::new(),
+            max_pause_ms: None,
+            need: PauseNeed::default(),
+            rate_keys: None,
+            rate_bytes: None,
+            demoted: None,
+            empty: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn moves_of_one_source_follow_one_another_and_those_of_two_do_not() {
+        let one = plan(vec![row("a", 60_000, 0, 1)]).estimate_ms();
+        assert_eq!(one, 1_000 + 10 + 100);
+        assert_eq!(plan(vec![row("a", 60_000, 0, 1), row("a", 60_000, 0, 1)]).estimate_ms(), 2 * one);
+        assert_eq!(plan(vec![row("a", 60_000, 0, 1), row("b", 6_000, 0, 1)]).estimate_ms(), one);
+        let both = plan(vec![row("a", 1, 2, 3), row("b", 10, 20, 2), row("a", 0, 0, 1)]);
+        assert_eq!((both.sums(), both.pauses_max()), ((300, 11, 22), 4));
+        assert_eq!((plan(vec![]).estimate_ms(), plan(vec![]).pauses_max()), (0, 0));
+    }
+
+    #[test]
+    fn rates_and_large_values_make_it_longer() {
+        let of = |rate_keys, rate_bytes| {
+            Plan { rate_keys, rate_bytes, ..plan(vec![row("a", 60_000, 300_000_000, 0)]) }.estimate_ms()
+        };
+        assert_eq!(of(None, None), 2_000 + 10, "its bytes take longer than its keys");
+        assert_eq!(of(Some(1_000), None), 60_000 + 10);
+        assert_eq!(of(None, Some(1_000_000)), 300_000 + 10);
+        assert_eq!(of(Some(1 << 40), Some(1 << 40)), of(None, None), "no rate makes it faster");
+    }
+}

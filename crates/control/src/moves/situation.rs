@@ -62,14 +62,17 @@ impl Situation {
     /// Where no node answers, or a primary with slots does not.
     pub async fn find(deployment: &Deployment) -> Result<Situation> {
         let what = SurveyOptions { counts: Counted::Owned, activity: true };
-        let survey = Survey::take_with(deployment, what).await?;
+        Ok(Situation::of(Survey::take_with(deployment, what).await?))
+    }
+
+    fn of(survey: Survey) -> Situation {
         let mut shards = Vec::new();
         let mut owners = BTreeMap::new();
         for (node, state) in survey.answering_primaries() {
             owners.insert(node.id.clone(), shards.len());
             shards.push(Shard { id: node.id.clone(), slots: state.slots.clone() });
         }
-        Ok(Situation { survey, shards, owners })
+        Situation { survey, shards, owners }
     }
 
     /// The node that a person means: by id, by the unique beginning of one, or by address.
@@ -79,12 +82,11 @@ impl Situation {
     pub fn resolve(&self, text: &str) -> Result<NodeId> {
         let lower = text.to_ascii_lowercase();
         let primaries: Vec<&Surveyed> = self.survey.primaries().collect();
-        let found: Vec<&&Surveyed> = primaries
-            .iter()
-            .filter(|n| {
-                n.address.to_string() == text || n.id.to_string().starts_with(&lower) && !text.is_empty()
-            })
-            .collect();
+        // Every id begins with nothing.
+        let is_called = |n: &&Surveyed| {
+            n.address.to_string() == text || !text.is_empty() && n.id.to_string().starts_with(&lower)
+        };
+        let found: Vec<&&Surveyed> = primaries.iter().filter(|n| is_called(n)).collect();
         let list =
             |nodes: &[&Surveyed]| nodes.iter().map(|n| n.name().to_string()).collect::<Vec<_>>().join(", ");
         let what = match &found[..] {
@@ -94,12 +96,7 @@ impl Situation {
                 return Err(Error::unfit(Side::Source, at, "find a node", "it does not answer")
                     .with_remedy("see `whimbrel status`"));
             }
-            [] => match self
-                .survey
-                .nodes
-                .iter()
-                .find(|n| n.address.to_string() == text || n.id.to_string().starts_with(&lower))
-            {
+            [] => match self.survey.nodes.iter().find(is_called) {
                 Some(replica) => format!("node {} is a replica; name its primary", replica.name()),
                 None => format!("no primary is called {text}; there are {}", list(&primaries)),
             },
@@ -234,5 +231,68 @@ impl Situation {
                 Err(Error::options(Side::Own, "understand the options", what))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scene::{id, survey, third};
+
+    #[test]
+    fn a_node_is_named_by_its_address_or_the_beginning_of_its_id() {
+        let situation = Situation::of(survey());
+        for name in ["h:7001", "1", "111111", &id(1).to_string()] {
+            assert_eq!(situation.resolve(name).expect(name), id(1), "{name}");
+        }
+        let refused = |name: &str| situation.resolve(name).expect_err(name).to_string();
+        assert!(refused("3333").contains("is a replica; name its primary"), "{}", refused("3333"));
+        assert!(refused("h:7004").contains("is a replica"), "{}", refused("h:7004"));
+        for name in ["", "9", "h:9", "7001"] {
+            assert!(refused(name).contains("no primary is called"), "{name}: {}", refused(name));
+        }
+    }
+
+    #[test]
+    fn a_primary_that_does_not_answer_and_one_of_two_are_refused() {
+        let mut survey = survey();
+        survey.nodes[2].answer = Err("timeout".to_owned());
+        survey.nodes[1].id = format!("0{}", "1".repeat(39)).parse().expect("an id");
+        let situation = Situation::of(survey);
+        let refused = |name: &str| situation.resolve(name).expect_err(name).to_string();
+        assert!(refused("h:7002").contains("does not answer"), "{}", refused("h:7002"));
+        assert!(refused("0").contains("could be any of"), "{}", refused("0"));
+        assert_eq!(situation.resolve("00").expect("one"), id(0));
+    }
+
+    #[test]
+    fn who_is_left_without_slots_is_known_beforehand() {
+        let mut survey = survey();
+        survey.nodes[2].answer.as_mut().expect("it answers").slots = SlotSet::new();
+        let situation = Situation::of(survey);
+        let part = |slots: &str| Move { source: id(0), target: id(1), slots: slots.parse().expect("slots") };
+        assert_eq!(situation.emptied(&[part("0-5000")]), None);
+        assert_eq!(situation.emptied(&[part("0-5000"), part("5001-5460")]), Some(&id(0)));
+        assert_eq!(situation.left_empty(&[part("0-9")]).len(), 1, "the third primary");
+        let to_it = Move { target: id(2), ..part("0-9") };
+        assert!(situation.left_empty(&[to_it]).is_empty());
+    }
+
+    #[test]
+    fn slots_weigh_by_what_their_node_has() {
+        let mut survey = survey();
+        for (node, (keys, bytes, operations)) in
+            [(100, 10_000, 50), (10, 100, 0), (0, 0, 0)].iter().enumerate()
+        {
+            let facts = &mut survey.nodes[node].answer.as_mut().expect("it answers").facts;
+            (facts.keys, facts.dataset_bytes, facts.ops_per_second) = (*keys, *bytes, *operations);
+        }
+        let situation = Situation::of(survey);
+        assert_eq!(situation.key_bytes(&id(0)), 100.0);
+        assert_eq!(situation.key_bytes(&id(2)), 0.0, "no keys, and no division by them");
+        assert_eq!(situation.keys_in(&id(1), &third(1)), 0);
+        let slot = Slot::MIN;
+        assert_eq!(situation.costs(Weighing::Slots).of(slot), 1);
+        assert_eq!(situation.costs(Weighing::Operations).of(slot), 0, "nobody has keys in it");
     }
 }

@@ -48,6 +48,9 @@ impl<S: Steered> Attended<S> {
         let job = steered.standing().await.job;
         let socket = Socket::bind(&store.socket(&job.id))?;
         let file = socket.file();
+        if store.find(&job.id).is_some() {
+            store.note_resumed(&job.id);
+        }
         store.publish(&job);
         let closing = CancellationToken::new();
         let serving = tokio::spawn(socket.serve(steered.clone(), closing.clone()));

@@ -4,11 +4,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use serde::Serialize;
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_flow::budget::Rates;
 use whimbrel_flow::journal;
 use whimbrel_flow::sync::{Ask, CutoverOptions};
 
@@ -26,6 +28,8 @@ pub struct LocalJob {
     /// Stops the job, so that it can go on.
     stop: CancellationToken,
     is_cancelled: AtomicBool,
+    /// How fast its keys move.
+    rates: Rates,
     /// Where cutovers are asked for, of one that can be cut over.
     cutovers: Option<(mpsc::Sender<Ask>, Worded)>,
 }
@@ -37,9 +41,13 @@ impl std::fmt::Debug for LocalJob {
 }
 
 impl LocalJob {
-    /// A job that `stop` stops and that is seen by `look`.
-    pub fn new(stop: CancellationToken, look: impl Fn() -> Standing + Send + Sync + 'static) -> LocalJob {
-        LocalJob { look: Box::new(look), stop, is_cancelled: AtomicBool::new(false), cutovers: None }
+    /// A job that `stop` stops, that takes from `rates` and that is seen by `look`.
+    pub fn new(
+        stop: CancellationToken,
+        rates: Rates,
+        look: impl Fn() -> Standing + Send + Sync + 'static,
+    ) -> LocalJob {
+        LocalJob { look: Box::new(look), stop, rates, is_cancelled: AtomicBool::new(false), cutovers: None }
     }
 
     /// Cutovers of it are asked for there, and why one did not come about is worded so.
@@ -61,6 +69,11 @@ impl LocalJob {
         let Some((cutovers, worded)) = &self.cutovers else {
             return Err(Refusal::unsupported("only a sync can be cut over"));
         };
+        if self.rates.now().paused {
+            let text =
+                "the sync is paused, so what is left would not arrive: whimbrel jobs resume has it go on";
+            return Err(Refusal { why: Why::Refused, text: text.to_owned() });
+        }
         let (answer, told) = oneshot::channel();
         let gone = || Error::own("cut over", "the sync has ended");
         let outcome = match cutovers.send(Ask { options, withdrawn, answer }).await {
@@ -71,6 +84,17 @@ impl LocalJob {
             outcome.and_then(|report| serde_json::to_value(&report).map_err(|e| Error::own("cut over", e)));
         outcome.map_err(|e| Refusal { why: why_refused(&e), text: worded(e) })
     }
+}
+
+/// Does what changes nothing but how fast keys move; `None` for other requests.
+pub(crate) fn steer(rates: &Rates, request: Request) -> Option<Value> {
+    match request {
+        Request::Pause => rates.pause(true),
+        Request::Resume => rates.pause(false),
+        Request::Set(change) => rates.change(change),
+        _ => return None,
+    }
+    Some(serde_json::to_value(rates.now()).unwrap_or_default())
 }
 
 /// Why something was not done that may have been begun.
@@ -85,7 +109,9 @@ fn why_refused(error: &Error) -> Why {
 
 impl Steered for LocalJob {
     async fn standing(&self) -> Standing {
-        (self.look)()
+        let mut standing = (self.look)();
+        standing.job.rates = self.rates.now();
+        standing
     }
 
     async fn carry_out(
@@ -100,9 +126,11 @@ impl Steered for LocalJob {
                 Ok(Value::Null)
             }
             Request::Cutover(options) => self.cut_over(options, withdrawn).await,
-            _ => Err(Refusal::unsupported(
-                "this job can be cancelled, and a sync be cut over, and nothing else",
-            )),
+            other => steer(&self.rates, other).ok_or_else(|| {
+                Refusal::unsupported(
+                    "this job can be paused, resumed, set and cancelled, and a sync be cut over",
+                )
+            }),
         }
     }
 }
@@ -166,17 +194,21 @@ pub struct Attendance<T> {
 ///
 /// # Errors
 /// `Own` where its socket cannot be made, or that journal cannot be removed.
-pub async fn attended<T>(
+pub async fn attended<T, R: Serialize>(
     folder: &Path,
     job: LocalJob,
     work: impl Future<Output = Result<T>>,
     came: impl FnOnce(&T) -> Came,
+    report: impl FnOnce(&T) -> &R,
 ) -> Result<Attendance<T>> {
-    let job = Arc::new(job);
-    let attended = Attended::begin(&Store::new(folder), job.clone()).await?;
+    let (job, store) = (Arc::new(job), Store::new(folder));
+    let attended = Attended::begin(&store, job.clone()).await?;
     let outcome = work.await;
     let is_cancelled = job.is_cancelled();
     let name = job.standing().await.job.id;
+    if let Ok(done) = &outcome {
+        store.keep_report(&name, report(done));
+    }
     match outcome.as_ref().map(came) {
         Ok(Came::Through(word)) => attended.leave(How::Ended(word)).await,
         _ if is_cancelled => {

@@ -27,6 +27,7 @@ mod server;
 
 pub use self::attended::{Attended, How};
 pub use self::client::{Call, standing};
+pub(crate) use self::local::steer;
 pub use self::local::{Attendance, Came, LocalJob, Worded, attended, beginning, beginning_at};
 pub use self::protocol::{Answer, Refusal, Request, Standing, Steered, Why};
 pub use self::server::{Socket, SocketFile};

@@ -9,6 +9,7 @@ use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+use whimbrel_flow::budget::RateChange;
 use whimbrel_flow::sync::CutoverOptions;
 
 use crate::store::Status;
@@ -37,10 +38,12 @@ pub enum Request {
     Cutover(CutoverOptions),
     /// Begin to move keys.
     Start,
-    /// Move no keys in the background.
+    /// Move no more keys in the background. Clients are served, and changes followed, as before.
     Pause,
     /// Move them again.
     Resume,
+    /// Move them faster or slower.
+    Set(RateChange),
     /// Move keys the other way.
     Reverse,
     /// End, with clients at the target.

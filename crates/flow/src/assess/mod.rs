@@ -24,6 +24,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::Result;
 use whimbrel_engine::inventory::{Activity, Inventory, lacking};
 
+use crate::budget::RatesNow;
 use crate::copy::CopyOptions;
 use crate::functions;
 
@@ -89,11 +90,12 @@ pub async fn assess(
     let mut facts = Facts { source: Inventory::take(source).await?, ..Facts::default() };
     facts.dbs.clone_from(&options.copy.dbs);
     facts.libraries = functions::count(source).await;
+    let RatesNow { rate_keys, rate_bytes, .. } = options.copy.rates.now();
     facts.plan = Planned {
         lanes: options.copy.lanes,
         shards_at_once: options.copy.shards_at_once,
-        rate_keys: options.copy.rate_keys,
-        rate_bytes: options.copy.rate_bytes,
+        rate_keys,
+        rate_bytes,
         big_key_bytes: options.copy.big_key_bytes,
     };
     if let Some(target) = target {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 
 use super::options::CopyOptions;
-use crate::budget::{BigTransfers, MemoryBudget, Rate, Rates};
+use crate::budget::{BigTransfers, MemoryBudget, Rates};
 use crate::progress::CopyProgress;
 
 /// The limits of one job.
@@ -28,7 +28,7 @@ impl Limits {
         Limits {
             budget: MemoryBudget::new(options.memory_bytes),
             big_transfers: BigTransfers::new(options.memory_bytes, options.chunk_bytes as u64),
-            rates: Rates { keys: options.rate_keys.map(Rate::new), bytes: options.rate_bytes.map(Rate::new) },
+            rates: options.rates.clone(),
             left: options.limit.map(|keys| AtomicI64::new(i64::try_from(keys).unwrap_or(i64::MAX))),
             progress,
             stop,

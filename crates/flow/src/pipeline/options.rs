@@ -4,6 +4,7 @@ use bytes::Bytes;
 use serde::Serialize;
 use whimbrel_core::select::Selection;
 
+use crate::budget::Rates;
 use crate::large::Existing;
 use crate::retry::RetryPolicy;
 use crate::scan::ScanOptions;
@@ -36,10 +37,8 @@ pub struct CopyOptions {
     pub big_key_bytes: u64,
     /// Size of a chunk.
     pub chunk_bytes: usize,
-    /// Keys read per second, at most.
-    pub rate_keys: Option<u64>,
-    /// Bytes of values read per second, at most.
-    pub rate_bytes: Option<u64>,
+    /// Keys and bytes of values read per second, at most.
+    pub rates: Rates,
     /// `COUNT` of `SCAN`.
     pub scan_count: u32,
     /// Lanes for each shard that is being copied.

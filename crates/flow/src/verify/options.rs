@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU64;
 use bytes::Bytes;
 use whimbrel_core::select::Selection;
 
+use crate::budget::Rates;
 use crate::journal::DiskFull;
 use crate::retry::RetryPolicy;
 use crate::scan::ScanOptions;
@@ -96,7 +97,7 @@ pub struct VerifyOptions {
     /// looked for.
     pub check_extra: bool,
     /// How many keys are looked at per second, at most.
-    pub read_rate_keys: Option<u64>,
+    pub rates: Rates,
     /// How often a journal is written, in milliseconds.
     pub journal_period_ms: u64,
 }
@@ -118,7 +119,7 @@ impl Default for VerifyOptions {
             differences_max: 1_000,
             from_replica: false,
             check_extra: true,
-            read_rate_keys: None,
+            rates: Rates::default(),
             journal_period_ms: 10_000,
         }
     }

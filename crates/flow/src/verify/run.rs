@@ -8,7 +8,7 @@ use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
@@ -83,8 +83,6 @@ pub(super) struct Run {
     pub options: VerifyOptions,
     progress: Arc<VerifyProgress>,
     ledger: Mutex<Ledger>,
-    /// When the next keys may be read, where a rate is set.
-    next_read: Mutex<Instant>,
     checkpoints: Option<Checkpoints>,
 }
 
@@ -104,8 +102,8 @@ impl Run {
         progress.compared.store(compared, Ordering::Relaxed);
         progress.extra_checked.store(extra_checked, Ordering::Relaxed);
         progress.differing.store(differing, Ordering::Relaxed);
-        let (ledger, next_read) = (Mutex::new(ledger), Mutex::new(Instant::now()));
-        Ok(Run { source, target, options, progress, ledger, next_read, checkpoints })
+        let ledger = Mutex::new(ledger);
+        Ok(Run { source, target, options, progress, ledger, checkpoints })
     }
 
     /// Runs to the end, or until `stop`.
@@ -330,23 +328,10 @@ impl Run {
         if batch.is_empty() {
             return complete;
         }
-        self.pace(batch.len()).await;
+        self.options.rates.take_keys(batch.len() as u64).await;
         let batch = std::mem::replace(batch, Vec::with_capacity(self.options.batch_keys));
         self.checkpoints.iter().for_each(Checkpoints::opened);
         jobs.send(job(batch)).await.is_ok() && complete
-    }
-
-    /// Waits until `keys` more may be read.
-    async fn pace(&self, keys: usize) {
-        let Some(rate) = self.options.read_rate_keys.filter(|rate| *rate > 0) else { return };
-        let took = Duration::from_secs_f64(keys as f64 / rate as f64);
-        let start = {
-            let mut next = self.next_read.lock();
-            let start = (*next).max(Instant::now());
-            *next = start + took;
-            start
-        };
-        sleep_until(start).await;
     }
 
     fn pair(&self, index: usize) -> Pair {

@@ -13,6 +13,7 @@ use whimbrel_core::glob::Pattern;
 use whimbrel_core::select::Selection;
 use whimbrel_core::slot::Slot;
 use whimbrel_engine::error::{Code, Side};
+use whimbrel_flow::budget::Rates;
 use whimbrel_flow::journal::{self, Journal};
 use whimbrel_flow::verify::{
     Depth, DifferenceKind, Scope, Settle, VerifyOptions, VerifyProgress, VerifyState, verify,
@@ -508,7 +509,7 @@ async fn a_broken_link_is_mended() {
     t.run(&data).await;
     t.run(&[words("SET key:7 x")]).await;
     let progress = Arc::new(VerifyProgress::default());
-    let options = VerifyOptions { read_rate_keys: Some(4_000), batch_keys: 64, ..quiet() };
+    let options = VerifyOptions { rates: Rates::new(Some(4_000), None), batch_keys: 64, ..quiet() };
     let run = tokio::spawn(verify(
         s.deployment.clone(),
         t.deployment.clone(),
@@ -536,7 +537,7 @@ async fn a_run_that_is_stopped_reports_what_it_knows() {
     s.run(&(0..5_000).map(|i| words(&format!("SET key:{i} {i}"))).collect::<Vec<_>>()).await;
     let progress = Arc::new(VerifyProgress::default());
     let stop = CancellationToken::new();
-    let options = VerifyOptions { read_rate_keys: Some(1_000), batch_keys: 50, ..quiet() };
+    let options = VerifyOptions { rates: Rates::new(Some(1_000), None), batch_keys: 50, ..quiet() };
     let run = tokio::spawn(verify(
         s.deployment.clone(),
         t.deployment.clone(),
@@ -573,7 +574,7 @@ async fn a_run_that_was_stopped_goes_on_and_keeps_what_it_found() {
     };
     let (progress, stop) = (Arc::new(VerifyProgress::default()), CancellationToken::new());
     let slow = VerifyOptions {
-        read_rate_keys: Some(2_000),
+        rates: Rates::new(Some(2_000), None),
         journal_period_ms: 20,
         differences_max: KEYS,
         ..quiet()

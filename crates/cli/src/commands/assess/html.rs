@@ -1,6 +1,7 @@
 //! An assessment as one HTML file that needs no other.
 
 use whimbrel_flow::assess::{Line, Page, Section};
+use whimbrel_terminal::page::{escaped, filled};
 
 use super::words;
 use crate::ui::remedies;
@@ -27,14 +28,7 @@ pub fn of(page: &Page) -> String {
         ("findings", findings.collect()),
         ("sections", page.sections.iter().map(table).collect()),
     ];
-    let mut pieces = TEMPLATE.split("{{");
-    let mut html = pieces.next().unwrap_or_default().to_owned();
-    for piece in pieces {
-        let (name, behind) = piece.split_once("}}").unwrap_or(("", piece));
-        html.extend(parts.iter().filter(|(part, _)| *part == name).map(|(_, text)| text.as_str()));
-        html.push_str(behind);
-    }
-    html
+    filled(TEMPLATE, &parts)
 }
 
 fn table(section: &Section) -> String {
@@ -49,30 +43,4 @@ fn table(section: &Section) -> String {
     let rows = section.rows.iter().map(|cells| row(cells.iter().map(String::as_str).collect(), "td"));
     let rows: String = rows.collect();
     format!("<h2>{}</h2>\n<table>\n{head}{rows}</table>\n", escaped(section.title))
-}
-
-/// Text that a browser shows as it is: names of keys are anybody's.
-fn escaped(text: &str) -> String {
-    let mut safe = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => safe.push_str("&amp;"),
-            '<' => safe.push_str("&lt;"),
-            '>' => safe.push_str("&gt;"),
-            '"' => safe.push_str("&quot;"),
-            '\'' => safe.push_str("&#39;"),
-            c => safe.push(c),
-        }
-    }
-    safe
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_of_keys_are_no_markup() {
-        assert_eq!(escaped("<a href='x'>\"&\""), "&lt;a href=&#39;x&#39;&gt;&quot;&amp;&quot;");
-    }
 }

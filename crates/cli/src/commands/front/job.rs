@@ -63,6 +63,10 @@ impl Steered for FrontJob {
                     back, whimbrel front finish ends it";
                 return Err(Refusal::unsupported(text));
             }
+            Request::Set(_) => {
+                let text = "a front's keys have no rate that could be set: whimbrel jobs pause stops them";
+                return Err(Refusal::unsupported(text));
+            }
         };
         done.map(|()| Value::Null).map_err(|e| Refusal { why: why(&e), text: whole(&e) })
     }

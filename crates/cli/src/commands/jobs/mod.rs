@@ -1,6 +1,7 @@
 //! `whimbrel jobs`: lists, shows, cancels, resumes and forgets jobs that are written down.
 
 pub mod again;
+mod report;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,16 +10,18 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::jobs::{Jobs, Seen, open_cluster};
 use whimbrel_control::service::{self, Ready, Task};
+use whimbrel_control::steering::Request;
 use whimbrel_control::store::{Entry, Kind, Status, Store};
-use whimbrel_core::units::{format_count, format_count_of, format_time};
+use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_time};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_flow::budget::{RateChange, RatesNow};
 use whimbrel_terminal::screen::Screen;
 use whimbrel_terminal::table::{Table, number, text};
 
 use crate::commands::reshard::run_begun;
 use crate::exit::Exit;
-use crate::settings::args::{JobAccess, JobsArgs, JobsCommand, Show};
+use crate::settings::args::{JobAccess, JobsArgs, JobsCommand, RateSetting, Show};
 
 /// `whimbrel jobs`.
 pub async fn run(args: &JobsArgs, stop: CancellationToken) -> Exit {
@@ -51,6 +54,21 @@ async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
             say(as_json, "cleaned", &format!("{} forgotten", format_count_of(cleaned, "ended job")));
             Ok(Exit::Success)
         }
+        JobsCommand::Events { job, follow } => {
+            report::events(&jobs, &jobs.find(job)?, *follow, as_json, stop).await
+        }
+        JobsCommand::Report { check: Some(file), .. } => report::check(file, as_json),
+        JobsCommand::Report { job, html, .. } => {
+            let found = jobs.as_they_are(vec![jobs.find(job.as_deref().unwrap_or_default())?]).await;
+            found
+                .iter()
+                .try_fold(Exit::Success, |_, seen| report::report(&jobs, &seen.entry.status, html.as_deref()))
+        }
+        JobsCommand::Pause { job } => steer(&jobs, &jobs.find(job)?, Request::Pause, as_json).await,
+        JobsCommand::Set { job, rates } => {
+            let request = Request::Set(change(rates));
+            steer(&jobs, &jobs.find(job)?, request, as_json).await
+        }
         JobsCommand::Cancel { job, access } => cancel(&jobs, &jobs.find(job)?, access, as_json).await,
         JobsCommand::Resume { job, access } => {
             let entries = match job {
@@ -64,6 +82,11 @@ async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
                 say(as_json, "nothing", "no move of slots waits to be resumed");
                 return Ok(Exit::Success);
             }
+            if let ([entry], true) = (&entries[..], job.is_some())
+                && entry.running
+            {
+                return steer(&jobs, entry, Request::Resume, as_json).await;
+            }
             if let Some(entry) = entries.iter().find(|entry| entry.status.kind != Kind::Move) {
                 return Err(goes_on_by_itself(entry, named));
             }
@@ -75,13 +98,14 @@ async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
 /// Only moves of slots go on from here: what the others need to connect is written down nowhere.
 fn goes_on_by_itself(entry: &Entry, folder: Option<&Path>) -> Error {
     let (kind, id) = (entry.status.kind.word(), &entry.status.id);
-    let what = match (entry.status.ended, entry.running) {
-        (true, _) => format!("{id} has ended already"),
-        (_, true) => format!("{id} runs already"),
-        _ => format!("a {kind} goes on with a command of its own: users and passwords are not written down"),
+    let what = match entry.status.ended {
+        true => format!("{id} has ended already"),
+        false => {
+            format!("a {kind} goes on with a command of its own: users and passwords are not written down")
+        }
     };
     let error = Error::options(Side::Own, "resume the job", what);
-    match again::command(&entry.status, folder).filter(|_| !entry.status.ended && !entry.running) {
+    match again::command(&entry.status, folder).filter(|_| !entry.status.ended) {
         Some(command) => error.with_remedy(format!("{command}, and what it needs to connect")),
         None => error,
     }
@@ -101,6 +125,7 @@ fn state_in_words(seen: &Seen) -> String {
     let state = match (seen.entry.state(), seen.answers) {
         ("ended", _) => return status.phase.clone(),
         (_, false) => "does not answer",
+        (_, true) if status.rates.paused => "paused",
         (state, true) => state,
     };
     match status.phase.is_empty() {
@@ -231,6 +256,9 @@ fn show(seen: &Seen, folder: Option<&Path>, as_json: bool) {
         let what = if status.kind == Kind::Verify { "compared" } else { "at the target" };
         say!("keys     {done} of {all} are {what}: {percent} %");
     }
+    if status.rates != RatesNow::default() {
+        say!("rates    {}", rates_in_words(status.rates));
+    }
     if seen.entry.is_interrupted() {
         match again::command(status, folder) {
             Some(command) => say!("go on with: {command}"),
@@ -238,6 +266,48 @@ fn show(seen: &Seen, folder: Option<&Path>, as_json: bool) {
         }
         say!("or undo it: whimbrel jobs cancel {}", status.id);
     }
+}
+
+/// What is to be changed of the rates; of what is named twice, the last.
+fn change(rates: &[RateSetting]) -> RateChange {
+    rates.iter().fold(RateChange::default(), |change, setting| match *setting {
+        RateSetting::Keys(keys) => RateChange { keys: Some(keys), ..change },
+        RateSetting::Bytes(bytes) => RateChange { bytes: Some(bytes), ..change },
+    })
+}
+
+/// Has a job that runs move its keys faster or slower, or not at all.
+async fn steer(jobs: &Jobs, entry: &Entry, request: Request, as_json: bool) -> Result<Exit> {
+    let id = &entry.status.id;
+    let (verb, event) = match request {
+        Request::Pause => ("pause", "paused"),
+        Request::Resume => ("resume", "resumed"),
+        _ => ("set the rates of", "set"),
+    };
+    if !entry.running {
+        let state = if entry.status.ended { "has ended" } else { "does not run: it was interrupted" };
+        let error = Error::options(Side::Own, format!("{verb} job {id}"), format!("job {id} {state}"));
+        return Err(error.with_remedy("see `whimbrel jobs list`"));
+    }
+    let answer = service::ask(&jobs.store, id, request, verb).await?;
+    // A front has no rates.
+    let now = serde_json::from_value::<RatesNow>(answer).unwrap_or_default();
+    if as_json {
+        say!("{}", json!({"event": event, "job": id, "rates": now}));
+    } else if event == "set" {
+        say!("job {id}: {}", rates_in_words(now));
+    } else {
+        say!("job {id} is {event}");
+    }
+    Ok(Exit::Success)
+}
+
+fn rates_in_words(now: RatesNow) -> String {
+    let keys = now.rate_keys.map(|rate| format!("{} a second", format_count_of(rate, "key")));
+    let bytes = now.rate_bytes.map(|rate| format!("{} a second", format_bytes(rate)));
+    let bounds: Vec<String> = keys.into_iter().chain(bytes).collect();
+    let bounds = if bounds.is_empty() { "no rate is set".to_owned() } else { bounds.join(", ") };
+    if now.paused { format!("{bounds}; paused") } else { bounds }
 }
 
 async fn cancel(jobs: &Jobs, entry: &Entry, access: &JobAccess, as_json: bool) -> Result<Exit> {
@@ -252,7 +322,7 @@ async fn cancel(jobs: &Jobs, entry: &Entry, access: &JobAccess, as_json: bool) -
             _ => discard(jobs, &entry.status, as_json),
         };
     }
-    service::ask_to_cancel(&jobs.store, id).await?;
+    service::ask(&jobs.store, id, Request::Cancel, "cancel").await?;
     say(as_json, "asked", &format!("job {id} has been asked to end"));
     match jobs.until_cancelled(entry).await? {
         Some(Some(now)) if now.phase == "done" => say_too_late(&now, as_json),

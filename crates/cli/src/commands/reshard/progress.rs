@@ -12,7 +12,7 @@ use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_d
 use whimbrel_flow::journal::disk_full_words;
 
 use crate::settings::args::Show;
-use crate::ui::display::eta;
+use crate::ui::display::{eta, paused};
 use whimbrel_terminal::progress::{Display, Lines, Speed, SpeedNow};
 use whimbrel_terminal::row::{Cell, cell};
 
@@ -66,6 +66,7 @@ fn lines(jobs: &mut [Shown], started: Instant) -> Lines {
             touched: load(&progress.touched),
             braked_ms: load(&progress.braked_ms),
             disk_full_ms: progress.disk.full_ms(),
+            paused: paused(&progress.rates),
         };
         moved += now.summary.as_ref().map_or(0, |summary| summary.slots_handed_over);
         details.push(now.json(&job.id, &words));
@@ -98,6 +99,8 @@ struct Now {
     braked_ms: u64,
     /// For how long the journal's disk has been full.
     disk_full_ms: Option<u64>,
+    /// What is said where somebody has paused it.
+    paused: Option<&'static str>,
 }
 
 impl Now {
@@ -127,6 +130,7 @@ impl Now {
             cell(4, known(format!("{} keys/s", format_count(self.speed.keys as u64)))),
             cell(1, self.summary.as_ref().map_or(words, |summary| summary.phase)),
             cell(1, self.disk_full_ms.map_or_else(String::new, disk_full_words)),
+            cell(1, self.paused.unwrap_or_default()),
             cell(2, between),
             cell(5, known(format!("{} of {}", format_count(done), format_count_of(total, "key")))),
         ];
@@ -215,6 +219,7 @@ mod tests {
             touched: 5,
             braked_ms: 0,
             disk_full_ms: None,
+            paused: None,
         }
     }
 

@@ -16,6 +16,7 @@ use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::feed::{FeedKind, FeedOptions, TouchedLimits};
 use whimbrel_engine::remedy::Remedy;
+use whimbrel_flow::budget::Rates;
 use whimbrel_flow::copy::{self, CopyOptions, DbPair, Plan};
 use whimbrel_flow::journal::{self, Journal, disk_full_words};
 use whimbrel_flow::retry::RetryPolicy;
@@ -33,7 +34,7 @@ use crate::paths::state_dir;
 use crate::settings::args::{FeedChoice, SyncArgs};
 use crate::settings::endpoints::psync_names;
 use crate::ui::confirm::confirm;
-use crate::ui::display::eta;
+use crate::ui::display::{eta, paused};
 use whimbrel_terminal::progress::{Display, Form, Lines, Speed, SpeedNow};
 use whimbrel_terminal::row::{Cell, cell};
 
@@ -271,10 +272,11 @@ async fn attended(
     let begun_with =
         steering::beginning(&store, (Kind::Sync, name), (&source, &target), arguments, is_resumed);
     let stop = stop.child_token();
-    let job = LocalJob::new(stop.clone(), move || running.standing(&begun_with))
+    let rates = options.copy.rates.clone();
+    let job = LocalJob::new(stop.clone(), rates.clone(), move || running.standing(&begun_with))
         .with_cutovers(asks, words::refusal);
     let work = async {
-        let display = display(args.show.form(), status.clone());
+        let display = display(args.show.form(), status.clone(), rates);
         let outcome = sync::sync(source, target.clone(), options, status, journal, asked, stop).await;
         display.finish().await;
         outcome
@@ -285,7 +287,8 @@ async fn attended(
         None => Came::Short,
     };
     // The process that asked for a cutover hears of it before this one ends.
-    let Attendance { outcome, is_cancelled } = steering::attended(folder, job, work, came).await?;
+    let Attendance { outcome, is_cancelled } =
+        steering::attended(folder, job, work, came, |(report, _)| report).await?;
     let (mut report, back) = outcome?;
     if report.cutover.as_ref().is_some_and(|cutover| cutover.lifted)
         && let Err(e) = FenceNote::forget_all(folder, &target)
@@ -418,7 +421,7 @@ fn show_plan(args: &SyncArgs, name: &str, plan: &Plan) {
     eprintln!("sync     {name}");
 }
 
-fn display(form: Form, status: Arc<SyncStatus>) -> Display {
+fn display(form: Form, status: Arc<SyncStatus>, rates: Rates) -> Display {
     let started = std::time::Instant::now();
     let mut noted = 0;
     let mut speed = Speed::begin();
@@ -435,8 +438,11 @@ fn display(form: Form, status: Arc<SyncStatus>) -> Display {
             _ => None,
         };
         let speed = speed.of(counts.written, counts.bytes_written);
-        let rows = vec![row(&shown, &speed)];
-        let json = json!({"event": "progress", "elapsed_ms": elapsed_ms, "status": shown});
+        let mut row = row(&shown, &speed);
+        row.extend(paused(&rates).map(|words| cell(0, words)));
+        let rows = vec![row];
+        let json =
+            json!({"event": "progress", "elapsed_ms": elapsed_ms, "status": shown, "rates": rates.now()});
         Lines { done, rows, plain: None, json, notes }
     })
 }

@@ -309,6 +309,27 @@ pub struct DrainArgs {
     pub moving: MovingArgs,
 }
 
+/// A rate of a job that runs; 0 is no bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RateSetting {
+    /// Keys a second.
+    Keys(u64),
+    /// Bytes of values a second.
+    Bytes(u64),
+}
+
+fn rate_setting(text: &str) -> Result<RateSetting, String> {
+    let (name, value) = text.split_once('=').ok_or("write rate-keys=N or rate-bytes=BYTES")?;
+    let is_none = value == "none";
+    match name {
+        "rate-keys" if is_none => Ok(RateSetting::Keys(0)),
+        "rate-bytes" if is_none => Ok(RateSetting::Bytes(0)),
+        "rate-keys" => parse_count(value).map(RateSetting::Keys).map_err(|e| e.to_string()),
+        "rate-bytes" => parse_bytes(value).map(RateSetting::Bytes).map_err(|e| e.to_string()),
+        other => Err(format!("{other} cannot be changed while a job runs; rate-keys and rate-bytes can")),
+    }
+}
+
 /// What to do with jobs.
 #[derive(Debug, Subcommand)]
 pub enum JobsCommand {
@@ -328,7 +349,42 @@ pub enum JobsCommand {
         #[command(flatten)]
         access: JobAccess,
     },
-    /// Go on with moves of slots that were interrupted or wait; list says how other jobs go on
+    /// Show what happened to a job, and when
+    Events {
+        /// Its name
+        job: String,
+        /// Go on until the job has ended
+        #[arg(long)]
+        follow: bool,
+    },
+    /// Print what a job was, what happened to it and what came of it, as one JSON document; or write it as a page
+    Report {
+        /// Its name
+        #[arg(required_unless_present = "check")]
+        job: Option<String>,
+        /// Write an HTML file that needs no other
+        #[arg(long, value_name = "FILE")]
+        html: Option<PathBuf>,
+        /// Find out whether such a file, or a document, is as it was made; ends with 6 if not
+        #[arg(long, value_name = "FILE", conflicts_with_all = ["job", "html"])]
+        check: Option<PathBuf>,
+    },
+    /// Have a job that runs move no more keys until it is resumed. Changes of a source are followed on, clients
+    /// of a front are served, and a handover that has begun is finished
+    Pause {
+        /// Its name
+        job: String,
+    },
+    /// Have a job that runs move its keys faster or slower, at once and until it ends
+    Set {
+        /// Its name
+        job: String,
+        /// rate-keys=N, rate-bytes=BYTES: at most so many a second, or none
+        #[arg(required = true, value_name = "RATE", value_parser = rate_setting)]
+        rates: Vec<RateSetting>,
+    },
+    /// Go on with a job that is paused, or with moves of slots that were interrupted or wait; list says how other
+    /// jobs go on
     Resume {
         /// Its name; all that are unfinished where none is given
         job: Option<String>,
@@ -360,6 +416,9 @@ pub struct JobAccess {
 Examples:
   whimbrel jobs
   whimbrel jobs resume                                      after a crash or a power cut
+  whimbrel jobs set m6740f2a1-1f-0 rate-keys=5k             slower, while it runs
+  whimbrel jobs pause m6740f2a1-1f-0
+  whimbrel jobs report copy-2a7c --html copy.html           what is handed on
   whimbrel jobs cancel m6740f2a1-1f-0
 
 A job that is `suspended`, or that was killed, has not ended: resume it, or cancel it. Slots that were

@@ -4,22 +4,30 @@
 //!
 //! - `ID.json`: how it stands, replaced as a whole every second or so. Those of jobs that have ended are kept
 //!   for 30 days, and at most 1,000 of them;
+//! - `ID.events`: what happened to it and when, see [`Event`]; kept as long as the above;
+//! - `ID.report`: what came of it, likewise;
 //! - `ID.socket`: where the process that runs it takes requests, see [`crate::steering`];
 //! - `ID.job`: for one that moves slots its journal, a redb file. The process that runs the job has it open,
 //!   and locked. Other kinds have theirs in the state folder, see `whimbrel_flow::journal`.
 //!
 //! No password and no value is in any of them; names of keys may be in the reason why a job failed.
 
+mod status;
+mod trace;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_flow::journal::{self, Documents, OpenError, RedbDocuments, write_whole};
 
+pub use self::status::{Entry, Kind, Status};
+pub use self::trace::{Event, What};
 use crate::clock::now_s;
 use crate::socket::is_served;
 
@@ -37,127 +45,6 @@ const ENDED_MAX: usize = 1_000;
 #[derive(Debug, Clone)]
 pub struct Store {
     folder: PathBuf,
-}
-
-/// What a job does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Kind {
-    /// Moves slots within a cluster.
-    #[default]
-    Move,
-    /// Copies a deployment.
-    Copy,
-    /// Compares two.
-    Verify,
-    /// Keeps one equal to another.
-    Sync,
-    /// Serves clients while keys move from one server to another.
-    Front,
-}
-
-impl Kind {
-    /// The word for it.
-    pub fn word(self) -> &'static str {
-        match self {
-            Kind::Move => "move",
-            Kind::Copy => "copy",
-            Kind::Verify => "verify",
-            Kind::Sync => "sync",
-            Kind::Front => "front",
-        }
-    }
-
-    /// Whether a job of this kind goes on with a journal in the state folder.
-    fn has_journal(self) -> bool {
-        matches!(self, Kind::Copy | Kind::Verify | Kind::Sync)
-    }
-}
-
-/// How a job stands, as others see it. What only jobs that move slots have is empty for others.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Status {
-    /// Its name.
-    pub id: String,
-    /// What it does.
-    #[serde(default)]
-    pub kind: Kind,
-    /// The cluster whose slots move, as `HOST:PORT` without credentials.
-    #[serde(default)]
-    pub cluster: String,
-    /// Addresses of the cluster's primaries when the job was made, likewise.
-    #[serde(default)]
-    pub nodes: Vec<String>,
-    /// The source, as `HOST:PORT` without credentials; where slots move, its node id.
-    pub source: String,
-    /// The target, likewise.
-    pub target: String,
-    /// All slots that move, as ranges.
-    #[serde(default)]
-    pub slots: String,
-    /// The slots that have been handed over.
-    #[serde(default)]
-    pub moved: String,
-    /// How many keys the job is about; 0 where nobody counted.
-    #[serde(default)]
-    pub keys: u64,
-    /// How many of them are done with.
-    #[serde(default)]
-    pub keys_moved: u64,
-    /// Of a move of slots: `external`, `native` or `legacy`.
-    #[serde(default)]
-    pub method: String,
-    /// The phase it is in.
-    pub phase: String,
-    /// Why it failed, or what it waits for; empty where there is nothing to say.
-    pub message: String,
-    /// When it was made and last changed, in seconds since the epoch.
-    pub created_s: u64,
-    /// See `created_s`.
-    pub updated_s: u64,
-    /// True once nothing is left to be done for it.
-    pub ended: bool,
-    /// What goes on with it, as arguments for whimbrel; empty where it is the same for all of its kind, or
-    /// nothing can.
-    #[serde(default)]
-    pub again: Vec<String>,
-    /// Where it listens, for one that serves clients.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub listen: Option<String>,
-}
-
-/// A job in the folder.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Entry {
-    /// How it stands.
-    #[serde(flatten)]
-    pub status: Status,
-    /// A process has it open.
-    pub running: bool,
-}
-
-impl Entry {
-    /// Whether nobody runs the job and it has not ended.
-    pub fn is_interrupted(&self) -> bool {
-        !self.status.ended && !self.running
-    }
-
-    /// Whether the job runs, in one word.
-    pub fn state(&self) -> &'static str {
-        match (self.status.ended, self.running) {
-            (true, _) => "ended",
-            (false, true) => "running",
-            (false, false) => "interrupted",
-        }
-    }
-}
-
-impl Status {
-    /// The share of keys that are done with; `None` where nobody counted them.
-    pub fn percent(&self) -> Option<u64> {
-        let share = |total: u64| (u128::from(self.keys_moved.min(total)) * 100 / u128::from(total)) as u64;
-        (self.keys > 0).then(|| share(self.keys))
-    }
 }
 
 impl Store {
@@ -318,25 +205,58 @@ impl Store {
     pub fn publish(&self, status: &Status) {
         let publish = || {
             std::fs::create_dir_all(&self.folder)?;
-            write_whole(&self.path(&status.id, "json"), status)
+            let before = self.find(&status.id);
+            write_whole(&self.path(&status.id, "json"), status)?;
+            trace::note(&self.path(&status.id, "events"), before.as_ref(), status)
         };
         if let Err(error) = publish() {
             tracing::warn!(%error, "the job's status could not be written");
         }
     }
 
+    /// Notes that another process goes on with a job. Nothing depends on it, so a failure is no error.
+    pub fn note_resumed(&self, id: &str) {
+        let event = Event { at_s: now_s(), what: What::Resumed { by: trace::user() } };
+        if let Err(error) = trace::append(&self.path(id, "events"), [event]) {
+            tracing::warn!(%error, "the job's events could not be written");
+        }
+    }
+
     /// Keeps how a job ended under a name of its own: its next run has the same name. Nothing depends on it,
     /// so a failure is no error.
     pub fn end(&self, status: &Status) {
-        self.publish(&Status { id: format!("{}-{:x}", status.id, status.created_s), ..status.clone() });
-        self.forget(&status.id);
+        let name = format!("{}-{:x}", status.id, status.created_s);
+        for ending in ["json", "events", "report"] {
+            // Not every job has one.
+            let _ = std::fs::rename(self.path(&status.id, ending), self.path(&name, ending));
+        }
+        self.publish(&Status { id: name, ..status.clone() });
         self.prune();
+    }
+
+    /// Keeps what came of a job that ends now. Nothing depends on it, so a failure is no error.
+    pub fn keep_report(&self, id: &str, report: &impl Serialize) {
+        if let Err(error) = write_whole(&self.path(id, "report"), report) {
+            tracing::warn!(%error, "the job's report could not be written");
+        }
+    }
+
+    /// What came of a job; `None` where it has not ended, or that was not written down.
+    pub fn report(&self, id: &str) -> Option<Value> {
+        serde_json::from_str(&std::fs::read_to_string(self.path(id, "report")).ok()?).ok()
+    }
+
+    /// What happened to a job, the oldest first; empty where that was not written down.
+    pub fn events(&self, id: &str) -> Vec<Event> {
+        trace::read(&self.path(id, "events"))
     }
 
     /// Does not show a job any more; its journal stays.
     pub fn forget(&self, id: &str) {
-        // It may not be there.
-        let _ = std::fs::remove_file(self.path(id, "json"));
+        for ending in ["json", "events", "report"] {
+            // It may not be there.
+            let _ = std::fs::remove_file(self.path(id, ending));
+        }
     }
 
     /// Forgets those that ended long ago, and those above the number that is kept.
@@ -360,7 +280,7 @@ impl Store {
     /// # Errors
     /// `Own` where a file cannot be removed.
     pub fn remove(&self, id: &str) -> Result<()> {
-        for ending in ["job", "json"] {
+        for ending in ["job", "json", "events", "report"] {
             match std::fs::remove_file(self.path(id, ending)) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(self.fail(id, &e)),
                 _ => {}

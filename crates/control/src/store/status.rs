@@ -1,0 +1,128 @@
+//! How a job stands.
+
+use serde::{Deserialize, Serialize};
+use whimbrel_flow::budget::RatesNow;
+
+/// What a job does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// Moves slots within a cluster.
+    #[default]
+    Move,
+    /// Copies a deployment.
+    Copy,
+    /// Compares two.
+    Verify,
+    /// Keeps one equal to another.
+    Sync,
+    /// Serves clients while keys move from one server to another.
+    Front,
+}
+
+impl Kind {
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Kind::Move => "move",
+            Kind::Copy => "copy",
+            Kind::Verify => "verify",
+            Kind::Sync => "sync",
+            Kind::Front => "front",
+        }
+    }
+
+    /// Whether a job of this kind goes on with a journal in the state folder.
+    pub(super) fn has_journal(self) -> bool {
+        matches!(self, Kind::Copy | Kind::Verify | Kind::Sync)
+    }
+}
+
+/// How a job stands, as others see it. What only jobs that move slots have is empty for others.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Status {
+    /// Its name.
+    pub id: String,
+    /// What it does.
+    #[serde(default)]
+    pub kind: Kind,
+    /// The cluster whose slots move, as `HOST:PORT` without credentials.
+    #[serde(default)]
+    pub cluster: String,
+    /// Addresses of the cluster's primaries when the job was made, likewise.
+    #[serde(default)]
+    pub nodes: Vec<String>,
+    /// The source, as `HOST:PORT` without credentials; where slots move, its node id.
+    pub source: String,
+    /// The target, likewise.
+    pub target: String,
+    /// All slots that move, as ranges.
+    #[serde(default)]
+    pub slots: String,
+    /// The slots that have been handed over.
+    #[serde(default)]
+    pub moved: String,
+    /// How many keys the job is about; 0 where nobody counted.
+    #[serde(default)]
+    pub keys: u64,
+    /// How many of them are done with.
+    #[serde(default)]
+    pub keys_moved: u64,
+    /// Of a move of slots: `external`, `native` or `legacy`.
+    #[serde(default)]
+    pub method: String,
+    /// The phase it is in.
+    pub phase: String,
+    /// Why it failed, or what it waits for; empty where there is nothing to say.
+    pub message: String,
+    /// When it was made and last changed, in seconds since the epoch.
+    pub created_s: u64,
+    /// See `created_s`.
+    pub updated_s: u64,
+    /// True once nothing is left to be done for it.
+    pub ended: bool,
+    /// What goes on with it, as arguments for whimbrel; empty where it is the same for all of its kind, or
+    /// nothing can.
+    #[serde(default)]
+    pub again: Vec<String>,
+    /// How fast its keys move at most, and whether they do.
+    #[serde(default, flatten)]
+    pub rates: RatesNow,
+    /// Where it listens, for one that serves clients.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub listen: Option<String>,
+}
+
+/// A job in the folder.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Entry {
+    /// How it stands.
+    #[serde(flatten)]
+    pub status: Status,
+    /// A process has it open.
+    pub running: bool,
+}
+
+impl Entry {
+    /// Whether nobody runs the job and it has not ended.
+    pub fn is_interrupted(&self) -> bool {
+        !self.status.ended && !self.running
+    }
+
+    /// Whether the job runs, in one word.
+    pub fn state(&self) -> &'static str {
+        match (self.status.ended, self.running) {
+            (true, _) => "ended",
+            (false, true) => "running",
+            (false, false) => "interrupted",
+        }
+    }
+}
+
+impl Status {
+    /// The share of keys that are done with; `None` where nobody counted them.
+    pub fn percent(&self) -> Option<u64> {
+        let share = |total: u64| (u128::from(self.keys_moved.min(total)) * 100 / u128::from(total)) as u64;
+        (self.keys > 0).then(|| share(self.keys))
+    }
+}

@@ -1,0 +1,203 @@
+//! What happened to a job and when: a line of JSON for each event, in `jobs/ID.events`.
+//!
+//! Events are the differences between one standing of the job and the next, as both are written down: so every
+//! kind of job has them, and what lasts less than the time between two standings (a second) may not be among them.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use nix::fcntl::OFlag;
+use serde::{Deserialize, Serialize};
+use whimbrel_flow::budget::RatesNow;
+
+use super::status::Status;
+
+/// Above this size the older half is forgotten, in bytes.
+const BYTES_MAX: u64 = 256 << 10;
+
+/// Something that happened to a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// When, in seconds since the epoch.
+    pub at_s: u64,
+    /// What.
+    #[serde(flatten)]
+    pub what: What,
+}
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub enum What {
+    /// A process runs it, for the first time.
+    Begun {
+        /// Whose: the user's name, or number.
+        by: String,
+    },
+    /// Another process goes on with it.
+    Resumed {
+        /// Whose, likewise.
+        by: String,
+    },
+    /// It is in another phase.
+    Phase {
+        /// Which.
+        phase: String,
+    },
+    /// It says why it waits or was interrupted.
+    Message {
+        /// In words; empty once that is over.
+        message: String,
+    },
+    /// Another share of its keys is done with.
+    Progress {
+        /// Which.
+        percent: u64,
+    },
+    /// Somebody has paused or resumed it, or set its rates.
+    Steered {
+        /// How they are since.
+        rates: RatesNow,
+    },
+    /// Nothing is left to be done for it.
+    Ended {
+        /// How it ended.
+        phase: String,
+    },
+}
+
+/// The user of this process.
+pub(super) fn user() -> String {
+    let id = nix::unistd::geteuid();
+    nix::unistd::User::from_uid(id).ok().flatten().map_or_else(|| id.to_string(), |user| user.name)
+}
+
+/// What happened between two standings. `before` is `None` at the job's beginning.
+fn between(before: Option<&Status>, now: &Status) -> Vec<What> {
+    let mut events = Vec::new();
+    let begins = Status::default();
+    let known = before.unwrap_or(&begins);
+    if before.is_none() {
+        events.push(What::Begun { by: user() });
+    }
+    if known.rates != now.rates {
+        events.push(What::Steered { rates: now.rates });
+    }
+    if now.percent().is_some() && known.percent() != now.percent() {
+        events.extend(now.percent().map(|percent| What::Progress { percent }));
+    }
+    if known.phase != now.phase && !now.phase.is_empty() && !now.ended {
+        events.push(What::Phase { phase: now.phase.clone() });
+    }
+    if known.message != now.message {
+        events.push(What::Message { message: now.message.clone() });
+    }
+    if now.ended && !known.ended {
+        events.push(What::Ended { phase: now.phase.clone() });
+    }
+    events
+}
+
+/// Writes down what has happened since the job stood as `before`.
+///
+/// # Errors
+/// Whatever the file system reports.
+pub(super) fn note(path: &Path, before: Option<&Status>, now: &Status) -> io::Result<()> {
+    append(path, between(before, now).into_iter().map(|what| Event { at_s: now.updated_s, what }))
+}
+
+/// Writes down events, in their order.
+///
+/// # Errors
+/// Whatever the file system reports.
+pub(super) fn append(path: &Path, events: impl IntoIterator<Item = Event>) -> io::Result<()> {
+    let mut text = String::new();
+    for event in events {
+        text.push_str(&serde_json::to_string(&event)?);
+        text.push('\n');
+    }
+    if text.is_empty() {
+        return Ok(());
+    }
+    let flags = OFlag::O_NOFOLLOW.bits();
+    let open = || File::options().append(true).create(true).mode(0o600).custom_flags(flags).open(path);
+    let mut file = open()?;
+    if file.metadata()?.len() > BYTES_MAX {
+        let known = std::fs::read_to_string(path)?;
+        let half = known.len() / 2;
+        let newer = known[half..].split_once('\n').map_or("", |(_, newer)| newer);
+        text.insert_str(0, newer);
+        file.set_len(0)?;
+    }
+    file.write_all(text.as_bytes())
+}
+
+/// What was written down; lines that are no events are left out.
+pub(super) fn read(path: &Path) -> Vec<Event> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn standing(phase: &str, keys_moved: u64) -> Status {
+        Status { phase: phase.to_owned(), keys: 200, keys_moved, ..Status::default() }
+    }
+
+    fn phase(phase: &str) -> What {
+        What::Phase { phase: phase.to_owned() }
+    }
+
+    #[test]
+    fn what_differs_is_an_event_and_what_does_not_is_none() {
+        let (begins, moves) = (standing("", 0), standing("copying", 1));
+        assert_eq!(between(None, &begins), [What::Begun { by: user() }, What::Progress { percent: 0 }]);
+        assert_eq!(between(Some(&begins), &moves), [phase("copying")], "half a per cent is none");
+        assert!(between(Some(&moves), &Status { updated_s: 7, keys_moved: 0, ..moves.clone() }).is_empty());
+        let rates = RatesNow { paused: true, ..RatesNow::default() };
+        let paused = Status { rates, message: "why".to_owned(), ..standing("copying", 100) };
+        let message = |message: &str| What::Message { message: message.to_owned() };
+        let expected = [What::Steered { rates }, What::Progress { percent: 50 }, message("why")];
+        assert_eq!(between(Some(&moves), &paused), expected);
+        let again = Status { rates, ..standing("copying", 100) };
+        assert_eq!(between(Some(&paused), &again), [message("")]);
+        let ended = Status { ended: true, ..standing("done", 200) };
+        let expected = [
+            What::Steered { rates: RatesNow::default() },
+            What::Progress { percent: 100 },
+            What::Ended { phase: "done".to_owned() },
+        ];
+        assert_eq!(between(Some(&again), &ended), expected);
+        assert!(between(Some(&ended), &ended).is_empty());
+    }
+
+    #[test]
+    fn what_is_noted_is_read_and_the_file_stays_small() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("x.events");
+        let mut before = standing("", 0);
+        note(&path, None, &before).expect("written");
+        for number in 0..20_000 {
+            let now = standing(&format!("phase {number}"), 0);
+            note(&path, Some(&before), &now).expect("written");
+            before = now;
+        }
+        assert!(path.metadata().expect("a file").len() <= BYTES_MAX + 1_000);
+        let events = read(&path);
+        let numbers: Vec<u64> = events
+            .iter()
+            .filter_map(|event| match &event.what {
+                What::Phase { phase } => phase.strip_prefix("phase ")?.parse().ok(),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(numbers.last(), Some(&19_999));
+        assert!(numbers.windows(2).all(|pair| pair[1] == pair[0] + 1), "a line in between is gone");
+        std::fs::write(&path, "{\"at_s\":1,\"event\":\"begun\",\"by\":\"x\"}\nnonsense\n").expect("written");
+        assert_eq!(read(&path), [Event { at_s: 1, what: What::Begun { by: "x".to_owned() } }]);
+    }
+}
