@@ -595,7 +595,7 @@ fn the_same_command_begins_and_goes_on() {
     let state = folder();
     let (from, to) = (source.addr(), target.addr());
     let call =
-        |more: &[&str]| invocation(state.path(), &[&[&*from, &*to, "--resume-or-begin"], more].concat());
+        |more: &[&str]| invocation(state.path(), &[&[&*from, &*to, "--resume-or-begin"][..], more].concat());
     let mut running = call(&["--rate-keys", "4000", "--report", "1"]).spawn();
     assert!(running.wait_for_text("written", PATIENCE), "{}", running.stderr());
     running.terminate();

@@ -7,8 +7,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use super::command;
 
-/// Where users read command lines: files and folders of the repository. The page written from the definition is among
-/// them, for the examples in it.
+/// Where users read command lines: files and folders of the repository. The page written from the definition
+/// is among them, for the examples in it.
 const PAGES: [&str; 5] = ["README.md", "SECURITY.md", "docs", "packaging/examples", "packaging/systemd"];
 
 /// Words of usage lines that stand for something of which only some kinds are taken.
@@ -66,8 +66,8 @@ fn files(path: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The command lines of a page: of its blocks of code whole ones, of its sentences those in spans of code. What is no
-/// Markdown is taken for a block of code, with its comments.
+/// The command lines of a page: of its blocks of code whole ones, of its sentences those in spans of code.
+/// What is no Markdown is taken for a block of code, with its comments.
 fn lines(page: &str, text: &str, is_markdown: bool) -> Vec<Shown> {
     let mut shown = Vec::new();
     let mut is_code = !is_markdown;
@@ -114,7 +114,7 @@ fn from_whimbrel(row: &str) -> Option<String> {
     }
 }
 
-/// Its words as a shell reads them, up to a comment, a pipe, or the two spaces before what help texts say of it.
+/// Its words as a shell reads them, up to a comment, a pipe, or the two spaces before what help texts say.
 fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word = String::new();
