@@ -15,13 +15,18 @@ use nix::fcntl::{Flock, FlockArg, OFlag};
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::remedy::Remedy;
+use whimbrel_flow::sync::{FrontOrder, FrontStand, Fronts, Told};
 
+use crate::failpoint::{self, When};
 use crate::naming::job_of;
-use crate::steering::{Answer, Attended, Call, Request, Steered, beginning_at};
+use crate::steering::{Answer, Attended, Call, Refusal, Request, Steered, Why, beginning_at};
 use crate::store::{Entry, Kind, Status, Store};
 
 /// How long an answer may take: clients come to rest, and servers are looked at.
 const ANSWER_WITHIN: Duration = Duration::from_secs(120);
+
+/// How long an answer to a sync may take: servers are looked at, and clients held for a minute at most.
+const TOLD_WITHIN: Duration = Duration::from_secs(90);
 
 /// What a front between two servers has in the state folder.
 #[derive(Debug)]
@@ -95,24 +100,95 @@ impl FrontFiles {
 /// Asks a front that runs: the one with this address, or the only one.
 ///
 /// # Errors
-/// `Options` where there is none, or more than one; `Own` where it does not answer.
+/// As [`find`]; `Own` where it does not answer.
 pub async fn ask(folder: &Path, listen: Option<SocketAddr>, request: Request) -> Result<Answer> {
+    let socket = find(folder, listen.map_or(Named::Any, Named::Listening))?;
+    let call = Call { socket: &socket, request, within: ANSWER_WITHIN };
+    call.make(&CancellationToken::new(), |_| {}).await
+}
+
+/// Which front is meant.
+#[derive(Debug, Clone, Copy)]
+pub enum Named<'a> {
+    /// The only one.
+    Any,
+    /// The one that listens there.
+    Listening(SocketAddr),
+    /// The only one between these servers, whichever way, as they were named.
+    Between(&'a str, &'a str),
+}
+
+impl Named<'_> {
+    fn is(&self, status: &Status) -> bool {
+        match *self {
+            Named::Any => true,
+            Named::Listening(listen) => status.listen.as_deref() == Some(&*listen.to_string()),
+            Named::Between(source, target) => {
+                let sides = (&*status.source, &*status.target);
+                sides == (source, target) || sides == (target, source)
+            }
+        }
+    }
+}
+
+/// Where a front takes requests that runs.
+///
+/// # Errors
+/// `Options` where there is none that is meant, or more than one.
+pub fn find(folder: &Path, named: Named<'_>) -> Result<PathBuf> {
     let store = Store::new(folder);
     let mut found = running(&store)?;
-    if let Some(listen) = listen {
-        found.retain(|entry| entry.status.listen.as_deref() == Some(&*listen.to_string()));
-    }
+    found.retain(|entry| named.is(&entry.status));
     if found.len() > 1 {
         let fronts = found.iter().filter_map(|entry| entry.status.listen.as_deref());
         let what = format!("several run: {}", fronts.collect::<Vec<_>>().join(", "));
         return Err(Error::options(Side::Own, "find the front", what).with_remedy(Remedy::NameFront));
     }
     let Some(front) = found.pop() else {
-        let what = format!("no front with a target runs in {}", folder.display());
-        return Err(Error::options(Side::Own, "find the front", what).with_remedy(Remedy::RunFront));
+        let between = match named {
+            Named::Between(source, target) => format!(" between {source} and {target}"),
+            Named::Any | Named::Listening(_) => " with a target".to_owned(),
+        };
+        let what = format!("no front{between} runs in {}", folder.display());
+        let remedy = match named {
+            Named::Between(..) => Remedy::NameFront,
+            Named::Any | Named::Listening(_) => Remedy::RunFront,
+        };
+        return Err(Error::options(Side::Own, "find the front", what).with_remedy(remedy));
     };
-    let socket = store.socket(&front.status.id);
-    Call { socket: &socket, request, within: ANSWER_WITHIN }.make(&CancellationToken::new(), |_| {}).await
+    Ok(store.socket(&front.status.id))
+}
+
+/// How a sync tells fronts of this machine what to do.
+#[derive(Debug, Clone, Copy)]
+pub struct LocalFronts;
+
+impl Fronts for LocalFronts {
+    fn tell<'a>(&'a self, socket: &'a Path, order: FrontOrder) -> Told<'a> {
+        Box::pin(tell(socket, order))
+    }
+}
+
+async fn tell(socket: &Path, order: FrontOrder) -> Result<FrontStand> {
+    let name = match &order {
+        FrontOrder::Hold(order) if order.rehearse => "rehearse",
+        FrontOrder::Hold(_) => "hold",
+        FrontOrder::Switch(_) => "switch",
+        FrontOrder::Release => "release",
+    };
+    failpoint::reached(name, When::Before, 0).await;
+    let call = Call { socket, request: Request::Front(order), within: TOLD_WITHIN };
+    let answer = call.make(&CancellationToken::new(), |_| {}).await?;
+    failpoint::reached(name, When::After, 0).await;
+    let told = |what: &dyn std::fmt::Display| Error::own("tell the front what to do", what);
+    match answer.outcome {
+        Ok(stand) => serde_json::from_value(stand).map_err(|e| told(&e)),
+        // It is certain that it was not done, and will not be.
+        Err(Refusal { why: Why::Refused | Why::Unsupported, text }) => {
+            Err(Error::options(Side::Own, "have the front hold its clients", text))
+        }
+        Err(refusal) => Err(told(&refusal.text)),
+    }
 }
 
 fn running(store: &Store) -> Result<Vec<Entry>> {

@@ -27,7 +27,7 @@ pub mod clock;
 pub mod daemon;
 pub mod described;
 mod executor;
-mod failpoint;
+pub mod failpoint;
 pub mod fleet;
 pub mod fronts;
 pub mod http;

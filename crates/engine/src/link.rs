@@ -1,6 +1,7 @@
 //! One connection to one server.
 
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -617,6 +618,15 @@ impl std::fmt::Debug for Io {
 }
 
 impl Io {
+    /// From where it is connected; `None` where that is no address, or is not known.
+    pub fn local_address(&self) -> Option<SocketAddr> {
+        match &self.0 {
+            Kind::Tcp(stream) => stream.local_addr().ok(),
+            Kind::Tls(stream) => stream.get_ref().0.local_addr().ok(),
+            Kind::Unix(_) | Kind::Within(_) => None,
+        }
+    }
+
     /// Something in this process that answers as a server would.
     pub fn within(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Io {
         Io(Kind::Within(Mutex::new(Box::new(stream))))

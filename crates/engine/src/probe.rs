@@ -296,3 +296,13 @@ async fn query_bytes_max(link: &mut Link) -> Result<Option<u64>> {
 
 /// RDB versions that servers since Redis 6.2 write: 9 to 13 by Redis, 9 to 11 and from 80 on by Valkey.
 const PAYLOAD_VERSIONS: [u16; 12] = [9, 10, 11, 12, 13, 14, 15, 80, 81, 82, 83, 84];
+
+/// What tells the process behind a link from all others: its `run_id`, or its address where it has none to
+/// tell.
+///
+/// # Errors
+/// As [`Link::call`].
+pub async fn process_behind(link: &mut Link) -> Result<String> {
+    let info = Info::ask(link, "server").await?;
+    Ok(info.field("run_id").map_or_else(|| link.address().to_string(), str::to_owned))
+}

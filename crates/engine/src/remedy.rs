@@ -133,7 +133,7 @@ impl fmt::Display for Remedy {
             Remedy::OwnUserOrChooseFence => {
                 "give whimbrel a user of its own, or choose another fence: pause or none"
             }
-            Remedy::FenceForReverseSync => "choose the fence acl or pause for a sync that leads back",
+            Remedy::FenceForReverseSync => "choose the fence acl, front or pause for a sync that leads back",
             Remedy::AllowLongerPause => "allow a longer pause, or compare less",
             Remedy::AllowPauseMs(ms) => return write!(f, "allow a pause of {ms} ms"),
             Remedy::StopWritersOrAllowLongerPause => "stop its writers for a while, or allow a longer pause",

@@ -17,6 +17,7 @@ mod front_fleet;
 mod front_flush;
 mod front_large;
 mod front_moving;
+mod fronted;
 mod full_disk;
 mod jobs;
 mod known_losses;

@@ -1,13 +1,15 @@
 //! `whimbrel cutover`.
 
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
+use whimbrel_control::fronts::{self, Named};
 use whimbrel_control::steering::{Answer, Call, Request, Standing};
-use whimbrel_control::store::Store;
+use whimbrel_control::store::{Status, Store};
 use whimbrel_core::units::{format_count, format_count_of, format_duration_ms};
-use whimbrel_engine::error::Result;
+use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::seal::FenceKind;
 use whimbrel_flow::sync::{Compare, CutoverOptions};
 
@@ -70,7 +72,9 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
             Some(FenceChoice::External) => {
                 FenceKind::External { quiet_ms: args.quiet_for, wait_ms: args.wait_for_quiet }
             }
+            Some(FenceChoice::Front) => FenceKind::Front,
         },
+        front: front(args, &folder, &sync)?,
         compare: match args.compare {
             Some(CompareChoice::None) => Compare::None,
             Some(CompareChoice::Counts) => Compare::Counts,
@@ -117,6 +121,31 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
         })?;
     let runs_on = store.running_sync(&sync.id).is_ok();
     Ok(Asked::Answered(Box::new(answer), Sides { source, target, runs_on }))
+}
+
+/// Where the front takes requests that clients go through.
+fn front(args: &CutoverArgs, folder: &Path, sync: &Status) -> Result<Option<PathBuf>> {
+    let refused = |what: &str| Error::options(Side::Own, "read the options", what);
+    let named = match (&args.front[..], args.fence) {
+        (named, Some(FenceChoice::Front)) => named,
+        ([], _) => return Ok(None),
+        _ => return Err(refused("--front is for --fence front").with_remedy("add --fence front")),
+    };
+    let socket = match named {
+        [] => fronts::find(folder, Named::Between(&sync.source, &sync.target)),
+        [one] => match one.parse() {
+            Ok(listen) => fronts::find(folder, Named::Listening(listen)),
+            Err(_) => fronts::find(Path::new(one), Named::Any),
+        },
+        _ => {
+            let what = "one front alone can hold the clients: of two, one could send its clients to the \
+                target and the other could not";
+            Err(refused(what)
+                .with_remedy("have all clients go through one, which --front names, or use --fence external"))
+        }
+    }?;
+    // The sync asks there, wherever it runs.
+    std::path::absolute(socket).map(Some).map_err(|e| Error::own("find the front", e))
 }
 
 /// Says when the writers may be stopped, and how far it is.
@@ -183,7 +212,17 @@ fn is_external(args: &CutoverArgs) -> bool {
     args.fence == Some(FenceChoice::External)
 }
 
+fn is_front(args: &CutoverArgs) -> bool {
+    args.fence == Some(FenceChoice::Front)
+}
+
 fn question(args: &CutoverArgs, source: &str, target: &str) -> Question {
+    if is_front(args) {
+        return Question::new(format!(
+            "Have the front hold all clients of {source} for at most {}, and send them to {target}?",
+            format_duration_ms(args.max_pause)
+        ));
+    }
     let hold = format!("Pause the writers of {source} for at most {}", format_duration_ms(args.max_pause));
     if is_external(args) {
         return Question::new(format!(
@@ -221,6 +260,9 @@ fn show(args: &CutoverArgs, answer: &Answer, sides: &Sides, withdrawn: bool) -> 
             }
             if is_external(args) {
                 return show_external(args, report, sides, exit);
+            }
+            if is_front(args) {
+                return show_front(args, report, sides, exit);
             }
             say!("estimate writes paused for about {} ms", number("estimate_ms"));
             if args.dry_run {
@@ -283,6 +325,48 @@ fn show_external(args: &CutoverArgs, report: &serde_json::Value, sides: &Sides, 
     exit
 }
 
+/// The report of a cutover of a front's clients.
+fn show_front(args: &CutoverArgs, report: &serde_json::Value, sides: &Sides, exit: Exit) -> Exit {
+    let number = |name: &str| report[name].as_u64().unwrap_or(0);
+    let front = &report["front"];
+    let clients = format_count_of(front["clients"].as_u64().unwrap_or(0), "client");
+    if args.dry_run {
+        say!("estimate {clients} of the front held for about {} ms", number("estimate_ms"));
+    } else {
+        say!("clients  {clients} of the front held for {} ms", number("pause_ms"));
+        say!("drained  {} meanwhile", format_count_of(number("drained"), "key"));
+    }
+    say!("{}", compared(report));
+    match front["others"].as_u64() {
+        None => say!("others   the source does not tell whether other clients are connected to it"),
+        Some(0) => say!("others   no client is connected to the source that does not come by the front"),
+        Some(others) => say!(
+            "others   {} to the source that {} not come by the front: nothing holds them",
+            format_count_of(others, "connection"),
+            if others == 1 { "does" } else { "do" }
+        ),
+    }
+    if args.dry_run {
+        say!("dry run: nobody was held, and nothing was changed");
+        return exit;
+    }
+    if !front["late"].is_null() {
+        say!(
+            "LATE     somebody wrote to the source meanwhile, which the target lacks{}",
+            last(&front["late"])
+        );
+    }
+    say!("{}", fenced(args, sides));
+    if number("ended") > 0 {
+        say!("ended    {} that did not come to rest", format_count_of(number("ended"), "client"));
+    }
+    if args.reverse_sync {
+        say!("way back {} is followed back into {}", sides.target, sides.source);
+        say!("         whimbrel cutover --fence front --back returns to it");
+    }
+    exit
+}
+
 /// How much was compared, and what that is worth.
 fn compared(report: &serde_json::Value) -> String {
     let number = |name: &str| format_count(report[name].as_u64().unwrap_or(0));
@@ -314,6 +398,9 @@ fn fenced(args: &CutoverArgs, Sides { source, target, .. }: &Sides) -> String {
         }
         Some(FenceChoice::External) => {
             format!("cut over send clients to {target}, and keep them away from {source}: nothing else does")
+        }
+        Some(FenceChoice::Front) => {
+            format!("cut over the front sends its clients to {target}; {source} is kept from nobody else")
         }
         Some(FenceChoice::None) | None => {
             "equal    writers were let go again; the sync goes on following them until you stop it".to_owned()

@@ -55,6 +55,9 @@ fn words(kind: FenceKind) -> &'static str {
         FenceKind::External { .. } => {
             "whimbrel keeps nobody away: let the writers in again where they were stopped"
         }
+        FenceKind::Front => {
+            "whimbrel keeps nobody away; clients of the front stay where it sends them: whimbrel front status"
+        }
         FenceKind::Pause { .. } => "writers are not paused any more",
         FenceKind::Acl => "ACL users have the rules back that they had before the cutover",
         FenceKind::ReadonlyReplica => "it is a primary again, and takes writes",

@@ -7,8 +7,10 @@ use whimbrel_flow::sync::{ExternalShown, ExternalStage};
 use crate::ui::remedies::whole;
 
 const PAUSE: &str = "give this user +client|pause and +client|unpause; where the service forbids that to \
-    everybody, use --fence external: you stop the clients yourself, and whimbrel needs none of this";
-const LACKS: &str = "use --fence external: you stop the clients yourself, and whimbrel needs no pause";
+    everybody, use --fence external: you stop the clients yourself, and whimbrel needs none of this. Nor \
+    does it with --fence front, where clients go through whimbrel front";
+const LACKS: &str = "use --fence external: you stop the clients yourself, and whimbrel needs no pause; or \
+    --fence front, where clients go through whimbrel front";
 const END: &str = "give this user +client|list and +client|kill, by which clients that wait are ended; or \
     use --fence none, or external";
 const ACL: &str = "give this user +acl|whoami, +acl|users, +acl|getuser and +acl|setuser, or choose another \

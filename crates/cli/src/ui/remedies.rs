@@ -37,7 +37,7 @@ pub fn words(remedy: &Remedy) -> Cow<'_, str> {
         Remedy::ChooseFence(ways) => return format!("choose another way with --fence: {ways}").into(),
         Remedy::ChooseFenceOr(first) => return or(first, "choose another way with --fence"),
         Remedy::OwnUserOrChooseFence => "give whimbrel a user of its own, or choose --fence pause or none",
-        Remedy::FenceForReverseSync => "use --fence acl or pause with --reverse-sync",
+        Remedy::FenceForReverseSync => "use --fence acl, front or pause with --reverse-sync",
         Remedy::AllowLongerPause => "allow more with --max-pause, or compare less",
         Remedy::AllowPauseMs(ms) => return format!("allow more with --max-pause {ms}ms").into(),
         Remedy::StopWritersOrAllowLongerPause => {

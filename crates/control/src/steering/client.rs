@@ -33,7 +33,7 @@ pub async fn standing(socket: &Path) -> Option<Standing> {
 }
 
 /// One request.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Call<'a> {
     /// The socket of the job.
     pub socket: &'a Path,

@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use whimbrel_flow::budget::RateChange;
-use whimbrel_flow::sync::CutoverOptions;
+use whimbrel_flow::sync::{CutoverOptions, FrontOrder};
 
 use crate::store::Status;
 
@@ -27,7 +27,7 @@ const FRAME_WITHIN: Duration = Duration::from_secs(5);
 const STANDING_WITHIN: Duration = Duration::from_secs(5);
 
 /// What a job is asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Request {
     /// How it stands.
@@ -48,6 +48,8 @@ pub enum Request {
     Reverse,
     /// End, with clients at the target.
     Finish,
+    /// Hold clients for a cutover, and what comes after that.
+    Front(FrontOrder),
 }
 
 /// How a job stands.

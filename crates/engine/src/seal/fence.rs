@@ -40,6 +40,8 @@ pub enum FenceKind {
         /// How long is waited for that at most, in milliseconds.
         wait_ms: u64,
     },
+    /// By a front that clients go through: it holds them, and sends them to the other side.
+    Front,
 }
 
 /// What was done to keep writers out, and what undoes it. No password is in it.
@@ -85,7 +87,7 @@ impl Fence {
     pub async fn plan(deployment: &Deployment, kind: FenceKind) -> Result<Fence> {
         let mut users = Vec::new();
         match kind {
-            FenceKind::None | FenceKind::Pause { .. } | FenceKind::External { .. } => {}
+            FenceKind::None | FenceKind::Pause { .. } | FenceKind::External { .. } | FenceKind::Front => {}
             FenceKind::ReadonlyReplica if deployment.is_cluster() => {
                 let at = deployment.endpoint.address.to_string();
                 let what = "the primaries of a cluster cannot be made replicas of nobody";
@@ -127,7 +129,8 @@ impl Fence {
     }
 
     /// Puts it up. Writers should be held meanwhile. With [`FenceKind::None`] and [`FenceKind::Pause`] there
-    /// is nothing to do here but to release, or to hold longer; with [`FenceKind::External`] nothing at all.
+    /// is nothing to do here but to release, or to hold longer; with [`FenceKind::External`] and
+    /// [`FenceKind::Front`] nothing at all.
     ///
     /// # Errors
     /// `Unfit` where there are users that the plan does not know; as [`Deployment::open`] and [`Link::call`].
@@ -155,7 +158,7 @@ impl Fence {
     /// As [`Deployment::open`] and [`Link::call`].
     pub async fn end_waiting(&self, deployment: &Deployment) -> Result<u64> {
         match self.kind {
-            FenceKind::None | FenceKind::External { .. } => Ok(0),
+            FenceKind::None | FenceKind::External { .. } | FenceKind::Front => Ok(0),
             FenceKind::Pause { .. } | FenceKind::Acl | FenceKind::ReadonlyReplica => {
                 waiting::end(deployment).await
             }
@@ -210,7 +213,7 @@ impl Fence {
         let is_older = |user: &FencedUser| older.users.iter().any(|o| o.at == user.at && o.name == user.name);
         self.users.retain(|user| !is_older(user));
         self.users.extend(older.users.iter().cloned());
-        if matches!(self.kind, FenceKind::External { .. }) && !self.users.is_empty() {
+        if matches!(self.kind, FenceKind::External { .. } | FenceKind::Front) && !self.users.is_empty() {
             // What has to be undone is the older one.
             self.kind = FenceKind::Acl;
         }

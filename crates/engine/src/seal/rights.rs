@@ -35,7 +35,7 @@ const OF_REPLICA: [Needed; 1] = [Needed { command: &[b"REPLICAOF", b"NO", b"ONE"
 /// `Lacks` where the server cannot pause writes alone; `Forbidden` for the first command that is refused; as
 /// [`Deployment::open`].
 pub async fn check_rights(deployment: &Deployment, kind: FenceKind) -> Result<()> {
-    if matches!(kind, FenceKind::External { .. }) {
+    if matches!(kind, FenceKind::External { .. } | FenceKind::Front) {
         // Nobody is paused or kept away by us.
         return Ok(());
     }
@@ -62,7 +62,7 @@ impl Fence {
     /// As [`check_rights`].
     pub async fn check_lift(&self, deployment: &Deployment) -> Result<()> {
         let needed: &[Needed] = match self.kind() {
-            FenceKind::None | FenceKind::External { .. } => return Ok(()),
+            FenceKind::None | FenceKind::External { .. } | FenceKind::Front => return Ok(()),
             FenceKind::Pause { .. } => &[OF_UNPAUSE],
             FenceKind::Acl => &OF_ACL,
             FenceKind::ReadonlyReplica => &OF_REPLICA,

@@ -1,5 +1,7 @@
 //! Clients that write to a server, as far as it tells: for the operator who has to stop them.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
@@ -32,18 +34,36 @@ pub async fn writing_clients(link: &mut Link) -> Result<Option<Vec<WritingClient
     Ok(reply.as_str().map(|clients| clients.lines().filter_map(|line| writing(line, &server)).collect()))
 }
 
+/// How many clients a server has besides ours and those that come from addresses that are `known`. `None`
+/// where this user may not ask for them.
+///
+/// # Errors
+/// As [`Link::ask`].
+pub async fn other_clients(link: &mut Link, known: &[String]) -> Result<Option<u64>> {
+    let reply = link.ask(&[b"CLIENT", b"LIST"]).await?;
+    let known: BTreeSet<&str> = known.iter().map(String::as_str).collect();
+    let is_other = |line: &&str| is_foreign(line) && !known.contains(field(line, "addr"));
+    Ok(reply.as_str().map(|clients| clients.lines().filter(is_other).count() as u64))
+}
+
+fn field<'a>(line: &'a str, name: &str) -> &'a str {
+    let fields = line.split(' ').filter_map(|field| field.split_once('='));
+    fields.into_iter().find(|(n, _)| *n == name).map_or("", |(_, value)| value)
+}
+
+/// Whether a line of `CLIENT LIST` is of a client, and none of ours.
+fn is_foreign(line: &str) -> bool {
+    // Links of replicas, those of feeds among them, and of the primary are nobody's clients.
+    let is_client = !field(line, "flags").contains(['S', 'M']);
+    is_client && ![CLIENT_NAME, feed::FEED_CLIENT_NAME].contains(&field(line, "name"))
+}
+
 /// A line of `CLIENT LIST`, where it is of a client that has just written.
 fn writing(line: &str, server: &str) -> Option<WritingClient> {
-    let field = |name: &str| {
-        let fields = line.split(' ').filter_map(|field| field.split_once('='));
-        fields.into_iter().find(|(n, _)| *n == name).map_or("", |(_, value)| value)
-    };
+    let field = |name: &str| field(line, name);
     let (name, command) = (field("name"), field("cmd"));
-    // Links of replicas, those of feeds among them, and of the primary are nobody's clients.
-    let is_client = !field("flags").contains(['S', 'M']);
-    let is_ours = name == CLIENT_NAME || name == feed::FEED_CLIENT_NAME;
     let is_recent = field("idle").parse::<u64>().is_ok_and(|seconds| seconds <= 1);
-    (is_client && !is_ours && is_recent && feed::may_write(command)).then(|| WritingClient {
+    (is_foreign(line) && is_recent && feed::may_write(command)).then(|| WritingClient {
         server: server.to_owned(),
         address: field("addr").to_owned(),
         name: name.to_owned(),

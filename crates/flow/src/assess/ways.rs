@@ -28,19 +28,22 @@ pub enum WayKind {
     CutoverAcl,
     /// Cut over: the source becomes a replica of nobody.
     CutoverReadonlyReplica,
+    /// Cut over: a front holds its clients and sends them to the target.
+    CutoverFront,
     /// Cut over: somebody else stops the writers.
     CutoverExternal,
 }
 
 impl WayKind {
     /// All of them, in the order in which they are shown.
-    pub const ALL: [WayKind; 7] = [
+    pub const ALL: [WayKind; 8] = [
         WayKind::Copy,
         WayKind::FollowReplication,
         WayKind::FollowTracking,
         WayKind::CutoverAcl,
         WayKind::CutoverReadonlyReplica,
         WayKind::CutoverPause,
+        WayKind::CutoverFront,
         WayKind::CutoverExternal,
     ];
 
@@ -93,7 +96,8 @@ pub(super) async fn all(
             WayKind::CutoverPause => fence(source, FenceKind::Pause { limit_ms: 1 }).await,
             WayKind::CutoverAcl => fence(source, FenceKind::Acl).await,
             WayKind::CutoverReadonlyReplica => fence(source, FenceKind::ReadonlyReplica).await,
-            WayKind::CutoverExternal => Ok(()),
+            // Both are up to somebody else.
+            WayKind::CutoverFront | WayKind::CutoverExternal => Ok(()),
         };
         ways.push(Way::of(kind, outcome));
     }

@@ -32,6 +32,7 @@ impl WayKind {
                 ("cutover: readonly-replica", "one server, and the rights on CLIENT and REPLICAOF")
             }
             WayKind::CutoverPause => ("cutover: pause", "the right on CLIENT, and clients that move in time"),
+            WayKind::CutoverFront => ("cutover: front", "clients that go through whimbrel front"),
             WayKind::CutoverExternal => ("cutover: external", "somebody who stops the writers"),
         }
     }

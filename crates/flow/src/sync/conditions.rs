@@ -29,6 +29,12 @@ impl Syncer {
                 nobody could write anywhere";
             return Err(refused(what).with_remedy(Remedy::AddBack));
         }
+        if self.state.lift.as_ref().is_some_and(|lift| lift.kind() == FenceKind::Front)
+            && !matches!(options.fence, FenceKind::Front | FenceKind::None)
+        {
+            let what = "a front has sent its clients away from where they are to come back, and would go on";
+            return Err(refused(what).with_remedy(Remedy::ChooseFence("front")));
+        }
         if options.reverse
             && matches!(
                 options.fence,

@@ -36,7 +36,7 @@ use crate::verify::Settle;
 const MENDS_MAX: u32 = 20;
 
 /// What is left of the pause for fencing the writers off, when everything has been compared.
-const FENCE_SHARE: f64 = 0.2;
+pub(super) const FENCE_SHARE: f64 = 0.2;
 
 impl Syncer {
     pub(super) async fn cutover(
@@ -84,17 +84,12 @@ impl Syncer {
         let mut report = CutoverReport {
             dry_run: options.dry_run,
             estimate_ms,
-            pause_ms: 0,
-            drained: 0,
             compared: compared.keys,
             keys,
             finds_one_percent: chance_of_one_percent(options.compare, compared.keys, keys),
             notices: notice.into_iter().collect(),
-            fence: options.fence,
-            ended: 0,
             reverse: options.reverse,
-            lifted: false,
-            external: None,
+            ..CutoverReport::of(&fence)
         };
         if let FenceKind::External { quiet_ms, wait_ms } = options.fence {
             let bounds =
@@ -115,6 +110,11 @@ impl Syncer {
             return Err(refused(what).with_remedy(Remedy::AllowLongerPause));
         }
         let feeds = if options.reverse { self.follow_target().await? } else { Vec::new() };
+        let mut fronted = None;
+        if options.fence == FenceKind::Front {
+            let (front, there) = self.rehearse_hold(options).await?;
+            (report.front, fronted) = (Some(front), Some(there));
+        }
         if options.dry_run {
             return Ok(report);
         }
@@ -131,15 +131,17 @@ impl Syncer {
         self.check(options)?;
         is_wanted(withdrawn)?;
         // Written down before it goes up: the process that goes on after a crash knows what to take down.
-        self.state.cut_over = Some(fence.clone());
+        (self.state.cut_over, self.state.fronted) = (Some(fence.clone()), fronted);
         if let Err(e) = self.save_at_once() {
-            self.state.cut_over = None;
+            (self.state.cut_over, self.state.fronted) = (None, None);
             return Err(refused(e.problem()).with_remedy("see that the disk has room, and ask again"));
         }
-        let outcome = self
-            .hold_and_switch(options, &mut report, (&fence, lift.as_ref()), feeds, &(sample, streams))
-            .await;
-        if outcome.is_err() || options.fence == FenceKind::None {
+        let (fences, chosen) = ((&fence, lift.as_ref()), (sample, streams));
+        let outcome = match options.fence {
+            FenceKind::Front => self.switch_front(options, &mut report, fences, feeds, &chosen).await,
+            _ => self.hold_and_switch(options, &mut report, fences, feeds, &chosen).await,
+        };
+        if outcome.is_err() && self.state.fronted.is_none() || options.fence == FenceKind::None {
             self.state.cut_over = None;
             self.save()?;
         }
@@ -227,18 +229,7 @@ impl Syncer {
         seal: &mut Seal,
     ) -> Result<(Vec<Position>, u64)> {
         let Shared { source, target, .. } = &*self.shared;
-        let mut positions = Vec::new();
-        for feed in feeds {
-            let mut link = target.open(feed.address(), 0).await?;
-            let info = Info::ask(&mut link, "replication").await?;
-            let offset = info.number("master_repl_offset").unwrap_or(0);
-            let Some(history) = feed.history() else {
-                return Err(refused("the target's history is not known"));
-            };
-            // What lies between was not read: it may have selected another database.
-            let history = History { offset, db: None, ..history };
-            positions.push(Position { address: feed.address().to_string(), seen: history.clone(), history });
-        }
+        let positions = positions_of(feeds, target).await?;
         // A client that writes there from now on is not followed by us any more, and everything is equal.
         if let Some(lift) = lift {
             lift.lift(target).await?;
@@ -257,7 +248,7 @@ impl Syncer {
     }
 
     /// What happens under the pause; returns how many keys were transferred and compared.
-    async fn seal_off(
+    pub(super) async fn seal_off(
         &mut self,
         options: &CutoverOptions,
         deadline: Instant,
@@ -313,6 +304,23 @@ impl Syncer {
     }
 }
 
+/// Where the target is, to which nobody but us has written so far.
+pub(super) async fn positions_of(feeds: &[Feed], target: &Deployment) -> Result<Vec<Position>> {
+    let mut positions = Vec::new();
+    for feed in feeds {
+        let mut link = target.open(feed.address(), 0).await?;
+        let info = Info::ask(&mut link, "replication").await?;
+        let offset = info.number("master_repl_offset").unwrap_or(0);
+        let Some(history) = feed.history() else {
+            return Err(refused("the target's history is not known"));
+        };
+        // What lies between was not read: it may have selected another database.
+        let history = History { offset, db: None, ..history };
+        positions.push(Position { address: feed.address().to_string(), seen: history.clone(), history });
+    }
+    Ok(positions)
+}
+
 /// Fences the writers off, and ends the pause or makes it the fence. Returns how many clients were ended that
 /// waited.
 ///
@@ -327,7 +335,9 @@ async fn raise(fence: &Fence, source: &Deployment, seal: &mut Seal) -> Result<u6
     };
     match fence.kind() {
         // With the latter nobody is held, and nothing is raised.
-        FenceKind::None | FenceKind::External { .. } => in_time().and(seal.release().await).map(|()| 0),
+        FenceKind::None | FenceKind::External { .. } | FenceKind::Front => {
+            in_time().and(seal.release().await).map(|()| 0)
+        }
         FenceKind::Pause { limit_ms } => {
             seal.hold(limit_ms).await.and_then(|_| in_time())?;
             fence.end_waiting(source).await

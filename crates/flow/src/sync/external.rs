@@ -11,7 +11,7 @@
 //! **Consumer groups** change unseen by a tracking feed. There the servers' own counters of calls are looked
 //! at.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
@@ -85,6 +85,8 @@ pub(super) struct QuietWait {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Look {
     address: String,
+    /// The feed has come so far.
+    offset: u64,
     /// Touches that were no expiries, or, of a part, those of its keys: at least, and at most.
     writes: (i128, i128),
     /// Commands that the feed sees nothing of; 0 where it sees all.
@@ -95,12 +97,14 @@ struct Look {
 
 /// Who has written since when.
 #[derive(Debug)]
-struct Watch {
+pub(super) struct Watch {
     links: BTreeMap<String, Link>,
     looks: Vec<Look>,
     /// Since when nobody has written, as far as it is known.
     since: Instant,
     clients: BTreeMap<WritingClient, Instant>,
+    /// Addresses of clients that are known to rest.
+    ignored: Vec<String>,
     keys: Vec<String>,
     named: Option<Instant>,
     waited: Duration,
@@ -109,17 +113,41 @@ struct Watch {
 }
 
 impl Watch {
-    fn new() -> Watch {
+    pub(super) fn new() -> Watch {
         Watch {
             links: BTreeMap::new(),
             looks: Vec::new(),
             since: Instant::now(),
             clients: BTreeMap::new(),
+            ignored: Vec::new(),
             keys: Vec::new(),
             named: None,
             waited: Duration::ZERO,
             is_blind: false,
         }
+    }
+
+    /// Nothing that was seen before this says anything of who writes from now on.
+    pub(super) fn begin_anew(&mut self) {
+        self.looks.clear();
+        self.clients.clear();
+        self.keys.clear();
+        self.named = None;
+    }
+
+    /// Clients that come from there are known to rest, whatever the server says of them.
+    pub(super) fn ignore(&mut self, addresses: impl Iterator<Item = String>) {
+        self.ignored.extend(addresses);
+    }
+
+    /// Where clients come from that are known to rest.
+    pub(super) fn ignored(&self) -> &[String] {
+        &self.ignored
+    }
+
+    /// Where the feed of this primary was at the last look.
+    pub(super) fn offset_of(&self, address: &str) -> Option<u64> {
+        self.looks.iter().find(|look| look.address == address).map(|look| look.offset)
     }
 
     /// Those who wrote last, the latest first.
@@ -140,9 +168,21 @@ impl Watch {
         }
     }
 
-    fn report(&self, restarts: u32) -> ExternalReport {
+    pub(super) fn report(&self, restarts: u32) -> ExternalReport {
         let waited_ms = u64::try_from(self.waited.as_millis()).unwrap_or(u64::MAX);
         ExternalReport { waited_ms, restarts, clients: self.last_clients(), keys: self.keys.clone() }
+    }
+
+    /// Who wrote last and which keys, for people, as far as it is known.
+    pub(super) fn named(&self) -> String {
+        let clients: Vec<String> = self.last_clients().iter().map(shown_client).collect();
+        let mut text = String::new();
+        for (what, names) in [("by", &clients), ("keys", &self.keys)] {
+            if !names.is_empty() {
+                text.push_str(&format!("; {what} {}", names.join(", ")));
+            }
+        }
+        text
     }
 
     fn refusal(&self) -> Error {
@@ -293,7 +333,6 @@ impl Syncer {
         watch: &mut Watch,
         withdrawn: &CancellationToken,
     ) -> Result<()> {
-        // Nothing that was seen before this says anything of who writes from now on.
         watch.looks.clear();
         let waited = watch.waited;
         let began = Instant::now();
@@ -324,7 +363,7 @@ impl Syncer {
 
     /// Whether somebody has written since the last look, or may have. What was touched is still there to be
     /// transferred.
-    async fn look_for_writes(&mut self, watch: &mut Watch) -> Result<bool> {
+    pub(super) async fn look_for_writes(&mut self, watch: &mut Watch) -> Result<bool> {
         let mut looks = Vec::new();
         for index in 0..self.sources.len() {
             match self.look_at(index, watch).await {
@@ -366,6 +405,21 @@ impl Syncer {
         Ok(wrote)
     }
 
+    /// Whether somebody has certainly written since the last look, and who. What was touched is left alone.
+    pub(super) async fn has_been_written(&mut self, watch: &mut Watch) -> bool {
+        let mut has_been = false;
+        for index in 0..self.sources.len() {
+            let Ok(Some(now)) = self.look_at(index, watch).await else { continue };
+            let before = watch.looks.iter().find(|look| look.address == now.address);
+            has_been |= now.is_whole
+                && before.is_some_and(|before| now.writes.0 > before.writes.1 || now.unseen > before.unseen);
+        }
+        if has_been {
+            self.name_writers(watch).await;
+        }
+        has_been
+    }
+
     /// `None` where the feed does not come to where the server is.
     async fn look_at(&mut self, index: usize, watch: &mut Watch) -> Result<Option<Look>> {
         let shared = self.shared.clone();
@@ -390,7 +444,7 @@ impl Syncer {
             let is_followed = |db: &u32| shared.options.dbs.iter().any(|pair| pair.source == *db);
             let is_whole = shared.options.selection.is_everything() && after.dbs.iter().all(is_followed);
             let writes = (touches - i128::from(after.reaped), touches - i128::from(before.reaped));
-            return Ok(Some(Look { address, writes, unseen: after.unseen, is_whole }));
+            return Ok(Some(Look { address, offset: before.offset, writes, unseen: after.unseen, is_whole }));
         }
         Ok(None)
     }
@@ -413,7 +467,8 @@ impl Syncer {
         watch.named = Some(Instant::now());
         for link in watch.links.values_mut() {
             let Ok(Some(clients)) = writing_clients(link).await else { continue };
-            for client in clients {
+            let ignored: BTreeSet<&String> = watch.ignored.iter().collect();
+            for client in clients.into_iter().filter(|client| !ignored.contains(&client.address)) {
                 if watch.clients.len() >= CLIENTS_MAX
                     && !watch.clients.contains_key(&client)
                     && let Some(oldest) = watch.clients.iter().min_by_key(|(_, at)| **at)

@@ -37,8 +37,10 @@ mod consumers;
 mod cutover;
 mod external;
 mod fences;
+mod fronted;
 mod heard;
 mod options;
+mod order;
 mod reconcile;
 mod report;
 mod source;
@@ -58,12 +60,14 @@ use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::probe::Info;
+use whimbrel_engine::seal::FenceKind;
 
 pub use self::attach::rehearse_feeds;
 pub use self::fences::FenceNote;
 use self::heard::millis;
 pub use self::options::{Compare, CutoverOptions, SyncOptions};
-pub use self::report::{CutoverReport, ExternalReport, SyncReport};
+pub use self::order::{FrontOrder, FrontSide, FrontStand, Fronts, HoldOrder, Told};
+pub use self::report::{CutoverReport, ExternalReport, FrontReport, SyncReport};
 use self::source::{PositionHandle, Source};
 pub use self::state::{Back, SyncState};
 pub use self::status::{
@@ -220,6 +224,11 @@ impl Syncer {
             }
         }
         self.state.copy.target_runs = runs;
+        if let Some(fence) = self.state.cut_over.take_if(|fence| fence.kind() == FenceKind::Front)
+            && let Some(report) = self.resume_switch(fence).await?
+        {
+            return Ok(Some(report));
+        }
         if let Some(fence) = self.state.cut_over.take() {
             // It died while it cut over. The one that asked for that was not told that it succeeded.
             fence.lift(&self.shared.source).await?;
@@ -284,6 +293,14 @@ impl Syncer {
                         Err(error) => tracing::info!(%error, "a cutover was given up"),
                     }
                     let report = outcome.as_ref().ok().filter(|report| report.is_final()).cloned();
+                    if report.is_none() && self.state.fronted.is_some() {
+                        // Nothing may be transferred any more: the answer is the reason why it ends, too.
+                        let told = outcome.err().map(|e| (e.problem(), e.remedy));
+                        let (why, remedy) = told.unwrap_or_default();
+                        let error = || Error::own("cut over", &why);
+                        let _ = answer.send(Err(Error { remedy: remedy.clone(), ..error() }));
+                        return Err(Error { remedy, ..error() });
+                    }
                     // The one that asked may have gone.
                     let _ = answer.send(outcome);
                     if report.is_some() {

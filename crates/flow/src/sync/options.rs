@@ -1,11 +1,13 @@
 //! What a sync and a cutover are asked for.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use whimbrel_engine::feed::FeedOptions;
 use whimbrel_engine::seal::FenceKind;
 
+use super::order::Fronts;
 use crate::copy::CopyOptions;
 
 /// What to keep equal, and how.
@@ -28,6 +30,8 @@ pub struct SyncOptions {
     pub all_dbs: bool,
     /// Where a [`FenceNote`](super::FenceNote) is left after a cutover.
     pub fence_file: PathBuf,
+    /// How fronts are told what to do.
+    pub fronts: Arc<dyn Fronts>,
 }
 
 /// How much is compared before the writers are fenced off.
@@ -45,12 +49,14 @@ pub enum Compare {
 }
 
 /// How the target is to take over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CutoverOptions {
     /// How long writers may be held, in milliseconds.
     pub max_pause_ms: u64,
     /// How they are kept out afterwards.
     pub fence: FenceKind,
+    /// Where the front takes requests that clients go through, for [`FenceKind::Front`].
+    pub front: Option<PathBuf>,
     /// How much is compared before.
     pub compare: Compare,
     /// Go on although keys are known that are not on the target.

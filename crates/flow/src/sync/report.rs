@@ -1,7 +1,7 @@
 //! What a sync did, and what a cutover came to.
 
 use serde::Serialize;
-use whimbrel_engine::seal::{FenceKind, WritingClient};
+use whimbrel_engine::seal::{Fence, FenceKind, WritingClient};
 
 use crate::journal::KeyFailure;
 use crate::progress::CopyCounts;
@@ -38,8 +38,9 @@ pub struct CutoverReport {
     pub dry_run: bool,
     /// How long writers would be held, by what it took before anybody was held, in milliseconds.
     pub estimate_ms: u64,
-    /// How long they were held, in milliseconds; with `--fence pause` until they were fenced off, with
-    /// `--fence external` for how long nobody had written when the target took over.
+    /// How long they were held, in milliseconds, readers too where a front held them; with `--fence pause`
+    /// until they were fenced off, with `--fence external` for how long nobody had written when the target
+    /// took over.
     pub pause_ms: u64,
     /// Touched keys that were transferred under the pause.
     pub drained: u64,
@@ -63,9 +64,31 @@ pub struct CutoverReport {
     pub lifted: bool,
     /// Who wrote last, where somebody else stops the writers; in a dry run, who writes now.
     pub external: Option<ExternalReport>,
+    /// What the front had to say that clients go through.
+    pub front: Option<FrontReport>,
 }
 
 impl CutoverReport {
+    /// One with this fence, of which nothing else is known yet.
+    pub(super) fn of(fence: &Fence) -> CutoverReport {
+        CutoverReport {
+            dry_run: false,
+            estimate_ms: 0,
+            pause_ms: 0,
+            drained: 0,
+            compared: 0,
+            keys: 0,
+            finds_one_percent: None,
+            notices: Vec::new(),
+            fence: fence.kind(),
+            ended: 0,
+            reverse: false,
+            lifted: false,
+            external: None,
+            front: None,
+        }
+    }
+
     /// Whether the sync ends with it. Without a fence it goes on following those who still write to the
     /// source.
     pub(super) fn is_final(&self) -> bool {
@@ -84,4 +107,18 @@ pub struct ExternalReport {
     pub clients: Vec<WritingClient>,
     /// Some of the keys that were touched last.
     pub keys: Vec<String>,
+}
+
+/// What a front had to say, and what it could not see.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct FrontReport {
+    /// Clients that it has.
+    pub clients: u64,
+    /// For how long it held them, in milliseconds; 0 in a dry run.
+    pub held_ms: u64,
+    /// Connections to the source that are neither of its clients nor ours; `None` where that cannot be told.
+    pub others: Option<u64>,
+    /// Who wrote to the source while the target took over, and afterwards, as long as it was looked; `None`
+    /// where nobody did.
+    pub late: Option<ExternalReport>,
 }

@@ -1,11 +1,13 @@
 //! How far a sync is: what its journal keeps, and what the sync that leads back begins with.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use whimbrel_engine::feed::{Feed, History};
 use whimbrel_engine::seal::Fence;
 
+use super::order::FrontSide;
 use crate::journal::JournalState;
 
 /// Where a later feed of a primary can go on.
@@ -19,6 +21,17 @@ pub(super) struct Position {
     /// How far its history was seen: something of what came in between may have been transferred as well. A
     /// server that does not have all of that any more has forgotten some of it.
     pub(super) seen: History,
+}
+
+/// Clients of a front may be sent away: what has to be known to find out whether they were.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Fronted {
+    /// Where the front takes requests.
+    pub(super) socket: PathBuf,
+    /// Where its clients were before.
+    pub(super) before: FrontSide,
+    /// Where the target was then, for a sync that leads back.
+    pub(super) back: Option<Vec<Position>>,
 }
 
 /// How far a sync is: what its journal keeps.
@@ -39,6 +52,9 @@ pub struct SyncState {
     pub(super) doubt: String,
     /// What was done to the source at the cutover.
     pub(super) cut_over: Option<Fence>,
+    /// The front that may have sent its clients to the target.
+    #[serde(default)]
+    pub(super) fronted: Option<Fronted>,
     /// What keeps writers away from the target: it was the source before, and this sync leads back to it.
     pub(super) lift: Option<Fence>,
 }

@@ -1,5 +1,6 @@
 //! Begins to move keys, goes on with it after a crash, and tells how it stands.
 
+mod hold;
 mod turn;
 
 use std::path::{Path, PathBuf};
@@ -22,6 +23,7 @@ use crate::command::keys::CommandTable;
 use crate::command::plan::Tables;
 use crate::migrate::arrived::{SlotCounts, Slots};
 use crate::migrate::direction::Direction;
+use crate::migrate::hold::{Hold, Switch};
 use crate::migrate::phase::{Phase, Stand, StateFile};
 use crate::migrate::stages::Stages;
 use crate::migrate::state::{MigrationState, Ready, Servers};
@@ -53,6 +55,10 @@ struct Tasks {
     sweeper: JoinSet<()>,
     /// Nothing begins any more.
     is_finished: bool,
+    /// By which clients are held.
+    hold: Hold<Switch>,
+    /// Ends that.
+    expiry: JoinSet<()>,
 }
 
 /// How it stands.
@@ -70,6 +76,8 @@ pub struct Status {
     pub target: String,
     /// Clients that are connected.
     pub clients: u64,
+    /// For how long they have been held for a cutover, in milliseconds; `None` where they are not.
+    pub held_ms: Option<u64>,
     /// Since keys began to move, or to move this way, as far as this process has seen it.
     pub moving: Option<MovingStatus>,
 }
@@ -197,6 +205,7 @@ impl Control {
     async fn begin(&self, paused: bool) -> Result<()> {
         // One at a time.
         let mut tasks = self.tasks.lock().await;
+        tasks.must_be_free("start")?;
         match self.stages.migration() {
             None => {}
             Some(migration) if migration.is_done() => {
@@ -260,6 +269,7 @@ impl Control {
         let Ok(mut tasks) = self.tasks.try_lock() else {
             return Err(refuse("finish", "keys are about to move", "see whimbrel front status"));
         };
+        tasks.must_be_free("finish")?;
         let migration = self.stages.migration();
         let turns = match migration
             .as_ref()
@@ -300,6 +310,7 @@ impl Control {
             source: self.source.address.to_string(),
             target: self.target.address.to_string(),
             clients: self.shared.counts.clients.load(Ordering::Relaxed),
+            held_ms: self.stages.held().map(|held| u64::try_from(held.as_millis()).unwrap_or(u64::MAX)),
             moving,
         }
     }

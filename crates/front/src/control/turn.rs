@@ -52,6 +52,7 @@ impl Control {
     async fn turn(&self, paused: bool) -> Result<()> {
         // One at a time.
         let mut tasks = self.tasks.lock().await;
+        tasks.must_be_free("reverse")?;
         let migration = self.stages.migration().filter(|_| !tasks.is_finished);
         let migration = migration.ok_or_else(|| unable("no keys have moved that could move back", SEE))?;
         let turns = migration.turns + 1;

@@ -9,6 +9,7 @@ pub mod carry;
 pub mod direction;
 pub mod filter;
 pub(crate) mod flush;
+pub(crate) mod hold;
 pub(crate) mod keyspace;
 pub mod locks;
 pub(crate) mod mover;

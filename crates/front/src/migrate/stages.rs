@@ -1,12 +1,13 @@
 //! How far a front is, and the moments at which keys begin to move, or to move the other way.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::migrate::state::MigrationState;
@@ -23,9 +24,23 @@ pub(crate) struct Stages {
 /// Sessions of one stage.
 #[derive(Debug, Default)]
 struct Present {
+    /// Those that have not come to rest.
     sessions: AtomicUsize,
     /// One has ended, or come to rest.
     left: Notify,
+    /// From where those that rest are connected to the server.
+    resting: Mutex<Vec<SocketAddr>>,
+}
+
+/// What tells the sessions of a stage what to do.
+#[derive(Debug, Default, Clone)]
+struct Signals {
+    /// Come to rest.
+    begin: CancellationToken,
+    /// End, unless at rest.
+    evict: CancellationToken,
+    /// Go on as the present stage has it: this one is over.
+    over: CancellationToken,
 }
 
 /// From one moment at which all clients rest to the next.
@@ -33,11 +48,10 @@ struct Present {
 struct Stage {
     /// What moves keys, or has moved them; `None`: everything goes to the source.
     migration: Option<Arc<MigrationState>>,
-    /// Tells sessions to come to rest.
-    begin: CancellationToken,
-    /// Tells those that have not to end.
-    evict: CancellationToken,
+    signals: Signals,
     present: Arc<Present>,
+    /// Since when clients are held.
+    held_since: Option<Instant>,
 }
 
 /// How a new session begins.
@@ -48,12 +62,23 @@ pub(crate) enum Entrance {
     Moving(Arc<MigrationState>, Ticket),
 }
 
-/// That of a session. While there is one of a stage, the next does not begin.
+/// That of a session. While there is one of a stage that does not rest, the next does not begin.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     present: Arc<Present>,
+    is_counted: bool,
     pub(crate) begin: CancellationToken,
     pub(crate) evict: CancellationToken,
+    pub(crate) over: CancellationToken,
+}
+
+/// Clients that are held.
+#[derive(Debug)]
+pub(crate) struct Held {
+    /// Those that were disconnected, as they did not come to rest.
+    pub(crate) ended: u64,
+    /// From where the others are connected to the server.
+    pub(crate) resting: Vec<SocketAddr>,
 }
 
 impl Stages {
@@ -74,8 +99,14 @@ impl Stages {
         let stage = self.stage();
         // Under the mutex: `begin` counts it, or it finds the next stage.
         stage.present.sessions.fetch_add(1, Ordering::AcqRel);
-        let (begin, evict) = (stage.begin.child_token(), stage.evict.child_token());
-        let ticket = Ticket { present: stage.present.clone(), begin, evict };
+        let Signals { begin, evict, over } = &stage.signals;
+        let ticket = Ticket {
+            present: stage.present.clone(),
+            is_counted: true,
+            begin: begin.child_token(),
+            evict: evict.child_token(),
+            over: over.child_token(),
+        };
         match &stage.migration {
             None => Entrance::Forwarding(ticket),
             Some(migration) => Entrance::Moving(migration.clone(), ticket),
@@ -90,18 +121,67 @@ impl Stages {
     /// From here on new sessions wait for `migration`. Returns when no session of before talks to a server
     /// any more.
     pub(crate) async fn begin(&self, migration: Arc<MigrationState>) {
-        let before =
-            std::mem::replace(&mut *self.stage(), Stage { migration: Some(migration), ..Stage::default() });
-        before.begin.cancel();
-        if timeout(REST, before.present.none()).await.is_err() {
-            before.evict.cancel();
-            before.present.none().await;
-        }
+        let before = self.go_on(Some(migration));
+        // Who comes to rest goes on at once.
+        before.signals.over.cancel();
+        before.rest(REST).await;
+    }
+
+    /// Has all clients come to rest, and stay there until [`Stages::open`]: from when this returns no session
+    /// asks a server for anything. Those that have not come to rest `within` that time are disconnected.
+    ///
+    /// **Invariant:** what a session has asked for is answered before it rests, and a session that begins
+    /// meanwhile rests from its beginning. A session that was ended has left nothing that a client was
+    /// answered for, or will be.
+    pub(crate) async fn hold(&self, within: Duration) -> Held {
+        let held = {
+            let mut stage = self.stage();
+            stage.held_since = Some(Instant::now());
+            Stage {
+                migration: None,
+                signals: stage.signals.clone(),
+                present: stage.present.clone(),
+                held_since: None,
+            }
+        };
+        let ended = held.rest(within.min(REST)).await;
+        Held { ended, resting: held.present.resting.lock().clone() }
+    }
+
+    /// Those that are held go on: with `migration`, or without one.
+    pub(crate) fn open(&self, migration: Option<Arc<MigrationState>>) {
+        // Under the mutex first: whoever is told finds it.
+        self.go_on(migration).signals.over.cancel();
+    }
+
+    /// For how long clients have been held; `None` where they are not.
+    pub(crate) fn held(&self) -> Option<Duration> {
+        self.stage().held_since.map(|since| since.elapsed())
+    }
+
+    /// Puts another stage in the place of the one that is returned.
+    fn go_on(&self, migration: Option<Arc<MigrationState>>) -> Stage {
+        std::mem::replace(&mut *self.stage(), Stage { migration, ..Stage::default() })
     }
 
     /// It could not begin after all: everything is as it was with `migration`, or without one.
     pub(crate) fn undo(&self, migration: Option<Arc<MigrationState>>) {
-        *self.stage() = Stage { migration, ..Stage::default() };
+        self.go_on(migration);
+    }
+}
+
+impl Stage {
+    /// Calls its sessions to rest, and disconnects those that have not come to rest `within` that time.
+    /// Returns how many.
+    async fn rest(&self, within: Duration) -> u64 {
+        self.signals.begin.cancel();
+        if timeout(within, self.present.none()).await.is_ok() {
+            return 0;
+        }
+        let ended = self.present.sessions.load(Ordering::Acquire);
+        self.signals.evict.cancel();
+        self.present.none().await;
+        ended as u64
     }
 }
 
@@ -113,10 +193,27 @@ impl Present {
     }
 }
 
+impl Ticket {
+    /// The session rests, with connections to the server from there: it asks for nothing until the stage is
+    /// over.
+    pub(crate) fn rest(&mut self, from: impl Iterator<Item = SocketAddr>) {
+        if self.is_counted {
+            self.present.resting.lock().extend(from);
+            self.leave();
+        }
+    }
+
+    fn leave(&mut self) {
+        if std::mem::take(&mut self.is_counted) {
+            self.present.sessions.fetch_sub(1, Ordering::AcqRel);
+            // Kept for one that looks later.
+            self.present.left.notify_one();
+        }
+    }
+}
+
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.present.sessions.fetch_sub(1, Ordering::AcqRel);
-        // Kept for one that looks later.
-        self.present.left.notify_one();
+        self.leave();
     }
 }

@@ -1,5 +1,6 @@
-//! What calls sessions to rest: keys are to move, or to move the other way.
+//! What calls sessions to rest: keys are to move, or to move the other way, or clients are held.
 
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::Context;
 
@@ -10,9 +11,10 @@ use crate::migrate::stages::Ticket;
 pub(super) struct Call {
     begin: Pin<Box<WaitForCancellationFutureOwned>>,
     evict: Pin<Box<WaitForCancellationFutureOwned>>,
+    over: Pin<Box<WaitForCancellationFutureOwned>>,
     called: bool,
     /// Dropped with it: then nothing is left of this session at the servers.
-    _ticket: Ticket,
+    ticket: Ticket,
 }
 
 impl Call {
@@ -20,8 +22,9 @@ impl Call {
         Call {
             begin: Box::pin(ticket.begin.clone().cancelled_owned()),
             evict: Box::pin(ticket.evict.clone().cancelled_owned()),
+            over: Box::pin(ticket.over.clone().cancelled_owned()),
             called: false,
-            _ticket: ticket,
+            ticket,
         }
     }
 
@@ -34,5 +37,14 @@ impl Call {
     /// It did not come to rest in time.
     pub(super) fn is_evicted(&mut self, cx: &mut Context<'_>) -> bool {
         self.called && self.evict.as_mut().poll(cx).is_ready()
+    }
+
+    /// It rests, connected to the server from there; true where it is to go on.
+    pub(super) fn is_over(&mut self, cx: &mut Context<'_>, from: impl Iterator<Item = SocketAddr>) -> bool {
+        let is_over = self.over.as_mut().poll(cx).is_ready();
+        if !is_over {
+            self.ticket.rest(from);
+        }
+        is_over
     }
 }

@@ -104,25 +104,28 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
     /// Serves until one side hangs up.
     pub(crate) async fn run(mut self) {
         std::future::poll_fn(|cx| self.poll(cx)).await;
+        // The next stage need not wait for a client that takes its time with what follows.
+        (self.way, self.connecting, self.parked) = (None, None, None);
+        (self.idle_handle, self.waiting, self.call) = (None, None, None);
         // With TLS the end has to be told, or it looks like a cut.
         let _ = timeout(FAREWELL, self.client.shutdown()).await;
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.session.tick(Instant::now());
-        if let Some(call) = &mut self.call
-            && call.is_called(cx)
-        {
-            if call.is_evicted(cx) {
-                return Poll::Ready(());
-            }
-            self.session.called();
+        if !self.is_heeding(cx) {
+            return Poll::Ready(());
         }
         loop {
             match self.step(cx) {
                 Ok(true) => {}
                 Ok(false) if self.session.is_over() || self.session.is_stalled() => return Poll::Ready(()),
-                Ok(false) if self.session.is_at_rest() => self.go_over(),
+                Ok(false) if self.session.is_quiet() && self.is_called_on(cx) => {
+                    // Clients may be held again already: nothing is taken before that is known.
+                    if !self.go_over() || !self.is_heeding(cx) {
+                        return Poll::Ready(());
+                    }
+                }
                 Ok(false) if self.is_due(cx) => self.session.tick(Instant::now()),
                 Ok(false) => {
                     self.session.release_memory();
@@ -131,6 +134,16 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
                 Err(Ended) => return Poll::Ready(()),
             }
         }
+    }
+
+    /// Comes to rest where it is called; false where it has to end.
+    fn is_heeding(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(call) = &mut self.call else { return true };
+        if !call.is_called(cx) {
+            return true;
+        }
+        self.session.called();
+        self.session.is_quiet() || !call.is_evicted(cx)
     }
 
     /// Moves what can be moved; true where anything was.
@@ -251,10 +264,22 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
         }
     }
 
-    /// Lets go of the servers, and goes on as the front does from now on.
-    fn go_over(&mut self) {
+    /// It rests; true where it is to go on.
+    fn is_called_on(&mut self, cx: &mut Context<'_>) -> bool {
+        let from = [&self.way, &self.parked].into_iter().flatten().filter_map(Way::local_address);
+        self.call.as_mut().is_some_and(|call| call.is_over(cx, from))
+    }
+
+    /// Goes on as the front does from now on, and lets go of the servers if that is with another one. False
+    /// where the client has something there that another connection would not have.
+    fn go_over(&mut self) -> bool {
         match self.context.stages.as_ref().map(|stages| stages.enter()) {
             None => {}
+            Some(Entrance::Moving(migration, ticket)) if self.session.is_of(&migration) => {
+                self.session.stay();
+                self.call = Some(Call::new(ticket));
+            }
+            Some(Entrance::Moving(..)) if !self.session.is_portable() => return false,
             Some(Entrance::Moving(migration, ticket)) => {
                 (self.way, self.parked, self.idle_handle) = (None, None, None);
                 (self.connecting, self.waiting) = (None, None);
@@ -267,6 +292,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
                 self.call = Some(Call::new(ticket));
             }
         }
+        true
     }
 
     // ---- What requests wait for ----

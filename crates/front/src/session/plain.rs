@@ -40,6 +40,11 @@ impl Plain {
         self.transaction.is_open()
     }
 
+    /// It has begun something that a server would carry on with.
+    pub(super) fn has_begun(&self) -> bool {
+        !self.transaction.is_none()
+    }
+
     /// Nothing of it is open that another connection would not have.
     pub(super) fn is_portable(&self) -> bool {
         self.transaction.is_none() && !(self.other_database || self.is_unknown)

@@ -1,5 +1,7 @@
 //! How a session comes to rest, and goes on between two servers.
 
+use std::sync::Arc;
+
 use whimbrel_wire::request::{RequestLimits, RequestScanner};
 
 use super::due::{Change, Due, Special};
@@ -7,6 +9,7 @@ use super::link::Link;
 use super::moving::Moving;
 use super::state::{First, Life, Mode, Session};
 use crate::command::rule::Note;
+use crate::migrate::state::MigrationState;
 use crate::upstream::identity::INTRODUCTION_BYTES_MAX;
 
 impl Session {
@@ -31,14 +34,15 @@ impl Session {
         self.owe(Due::Special(Box::new(special)));
     }
 
-    /// Whether it is called to rest, and nothing of this client is under way or open at a server.
-    pub(super) fn is_at_rest(&self) -> bool {
-        let is_portable = match &self.mode {
-            Mode::Noting(plain) | Mode::Sharing(plain, _) => plain.is_portable(),
-            Mode::Moving(moving) => moving.is_portable(),
-            Mode::Forwarding => false,
+    /// Whether it is called to rest, and nothing of this client is under way at a server, nor begun there.
+    /// Then it takes no requests either.
+    pub(super) fn is_quiet(&self) -> bool {
+        let has_begun = match &self.mode {
+            Mode::Noting(plain) | Mode::Sharing(plain, _) => plain.has_begun(),
+            Mode::Moving(moving) => !moving.transaction.is_none(),
+            Mode::Forwarding => true,
         };
-        if !(self.is_called && is_portable) || self.is_subscribed || self.is_inside() {
+        if !self.is_called || has_begun || self.is_subscribed || self.is_inside() {
             return false;
         }
         let is_idle = match &self.link {
@@ -47,6 +51,20 @@ impl Session {
             Link::Lost => false,
         };
         matches!(self.life, Life::Open | Life::Closing) && is_idle && self.due.is_empty()
+    }
+
+    /// Whether another connection would have all that this client has at its server.
+    pub(super) fn is_portable(&self) -> bool {
+        match &self.mode {
+            Mode::Noting(plain) | Mode::Sharing(plain, _) => plain.is_portable(),
+            Mode::Moving(moving) => moving.is_portable(),
+            Mode::Forwarding => false,
+        }
+    }
+
+    /// Whether it is where this migration has its clients already.
+    pub(super) fn is_of(&self, migration: &Arc<MigrationState>) -> bool {
+        matches!(&self.mode, Mode::Moving(moving) if Arc::ptr_eq(&moving.migration, migration))
     }
 
     /// Goes on between two servers, as keys move from now on. The driver has let go of those of before, and
@@ -62,7 +80,7 @@ impl Session {
         self.mode = Mode::Moving(Box::new(moving));
     }
 
-    /// Goes on as it is: keys could not begin to move after all.
+    /// Goes on as it is: keys could not begin to move after all, or clients are held no more.
     pub(super) fn stay(&mut self) {
         self.is_called = false;
     }

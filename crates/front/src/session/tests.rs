@@ -277,18 +277,18 @@ fn a_session_comes_to_rest_when_nothing_of_it_is_open() {
     session.inbox.extend_from_slice(&requests(&["WATCH k", "MULTI", "GET k"]));
     settle(&mut session, &mut server, &mut got, 4);
     session.called();
-    assert!(!session.is_at_rest());
+    assert!(!session.is_quiet());
     session.inbox.extend_from_slice(&requests(&["EXEC"]));
     settle(&mut session, &mut server, &mut got, 4);
     session.inbox.extend_from_slice(&requests(&["GET later"]));
     settle(&mut session, &mut server, &mut got, 4);
-    assert!(session.is_at_rest());
+    assert!(session.is_quiet());
     assert_eq!(server.asked.last().map(|words| words[0].as_str()), Some("EXEC"));
     // What has not been taken is looked at again.
     let (migration, _moves) = migration();
     migration.set_done();
     session.go_over(Moving::new(migration));
-    assert!(!session.take() && !session.is_at_rest());
+    assert!(!session.take() && !session.is_quiet());
     session.connected(Kind::Own);
     settle(&mut session, &mut server, &mut got, 4);
     assert_eq!(server.asked.last().map(|words| words[1].as_str()), Some("later"));

@@ -1,6 +1,7 @@
 //! A connection of a session to a server.
 
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -42,6 +43,14 @@ impl Way {
             Way::Own(_) => Kind::Own,
             Way::Cluster(_) => Kind::Cluster,
             Way::Shared(_) => Kind::Shared,
+        }
+    }
+
+    /// From where the client's own connection comes; `None` where it has none, or several.
+    pub(super) fn local_address(&self) -> Option<SocketAddr> {
+        match self {
+            Way::Own(io) => io.local_address(),
+            Way::Cluster(_) | Way::Shared(_) => None,
         }
     }
 

@@ -10,6 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Side};
+use whimbrel_flow::sync::{FrontOrder, FrontStand};
 use whimbrel_front::control::{Control, Status};
 use whimbrel_front::migrate::phase::{Phase, Stand, StateFile};
 use whimbrel_front::server::{Front, FrontOptions};
@@ -220,6 +221,10 @@ impl Between {
 
     pub fn finish(&self) -> Result<(), Error> {
         self.control.finish()
+    }
+
+    pub fn order(&self, order: FrontOrder) -> Result<FrontStand, Error> {
+        self.runtime.block_on(self.control.carry_out(order))
     }
 
     pub fn status(&self) -> Status {

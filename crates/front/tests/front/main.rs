@@ -8,6 +8,7 @@ mod elements;
 mod flush;
 mod forwarded;
 mod garbage;
+mod holding;
 mod large;
 mod limits;
 mod misuse;

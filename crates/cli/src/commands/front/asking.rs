@@ -25,11 +25,11 @@ pub async fn run(command: &FrontCommand, stop: &CancellationToken) -> Exit {
     };
     let outcome = async {
         if let Some(ask) = ask.filter(|ask| !ask.yes)
-            && let Some(exit) = agree(at, question, ask, stop).await?
+            && let Some(exit) = agree(at, &question, ask, stop).await?
         {
             return Ok(exit);
         }
-        Ok(show(at, question, &asked(at, question).await?))
+        Ok(show(at, &question, &asked(at, question.clone()).await?))
     };
     outcome.await.unwrap_or_else(|e| errors::end_of(&e, at.json))
 }
@@ -37,7 +37,7 @@ pub async fn run(command: &FrontCommand, stop: &CancellationToken) -> Exit {
 /// Asks the user, with what the front says of itself; what the process ends with where that is not agreed to.
 async fn agree(
     at: &FrontAt,
-    question: Request,
+    question: &Request,
     ask: Beforehand,
     stop: &CancellationToken,
 ) -> Result<Option<Exit>> {
@@ -70,7 +70,7 @@ async fn asked(at: &FrontAt, question: Request) -> Result<Answer> {
     ask(&state_dir(at.state_dir.as_deref())?, at.front, question).await
 }
 
-fn show(at: &FrontAt, question: Request, answer: &Answer) -> Exit {
+fn show(at: &FrontAt, question: &Request, answer: &Answer) -> Exit {
     let exit = answer.outcome.as_ref().err().map_or(Exit::Success, Exit::from);
     let status = answer.standing.as_ref().map(|standing| &standing.details);
     let error = answer.outcome.as_ref().err().map(|refusal| &refusal.text);
@@ -128,7 +128,12 @@ fn show_status(status: &Value) {
     let (from, to, note) = way(status);
     let back = if status["direction"] == "to-source" { "back " } else { "" };
     say!("phase    {}: {from} {back}to {to}{note}", text("phase"));
-    say!("clients  {}", status["clients"]);
+    match status["held_ms"].as_u64() {
+        None => say!("clients  {}", status["clients"]),
+        Some(held_ms) => {
+            say!("clients  {}, held for a cutover for {held_ms} ms so far", status["clients"]);
+        }
+    }
     let moving = &status["moving"];
     if moving.is_null() {
         return;

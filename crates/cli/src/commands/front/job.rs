@@ -5,9 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
+use whimbrel_control::failpoint::{self, When};
 use whimbrel_control::steering::{Attended, How, Refusal, Request, Standing, Steered, Why};
 use whimbrel_control::store::Status;
 use whimbrel_engine::error::{Error, ErrorKind, Side};
+use whimbrel_flow::sync::FrontOrder;
 use whimbrel_front::control::Control;
 use whimbrel_front::migrate::phase::Phase;
 
@@ -46,7 +48,7 @@ impl Steered for FrontJob {
     async fn carry_out(
         &self,
         request: Request,
-        _withdrawn: CancellationToken,
+        withdrawn: CancellationToken,
     ) -> std::result::Result<Value, Refusal> {
         let done = match request {
             Request::Start => self.control.start().await,
@@ -58,6 +60,23 @@ impl Steered for FrontJob {
                 self.finished.cancel();
             }),
             Request::Status => Ok(()),
+            Request::Front(order) => {
+                let name = match &order {
+                    FrontOrder::Hold(order) if order.rehearse => "front-rehearse",
+                    FrontOrder::Hold(_) => "front-hold",
+                    FrontOrder::Switch(_) => "front-switch",
+                    FrontOrder::Release => "front-release",
+                };
+                failpoint::reached(name, When::Before, 0).await;
+                let mut stand = self.control.carry_out(order).await;
+                failpoint::reached(name, When::After, 0).await;
+                if name == "front-hold" && withdrawn.is_cancelled() {
+                    // Nobody is there any more who could end the hold.
+                    stand = self.control.carry_out(FrontOrder::Release).await;
+                }
+                let stand = stand.map(|stand| serde_json::to_value(&stand).unwrap_or_default());
+                return stand.map_err(|e| Refusal { why: why(&e), text: whole(&e) });
+            }
             Request::Cancel | Request::Cutover(_) => {
                 let text = "a front is not cancelled or cut over: whimbrel front reverse has the keys move \
                     back, whimbrel front finish ends it";

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
+use whimbrel_control::fronts::LocalFronts;
 use whimbrel_control::naming::{job_of, one_spelling};
 use whimbrel_control::steering::{self, Attendance, Came, LocalJob};
 use whimbrel_control::store::{Kind, Store};
@@ -126,6 +127,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
         once: args.once,
         all_dbs,
         fence_file: FenceNote::file_of(&folder, &name),
+        fronts: Arc::new(LocalFronts),
     };
     *again = Some(copy_command::AGAIN.to_owned());
     let goes_on = |description: &str| {
@@ -551,6 +553,12 @@ fn show_report(args: &SyncArgs, report: &SyncReport, again: Option<&str>) {
                 full",
             format_duration_ms(cutover.pause_ms),
             format_count(cutover.drained),
+            format_count(cutover.compared)
+        ),
+        Some(cutover) if cutover.front.is_some() => say!(
+            "clients  held for {} ms by the front; {} transferred meanwhile, {} compared in full",
+            cutover.pause_ms,
+            format_count_of(cutover.drained, "key"),
             format_count(cutover.compared)
         ),
         Some(cutover) => say!(

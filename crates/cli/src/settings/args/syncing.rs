@@ -181,6 +181,9 @@ pub enum FenceChoice {
     /// By you: stop the writers when whimbrel says so. It waits until nothing is written any more
     /// (--quiet-for), compares all keys, and needs no right to pause clients
     External,
+    /// By the front that clients go through (--front): it holds them while the sync drains and compares, and
+    /// sends them to the target. It needs no right to pause clients
+    Front,
 }
 
 /// How much is compared before the target takes over.
@@ -207,6 +210,7 @@ Examples:
   whimbrel cutover --dry-run                          how long would writes be paused?
   whimbrel cutover --fence acl --max-pause 100ms
   whimbrel cutover --fence external --quiet-for 10s   you stop the writers yourself
+  whimbrel cutover --fence front                      clients go through whimbrel front
   whimbrel cutover sync-3f2a --fence pause --fence-for 30s
   whimbrel cutover --fence acl --reverse-sync         and later, without losing what was written since:
   whimbrel cutover --fence acl --back
@@ -216,13 +220,18 @@ pub struct CutoverArgs {
     /// The sync, or the beginning of its name [default: the only one that runs]
     pub job: Option<String>,
 
-    /// How long writes may be paused
+    /// How long writes may be paused; with --fence front, how long clients may be held
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_pause)]
     pub max_pause: u64,
 
     /// How writers are kept away from the source afterwards
     #[arg(long, value_enum, required_unless_present = "dry_run")]
     pub fence: Option<FenceChoice>,
+
+    /// With --fence front: the front, by the IP:PORT that it listens on, or by its --state-dir where that is
+    /// another one [default: the only one that runs between source and target]
+    #[arg(long, value_name = "FRONT")]
+    pub front: Vec<String>,
 
     /// With --fence pause: for how long
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_ms)]
@@ -241,7 +250,7 @@ pub struct CutoverArgs {
     pub compare: Option<CompareChoice>,
 
     /// Be able to come back: the same process goes on following the target back into the source, which needs
-    /// a fence that does not hold whimbrel (acl or pause)
+    /// a fence that does not hold whimbrel (acl, front or pause)
     #[arg(long)]
     pub reverse_sync: bool,
 

@@ -1,0 +1,77 @@
+//! What a cutover tells the front that clients go through.
+
+use std::fmt;
+use std::future::Future;
+use std::path::Path;
+use std::pin::Pin;
+
+use serde::{Deserialize, Serialize};
+use whimbrel_engine::error::Result;
+
+/// What a front is told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FrontOrder {
+    /// Hold all clients, until one of the other two or for as long as was said. The answer comes when nothing
+    /// of any client is under way.
+    Hold(HoldOrder),
+    /// Send those that are held by the hold of this number to the other side. Refused where that hold is
+    /// over.
+    Switch(u64),
+    /// Hold nobody any more: clients go on where they are. The answer says where that is, whatever became of
+    /// the orders before.
+    Release,
+}
+
+/// Whose clients are to be held, and for how long.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HoldOrder {
+    /// The processes of the side that clients are at, see [`whimbrel_engine::probe::process_behind`].
+    pub from: Vec<String>,
+    /// Those of the side that they are to go to.
+    pub to: Vec<String>,
+    /// For how long at most, in milliseconds. Then the front lets them go on where they are.
+    pub limit_ms: u64,
+    /// Only find out whether it could be done.
+    pub rehearse: bool,
+}
+
+/// How a front stands after an order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrontStand {
+    /// The server that clients are sent to.
+    pub at: FrontSide,
+    /// The number of the hold; 0 where clients are not held.
+    pub hold: u64,
+    /// For how long clients have been held, in milliseconds; after a switch, for how long they were.
+    pub held_ms: u64,
+    /// Clients that are connected.
+    pub clients: u64,
+    /// Clients that were disconnected as they did not come to rest: they waited in a command, were in a
+    /// transaction, or had a subscription.
+    pub ended: u64,
+    /// From where the clients that are held are connected to the server, as far as that is known.
+    pub resting: Vec<String>,
+}
+
+/// One of the two servers of a front, by the name that it has there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FrontSide {
+    /// Its source.
+    Source,
+    /// Its target.
+    Target,
+}
+
+/// What comes of an order, later.
+pub type Told<'a> = Pin<Box<dyn Future<Output = Result<FrontStand>> + Send + 'a>>;
+
+/// Tells fronts what to do.
+pub trait Fronts: fmt::Debug + Send + Sync {
+    /// Gives an order to the front that takes requests at this socket.
+    ///
+    /// # Errors
+    /// A refusal where it was not carried out and never will be; anything else where that is not known.
+    fn tell<'a>(&'a self, socket: &'a Path, order: FrontOrder) -> Told<'a>;
+}
