@@ -477,8 +477,10 @@ impl Executor {
         let touched = self.feed()?.touched();
         let (keys, bytes) = self.moved();
         let started = Instant::now();
-        self.mover().await?;
         self.handover().await?;
+        if self.mover.is_none() {
+            return Err(because(Why::Transient, "it is not known any more which keys have to move again"));
+        }
         let (Some(mover), Some(handover)) = (&mut self.mover, &mut self.handover) else {
             return Err(no_nodes().into());
         };
@@ -535,6 +537,7 @@ impl Executor {
             bytes: bytes_now - bytes,
             left,
             drain_ms: drain_ms + changing_ms,
+            fixed_ms: if left > 0 { self.need.beside_writers_ms() } else { self.need.least_ms },
             pause_ms: self.need.least_ms,
         })
     }
@@ -644,8 +647,7 @@ impl Executor {
         };
         let Ok(found) = tokio::time::timeout_at(until, self.mover().await?.compare(slots, level)).await
         else {
-            // What was sent is not answered yet: those connections cannot be used any more.
-            self.mover = None;
+            // The mover stays: it knows which keys have to move again, and which are to be compared.
             return Err(because(Why::TooSlow, "the comparison did not fit into the pause"));
         };
         let found = found?;

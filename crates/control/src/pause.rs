@@ -17,11 +17,12 @@ use whimbrel_engine::remedy::Remedy;
 /// the target's replicas.
 const DRAIN_TRIPS: u32 = 3;
 
-/// Those of transferring what is left: reading it and writing it.
-const TRANSFER_TRIPS: u32 = 3;
+/// Those of transferring what is left: measuring it, some of it twice, reading it, and writing it.
+const TRANSFER_TRIPS: u32 = 4;
 
-/// Those of a comparison: other databases, counts, elements of large keys, the sample.
-const COMPARE_TRIPS: u32 = 4;
+/// Those of a comparison: other databases and counts, and at the same time elements of large keys and the
+/// sample.
+const COMPARE_TRIPS: u32 = 2;
 
 /// What a handover takes besides, in milliseconds: the feed's last bytes, the replicas' answers.
 const FIXED_MS: f64 = 2.0;
@@ -103,11 +104,15 @@ impl PauseNeed {
         Ok(need)
     }
 
+    /// With keys to transfer, but for the time that these take by their number, in milliseconds.
+    pub fn beside_writers_ms(&self) -> u64 {
+        self.least_ms + (self.round_trip.as_secs_f64() * 1_000.0 * f64::from(TRANSFER_TRIPS)) as u64
+    }
+
     /// With so many keys to transfer, of which so many move in a second, in milliseconds.
     pub fn with_keys_ms(&self, keys: u64, keys_per_s: f64) -> u64 {
-        let transfer = keys as f64 / keys_per_s.max(1.0) * 1_000.0;
-        let trips = if keys > 0 { self.round_trip.saturating_mul(TRANSFER_TRIPS) } else { Duration::ZERO };
-        self.least_ms + (transfer + trips.as_secs_f64() * 1_000.0) as u64
+        let fixed_ms = if keys > 0 { self.beside_writers_ms() } else { self.least_ms };
+        fixed_ms + (keys as f64 / keys_per_s.max(1.0) * 1_000.0) as u64
     }
 
     /// The longest pause: what was asked for, or what is usual, or more where round trips are long.
@@ -148,7 +153,7 @@ mod tests {
     #[test]
     fn the_usual_pause_is_longer_only_where_round_trips_are() {
         assert_eq!(need(0, 3).longest_ms(None), USUAL_MS);
-        assert_eq!(need(20, 242).longest_ms(None), 452);
+        assert_eq!(need(20, 242).longest_ms(None), 502);
         assert_eq!(need(20, 242).longest_ms(Some(100)), 100);
         assert_eq!(need(400, 5_000).longest_ms(None), UNASKED_MAX_MS);
     }
@@ -158,12 +163,13 @@ mod tests {
         assert_eq!(need(20, 242).too_long_for(242), None);
         let (what, remedy) = need(20, 242).too_long_for(100).expect("too short");
         assert!(what.contains("242 ms") && what.contains("100 ms"), "{what}");
-        assert_eq!(remedy, Remedy::AllowPauseMs(452));
+        assert_eq!(remedy, Remedy::AllowPauseMs(502));
     }
 
     #[test]
     fn keys_that_are_left_cost_round_trips_as_well() {
         assert_eq!(need(20, 242).with_keys_ms(0, 30_000.0), 242);
-        assert_eq!(need(20, 242).with_keys_ms(300, 30_000.0), 312);
+        assert_eq!(need(20, 242).with_keys_ms(300, 30_000.0), 332);
+        assert_eq!(need(20, 242).beside_writers_ms(), 322);
     }
 }
