@@ -5,6 +5,10 @@
 //! anything was written since. Each step relies on the one before, and `core::migration` asks for them in
 //! this order only.
 //!
+//! **The pause ends in time.** Until the fence the source ends it by itself. The fence is begun only where
+//! what is left of the pause is enough for it and all that follows, and a fence that took too long itself is
+//! lifted where it is nothing but a pause. From the takeover on forward is the shortest way.
+//!
 //! Errors become outcomes here: what certainly did not happen is refused, and of a fence, a takeover or a
 //! giving back that got no answer nobody knows, so it is said to be unknown and looked into.
 
@@ -35,9 +39,6 @@ use whimbrel_flow::slots::{
 
 use crate::options::TransferOptions;
 use crate::pause::PauseNeed;
-
-/// Time of a pause that is left for fence, takeover and release: the drain must be over before it begins.
-const SEAL_RESERVE: Duration = Duration::from_millis(10);
 
 /// How long one round of catching up lasts at most when writers are held back.
 const BRAKED_ROUND: Duration = Duration::from_millis(500);
@@ -160,6 +161,11 @@ pub(crate) struct Executor {
     keys_per_s: f64,
     /// What a pause needs, as it was measured by the check of the batch at hand.
     need: PauseNeed,
+    /// When the fence at hand was begun, and how long it took from there to the release the last times.
+    fence_begun: Option<Instant>,
+    sealing_took_ms: u64,
+    /// How long it takes to write the job down.
+    write_took: Duration,
     notices: Vec<String>,
 }
 
@@ -196,6 +202,9 @@ impl Executor {
             compared_ahead: false,
             keys_per_s: KEYS_PER_S_FIRST,
             need: PauseNeed::default(),
+            fence_begun: None,
+            sealing_took_ms: 0,
+            write_took: Duration::ZERO,
             notices: Vec::new(),
         }
     }
@@ -222,6 +231,11 @@ impl Executor {
             Err(Trouble::Error(e)) => tracing::warn!(error = %e, "a setting is not put back"),
         }
         self.sheltered.clear();
+    }
+
+    /// The job was written down, which took so long.
+    pub(crate) fn note_write(&mut self, took: Duration) {
+        self.write_took = (self.write_took + took) / 2;
     }
 
     /// What the user should know.
@@ -292,13 +306,20 @@ impl Executor {
             Action::TakeOver { guard_ms } => {
                 let limit = Duration::from_millis(*guard_ms);
                 if self.sealed_at.is_none_or(|at| at.elapsed() > limit) {
+                    // Should it be nothing but a pause, nobody need wait until that is looked into.
+                    self.handover().await?.lift_fence().await?;
                     return Err(because(Why::TooLate, "too much time went by since the fence"));
                 }
                 self.handover().await?.take_over(slots).await?;
                 Ok(Detail::Nothing)
             }
             Action::Release => {
-                self.handover().await?.settle(slots).await?;
+                let until = self.paused.as_ref().map(|(paused, _)| paused.until);
+                self.handover().await?.settle(slots, until).await?;
+                if let Some(begun) = self.fence_begun.take() {
+                    let took_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+                    self.sealing_took_ms = u64::midpoint(self.sealing_took_ms, took_ms);
+                }
                 Ok(self.released())
             }
             Action::Confirm { everywhere } => {
@@ -476,8 +497,10 @@ impl Executor {
         let touched = self.feed()?.touched();
         let (keys, bytes) = self.moved();
         let started = Instant::now();
-        self.mover().await?;
         self.handover().await?;
+        if self.mover.is_none() {
+            return Err(because(Why::Transient, "it is not known any more which keys have to move again"));
+        }
         let (Some(mover), Some(handover)) = (&mut self.mover, &mut self.handover) else {
             return Err(no_nodes().into());
         };
@@ -534,6 +557,7 @@ impl Executor {
             bytes: bytes_now - bytes,
             left,
             drain_ms: drain_ms + changing_ms,
+            fixed_ms: if left > 0 { self.need.beside_writers_ms() } else { self.need.least_ms },
             pause_ms: self.need.least_ms,
         })
     }
@@ -555,10 +579,11 @@ impl Executor {
         let target = self.handover().await?.target_address().clone();
         self.quiet = Some(quiet_of(&target).begin().await);
         self.handover().await?.raise_epoch().await?;
-        let started = Instant::now();
         self.sealed_at = None;
         let handover = self.handover().await?;
         let paused = handover.pause(pause_ms).await?;
+        // When it was sent: before that a connection may have had to be opened.
+        let started = paused.until.checked_sub(Duration::from_millis(pause_ms)).unwrap_or(paused.until);
         self.paused = Some((paused, started));
         Ok(Detail::Nothing)
     }
@@ -568,6 +593,11 @@ impl Executor {
             Some((paused, started)) => Ok((paused, *started)),
             None => Err(because(Why::TooSlow, "the source is not paused any more")),
         }
+    }
+
+    /// When a pause has only so much time left.
+    fn before_end(paused: &Paused, left_ms: u64) -> Instant {
+        paused.until.checked_sub(Duration::from_millis(left_ms)).unwrap_or(paused.until)
     }
 
     /// What a released pause comes to.
@@ -585,8 +615,7 @@ impl Executor {
 
     async fn drain(&mut self, replica_wait_ms: u64) -> Done {
         let (paused, _) = self.paused()?;
-        let reserve = SEAL_RESERVE + Duration::from_millis(self.need.after_drain_ms);
-        let deadline = paused.until.checked_sub(reserve).unwrap_or(paused.until);
+        let deadline = Self::before_end(paused, self.need.after_drain_ms);
         let offset = paused.offset.unwrap_or(0);
         let (keys, bytes) = self.moved();
         let feed = self.feed()?;
@@ -634,7 +663,7 @@ impl Executor {
     }
 
     async fn compare(&mut self, slots: &SlotSet, verify: Verify) -> Done {
-        let until = self.paused()?.0.until;
+        let until = Self::before_end(self.paused()?.0, self.need.sealing_ms);
         let level = match verify {
             Verify::None => return Ok(Detail::Compared { keys: 0 }),
             Verify::Counts => Level::Counts,
@@ -643,8 +672,7 @@ impl Executor {
         };
         let Ok(found) = tokio::time::timeout_at(until, self.mover().await?.compare(slots, level)).await
         else {
-            // What was sent is not answered yet: those connections cannot be used any more.
-            self.mover = None;
+            // The mover stays: it knows which keys have to move again, and which are to be compared.
             return Err(because(Why::TooSlow, "the comparison did not fit into the pause"));
         };
         let found = found?;
@@ -664,6 +692,11 @@ impl Executor {
             return Err(because(Why::TooSlow, "the source is not paused any more"));
         };
         let paused = paused.clone();
+        if Instant::now() > Self::before_end(&paused, self.need.sealing_ms) {
+            return Err(because(Why::TooSlow, "what is left of the pause is too short for the handover"));
+        }
+        self.fence_begun = Some(Instant::now());
+        let last_moment = Self::before_end(&paused, self.need.sealing_ms * 3 / 5);
         let handover = self.handover().await?;
         let fenced = if handover.fence_kind() == FenceKind::Redirecting {
             // From the fence on clients are sent to the target, so there must be no moment in which it sends
@@ -673,7 +706,12 @@ impl Executor {
             self.taken = fenced.held.then(|| slots.clone());
             fenced
         } else {
-            handover.fence(slots, &paused).await?
+            let fenced = handover.fence(slots, &paused).await?;
+            if fenced.held && Instant::now() > last_moment && handover.lift_fence().await? {
+                self.sealed_at = Some(Instant::now());
+                return Err(because(Why::TooSlow, "the fence took too long, and was lifted"));
+            }
+            fenced
         };
         self.sealed_at = Some(Instant::now());
         Ok(Detail::Fenced { held: fenced.held })

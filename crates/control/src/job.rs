@@ -243,11 +243,13 @@ async fn drive(
         let waited_for = matches!(record.job.phase(), Phase::Draining | Phase::Comparing);
         let mut is_full = false;
         if !waited_for {
+            let began = Instant::now();
             (failure, is_full) = match keep(record, journal, view, cancel).await {
                 Ok(kept) => (None, !kept),
                 Err(e) if must_go_on(record.job.phase()) => (Some(e), false),
                 Err(e) => return Err(e),
             };
+            executor.note_write(began.elapsed());
         }
         if is_full && cancel.is_cancelled() && !record.job.is_cancelling() {
             continue;

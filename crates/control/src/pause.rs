@@ -3,6 +3,10 @@
 //! Under the pause nothing is sent before the answer to what came before it, so a pause is made of round
 //! trips, and of what the servers do in one go. Both are known beforehand; what writers leave to transfer is
 //! not.
+//!
+//! **The longest pause is a promise.** From the fence on there is no way that is shorter than the one ahead,
+//! so what the fence and all after it take is planned with a margin, and by what it took before. Where less
+//! than that is left of the pause, the fence is not begun: the writers go on, and it is tried again.
 
 use std::time::Duration;
 
@@ -17,11 +21,12 @@ use whimbrel_engine::remedy::Remedy;
 /// the target's replicas.
 const DRAIN_TRIPS: u32 = 3;
 
-/// Those of transferring what is left: reading it and writing it.
-const TRANSFER_TRIPS: u32 = 3;
+/// Those of transferring what is left: measuring it, some of it twice, reading it, and writing it.
+const TRANSFER_TRIPS: u32 = 4;
 
-/// Those of a comparison: other databases, counts, elements of large keys, the sample.
-const COMPARE_TRIPS: u32 = 4;
+/// Those of a comparison: other databases and counts, and at the same time elements of large keys and the
+/// sample.
+const COMPARE_TRIPS: u32 = 2;
 
 /// What a handover takes besides, in milliseconds: the feed's last bytes, the replicas' answers.
 const FIXED_MS: f64 = 2.0;
@@ -42,6 +47,14 @@ const REPEAT_AFTER: Duration = Duration::from_millis(50);
 /// How much more than they take round trips are given.
 const ALLOWANCE: f64 = 1.25;
 
+/// What is left for stalls from the fence on, in milliseconds: a server that answers late, a process that
+/// does not run at once.
+const STALLS_MS: f64 = 8.0;
+
+/// How much of a pause is left for a slow disk, in milliseconds. One that is slower just now may not be so
+/// then.
+const WRITES_MAX_MS: u64 = 20;
+
 /// What a pause needs.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct PauseNeed {
@@ -49,8 +62,10 @@ pub struct PauseNeed {
     pub round_trip: Duration,
     /// All of it, were there no writers, in milliseconds.
     pub least_ms: u64,
-    /// What comes after the drain, in milliseconds.
+    /// What comes after the drain, in milliseconds, with what stalls on the way.
     pub after_drain_ms: u64,
+    /// Of that, what is left from the fence on.
+    pub sealing_ms: u64,
 }
 
 impl PauseNeed {
@@ -72,9 +87,40 @@ impl PauseNeed {
         let compares = verify != Verify::None;
         let comparing = if compares { slots.len() as f64 * COUNT_SLOT_MS } else { 0.0 };
         let trips = |n: u32| f64::from(n) * round_trip.as_secs_f64() * 1_000.0;
+        let sealing = sealing * ALLOWANCE + STALLS_MS;
         let after_drain = sealing + comparing + trips(if compares { COMPARE_TRIPS } else { 0 });
         let least = FIXED_MS + trips(DRAIN_TRIPS) + after_drain;
-        Ok(PauseNeed { round_trip, least_ms: least as u64, after_drain_ms: after_drain as u64 })
+        Ok(PauseNeed {
+            round_trip,
+            least_ms: least as u64,
+            after_drain_ms: after_drain as u64,
+            sealing_ms: sealing as u64,
+        })
+    }
+
+    /// The same with the two times that a job writes down how far it is from the fence on, where that takes
+    /// `write`.
+    pub fn with_writes(self, write: Duration) -> PauseNeed {
+        let more_ms = u64::try_from(2 * write.as_millis()).unwrap_or(u64::MAX).min(WRITES_MAX_MS);
+        self.with_sealing(more_ms)
+    }
+
+    fn with_sealing(self, more_ms: u64) -> PauseNeed {
+        PauseNeed {
+            least_ms: self.least_ms + more_ms,
+            after_drain_ms: self.after_drain_ms + more_ms,
+            sealing_ms: self.sealing_ms + more_ms,
+            ..self
+        }
+    }
+
+    /// The same where sealing took `took_ms` before: if that is more than was planned, as long is left for it
+    /// the next time. At most twice as long as planned, and half of what `longest_ms` leaves: a stall of the
+    /// machine must not end a job.
+    pub fn having_taken(self, took_ms: u64, longest_ms: u64) -> PauseNeed {
+        let spare_ms = longest_ms.saturating_sub(self.least_ms) / 2;
+        let more_ms = took_ms.saturating_sub(self.sealing_ms).min(self.sealing_ms).min(spare_ms);
+        self.with_sealing(more_ms)
     }
 
     /// [`PauseNeed::measure`], some more times where that would not fit into `longest_ms`.
@@ -103,11 +149,15 @@ impl PauseNeed {
         Ok(need)
     }
 
+    /// With keys to transfer, but for the time that these take by their number, in milliseconds.
+    pub fn beside_writers_ms(&self) -> u64 {
+        self.least_ms + (self.round_trip.as_secs_f64() * 1_000.0 * f64::from(TRANSFER_TRIPS)) as u64
+    }
+
     /// With so many keys to transfer, of which so many move in a second, in milliseconds.
     pub fn with_keys_ms(&self, keys: u64, keys_per_s: f64) -> u64 {
-        let transfer = keys as f64 / keys_per_s.max(1.0) * 1_000.0;
-        let trips = if keys > 0 { self.round_trip.saturating_mul(TRANSFER_TRIPS) } else { Duration::ZERO };
-        self.least_ms + (transfer + trips.as_secs_f64() * 1_000.0) as u64
+        let fixed_ms = if keys > 0 { self.beside_writers_ms() } else { self.least_ms };
+        fixed_ms + (keys as f64 / keys_per_s.max(1.0) * 1_000.0) as u64
     }
 
     /// The longest pause: what was asked for, or what is usual, or more where round trips are long.
@@ -142,13 +192,13 @@ mod tests {
     use super::*;
 
     fn need(round_trip_ms: u64, least_ms: u64) -> PauseNeed {
-        PauseNeed { round_trip: Duration::from_millis(round_trip_ms), least_ms, after_drain_ms: 0 }
+        PauseNeed { round_trip: Duration::from_millis(round_trip_ms), least_ms, ..PauseNeed::default() }
     }
 
     #[test]
     fn the_usual_pause_is_longer_only_where_round_trips_are() {
         assert_eq!(need(0, 3).longest_ms(None), USUAL_MS);
-        assert_eq!(need(20, 242).longest_ms(None), 452);
+        assert_eq!(need(20, 242).longest_ms(None), 502);
         assert_eq!(need(20, 242).longest_ms(Some(100)), 100);
         assert_eq!(need(400, 5_000).longest_ms(None), UNASKED_MAX_MS);
     }
@@ -158,12 +208,25 @@ mod tests {
         assert_eq!(need(20, 242).too_long_for(242), None);
         let (what, remedy) = need(20, 242).too_long_for(100).expect("too short");
         assert!(what.contains("242 ms") && what.contains("100 ms"), "{what}");
-        assert_eq!(remedy, Remedy::AllowPauseMs(452));
+        assert_eq!(remedy, Remedy::AllowPauseMs(502));
     }
 
     #[test]
     fn keys_that_are_left_cost_round_trips_as_well() {
         assert_eq!(need(20, 242).with_keys_ms(0, 30_000.0), 242);
-        assert_eq!(need(20, 242).with_keys_ms(300, 30_000.0), 312);
+        assert_eq!(need(20, 242).with_keys_ms(300, 30_000.0), 332);
+        assert_eq!(need(20, 242).beside_writers_ms(), 322);
+    }
+
+    #[test]
+    fn what_sealing_took_before_is_left_for_it_within_bounds() {
+        let need = PauseNeed { after_drain_ms: 140, sealing_ms: 100, ..need(20, 242) };
+        let after = |took_ms| {
+            let PauseNeed { least_ms, after_drain_ms, sealing_ms, .. } = need.having_taken(took_ms, 402);
+            (least_ms, after_drain_ms, sealing_ms)
+        };
+        assert_eq!(after(90), (242, 140, 100));
+        assert_eq!(after(130), (272, 170, 130));
+        assert_eq!(after(1_500), (322, 220, 180));
     }
 }

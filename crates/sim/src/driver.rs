@@ -360,7 +360,7 @@ impl Driver {
                     Detail::Moved { keys: 0, bytes: 0 }
                 }
                 Action::CatchUp { .. } => {
-                    Detail::CaughtUp { keys: 0, bytes: 0, left: 0, drain_ms: 0, pause_ms: 0 }
+                    Detail::CaughtUp { keys: 0, bytes: 0, left: 0, drain_ms: 0, fixed_ms: 0, pause_ms: 0 }
                 }
                 Action::Compare { .. } => Detail::Compared { keys: 0 },
                 Action::Fence => Detail::Fenced { held: true },

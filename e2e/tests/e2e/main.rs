@@ -7,6 +7,7 @@ mod cluster_view;
 mod config;
 mod cutover;
 mod daemon;
+mod distant;
 mod errors;
 mod external;
 mod faults;

@@ -90,6 +90,7 @@ impl Executor {
         }
         let need =
             PauseNeed::measure_for(handover, slots, seen.source.keys, verify, atomic, longest_ms).await?;
+        let need = need.with_writes(self.write_took).having_taken(self.sealing_took_ms, longest_ms);
         self.need = need;
         // Written down with the outcome of this, before anything is switched off.
         self.handover().await?.find_shelter(slots).await?;

@@ -260,6 +260,9 @@ pub enum Detail {
         /// How long it would take, under a pause, to drain what is left, to wait for the target's replicas
         /// and to compare, as far as one can tell from what was seen.
         drain_ms: u64,
+        /// What of that does not depend on how many keys wait: `pause_ms`, and the round trips of a transfer
+        /// where any wait.
+        fixed_ms: u64,
         /// As in [`Detail::Checked`].
         pause_ms: u64,
     },

@@ -35,20 +35,24 @@ pub(super) fn first(job: &Job) -> Streaming {
 
 /// Decides after a round of catching up: pause, another round, a harder brake, or give up.
 pub(super) fn next(job: &Job, streaming: Streaming, detail: &Detail) -> Next {
-    let Detail::CaughtUp { left, drain_ms, pause_ms, .. } = *detail else {
+    let Detail::CaughtUp { left, drain_ms, fixed_ms, .. } = *detail else {
         // The pause was lifted.
         return Next::Round(Streaming { lifting: false, ..streaming });
     };
     if let Some(reason) = no_pause_suffices(job, detail) {
         return Next::GiveUp(reason);
     }
-    // Of what a handover leaves of the pause, were there no writers, half is for what the estimate does not
-    // know; each pause in vain makes it more careful.
-    let fixed_ms = pause_ms.min(drain_ms);
+    // Of what is left of the pause for keys, half is for what the estimate does not know; each pause in vain
+    // makes it more careful. Round trips are what they are, however few keys wait.
+    let fixed_ms = fixed_ms.min(drain_ms);
     let left_ms = job.rules.max_pause_ms.saturating_sub(fixed_ms);
     let budget_ms = fixed_ms + left_ms / (2 + u64::from(pauses_failed(job)));
-    if drain_ms <= budget_ms {
+    let fits = fixed_ms <= job.rules.max_pause_ms && drain_ms <= budget_ms;
+    if fits {
         return Next::Pause;
+    }
+    if fixed_ms > job.rules.max_pause_ms && streaming.round >= STALLED_ROUNDS_MAX {
+        return Next::GiveUp(Reason::new(Why::PauseTooShort, beside_writers(job, fixed_ms)));
     }
     let mut next = Streaming { round: streaming.round + 1, left: Some(left), ..streaming };
     let stalled = streaming.left.is_some_and(|before| left > before / 2);
@@ -60,10 +64,19 @@ pub(super) fn next(job: &Job, streaming: Streaming, detail: &Detail) -> Next {
             outrun(job, &streaming, left, drain_ms, budget_ms),
         ));
     }
-    if stalled && job.rules.brake {
+    if stalled && job.rules.brake && fixed_ms <= job.rules.max_pause_ms {
         next.brake_percent = (streaming.brake_percent + BRAKE_STEP_PERCENT).min(BRAKE_MAX_PERCENT);
     }
     Next::Round(next)
+}
+
+/// Why neither more rounds nor slower writers help.
+fn beside_writers(job: &Job, fixed_ms: u64) -> String {
+    format!(
+        "beside writers the handover takes a pause of about {fixed_ms} ms, however few keys they touch, and \
+         {} ms are allowed",
+        job.rules.max_pause_ms,
+    )
 }
 
 /// Why no more rounds are made.

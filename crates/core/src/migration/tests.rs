@@ -108,7 +108,7 @@ impl Run {
             Action::Drain { .. } => Detail::Moved { keys: 3, bytes: 30 },
             Action::CleanUp | Action::Wipe => Detail::Moved { keys: 0, bytes: 0 },
             Action::CatchUp { .. } => {
-                Detail::CaughtUp { keys: 10, bytes: 100, left: 3, drain_ms: 2, pause_ms: 2 }
+                Detail::CaughtUp { keys: 10, bytes: 100, left: 3, drain_ms: 2, fixed_ms: 2, pause_ms: 2 }
             }
             Action::Compare { .. } => Detail::Compared { keys: 5 },
             Action::Fence => Detail::Fenced { held: true },
@@ -244,7 +244,7 @@ fn without_verification_nothing_is_compared() {
 // ---- Catching up ----
 
 fn caught_up(left: u64, drain_ms: u64) -> Detail {
-    Detail::CaughtUp { keys: 0, bytes: 0, left, drain_ms, pause_ms: 0 }
+    Detail::CaughtUp { keys: 0, bytes: 0, left, drain_ms, fixed_ms: 0, pause_ms: 0 }
 }
 
 fn brake(run: &Run) -> u8 {
@@ -261,6 +261,39 @@ fn the_pause_comes_when_the_rest_fits_into_half_of_it() {
     assert_eq!(run.asked(), "catch-up");
     run.done(caught_up(100, 50));
     assert_eq!(run.effect.as_ref().unwrap().action, Action::Pause { pause_ms: 100 });
+}
+
+#[test]
+fn pauses_in_vain_do_not_make_round_trips_shorter() {
+    let mut run = Run::until("catch-up");
+    let beside_writers =
+        |left, drain_ms| Detail::CaughtUp { keys: 0, bytes: 0, left, drain_ms, fixed_ms: 90, pause_ms: 60 };
+    for _ in 0..3 {
+        run.done(beside_writers(16, 91));
+        assert_eq!(run.asked(), "pause");
+        run.done(Detail::Nothing);
+        run.refused(Why::TooSlow);
+        run.done(Detail::Released { paused_ms: 100 });
+    }
+    // The keys get less of the pause with each.
+    run.done(beside_writers(300, 94));
+    assert_eq!(run.asked(), "catch-up");
+}
+
+#[test]
+fn a_pause_that_is_too_short_beside_writers_is_given_up_before_it() {
+    let mut run = Run::until("catch-up");
+    let beside_writers =
+        || Detail::CaughtUp { keys: 0, bytes: 0, left: 9, drain_ms: 121, fixed_ms: 120, pause_ms: 60 };
+    for _ in 1..8 {
+        run.done(beside_writers());
+        assert_eq!(run.asked(), "catch-up");
+        assert_eq!(brake(&run), 0);
+    }
+    run.done(beside_writers());
+    assert_ne!(run.asked(), "catch-up");
+    run.rest();
+    assert_eq!(run.failure(), Why::PauseTooShort);
 }
 
 #[test]
@@ -657,7 +690,7 @@ fn a_pause_that_cannot_suffice_is_found_before_anything_is_staged() {
 
     // Or when it turns out, without slowing anybody down.
     let mut run = Run::until("catch-up");
-    run.done(Detail::CaughtUp { keys: 0, bytes: 0, left: 0, drain_ms: 101, pause_ms: 101 });
+    run.done(Detail::CaughtUp { keys: 0, bytes: 0, left: 0, drain_ms: 101, fixed_ms: 101, pause_ms: 101 });
     assert_eq!(run.rest(), UNDONE[1..]);
     assert_eq!(run.failure(), Why::PauseTooShort);
 }

@@ -27,6 +27,13 @@ const BROADCAST_GAP: Duration = Duration::from_millis(60);
 const GOSSIP_PATIENCE: Duration = Duration::from_millis(100);
 const UNOWNED_PATIENCE: Duration = Duration::from_millis(10);
 
+/// How long at least, where the pause should end earlier: more than a broadcast may wait for the one before
+/// it, since clients of a source that is told may see `CLUSTERDOWN`.
+const GOSSIP_PATIENCE_MIN: Duration = Duration::from_millis(50);
+
+/// Round trips that the end of a pause takes from then on: the last look, giving the slots up, letting go.
+const TELL_TRIPS: u32 = 3;
+
 /// How often the source is asked whether it has learned.
 const SETTLE_POLL: Duration = Duration::from_millis(1);
 
@@ -417,8 +424,6 @@ impl Handover {
                     }
                 })
                 .await?;
-                // Wakes the server, so that it sends its broadcast now.
-                link.call(&[b"PING"]).await?;
                 Ok(items.iter().all(|item| item.as_error().is_none()))
             })
             .await
@@ -470,18 +475,36 @@ impl Handover {
         Ok(())
     }
 
+    /// Lifts a fence that is nothing but a longer pause, with one command: no take-over has been sent since.
+    /// False where the source has given the slots up: then they must be given back.
+    ///
+    /// # Errors
+    /// As [`Link::call`](crate::link::Link::call).
+    pub async fn lift_fence(&mut self) -> Result<bool> {
+        let is_pause = self.fence_kind() == FenceKind::Gossip;
+        if is_pause {
+            self.release().await?;
+        }
+        Ok(is_pause)
+    }
+
     /// Sees to it that the source does not own `slots` in its own view, knows that the target does, and then
     /// lifts the pause. Safe to repeat. Call it only after [`Handover::take_over`].
+    ///
+    /// The source learns of it from the target, and is told by us where that takes too long: with `until`
+    /// such that the pause can be over by then.
     ///
     /// # Errors
     /// `Unfit` where the target does not own the slots, or the source does not come to know of it in time:
     /// then the pause is not lifted unless the source has given the slots up. As
     /// [`Link::call`](crate::link::Link::call).
-    pub async fn settle(&mut self, slots: &SlotSet) -> Result<()> {
+    pub async fn settle(&mut self, slots: &SlotSet, until: Option<Instant>) -> Result<()> {
         let begun = Instant::now();
         let mut told = false;
         loop {
+            let asked = Instant::now();
             let view = self.source.view().await?;
+            let round_trip = asked.elapsed();
             let me = view.me();
             let still = me.slots.intersection(slots);
             let unlearned = match view.node(&self.target.id) {
@@ -501,7 +524,15 @@ impl Handover {
                         .with_remedy("see that the two nodes can reach each other's cluster bus ports")),
                 };
             }
-            let patience = if still.is_empty() { UNOWNED_PATIENCE } else { GOSSIP_PATIENCE };
+            let patience = match (still.is_empty(), until) {
+                (true, _) => UNOWNED_PATIENCE,
+                (false, None) => GOSSIP_PATIENCE,
+                (false, Some(until)) => {
+                    let left = until.saturating_duration_since(begun);
+                    let left = left.saturating_sub(round_trip.saturating_mul(TELL_TRIPS));
+                    left.clamp(GOSSIP_PATIENCE_MIN, GOSSIP_PATIENCE)
+                }
+            };
             if !told && begun.elapsed() > patience {
                 told = self.tell_source(&still, &unlearned).await?;
             }
@@ -512,7 +543,11 @@ impl Handover {
     /// Takes `still` from the source, lifts the pause, then assigns `unlearned` to the target in its view.
     /// False where the source has just learned of some of them by itself: look again.
     async fn tell_source(&mut self, still: &SlotSet, unlearned: &SlotSet) -> Result<bool> {
-        let theirs = self.target.view().await?.me().slots.clone();
+        // What it answered to us just now need not be asked for while writers wait.
+        let theirs = match unlearned.difference(&self.taken).is_empty() {
+            true => self.taken.clone(),
+            false => self.target.view().await?.me().slots.clone(),
+        };
         if !unlearned.difference(&theirs).is_empty() {
             return Err(self.target.unfit("hand slots over", "the target does not own all of the slots"));
         }

@@ -143,6 +143,9 @@ impl Handover {
         // Sorted by age: the one just used may be the newest, or be used again.
         let spare = gate.messengers.len().saturating_sub(MESSENGERS_MAX);
         gate.messengers.drain(..spare);
+        // Opened now, so that writers need not wait for that.
+        let waiting = self.target.spare().await?;
+        self.target.keep_spare(waiting);
         Ok((works && !gate.messengers.is_empty()).then_some(gate))
     }
 

@@ -47,7 +47,7 @@
 //!   later for each batch.
 //! - Since Valkey 8 a `SETSLOT` of a node with replicas takes effect between two turns of the event loop, and
 //!   its broadcast leaves in the next: on an idle server after up to 100 ms, unless a command wakes it. So
-//!   each take-over is followed by a `PING`.
+//!   each such take-over is followed by a `PING`.
 //! - A node and its replicas that see the node lose its last slot turn into replicas of the new owner, unless
 //!   `cluster-allow-replica-migration` is off. It is switched off on the source and its replicas while its
 //!   last slots move. Even then, on Redis, the source's replicas follow where *all* slots of the source go to
@@ -82,9 +82,13 @@ use crate::error::{Code, Error, Result, Side};
 use crate::nodes::{ClusterView, Node, key_counts, native_migrations};
 use crate::probe::{Info, PROBE_KEY};
 
-/// Round trips between fence and release: the fence, the take-over and its `PING`, the source's view, the end
-/// of the pause.
-const SEAL_TRIPS: u32 = 5;
+/// Round trips between fence and release: the fence, the take-over, the source's view, the end of the pause.
+/// Where the target is made to wait, the sight of that takes the place of the take-over.
+const SEAL_TRIPS: u32 = 4;
+
+/// Those of a source that just gives the slots up: before it marks are removed, and one slot is claimed on
+/// its own, which takes three.
+const SEAL_TRIPS_BARE: u32 = 9;
 
 /// How often a node is asked to find out how long a round trip takes; the shortest counts.
 const TRIPS_MEASURED: u32 = 3;
@@ -232,7 +236,8 @@ impl Handover {
             FenceKind::Redirecting | FenceKind::Bare => (SLOT_US, 0),
         };
         let us = slot_us.saturating_mul(slots as u64).saturating_add(key_us.saturating_mul(keys));
-        Duration::from_micros(us).saturating_add(round_trip.saturating_mul(SEAL_TRIPS))
+        let trips = if self.fence_kind() == FenceKind::Bare { SEAL_TRIPS_BARE } else { SEAL_TRIPS };
+        Duration::from_micros(us).saturating_add(round_trip.saturating_mul(trips))
     }
 
     /// Finds out whether this user may do everything that a handover needs, before anything is changed.

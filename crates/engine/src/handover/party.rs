@@ -480,8 +480,11 @@ pub(super) async fn transaction(
     link.push(&[b"MULTI"]);
     let commands = queue(link);
     link.push(&[b"EXEC"]);
+    // Wakes the server, should what it has to tell others wait for its next turn.
+    link.push(&[b"PING"]);
     link.flush().await?;
-    let mut replies = link.replies(commands + 2).await?;
+    let mut replies = link.replies(commands + 3).await?;
+    replies.pop();
     let exec = replies.pop();
     if let Some(refused) = replies.iter().find_map(ServerError::of) {
         return Err(link.server_error(refused, what.as_bytes()));

@@ -179,7 +179,7 @@ impl Field {
         assert!(handover.wait_replicas(10_000).await.expect("an answer"), "replicas lag");
         let fenced = handover.fence_and_take_over(slots, &paused).await.expect("a fence");
         assert!(fenced.held, "{fenced:?}");
-        handover.settle(slots).await.expect("settled");
+        handover.settle(slots, None).await.expect("settled");
         handover.confirm(slots, slots).await.expect("confirmed");
         handover.clean_up(slots, None).await.expect("cleaned up");
         fenced
@@ -593,8 +593,8 @@ async fn what_was_dropped_half_way_is_found_out_and_mended(engine: Engine) {
         let mut handover = open().await;
         let refused = handover.wipe(&moving, None).await.expect_err("these are no copies");
         assert!(refused.to_string().contains("the target owns slots"), "{refused}");
-        handover.settle(&moving).await.expect("settled");
-        handover.settle(&moving).await.expect("settled again");
+        handover.settle(&moving, None).await.expect("settled");
+        handover.settle(&moving, None).await.expect("settled again");
         assert!(is_moved_to(&field, &set(&field, 0, some).await, 1));
         handover.confirm(&moving, &moving).await.expect("confirmed");
         handover.clean_up(&moving, Some(100_000)).await.expect("cleaned up");
@@ -774,7 +774,7 @@ async fn passwords_and_certificates_are_no_hindrance(engine: Engine) {
     let paused = handover.pause(PAUSE_MS).await.expect("a pause");
     let fenced = handover.fence_and_take_over(&moving, &paused).await.expect("a fence");
     assert!(fenced.held && fenced.seamless, "{fenced:?}");
-    handover.settle(&moving).await.expect("settled");
+    handover.settle(&moving, None).await.expect("settled");
     handover.confirm(&moving, &moving).await.expect("confirmed");
     for node in cluster.nodes() {
         assert!(!node.log().contains("secret"), "a password in the log");

@@ -340,17 +340,36 @@ fn has_expiries(info: &Value, db: u32) -> Option<bool> {
 /// Whatever the link reports; `Unfit` where it stays unclear when a key expires. What the server refuses is
 /// [`Found`].
 pub async fn read_all(link: &mut Link, read: &Read, keys: &[Bytes]) -> Result<Vec<(Bytes, Found)>> {
-    let mut settled = Vec::with_capacity(keys.len());
-    let mut open = keys.to_vec();
+    let found = read_together(link, &[(*read, keys)]).await?;
+    Ok(found.into_iter().map(|(_, key, found)| (key, found)).collect())
+}
+
+/// [`read_all`] of several groups of keys, each read in its own way, in one round trip: the keys of the first
+/// group are read first. What was found comes with how it was fetched.
+///
+/// # Errors
+/// As [`read_all`].
+pub async fn read_together(
+    link: &mut Link,
+    groups: &[(Read, &[Bytes])],
+) -> Result<Vec<(Fetch, Bytes, Found)>> {
+    let mut open: Vec<(Read, Bytes)> =
+        groups.iter().flat_map(|(read, keys)| keys.iter().map(|key| (*read, key.clone()))).collect();
+    let mut settled = Vec::with_capacity(open.len());
     for _ in 0..UNSTABLE_ROUNDS_MAX {
-        let expected = read.push(link.outbox(), &open);
+        let mut expected = 0;
+        for (read, key) in &open {
+            expected += read.push(link.outbox(), std::slice::from_ref(key));
+        }
         link.flush().await?;
         let replies = link.replies(expected).await?;
-        let mut again = Vec::new();
-        for (key, replies) in open.into_iter().zip(replies.chunks(read.replies_of_each())) {
-            match read.found(replies) {
-                Found::Unstable => again.push(key),
-                found => settled.push((key, found)),
+        let (mut replies, mut again) = (&replies[..], Vec::new());
+        for (read, key) in open {
+            let (own, rest) = replies.split_at(read.replies_of_each());
+            replies = rest;
+            match read.found(own) {
+                Found::Unstable => again.push((read, key)),
+                found => settled.push((read.fetch, key, found)),
             }
         }
         open = again;

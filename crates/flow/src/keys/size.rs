@@ -50,30 +50,46 @@ pub fn was_sampled(reply: &Value, large_bytes: u64) -> bool {
 /// # Errors
 /// Whatever the link reports; what a server refuses is a reply.
 pub async fn usage_of(link: &mut Link, keys: &[Bytes], large_bytes: u64, asking: bool) -> Result<Vec<Value>> {
-    let ask = async |link: &mut Link, keys: &[&Bytes], look: Look| {
-        for key in keys {
-            if asking {
-                link.push(&[b"ASKING"]);
-            }
-            link.push(&usage(key, look));
-        }
-        link.flush().await?;
-        let mut replies = Vec::with_capacity(keys.len());
-        for _ in keys {
-            if asking {
-                link.reply().await?;
-            }
-            replies.push(link.reply().await?);
-        }
-        Ok::<_, whimbrel_engine::error::Error>(replies)
-    };
-    let mut replies = ask(link, &keys.iter().collect::<Vec<_>>(), Look::First).await?;
+    let mut replies = look(link, &keys.iter().collect::<Vec<_>>(), Look::First, asking).await?;
+    look_closely(link, keys, &mut replies, large_bytes, asking).await?;
+    Ok(replies)
+}
+
+/// Makes exact what the first looks at keys have answered, as [`usage_of`] does, in one round trip at most.
+///
+/// # Errors
+/// As [`usage_of`].
+pub async fn look_closely(
+    link: &mut Link,
+    keys: &[Bytes],
+    replies: &mut [Value],
+    large_bytes: u64,
+    asking: bool,
+) -> Result<()> {
     let again: Vec<usize> = (0..keys.len()).filter(|&at| was_sampled(&replies[at], large_bytes)).collect();
     if !again.is_empty() {
         let some: Vec<&Bytes> = again.iter().map(|&at| &keys[at]).collect();
-        for (at, reply) in again.into_iter().zip(ask(link, &some, Look::All).await?) {
+        for (at, reply) in again.into_iter().zip(look(link, &some, Look::All, asking).await?) {
             replies[at] = reply;
         }
+    }
+    Ok(())
+}
+
+async fn look(link: &mut Link, keys: &[&Bytes], how: Look, asking: bool) -> Result<Vec<Value>> {
+    for key in keys {
+        if asking {
+            link.push(&[b"ASKING"]);
+        }
+        link.push(&usage(key, how));
+    }
+    link.flush().await?;
+    let mut replies = Vec::with_capacity(keys.len());
+    for _ in keys {
+        if asking {
+            link.reply().await?;
+        }
+        replies.push(link.reply().await?);
     }
     Ok(replies)
 }

@@ -16,6 +16,10 @@ use whimbrel_wire::value::Value;
 use super::task::KeyType;
 use crate::keys::read::UNSTABLE_ROUNDS_MAX;
 
+/// Keys whose elements are transferred together, and keys of which only the expiry is.
+const KEYS_MAX: usize = 32;
+const EXPIRIES_MAX: usize = 1_024;
+
 /// Elements read or written by one command.
 const ELEMENTS_MAX: usize = 256;
 
@@ -97,106 +101,243 @@ impl Commands {
 /// # Errors
 /// Whatever a link or a server reports.
 pub(crate) async fn transfer(
-    (source, target): (&mut Link, &mut Link),
+    links: (&mut Link, &mut Link),
     change: &Change<'_>,
     ttls: &ElementCommands,
     asking: bool,
 ) -> Result<Followed> {
-    let names: Vec<&Bytes> = change.names.iter().collect();
-    let mut bytes = 0;
-    let (mut names, mut count) = (&names[..], ELEMENTS_FIRST);
-    while !names.is_empty() {
-        let (part, rest) = names.split_at(count.min(names.len()));
-        names = rest;
-        let Some(commands) = read(source, change, part, ttls).await? else {
-            return Ok(Followed { bytes, is_exact: false });
-        };
-        let read_bytes = commands.0.iter().flatten().map(Bytes::len).sum::<usize>();
-        bytes += read_bytes as u64;
-        // Nobody knows how large an element is before it is read.
-        let each = (read_bytes / part.len().max(1)).max(1);
-        count = (PART_BYTES / each).clamp(1, (count * 4).min(ELEMENTS_MAX));
-        if !send(target, change.key, &commands, asking).await? {
-            return Ok(Followed { bytes, is_exact: false });
+    let followed = transfer_all(links, std::slice::from_ref(change), ttls, asking).await?.pop();
+    Ok(followed.unwrap_or(Followed { bytes: 0, is_exact: false }))
+}
+
+/// [`transfer`] of the changes of several keys, which come in any order, some of them together: what each of
+/// them did, in their order.
+///
+/// # Errors
+/// As [`transfer`].
+pub(crate) async fn transfer_all(
+    (source, target): (&mut Link, &mut Link),
+    changes: &[Change<'_>],
+    ttls: &ElementCommands,
+    asking: bool,
+) -> Result<Vec<Followed>> {
+    let mut all: Vec<UnderWay<'_>> = changes.iter().map(UnderWay::new).collect();
+    let (mut expiries, mut elements): (Vec<_>, Vec<_>) = all.iter_mut().partition(|one| one.names.is_empty());
+    for some in elements.chunks_mut(KEYS_MAX) {
+        while transfer_parts((&mut *source, &mut *target), some, ttls, asking).await? {}
+        transfer_expiries((&mut *source, &mut *target), some, ttls, asking).await?;
+    }
+    for some in expiries.chunks_mut(EXPIRIES_MAX) {
+        transfer_expiries((&mut *source, &mut *target), some, ttls, asking).await?;
+    }
+    Ok(all.into_iter().map(|one| Followed { bytes: one.bytes, is_exact: one.is_exact }).collect())
+}
+
+/// A change that is being transferred.
+struct UnderWay<'a> {
+    change: &'a Change<'a>,
+    names: Vec<&'a Bytes>,
+    /// How many of the names are dealt with.
+    done: usize,
+    /// How many are next, at most.
+    count: usize,
+    bytes: u64,
+    is_exact: bool,
+}
+
+impl<'a> UnderWay<'a> {
+    fn new(change: &'a Change<'a>) -> UnderWay<'a> {
+        let names: Vec<&Bytes> = change.names.iter().collect();
+        // Without a collection there is nothing to read them from.
+        let is_exact = change.collection.is_some() || names.is_empty();
+        UnderWay { change, names, done: 0, count: ELEMENTS_FIRST, bytes: 0, is_exact }
+    }
+
+    /// The names that are next; none where it is through, or was given up.
+    fn part(&self) -> &[&'a Bytes] {
+        let rest = if self.is_exact { &self.names[self.done..] } else { &[] };
+        &rest[..self.count.min(rest.len())]
+    }
+
+    /// So many bytes were read of the part. Nobody knows how large an element is before it is read.
+    fn has_read(&mut self, bytes: usize) {
+        let length = self.part().len();
+        self.done += length;
+        self.bytes += bytes as u64;
+        let each = (bytes / length.max(1)).max(1);
+        self.count = (PART_BYTES / each).clamp(1, (self.count * 4).min(ELEMENTS_MAX));
+    }
+}
+
+/// Transfers the next part of each; false where nothing is left.
+async fn transfer_parts(
+    (source, target): (&mut Link, &mut Link),
+    some: &mut [&mut UnderWay<'_>],
+    ttls: &ElementCommands,
+    asking: bool,
+) -> Result<bool> {
+    let mut open: Vec<&mut UnderWay<'_>> =
+        some.iter_mut().map(|one| &mut **one).filter(|one| !one.part().is_empty()).collect();
+    if open.is_empty() {
+        return Ok(false);
+    }
+    for one in &open {
+        push_read(source, one.change, one.part(), ttls);
+    }
+    source.flush().await?;
+    // All replies are taken before any is judged.
+    let mut replies = Vec::with_capacity(open.len());
+    for one in &open {
+        replies.push(replies_to_read(source, one.change, one.part().len(), ttls).await?);
+    }
+    let mut writes = Vec::with_capacity(open.len());
+    for (one, (values, times)) in open.iter_mut().zip(replies) {
+        match commands_of(source, one.change, one.part(), (&values, &times), ttls)? {
+            Some(commands) => {
+                one.has_read(commands.0.iter().flatten().map(Bytes::len).sum());
+                writes.push((&mut **one, commands));
+            }
+            None => one.is_exact = false,
         }
     }
-    if change.expiry {
+    send_all(target, writes, asking).await?;
+    Ok(true)
+}
+
+/// Transfers the expiries of those that have them changed.
+async fn transfer_expiries(
+    (source, target): (&mut Link, &mut Link),
+    some: &mut [&mut UnderWay<'_>],
+    ttls: &ElementCommands,
+    asking: bool,
+) -> Result<()> {
+    let changed: Vec<&mut UnderWay<'_>> =
+        some.iter_mut().map(|one| &mut **one).filter(|one| one.is_exact && one.change.expiry).collect();
+    if changed.is_empty() {
+        return Ok(());
+    }
+    let keys: Vec<&Bytes> = changed.iter().map(|one| one.change.key).collect();
+    let expiries = clear_expiries(source, &keys, ttls.pexpiretime).await?;
+    let mut writes = Vec::with_capacity(changed.len());
+    for (one, expiry) in changed.into_iter().zip(expiries) {
         let mut commands = Commands::default();
-        match clear_expiry(source, change.key, ttls.pexpiretime).await? {
+        match expiry {
             Expiry::At(ms) => {
-                commands.add("PEXPIREAT", change.key, [Bytes::from(ms.max(1).to_string())]);
+                commands.add("PEXPIREAT", one.change.key, [Bytes::from(ms.max(1).to_string())]);
             }
             Expiry::Never => {
-                commands.0.push(vec![Bytes::from_static(b"PERSIST"), change.key.clone()]);
+                commands.0.push(vec![Bytes::from_static(b"PERSIST"), one.change.key.clone()]);
             }
             // Where it is unclear, the key is read as a whole.
-            Expiry::Gone | Expiry::Unclear => return Ok(Followed { bytes, is_exact: false }),
+            Expiry::Gone | Expiry::Unclear => {
+                one.is_exact = false;
+                continue;
+            }
             Expiry::Unknown => {
                 return Err(source.unexpected("PEXPIRETIME or PTTL", &Value::Null));
             }
         }
-        if !send(target, change.key, &commands, asking).await? {
-            return Ok(Followed { bytes, is_exact: false });
-        }
+        writes.push((one, commands));
     }
-    Ok(Followed { bytes, is_exact: true })
+    send_all(target, writes, asking).await
 }
 
-/// When the key expires, asked until it is clear, within bounds.
-async fn clear_expiry(source: &mut Link, key: &[u8], absolute: bool) -> Result<Expiry> {
-    let mut found = Expiry::Unclear;
+/// When keys expire, asked until it is clear, within bounds.
+async fn clear_expiries(source: &mut Link, keys: &[&Bytes], absolute: bool) -> Result<Vec<Expiry>> {
+    let mut found = vec![Expiry::Unclear; keys.len()];
     for _ in 0..UNSTABLE_ROUNDS_MAX {
-        expiry::ask(source.outbox(), absolute, key);
-        source.flush().await?;
-        let mut replies = source.replies(expiry::commands(absolute)).await?.into_iter();
-        found = expiry::read(&mut replies, absolute).unwrap_or(Expiry::Unknown);
-        if found != Expiry::Unclear {
+        let open: Vec<usize> = (0..keys.len()).filter(|&at| found[at] == Expiry::Unclear).collect();
+        if open.is_empty() {
             break;
+        }
+        for &at in &open {
+            expiry::ask(source.outbox(), absolute, keys[at]);
+        }
+        source.flush().await?;
+        let mut replies = source.replies(open.len() * expiry::commands(absolute)).await?.into_iter();
+        for at in open {
+            let mut own = replies.by_ref().take(expiry::commands(absolute));
+            found[at] = expiry::read(&mut own, absolute).unwrap_or(Expiry::Unknown);
+            // Whatever was not looked at.
+            own.for_each(drop);
         }
     }
     Ok(found)
 }
 
-/// Reads the state of some elements, as the commands that bring it about. `None` where the key is of another
-/// type now.
-async fn read(
-    source: &mut Link,
-    change: &Change<'_>,
-    names: &[&Bytes],
-    ttls: &ElementCommands,
-) -> Result<Option<Commands>> {
-    let Some(collection) = change.collection else { return Ok(None) };
-    let (command, add, remove): (&[u8], _, _) = match (collection, ttls.many) {
-        (Collection::Hash, _) => (b"HMGET", "HSET", "HDEL"),
-        (Collection::Set, true) => (b"SMISMEMBER", "SADD", "SREM"),
-        (Collection::Set, false) => (b"SISMEMBER", "SADD", "SREM"),
-        (Collection::SortedSet, true) => (b"ZMSCORE", "ZADD", "ZREM"),
-        (Collection::SortedSet, false) => (b"ZSCORE", "ZADD", "ZREM"),
-    };
-    let with_ttls = collection == Collection::Hash && ttls.source;
-    let one_by_one = collection != Collection::Hash && !ttls.many;
-    for part in names.chunks(if one_by_one { 1 } else { names.len().max(1) }) {
+/// Queues the commands that read the state of some elements.
+fn push_read(source: &mut Link, change: &Change<'_>, names: &[&Bytes], ttls: &ElementCommands) {
+    let command = reading(change, ttls);
+    for part in names.chunks(if one_by_one(change, ttls) { 1 } else { names.len().max(1) }) {
         let mut args: Vec<&[u8]> = vec![command, change.key];
         args.extend(part.iter().map(|name| &name[..]));
         source.push(&args);
     }
-    if with_ttls {
+    if with_ttls(change, ttls) {
         let count = names.len().to_string();
         let mut args: Vec<&[u8]> = vec![b"HPEXPIRETIME", change.key, b"FIELDS", count.as_bytes()];
         args.extend(names.iter().map(|name| &name[..]));
         source.push(&args);
     }
-    source.flush().await?;
-    let values = match one_by_one {
+}
+
+/// The command that reads elements.
+fn reading(change: &Change<'_>, ttls: &ElementCommands) -> &'static [u8] {
+    match (change.collection, ttls.many) {
+        (Some(Collection::Set), true) => b"SMISMEMBER",
+        (Some(Collection::Set), false) => b"SISMEMBER",
+        (Some(Collection::SortedSet), true) => b"ZMSCORE",
+        (Some(Collection::SortedSet), false) => b"ZSCORE",
+        (Some(Collection::Hash) | None, _) => b"HMGET",
+    }
+}
+
+/// Whether each element takes a command of its own.
+fn one_by_one(change: &Change<'_>, ttls: &ElementCommands) -> bool {
+    change.collection != Some(Collection::Hash) && !ttls.many
+}
+
+/// Whether elements may have times to live of their own.
+fn with_ttls(change: &Change<'_>, ttls: &ElementCommands) -> bool {
+    change.collection == Some(Collection::Hash) && ttls.source
+}
+
+/// The replies to [`push_read`] of so many names: the values, and their times to live where they may have
+/// any.
+async fn replies_to_read(
+    source: &mut Link,
+    change: &Change<'_>,
+    names: usize,
+    ttls: &ElementCommands,
+) -> Result<(Value, Value)> {
+    let values = match one_by_one(change, ttls) {
         true => {
-            let values = source.replies(names.len()).await?;
+            let values = source.replies(names).await?;
             let refused = values.iter().find(|value| ServerError::of(value).is_some()).cloned();
             refused.unwrap_or(Value::Array(values))
         }
         false => source.reply().await?,
     };
-    let times = if with_ttls { source.reply().await? } else { Value::Null };
-    for reply in [&values, &times] {
+    let times = if with_ttls(change, ttls) { source.reply().await? } else { Value::Null };
+    Ok((values, times))
+}
+
+/// The state of some elements as the commands that bring it about. `None` where the key is of another type
+/// now.
+fn commands_of(
+    source: &Link,
+    change: &Change<'_>,
+    names: &[&Bytes],
+    (values, times): (&Value, &Value),
+    ttls: &ElementCommands,
+) -> Result<Option<Commands>> {
+    let Some(collection) = change.collection else { return Ok(None) };
+    let (command, add, remove) = match collection {
+        Collection::Hash => (reading(change, ttls), "HSET", "HDEL"),
+        Collection::Set => (reading(change, ttls), "SADD", "SREM"),
+        Collection::SortedSet => (reading(change, ttls), "ZADD", "ZREM"),
+    };
+    for reply in [values, times] {
         match ServerError::of(reply) {
             Some(e) if e.code == Code::WrongType => return Ok(None),
             Some(e) => return Err(source.server_error(e, command)),
@@ -205,7 +346,7 @@ async fn read(
     }
     let values = match values.as_items() {
         Some(values) if values.len() == names.len() => values,
-        _ => return Err(source.unexpected("read elements", &values)),
+        _ => return Err(source.unexpected("read elements", values)),
     };
     let (mut present, mut absent) = (Vec::new(), Vec::new());
     let mut expiries: BTreeMap<i64, Vec<Bytes>> = BTreeMap::new();
@@ -250,49 +391,57 @@ async fn read(
     Ok(Some(commands))
 }
 
-/// Sends the commands; false where the target has no such key (any more), and so may have made a fragment of
-/// them.
+/// Sends the commands of each key. One that the target has no such key for (any more) is not exact: it may
+/// have made a fragment of them.
 ///
-/// Where keys of the target can expire it is one transaction: no key expires in the middle of one, so that it
-/// exists for the commands if it did when it was asked for.
-async fn send(target: &mut Link, key: &Bytes, commands: &Commands, asking: bool) -> Result<bool> {
-    let before: &[u8] = if asking { b"ASKING" } else { b"MULTI" };
-    target.push(&[before]);
-    target.push(&[b"EXISTS", key]);
-    for command in &commands.0 {
-        let out = target.outbox();
-        if asking {
-            out.push(&[b"ASKING"]);
-        }
-        out.command(command.len());
-        for arg in command {
-            out.arg_bytes(arg);
-        }
+/// Where keys of the target can expire those of a key are one transaction: no key expires in the middle of
+/// one, so that it exists for the commands if it did when it was asked for.
+async fn send_all(target: &mut Link, writes: Vec<(&mut UnderWay<'_>, Commands)>, asking: bool) -> Result<()> {
+    if writes.is_empty() {
+        return Ok(());
     }
-    if !asking {
-        target.push(&[b"EXEC"]);
+    for (one, commands) in &writes {
+        let before: &[u8] = if asking { b"ASKING" } else { b"MULTI" };
+        target.push(&[before]);
+        target.push(&[b"EXISTS", one.change.key]);
+        for command in &commands.0 {
+            let out = target.outbox();
+            if asking {
+                out.push(&[b"ASKING"]);
+            }
+            out.command(command.len());
+            for arg in command {
+                out.arg_bytes(arg);
+            }
+        }
+        if !asking {
+            target.push(&[b"EXEC"]);
+        }
     }
     target.flush().await?;
-    let names = || std::iter::once(&b"EXISTS"[..]).chain(commands.0.iter().map(|command| &command[0][..]));
-    let mut replies = Vec::new();
-    if asking {
-        for _ in names() {
-            target.reply().await?;
-            replies.push(target.reply().await?);
+    // All replies are taken before any is judged.
+    let mut answers = Vec::with_capacity(writes.len());
+    for (_, commands) in &writes {
+        let count = commands.0.len() + 1;
+        answers.push(target.replies(if asking { 2 * count } else { count + 2 }).await?);
+    }
+    for ((one, commands), mut replies) in writes.into_iter().zip(answers) {
+        let names =
+            || std::iter::once(&b"EXISTS"[..]).chain(commands.0.iter().map(|command| &command[0][..]));
+        if asking {
+            replies = replies.into_iter().skip(1).step_by(2).collect();
+        } else {
+            let done = replies.pop().unwrap_or(Value::Null);
+            // Why it was not queued says more than that the transaction was discarded.
+            for (reply, name) in replies.drain(..).skip(1).zip(names()) {
+                target.check(reply, name)?;
+            }
+            replies = target.check(done, b"EXEC")?.into_items().unwrap_or_default();
         }
-    } else {
-        target.reply().await?;
-        // Why it was not queued says more than that the transaction was discarded.
-        let queued = target.replies(commands.0.len() + 1).await?;
-        let done = target.reply().await?;
-        for (reply, name) in queued.into_iter().zip(names()) {
+        one.is_exact &= replies.first().and_then(Value::as_int) == Some(1);
+        for (reply, name) in replies.into_iter().zip(names()) {
             target.check(reply, name)?;
         }
-        replies = target.check(done, b"EXEC")?.into_items().unwrap_or_default();
     }
-    let exists = replies.first().and_then(Value::as_int) == Some(1);
-    for (reply, name) in replies.into_iter().zip(names()) {
-        target.check(reply, name)?;
-    }
-    Ok(exists)
+    Ok(())
 }

@@ -18,6 +18,9 @@ use whimbrel_wire::value::Value;
 /// Keys compared in one pipeline.
 const KEYS_AT_ONCE: usize = 64;
 
+/// Keys whose elements are counted in one pipeline.
+const COUNTED_AT_ONCE: usize = 1_024;
+
 /// How many differences are told.
 const TOLD_MAX: usize = 10;
 
@@ -113,6 +116,7 @@ pub(super) async fn keys(source: &mut Link, target: &mut Link, keys: &[Bytes]) -
     let mut found = Comparison::default();
     for part in keys.chunks(KEYS_AT_ONCE) {
         let (ours, theirs) = tokio::join!(read(source, part, false), read(target, part, true));
+        let mut unlike = Vec::new();
         for (key, (ours, theirs)) in part.iter().zip(ours?.into_iter().zip(theirs?)) {
             found.compared += 1;
             let name = || crate::keys::shown(key);
@@ -125,10 +129,15 @@ pub(super) async fn keys(source: &mut Link, target: &mut Link, keys: &[Bytes]) -
                 (Some(ours), Some(theirs)) => {
                     if !ours.same_expiry(&theirs) {
                         found.differs(format!("{} expires at different times", name()));
-                    } else if ours.payload != theirs.payload && !same_elements(source, target, key).await? {
-                        found.differs(format!("{} has different values", name()));
+                    } else if ours.payload != theirs.payload {
+                        unlike.push(key);
                     }
                 }
+            }
+        }
+        for (key, is_same) in unlike.iter().zip(same_elements(source, target, &unlike).await?) {
+            if !is_same {
+                found.differs(format!("{} has different values", crate::keys::shown(key)));
             }
         }
     }
@@ -145,7 +154,7 @@ pub(super) async fn cardinalities(
     keys: &[(Bytes, &'static [u8])],
 ) -> Result<Comparison> {
     let mut found = Comparison::default();
-    for part in keys.chunks(KEYS_AT_ONCE) {
+    for part in keys.chunks(COUNTED_AT_ONCE) {
         for (key, command) in part {
             source.push(&[command, key]);
             target.push(&[b"ASKING"]);
@@ -228,54 +237,94 @@ async fn reply(link: &mut Link, asking: bool, command: &[u8]) -> Result<Value> {
     link.check(reply, command)
 }
 
-async fn ask(link: &mut Link, asking: bool, args: &[&[u8]]) -> Result<Value> {
-    if asking {
-        link.push(&[b"ASKING"]);
+/// Asks about each key in one round trip. What a server refuses is a reply.
+async fn ask_all(link: &mut Link, asking: bool, questions: &[Vec<&[u8]>]) -> Result<Vec<Value>> {
+    for question in questions {
+        if asking {
+            link.push(&[b"ASKING"]);
+        }
+        link.push(question);
     }
-    link.push(args);
     link.flush().await?;
-    if asking {
-        link.reply().await?;
+    let mut replies = Vec::with_capacity(questions.len());
+    for _ in questions {
+        if asking {
+            link.reply().await?;
+        }
+        replies.push(link.reply().await?);
     }
-    link.reply().await
+    Ok(replies)
 }
 
-/// Whether two values whose payloads differ hold the same elements: sets and hashes have no order.
-async fn same_elements(source: &mut Link, target: &mut Link, key: &Bytes) -> Result<bool> {
-    let mut sides = Vec::with_capacity(2);
-    for (link, asking) in [(source, false), (target, true)] {
-        let kind = ask(link, asking, &[b"TYPE", key]).await?;
-        let kind = kind.as_str().unwrap_or_default().to_owned();
-        let (length, all): (&[u8], &[&[u8]]) = match kind.as_str() {
-            "hash" => (b"HLEN", &[b"HGETALL", key]),
-            "set" => (b"SCARD", &[b"SMEMBERS", key]),
-            "zset" => (b"ZCARD", &[b"ZRANGE", key, b"0", b"-1", b"WITHSCORES"]),
-            "list" => (b"LLEN", &[b"LRANGE", key, b"0", b"-1"]),
-            "stream" => (b"XLEN", &[b"XRANGE", key, b"-", b"+"]),
-            "string" => (b"STRLEN", &[b"GET", key]),
-            _ => return Ok(false),
+/// What a value consists of: its type, how many elements it has, and which. `None` where the server does not
+/// say.
+type Elements = Option<(String, i64, Vec<Vec<Value>>)>;
+
+/// The elements of each key, in three round trips.
+async fn elements_of(link: &mut Link, asking: bool, keys: &[&Bytes]) -> Result<Vec<Elements>> {
+    let types: Vec<Vec<&[u8]>> = keys.iter().map(|key| vec![&b"TYPE"[..], key]).collect();
+    let kinds: Vec<String> = ask_all(link, asking, &types)
+        .await?
+        .into_iter()
+        .map(|kind| kind.as_str().unwrap_or_default().to_owned())
+        .collect();
+    let mut known = Vec::new();
+    for (at, (key, kind)) in keys.iter().zip(&kinds).enumerate() {
+        let (length, all): (&[u8], Vec<&[u8]>) = match kind.as_str() {
+            "hash" => (b"HLEN", vec![b"HGETALL", key]),
+            "set" => (b"SCARD", vec![b"SMEMBERS", key]),
+            "zset" => (b"ZCARD", vec![b"ZRANGE", key, b"0", b"-1", b"WITHSCORES"]),
+            "list" => (b"LLEN", vec![b"LRANGE", key, b"0", b"-1"]),
+            "stream" => (b"XLEN", vec![b"XRANGE", key, b"-", b"+"]),
+            "string" => (b"STRLEN", vec![b"GET", key]),
+            _ => continue,
         };
-        let length = ask(link, asking, &[length, key]).await?.as_int().unwrap_or(-1);
-        let mut elements: Vec<Vec<Value>> = Vec::new();
-        if length <= ELEMENTS_MAX || kind == "string" {
-            let reply = ask(link, asking, all).await?;
-            if ServerError::of(&reply).is_some() {
-                return Ok(false);
-            }
-            elements = match reply {
-                Value::Map(pairs) => pairs.into_iter().map(|(k, v)| vec![k, v]).collect(),
-                other if kind == "hash" => {
-                    let items = other.into_items().unwrap_or_default();
-                    items.chunks(2).map(<[Value]>::to_vec).collect()
-                }
-                Value::Array(items) | Value::Set(items) => items.into_iter().map(|v| vec![v]).collect(),
-                single => vec![vec![single]],
-            };
-            if matches!(kind.as_str(), "hash" | "set") {
-                elements.sort_by_cached_key(|e| e.first().and_then(|v| v.as_bytes().cloned()));
-            }
-        }
-        sides.push((kind, length, elements));
+        known.push((at, vec![length, &key[..]], all));
     }
-    Ok(sides[0] == sides[1])
+    let questions: Vec<Vec<&[u8]>> = known.iter().map(|(_, length, _)| length.clone()).collect();
+    let lengths = ask_all(link, asking, &questions).await?;
+    let mut found: Vec<Elements> = vec![None; keys.len()];
+    let (mut read, mut questions) = (Vec::new(), Vec::new());
+    for ((at, _, all), length) in known.into_iter().zip(lengths) {
+        let (kind, length) = (kinds[at].clone(), length.as_int().unwrap_or(-1));
+        if length <= ELEMENTS_MAX || kind == "string" {
+            read.push((at, kind, length));
+            questions.push(all);
+        } else {
+            found[at] = Some((kind, length, Vec::new()));
+        }
+    }
+    for ((at, kind, length), reply) in read.into_iter().zip(ask_all(link, asking, &questions).await?) {
+        if ServerError::of(&reply).is_none() {
+            let elements = ordered(&kind, reply);
+            found[at] = Some((kind, length, elements));
+        }
+    }
+    Ok(found)
+}
+
+/// The elements in an order that is theirs: sets and hashes have none.
+fn ordered(kind: &str, reply: Value) -> Vec<Vec<Value>> {
+    let mut elements: Vec<Vec<Value>> = match reply {
+        Value::Map(pairs) => pairs.into_iter().map(|(k, v)| vec![k, v]).collect(),
+        other if kind == "hash" => {
+            let items = other.into_items().unwrap_or_default();
+            items.chunks(2).map(<[Value]>::to_vec).collect()
+        }
+        Value::Array(items) | Value::Set(items) => items.into_iter().map(|v| vec![v]).collect(),
+        single => vec![vec![single]],
+    };
+    if matches!(kind, "hash" | "set") {
+        elements.sort_by_cached_key(|e| e.first().and_then(|v| v.as_bytes().cloned()));
+    }
+    elements
+}
+
+/// Whether values whose payloads differ hold the same elements.
+async fn same_elements(source: &mut Link, target: &mut Link, keys: &[&Bytes]) -> Result<Vec<bool>> {
+    if keys.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (ours, theirs) = tokio::join!(elements_of(source, false, keys), elements_of(target, true, keys));
+    Ok(ours?.into_iter().zip(theirs?).map(|(ours, theirs)| ours.is_some() && ours == theirs).collect())
 }

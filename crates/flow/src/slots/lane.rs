@@ -5,6 +5,7 @@
 //!
 //! All that is read here is [protected by the feed](Way::FeedProtected).
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -19,8 +20,8 @@ use whimbrel_wire::payload;
 use whimbrel_wire::value::Value;
 
 use super::shared::{Change, Shared};
-use crate::keys::size::{pack, usage_of};
-use crate::keys::{Fetch, Found, KeyState, Read, Way, Write, WriteMode, Written, read_all, write_all};
+use crate::keys::size::{Look, look_closely, pack, usage, usage_of};
+use crate::keys::{Fetch, Found, KeyState, Read, Way, Write, WriteMode, Written, read_together, write_all};
 use crate::large::elements;
 use crate::large::{self, KeyType, Outcome, Place, Transfer};
 
@@ -31,6 +32,10 @@ const PIECE_SLOTS_MAX: usize = 128;
 /// From this number of keys on a slot is enumerated with `SCAN`: one reply with all of its keys would stall
 /// the node.
 pub(super) const GIANT_SLOT_KEYS: u64 = 20_000;
+
+/// So many keys are asked both whether they are strings and how much memory they take, before it is known
+/// which of the two matters.
+const FEW_KEYS: usize = 256;
 
 /// `COUNT` of that `SCAN`.
 const SCAN_COUNT: &[u8] = b"1000";
@@ -46,6 +51,40 @@ pub(super) enum Work {
     Slots(Vec<(Slot, u64)>),
     /// Transfer these keys, or what changed of them.
     Touches(Vec<Change>),
+}
+
+/// A key that is no string, with what a first look at its size has answered.
+struct Other {
+    key: Bytes,
+    looked_at: Option<Value>,
+}
+
+impl Other {
+    fn unseen(key: Bytes) -> Other {
+        Other { key, looked_at: None }
+    }
+}
+
+/// Keys that are read together.
+#[derive(Default)]
+struct Group {
+    strings: Vec<Bytes>,
+    payloads: Vec<Bytes>,
+}
+
+impl Group {
+    fn pack(strings: Vec<(Bytes, u64)>, payloads: Vec<(Bytes, u64)>) -> Vec<Group> {
+        let (strings, payloads) = (pack(strings), pack(payloads));
+        let mut groups: Vec<Group> = Vec::new();
+        groups.resize_with(strings.len().max(payloads.len()), Group::default);
+        for (group, (keys, _)) in groups.iter_mut().zip(strings) {
+            group.strings = keys;
+        }
+        for (group, (keys, _)) in groups.iter_mut().zip(payloads) {
+            group.payloads = keys;
+        }
+        groups
+    }
 }
 
 /// A lane.
@@ -64,26 +103,19 @@ impl Lane {
 
     /// Does it. After an error the lane is out of step with its servers and must be dropped.
     pub(super) async fn run(&mut self, work: Work) -> Result<()> {
-        let expires = self.expires_exist().await?;
         match work {
-            Work::Slots(slots) => self.snapshot(slots, expires).await,
-            Work::Touches(changes) => self.follow(changes, expires).await,
+            Work::Slots(slots) => self.snapshot(slots).await,
+            Work::Touches(changes) => self.follow(changes).await,
         }
     }
 
-    /// Whether any key of the node has an expiry. One that gets its first later on is in the feed.
-    async fn expires_exist(&mut self) -> Result<bool> {
-        let info = Info::ask(&mut self.source, "keyspace").await?;
-        Ok(info.keyspace().get(&0).is_some_and(|db| db.expires > 0))
-    }
-
-    async fn snapshot(&mut self, slots: Vec<(Slot, u64)>, expires: bool) -> Result<()> {
+    async fn snapshot(&mut self, slots: Vec<(Slot, u64)>) -> Result<()> {
         let (giant, usual): (Vec<_>, Vec<_>) = slots.into_iter().partition(|(_, n)| *n > GIANT_SLOT_KEYS);
         let mut piece: Vec<(Slot, u64)> = Vec::new();
         let mut keys = 0;
         for (slot, count) in usual {
             if !piece.is_empty() && (keys + count > PIECE_KEYS_MAX || piece.len() >= PIECE_SLOTS_MAX) {
-                self.snapshot_piece(&piece, expires).await?;
+                self.snapshot_piece(&piece).await?;
                 piece.clear();
                 keys = 0;
             }
@@ -91,15 +123,15 @@ impl Lane {
             keys += count;
         }
         if !piece.is_empty() {
-            self.snapshot_piece(&piece, expires).await?;
+            self.snapshot_piece(&piece).await?;
         }
         if !giant.is_empty() {
-            self.scan_giants(&giant, expires).await?;
+            self.scan_giants(&giant).await?;
         }
         Ok(())
     }
 
-    async fn snapshot_piece(&mut self, piece: &[(Slot, u64)], expires: bool) -> Result<()> {
+    async fn snapshot_piece(&mut self, piece: &[(Slot, u64)]) -> Result<()> {
         self.shared.check_stop()?;
         for (slot, count) in piece {
             slot_keys::push_names(&mut self.source, *slot, count + slot_keys::SLACK);
@@ -120,10 +152,10 @@ impl Lane {
         for (slot, count) in grown {
             keys.extend(slot_keys::all_names(&mut self.source, slot, count).await?);
         }
-        self.transfer(keys, expires).await
+        self.transfer(keys).await
     }
 
-    async fn scan_giants(&mut self, giant: &[(Slot, u64)], expires: bool) -> Result<()> {
+    async fn scan_giants(&mut self, giant: &[(Slot, u64)]) -> Result<()> {
         let mut cursor = Bytes::from_static(b"0");
         let mut keys: Vec<Bytes> = Vec::new();
         loop {
@@ -141,7 +173,7 @@ impl Lane {
             keys.extend(page.filter(|key| giant.iter().any(|(slot, _)| *slot == Slot::of_key(key))));
             let last = &cursor[..] == b"0";
             if last || keys.len() as u64 >= PIECE_KEYS_MAX {
-                self.transfer(std::mem::take(&mut keys), expires).await?;
+                self.transfer(std::mem::take(&mut keys)).await?;
             }
             if last {
                 return Ok(());
@@ -151,45 +183,62 @@ impl Lane {
 
     /// Transfers what changed. Only keys that have moved in chunks are followed by their elements: the others
     /// are smaller than the commands that would take.
-    async fn follow(&mut self, changes: Vec<Change>, expires: bool) -> Result<()> {
-        let mut whole = Vec::new();
+    async fn follow(&mut self, changes: Vec<Change>) -> Result<()> {
+        self.shared.check_stop()?;
+        let (mut whole, mut followed) = (Vec::new(), Vec::new());
         for change in changes {
-            let kind = self.shared.followed(&change.key);
-            match (change.elements, kind) {
-                (Some((collection, names)), Some(kind)) if elements::fits(collection, &kind) => {
-                    self.shared.check_stop()?;
-                    // Before the pause the key has no expiry there; under it, it gets it.
-                    let expiry = change.expiry && self.shared.is_draining();
-                    let change = elements::Change { key: &change.key, collection, names: &names, expiry };
-                    let links = (&mut self.source, &mut self.target);
-                    let followed =
-                        elements::transfer(links, &change, &self.shared.hash_field_ttls(), true).await?;
-                    self.shared.progress.add_touched(1, followed.bytes);
-                    if !followed.is_exact {
-                        whole.push(change.key.clone());
-                    }
+            match (&change.elements, self.shared.followed(&change.key)) {
+                (Some((collection, _)), Some(kind)) if elements::fits(*collection, &kind) => {
+                    followed.push(change);
                 }
                 _ => whole.push(change.key),
             }
         }
+        let no_names = BTreeSet::new();
+        // Before the pause a key has no expiry there; under it, it gets it.
+        let is_draining = self.shared.is_draining();
+        let of_elements: Vec<elements::Change<'_>> = followed
+            .iter()
+            .map(|change| elements::Change {
+                key: &change.key,
+                collection: change.elements.as_ref().and_then(|(collection, _)| *collection),
+                names: change.elements.as_ref().map_or(&no_names, |(_, names)| names),
+                expiry: change.expiry && is_draining,
+            })
+            .collect();
+        let links = (&mut self.source, &mut self.target);
+        let done = elements::transfer_all(links, &of_elements, &self.shared.hash_field_ttls(), true).await?;
+        for (change, done) in followed.iter().zip(done) {
+            self.shared.progress.add_touched(1, done.bytes);
+            if !done.is_exact {
+                whole.push(change.key.clone());
+            }
+        }
         let count = whole.len() as u64;
-        self.transfer(whole, expires).await?;
+        self.transfer(whole).await?;
         self.shared.progress.add_touched(count, 0);
         Ok(())
     }
 
-    /// Transfers whole keys.
-    async fn transfer(&mut self, keys: Vec<Bytes>, expires: bool) -> Result<()> {
-        let mut others = Vec::new();
+    /// Transfers whole keys: a few of them in three round trips, whatever they are.
+    async fn transfer(&mut self, keys: Vec<Bytes>) -> Result<()> {
         let mut chunked = Vec::new();
         let (known_big, keys): (Vec<_>, Vec<_>) =
             keys.into_iter().partition(|key| self.shared.followed(key).is_some());
-        others.extend(known_big);
+        let mut others: Vec<Other> = known_big.into_iter().map(Other::unseen).collect();
         for piece in keys.chunks(PIECE_KEYS_MAX as usize) {
-            self.strings(piece.to_vec(), expires, &mut others, &mut chunked).await?;
+            let (strings, expiries) = self.measure_strings(piece, &mut others, &mut chunked).await?;
+            let payloads = self.measure_payloads(std::mem::take(&mut others), &mut chunked).await?;
+            let groups = Group::pack(strings, payloads);
+            others = self.move_groups(groups, expiries, &mut chunked).await?;
         }
-        for piece in others.chunks(PIECE_KEYS_MAX as usize) {
-            self.dumps(piece.to_vec(), &mut chunked).await?;
+        // What had become something else when it was read, or was known to be no string.
+        while !others.is_empty() {
+            let rest = others.split_off(others.len().min(PIECE_KEYS_MAX as usize));
+            let piece = std::mem::replace(&mut others, rest);
+            let payloads = self.measure_payloads(piece, &mut chunked).await?;
+            let groups = Group::pack(Vec::new(), payloads);
+            others.extend(self.move_groups(groups, true, &mut chunked).await?);
         }
         for key in chunked {
             self.chunks(key).await?;
@@ -197,44 +246,33 @@ impl Lane {
         Ok(())
     }
 
-    async fn strings(
-        &mut self,
-        keys: Vec<Bytes>,
-        expires: bool,
-        others: &mut Vec<Bytes>,
-        chunked: &mut Vec<Bytes>,
-    ) -> Result<()> {
-        // Sizes before values: nothing but its size tells that one is large, and a server that is asked for a
-        // large value has built the whole reply in memory before we can refuse it.
-        let groups = self.measured_groups(keys, others, chunked).await?;
-        chunked.extend(self.move_groups(groups, Fetch::String, expires, others).await?);
-        Ok(())
-    }
-
-    /// Transfers groups of keys, and returns those that do not travel as one state. What was to be read as a
-    /// string and is none is added to `others`. The next group is read while the one before is written.
+    /// Transfers groups of keys, and returns those that were to be read as strings and are none. Those that
+    /// do not travel as one state are added to `chunked`. The next group is read while the one before is
+    /// written.
     async fn move_groups(
         &mut self,
-        groups: Vec<Vec<Bytes>>,
-        fetch: Fetch,
+        groups: Vec<Group>,
         expiries: bool,
-        others: &mut Vec<Bytes>,
-    ) -> Result<Vec<Bytes>> {
+        chunked: &mut Vec<Bytes>,
+    ) -> Result<Vec<Other>> {
         let shared = self.shared.clone();
         let absolute = shared.source.capabilities.pexpiretime;
-        let read = Read { fetch, way: Way::FeedProtected, absolute, expiries, asking: false };
+        let read =
+            |fetch, expiries| Read { fetch, way: Way::FeedProtected, absolute, expiries, asking: false };
+        let (strings, payloads) = (read(Fetch::String, expiries), read(Fetch::Payload, true));
         let fit = shared.fit();
-        let mut chunked = Vec::new();
+        let mut others = Vec::new();
         let mut states: Vec<KeyState> = Vec::new();
         for group in groups {
             shared.check_stop()?;
             let _turn = shared.turn().await;
+            let parts = [(strings, &group.strings[..]), (payloads, &group.payloads[..])];
             let (found, written) = tokio::join!(
-                read_all(&mut self.source, &read, &group),
+                read_together(&mut self.source, &parts),
                 write(&mut self.target, &shared, std::mem::take(&mut states)),
             );
             chunked.extend(written?);
-            for (key, found) in found? {
+            for (fetch, key, found) in found? {
                 if let Found::Value(payload, _) = &found
                     && fetch == Fetch::Payload
                     && payload::peek(payload).is_ok_and(|p| STREAM_TYPES.contains(&p.object_type))
@@ -242,7 +280,7 @@ impl Lane {
                     shared.stream(&key);
                 }
                 match found {
-                    Found::NotAString => others.push(key),
+                    Found::NotAString => others.push(Other::unseen(key)),
                     Found::Redirected(e) | Found::Refused(e) => {
                         return Err(self.source.server_error(e, fetch.command()));
                     }
@@ -255,24 +293,40 @@ impl Lane {
             }
         }
         chunked.extend(write(&mut self.target, &shared, states).await?);
-        Ok(chunked)
+        Ok(others)
     }
 
-    async fn measured_groups(
+    /// The strings among `keys`, with their sizes, and whether keys of the node have expiries: one that gets
+    /// its first later on is in the feed. What is no string is added to `others`, and what is too large to
+    /// `chunked`.
+    ///
+    /// Sizes before values: nothing but its size tells that one is large, and a server that is asked for a
+    /// large value has built the whole reply in memory before we can refuse it.
+    async fn measure_strings(
         &mut self,
-        keys: Vec<Bytes>,
-        others: &mut Vec<Bytes>,
+        keys: &[Bytes],
+        others: &mut Vec<Other>,
         chunked: &mut Vec<Bytes>,
-    ) -> Result<Vec<Vec<Bytes>>> {
-        for key in &keys {
+    ) -> Result<(Vec<(Bytes, u64)>, bool)> {
+        // What a few questions too many cost is less than another round trip.
+        let asks_both = keys.len() <= FEW_KEYS && self.shared.dumps();
+        self.source.push(&[b"INFO", b"keyspace"]);
+        for key in keys {
             self.source.push(&[b"STRLEN", key]);
+            if asks_both {
+                self.source.push(&usage(key, Look::First));
+            }
         }
         self.source.flush().await?;
+        let keyspace = self.source.reply().await?;
+        let keyspace = Info::parse(self.source.check(keyspace, b"INFO")?.as_bytes().map_or(&[], |b| b));
+        let expiries = keyspace.keyspace().get(&0).is_some_and(|db| db.expires > 0);
         let mut sized = Vec::with_capacity(keys.len());
-        for key in keys {
+        for key in keys.iter().cloned() {
             let reply = self.source.reply().await?;
+            let looked_at = if asks_both { Some(self.source.reply().await?) } else { None };
             match ServerError::of(&reply) {
-                Some(e) if e.code == Code::WrongType => others.push(key),
+                Some(e) if e.code == Code::WrongType => others.push(Other { key, looked_at }),
                 Some(e) => return Err(self.source.server_error(e, b"STRLEN")),
                 None => match reply.as_int().map(i64::unsigned_abs) {
                     Some(bytes) if bytes > self.shared.options.big_key_bytes => chunked.push(key),
@@ -280,21 +334,37 @@ impl Lane {
                 },
             }
         }
-        Ok(pack(sized).into_iter().map(|(group, _)| group).collect())
+        Ok((sized, expiries))
     }
 
-    /// Transfers keys that are no strings as payloads; those that cannot travel so are added to `chunked`.
-    async fn dumps(&mut self, keys: Vec<Bytes>, chunked: &mut Vec<Bytes>) -> Result<()> {
-        let (from, to) = (&self.shared.source.capabilities, &self.shared.target.capabilities);
-        if !(from.dump && from.memory_usage && to.restore) {
-            chunked.extend(keys);
-            return Ok(());
+    /// The sizes of keys that are no strings and travel as payloads; those that cannot travel so are added to
+    /// `chunked`.
+    async fn measure_payloads(
+        &mut self,
+        others: Vec<Other>,
+        chunked: &mut Vec<Bytes>,
+    ) -> Result<Vec<(Bytes, u64)>> {
+        let big_key_bytes = self.shared.options.big_key_bytes;
+        if !self.shared.dumps() {
+            chunked.extend(others.into_iter().map(|other| other.key));
+            return Ok(Vec::new());
         }
-        let replies = usage_of(&mut self.source, &keys, self.shared.options.big_key_bytes, false).await?;
+        let (seen, unseen): (Vec<_>, Vec<_>) =
+            others.into_iter().partition(|other| other.looked_at.is_some());
+        let mut keys: Vec<Bytes> = unseen.into_iter().map(|other| other.key).collect();
+        let mut replies = match keys.is_empty() {
+            true => Vec::new(),
+            false => usage_of(&mut self.source, &keys, big_key_bytes, false).await?,
+        };
+        let (names, mut looks): (Vec<_>, Vec<_>) =
+            seen.into_iter().filter_map(|other| Some((other.key, other.looked_at?))).unzip();
+        look_closely(&mut self.source, &names, &mut looks, big_key_bytes, false).await?;
+        keys.extend(names);
+        replies.extend(looks);
         let mut sized = Vec::with_capacity(keys.len());
         for (key, reply) in keys.into_iter().zip(replies) {
             match reply {
-                Value::Int(n) if n.unsigned_abs() > self.shared.options.big_key_bytes => chunked.push(key),
+                Value::Int(n) if n.unsigned_abs() > big_key_bytes => chunked.push(key),
                 Value::Int(n) => sized.push((key, n.unsigned_abs())),
                 // Gone, which the read finds out as well.
                 Value::Null => sized.push((key, 0)),
@@ -304,10 +374,7 @@ impl Lane {
                 }
             }
         }
-        let groups = pack(sized).into_iter().map(|(group, _)| group).collect();
-        let moved = self.move_groups(groups, Fetch::Payload, true, &mut Vec::new()).await?;
-        chunked.extend(moved);
-        Ok(())
+        Ok(sized)
     }
 
     /// Transfers one key in chunks.

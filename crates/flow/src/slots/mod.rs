@@ -91,6 +91,9 @@ pub enum Level {
     Full,
 }
 
+/// Two connections to each of both sides, source first.
+type Pairs = ((Link, Link), (Link, Link));
+
 /// Moves the slots of one source to one target, batch by batch.
 pub struct SlotMover {
     shared: Arc<Shared>,
@@ -99,7 +102,7 @@ pub struct SlotMover {
     /// comparison; a `None` inside where there were too many to remember.
     recheck: Option<Option<HashSet<Bytes>>>,
     /// What the next comparison reads through, opened before the pause.
-    ready: Option<(Link, Link)>,
+    ready: Option<Pairs>,
 }
 
 impl SlotMover {
@@ -339,7 +342,7 @@ impl SlotMover {
     /// # Errors
     /// Whatever a link or a server reports.
     pub async fn prepare_compare(&mut self) -> Result<()> {
-        self.ready = Some(self.links().await?);
+        self.ready = Some(self.pairs().await?);
         Ok(())
     }
 
@@ -348,16 +351,10 @@ impl SlotMover {
     /// # Errors
     /// Whatever a link or a server reports; with [`Level::Full`], too many keys that were touched since.
     pub async fn compare(&mut self, slots: &SlotSet, level: Level) -> Result<Comparison> {
-        let (mut source, mut target) = match self.ready.take() {
-            Some(links) => links,
-            None => self.links().await?,
+        let ((mut source, mut target), (mut other_source, mut other_target)) = match self.ready.take() {
+            Some(pairs) => pairs,
+            None => self.pairs().await?,
         };
-        if has_other_databases(&mut source).await? {
-            let what = "the source holds keys in another database than 0, which would be lost with the slots";
-            return Err(Error::own("compare both sides", what).with_remedy(Remedy::UseNativeMethod));
-        }
-        let mut found = compare::counts(&mut source, &mut target, slots).await?;
-        found.add(compare::cardinalities(&mut source, &mut target, &self.shared.counted()).await?);
         let keys: Vec<Bytes> = match (level, &self.recheck) {
             (Level::Counts, _) => Vec::new(),
             (Level::Sample, _) => self.shared.batch().sample.iter().map(|(_, key, _)| key.clone()).collect(),
@@ -370,8 +367,27 @@ impl SlotMover {
                 .with_remedy(Remedy::CompareSampleOrSmallerBatches));
             }
         };
-        found.add(compare::keys(&mut source, &mut target, &keys).await?);
+        let counted = self.shared.counted();
+        let of_slots = async {
+            if has_other_databases(&mut source).await? {
+                let what =
+                    "the source holds keys in another database than 0, which would be lost with the slots";
+                return Err(Error::own("compare both sides", what).with_remedy(Remedy::UseNativeMethod));
+            }
+            compare::counts(&mut source, &mut target, slots).await
+        };
+        let of_keys = async {
+            let mut found = compare::cardinalities(&mut other_source, &mut other_target, &counted).await?;
+            found.add(compare::keys(&mut other_source, &mut other_target, &keys).await?);
+            Ok(found)
+        };
+        let (mut found, of_keys) = tokio::try_join!(of_slots, of_keys)?;
+        found.add(of_keys);
         Ok(found)
+    }
+
+    async fn pairs(&self) -> Result<Pairs> {
+        tokio::try_join!(self.links(), self.links())
     }
 
     async fn links(&self) -> Result<(Link, Link)> {

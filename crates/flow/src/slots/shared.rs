@@ -139,6 +139,12 @@ impl Shared {
         Fit { payload_version_max: target.payloads.get().copied().flatten(), ..fit }
     }
 
+    /// Whether keys travel as payloads, and can be measured for it.
+    pub(super) fn dumps(&self) -> bool {
+        let (from, to) = (&self.source.capabilities, &self.target.capabilities);
+        from.dump && from.memory_usage && to.restore
+    }
+
     /// The type of a key that is followed by its elements.
     pub(super) fn followed(&self, key: &Bytes) -> Option<KeyType> {
         self.batch().followed.get(key).cloned()

@@ -68,7 +68,7 @@ async fn a_silent_claim_is_followed_by_one_that_all_nodes_hear() {
         if is_hindered {
             replica.resume().expect("resumed");
         }
-        handover.settle(&moving).await.expect("settled");
+        handover.settle(&moving, None).await.expect("settled");
         handover.confirm(&moving, &moving).await.expect("confirmed");
         handover.clean_up(&moving, None).await.expect("cleaned up");
         field.all_well(&moving, 1).await;
