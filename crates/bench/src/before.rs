@@ -1,5 +1,5 @@
-//! `./dev bench before`: whether anything has become slower. The other benchmarks measure an older binary and the
-//! one of now in turns, within one run.
+//! `./dev bench before`: whether anything has become slower. The other benchmarks measure an older binary
+//! and the one of now in turns, within one run.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

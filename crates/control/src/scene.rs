@@ -15,7 +15,8 @@ pub fn third(node: usize) -> SlotSet {
     ["0-5460", "5461-10922", "10923-16383"][node].parse().expect("slots")
 }
 
-/// A cluster of primaries 0 to 2, each with a third of the slots, and replicas 3 to 5 of them. They hold no keys.
+/// A cluster of primaries 0 to 2, each with a third of the slots, and replicas 3 to 5 of them. They hold no
+/// keys.
 pub fn survey() -> Survey {
     let owned: Vec<(NodeId, SlotSet)> = (0..3).map(|n| (id(n), third(n))).collect();
     let nodes = (0..6)

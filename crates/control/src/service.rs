@@ -431,8 +431,8 @@ impl Steered for Moving {
     }
 }
 
-/// Asks the process that runs a job for something; `what` says so. Returns what it answers. One that is asked to
-/// cancel has not done so yet when this returns.
+/// Asks the process that runs a job for something; `what` says so. Returns what it answers. One that is
+/// asked to cancel has not done so yet when this returns.
 ///
 /// # Errors
 /// `Own` where it cannot be asked; `Options` where it refuses.

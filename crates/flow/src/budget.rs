@@ -96,8 +96,8 @@ impl Bucket {
         Mutex::new(Bucket { per_second, free_at: Instant::now() })
     }
 
-    /// Takes so much, and says from when on it may pass. An amount above the rate passes at once and makes the
-    /// next ones wait longer.
+    /// Takes so much, and says from when on it may pass. An amount above the rate passes at once and makes
+    /// the next ones wait longer.
     fn take(&mut self, amount: u64, now: Instant) -> Option<Instant> {
         let per_second = self.per_second?;
         let start = self.free_at.max(now.checked_sub(BURST).unwrap_or(now));
@@ -106,8 +106,8 @@ impl Bucket {
     }
 }
 
-/// How fast keys of a job move, and whether they do at all. Clones share it: whoever steers the job changes it
-/// while its lanes take from it.
+/// How fast keys of a job move, and whether they do at all. Clones share it: whoever steers the job changes
+/// it while its lanes take from it.
 #[derive(Debug, Clone)]
 pub struct Rates(Arc<Shared>);
 

@@ -23,7 +23,8 @@ pub struct Page {
 
 const TEMPLATE: &str = include_str!("page.html");
 
-/// The file. `document` is shown below the page's own parts, and is in the file as it is, for [`document_of`].
+/// The file. `document` is shown below the page's own parts, and is in the file as it is, for
+/// [`document_of`].
 pub fn of(page: &Page, document: &Value, shown: &Value) -> String {
     let lines = page.lines.iter().map(|(name, text)| format!("<dt>{name}</dt><dd>{}</dd>\n", escaped(text)));
     let events = page.events.iter();
@@ -109,8 +110,8 @@ fn chart(name: &str, points: &[(f64, f64)]) -> String {
     };
     let drawn: Vec<String> = points.iter().step_by(step).chain(points.last()).map(place).collect();
     format!(
-        "<h2>{name}</h2>\n<svg preserveAspectRatio=\"none\" viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"{name}\"><polyline \
-         points=\"{}\"/></svg>\n",
+        "<h2>{name}</h2>\n<svg viewBox=\"0 0 {width} {height}\" preserveAspectRatio=\"none\" role=\"img\" \
+         aria-label=\"{name}\"><polyline points=\"{}\"/></svg>\n",
         drawn.join(" "),
         name = escaped(name)
     )

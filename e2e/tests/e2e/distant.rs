@@ -74,7 +74,7 @@ fn assert_pauses_kept(told: &Told, stalls: Duration) {
     eprintln!("{longest_ms} ms of {allowed_ms} ms, stalls of {stalls:?}");
     assert!(
         longest_ms <= allowed_ms + slack_ms,
-        "a pause of {longest_ms} ms, {allowed_ms} ms are allowed, this machine stalls for {stalls:?}: {:#}\n{}",
+        "a pause of {longest_ms} ms, {allowed_ms} ms are allowed, stalls of {stalls:?}: {:#}\n{}",
         told.report,
         told.output.stderr,
     );

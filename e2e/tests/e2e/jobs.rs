@@ -245,8 +245,8 @@ fn done_at_rest(place: &Place) -> u64 {
     before
 }
 
-/// A job at 500 keys a second is paused: nothing moves for longer than a second's worth takes; it is told to be
-/// as fast as it can and still rests; it is resumed, and comes to its end.
+/// A job at 500 keys a second is paused: nothing moves for longer than a second's worth takes; it is told
+/// to be as fast as it can and still rests; it is resumed, and comes to its end.
 #[track_caller]
 fn is_paused_set_and_resumed(kind: &str, more: &[&str]) {
     let place = Place::new();

@@ -11,7 +11,6 @@ mod distant;
 mod errors;
 mod external;
 mod faults;
-mod fleet_processes;
 mod front;
 mod front_backends;
 mod front_fleet;

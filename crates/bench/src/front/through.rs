@@ -47,8 +47,8 @@ struct Row {
     per_second: f64,
     /// The rounds.
     rounds: Vec<f64>,
-    /// Processor time of the proxy for each request, in microseconds; the median of the rounds. It depends less
-    /// than `per_second` on what else the machine does.
+    /// Processor time of the proxy for each request, in microseconds; the median of the rounds. It depends
+    /// less than `per_second` on what else the machine does.
     proxy_us: Option<f64>,
     #[serde(skip)]
     proxy_us_of_rounds: Vec<f64>,
@@ -168,7 +168,7 @@ pub(super) fn measure(
 fn note(rows: &mut Vec<Row>, way: &Way, exchange: &Exchange, pipeline: u32, turn: &Turn) {
     let (contender, command) = (way.name, exchange.command);
     let is_it = |row: &Row| row.contender == contender && row.command == command && row.pipeline == pipeline;
-    let place = rows.iter().position(|row| is_it(row)).unwrap_or_else(|| {
+    let place = rows.iter().position(is_it).unwrap_or_else(|| {
         let (rounds, proxy_us_of_rounds) = (Vec::new(), Vec::new());
         rows.push(Row {
             contender,

@@ -1,7 +1,8 @@
 //! What happened to a job and when: a line of JSON for each event, in `jobs/ID.events`.
 //!
-//! Events are the differences between one standing of the job and the next, as both are written down: so every
-//! kind of job has them, and what lasts less than the time between two standings (a second) may not be among them.
+//! Events are the differences between one standing of the job and the next, as both are written down: so
+//! every kind of job has them, and what lasts less than the time between two standings (a second) may not
+//! be among them.
 
 use std::fs::File;
 use std::io::{self, Write};

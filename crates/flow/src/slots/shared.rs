@@ -243,8 +243,8 @@ impl Shared {
         }
     }
 
-    /// Waits for what the rates allow, cut short when the job is stopped. Under a pause of writes nothing waits:
-    /// writers would wait with it.
+    /// Waits for what the rates allow, cut short when the job is stopped. Under a pause of writes nothing
+    /// waits: writers would wait with it.
     pub(super) async fn paced(&self, keys: u64, bytes: u64) {
         if self.is_draining() {
             return;

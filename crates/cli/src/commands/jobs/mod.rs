@@ -2,6 +2,7 @@
 
 pub mod again;
 mod report;
+mod words;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,13 +13,14 @@ use whimbrel_control::jobs::{Jobs, Seen, open_cluster};
 use whimbrel_control::service::{self, Ready, Task};
 use whimbrel_control::steering::Request;
 use whimbrel_control::store::{Entry, Kind, Status, Store};
-use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_time};
+use whimbrel_core::units::{format_count, format_count_of, format_time};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_flow::budget::{RateChange, RatesNow};
 use whimbrel_terminal::screen::Screen;
 use whimbrel_terminal::table::{Table, number, text};
 
+use self::words::{between, rates_in_words};
 use crate::commands::reshard::run_begun;
 use crate::exit::Exit;
 use crate::settings::args::{JobAccess, JobsArgs, JobsCommand, RateSetting, Show};
@@ -204,15 +206,6 @@ fn say_again(entry: &Entry, folder: Option<&Path>) {
     }
 }
 
-/// From where to where: nodes of a cluster by the beginning of their ids.
-fn between(status: &Status) -> String {
-    let short = |id: &str| match status.kind {
-        Kind::Move => id.get(..8).unwrap_or(id).to_owned(),
-        _ => id.to_owned(),
-    };
-    format!("{} -> {}", short(&status.source), short(&status.target))
-}
-
 /// When a job has ended.
 fn ended(status: &Status) -> Option<String> {
     status.ended.then(|| format_time(status.updated_s))
@@ -300,14 +293,6 @@ async fn steer(jobs: &Jobs, entry: &Entry, request: Request, as_json: bool) -> R
         say!("job {id} is {event}");
     }
     Ok(Exit::Success)
-}
-
-fn rates_in_words(now: RatesNow) -> String {
-    let keys = now.rate_keys.map(|rate| format!("{} a second", format_count_of(rate, "key")));
-    let bytes = now.rate_bytes.map(|rate| format!("{} a second", format_bytes(rate)));
-    let bounds: Vec<String> = keys.into_iter().chain(bytes).collect();
-    let bounds = if bounds.is_empty() { "no rate is set".to_owned() } else { bounds.join(", ") };
-    if now.paused { format!("{bounds}; paused") } else { bounds }
 }
 
 async fn cancel(jobs: &Jobs, entry: &Entry, access: &JobAccess, as_json: bool) -> Result<Exit> {

@@ -11,7 +11,7 @@ use whimbrel_core::units::{format_duration_ms, format_time};
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_terminal::page::{self, Page};
 
-use super::{between, rates_in_words};
+use super::words::{between, rates_in_words};
 use crate::exit::Exit;
 
 /// How often it is looked for more events.

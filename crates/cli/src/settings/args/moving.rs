@@ -357,7 +357,8 @@ pub enum JobsCommand {
         #[arg(long)]
         follow: bool,
     },
-    /// Print what a job was, what happened to it and what came of it, as one JSON document; or write it as a page
+    /// Print what a job was, what happened to it and what came of it, as one JSON document; or write it as
+    /// a page
     Report {
         /// Its name
         #[arg(required_unless_present = "check")]
@@ -369,8 +370,8 @@ pub enum JobsCommand {
         #[arg(long, value_name = "FILE", conflicts_with_all = ["job", "html"])]
         check: Option<PathBuf>,
     },
-    /// Have a job that runs move no more keys until it is resumed. Changes of a source are followed on, clients
-    /// of a front are served, and a handover that has begun is finished
+    /// Have a job that runs move no more keys until it is resumed. Changes of a source are followed on,
+    /// clients of a front are served, and a handover that has begun is finished
     Pause {
         /// Its name
         job: String,
@@ -383,8 +384,8 @@ pub enum JobsCommand {
         #[arg(required = true, value_name = "RATE", value_parser = rate_setting)]
         rates: Vec<RateSetting>,
     },
-    /// Go on with a job that is paused, or with moves of slots that were interrupted or wait; list says how other
-    /// jobs go on
+    /// Go on with a job that is paused, or with moves of slots that were interrupted or wait; list says how
+    /// other jobs go on
     Resume {
         /// Its name; all that are unfinished where none is given
         job: Option<String>,

@@ -18,6 +18,7 @@ use whimbrel_engine::error::Side;
 use whimbrel_engine::link::LinkOptions;
 use whimbrel_fleet::{AtBackends, Membership, MembershipOptions, Standing, clock};
 
+#[cfg(feature = "etcd")]
 mod etcd;
 
 /// Longer than anything takes here on a busy machine.
@@ -123,7 +124,7 @@ impl Process {
     /// A member of whichever of these coordinators leads.
     fn of_any(coordinators: &str, name: &str) -> Process {
         let mut command = Command::new(std::env::current_exe().expect("this test's binary"));
-        command.args(["fleet_processes::be_a_member", "--exact", "--nocapture"]);
+        command.args(["fleet::be_a_member", "--exact", "--nocapture"]);
         command.env(MEMBER_OF, format!("{coordinators} {name}"));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
         let mut output = BufReader::new(child.stdout.take().expect("its output"));
@@ -191,7 +192,7 @@ struct Coordinator {
 }
 
 fn whimbrel(args: &[&str]) -> Command {
-    let mut command = Command::new(whimbrel_e2e::binary::whimbrel());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_whimbrel"));
     command.args(args).env_remove("WHIMBREL_SERVE_PASSWORD");
     command
 }

@@ -1,0 +1,3 @@
+//! The binary among processes of its own kind.
+
+mod fleet;
