@@ -170,12 +170,7 @@ impl Fronts for LocalFronts {
 }
 
 async fn tell(socket: &Path, order: FrontOrder) -> Result<FrontStand> {
-    let name = match &order {
-        FrontOrder::Hold(order) if order.rehearse => "rehearse",
-        FrontOrder::Hold(_) => "hold",
-        FrontOrder::Switch(_) => "switch",
-        FrontOrder::Release => "release",
-    };
+    let name = order.name();
     failpoint::reached(name, When::Before, 0).await;
     let call = Call { socket, request: Request::Front(order), within: TOLD_WITHIN };
     let answer = call.make(&CancellationToken::new(), |_| {}).await?;

@@ -187,8 +187,7 @@ async fn publish(
     let mut published = None;
     loop {
         let latest = latest.lock().clone();
-        let (keys_moved, rates) = (progress.keys().0, progress.rates.now());
-        let latest = latest.map(|status| Status { keys_moved, rates, ..status });
+        let latest = latest.map(|status| as_of_now(status, progress));
         if latest.is_some() && latest != published {
             latest
                 .iter()
@@ -333,7 +332,12 @@ fn advance(job: &mut Job, event: Event, effects: &mut Vec<whimbrel_core::migrati
 
 /// How a job stands that this process runs: the batch at hand counts by its keys.
 fn status_now(record: &Record, view: &View) -> Status {
-    Status { keys_moved: view.progress.keys().0, rates: view.progress.rates.now(), ..status(record) }
+    as_of_now(status(record), &view.progress)
+}
+
+/// The same with what changes while an effect is carried out.
+fn as_of_now(status: Status, progress: &JobProgress) -> Status {
+    Status { keys_moved: progress.keys().0, rates: progress.rates.now(), ..status }
 }
 
 /// How a job stands, for others.

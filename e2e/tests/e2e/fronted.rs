@@ -77,6 +77,14 @@ impl Scene {
         self.front.running = running;
     }
 
+    /// All clients are at the target, which has all that they were ever told.
+    #[track_caller]
+    fn assert_cut_over(&self, writers: ClusterWriters, place: &str) {
+        self.assert_phase("done", "to-target");
+        assert!(writers.wait_for(200, PATIENCE), "{place}: the writers do not go on");
+        writers.stop().assert_kept(&deployment(self.target.addr()));
+    }
+
     #[track_caller]
     fn assert_phase(&self, phase: &str, direction: &str) {
         let status = self.front.status();
@@ -166,9 +174,7 @@ fn nothing_is_lost_when_the_sync_dies_while_clients_are_held() {
             scene.cutover(&[]).expect_code(0);
             sync.wait(PATIENCE).expect("it ends").expect_code(0);
         }
-        scene.assert_phase("done", "to-target");
-        assert!(writers.wait_for(200, PATIENCE), "{place}: the writers do not go on");
-        writers.stop().assert_kept(&deployment(scene.target.addr()));
+        scene.assert_cut_over(writers, place);
     }
 }
 
@@ -194,9 +200,7 @@ fn nothing_is_lost_when_the_front_dies_while_clients_are_held() {
             scene.cutover(&[]).expect_code(0);
         }
         sync.wait(PATIENCE).expect("it ends").expect_code(0);
-        scene.assert_phase("done", "to-target");
-        assert!(writers.wait_for(200, PATIENCE), "{place}: the writers do not go on");
-        writers.stop().assert_kept(&deployment(scene.target.addr()));
+        scene.assert_cut_over(writers, place);
     }
 }
 
@@ -222,9 +226,7 @@ fn a_cutover_that_is_killed_has_come_to_its_end_all_the_same() {
     cutover.kill9();
     std::fs::write(&go_on, "").expect("written");
     sync.wait(PATIENCE).expect("it ends").expect_code(0);
-    scene.assert_phase("done", "to-target");
-    assert!(writers.wait_for(200, PATIENCE), "the writers do not go on");
-    writers.stop().assert_kept(&deployment(scene.target.addr()));
+    scene.assert_cut_over(writers, "hold:after");
 }
 
 #[test]

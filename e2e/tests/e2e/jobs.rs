@@ -25,6 +25,17 @@ impl Place {
         Place { source, target, folder: tempfile::tempdir().expect("a folder") }
     }
 
+    /// One for a job of this kind: of what is verified there is a copy.
+    #[track_caller]
+    fn of(kind: &str) -> Place {
+        let place = Place::new();
+        if kind == "verify" {
+            let (from, to) = (place.source.addr(), place.target.addr());
+            Invocation::new(&["copy", &from, &to]).timeout(PATIENCE).run().expect_code(0);
+        }
+        place
+    }
+
     fn state(&self) -> &str {
         self.folder.path().to_str().expect("a plain path")
     }
@@ -78,11 +89,7 @@ fn arguments(job: &Value) -> Vec<String> {
 /// It is listed while it runs; once it was killed, with a command that goes on with it, which does.
 #[track_caller]
 fn is_killed_and_goes_on(kind: &str, more_again: &[&str]) {
-    let place = Place::new();
-    if kind == "verify" {
-        let (from, to) = (place.source.addr(), place.target.addr());
-        Invocation::new(&["copy", &from, &to]).timeout(PATIENCE).run().expect_code(0);
-    }
+    let place = Place::of(kind);
     let mut running = place.start(kind, &[]);
     let job = place.open_job();
     assert_eq!((&job["kind"], &job["state"]), (&kind.into(), &"running".into()), "{job:#}");
@@ -249,11 +256,7 @@ fn done_at_rest(place: &Place) -> u64 {
 /// to be as fast as it can and still rests; it is resumed, and comes to its end.
 #[track_caller]
 fn is_paused_set_and_resumed(kind: &str, more: &[&str]) {
-    let place = Place::new();
-    if kind == "verify" {
-        let (from, to) = (place.source.addr(), place.target.addr());
-        Invocation::new(&["copy", &from, &to]).timeout(PATIENCE).run().expect_code(0);
-    }
+    let place = Place::of(kind);
     let mut running = place.start(kind, more);
     let job = place.open_job();
     let name = name_of(&job);

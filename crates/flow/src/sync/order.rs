@@ -23,6 +23,18 @@ pub enum FrontOrder {
     Release,
 }
 
+impl FrontOrder {
+    /// The name of the order, which failpoints have as well.
+    pub fn name(&self) -> &'static str {
+        match self {
+            FrontOrder::Hold(order) if order.rehearse => "rehearse",
+            FrontOrder::Hold(_) => "hold",
+            FrontOrder::Switch(_) => "switch",
+            FrontOrder::Release => "release",
+        }
+    }
+}
+
 /// Whose clients are to be held, and for how long.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldOrder {

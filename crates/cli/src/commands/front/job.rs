@@ -61,16 +61,11 @@ impl Steered for FrontJob {
             }),
             Request::Status => Ok(()),
             Request::Front(order) => {
-                let name = match &order {
-                    FrontOrder::Hold(order) if order.rehearse => "front-rehearse",
-                    FrontOrder::Hold(_) => "front-hold",
-                    FrontOrder::Switch(_) => "front-switch",
-                    FrontOrder::Release => "front-release",
-                };
-                failpoint::reached(name, When::Before, 0).await;
+                let (name, holds) = (format!("front-{}", order.name()), order.name() == "hold");
+                failpoint::reached(&name, When::Before, 0).await;
                 let mut stand = self.control.carry_out(order).await;
-                failpoint::reached(name, When::After, 0).await;
-                if name == "front-hold" && withdrawn.is_cancelled() {
+                failpoint::reached(&name, When::After, 0).await;
+                if holds && withdrawn.is_cancelled() {
                     // Nobody is there any more who could end the hold.
                     stand = self.control.carry_out(FrontOrder::Release).await;
                 }

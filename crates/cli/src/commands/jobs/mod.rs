@@ -62,9 +62,10 @@ async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
         JobsCommand::Report { check: Some(file), .. } => report::check(file, as_json),
         JobsCommand::Report { job, html, .. } => {
             let found = jobs.as_they_are(vec![jobs.find(job.as_deref().unwrap_or_default())?]).await;
-            found
-                .iter()
-                .try_fold(Exit::Success, |_, seen| report::report(&jobs, &seen.entry.status, html.as_deref()))
+            for seen in &found {
+                report::report(&jobs, &seen.entry.status, html.as_deref())?;
+            }
+            Ok(Exit::Success)
         }
         JobsCommand::Pause { job } => steer(&jobs, &jobs.find(job)?, Request::Pause, as_json).await,
         JobsCommand::Set { job, rates } => {

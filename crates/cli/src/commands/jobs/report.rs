@@ -67,7 +67,7 @@ fn words(what: &What) -> String {
 }
 
 /// Prints the document of a job, or writes it to a file as a page.
-pub fn report(jobs: &Jobs, status: &Status, html: Option<&Path>) -> Result<Exit> {
+pub fn report(jobs: &Jobs, status: &Status, html: Option<&Path>) -> Result<()> {
     let document = reports::document(&jobs.store, status, env!("CARGO_PKG_VERSION"));
     match html {
         None => {
@@ -76,7 +76,7 @@ pub fn report(jobs: &Jobs, status: &Status, html: Option<&Path>) -> Result<Exit>
         Some(file) => std::fs::write(file, page_of(&document))
             .map_err(|e| Error::own(format!("write {}", file.display()), e))?,
     }
-    Ok(Exit::Success)
+    Ok(())
 }
 
 /// Finds out whether a file is as `jobs report` has written it.
