@@ -92,9 +92,19 @@ impl Topology {
     /// The slots whose owner differs between the two, an unowned slot included.
     pub fn moved_slots(&self, other: &Topology) -> SlotSet {
         let mut moved = SlotSet::new();
+        // Neighbours mostly have the same owners: those need not be compared by name once more.
+        let mut last = None;
         for slot in Slot::all() {
-            let id = |t: &Topology| t.shard_of(slot).map(|s| (s.id.clone(), s.primary.clone()));
-            if id(self) != id(other) {
+            let [before, now] = [self, other].map(|t| t.owner[usize::from(slot.number())]);
+            let differs = match last {
+                Some((pair, differs)) if pair == (before, now) => differs,
+                _ => {
+                    let id = |shard: &Shard| (shard.id.clone(), shard.primary.clone());
+                    self.shard_of(slot).map(id) != other.shard_of(slot).map(id)
+                }
+            };
+            last = Some(((before, now), differs));
+            if differs {
                 moved.insert(slot);
             }
         }
