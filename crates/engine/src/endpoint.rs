@@ -55,6 +55,22 @@ impl Address {
         Some(Address::Tcp(host.to_owned(), port.parse().ok().filter(|p| *p > 0)?))
     }
 
+    /// Parses `ADDRESS=NAME`, or a name alone: what a command is called there, or everywhere.
+    pub fn parse_renaming(text: &str) -> Option<(Option<Address>, String)> {
+        let (at, name) = match text.rsplit_once('=') {
+            Some((at, name)) => (Some(Address::parse_tcp(at)?), name),
+            None => (None, text),
+        };
+        let is_name = !name.is_empty() && !name.contains([' ', ':']);
+        is_name.then(|| (at, name.to_owned()))
+    }
+
+    /// Parses `ANNOUNCED=REACHABLE`.
+    pub fn parse_mapping(text: &str) -> Option<(Address, Address)> {
+        let (from, to) = text.split_once('=')?;
+        Some((Address::parse_tcp(from)?, Address::parse_tcp(to)?))
+    }
+
     /// The host, where it is TCP.
     pub fn host(&self) -> Option<&str> {
         match self {
