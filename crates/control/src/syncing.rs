@@ -63,6 +63,7 @@ impl Running {
             keys,
             keys_moved: if is_snapshot { counts.written.min(keys) } else { keys },
             phase: phase.as_str().unwrap_or_default().to_owned(),
+            message: trouble(&card.status),
             ..begun_with.clone()
         };
         Standing { job, details: serde_json::to_value(&card).unwrap_or_default() }
@@ -216,6 +217,13 @@ impl MetricsSource for Current {
     fn status(&self) -> serde_json::Value {
         self.get().and_then(|running| serde_json::to_value(running.card()).ok()).unwrap_or_default()
     }
+}
+
+/// Why it does not get on as it should; empty where it does. The same words for as long as that lasts.
+fn trouble(shown: &SyncShown) -> String {
+    let silent = shown.silences().map(|(side, at, _)| format!("nothing is heard of the {side} {at}"));
+    let full = shown.disk_full_ms.map(|_| "the disk of the state folder is full".to_owned());
+    silent.chain(full).collect::<Vec<_>>().join("; ")
 }
 
 /// In words, of one of [`SyncShown::silences`](whimbrel_flow::sync::SyncShown::silences).
