@@ -27,7 +27,7 @@ use super::report::CutoverReport;
 use super::source::{Round, Source};
 use super::state::{Back, Position};
 use super::status::SyncPhase;
-use super::syncer::{ROUNDS_MAX, Syncer};
+use super::syncer::Syncer;
 use crate::copy;
 use crate::pipeline::Shared;
 use crate::verify::Settle;
@@ -63,11 +63,7 @@ impl Syncer {
         let streams = self.streams_with_groups().await?;
         let sample = self.sample(options.compare).await?;
         // As it will be under the pause, and without: what it takes is the estimate.
-        for _ in 0..ROUNDS_MAX {
-            if self.rounds().await? != Round::Part {
-                break;
-            }
-        }
+        self.drain().await?;
         is_wanted(withdrawn)?;
         // Most of them arrive now: under the pause there are only those that are new.
         self.carry_consumers(&streams).await?;
@@ -89,6 +85,7 @@ impl Syncer {
             finds_one_percent: chance_of_one_percent(options.compare, compared.keys, keys),
             notices: notice.into_iter().collect(),
             reverse: options.reverse,
+            hooks: if options.dry_run { self.planned_hooks(options.fence) } else { Vec::new() },
             ..CutoverReport::of(&fence)
         };
         if let FenceKind::External { quiet_ms, wait_ms } = options.fence {
@@ -98,6 +95,7 @@ impl Syncer {
                 report.external = Some(self.rehearse_quiet().await?);
                 return Ok(report);
             }
+            self.be_ready(&mut report, withdrawn).await?;
             let chosen = (sample, streams);
             self.take_over_when_quiet(options, bounds, &mut report, lift.as_ref(), &chosen, withdrawn)
                 .await?;
@@ -118,16 +116,8 @@ impl Syncer {
         if options.dry_run {
             return Ok(report);
         }
-        // Most of what was written during the rehearsal; and what it has brought into doubt would be found
-        // under the pause.
-        for _ in 0..MENDS_MAX {
-            self.rounds().await?;
-            if self.is_calm() {
-                break;
-            }
-            self.repair().await?;
-            self.status.phase(SyncPhase::CuttingOver);
-        }
+        self.be_ready(&mut report, withdrawn).await?;
+        self.calm_down().await?;
         self.check(options)?;
         is_wanted(withdrawn)?;
         // Written down before it goes up: the process that goes on after a crash knows what to take down.
@@ -146,6 +136,20 @@ impl Syncer {
             self.save()?;
         }
         outcome.map(|()| report)
+    }
+
+    /// Transfers most of what was written during the rehearsal, and while somebody else got ready. What that
+    /// has brought into doubt would be found under the pause.
+    async fn calm_down(&mut self) -> Result<()> {
+        for _ in 0..MENDS_MAX {
+            self.rounds().await?;
+            if self.is_calm() {
+                break;
+            }
+            self.repair().await?;
+            self.status.phase(SyncPhase::CuttingOver);
+        }
+        Ok(())
     }
 
     /// All that happens while writers are held.

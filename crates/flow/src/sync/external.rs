@@ -482,7 +482,7 @@ impl Syncer {
     }
 
     /// Transfers what is touched, as long as that makes it less.
-    async fn drain(&mut self) -> Result<()> {
+    pub(super) async fn drain(&mut self) -> Result<()> {
         for _ in 0..ROUNDS_MAX {
             if self.rounds().await? != Round::Part {
                 break;

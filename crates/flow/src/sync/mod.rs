@@ -39,6 +39,8 @@ mod external;
 mod fences;
 mod fronted;
 mod heard;
+mod hooks;
+mod moments;
 mod options;
 mod order;
 mod reconcile;
@@ -65,9 +67,10 @@ use whimbrel_engine::seal::FenceKind;
 pub use self::attach::rehearse_feeds;
 pub use self::fences::FenceNote;
 use self::heard::millis;
+pub use self::hooks::{Hooks, Moment, Occasion, Ran};
 pub use self::options::{Compare, CutoverOptions, SyncOptions};
 pub use self::order::{FrontOrder, FrontSide, FrontStand, Fronts, HoldOrder, Told};
-pub use self::report::{CutoverReport, ExternalReport, FrontReport, SyncReport};
+pub use self::report::{CutoverReport, ExternalReport, FrontReport, HookReport, SyncReport};
 use self::source::{PositionHandle, Source};
 pub use self::state::{Back, SyncState};
 pub use self::status::{
@@ -102,6 +105,12 @@ pub struct Ask {
     pub withdrawn: CancellationToken,
     /// Where the outcome goes.
     pub answer: oneshot::Sender<Result<CutoverReport>>,
+}
+
+/// The target has taken over, and who waits to hear of it.
+struct TakenOver {
+    report: CutoverReport,
+    answer: Option<oneshot::Sender<Result<CutoverReport>>>,
 }
 
 /// What comes after an epoch.
@@ -160,13 +169,10 @@ pub async fn sync(
         leftovers.spawn(remove_leftovers(sync.shared.clone()));
     }
     let outcome = sync.run(resumed, &mut asks).await;
-    if outcome.is_ok() {
-        leftovers.join_all().await;
-    }
     listeners.shutdown().await;
     heard.iter().for_each(|heard| heard.clear());
-    let cutover = match outcome {
-        Ok(cutover) => cutover,
+    let taken_over = match outcome {
+        Ok(taken_over) => taken_over,
         Err(e) => {
             sync.status.phase(SyncPhase::Stopped);
             sync.save()?;
@@ -174,22 +180,27 @@ pub async fn sync(
         }
     };
     let snapshot_done = sync.state.snapshot_done;
-    let evicted = copy::note_evicted(&sync.shared);
-    if cutover.is_some() {
-        sync.status.phase(SyncPhase::CutOver);
-        if let Some(fence) = sync.state.cut_over.take() {
-            let source = sync.shared.source.endpoint.address.to_string();
-            let note = FenceNote { source, fence };
-            if let Err(e) = note.leave(&sync.options.fence_file, &sync.status.copy.disk).await {
-                // The cutover is done all the same.
-                sync.status.copy.notice(format!("{e}: the fence has to be taken down by hand"));
+    let cutover = match taken_over {
+        Some(TakenOver { mut report, answer }) => {
+            sync.leave_fence().await;
+            // From here on no later run undoes the cutover: clients may be sent away.
+            let finished = sync.journal.finish();
+            moments::send_clients(&sync.options, &mut report).await;
+            if let Some(answer) = answer {
+                // The one that asked may have gone.
+                let _ = answer.send(Ok(report.clone()));
             }
+            finished?;
+            Some(report)
         }
-        sync.journal.finish()?;
-    } else {
-        sync.status.phase(SyncPhase::Stopped);
-        sync.save()?;
-    }
+        None => {
+            sync.status.phase(SyncPhase::Stopped);
+            sync.save()?;
+            None
+        }
+    };
+    leftovers.join_all().await;
+    let evicted = copy::note_evicted(&sync.shared);
     let report = SyncReport {
         counts: sync.status.copy.snapshot(),
         duration_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
@@ -206,7 +217,7 @@ pub async fn sync(
 }
 
 impl Syncer {
-    async fn run(&mut self, resumed: bool, asks: &mut mpsc::Receiver<Ask>) -> Result<Option<CutoverReport>> {
+    async fn run(&mut self, resumed: bool, asks: &mut mpsc::Receiver<Ask>) -> Result<Option<TakenOver>> {
         let wanted = |db| self.shared.options.dbs.iter().any(|pair| pair.source == db);
         let found = copy::databases(&self.shared.source).await?;
         let keys = found.into_iter().filter(|(db, _)| wanted(*db)).map(|(_, keys)| keys).sum();
@@ -227,7 +238,7 @@ impl Syncer {
         if let Some(fence) = self.state.cut_over.take_if(|fence| fence.kind() == FenceKind::Front)
             && let Some(report) = self.resume_switch(fence).await?
         {
-            return Ok(Some(report));
+            return Ok(Some(TakenOver { report, answer: None }));
         }
         if let Some(fence) = self.state.cut_over.take() {
             // It died while it cut over. The one that asked for that was not told that it succeeded.
@@ -280,34 +291,65 @@ impl Syncer {
                 Next::Stop => return Ok(None),
                 Next::Repair => self.repair().await?,
                 Next::Cutover(ask) => {
-                    let Ask { options, withdrawn, answer } = *ask;
-                    self.status.phase(SyncPhase::CuttingOver);
-                    let outcome = self.cutover(&options, &withdrawn).await;
-                    match &outcome {
-                        Ok(report) => tracing::info!(
-                            pause_ms = report.pause_ms,
-                            drained = report.drained,
-                            dry_run = report.dry_run,
-                            "a cutover has ended"
-                        ),
-                        Err(error) => tracing::info!(%error, "a cutover was given up"),
-                    }
-                    let report = outcome.as_ref().ok().filter(|report| report.is_final()).cloned();
-                    if report.is_none() && self.state.fronted.is_some() {
-                        // Nothing may be transferred any more: the answer is the reason why it ends, too.
-                        let told = outcome.err().map(|e| (e.problem(), e.remedy));
-                        let (why, remedy) = told.unwrap_or_default();
-                        let error = || Error::own("cut over", &why);
-                        let _ = answer.send(Err(Error { remedy: remedy.clone(), ..error() }));
-                        return Err(Error { remedy, ..error() });
-                    }
-                    // The one that asked may have gone.
-                    let _ = answer.send(outcome);
-                    if report.is_some() {
-                        return Ok(report);
+                    if let Some(taken_over) = self.answer(*ask).await? {
+                        return Ok(Some(taken_over));
                     }
                 }
             }
+        }
+    }
+
+    /// Cuts over, where that can be done, and answers. Of a target that has taken over nobody is told yet.
+    ///
+    /// # Errors
+    /// Where nobody knows which side counts: nothing may be transferred any more.
+    async fn answer(&mut self, ask: Ask) -> Result<Option<TakenOver>> {
+        let Ask { options, withdrawn, answer } = ask;
+        self.status.phase(SyncPhase::CuttingOver);
+        let outcome = self.cutover(&options, &withdrawn).await;
+        match &outcome {
+            Ok(report) => tracing::info!(
+                pause_ms = report.pause_ms,
+                drained = report.drained,
+                dry_run = report.dry_run,
+                "a cutover has ended"
+            ),
+            Err(error) => tracing::info!(%error, "a cutover was given up"),
+        }
+        match outcome {
+            Ok(report) if report.is_final() => Ok(Some(TakenOver { report, answer: Some(answer) })),
+            // The answer is the reason why the sync ends, too.
+            outcome if self.state.fronted.is_some() => {
+                let told = outcome.err().map(|e| (e.problem(), e.remedy));
+                let (why, remedy) = told.unwrap_or_default();
+                let error = || Error::own("cut over", &why);
+                let _ = answer.send(Err(Error { remedy: remedy.clone(), ..error() }));
+                Err(Error { remedy, ..error() })
+            }
+            outcome => {
+                if let Err(error) = &outcome
+                    && !options.dry_run
+                {
+                    self.be_refused(error).await;
+                }
+                // The one that asked may have gone.
+                let _ = answer.send(outcome);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Writes down what undoes the fence, for the one that takes it down.
+    async fn leave_fence(&mut self) {
+        self.status.phase(SyncPhase::CutOver);
+        // Nobody is followed any more.
+        self.sources.clear();
+        let Some(fence) = self.state.cut_over.take() else { return };
+        let source = self.shared.source.endpoint.address.to_string();
+        let note = FenceNote { source, fence };
+        if let Err(e) = note.leave(&self.options.fence_file, &self.status.copy.disk).await {
+            // The cutover is done all the same.
+            self.status.copy.notice(format!("{e}: the fence has to be taken down by hand"));
         }
     }
 

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use whimbrel_engine::feed::FeedOptions;
 use whimbrel_engine::seal::FenceKind;
 
+use super::hooks::Hooks;
 use super::order::Fronts;
 use crate::copy::CopyOptions;
 
@@ -32,6 +33,8 @@ pub struct SyncOptions {
     pub fence_file: PathBuf,
     /// How fronts are told what to do.
     pub fronts: Arc<dyn Fronts>,
+    /// What is run at moments of a cutover.
+    pub hooks: Option<Arc<dyn Hooks>>,
 }
 
 /// How much is compared before the writers are fenced off.

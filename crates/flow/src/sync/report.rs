@@ -66,6 +66,8 @@ pub struct CutoverReport {
     pub external: Option<ExternalReport>,
     /// What the front had to say that clients go through.
     pub front: Option<FrontReport>,
+    /// What was run at moments of the cutover; in a dry run, what would be.
+    pub hooks: Vec<HookReport>,
 }
 
 impl CutoverReport {
@@ -86,6 +88,7 @@ impl CutoverReport {
             lifted: false,
             external: None,
             front: None,
+            hooks: Vec::new(),
         }
     }
 
@@ -94,6 +97,18 @@ impl CutoverReport {
     pub(super) fn is_final(&self) -> bool {
         !self.dry_run && self.fence != FenceKind::None
     }
+}
+
+/// Something that was run at a moment of a cutover, or would be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct HookReport {
+    /// The name of the moment.
+    pub event: String,
+    /// What would be run, in a dry run. It is in no report that is kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// How it failed, in words that follow what failed; `None` where it did not.
+    pub failure: Option<String>,
 }
 
 /// What came of the wait.

@@ -128,6 +128,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
         all_dbs,
         fence_file: FenceNote::file_of(&folder, &name),
         fronts: Arc::new(LocalFronts),
+        hooks: None,
     };
     *again = Some(copy_command::AGAIN.to_owned());
     let goes_on = |description: &str| {
