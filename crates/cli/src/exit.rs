@@ -17,7 +17,7 @@ pub enum Exit {
     Unreachable = 3,
     /// The servers were reached, but what was asked for is refused, and nothing was written.
     Refused = 4,
-    /// Done, except for keys that could not be copied; the report lists them.
+    /// Done, except for keys that could not be copied, or for a hook of a cutover; the report lists them.
     Partial = 5,
     /// `verify` found differences.
     Different = 6,
@@ -41,7 +41,7 @@ impl Exit {
         (
             Exit::Partial,
             "done, except for keys that could not be copied (listed), that the target evicted (counted), or \
-             of a database that was emptied meanwhile",
+             of a database that was emptied meanwhile; a cutover: except for a hook that failed",
         ),
         (Exit::Different, "verify found differences"),
         (Exit::Interrupted, "stopped half-way by an error that trying again did not help; --resume goes on"),

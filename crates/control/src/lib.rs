@@ -6,6 +6,7 @@
 //! - [`fleet`]: the coordinator of members that share the partitions of one table;
 //! - [`store`]: where jobs are written down;
 //! - [`fronts`]: those that can move keys, as jobs;
+//! - [`hooks`]: commands of the user's that are run at events of a job;
 //! - [`jobs`]: those of a folder, for people;
 //! - [`described`]: nodes, findings and repairs as JSON;
 //! - [`steering`]: how others see and ask a job that runs;
@@ -30,6 +31,7 @@ mod executor;
 pub mod failpoint;
 pub mod fleet;
 pub mod fronts;
+pub mod hooks;
 pub mod http;
 pub mod job;
 pub mod jobs;

@@ -46,6 +46,15 @@ impl Client {
         client
     }
 
+    /// Learns the slots from this address, unless it is there already.
+    pub fn go_to(&mut self, address: &str) {
+        if self.addresses.first().is_none_or(|first| first != address) {
+            self.addresses = vec![address.to_owned()];
+            self.slots.clear();
+            self.learn();
+        }
+    }
+
     /// Sends one command to the owner of `key`, and never sends twice what may have been done.
     pub fn send(&mut self, key: &str, command: &Cmd) -> Outcome {
         let sent = Instant::now();

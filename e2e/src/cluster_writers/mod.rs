@@ -14,6 +14,7 @@ mod subject;
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
@@ -56,13 +57,17 @@ pub struct Load {
     pub pause: Duration,
     /// How key names begin.
     pub prefix: String,
+    /// A file with the address of the server, which clients read before each command: as a name that they
+    /// look up.
+    pub address_file: Option<PathBuf>,
 }
 
 impl Load {
     /// 12 clients with 45 subjects each, on these tags.
     pub fn on(tags: Vec<String>) -> Self {
         let pause = Duration::from_millis(2);
-        Self { clients: 12, subjects: 45, tags, seed: 1, pause, prefix: "w".into() }
+        let (prefix, address_file) = ("w".into(), None);
+        Self { clients: 12, subjects: 45, tags, seed: 1, pause, prefix, address_file }
     }
 }
 
@@ -300,6 +305,9 @@ impl<'a> Writer<'a> {
         let op = model.choose(&mut self.random, sent_ms);
         let (after, expected) = model.after(&op);
         let command = op.command(model.kind(), &subject.keys());
+        if let Some(file) = &self.load.address_file {
+            self.client.go_to(&std::fs::read_to_string(file).expect("the address can be read"));
+        }
         let outcome = self.client.send(&subject.name, &command);
         let answered_ms = now_ms();
         if subject.past.len() == PAST_KEPT {

@@ -19,6 +19,7 @@ mod front_large;
 mod front_moving;
 mod fronted;
 mod full_disk;
+mod hooks;
 mod jobs;
 mod known_losses;
 mod neighbours;

@@ -87,6 +87,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let endpoints = args.sides.endpoints()?;
     let selection = args.which.names.selection()?;
     args.which.names.named_dbs(endpoints.1.db)?;
+    args.hooks.check(Kind::Copy)?;
     let (source, target) = args.sides.probe(endpoints, args.from_replicas).await?;
     let dbs = args.which.names.dbs(&source, &target).await?;
     let refuse_existing = !(args.replace || args.skip || args.fail || args.dry_run);
@@ -157,8 +158,9 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let begun_with = steering::beginning(&store, (Kind::Copy, &name), (&source, &target), again, resumes);
     // Cancelling the copy does not mean whatever comes after it.
     let stop = &stop.child_token();
-    let job =
-        LocalJob::new(stop.clone(), options.rates.clone(), standing::of_copy(begun_with, progress.clone()));
+    let hooks = args.hooks.begin(&store, &begun_with);
+    let look = standing::of_copy(begun_with, progress.clone());
+    let job = LocalJob::new(stop.clone(), options.rates.clone(), look).with_hooks(hooks);
     let dbs = options.dbs.clone();
     let work = async {
         *begun = true;

@@ -13,6 +13,7 @@ use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::seal::FenceKind;
 use whimbrel_flow::sync::{Compare, CutoverOptions};
 
+use crate::commands::words;
 use crate::exit::Exit;
 use crate::paths::state_dir;
 use crate::settings::args::{CompareChoice, CutoverArgs, FenceChoice};
@@ -21,8 +22,8 @@ use crate::ui::errors;
 use whimbrel_terminal::question::Question;
 
 /// How long the running sync may take to answer, besides the pause: moved slots are gone through again
-/// before.
-const ANSWER_WITHIN: Duration = Duration::from_secs(600);
+/// before, and hooks are run. A process that hangs is noticed long before.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2 * 3600);
 
 /// How long it may take where all keys are compared, besides the wait. A process that hangs is noticed long
 /// before.
@@ -37,7 +38,13 @@ const CLIENTS_SHOWN: usize = 5;
 /// Runs the command.
 pub async fn run(args: &CutoverArgs, stop: CancellationToken) -> Exit {
     match ask(args, &stop).await {
-        Ok(Asked::Answered(answer, sides)) => show(args, &answer, &sides, stop.is_cancelled()),
+        Ok(Asked::Answered(answer, sides)) => {
+            let exit = show(args, &answer, &sides, stop.is_cancelled());
+            if let (Ok(report), false) = (&answer.outcome, args.json) {
+                show_hooks(report);
+            }
+            exit
+        }
         Ok(Asked::NotAgreed(exit)) => exit,
         Err(e) => errors::end_of(&e, args.json),
     }
@@ -239,6 +246,7 @@ fn question(args: &CutoverArgs, source: &str, target: &str) -> Question {
 
 fn show(args: &CutoverArgs, answer: &Answer, sides: &Sides, withdrawn: bool) -> Exit {
     let exit = match answer.outcome.as_ref().map_err(Exit::from) {
+        Ok(report) if failed_hooks(report).next().is_some() => Exit::Partial,
         Ok(_) => Exit::Success,
         Err(Exit::Refused) if withdrawn => Exit::Stopped,
         Err(exit) => exit,
@@ -298,6 +306,24 @@ fn show(args: &CutoverArgs, answer: &Answer, sides: &Sides, withdrawn: bool) -> 
         }
     }
     exit
+}
+
+/// Hooks that failed: their events, and how.
+fn failed_hooks(report: &serde_json::Value) -> impl Iterator<Item = (&str, &str)> {
+    let hooks = report["hooks"].as_array().into_iter().flatten();
+    hooks.filter_map(|hook| Some((hook["event"].as_str()?, hook["failure"].as_str()?)))
+}
+
+/// Hooks that would be run, and those that have failed.
+fn show_hooks(report: &serde_json::Value) {
+    for hook in report["hooks"].as_array().into_iter().flatten() {
+        if let (Some(event), Some(command)) = (hook["event"].as_str(), hook["command"].as_str()) {
+            say!("hook     {event}: {command}");
+        }
+    }
+    for (event, failure) in failed_hooks(report) {
+        say!("HOOK     {}", words::failed_hook(event, failure));
+    }
 }
 
 /// The report of a cutover whose writers somebody else stops.

@@ -41,6 +41,7 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     let endpoints = args.sides.endpoints()?;
     let selection = args.which.names.selection()?;
     let scope = args.sample.as_deref().map_or(Ok(Scope::All), scope)?;
+    args.hooks.check(Kind::Verify)?;
     let (source, target) = args.sides.probe(endpoints, args.from_replicas).await?;
     let options = VerifyOptions {
         depth: match args.depth {
@@ -68,14 +69,19 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     }
     let progress = Arc::new(VerifyProgress::default());
     let Some(OpenJournal { journal, folder, name, again }) = journal else {
+        if !args.hooks.on.is_empty() {
+            let what = "hooks are run at events of jobs, and this verification would be none";
+            return Err(Error::options(Side::Own, "read the options", what).with_remedy("leave out --on"));
+        }
         return verify(source, target, options, &args.show, None, progress, stop).await;
     };
     let store = Store::new(&folder);
     let begun_with =
         steering::beginning(&store, (Kind::Verify, &name), (&source, &target), again, args.resume);
     let stop = stop.child_token();
+    let hooks = args.hooks.begin(&store, &begun_with);
     let look = standing::of_verification(begun_with, progress.clone(), options.check_extra);
-    let job = LocalJob::new(stop.clone(), options.rates.clone(), look);
+    let job = LocalJob::new(stop.clone(), options.rates.clone(), look).with_hooks(hooks);
     let work = verify(source, target, options, &args.show, Some(journal), progress, stop);
     let came = |report: &VerifyReport| match (report.stopped_early, report.is_equal()) {
         (true, _) => Came::Short,

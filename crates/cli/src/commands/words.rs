@@ -40,6 +40,13 @@ pub fn refusal(error: Error) -> String {
     whole(&remedied(error))
 }
 
+/// A hook of a cutover that is done.
+pub fn failed_hook(event: &str, failure: &str) -> String {
+    const STANDS: &str =
+        "the cutover is done, and nothing of it is undone: do by hand what is left to be done";
+    format!("the hook of {event} {failure}\n         {STANDS}")
+}
+
 /// What a cutover is waiting for.
 pub fn waiting(external: &ExternalShown) -> String {
     if external.stage == ExternalStage::Comparing {

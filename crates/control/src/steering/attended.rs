@@ -48,10 +48,14 @@ impl<S: Steered> Attended<S> {
         let job = steered.standing().await.job;
         let socket = Socket::bind(&store.socket(&job.id))?;
         let file = socket.file();
-        if store.find(&job.id).is_some() {
+        let is_resumed = store.find(&job.id).is_some();
+        if is_resumed {
             store.note_resumed(&job.id);
         }
         store.publish(&job);
+        if let Some(hooks) = steered.hooks() {
+            hooks.has_begun(is_resumed, &job);
+        }
         let closing = CancellationToken::new();
         let serving = tokio::spawn(socket.serve(steered.clone(), closing.clone()));
         let publishing = tokio::spawn(publish(store.clone(), steered.clone(), closing.clone()));
@@ -64,8 +68,12 @@ impl<S: Steered> Attended<S> {
         self.steered.clone()
     }
 
-    /// Ends it: callers that wait get their answers, and it is written down how the job ended.
+    /// Ends it: callers that wait get their answers, and it is written down how the job ended. What is run at
+    /// its events has come to its end then.
     pub async fn leave(mut self, how: How<'_>) {
+        if let Some(hooks) = self.steered.hooks() {
+            hooks.drain().await;
+        }
         self.closing.cancel();
         for task in self.tasks.take().into_iter().flatten() {
             // Neither panics.
@@ -74,17 +82,21 @@ impl<S: Steered> Attended<S> {
         let now = stands(&*self.steered).await.map(|standing| standing.job);
         let Some(now) = now.or_else(|| self.store.find(&self.id)) else { return };
         let now = Status { updated_s: now_s(), ..now };
-        match how {
+        let (now, is_over) = match how {
             How::Ended(phase) => {
-                self.store.end(&Status {
-                    phase: phase.to_owned(),
-                    message: String::new(),
-                    ended: true,
-                    ..now
-                });
+                let ended = Status { phase: phase.to_owned(), message: String::new(), ended: true, ..now };
+                let id = self.store.end(&ended);
+                (Status { id, ..ended }, true)
             }
-            How::Interrupted(why) => self.store.publish(&Status { message: why.to_owned(), ..now }),
-            How::Forgotten => self.store.forget(&self.id),
+            How::Interrupted(why) => {
+                let interrupted = Status { message: why.to_owned(), ..now };
+                self.store.publish(&interrupted);
+                (interrupted, false)
+            }
+            How::Forgotten => return self.store.forget(&self.id),
+        };
+        if let Some(hooks) = self.steered.hooks() {
+            hooks.has_ended(is_over, &now).await;
         }
     }
 }
@@ -100,7 +112,11 @@ impl<S: Steered> Drop for Attended<S> {
 async fn publish<S: Steered>(store: Store, steered: Arc<S>, closing: CancellationToken) {
     while closing.run_until_cancelled(tokio::time::sleep(PUBLISH_PERIOD)).await.is_some() {
         if let Some(standing) = stands(&*steered).await {
-            store.publish(&Status { updated_s: now_s(), ..standing.job });
+            let now = Status { updated_s: now_s(), ..standing.job };
+            store.publish(&now);
+            if let Some(hooks) = steered.hooks() {
+                hooks.look(&now);
+            }
         }
     }
 }

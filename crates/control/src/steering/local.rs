@@ -17,6 +17,7 @@ use whimbrel_flow::sync::{Ask, CutoverOptions};
 use super::attended::{Attended, How};
 use super::protocol::{Refusal, Request, Standing, Steered, Why};
 use crate::clock::now_s;
+use crate::hooks::JobHooks;
 use crate::store::{Kind, Status, Store};
 
 /// How an error is worded for people who use another process.
@@ -32,6 +33,7 @@ pub struct LocalJob {
     rates: Rates,
     /// Where cutovers are asked for, of one that can be cut over.
     cutovers: Option<(mpsc::Sender<Ask>, Worded)>,
+    hooks: Option<Arc<JobHooks>>,
 }
 
 impl std::fmt::Debug for LocalJob {
@@ -47,7 +49,14 @@ impl LocalJob {
         rates: Rates,
         look: impl Fn() -> Standing + Send + Sync + 'static,
     ) -> LocalJob {
-        LocalJob { look: Box::new(look), stop, rates, is_cancelled: AtomicBool::new(false), cutovers: None }
+        let is_cancelled = AtomicBool::new(false);
+        LocalJob { look: Box::new(look), stop, rates, is_cancelled, cutovers: None, hooks: None }
+    }
+
+    /// That is run at its events.
+    #[must_use]
+    pub fn with_hooks(self, hooks: Option<Arc<JobHooks>>) -> LocalJob {
+        LocalJob { hooks, ..self }
     }
 
     /// Cutovers of it are asked for there, and why one did not come about is worded so.
@@ -112,6 +121,10 @@ impl Steered for LocalJob {
         let mut standing = (self.look)();
         standing.job.rates = self.rates.now();
         standing
+    }
+
+    fn hooks(&self) -> Option<&JobHooks> {
+        self.hooks.as_deref()
     }
 
     async fn carry_out(

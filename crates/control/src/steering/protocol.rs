@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_flow::budget::RateChange;
 use whimbrel_flow::sync::{CutoverOptions, FrontOrder};
 
+use crate::hooks::JobHooks;
 use crate::store::Status;
 
 /// The longest request.
@@ -107,6 +108,11 @@ impl Refusal {
 pub trait Steered: Send + Sync + 'static {
     /// How it stands.
     fn standing(&self) -> impl Future<Output = Standing> + Send;
+
+    /// What is run at its events.
+    fn hooks(&self) -> Option<&JobHooks> {
+        None
+    }
 
     /// Does what is asked; [`Request::Status`] is answered without it. `withdrawn` is cancelled once the
     /// caller would rather not, or has gone.

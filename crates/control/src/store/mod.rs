@@ -26,8 +26,8 @@ use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_flow::journal::{self, Documents, OpenError, RedbDocuments, write_whole};
 
-pub use self::status::{Entry, Kind, Status};
-pub use self::trace::{Event, What};
+pub use self::status::{CUT_OVER, Entry, Kind, Status};
+pub use self::trace::{Event, HookEnd, What};
 use crate::clock::now_s;
 use crate::socket::is_served;
 
@@ -51,6 +51,11 @@ impl Store {
     /// The folder `jobs` below `state_dir`. It is made when the first job is.
     pub fn new(state_dir: &Path) -> Store {
         Store { folder: state_dir.join("jobs") }
+    }
+
+    /// The state folder.
+    pub(crate) fn state_dir(&self) -> &Path {
+        self.folder.parent().unwrap_or(&self.folder)
     }
 
     /// Makes the journal of a new job.
@@ -216,22 +221,28 @@ impl Store {
 
     /// Notes that another process goes on with a job. Nothing depends on it, so a failure is no error.
     pub fn note_resumed(&self, id: &str) {
-        let event = Event { at_s: now_s(), what: What::Resumed { by: trace::user() } };
+        self.note(id, What::Resumed { by: trace::user() });
+    }
+
+    /// Notes that something has happened to a job. Nothing depends on it, so a failure is no error.
+    pub(crate) fn note(&self, id: &str, what: What) {
+        let event = Event { at_s: now_s(), what };
         if let Err(error) = trace::append(&self.path(id, "events"), [event]) {
             tracing::warn!(%error, "the job's events could not be written");
         }
     }
 
-    /// Keeps how a job ended under a name of its own: its next run has the same name. Nothing depends on it,
-    /// so a failure is no error.
-    pub fn end(&self, status: &Status) {
+    /// Keeps how a job ended under a name of its own, which is returned: its next run has the same name.
+    /// Nothing depends on it, so a failure is no error.
+    pub fn end(&self, status: &Status) -> String {
         let name = format!("{}-{:x}", status.id, status.created_s);
         for ending in ["json", "events", "report"] {
             // Not every job has one.
             let _ = std::fs::rename(self.path(&status.id, ending), self.path(&name, ending));
         }
-        self.publish(&Status { id: name, ..status.clone() });
+        self.publish(&Status { id: name.clone(), ..status.clone() });
         self.prune();
+        name
     }
 
     /// Keeps what came of a job that ends now. Nothing depends on it, so a failure is no error.

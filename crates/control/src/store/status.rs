@@ -3,6 +3,9 @@
 use serde::{Deserialize, Serialize};
 use whimbrel_flow::budget::RatesNow;
 
+/// How a sync ended whose target has taken over.
+pub const CUT_OVER: &str = "cut over";
+
 /// What a job does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -2,15 +2,18 @@
 //!
 //! Events are the differences between one standing of the job and the next, as both are written down: so
 //! every kind of job has them, and what lasts less than the time between two standings (a second) may not
-//! be among them.
+//! be among them. What comes of hooks is noted beside them.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use nix::fcntl::OFlag;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use whimbrel_core::units::format_duration_ms;
 use whimbrel_flow::budget::RatesNow;
 
 use super::status::Status;
@@ -62,12 +65,67 @@ pub enum What {
         /// How they are since.
         rates: RatesNow,
     },
+    /// A hook was run, or should have been: see [`crate::hooks`].
+    Hook {
+        /// The event that it was for.
+        hook: String,
+        /// How it ended.
+        end: HookEnd,
+        /// The last that it printed.
+        output: String,
+    },
     /// Nothing is left to be done for it.
     Ended {
         /// How it ended.
         phase: String,
     },
 }
+
+/// How a hook ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HookEnd {
+    /// With exit code 0.
+    Succeeded,
+    /// With another one.
+    Failed {
+        /// Which.
+        code: i32,
+    },
+    /// By a signal.
+    Killed {
+        /// Which.
+        signal: i32,
+    },
+    /// It took too long, and was killed.
+    TimedOut {
+        /// How long it had, in milliseconds.
+        after_ms: u64,
+    },
+    /// It was not run, or not to its end.
+    NotRun {
+        /// Why, in words.
+        why: String,
+    },
+}
+
+/// In words that follow what ended.
+impl fmt::Display for HookEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            HookEnd::Succeeded => f.write_str("succeeded"),
+            HookEnd::Failed { code } => write!(f, "ended with exit code {code}"),
+            HookEnd::Killed { signal } => write!(f, "was ended by signal {signal}"),
+            HookEnd::TimedOut { after_ms } => {
+                write!(f, "was killed, as it had not ended after {}", format_duration_ms(*after_ms))
+            }
+            HookEnd::NotRun { why } => write!(f, "was not run: {why}"),
+        }
+    }
+}
+
+/// Only one at a time may make the file shorter, or write while another does.
+static WRITING: Mutex<()> = Mutex::new(());
 
 /// The user of this process.
 pub(super) fn user() -> String {
@@ -122,6 +180,7 @@ pub(super) fn append(path: &Path, events: impl IntoIterator<Item = Event>) -> io
     if text.is_empty() {
         return Ok(());
     }
+    let _writing = WRITING.lock();
     let flags = OFlag::O_NOFOLLOW.bits();
     let open = || File::options().append(true).create(true).mode(0o600).custom_flags(flags).open(path);
     let mut file = open()?;
@@ -198,6 +257,13 @@ mod tests {
             .collect();
         assert_eq!(numbers.last(), Some(&19_999));
         assert!(numbers.windows(2).all(|pair| pair[1] == pair[0] + 1), "a line in between is gone");
+        let hook = What::Hook {
+            hook: "switch".to_owned(),
+            end: HookEnd::TimedOut { after_ms: 5 },
+            output: "two\nlines".to_owned(),
+        };
+        append(&path, [Event { at_s: 7, what: hook.clone() }]).expect("written");
+        assert_eq!(read(&path).pop(), Some(Event { at_s: 7, what: hook }));
         std::fs::write(&path, "{\"at_s\":1,\"event\":\"begun\",\"by\":\"x\"}\nnonsense\n").expect("written");
         assert_eq!(read(&path), [Event { at_s: 1, what: What::Begun { by: "x".to_owned() } }]);
     }

@@ -62,6 +62,11 @@ fn words(what: &What) -> String {
         What::Message { message } => message.clone(),
         What::Progress { percent } => format!("{percent} % of its keys"),
         What::Steered { rates } => rates_in_words(*rates),
+        What::Hook { hook, end, output } if output.is_empty() => format!("the hook of {hook} {end}"),
+        What::Hook { hook, end, output } => {
+            let lines = output.lines().map(|line| format!("\n    {line}"));
+            format!("the hook of {hook} {end}{}", lines.collect::<String>())
+        }
         What::Ended { phase } => format!("ended: {phase}"),
     }
 }

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_control::fronts::LocalFronts;
 use whimbrel_control::naming::job_of;
 use whimbrel_control::steering::{self, Attendance, Came, LocalJob};
-use whimbrel_control::store::{Kind, Store};
+use whimbrel_control::store::{CUT_OVER, Kind, Store};
 use whimbrel_control::syncing::{Current, Running, nothing_heard};
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
@@ -22,7 +22,7 @@ use whimbrel_flow::copy::{self, CopyOptions, DbPair, Plan};
 use whimbrel_flow::journal::{self, Journal, disk_full_words};
 use whimbrel_flow::retry::RetryPolicy;
 use whimbrel_flow::sync::{
-    self, Back, FenceNote, SyncOptions, SyncPhase, SyncReport, SyncShown, SyncState, SyncStatus,
+    self, Back, FenceNote, Hooks, SyncOptions, SyncPhase, SyncReport, SyncShown, SyncState, SyncStatus,
 };
 
 use crate::commands::copy as copy_command;
@@ -61,6 +61,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
     let endpoints = endpoints(args)?;
     let selection = args.names.selection()?;
     args.names.named_dbs(endpoints.1.db)?;
+    args.hooks.check(Kind::Sync)?;
     let (source, target) = args.sides.probe(endpoints, false).await?;
     let (dbs, all_dbs) = databases(args, &source, &target).await?;
     let description = args.names.between(&source.endpoint, &target.endpoint).sync(&args.names.dbs);
@@ -176,7 +177,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
         drop(from);
         (report, back) = done;
     }
-    let is_partial = report.counts.failed > 0 || report.evicted > 0;
+    let is_partial = report.counts.failed > 0 || report.evicted > 0 || failed_hooks(&report).next().is_some();
     Ok(match report.cutover.is_some() || report.caught_up {
         true if is_partial => Exit::Partial,
         true => Exit::Success,
@@ -276,8 +277,12 @@ async fn attended(
         steering::beginning(&store, (Kind::Sync, name), (&source, &target), arguments, is_resumed);
     let stop = stop.child_token();
     let rates = options.copy.rates.clone();
+    let hooks = args.hooks.begin(&store, &begun_with);
+    let at_cutovers = hooks.clone().map(|hooks| hooks as Arc<dyn Hooks>);
+    let options = SyncOptions { hooks: at_cutovers, ..options };
     let job = LocalJob::new(stop.clone(), rates.clone(), move || running.standing(&begun_with))
-        .with_cutovers(asks, words::refusal);
+        .with_cutovers(asks, words::refusal)
+        .with_hooks(hooks);
     let work = async {
         let display = display(args.show.form(), status.clone(), rates);
         let outcome = sync::sync(source, target.clone(), options, status, journal, asked, stop).await;
@@ -285,7 +290,7 @@ async fn attended(
         outcome
     };
     let came = |(report, _): &(SyncReport, Option<Back>)| match &report.cutover {
-        Some(_) => Came::Through("cut over"),
+        Some(_) => Came::Through(CUT_OVER),
         // Also one that ended when all was equal can go on.
         None => Came::Short,
     };
@@ -505,6 +510,12 @@ fn lag(shown: &SyncShown) -> String {
     if ms < 10_000 { format!("{ms} ms, {bytes}") } else { format!("{}, {bytes}", format_duration_ms(ms)) }
 }
 
+/// Hooks of the cutover that failed: their events, and how.
+fn failed_hooks(report: &SyncReport) -> impl Iterator<Item = (&str, &str)> {
+    let hooks = report.cutover.iter().flat_map(|cutover| &cutover.hooks);
+    hooks.filter_map(|hook| Some((&*hook.event, hook.failure.as_deref()?)))
+}
+
 fn show_report(args: &SyncArgs, report: &SyncReport, again: Option<&str>) {
     if args.show.json {
         say!("{}", json!({"event": "report", "report": report}));
@@ -560,5 +571,8 @@ fn show_report(args: &SyncArgs, report: &SyncReport, again: Option<&str>) {
             };
             say!("         {what}{}", again.map(|a| format!("; {a} goes on from here")).unwrap_or_default());
         }
+    }
+    for (event, failure) in failed_hooks(report) {
+        say!("HOOK     {}", words::failed_hook(event, failure));
     }
 }

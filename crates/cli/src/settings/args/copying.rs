@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use whimbrel_core::units::parse_count;
 
-use super::shared::{Beforehand, Limits, Resuming, Show, Sides, Which};
+use super::shared::{Beforehand, HookArgs, Limits, Resuming, Show, Sides, Which};
 use super::values::parse_ms;
 
 /// `whimbrel copy`.
@@ -71,6 +71,9 @@ pub struct CopyArgs {
 
     #[command(flatten)]
     pub limits: Limits,
+
+    #[command(flatten)]
+    pub hooks: HookArgs,
 
     #[command(flatten)]
     pub show: Show,
@@ -144,6 +147,9 @@ pub struct VerifyArgs {
     /// Read at most N keys per second
     #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Limits")]
     pub rate_keys: Option<u64>,
+
+    #[command(flatten)]
+    pub hooks: HookArgs,
 
     #[command(flatten)]
     pub show: Show,

@@ -1,15 +1,23 @@
 //! Options that several commands have.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
+use whimbrel_control::hooks::{Hook, HookEvent, JobHooks};
+use whimbrel_control::store::{Kind, Status, Store};
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::parse_count;
+use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_flow::journal;
 use whimbrel_terminal::progress::Form;
 
 use super::access::Reach;
-use super::values::{parse_bytes, parse_ms, parse_small, parse_type};
+use super::values::{parse_bytes, parse_hook, parse_hook_timeout, parse_ms, parse_small, parse_type};
+
+/// Hooks of one job, at most: a cutover waits for some of them.
+const HOOKS_MAX: usize = 16;
 
 /// What the user may have answered already.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Args)]
@@ -124,6 +132,44 @@ impl Resuming {
     /// Whether the job of this name goes on.
     pub fn resumes(&self, folder: &Path, name: &str) -> bool {
         self.resume || self.resume_or_begin && journal::exists(folder, name)
+    }
+}
+
+/// What is run at events of the job.
+#[derive(Debug, Args)]
+pub struct HookArgs {
+    /// Run a command at an event of the job, by /bin/sh; repeatable. docs/operating/hooks.md lists the events
+    #[arg(long = "on", value_name = "EVENT=COMMAND", value_parser = parse_hook, help_heading = "Hooks")]
+    pub on: Vec<Hook>,
+
+    /// How long each of these commands may take; then it is killed
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_hook_timeout,
+        help_heading = "Hooks")]
+    pub hook_timeout: u64,
+}
+
+impl HookArgs {
+    /// Makes sure that all events can happen to a job of this kind.
+    ///
+    /// # Errors
+    /// `Options` where one cannot, or there are too many.
+    pub fn check(&self, kind: Kind) -> Result<()> {
+        let refused = |what: String| Error::options(Side::Own, "read the options", what);
+        if self.on.len() > HOOKS_MAX {
+            return Err(refused(format!("--on can be given {HOOKS_MAX} times at most")));
+        }
+        match self.on.iter().find(|hook| !hook.event.is_of(kind)) {
+            Some(hook) => {
+                let what = format!("--on {}: that does not happen to a {}", hook.event, kind.word());
+                Err(refused(what).with_remedy(format!("there are: {}", HookEvent::names_of(kind))))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Those of a job that begins so.
+    pub fn begin(&self, store: &Store, begun_with: &Status) -> Option<Arc<JobHooks>> {
+        JobHooks::begin(self.on.clone(), Duration::from_millis(self.hook_timeout), store, begun_with)
     }
 }
 

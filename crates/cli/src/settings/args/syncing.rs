@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::cluster::ClusterArgs;
-use super::shared::{Beforehand, Limits, Names, Resuming, Show, Sides};
+use super::shared::{Beforehand, HookArgs, Limits, Names, Resuming, Show, Sides};
 use super::values::{parse_bytes, parse_ms, parse_pause, parse_quiet};
 
 /// How changes are learnt of.
@@ -90,6 +90,9 @@ pub struct SyncArgs {
 
     #[command(flatten)]
     pub limits: Limits,
+
+    #[command(flatten)]
+    pub hooks: HookArgs,
 
     /// Show how it stands on IP:PORT: /metrics for Prometheus, /healthz, /readyz, /status. Read only, and
     /// without a login
@@ -258,7 +261,7 @@ pub struct CutoverArgs {
     #[arg(long)]
     pub accept_failures: bool,
 
-    /// Say what would happen and how long writes would be paused
+    /// Say what would happen, how long writes would be paused, and which hooks of the sync would be run
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
 

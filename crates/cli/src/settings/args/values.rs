@@ -1,5 +1,6 @@
 //! Values of options, and what is wrong with those that are none.
 
+use whimbrel_control::hooks::Hook;
 use whimbrel_core::units;
 
 /// Bytes, at least one.
@@ -61,6 +62,25 @@ pub fn parse_ttl(text: &str) -> Result<u64, String> {
     const LONGEST_MS: u64 = 24 * 3_600_000;
     match parse_ms(text)? {
         ms if !(1_000..=LONGEST_MS).contains(&ms) => Err("from 1s to 24h".to_owned()),
+        ms => Ok(ms),
+    }
+}
+
+/// What is run at an event of a job: `EVENT=COMMAND`.
+pub fn parse_hook(text: &str) -> Result<Hook, String> {
+    let (event, command) = text.split_once('=').unwrap_or((text, ""));
+    let event = event.trim().parse()?;
+    match command.trim() {
+        "" => Err(format!("say what is to be run: {event}=COMMAND")),
+        command => Ok(Hook { event, command: command.to_owned() }),
+    }
+}
+
+/// How long a hook may take. A cutover waits for some of them.
+pub fn parse_hook_timeout(text: &str) -> Result<u64, String> {
+    const LONGEST_MS: u64 = 300_000;
+    match parse_ms(text)? {
+        ms if !(100..=LONGEST_MS).contains(&ms) => Err("from 100ms to 5m".to_owned()),
         ms => Ok(ms),
     }
 }
