@@ -204,6 +204,34 @@ fn a_hook_that_fails_or_hangs_has_the_cutover_refused_and_the_sync_follows_on() 
     assert_eq!(of("stopped")[0].1["killed"]["signal"], 15, "{hooks:#?}");
 }
 
+/// Whoever thinks better of it need not wait for the hook.
+#[test]
+fn a_cutover_that_is_withdrawn_ends_its_hook() {
+    let (source, target) = (server(Engine::Redis70), server(Engine::Redis70));
+    let place = Place::new();
+    let id = place.file("id");
+    let ready = format!("cutover-ready=echo $$ > {0}.new; mv {0}.new {0}; sleep 600", id.display());
+    let more = ["--on", &ready, "--on", "cutover-refused=echo started again", "--hook-timeout", "5m"];
+    let job = Sync::new(&url(&source), &url(&target), &more);
+    let mut sync = job.start(&[]);
+    wait_until_following(&mut sync);
+    let args = ["cutover", "--json", "--fence", "acl", "--max-pause", "5s"];
+    let asking = Invocation::new(&args).env("XDG_STATE_HOME", job.state.path()).timeout(PATIENCE);
+    let mut asking = asking.spawn();
+    wait_until("the hook runs", || id.exists());
+    // It is followed meanwhile.
+    set(&source, "meanwhile");
+    wait_until_arrived(&target, "meanwhile");
+    asking.terminate();
+    asking.wait(PATIENCE).expect("it ends").expect_code(130);
+    let id = fs::read_to_string(&id).expect("it is there");
+    wait_until("it is gone", || !runs(id.trim()));
+    set(&source, "afterwards");
+    wait_until_arrived(&target, "afterwards");
+    stop(sync);
+    assert_eq!(printed_by("cutover-refused", &hooks_of(job.state.path())), "started again");
+}
+
 /// Whether a process of this id runs; one that is only to be waited for does not.
 fn runs(id: &str) -> bool {
     let state = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
