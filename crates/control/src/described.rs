@@ -1,9 +1,10 @@
 //! Nodes, findings and repairs as programs read them: JSON.
 
 use serde_json::{Value, json};
+use whimbrel_core::repair::plan::{Action, Change, Fate};
 use whimbrel_engine::nodes::{Finding, NodeName, Opinion, Survey};
 
-use crate::repair::plan::{Action, Change, Fate, Told};
+use crate::repair::told::Told;
 
 /// A node.
 pub fn node(node: &NodeName) -> Value {
@@ -88,9 +89,10 @@ pub fn action(survey: &Survey, action: &Action) -> Value {
         Change::Empty { .. } => "empty",
         Change::EmptyReplica { .. } => "empty_replica",
     };
+    let told = Told { action, survey };
     let mut value = json!({
-        "kind": kind, "slots": action.slots.to_string(), "keys": action.keys, "why": action.why,
-        "text": Told { action, survey }.to_string(),
+        "kind": kind, "slots": action.slots.to_string(), "keys": action.keys, "why": told.why(),
+        "text": told.to_string(),
     });
     let nodes = match &action.change {
         Change::Remind { primary, replicas, .. } => {

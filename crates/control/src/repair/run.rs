@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::node::NodeId;
+use whimbrel_core::repair::plan::{Action, Change, Evidence, Fate};
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
@@ -14,7 +15,7 @@ use whimbrel_engine::slot_keys;
 use whimbrel_wire::value::Value;
 
 use super::keys::{self, Tally};
-use super::plan::{Action, Change, Evidence, Fate, slots_text};
+use super::told::slots_text;
 
 /// Slots that are open at the same time: an interruption leaves no more than these marked.
 const OPEN_SLOTS_MAX: usize = 256;
