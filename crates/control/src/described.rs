@@ -83,6 +83,7 @@ pub fn action(survey: &Survey, action: &Action) -> Value {
     let kind = match &action.change {
         Change::Remind { .. } => "remind",
         Change::ClearMarks { .. } => "clear_marks",
+        Change::Yield { .. } => "yield",
         Change::Claim { .. } => "claim",
         Change::Announce { .. } => "announce",
         Change::Finish { .. } => "finish",
@@ -99,7 +100,8 @@ pub fn action(survey: &Survey, action: &Action) -> Value {
             value["replicas"] = replicas.iter().map(|id| node(&survey.name(id))).collect();
             vec![("primary", primary)]
         }
-        Change::ClearMarks { node } | Change::Claim { node, .. } => vec![("node", node)],
+        Change::ClearMarks { node } | Change::Claim { node } => vec![("node", node)],
+        Change::Yield { node, owner } => vec![("node", node), ("owner", owner)],
         Change::Announce { owner } => vec![("owner", owner)],
         Change::Finish { source, target, .. } => vec![("source", source), ("target", target)],
         Change::Empty { holder, owner, .. } => vec![("holder", holder), ("owner", owner)],

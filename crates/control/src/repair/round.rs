@@ -58,6 +58,19 @@ pub async fn plan(
 ) -> Result<Plan> {
     let mut plan = decide::decide(&survey.cluster(), &SlotSet::full());
     let surgeon = Repairer::new(deployment, survey, stop);
+    for action in std::mem::take(&mut plan.actions) {
+        let moving = match &action.change {
+            Change::Empty { owner, copied: true, .. } => surgeon.moving(owner, &action.slots).await?,
+            _ => SlotSet::new(),
+        };
+        let holder = match &action.change {
+            Change::Empty { holder, .. } => survey.node(holder).and_then(|node| node.state()),
+            _ => None,
+        };
+        let counts = holder.and_then(|state| state.counts.as_ref());
+        let keys = |slots: &SlotSet| counts.map_or(0, |counts| counts.sum(slots));
+        plan.actions.extend(decide::divide(action, &moving, keys));
+    }
     for action in &mut plan.actions {
         let Change::Empty { holder, owner, copied, fate } = &mut action.change else { continue };
         let evidence = surgeon.evidence(holder, owner, &action.slots).await?;

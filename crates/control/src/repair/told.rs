@@ -31,7 +31,7 @@ impl Told<'_> {
     /// Why it is done.
     pub fn why(&self) -> String {
         let text = match &self.action.why {
-            Why::NewestClaim => "several nodes say that they own them; this one's claim is the newest",
+            Why::OlderClaim => "both say that they own them, and its claim is the older one",
             Why::OnlyHolder => "nobody owns them; this node alone has their keys",
             Why::LastOwner => "nobody owns them, nobody has keys in them; this was the last to",
             Why::FewestSlots => {
@@ -84,12 +84,10 @@ impl fmt::Display for Told<'_> {
                 )?;
             }
             Change::ClearMarks { node } => write!(f, "clear the marks of {slots} on {}", name(node))?,
-            Change::Claim { node, yielding } => {
-                write!(f, "make {} the owner of {slots}", name(node))?;
-                for other in yielding {
-                    write!(f, ", and take them from {}", name(other))?;
-                }
+            Change::Yield { node, owner } => {
+                write!(f, "have {} give up {slots} to {}", name(node), name(owner))?;
             }
+            Change::Claim { node } => write!(f, "make {} the owner of {slots}", name(node))?,
             Change::Announce { owner } => {
                 write!(f, "make every node see that {} owns {slots}", name(owner))?;
             }

@@ -35,6 +35,22 @@ pub fn fate(copied: bool, evidence: Evidence) -> Fate {
     if copied && evidence.both > 0 && evidence.both >= evidence.only { Fate::Discard } else { Fate::Move }
 }
 
+/// Divides an action about copies. In `moving`, slots in which an earlier repair was interrupted while it moved
+/// keys, the mark is that repair's, and what the node holds are no copies. `keys` counts what it holds.
+pub fn divide(action: Action, moving: &SlotSet, keys: impl Fn(&SlotSet) -> u64) -> Vec<Action> {
+    let Change::Empty { holder, owner, copied: true, fate: None } = &action.change else {
+        return vec![action];
+    };
+    let (holder, owner) = (holder.clone(), owner.clone());
+    let moving = action.slots.intersection(moving);
+    let copies = action.slots.difference(&moving);
+    let stray = Change::Empty { holder, owner, copied: false, fate: None };
+    let parts = [(action.change, copies, action.why), (stray, moving, Why::ForeignKeys)];
+    let parts = parts.into_iter().filter(|(_, slots, _)| !slots.is_empty());
+    let part = |(change, slots, why)| Action { keys: keys(&slots), change, slots, why, evidence: None };
+    parts.map(part).collect()
+}
+
 /// A primary that answered, with what is asked of it for every slot.
 struct Primary<'a> {
     id: &'a NodeId,
@@ -59,6 +75,16 @@ enum Owner<'a> {
     Silent(&'a NodeId),
     /// There is no primary to give it to.
     Nobody,
+}
+
+/// What the owner's own mark leads to.
+enum Moving {
+    /// The owner stays the owner.
+    Stays,
+    /// The slot is moved to this primary.
+    To(usize),
+    /// It was being moved, and nothing can be done about it.
+    Left,
 }
 
 struct Draft<'a> {
@@ -122,10 +148,13 @@ impl<'a> Draft<'a> {
                 return;
             }
         };
-        let finishing = self.source_mark(slot, owner);
+        let moving = self.source_mark(slot, owner);
+        if matches!(moving, Moving::Left) {
+            return;
+        }
         for node in 0..self.primaries.len() {
-            if Some(node) != finishing {
-                self.other_marks(slot, owner, node);
+            if !matches!(moving, Moving::To(target) if target == node) {
+                self.other_marks(slot, owner, &moving, node);
             }
         }
     }
@@ -157,13 +186,10 @@ impl<'a> Draft<'a> {
                     .copied()
                     .max_by_key(|i| (self.primaries[*i].state.config_epoch, self.primaries[*i].keys(slot)))
                     .unwrap_or(claimants[0]);
-                let yielding = claimants
-                    .iter()
-                    .filter(|i| **i != owner)
-                    .map(|i| self.primaries[*i].id.clone())
-                    .collect();
-                let change = Change::Claim { node: self.primaries[owner].id.clone(), yielding };
-                self.add(change, slot, 0, Why::NewestClaim);
+                for other in claimants.into_iter().filter(|other| *other != owner) {
+                    let [node, owner] = [other, owner].map(|i| self.primaries[i].id.clone());
+                    self.add(Change::Yield { node, owner }, slot, 0, Why::OlderClaim);
+                }
                 Owner::Is(owner)
             }
         }
@@ -190,7 +216,8 @@ impl<'a> Draft<'a> {
         let holders: Vec<usize> =
             (0..self.primaries.len()).filter(|i| self.primaries[*i].keys(slot) > 0).collect();
         let importer = (0..self.primaries.len()).find(|i| self.primaries[*i].importing.contains_key(&slot));
-        let source = importer.and_then(|i| self.index(self.primaries[i].importing[&slot]));
+        let source =
+            importer.and_then(|i| self.index(self.primaries[i].importing[&slot]).filter(|s| *s != i));
         // In a small cluster the two ends of a broken move may get as many votes each. The keys that were
         // there before it began are at the source.
         let most_votes = named.iter().map(|(_, votes)| *votes).max();
@@ -216,28 +243,27 @@ impl<'a> Draft<'a> {
             }
         };
         let Some(owner) = owner else { return Owner::Nobody };
-        let change = Change::Claim { node: self.primaries[owner].id.clone(), yielding: Vec::new() };
+        let change = Change::Claim { node: self.primaries[owner].id.clone() };
         self.add(change, slot, 0, why);
         Owner::Becomes(owner)
     }
 
-    /// Nodes that take another one for the owner than the owner itself.
+    /// Nodes that take another one for the owner than the owner itself, or take themselves for it.
     fn announce(&mut self, slot: Slot, owner: usize) {
         let id = self.primaries[owner].id;
         let mistaken = self.cluster.states().any(|state| state.owners.of(slot) != Some(id));
-        // Where several claim it, the claim that settles it is announced by itself.
-        let contested = self.primaries.iter().filter(|p| p.state.slots.contains(slot)).count() > 1;
-        if mistaken && !contested {
+        if mistaken {
             let change = Change::Announce { owner: id.clone() };
             self.add(change, slot, 0, Why::Mistaken);
         }
     }
 
-    /// What the owner's own mark leads to. Returns the node that the slot is moved to, if it is.
-    fn source_mark(&mut self, slot: Slot, owner: usize) -> Option<usize> {
+    /// What the owner's own mark leads to.
+    fn source_mark(&mut self, slot: Slot, owner: usize) -> Moving {
         let source = &self.primaries[owner];
         // A claim clears the mark of the node that makes it: it was not the owner.
-        let to = *source.migrating.get(&slot).filter(|_| source.state.slots.contains(slot))?;
+        let mark = source.migrating.get(&slot).filter(|_| source.state.slots.contains(slot));
+        let Some(to) = mark.copied() else { return Moving::Stays };
         let (id, keys) = (source.id.clone(), source.keys(slot));
         let Some(target) = self.index(to).filter(|target| *target != owner) else {
             if self.cluster.node(to).is_some_and(|n| n.state.is_none()) {
@@ -245,35 +271,41 @@ impl<'a> Draft<'a> {
             } else {
                 self.add(Change::ClearMarks { node: id }, slot, 0, Why::TowardsNoPrimary(to.clone()));
             }
-            return None;
+            return Moving::Stays;
         };
-        let importing = self.primaries[target].importing.get(&slot) == Some(&&id);
+        // A target that claims the slot as well forgets its mark when it yields.
+        let importing = self.primaries[target].importing.get(&slot) == Some(&&id)
+            && !self.primaries[target].state.slots.contains(slot);
         let arrived = self.primaries[target].keys(slot);
         if arrived == 0 {
             let why = if importing { Why::NothingMoved } else { Why::NobodyImports };
             self.add(Change::ClearMarks { node: id }, slot, 0, why);
             // Its own mark is looked at with all others.
-            return None;
+            return Moving::Stays;
         }
         if let Some(obstacle) = self.several_databases(&[owner, target]) {
             self.leave(slot, obstacle);
-            return Some(target);
+            return Moving::Left;
         }
         let target_id = self.primaries[target].id.clone();
+        if !importing && self.primaries[target].importing.contains_key(&slot) {
+            let change = Change::ClearMarks { node: target_id.clone() };
+            self.add(change, slot, 0, Why::ImportsFromStranger);
+        }
         let change = Change::Finish { source: id, target: target_id, mark_target: !importing };
         self.add(change, slot, keys, Why::Interrupted);
-        Some(target)
+        Moving::To(target)
     }
 
     /// Marks and keys of a node which the slot is not being moved to.
-    fn other_marks(&mut self, slot: Slot, owner: usize, node: usize) {
+    fn other_marks(&mut self, slot: Slot, owner: usize, moving: &Moving, node: usize) {
         let it = &self.primaries[node];
         let keys = it.keys(slot);
         let (importing, migrating) = (it.importing.get(&slot).copied(), it.migrating.get(&slot).copied());
         if keys == 0 && importing.is_none() && migrating.is_none() {
             return;
         }
-        let id = it.id.clone();
+        let (id, claims) = (it.id.clone(), it.state.slots.contains(slot));
         if node == owner {
             if importing.is_some() {
                 self.add(Change::ClearMarks { node: id }, slot, 0, Why::ImportsItsOwn);
@@ -284,12 +316,16 @@ impl<'a> Draft<'a> {
             self.add(Change::ClearMarks { node: id.clone() }, slot, 0, Why::GivesAwayForeign);
         }
         let owner_id = self.primaries[owner].id.clone();
-        let from_owner = importing == Some(&owner_id);
+        let stays = matches!(moving, Moving::Stays);
+        // Clients were sent to who claims the slot: what such a node holds are no copies.
+        let from_owner = importing == Some(&owner_id) && !claims;
         // Of an owner that only the plan makes the owner, nobody knows what it was doing before.
         let owner_gives_it_away = self.primaries[owner].migrating.get(&slot) == Some(&&id);
-        // Where it holds keys its mark is cleared once they are gone: until then it tells what they are. But
-        // a mark that points to a node without a claim is a danger to a node that claims the slot.
-        if importing.is_some() && (keys == 0 || !self.primaries[owner].state.slots.contains(slot)) {
+        // Where it holds copies its mark is cleared once they are gone: until then it tells what they are.
+        // But a mark that points to a node without a claim, or to one that is to give it up, is a danger to
+        // the node that claims the slot.
+        let is_claimed = self.primaries[owner].state.slots.contains(slot);
+        if importing.is_some() && !(keys > 0 && from_owner && is_claimed && stays) {
             let why = if from_owner { Why::ImportsUngiven } else { Why::ImportsFromStranger };
             self.add(Change::ClearMarks { node: id.clone() }, slot, 0, why);
         }
@@ -300,9 +336,14 @@ impl<'a> Draft<'a> {
             self.leave(slot, obstacle);
             return;
         }
-        let copied = from_owner && !owner_gives_it_away;
+        let copied = from_owner && !owner_gives_it_away && stays;
         let why = if copied { Why::Copies } else { Why::ForeignKeys };
-        let change = Change::Empty { holder: id, owner: owner_id, copied, fate: None };
+        // By then the slot has moved.
+        let owner = match moving {
+            Moving::To(target) => self.primaries[*target].id.clone(),
+            Moving::Stays | Moving::Left => owner_id,
+        };
+        let change = Change::Empty { holder: id, owner, copied, fate: None };
         self.add(change, slot, keys, why);
     }
 
@@ -542,7 +583,7 @@ mod tests {
     }
 
     fn claim(node: usize) -> Change {
-        Change::Claim { node: id(node), yielding: Vec::new() }
+        Change::Claim { node: id(node) }
     }
 
     fn empty(holder: usize, owner: usize, copied: bool) -> Change {
@@ -575,9 +616,17 @@ mod tests {
             Scene::new().migrating(0, 1).importing(2, 0).keys(2, 1).changes(),
             [clear(0), empty(2, 0, true)]
         );
-        assert_eq!(Scene::new().migrating(0, 1).importing(1, 2).keys(1, 1).changes(), [finish(true)]);
+        assert_eq!(
+            Scene::new().migrating(0, 1).importing(1, 2).keys(1, 1).changes(),
+            [clear(1), finish(true)]
+        );
         assert_eq!(Scene::new().importing(1, 2).changes(), [clear(1)]);
-        assert_eq!(Scene::new().importing(1, 2).keys(1, 1).changes(), [empty(1, 0, false)]);
+        assert_eq!(Scene::new().importing(1, 2).keys(1, 1).changes(), [clear(1), empty(1, 0, false)]);
+        // A third node imports as well, from who is about to lose the slot: it must not take it by itself.
+        assert_eq!(
+            pair().keys(1, 2).importing(2, 0).keys(2, 1).changes(),
+            [clear(2), finish(false), empty(2, 1, false)]
+        );
         // Marks that the wrong node has.
         assert_eq!(Scene::new().migrating(2, 1).changes(), [clear(2)]);
         assert_eq!(Scene::new().importing(0, 1).changes(), [clear(0)]);
@@ -641,8 +690,9 @@ mod tests {
         assert_eq!(mutual().keys(0, 3).changes(), [claim(0)]);
         // Two that claim it: the newer claim stands, and the keys of the other go there.
         let both = Scene::new().sees(1, Some(1)).keys(0, 4).keys(1, 1);
-        let change = Change::Claim { node: id(1), yielding: vec![id(0)] };
-        assert_eq!(both.changes(), [change, empty(0, 1, false)]);
+        let (stop, announce) =
+            (Change::Yield { node: id(0), owner: id(1) }, Change::Announce { owner: id(1) });
+        assert_eq!(both.changes(), [stop, announce, empty(0, 1, false)]);
     }
 
     #[test]
@@ -702,6 +752,18 @@ mod tests {
         scene.nodes[1].keys_elsewhere = 1;
         assert_eq!(scene.changes(), []);
         assert_eq!(scene.obstacles(), [Obstacle::OtherDatabases(id(1))]);
+    }
+
+    #[test]
+    fn what_a_repair_was_moving_are_no_copies() {
+        let scene = || Scene::new().importing(1, 0).keys(1, 2);
+        let divided = |moving: &str| {
+            let action = scene().plan().actions.remove(0);
+            divide(action, &moving.parse().expect("slots"), |slots| 2 * slots.len() as u64)
+        };
+        assert_eq!(divided("7"), scene().plan().actions);
+        let all = divided("0-7");
+        assert_eq!((all.len(), all[0].keys, &all[0].change), (1, 2, &empty(1, 0, false)));
     }
 
     #[test]

@@ -35,17 +35,25 @@ pub enum Change {
         replicas: Vec<NodeId>,
     },
     /// Clear the marks of slots that lead nowhere. Before anything else: since Valkey 8 a node takes over a
-    /// slot that it imports by itself as soon as the other end of the mark no longer claims it.
+    /// slot that it imports by itself as soon as the other end of the mark no longer claims it. A node that
+    /// claims the slot then loses it, and deletes its keys.
     ClearMarks {
         /// The node with the marks.
         node: NodeId,
     },
-    /// Make a node the owner of slots that nobody owns, or that several claim.
+    /// Have a node stop claiming slots that another one claims more newly. It keeps its keys: a node that
+    /// learns by gossip that it lost slots deletes its keys in them, and on Redis 8.0 may crash over it. So
+    /// this comes before anything that gives a node a new epoch, which is for all slots that it claims.
+    Yield {
+        /// The node.
+        node: NodeId,
+        /// The owner.
+        owner: NodeId,
+    },
+    /// Make a node the owner of slots that nobody owns.
     Claim {
         /// The owner to be.
         node: NodeId,
-        /// Nodes that claim them as well, and stop it first. They keep their keys.
-        yielding: Vec<NodeId>,
     },
     /// Make the others see who owns the slots.
     Announce {
@@ -86,8 +94,8 @@ pub enum Change {
 /// Why a change is made.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Why {
-    /// Several nodes say that they own the slots; this one's claim is the newest.
-    NewestClaim,
+    /// Another node says as well that it owns the slots, and its claim is newer.
+    OlderClaim,
     /// Nobody owns them, and this node alone has their keys.
     OnlyHolder,
     /// Nobody owns them, nobody has keys in them, and this node was the last to own them.
