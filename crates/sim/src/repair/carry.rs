@@ -134,10 +134,10 @@ impl<'a> Carrier<'a> {
         for slot in 0..self.shape.slots {
             let Some(owner) = self.now.sole_claimant(self.shape, slot) else { continue };
             let mut found = [0; KEYS];
-            for key in 0..self.shape.keys {
-                found[key] = self.now.found_at(self.shape, owner, slot, key);
+            for (key, value) in found.iter_mut().enumerate() {
+                *value = self.now.found_at(self.shape, owner, slot, key);
                 let before = self.found[slot].map_or(0, |found| found[key]);
-                if before != 0 && found[key] != before {
+                if before != 0 && *value != before {
                     self.complain(format!("clients find something else under key {key} of slot {slot}"));
                 }
             }
