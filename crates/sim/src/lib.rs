@@ -14,8 +14,8 @@
 //!
 //! [`Bug`] plants known mistakes in the driver, to show that they would be found.
 //!
-//! [`fleet`] does the same with the coordinator and the members of a fleet, [`repair`] with what decides how a
-//! broken cluster is repaired.
+//! [`fleet`] does the same with the coordinator and the members of a fleet, [`repair`] with what decides how
+//! a broken cluster is repaired.
 //!
 //! `docs/design/state-machine.md` lists what the model assumes of the servers.
 

@@ -1,6 +1,6 @@
-//! Notes at the owner of slots that keys are being moved to it. Meanwhile the node that holds them imports the
-//! slots from the owner, as one does that has copies: a repair that dies would leave what looks like copies to
-//! the next one.
+//! Notes at the owner of slots that keys are being moved to it. Meanwhile the node that holds them imports
+//! the slots from the owner, as one does that has copies: a repair that dies would leave what looks like
+//! copies to the next one.
 
 use whimbrel_core::slot::{Slot, SlotSet, tag_for_slot};
 use whimbrel_engine::error::Result;

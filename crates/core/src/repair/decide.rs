@@ -35,8 +35,8 @@ pub fn fate(copied: bool, evidence: Evidence) -> Fate {
     if copied && evidence.both > 0 && evidence.both >= evidence.only { Fate::Discard } else { Fate::Move }
 }
 
-/// Divides an action about copies. In `moving`, slots in which an earlier repair was interrupted while it moved
-/// keys, the mark is that repair's, and what the node holds are no copies. `keys` counts what it holds.
+/// Divides an action about copies. In `moving`, slots in which an earlier repair was interrupted while it
+/// moved keys, the mark is that repair's, and what the node holds are no copies. `keys` counts what it holds.
 pub fn divide(action: Action, moving: &SlotSet, keys: impl Fn(&SlotSet) -> u64) -> Vec<Action> {
     let Change::Empty { holder, owner, copied: true, fate: None } = &action.change else {
         return vec![action];
@@ -377,8 +377,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Whether a primary neither has a slot nor gets it, nor holds keys in it. What it holds itself is removed
-    /// there, and so from its replicas.
+    /// Whether a primary neither has a slot nor gets it, nor holds keys in it. What it holds itself is
+    /// removed there, and so from its replicas.
     fn is_foreign(&self, primary: usize, slot: Slot) -> bool {
         let it = &self.primaries[primary];
         let owned_soon = || {

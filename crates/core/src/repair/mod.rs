@@ -4,7 +4,7 @@
 //! - [`decide`]: from what the nodes [say](crate::cluster) to a plan;
 //! - [`plan`]: the plan, an ordered list of changes.
 //!
-//! Whoever carries out a plan may stop after any part of it. Then the nodes are asked again, and a new plan is
+//! What carries out a plan may stop after any part of it. Then the nodes are asked again, and a new plan is
 //! made of what they say; nothing is remembered from one to the next. The model checker stops everywhere.
 
 pub mod decide;
