@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::node::NodeId;
-use whimbrel_core::repair::plan::{Action, Change, Evidence, Fate};
+use whimbrel_core::repair::plan::{Action, Change, Evidence, Fate, Why};
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
@@ -112,6 +112,9 @@ impl<'a> Repairer<'a> {
                 self.elected(primary, replicas).await.map(|()| Tally::default())
             }
             Change::ClearMarks { node } => {
+                if action.why == Why::ReplicaKeptMarks {
+                    self.followed(node).await?;
+                }
                 self.mark(node, slots, SlotMark::Stable).await.map(|()| Tally::default())
             }
             Change::Yield { node, .. } => {
@@ -188,6 +191,24 @@ impl<'a> Repairer<'a> {
         let what = format!("not every node has learned within 15 s that {name} owns {}", slots_text(slots));
         Err(Error::unfit(self.deployment.side(), name.address.to_string(), "announce the owner", what)
             .with_remedy("see that the nodes reach each other on the cluster bus, and run repair again"))
+    }
+
+    /// Waits until all replicas of a node follow it: what they are told over a link that is not up yet, a
+    /// synchronisation does not bring later.
+    async fn followed(&self, primary: &NodeId) -> Result<()> {
+        for _ in 0..SETTLE_ROUNDS {
+            let what = SurveyOptions { counts: Counted::Nothing, activity: false };
+            let survey = Survey::take_with(self.deployment, what).await?;
+            let is_down = |finding: &Finding| matches!(finding, Finding::ReplicaLinkDown { primary: whose, .. } if whose.id == *primary);
+            if !survey.findings().iter().any(is_down) || self.stop.is_cancelled() {
+                return Ok(());
+            }
+            tokio::time::sleep(SETTLE_PAUSE).await;
+        }
+        let at = self.name(primary).address.to_string();
+        let what = "one of its replicas has not followed it for 15 s";
+        Err(Error::unfit(self.deployment.side(), at, "clear marks that a replica kept", what)
+            .with_remedy("see in the replica's log why it does not synchronise, and run repair again"))
     }
 
     /// A replica repeats its primary's claim in all that it sends. Who hears it says nothing where the slots
