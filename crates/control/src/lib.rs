@@ -11,7 +11,7 @@
 //! - [`steering`]: how others see and ask a job that runs;
 //! - [`moves`]: what moves of slots would be, before they are made;
 //! - [`naming`]: what jobs between two deployments are called;
-//! - [`syncing`]: how a sync stands that this process runs;
+//! - [`standing`], [`syncing`]: how copies, verifications and syncs stand that this process runs;
 //! - [`topology`]: what clients get to know of the cluster;
 //! - [`strangers`]: what others do with the nodes of a cluster;
 //! - [`canary`]: a client of our own that notes what the users' clients meet;
@@ -45,6 +45,7 @@ pub mod reports;
 mod scene;
 pub mod service;
 mod socket;
+pub mod standing;
 pub mod steering;
 pub mod store;
 pub mod strangers;

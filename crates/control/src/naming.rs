@@ -1,6 +1,10 @@
 //! What jobs between two deployments are called: by what makes two of them the same one.
 
-use whimbrel_engine::endpoint::Address;
+use serde_json::{Value, json};
+use whimbrel_core::slot::SlotSet;
+use whimbrel_engine::endpoint::{Address, Endpoint};
+use whimbrel_flow::copy::CopyOptions;
+use whimbrel_flow::verify::VerifyOptions;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// The short name of the job that is described so.
@@ -17,6 +21,55 @@ pub fn one_spelling(address: &Address) -> String {
         name => name.parse().map_or(name, |ip: std::net::IpAddr| ip.to_string()),
     };
     Address::Tcp(host, *port).to_string()
+}
+
+/// Both sides of a job, and the keys that it is about as the user named them.
+#[derive(Debug, Clone, Copy)]
+pub struct Between<'a> {
+    /// Where keys come from.
+    pub source: &'a Endpoint,
+    /// Where they go.
+    pub target: &'a Endpoint,
+    /// Patterns of which a key must match one, where there are any.
+    pub matches: &'a [String],
+    /// Patterns of which a key may match none.
+    pub exclude: &'a [String],
+    /// All slots where none are named.
+    pub slots: Option<&'a SlotSet>,
+}
+
+impl Between<'_> {
+    /// What makes two copies the same copy. No password is in it.
+    pub fn copy(&self, options: &CopyOptions) -> String {
+        self.described(json!({
+            "dbs": options.dbs, "types": options.types, "existing": options.existing.described(),
+            "limit": options.limit,
+        }))
+    }
+
+    /// What makes two verifications the same one; `sample` is as the user wrote it. No password is in it.
+    pub fn verification(&self, options: &VerifyOptions, sample: Option<&str>) -> String {
+        self.described(json!({
+            "dbs": options.dbs, "types": options.types, "depth": format!("{:?}", options.depth),
+            "sample": sample, "ttl_tolerance_ms": options.ttl_tolerance_ms,
+            "check_extra": options.check_extra,
+        }))
+    }
+
+    /// What makes two syncs the same sync; `dbs` are as the user wrote them. No password is in it.
+    pub fn sync(&self, dbs: &[String]) -> String {
+        let databases = [self.source.db, self.target.db];
+        self.described(json!({"kind": "sync", "databases": databases, "db": dbs}))
+    }
+
+    fn described(&self, mut described: Value) -> String {
+        described["source"] = one_spelling(&self.source.address).into();
+        described["target"] = one_spelling(&self.target.address).into();
+        described["match"] = self.matches.into();
+        described["exclude"] = self.exclude.into();
+        described["slots"] = self.slots.map(ToString::to_string).into();
+        described.to_string()
+    }
 }
 
 #[cfg(test)]

@@ -45,7 +45,7 @@ struct News {
 pub struct Owner {
     /// Its name.
     pub id: NodeId,
-    /// The host that clients are sent to.
+    /// The host that clients are sent to; empty where that is the one that they have asked.
     pub host: String,
     /// The port.
     pub port: u16,
@@ -108,7 +108,7 @@ impl Topology {
     pub fn owner(&self, slot: Slot) -> Option<Owner> {
         let state = self.lock();
         let primary = &state.table.shards()[state.table.owner(slot)?].group().primary;
-        let (id, host) = (primary.id.clone(), primary.endpoint().to_owned());
+        let (id, host) = (primary.id.clone(), primary.endpoint().unwrap_or_default().to_owned());
         Some(Owner { id, host, port: primary.client_port() })
     }
 

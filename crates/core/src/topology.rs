@@ -23,6 +23,18 @@ pub enum Health {
     Failed,
 }
 
+/// How a cluster names the hosts of its nodes to clients: `cluster-preferred-endpoint-type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Naming {
+    /// By their IP addresses.
+    #[default]
+    Ip,
+    /// By the host names that they announce.
+    Hostname,
+    /// Not at all: clients go to the host that they have asked.
+    Unknown,
+}
+
 /// One node as clients see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
@@ -32,8 +44,8 @@ pub struct Member {
     pub ip: String,
     /// The host name that it announces besides.
     pub hostname: Option<String>,
-    /// Whether clients are sent to the host name, where it has one, instead of the IP address.
-    pub prefers_hostname: bool,
+    /// By what clients are sent to it.
+    pub naming: Naming,
     /// The port for clients without TLS, where it is known.
     pub port: Option<u16>,
     /// The port for clients with TLS, where it is known.
@@ -49,11 +61,13 @@ pub struct Member {
 }
 
 impl Member {
-    /// The host that clients are sent to.
-    pub fn endpoint(&self) -> &str {
-        match &self.hostname {
-            Some(name) if self.prefers_hostname => name,
-            _ => &self.ip,
+    /// The host that clients are sent to, as servers write it: `?` for a host name that is not announced,
+    /// `None` for the host that was asked.
+    pub fn endpoint(&self) -> Option<&str> {
+        match self.naming {
+            Naming::Ip => Some(&self.ip),
+            Naming::Hostname => Some(self.hostname.as_deref().unwrap_or("?")),
+            Naming::Unknown => None,
         }
     }
 
@@ -323,7 +337,7 @@ mod tests {
             id: format!("{number:040x}").parse().expect("an id"),
             ip: "10.0.0.1".to_owned(),
             hostname: None,
-            prefers_hostname: false,
+            naming: Naming::Ip,
             port: Some(7000),
             tls_port: None,
             bus_port: Some(17_000),

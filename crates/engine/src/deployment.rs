@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::RwLock;
 use whimbrel_core::slot::{Slot, SlotRange, SlotSet, tag_for_slot};
+use whimbrel_core::topology::Naming;
 use whimbrel_wire::value::Value;
 
 use crate::endpoint::{Address, Endpoint};
@@ -92,9 +93,19 @@ impl Topology {
     /// The slots whose owner differs between the two, an unowned slot included.
     pub fn moved_slots(&self, other: &Topology) -> SlotSet {
         let mut moved = SlotSet::new();
+        // Neighbours mostly have the same owners: those need not be compared by name once more.
+        let mut last = None;
         for slot in Slot::all() {
-            let id = |t: &Topology| t.shard_of(slot).map(|s| (s.id.clone(), s.primary.clone()));
-            if id(self) != id(other) {
+            let [before, now] = [self, other].map(|t| t.owner[usize::from(slot.number())]);
+            let differs = match last {
+                Some((pair, differs)) if pair == (before, now) => differs,
+                _ => {
+                    let id = |shard: &Shard| (shard.id.clone(), shard.primary.clone());
+                    self.shard_of(slot).map(id) != other.shard_of(slot).map(id)
+                }
+            };
+            last = Some(((before, now), differs));
+            if differs {
                 moved.insert(slot);
             }
         }
@@ -162,11 +173,11 @@ impl Deployment {
                 .with_remedy("try again when it is over"));
         }
         let capabilities = Capabilities::probe(&mut link).await?;
-        let topology = if facts.cluster {
-            read_topology(&mut link).await?
-        } else {
-            Topology::standalone(primary, replicas)
+        let (topology, naming) = match facts.cluster {
+            true => read_topology(&mut link).await?,
+            false => (Topology::standalone(primary, replicas), Naming::Ip),
         };
+        let endpoint = Arc::new(Endpoint { naming, ..(*endpoint).clone() });
         let mut deployment = Deployment {
             endpoint,
             options,
@@ -269,7 +280,7 @@ impl Deployment {
         let mut failure = None;
         for address in candidates {
             let found = async { read_topology(&mut self.open(&address, 0).await?).await }.await;
-            match found {
+            match found.map(|(topology, _)| topology) {
                 Ok(topology) if known.is_left_by(&topology, &address) => {
                     let what = "the node has left the cluster";
                     let at = address.to_string();
@@ -371,15 +382,19 @@ impl Deployment {
     }
 }
 
-/// Reads `CLUSTER SLOTS`, which every version has and which crashes none (`CLUSTER SHARDS` does crash some).
-async fn read_topology(link: &mut Link) -> Result<Topology> {
+/// Reads `CLUSTER SLOTS`, which every version has and which crashes none (`CLUSTER SHARDS` does crash some):
+/// who has which slots, and how the cluster names its nodes.
+async fn read_topology(link: &mut Link) -> Result<(Topology, Naming)> {
     let reply = link.call(&[b"CLUSTER", b"SLOTS"]).await?;
     let Some(entries) = reply.as_items() else {
         return Err(link.unexpected("CLUSTER SLOTS", &reply));
     };
     let mut shards: Vec<Shard> = Vec::new();
+    let mut named = Naming::Ip;
     for entry in entries {
         let parsed = parse_entry(entry, link).ok_or_else(|| link.unexpected("CLUSTER SLOTS", entry))?;
+        let (parsed, naming) = parsed;
+        named = naming;
         match shards.iter_mut().find(|s| s.id == parsed.id && s.primary == parsed.primary) {
             Some(shard) => shard.slots = shard.slots.union(&parsed.slots),
             None => shards.push(parsed),
@@ -396,7 +411,7 @@ async fn read_topology(link: &mut Link) -> Result<Topology> {
         )
         .with_remedy("create the cluster first, or name a node that is part of it"));
     }
-    Ok(Topology::new(true, shards))
+    Ok((Topology::new(true, shards), named))
 }
 
 /// Reads `[93->-ID]` and `[77-<-ID]` from a node's line about itself; only there are they shown.
@@ -414,23 +429,32 @@ fn own_line(nodes: &str) -> Option<&str> {
     nodes.lines().find(|line| line.split(' ').nth(2).is_some_and(|flags| flags.contains("myself")))
 }
 
-fn parse_entry(entry: &Value, link: &Link) -> Option<Shard> {
+fn parse_entry(entry: &Value, link: &Link) -> Option<(Shard, Naming)> {
     let [start, end, primary, replicas @ ..] = entry.as_items()? else { return None };
     let number = |v: &Value| u16::try_from(v.as_int()?).ok().and_then(Slot::new);
-    let (primary, id) = parse_node(primary, link)?;
+    let (primary, id, naming) = parse_node(primary, link)?;
     let slots = SlotSet::from_ranges([SlotRange::new(number(start)?, number(end)?)?]);
-    let replicas = replicas.iter().filter_map(|r| parse_node(r, link)).map(|(address, _)| address).collect();
-    Some(Shard { id, primary, replicas, slots })
+    let replicas = replicas.iter().filter_map(|r| parse_node(r, link)).map(|(address, ..)| address).collect();
+    Some((Shard { id, primary, replicas, slots }, naming))
 }
 
-fn parse_node(node: &Value, link: &Link) -> Option<(Address, String)> {
+/// Where a node is, its id, and how it is named. The preferred name of its host comes first; the others are
+/// told besides, so that it shows which is which.
+fn parse_node(node: &Value, link: &Link) -> Option<(Address, String, Naming)> {
     let items = node.as_items()?;
-    // A null host means: the one you are talking to.
-    let host = items.first()?.as_str().unwrap_or_default();
+    let preferred = items.first()?.as_str();
     let port = u16::try_from(items.get(1)?.as_int()?).ok()?;
     let id = items.get(2).and_then(Value::as_str).unwrap_or_default();
-    let announced = Address::Tcp(host.to_owned(), port);
-    Some((link.endpoint().reach(&announced, link.address()), id.to_owned()))
+    let other = |name| items.get(3)?.field(name)?.as_str();
+    let (naming, ip, hostname) = match (preferred, other("ip")) {
+        // A null host means: the one you are talking to.
+        (None, ip) => (Naming::Unknown, ip.unwrap_or_default(), other("hostname")),
+        (Some(name), Some(ip)) => (Naming::Hostname, ip, Some(name).filter(|name| *name != "?")),
+        (Some(ip), None) => (Naming::Ip, ip, other("hostname")),
+    };
+    let announced = Address::Tcp(ip.to_owned(), port);
+    let address = link.endpoint().reach_node(naming, &announced, hostname, link.address());
+    Some((address, id.to_owned(), naming))
 }
 
 #[cfg(test)]

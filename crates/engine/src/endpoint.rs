@@ -1,8 +1,11 @@
 //! What the user typed to name a deployment.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+
+use whimbrel_core::topology::Naming;
 
 use crate::error::{Error, Result, Side};
 pub use crate::login::Secret;
@@ -53,6 +56,22 @@ impl Address {
         let (host, port) = text.rsplit_once(':')?;
         let host = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
         Some(Address::Tcp(host.to_owned(), port.parse().ok().filter(|p| *p > 0)?))
+    }
+
+    /// Parses `ADDRESS=NAME`, or a name alone: what a command is called there, or everywhere.
+    pub fn parse_renaming(text: &str) -> Option<(Option<Address>, String)> {
+        let (at, name) = match text.rsplit_once('=') {
+            Some((at, name)) => (Some(Address::parse_tcp(at)?), name),
+            None => (None, text),
+        };
+        let is_name = !name.is_empty() && !name.contains([' ', ':']);
+        is_name.then(|| (at, name.to_owned()))
+    }
+
+    /// Parses `ANNOUNCED=REACHABLE`.
+    pub fn parse_mapping(text: &str) -> Option<(Address, Address)> {
+        let (from, to) = text.split_once('=')?;
+        Some((Address::parse_tcp(from)?, Address::parse_tcp(to)?))
     }
 
     /// The host, where it is TCP.
@@ -125,6 +144,8 @@ pub struct Endpoint {
     pub db: Option<u32>,
     /// TLS, where the scheme or a flag asked for it.
     pub tls: Option<TlsOptions>,
+    /// How the cluster names its nodes to clients, once it was asked.
+    pub naming: Naming,
     /// Addresses that the cluster announces and what to connect to instead: for NAT, tunnels, containers.
     pub address_map: Vec<(Address, Address)>,
 }
@@ -152,6 +173,7 @@ impl Endpoint {
             password_command: None,
             sentinel: SentinelLogin::default(),
             psync: Vec::new(),
+            naming: Naming::Ip,
             db: None,
             tls: None,
             address_map: Vec::new(),
@@ -282,6 +304,32 @@ impl Endpoint {
             other => other.clone(),
         };
         self.address_map.iter().find(|(from, _)| *from == full).map_or(full, |(_, to)| to.clone())
+    }
+
+    /// What to connect to for a node of a cluster that has this IP address and port, and announces this host
+    /// name or none. The address map goes by either.
+    ///
+    /// A client that asks a node by a host name reaches the others by theirs, also where the cluster prefers
+    /// IP addresses: with TLS their certificates may know none.
+    pub fn reach_node(
+        &self,
+        naming: Naming,
+        announced: &Address,
+        hostname: Option<&str>,
+        told_by: &Address,
+    ) -> Address {
+        let by_ip = self.reach(announced, told_by);
+        let Address::Tcp(_, port) = announced else { return by_ip };
+        let named = hostname.map(|name| Address::Tcp(name.to_owned(), *port));
+        let is_mapped = |address: &Address| self.address_map.iter().any(|(from, _)| from == address);
+        let asked_by_name = told_by.host().is_some_and(|host| host.parse::<IpAddr>().is_err());
+        match named {
+            Some(named) if is_mapped(&named) => self.reach(&named, told_by),
+            _ if is_mapped(announced) => by_ip,
+            _ if naming == Naming::Unknown => self.reach(&Address::Tcp(String::new(), *port), told_by),
+            Some(named) if naming == Naming::Hostname || asked_by_name => named,
+            _ => by_ip,
+        }
     }
 }
 

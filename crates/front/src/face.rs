@@ -10,7 +10,7 @@ use bytes::Bytes;
 use parking_lot::RwLock;
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::Slot;
-use whimbrel_core::topology::{Group, Health, Member, Table};
+use whimbrel_core::topology::{Group, Health, Member, Naming, Table};
 use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::topology::Replies;
 
@@ -71,7 +71,7 @@ impl Face {
             id: id.clone(),
             ip: host.to_owned(),
             hostname: None,
-            prefers_hostname: false,
+            naming: Naming::Ip,
             port: (!tls).then_some(port),
             tls_port: tls.then_some(port),
             bus_port: None,

@@ -18,6 +18,7 @@ mod environment;
 mod file;
 pub mod help;
 mod merge;
+pub mod pages;
 pub mod reference;
 mod setting;
 mod shape;

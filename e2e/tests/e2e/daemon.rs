@@ -203,6 +203,61 @@ fn clients_find_the_cluster_by_it(engine: Engine) {
     daemon.end();
 }
 
+/// What a server answers, byte for byte.
+fn answered(port: u16, words: &[&str]) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("it is reached");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    let text: String = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
+    write!(stream, "*{}\r\n{text}*1\r\n$4\r\nPING\r\n", words.len()).expect("it listens");
+    let (mut all, mut part) = (Vec::new(), [0; 4_096]);
+    while !all.ends_with(b"+PONG\r\n") {
+        let read = stream.read(&mut part).expect("it answers in time");
+        assert!(read > 0, "it hung up after {:?}", String::from_utf8_lossy(&all));
+        all.extend_from_slice(&part[..read]);
+    }
+    String::from_utf8(all).expect("text")
+}
+
+/// Redirections and `CLUSTER SLOTS` are the same, byte for byte, and jobs reach all nodes.
+fn hosts_are_named_as_the_cluster_does(engine: Engine) {
+    for preferred in ["hostname", "unknown-endpoint"] {
+        let layout = [vec![0..=8191], vec![8192..=16383]];
+        let named = Scene::of(engine, 0, &layout).cluster(|cluster| {
+            cluster
+                .arg("cluster-preferred-endpoint-type", preferred)
+                .arg("cluster-announce-hostname", "localhost")
+        });
+        let scene = filled(named.start());
+        let daemon = serve(&scene, &EXTERNAL);
+        let agree = |words: &[&str]| {
+            let deadline = Instant::now() + PATIENCE;
+            loop {
+                let theirs = answered(scene.cluster.nodes()[0].port(), words);
+                let ours = answered(daemon.port, words);
+                if ours == theirs {
+                    return ours;
+                }
+                assert!(Instant::now() < deadline, "{preferred}: {ours:?} instead of {theirs:?}");
+                thread::sleep(Duration::from_millis(50));
+            }
+        };
+        let key = |slot: u16| format!("{{{}}}", tags_in(slot..=slot, 1)[0]);
+        let slots = agree(&["CLUSTER", "SLOTS"]);
+        assert!(slots.contains("localhost"), "{slots:?}");
+        assert_eq!(slots.contains("$-1"), preferred == "unknown-endpoint", "{slots:?}");
+        let moved = agree(&["GET", &key(16_000)]);
+        let port = scene.cluster.nodes()[1].port();
+        let host = if preferred == "hostname" { "localhost" } else { "" };
+        assert!(moved.starts_with(&format!("-MOVED 16000 {host}:{port}\r\n")), "{moved:?}");
+        let target = scene.cluster.node_id(1);
+        assert_eq!(daemon.cluster(&format!("MIGRATESLOTS SLOTSRANGE 100 120 NODE {target}")), "OK");
+        daemon.wait_for("100-120", &["success"]);
+        agree(&["CLUSTER", "SLOTS"]);
+        agree(&["GET", &key(110)]);
+        daemon.end();
+    }
+}
+
 /// A daemon whose jobs wait before they copy anything, until [`release`].
 fn serve_held(scene: &Scene) -> Served {
     Served::by(held(invocation(scene, "127.0.0.1:0", &EXTERNAL), scene))
@@ -698,5 +753,6 @@ whimbrel_lab::for_each_engine! {
         what_a_stop_interrupts_is_named
         moves_that_were_handed_to_it_survive_it
         clients_find_the_cluster_by_it
+        hosts_are_named_as_the_cluster_does
         a_password_keeps_others_out
 }

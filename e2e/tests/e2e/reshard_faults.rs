@@ -340,6 +340,33 @@ fn are_killed(engine: Engine, cases: Cases, how: &[&str]) {
 /// Phases in which the source owns all slots: what becomes of the job is nothing to clients.
 const BEFORE_THE_FENCE: [&str; 3] = ["snapshotting", "streaming", "draining"];
 
+/// Valkey tells replicas of a mark before the primary sets it. Where whimbrel dies between the two, replicas
+/// alone have it, and nobody would ever clear it.
+fn marks_that_only_a_replica_has_are_cleared(engine: Engine) {
+    let scene = scene(engine);
+    let before = scene.unwritten();
+    let (_, target) = owner(&scene, "at first");
+    let nodes = scene.cluster.nodes();
+    let replica = &nodes[replica_of(&scene, target)];
+    let (mut running, go_on) = paused_at(&scene, "mark-importing:before", "preparing", target);
+    let job = scene.unfinished().remove(0);
+    replica.suspend().expect("it is stopped");
+    std::fs::write(&go_on, "").expect("a file in our folder");
+    let waits = || {
+        let clients = nodes[target].call(&["INFO", "clients"]);
+        let clients = redis::from_redis_value::<String>(clients).expect("text");
+        !clients.contains("blocked_clients:0")
+    };
+    wait_until("the target waits for its replica", waits);
+    running.kill9();
+    wait_until("the target has noticed that whimbrel is gone", || !waits());
+    replica.resume().expect("it goes on");
+    wait_until_replica_follows(&scene, target);
+    scene.jobs(&["cancel", &job, "--cluster", &scene.cluster.seed()]).run().expect_code(0);
+    shards::assert_sound(&scene.cluster);
+    scene.assert_unchanged(&before);
+}
+
 /// While a node's last slots move, it and its replicas are kept from following them. That is put back,
 /// whichever process does it.
 fn settings_are_put_back_by_who_goes_on(engine: Engine) {
@@ -636,6 +663,11 @@ whimbrel_lab::for_each_engine! {
 
 whimbrel_lab::for_each_engine! {
     a_failover_of_a_third_node_takes_no_shard_down
+}
+
+whimbrel_lab::for_each_engine! {
+    on Valkey81 Valkey91:
+    marks_that_only_a_replica_has_are_cleared
 }
 
 whimbrel_lab::for_each_engine! {

@@ -165,9 +165,9 @@ fn entry(range: SlotRange, group: &Group, out: &mut Vec<u8>) {
     let node = &group.primary;
     // Writing to memory cannot fail.
     let _ = write!(out, "*3\r\n:{}\r\n:{}\r\n*4\r\n", range.start(), range.end());
-    for text in [node.endpoint(), node.id.as_str()] {
+    for text in [node.ip.as_str(), node.id.as_str()] {
         let _ = write!(out, "${}\r\n{text}\r\n", text.len());
-        if text == node.endpoint() {
+        if text == node.ip {
             let _ = write!(out, ":{}\r\n", node.client_port());
         }
     }

@@ -4,7 +4,7 @@ use anyhow::Context;
 use serde::Serialize;
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::Slot;
-use whimbrel_core::topology::{Group, Health, Member, Table};
+use whimbrel_core::topology::{Group, Health, Member, Naming, Table};
 use whimbrel_lab::{made_up_id, made_up_port};
 
 /// Slots of a cluster.
@@ -64,7 +64,7 @@ fn group(node: usize) -> anyhow::Result<Group> {
         id: node_id(node)?,
         ip: "127.0.0.1".to_owned(),
         hostname: None,
-        prefers_hostname: false,
+        naming: Naming::Ip,
         port: Some(port),
         tls_port: None,
         bus_port: Some(port + 10_000),

@@ -5,12 +5,12 @@ use std::sync::atomic::Ordering;
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use whimbrel_control::naming::{job_of, one_spelling};
-use whimbrel_control::steering::{self, Attendance, Came, LocalJob, Standing};
-use whimbrel_control::store::{Kind, Status, Store};
+use whimbrel_control::naming::job_of;
+use whimbrel_control::standing;
+use whimbrel_control::steering::{self, Attendance, Came, LocalJob};
+use whimbrel_control::store::{Kind, Store};
 use whimbrel_core::select::Selection;
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
-use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, ErrorKind, Result};
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_flow::budget::Rates;
@@ -102,11 +102,11 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
         from_replicas: args.from_replicas,
         ..options(selection, dbs, &args.limits, args.sides.retry_for)
     };
-    let description = describe(args, &options, &source, &target);
+    let description = args.which.names.between(&source.endpoint, &target.endpoint).copy(&options);
     options.job = job_of(&description);
     let name = format!("copy-{}", options.job);
     let folder = state_dir(args.state_dir.as_deref())?;
-    let resumes = args.resume || args.resume_or_begin && journal::exists(&folder, &name);
+    let resumes = args.going_on.resumes(&folder, &name);
     let plan = copy::plan(&source, &target, &options, !resumes, refuse_existing, args.dry_run, stop)
         .await
         .map_err(|e| {
@@ -157,7 +157,8 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     let begun_with = steering::beginning(&store, (Kind::Copy, &name), (&source, &target), again, resumes);
     // Cancelling the copy does not mean whatever comes after it.
     let stop = &stop.child_token();
-    let job = LocalJob::new(stop.clone(), options.rates.clone(), look(begun_with, progress.clone()));
+    let job =
+        LocalJob::new(stop.clone(), options.rates.clone(), standing::of_copy(begun_with, progress.clone()));
     let dbs = options.dbs.clone();
     let work = async {
         *begun = true;
@@ -202,41 +203,9 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
     Ok(if partial { Exit::Partial } else { Exit::Success })
 }
 
-/// How a copy stands that began so.
-fn look(begun_with: Status, progress: Arc<CopyProgress>) -> impl Fn() -> Standing + Send + Sync {
-    move || {
-        let counts = progress.snapshot();
-        let dealt_with = counts.written + counts.skipped + counts.gone + counts.failed;
-        let job = Status {
-            keys: counts.keys_total,
-            // What was done before an interruption is not counted again.
-            keys_moved: (begun_with.keys_moved + dealt_with).min(counts.keys_total),
-            phase: "copying".to_owned(),
-            ..begun_with.clone()
-        };
-        Standing { job, details: json!({"counts": counts}) }
-    }
-}
-
 /// Whether the target has keys where the copy goes.
 pub fn holds_keys(plan: &Plan) -> bool {
     plan.dbs.iter().any(|db| db.target_keys > 0)
-}
-
-/// What makes two copies the same copy. No password is in it.
-fn describe(args: &CopyArgs, options: &CopyOptions, source: &Deployment, target: &Deployment) -> String {
-    json!({
-        "source": one_spelling(&source.endpoint.address),
-        "target": one_spelling(&target.endpoint.address),
-        "dbs": options.dbs,
-        "match": args.which.names.matches,
-        "exclude": args.which.names.exclude,
-        "types": args.which.types,
-        "slots": args.which.names.slots.as_ref().map(ToString::to_string),
-        "existing": options.existing.described(),
-        "limit": options.limit,
-    })
-    .to_string()
 }
 
 fn say(args: &CopyArgs, text: &str) {
@@ -249,11 +218,11 @@ fn say(args: &CopyArgs, text: &str) {
 
 /// What happens to keys that exist, in words.
 fn policy(args: &CopyArgs, plan: &Plan, options: &CopyOptions) -> &'static str {
-    if args.replace || args.skip || args.fail || args.resume {
+    if args.replace || args.skip || args.fail || args.going_on.resume {
         options.existing.described()
     } else if plan.dbs.iter().all(|d| d.target_keys == 0) {
         "none given, none needed: the target is empty"
-    } else if args.resume_or_begin {
+    } else if args.going_on.resume_or_begin {
         // One that begins with keys in the target was refused.
         options.existing.described()
     } else {

@@ -7,9 +7,10 @@ use std::time::Instant;
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use whimbrel_control::naming::{job_of, one_spelling};
-use whimbrel_control::steering::{self, Attendance, Came, LocalJob, Standing};
-use whimbrel_control::store::{Kind, Status, Store};
+use whimbrel_control::naming::job_of;
+use whimbrel_control::standing;
+use whimbrel_control::steering::{self, Attendance, Came, LocalJob};
+use whimbrel_control::store::{Kind, Store};
 use whimbrel_core::units::{format_bytes, format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
@@ -73,7 +74,7 @@ async fn run_inner(args: &VerifyArgs, stop: CancellationToken) -> Result<VerifyR
     let begun_with =
         steering::beginning(&store, (Kind::Verify, &name), (&source, &target), again, args.resume);
     let stop = stop.child_token();
-    let look = look(begun_with, progress.clone(), options.check_extra);
+    let look = standing::of_verification(begun_with, progress.clone(), options.check_extra);
     let job = LocalJob::new(stop.clone(), options.rates.clone(), look);
     let work = verify(source, target, options, &args.show, Some(journal), progress, stop);
     let came = |report: &VerifyReport| match (report.stopped_early, report.is_equal()) {
@@ -113,7 +114,8 @@ fn open_journal(
         }
         return Ok(None);
     }
-    let description = describe(args, options, source, target);
+    let between = args.which.names.between(&source.endpoint, &target.endpoint);
+    let description = between.verification(options, args.sample.as_deref());
     let name = format!("verify-{}", job_of(&description));
     let folder = state_dir(args.state_dir.as_deref())?;
     // Two may compare the same at the same time; only one of them can be gone on with.
@@ -125,62 +127,11 @@ fn open_journal(
     Ok(Some(OpenJournal { journal, folder, name, again }))
 }
 
-/// How a verification stands that began so.
-fn look(
-    begun_with: Status,
-    progress: Arc<VerifyProgress>,
-    check_extra: bool,
-) -> impl Fn() -> Standing + Send + Sync {
-    move || {
-        let (done, all) = done(&progress, check_extra);
-        let job = Status { keys: all, keys_moved: done, phase: "comparing".to_owned(), ..begun_with.clone() };
-        let differing = progress.differing.load(Ordering::Relaxed);
-        Standing { job, details: json!({"differing": differing}) }
-    }
-}
-
-/// How many keys were looked at, and how many there are: each on both sides where extra ones are looked for.
-fn done(progress: &VerifyProgress, check_extra: bool) -> (u64, u64) {
-    let n = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    let (looked, total) = (n(&progress.compared) + n(&progress.extra_checked), n(&progress.total_estimate));
-    let all = if check_extra { 2 * total } else { total };
-    (looked.min(all), all)
-}
-
-/// What makes two verifications the same. No password is in it.
-fn describe(args: &VerifyArgs, options: &VerifyOptions, source: &Deployment, target: &Deployment) -> String {
-    let names = &args.which.names;
-    json!({
-        "source": one_spelling(&source.endpoint.address),
-        "target": one_spelling(&target.endpoint.address),
-        "dbs": options.dbs,
-        "match": names.matches,
-        "exclude": names.exclude,
-        "types": args.which.types,
-        "slots": names.slots.as_ref().map(ToString::to_string),
-        "depth": format!("{:?}", options.depth),
-        "sample": args.sample,
-        "ttl_tolerance_ms": args.ttl_tolerance,
-        "check_extra": options.check_extra,
-    })
-    .to_string()
-}
-
 fn scope(text: &str) -> Result<Scope> {
-    let fail = || {
+    Scope::sample(text).ok_or_else(|| {
         Error::options(Side::Own, "reading the options", format!("--sample {text} is no sample"))
             .with_remedy("write a number of keys, or a percentage such as 10%")
-    };
-    match text.strip_suffix('%') {
-        Some(percent) => match percent.parse() {
-            Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(Scope::SamplePercent(percent)),
-            _ => Err(fail()),
-        },
-        None => match text.parse() {
-            Ok(keys) if keys > 0 => Ok(Scope::SampleKeys(keys)),
-            _ => Err(fail()),
-        },
-    }
+    })
 }
 
 /// A full verification of what a copy was about.
@@ -239,7 +190,7 @@ fn lines(progress: Arc<VerifyProgress>, rates: Rates, check_extra: bool) -> impl
         let (compared, differing, bytes) = (n(&p.compared), n(&p.differing), n(&p.bytes));
         let (rechecking, extra, total) = (n(&p.rechecking), n(&p.extra_checked), n(&p.total_estimate));
         let seconds = started.elapsed().as_secs_f64().max(0.001);
-        let (done, all) = done(p, check_extra);
+        let (done, all) = standing::looked(p, check_extra);
         let before = *before.get_or_insert(done);
         let left_ms = left_ms((done - before, all.saturating_sub(before)), seconds);
         let elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);

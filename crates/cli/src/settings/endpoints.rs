@@ -73,20 +73,8 @@ impl Sides {
 /// # Errors
 /// `Options` for anything else.
 pub fn psync_names(texts: &[String]) -> Result<Vec<(Option<Address>, String)>> {
-    let name = |text: &String| {
-        let (at, name) = match text.rsplit_once('=') {
-            Some((at, name)) => (Some(Address::parse_tcp(at)), name),
-            None => (None, text.as_str()),
-        };
-        let is_name = !name.is_empty() && !name.contains([' ', ':']);
-        match at {
-            Some(None) => None,
-            Some(at) => is_name.then(|| (at, name.to_owned())),
-            None => is_name.then(|| (None, name.to_owned())),
-        }
-    };
     let parse = |text: &String| {
-        name(text).ok_or_else(|| {
+        Address::parse_renaming(text).ok_or_else(|| {
             let what = format!("{text} is no name of a command");
             Error::options(Side::Source, "reading the options", what)
                 .with_remedy("write --source-psync NAME, or HOST:PORT=NAME for one primary")
@@ -460,18 +448,12 @@ fn endpoint(side: Side, text: &str, access: &Access<'_>, insecure: bool) -> Resu
         }
     }
     for pair in access.map {
-        let parsed = pair
-            .split_once('=')
-            .and_then(|(from, to)| Some((Address::parse_tcp(from)?, Address::parse_tcp(to)?)));
-        let Some(pair) = parsed else {
-            return Err(Error::options(
-                side,
-                "reading the options",
-                format!("{pair} is no address map entry"),
-            )
-            .with_remedy("write ANNOUNCED_HOST:PORT=REACHABLE_HOST:PORT"));
-        };
-        endpoint.address_map.push(pair);
+        let parsed = Address::parse_mapping(pair).ok_or_else(|| {
+            let what = format!("{pair} is no address map entry");
+            Error::options(side, "reading the options", what)
+                .with_remedy("write ANNOUNCED_HOST:PORT=REACHABLE_HOST:PORT")
+        })?;
+        endpoint.address_map.push(parsed);
     }
     Ok(endpoint)
 }

@@ -1,8 +1,10 @@
 //! From what the user typed to a selection of keys.
 
+use whimbrel_control::naming::Between;
 use whimbrel_core::glob::{Pattern, leaves_class_open};
 use whimbrel_core::select::Selection;
 use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_flow::copy::{DbPair, databases};
 
@@ -37,6 +39,12 @@ impl Names {
             exclude: patterns(&self.exclude)?,
             slots: self.slots.clone(),
         })
+    }
+
+    /// What a job between these two is about.
+    pub fn between<'a>(&'a self, source: &'a Endpoint, target: &'a Endpoint) -> Between<'a> {
+        let Names { matches, exclude, slots, .. } = self;
+        Between { source, target, matches, exclude, slots: slots.as_ref() }
     }
 
     /// What `--db` says, before any server is asked.

@@ -1,30 +1,32 @@
-//! The journal of a fleet's coordinator, and the usual one: a redb file.
+//! The journal of a fleet's coordinator, and the usual one: documents in a redb file.
 //!
-//! It has what [`Snapshot`] has, one entry for each member and row, in its last state. So it does not grow
-//! with the number of changes. The process that has it open keeps others from opening it.
+//! It has what [`Snapshot`] has, one document for each member, row and part, in its last state. So it does
+//! not grow with the number of changes. The process that has it open keeps others from opening it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::{Path, PathBuf};
 
-use redb::{Database, ReadableDatabase as _, ReadableTable, TableDefinition};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use whimbrel_core::fleet::{MemberId, PARTITIONS_MAX, Record, Snapshot};
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_fleet::protocol::{BACKENDS_MAX, Backend, TEXT_BYTES_MAX};
+use whimbrel_flow::journal::{Documents as _, OpenError, RedbDocuments};
 
-/// Numbers by name: format, partitions, term, the next member's number.
-const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
+/// Names of documents that hold a number each.
+const FORMATTED: &str = "format";
+const PARTITIONS: &str = "partitions";
+const TERM: &str = "term";
+const NEXT_MEMBER: &str = "next member";
 
-/// Records of members and of rows, as [`Record::encode`] writes them, by the number of the member or
-/// partition.
-const MEMBERS: TableDefinition<'_, u32, &[u8]> = TableDefinition::new("members");
-const ROWS: TableDefinition<'_, u32, &[u8]> = TableDefinition::new("rows");
+/// What precedes the number of a member, partition or backend. Such a document is a [`Record`], as
+/// [`Record::encode`] writes it, in base64.
+const RECORDS: [&str; 3] = ["member ", "row ", "part "];
 
-/// Records of the parts that backends have, by their numbers.
-const PARTS: TableDefinition<'_, u32, &[u8]> = TableDefinition::new("parts");
-
-/// Numbers of backends by name, as rows have them.
-const BACKENDS: TableDefinition<'_, &str, u32> = TableDefinition::new("backends");
+/// What precedes the name of a backend. Such a document is the number that rows have for it.
+const BACKEND: &str = "backend ";
 
 /// A journal of another format is refused.
 pub(super) const FORMAT: u64 = 1;
@@ -51,7 +53,7 @@ pub trait Journal: Send + 'static {
 #[derive(Debug)]
 pub struct FleetJournal {
     path: PathBuf,
-    db: Database,
+    documents: RedbDocuments,
     next_member: u32,
 }
 
@@ -68,16 +70,21 @@ impl FleetJournal {
                 "a fleet has 1 to {PARTITIONS_MAX} partitions, not {partitions}"
             )));
         }
-        let db = Database::create(path).map_err(|e| match e {
-            redb::DatabaseError::DatabaseAlreadyOpen => fail(&"another coordinator has it open"),
-            other => fail(&other),
+        let documents = RedbDocuments::create(path).map_err(|e| match e {
+            OpenError::InUse => fail(&"another coordinator has it open"),
+            OpenError::Failed(e) => fail(&e),
         })?;
-        let snapshot = begin(&db, partitions).map_err(|e| fail(&e))?;
+        // Nobody writes between the two: this process alone has it open.
+        let snapshot = documents.all().map(|all| snapshot_of(&all, partitions)).map_err(|e| fail(&e))?;
         let Some(snapshot) = snapshot else {
             return Err(fail(&"it is of another number of partitions, or of another version of whimbrel"));
         };
+        let numbers = [(FORMATTED, FORMAT), (PARTITIONS, partitions.into()), (TERM, snapshot.term)];
+        let numbers = numbers.map(|(name, number)| (name, number.to_string()));
+        let changes = numbers.iter().map(|(name, number)| (*name, Some(number.as_str())));
+        documents.change(changes).map_err(|e| fail(&e))?;
         let next_member = snapshot.next_member;
-        Ok((FleetJournal { path: path.to_owned(), db, next_member }, snapshot))
+        Ok((FleetJournal { path: path.to_owned(), documents, next_member }, snapshot))
     }
 
     /// Gives each backend the number that it had, or the next one, and writes that down. Each is a name and
@@ -89,7 +96,7 @@ impl FleetJournal {
     pub fn name_backends(&mut self, backends: &[(String, String)]) -> Result<Vec<Backend>> {
         let path = &self.path;
         numbered(&path.display().to_string(), backends, |names| {
-            number_backends(&self.db, names).map_err(|e| failed(path, &e))
+            number_backends(&self.documents, names).map_err(|e| failed(path, &e))
         })
     }
 }
@@ -141,43 +148,57 @@ pub(super) fn number_of(
 impl Journal for FleetJournal {
     /// In one transaction.
     fn write(&mut self, records: &[Record]) -> Result<()> {
-        let next_member = append(&self.db, self.next_member, records).map_err(|e| failed(&self.path, &e))?;
+        let mut next_member = self.next_member;
+        let mut changes = Vec::with_capacity(records.len() + 1);
+        for record in records {
+            if let Record::Member(MemberId(number), _) | Record::Gone(MemberId(number)) = record {
+                next_member = next_member.max(number.saturating_add(1));
+            }
+            changes.push(change_of(record));
+        }
+        changes.push((NEXT_MEMBER.to_owned(), Some(next_member.to_string())));
+        let changes = changes.iter().map(|(name, text)| (name.as_str(), text.as_deref()));
+        self.documents.change(changes).map_err(|e| failed(&self.path, &e))?;
         self.next_member = next_member;
         Ok(())
     }
 
     fn latest_term(&mut self) -> Result<u64> {
-        term(&self.db).map_err(|e| failed(&self.path, &e))
+        let term = self.documents.read(TERM).map_err(|e| failed(&self.path, &e))?;
+        Ok(term.and_then(|term| term.parse().ok()).unwrap_or(0))
     }
 }
 
-fn term(db: &Database) -> std::result::Result<u64, redb::Error> {
-    let numbers = db.begin_read()?.open_table(NUMBERS)?;
-    Ok(numbers.get("term")?.map_or(0, |term| term.value()))
+/// The document that a record changes, and what becomes of it.
+fn change_of(record: &Record) -> (String, Option<String>) {
+    let [member, row, part] = RECORDS;
+    let (name, stays) = match record {
+        Record::Member(MemberId(number), _) => (format!("{member}{number}"), true),
+        Record::Gone(MemberId(number)) => (format!("{member}{number}"), false),
+        Record::Row(partition, _) => (format!("{row}{partition}"), true),
+        Record::Backend(backend, _) => (format!("{part}{backend}"), true),
+    };
+    let mut bytes = Vec::new();
+    record.encode(&mut bytes);
+    (name, stays.then(|| STANDARD.encode(&bytes)))
 }
 
 /// All names with their numbers, those included that have just got one; or one that has a number and is
 /// missing.
 fn number_backends(
-    db: &Database,
+    documents: &RedbDocuments,
     names: &[&str],
-) -> std::result::Result<std::result::Result<BTreeMap<String, u32>, String>, redb::Error> {
-    let tx = db.begin_write()?;
-    let mut known = BTreeMap::new();
-    {
-        let mut table = tx.open_table(BACKENDS)?;
-        for entry in table.iter()? {
-            let (name, number) = entry?;
-            known.insert(name.value().to_owned(), number.value());
-        }
-        if let Err(missing) = number_of(&mut known, names) {
-            return Ok(Err(missing));
-        }
-        for (name, number) in &known {
-            table.insert(name.as_str(), number)?;
-        }
+) -> io::Result<std::result::Result<BTreeMap<String, u32>, String>> {
+    let of_backend = |(name, number): (String, String)| {
+        Some((name.strip_prefix(BACKEND)?.to_owned(), number.parse().ok()?))
+    };
+    let mut known: BTreeMap<String, u32> = documents.all()?.into_iter().filter_map(of_backend).collect();
+    if let Err(missing) = number_of(&mut known, names) {
+        return Ok(Err(missing));
     }
-    tx.commit()?;
+    let changes: Vec<(String, String)> =
+        known.iter().map(|(name, number)| (format!("{BACKEND}{name}"), number.to_string())).collect();
+    documents.change(changes.iter().map(|(name, number)| (name.as_str(), Some(number.as_str()))))?;
     Ok(Ok(known))
 }
 
@@ -186,74 +207,21 @@ fn failed(path: &Path, what: &dyn std::fmt::Display) -> Error {
         .with_remedy("see that the disk has room and no other coordinator runs, or choose another file")
 }
 
-/// Raises the term and reads the rest, in one transaction: nothing is written between the two. None where the
-/// file is of something else.
-fn begin(db: &Database, partitions: u32) -> std::result::Result<Option<Snapshot>, redb::Error> {
-    let tx = db.begin_write()?;
+/// What is written down, in the next term. `None` where it is of something else.
+fn snapshot_of(all: &BTreeMap<String, String>, partitions: u32) -> Option<Snapshot> {
+    let number = |name: &str| all.get(name).and_then(|number| number.parse::<u64>().ok());
+    let known = (number(FORMATTED), number(PARTITIONS));
+    if ![(None, None), (Some(FORMAT), Some(partitions.into()))].contains(&known) {
+        return None;
+    }
     let mut snapshot = Snapshot::new(partitions);
-    {
-        let mut numbers = tx.open_table(NUMBERS)?;
-        let number = |name: &str| -> std::result::Result<Option<u64>, redb::Error> {
-            Ok(numbers.get(name)?.map(|value| value.value()))
-        };
-        let known = (number("format")?, number("partitions")?);
-        if ![(None, None), (Some(FORMAT), Some(partitions.into()))].contains(&known) {
-            return Ok(None);
-        }
-        snapshot.term = number("term")?.unwrap_or(0) + 1;
-        let next_member = number("next member")?.and_then(|next| u32::try_from(next).ok());
-        snapshot.next_member = next_member.unwrap_or(snapshot.next_member);
-        numbers.insert("format", FORMAT)?;
-        numbers.insert("partitions", u64::from(partitions))?;
-        numbers.insert("term", snapshot.term)?;
-        for table in [tx.open_table(MEMBERS)?, tx.open_table(ROWS)?, tx.open_table(PARTS)?] {
-            for entry in table.iter()? {
-                let (_, bytes) = entry?;
-                let Ok(record) = Record::decode(bytes.value()) else { return Ok(None) };
-                snapshot.apply(&record);
-            }
-        }
+    snapshot.term = number(TERM).unwrap_or(0) + 1;
+    let next_member = number(NEXT_MEMBER).and_then(|next| u32::try_from(next).ok());
+    snapshot.next_member = next_member.unwrap_or(snapshot.next_member);
+    for (_, text) in all.iter().filter(|(name, _)| RECORDS.iter().any(|kind| name.starts_with(kind))) {
+        snapshot.apply(&Record::decode(&STANDARD.decode(text).ok()?).ok()?);
     }
-    tx.commit()?;
-    Ok(Some(snapshot))
-}
-
-fn append<'a>(
-    db: &Database,
-    mut next_member: u32,
-    records: impl IntoIterator<Item = &'a Record>,
-) -> std::result::Result<u32, redb::Error> {
-    let tx = db.begin_write()?;
-    {
-        let (mut members, mut rows) = (tx.open_table(MEMBERS)?, tx.open_table(ROWS)?);
-        let mut parts = tx.open_table(PARTS)?;
-        let mut bytes = Vec::new();
-        let mut enlist = |MemberId(number): &MemberId| {
-            next_member = next_member.max(number.saturating_add(1));
-            *number
-        };
-        for record in records {
-            bytes.clear();
-            record.encode(&mut bytes);
-            match record {
-                Record::Member(member, _) => {
-                    members.insert(enlist(member), bytes.as_slice())?;
-                }
-                Record::Gone(member) => {
-                    members.remove(enlist(member))?;
-                }
-                Record::Row(partition, _) => {
-                    rows.insert(*partition, bytes.as_slice())?;
-                }
-                Record::Backend(backend, _) => {
-                    parts.insert(*backend, bytes.as_slice())?;
-                }
-            }
-        }
-        tx.open_table(NUMBERS)?.insert("next member", u64::from(next_member))?;
-    }
-    tx.commit()?;
-    Ok(next_member)
+    Some(snapshot)
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! One node's view as a slot table, in the words that clients get.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::Slot;
@@ -15,7 +14,7 @@ impl ClusterView {
     /// the slots that they claim, and replicas of such.
     ///
     /// Nodes are named as they announce themselves: the address map is the way that we take, clients may have
-    /// another. A port that was told over TLS is a port for TLS.
+    /// another. They are named by what the cluster prefers. A port that was told over TLS is a port for TLS.
     pub fn table(&self, endpoint: &Endpoint) -> Table {
         let told: Vec<&Node> = self.nodes.iter().filter(|node| is_told(node)).collect();
         let mut groups = Vec::new();
@@ -52,8 +51,7 @@ impl ClusterView {
             id: node.id.clone(),
             ip: ip.to_owned(),
             hostname: node.hostname.clone(),
-            // A client that asks by name gets names.
-            prefers_hostname: self.asked.host().is_some_and(|host| host.parse::<IpAddr>().is_err()),
+            naming: endpoint.naming,
             port,
             tls_port,
             bus_port: node.bus_port,
@@ -77,13 +75,19 @@ mod tests {
     use super::*;
     use crate::error::Side;
     use whimbrel_core::slot::SlotRange;
+    use whimbrel_core::topology::Naming;
 
     fn id(digit: char) -> String {
         std::iter::repeat_n(digit, NodeId::LENGTH).collect()
     }
 
     fn table(text: &str, asked: &str) -> Table {
+        table_of(text, asked, Naming::Ip)
+    }
+
+    fn table_of(text: &str, asked: &str, naming: Naming) -> Table {
         let mut endpoint = Endpoint::parse(Side::Source, asked).expect("an address");
+        endpoint.naming = naming;
         let parse = |text| Address::parse_tcp(text).expect("an address");
         endpoint.address_map = vec![(parse("10.0.0.2:7001"), parse("127.0.0.1:9001"))];
         let view = ClusterView::parse(text, &endpoint, &endpoint.address).expect("a good reply");
@@ -104,7 +108,7 @@ mod tests {
         let [first, second] = told.shards() else { panic!("{told:?}") };
         let (mine, failed) = (&first.group().primary, &second.group().primary);
         assert_eq!((mine.ip.as_str(), mine.port, mine.tls_port), ("10.0.0.1", Some(7000), None));
-        assert_eq!((failed.endpoint(), failed.client_port()), ("10.0.0.2", 7001));
+        assert_eq!((failed.endpoint(), failed.client_port()), (Some("10.0.0.2"), 7001));
         assert_eq!((failed.health, failed.config_epoch), (Health::Failed, 2));
         let replica = &first.group().replicas[0];
         assert_eq!(
@@ -118,12 +122,16 @@ mod tests {
     }
 
     #[test]
-    fn a_table_asked_for_by_name_and_over_tls_says_names_and_ports_for_tls() {
+    fn a_table_names_hosts_as_the_cluster_prefers_and_ports_for_tls() {
         let text =
             format!("{} 10.0.0.2:7001@17001,b.example myself,master - 0 0 2 connected 0-16383\n", id('b'));
-        let told = table(&text, "rediss://b.example:7001");
-        let member = &told.shards()[0].group().primary;
-        assert_eq!((member.endpoint(), member.ip.as_str()), ("b.example", "10.0.0.2"));
-        assert_eq!((member.port, member.tls_port), (None, Some(7001)));
+        for (naming, named) in
+            [(Naming::Ip, Some("10.0.0.2")), (Naming::Hostname, Some("b.example")), (Naming::Unknown, None)]
+        {
+            let told = table_of(&text, "rediss://b.example:7001", naming);
+            let member = &told.shards()[0].group().primary;
+            assert_eq!((member.endpoint(), member.ip.as_str()), (named, "10.0.0.2"));
+            assert_eq!((member.port, member.tls_port), (None, Some(7001)));
+        }
     }
 }

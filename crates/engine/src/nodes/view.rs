@@ -1,7 +1,5 @@
 //! One node's view of its cluster.
 
-use std::net::IpAddr;
-
 use whimbrel_core::cluster::Role;
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::{Slot, SlotRange, SlotSet};
@@ -267,10 +265,6 @@ impl Node {
 }
 
 /// Where an announced node is reached, its bus port, and the host name that it announces.
-///
-/// A client that asks a node by a host name reaches the others by theirs, where they announce any: with TLS
-/// their certificates may know no IP address. A client that asks by an IP address reaches the others by IP
-/// addresses.
 fn parse_announced(
     text: &str,
     endpoint: &Endpoint,
@@ -290,18 +284,7 @@ fn parse_announced(
         place.rsplit_once(':')?;
         return Some((Address::Tcp(String::new(), 0), bus_port, hostname.map(str::to_owned)));
     };
-    let by_ip = endpoint.reach(&announced, told_by);
-    let address = match (hostname, &announced) {
-        (Some(name), Address::Tcp(_, port)) => {
-            let named = Address::Tcp(name.to_owned(), *port);
-            let by_name = endpoint.reach(&named, told_by);
-            let name_is_mapped = by_name != named;
-            let ip_is_mapped = endpoint.address_map.iter().any(|(from, _)| *from == announced);
-            let asked_by_name = told_by.host().is_some_and(|host| host.parse::<IpAddr>().is_err());
-            if name_is_mapped || asked_by_name && !ip_is_mapped { by_name } else { by_ip }
-        }
-        _ => by_ip,
-    };
+    let address = endpoint.reach_node(endpoint.naming, &announced, hostname, told_by);
     Some((address, bus_port, hostname.map(str::to_owned)))
 }
 

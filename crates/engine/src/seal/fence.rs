@@ -140,7 +140,9 @@ impl Fence {
             let mut link = deployment.open(&deployment.server(), 0).await?;
             link.call(&[b"REPLICAOF", NOWHERE.0, NOWHERE.1]).await?;
         }
-        self.rule(deployment, |_| vec!["-@write"]).await?;
+        for address in self.nodes_with_users(deployment) {
+            self.rule(deployment, &address, |_| vec!["-@write"]).await?;
+        }
         if self.kind == FenceKind::Acl {
             for address in deployment.topology().nodes() {
                 let mut link = deployment.open(address, 0).await?;
@@ -177,10 +179,10 @@ impl Fence {
         Ok(())
     }
 
-    /// Takes it down. A pause ends as well, whichever client began it.
+    /// Takes it down, on each node that lets it be done. A pause ends as well, whichever client began it.
     ///
     /// # Errors
-    /// As [`Deployment::open`] and [`Link::call`].
+    /// As [`Deployment::open`] and [`Link::call`]: the first. A part of it may stand still then.
     pub async fn lift(&self, deployment: &Deployment) -> Result<()> {
         if self.kind == FenceKind::ReadonlyReplica {
             let mut link = deployment.open(&deployment.server(), 0).await?;
@@ -189,20 +191,35 @@ impl Fence {
         if matches!(self.kind, FenceKind::Pause { .. }) {
             Seal::open(deployment).await?.release().await?;
         }
-        self.rule(deployment, FencedUser::rules).await
+        let mut failure = None;
+        for address in self.nodes_with_users(deployment) {
+            // A node that is gone does not keep clients of the others from writing.
+            failure = failure.or(self.rule(deployment, &address, FencedUser::rules).await.err());
+        }
+        failure.map_or(Ok(()), Err)
     }
 
-    /// Gives each user the rules that `rules` has for it. Who was deleted since is not made anew.
-    async fn rule(&self, deployment: &Deployment, rules: fn(&FencedUser) -> Vec<&str>) -> Result<()> {
-        for address in deployment.topology().nodes().filter(|_| !self.users.is_empty()) {
-            let mut link = deployment.open(address, 0).await?;
-            let at = address.to_string();
-            let names = names_of_users(&mut link).await?;
-            for user in self.users.iter().filter(|user| user.at == at && names.contains(&user.name)) {
-                let mut command: Vec<&[u8]> = vec![b"ACL", b"SETUSER", user.name.as_bytes()];
-                command.extend(rules(user).into_iter().map(str::as_bytes));
-                link.call(&command).await?;
-            }
+    /// The nodes on which rights of users are changed.
+    fn nodes_with_users(&self, deployment: &Deployment) -> Vec<Address> {
+        let topology = deployment.topology();
+        topology.nodes().filter(|_| !self.users.is_empty()).cloned().collect()
+    }
+
+    /// Gives each user of a node the rules that `rules` has for it. One that was deleted since is not made
+    /// anew.
+    async fn rule(
+        &self,
+        deployment: &Deployment,
+        address: &Address,
+        rules: fn(&FencedUser) -> Vec<&str>,
+    ) -> Result<()> {
+        let mut link = deployment.open(address, 0).await?;
+        let at = address.to_string();
+        let names = names_of_users(&mut link).await?;
+        for user in self.users.iter().filter(|user| user.at == at && names.contains(&user.name)) {
+            let mut command: Vec<&[u8]> = vec![b"ACL", b"SETUSER", user.name.as_bytes()];
+            command.extend(rules(user).into_iter().map(str::as_bytes));
+            link.call(&command).await?;
         }
         Ok(())
     }

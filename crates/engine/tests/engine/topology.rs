@@ -16,6 +16,7 @@ whimbrel_lab::for_each_engine! {
     async on Redis70 Valkey91:
         large_tables_are_told_as_servers_tell_them
         clusters_with_replicas_are_told_as_servers_tell_them
+        hosts_are_named_as_the_cluster_prefers
 }
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -180,5 +181,57 @@ async fn clusters_with_replicas_are_told_as_servers_tell_them(engine: Engine) {
         })
         .await;
         assert_alike(link).await;
+    }
+}
+
+/// How a cluster may name its hosts, whether nodes announce a host name, and what that is in each case.
+const NAMINGS: [(&str, bool, Option<&str>); 4] = [
+    ("hostname", true, Some("localhost")),
+    ("hostname", false, Some("?")),
+    ("unknown-endpoint", true, None),
+    ("unknown-endpoint", false, None),
+];
+
+async fn hosts_are_named_as_the_cluster_prefers(engine: Engine) {
+    for (preferred, is_announced, named) in NAMINGS {
+        let mut builder = Cluster::builder(engine).arg("cluster-preferred-endpoint-type", preferred);
+        if is_announced {
+            builder = builder.arg("cluster-announce-hostname", "localhost");
+        }
+        let cluster = builder.start().expect("the cluster starts");
+        let address = cluster.nodes()[0].addr();
+        // Names spread by gossip.
+        let mut asked = link(&address).await;
+        until(async || {
+            let nodes = asked.call(&[b"CLUSTER", b"NODES"]).await.expect("nodes");
+            let text = nodes.as_str().expect("text");
+            !is_announced || text.lines().all(|line| line.contains(",localhost"))
+        })
+        .await;
+        let mut asked = link(&address).await;
+        for protocol in [Protocol::Resp2, Protocol::Resp3] {
+            let version: &[u8] = if protocol == Protocol::Resp3 { b"3" } else { b"2" };
+            asked.call(&[b"HELLO", version]).await.expect("the server speaks both");
+            let slots = asked.call(&[b"CLUSTER", b"SLOTS"]).await.expect("slots");
+            let first = slots.as_items().expect("a list")[0].as_items().expect("an entry")[2].clone();
+            assert_eq!(first.as_items().expect("a node")[0].as_str(), named, "{preferred} {slots:?}");
+            // There are no replicas, which servers name in an order of their own.
+            let ours = replies(&mut asked).await.slots(protocol);
+            assert_eq!(parsed(&ours), slots, "{preferred}");
+        }
+        asked.call(&[b"HELLO", b"2"]).await.expect("the server speaks both");
+        assert_alike(asked).await;
+        // Whimbrel reaches all nodes of it.
+        let endpoint = Endpoint::parse(Side::Source, &address).expect("an address");
+        let deployment = Deployment::probe(endpoint, LinkOptions::default()).await.expect("it answers");
+        let mut asked = deployment.open(&deployment.endpoint.address, 0).await.expect("the node answers");
+        let view = ClusterView::ask(&mut asked).await.expect("a view");
+        let topology = deployment.topology();
+        assert_eq!(topology.shards.len(), 3);
+        for shard in &topology.shards {
+            let node = view.nodes.iter().find(|node| node.id.as_str() == shard.id).expect("it is there");
+            assert_eq!(node.address, shard.primary, "{preferred}");
+            deployment.open(&shard.primary, 0).await.expect("each node answers");
+        }
     }
 }

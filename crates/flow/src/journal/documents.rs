@@ -4,6 +4,7 @@
 //! is opened anew for the next access. What was there before the failed write is there still. The lock is
 //! kept meanwhile: otherwise a second process could begin the same job.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -14,7 +15,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use redb::backends::FileBackend;
-use redb::{BackendError, Database, DatabaseError, ReadableDatabase, StorageBackend, TableDefinition};
+use redb::{
+    BackendError, Database, DatabaseError, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition,
+    TableHandle,
+};
 
 use super::files::{refuse_link, replace};
 
@@ -99,8 +103,56 @@ impl RedbDocuments {
     fn of(path: &Path, options: &mut OpenOptions) -> Result<RedbDocuments, OpenError> {
         let file = options.read(true).write(true).open(path).map_err(OpenError::Failed)?;
         let file = Arc::new(FileBackend::new(file)?);
-        let db = Mutex::new(Some(database(&file)?));
-        Ok(RedbDocuments { path: path.to_owned(), file, db })
+        let db = database(&file)?;
+        if has_other_tables(&db).map_err(|e| OpenError::Failed(failure(e)))? {
+            let what = "another version of whimbrel has written it";
+            return Err(OpenError::Failed(io::Error::other(what)));
+        }
+        Ok(RedbDocuments { path: path.to_owned(), file, db: Mutex::new(Some(db)) })
+    }
+
+    /// All documents by their names.
+    ///
+    /// # Errors
+    /// Where they cannot be read.
+    pub fn all(&self) -> io::Result<BTreeMap<String, String>> {
+        self.with(|db| {
+            let table = match db.begin_read()?.open_table(DOCUMENTS) {
+                Ok(table) => table,
+                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(BTreeMap::new()),
+                Err(e) => return Err(e.into()),
+            };
+            let mut all = BTreeMap::new();
+            for entry in table.iter()? {
+                let (name, text) = entry?;
+                all.insert(name.value().to_owned(), text.value().to_owned());
+            }
+            Ok(all)
+        })
+    }
+
+    /// Writes documents and removes those that are to be `None`: all of it or nothing. It is on disk when
+    /// this returns.
+    ///
+    /// # Errors
+    /// Where that cannot be done: a full disk, for example.
+    pub fn change<'a>(
+        &self,
+        changes: impl IntoIterator<Item = (&'a str, Option<&'a str>)>,
+    ) -> io::Result<()> {
+        self.with(|db| {
+            let tx = db.begin_write()?;
+            {
+                let mut table = tx.open_table(DOCUMENTS)?;
+                for (name, text) in changes {
+                    match text {
+                        Some(text) => drop(table.insert(name, text)?),
+                        None => drop(table.remove(name)?),
+                    }
+                }
+            }
+            Ok(tx.commit()?)
+        })
     }
 
     fn with<T>(&self, work: impl FnOnce(&Database) -> Result<T, redb::Error>) -> io::Result<T> {
@@ -115,6 +167,10 @@ impl RedbDocuments {
         }
         done
     }
+}
+
+fn has_other_tables(db: &Database) -> Result<bool, redb::Error> {
+    Ok(db.begin_read()?.list_tables()?.any(|table| table.name() != DOCUMENTS.name()))
 }
 
 fn database(file: &Arc<FileBackend>) -> Result<Database, DatabaseError> {
@@ -132,16 +188,7 @@ impl Documents for RedbDocuments {
     }
 
     fn write(&self, documents: &[(&str, &str)]) -> io::Result<()> {
-        self.with(|db| {
-            let tx = db.begin_write()?;
-            {
-                let mut table = tx.open_table(DOCUMENTS)?;
-                for (name, text) in documents {
-                    table.insert(*name, *text)?;
-                }
-            }
-            Ok(tx.commit()?)
-        })
+        self.change(documents.iter().map(|(name, text)| (*name, Some(*text))))
     }
 
     fn remove(self: Box<Self>) -> io::Result<()> {
@@ -265,6 +312,31 @@ mod tests {
     fn documents_are_found_again() {
         keeps(|path| Box::new(RedbDocuments::create(path).expect("opened")));
         keeps(|path| Box::new(FileDocument::new(path)));
+    }
+
+    #[test]
+    fn what_is_changed_at_once_is_found_by_name() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let documents = RedbDocuments::create(&folder.path().join("a-journal")).expect("made");
+        assert!(documents.all().expect("read").is_empty());
+        documents.change([("a", Some("1")), ("b", Some("2")), ("c", Some("3"))]).expect("written");
+        documents.change([("b", None), ("c", Some("4")), ("d", None)]).expect("written");
+        let all = documents.all().expect("read");
+        let all: Vec<(&str, &str)> = all.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
+        assert_eq!(all, [("a", "1"), ("c", "4")]);
+    }
+
+    #[test]
+    fn a_file_of_something_else_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a-journal");
+        let tx = Database::create(&path).expect("made").begin_write().expect("begun");
+        tx.open_table(TableDefinition::<u32, u32>::new("other")).expect("a table");
+        tx.commit().expect("written");
+        let OpenError::Failed(refused) = RedbDocuments::open(&path).expect_err("refused") else {
+            panic!("nobody has it open");
+        };
+        assert!(refused.to_string().contains("another version"), "{refused}");
     }
 
     #[test]

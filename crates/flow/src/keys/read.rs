@@ -98,7 +98,7 @@ pub enum Found {
 #[derive(Debug)]
 pub enum Answer {
     /// One for each key, in their order.
-    Found(Vec<(Bytes, Found)>),
+    Found(Vec<Found>),
     /// There are expiries in the database: all have to be read again, with [`Read::expiries`].
     ExpiriesSeen,
     /// The server does not let us use transactions: they have to be read in another way.
@@ -179,54 +179,54 @@ impl Read {
         if self.asking { 2 * commands } else { commands }
     }
 
-    /// What the replies to [`Read::push`] say, of keys in database `db`.
-    pub fn answer(&self, keys: &[Bytes], replies: Vec<Value>, db: u32) -> Answer {
+    /// What the replies to [`Read::push`] say, of so many keys in database `db`.
+    pub fn answer(&self, keys: usize, mut replies: Vec<Value>, db: u32) -> Answer {
         match (self.way, self.expiries) {
             (Way::Transaction, _) => return self.answer_of_transaction(keys, replies, db),
             (Way::Bracketed, false) => {
-                let [before, values @ .., after] = &replies[..] else {
+                let [before, values @ .., after] = &mut replies[..] else {
                     return Answer::Unexpected("INFO", None);
                 };
+                if values.len() != keys {
+                    return Answer::Unexpected("read a pipeline", None);
+                }
                 if has_expiries(before, db) != Some(false) || has_expiries(after, db) != Some(false) {
                     return Answer::ExpiriesSeen;
                 }
-                let found =
-                    keys.iter().zip(values).map(|(key, value)| (key.clone(), self.found_alone(value)));
-                return Answer::Found(found.collect());
+                return Answer::Found(values.iter_mut().map(|value| self.found_alone(value)).collect());
             }
             _ => {}
         }
         let each = self.replies_of_each();
-        if replies.len() < each * keys.len() {
+        if replies.len() < each * keys {
             return Answer::Unexpected("read a pipeline", None);
         }
-        let found = keys.iter().zip(replies.chunks(each));
-        Answer::Found(found.map(|(key, replies)| (key.clone(), self.found(replies))).collect())
+        Answer::Found(replies.chunks_mut(each).take(keys).map(|replies| self.found(replies)).collect())
     }
 
-    /// What the replies about one key say: [`Read::replies_of_each`] of them.
-    pub fn found(&self, replies: &[Value]) -> Found {
-        let unasked: Vec<Value>;
+    /// What the replies about one key say: [`Read::replies_of_each`] of them. The value is taken out of them.
+    pub fn found(&self, replies: &mut [Value]) -> Found {
+        let mut unasked: Vec<Value>;
         let replies = match self.asking {
             true => {
-                unasked = replies.iter().skip(1).step_by(2).cloned().collect();
-                &unasked[..]
+                unasked = replies.iter_mut().skip(1).step_by(2).map(taken).collect();
+                &mut unasked[..]
             }
             false => replies,
         };
         if !self.expiries {
-            return replies.first().map_or(Found::Unstable, |value| self.found_alone(value));
+            return replies.first_mut().map_or(Found::Unstable, |value| self.found_alone(value));
         }
         if self.way != Way::Bracketed {
-            let Some((value, told)) = replies.split_first() else { return Found::Unstable };
+            let Some((value, told)) = replies.split_first_mut() else { return Found::Unstable };
             return match self.expiry(told) {
                 // Between the two it has expired, or was removed.
                 Expiry::Gone if ServerError::of(value).is_none() => Found::Gone,
                 expiry => self.found_with(value, expiry, told),
             };
         }
-        let Some((before, [value, after @ ..])) = replies.split_at_checked(expiry::commands(self.absolute))
-        else {
+        let looks = expiry::commands(self.absolute);
+        let Some((before, [value, after @ ..])) = replies.split_at_mut_checked(looks) else {
             return Found::Unstable;
         };
         let expiry = self.expiry(before);
@@ -239,15 +239,15 @@ impl Read {
     }
 
     /// Of a key that has no expiry.
-    fn found_alone(&self, value: &Value) -> Found {
+    fn found_alone(&self, value: &mut Value) -> Found {
         match ServerError::of(value) {
             Some(e) => self.refused(e),
-            None => value.as_bytes().map_or(Found::Gone, |value| Found::Value(value.clone(), None)),
+            None => taken(value).into_bytes().map_or(Found::Gone, |value| Found::Value(value, None)),
         }
     }
 
     /// Of a key, its expiry, and the replies that it was told by.
-    fn found_with(&self, value: &Value, expiry: Expiry, told: &[Value]) -> Found {
+    fn found_with(&self, value: &mut Value, expiry: Expiry, told: &[Value]) -> Found {
         match (self.found_alone(value), expiry) {
             (Found::Value(value, _), Expiry::At(ms)) => Found::Value(value, Some(ms)),
             (Found::Value(..), Expiry::Unclear) => Found::Unstable,
@@ -273,45 +273,53 @@ impl Read {
         }
     }
 
-    fn answer_of_transaction(&self, keys: &[Bytes], replies: Vec<Value>, db: u32) -> Answer {
+    /// As [`Read::answer`]. Values are handed on as they are: this is the way that most keys of a copy go.
+    fn answer_of_transaction(&self, keys: usize, replies: Vec<Value>, db: u32) -> Answer {
         let refused = [replies.first(), replies.last()].into_iter().flatten().find_map(ServerError::of);
         if let Some(e) = refused {
             return Answer::NoTransactions(e);
         }
         let Some(exec) = replies.into_iter().next_back() else { return Answer::Unexpected("EXEC", None) };
-        let Some([values, expiries @ ..]) = exec.as_items() else {
+        if exec.as_items().is_none_or(<[Value]>::is_empty) {
             return Answer::Unexpected("EXEC", Some(exec));
-        };
-        let Some(values) = values.as_items().filter(|values| values.len() == keys.len()) else {
-            return Answer::Unexpected("MGET", Some(values.clone()));
-        };
+        }
+        let mut answers = exec.into_items().into_iter().flatten();
+        let values = answers.next().unwrap_or(Value::Null);
+        if values.as_items().is_none_or(|values| values.len() != keys) {
+            return Answer::Unexpected("MGET", Some(values));
+        }
+        let expiries: Vec<Value> = answers.collect();
         if !self.expiries && expiries.first().and_then(|info| has_expiries(info, db)) != Some(false) {
             return Answer::ExpiriesSeen;
         }
         let looks = expiry::commands(self.absolute);
-        let mut found = Vec::with_capacity(keys.len());
-        for (at, (key, value)) in keys.iter().zip(values).enumerate() {
+        let mut found = Vec::with_capacity(keys);
+        for (at, value) in values.into_items().into_iter().flatten().enumerate() {
             let expiry = match self.expiries {
                 true => {
                     expiries.get(at * looks..(at + 1) * looks).map_or(Expiry::Unknown, |e| self.expiry(e))
                 }
                 false => Expiry::Never,
             };
-            let state = match (value.as_bytes(), expiry) {
+            found.push(match (value.into_bytes(), expiry) {
                 // `MGET` answers null for anything that is no string, and for what is gone.
                 (None, _) => Found::NotAString,
-                (Some(value), Expiry::At(ms)) => Found::Value(value.clone(), Some(ms)),
-                (Some(value), Expiry::Never) => Found::Value(value.clone(), None),
+                (Some(value), Expiry::At(ms)) => Found::Value(value, Some(ms)),
+                (Some(value), Expiry::Never) => Found::Value(value, None),
                 (Some(_), Expiry::Unclear) => Found::Unstable,
                 // Inside one transaction a key whose value was read cannot be gone.
                 (Some(_), Expiry::Gone | Expiry::Unknown) => {
-                    return Answer::Unexpected("PEXPIRETIME or PTTL", Some(exec));
+                    return Answer::Unexpected("PEXPIRETIME or PTTL", expiries.into_iter().nth(at * looks));
                 }
-            };
-            found.push((key.clone(), state));
+            });
         }
         Answer::Found(found)
     }
+}
+
+/// The value, which is null afterwards.
+fn taken(value: &mut Value) -> Value {
+    std::mem::replace(value, Value::Null)
 }
 
 impl Found {
@@ -362,10 +370,10 @@ pub async fn read_together(
             expected += read.push(link.outbox(), std::slice::from_ref(key));
         }
         link.flush().await?;
-        let replies = link.replies(expected).await?;
-        let (mut replies, mut again) = (&replies[..], Vec::new());
+        let mut replies = link.replies(expected).await?;
+        let (mut replies, mut again) = (&mut replies[..], Vec::new());
         for (read, key) in open {
-            let (own, rest) = replies.split_at(read.replies_of_each());
+            let (own, rest) = replies.split_at_mut(read.replies_of_each());
             replies = rest;
             match read.found(own) {
                 Found::Unstable => again.push((read, key)),
@@ -452,7 +460,7 @@ mod tests {
     #[test]
     fn a_bracketed_value_counts_where_its_expiry_was_the_same_before_and_after() {
         let read = read(Fetch::String, Way::Bracketed, true);
-        let found = |before, value, after| read.found(&[Value::Int(before), value, Value::Int(after)]);
+        let found = |before, value, after| read.found(&mut [Value::Int(before), value, Value::Int(after)]);
         let value = Bytes::from_static(b"v");
         assert_eq!(found(70, bulk("v"), 70), Found::Value(value.clone(), Some(70)));
         assert_eq!(found(-1, bulk("v"), -1), Found::Value(value, None));
@@ -467,14 +475,17 @@ mod tests {
     #[test]
     fn a_key_that_has_expired_after_its_value_was_read_is_gone() {
         let read = read(Fetch::Payload, Way::Frozen, true);
-        assert_eq!(read.found(&[bulk("v"), Value::Int(-2)]), Found::Gone);
-        assert_eq!(read.found(&[Value::Null, Value::Int(-2)]), Found::Gone);
-        assert_eq!(read.found(&[bulk("v"), Value::Int(9)]), Found::Value(Bytes::from_static(b"v"), Some(9)));
-        assert!(matches!(read.found(&[bulk("v"), error("NOPERM no")]), Found::Refused(_)));
+        assert_eq!(read.found(&mut [bulk("v"), Value::Int(-2)]), Found::Gone);
+        assert_eq!(read.found(&mut [Value::Null, Value::Int(-2)]), Found::Gone);
+        assert_eq!(
+            read.found(&mut [bulk("v"), Value::Int(9)]),
+            Found::Value(Bytes::from_static(b"v"), Some(9))
+        );
+        assert!(matches!(read.found(&mut [bulk("v"), error("NOPERM no")]), Found::Refused(_)));
         let asking = Read { asking: true, ..read };
         let ok = || Value::Simple(Bytes::from_static(b"OK"));
         assert_eq!(
-            asking.found(&[ok(), bulk("v"), ok(), Value::Int(-1)]),
+            asking.found(&mut [ok(), bulk("v"), ok(), Value::Int(-1)]),
             Found::Value(Bytes::from_static(b"v"), None)
         );
     }
@@ -483,7 +494,7 @@ mod tests {
     fn where_the_clock_went_on_a_key_is_read_again() {
         let read = read(Fetch::Payload, Way::Frozen, false);
         let time = |micros: i64| Value::Array(vec![Value::Int(7), Value::Int(micros)]);
-        let found = |before, after| read.found(&[bulk("v"), time(before), Value::Int(5), time(after)]);
+        let found = |before, after| read.found(&mut [bulk("v"), time(before), Value::Int(5), time(after)]);
         assert_eq!(found(1_000, 1_999), Found::Value(Bytes::from_static(b"v"), Some(7_006)));
         assert_eq!(found(1_999, 2_000), Found::Unstable);
     }
@@ -494,22 +505,21 @@ mod tests {
         let ok = || Value::Simple(Bytes::from_static(b"OK"));
         let exec = |items: Vec<Value>| vec![ok(), ok(), ok(), Value::Array(items)];
         let values = || Value::Array(vec![bulk("v"), Value::Null]);
-        let keys = [KEY, Bytes::from_static(b"hash")];
         let info = |expires| Value::Bulk(Bytes::from(format!("db0:keys=2,expires={expires},avg_ttl=0\r\n")));
-        let answer = read(false).answer(&keys, exec(vec![values(), info(1)]), 0);
+        let answer = read(false).answer(2, exec(vec![values(), info(1)]), 0);
         assert!(matches!(answer, Answer::ExpiriesSeen));
-        let Answer::Found(found) = read(false).answer(&keys, exec(vec![values(), info(0)]), 0) else {
+        let Answer::Found(found) = read(false).answer(2, exec(vec![values(), info(0)]), 0) else {
             panic!("not found")
         };
-        assert_eq!(found[0].1, Found::Value(Bytes::from_static(b"v"), None));
-        assert_eq!(found[1].1, Found::NotAString);
+        assert_eq!(found[0], Found::Value(Bytes::from_static(b"v"), None));
+        assert_eq!(found[1], Found::NotAString);
         let Answer::Found(found) =
-            read(true).answer(&keys, exec(vec![values(), Value::Int(70), Value::Int(-1)]), 0)
+            read(true).answer(2, exec(vec![values(), Value::Int(70), Value::Int(-1)]), 0)
         else {
             panic!("not found")
         };
-        assert_eq!(found[0].1, Found::Value(Bytes::from_static(b"v"), Some(70)));
-        let refused = read(true).answer(&keys, vec![error("NOPERM no MULTI")], 0);
+        assert_eq!(found[0], Found::Value(Bytes::from_static(b"v"), Some(70)));
+        let refused = read(true).answer(2, vec![error("NOPERM no MULTI")], 0);
         assert!(matches!(refused, Answer::NoTransactions(_)));
     }
 }

@@ -135,13 +135,13 @@ impl Reader {
             true => self.measured_groups(keys, &mut others).await?,
             false => self.groups(keys),
         });
-        while let Some((group, estimate)) = groups.pop_front() {
+        while let Some((mut group, estimate)) = groups.pop_front() {
             if self.shared.stop.is_cancelled() {
                 return Ok(true);
             }
             let permit = self.shared.limits.budget.take(estimate).await;
             let bytes_max = (!measured).then_some(UNMEASURED_BYTES_MAX);
-            let found = match self.fetch(group.clone(), Fetch::String, bytes_max).await {
+            let found = match self.fetch(&mut group, Fetch::String, bytes_max).await {
                 Err(e) if e.is_too_large() && !measured => {
                     drop(permit);
                     (self.careful, measured) = (true, true);
@@ -157,12 +157,12 @@ impl Reader {
             }
         }
         let mut last = StateBatch { states: Vec::new(), in_chunks: Vec::new(), origins, _permit: None };
-        for (group, estimate) in self.dump_groups(others, &mut last).await? {
+        for (mut group, estimate) in self.dump_groups(others, &mut last).await? {
             if self.shared.stop.is_cancelled() {
                 return Ok(true);
             }
             let permit = self.shared.limits.budget.take(estimate).await;
-            let found = self.fetch(group, Fetch::Payload, None).await?;
+            let found = self.fetch(&mut group, Fetch::Payload, None).await?;
             let states = self.sort_out(found, None);
             if !self.hand_over(states, permit, out).await {
                 return Ok(false);
@@ -344,24 +344,40 @@ impl Reader {
         Ok(replies)
     }
 
-    /// Fetches values with their expiries until every key has a settled answer.
+    /// Fetches values with their expiries until every key has a settled answer, and takes the keys out of
+    /// `keys`. Where it fails, all are there still, in any order: values may be larger than `bytes_max`
+    /// allows.
     async fn fetch(
         &mut self,
-        keys: Vec<Bytes>,
+        keys: &mut Vec<Bytes>,
         fetch: Fetch,
         bytes_max: Option<u64>,
     ) -> Result<Vec<(Bytes, Fetched)>> {
-        let mut settled = Vec::with_capacity(keys.len());
-        let mut open = keys;
+        let mut open = std::mem::take(keys);
+        let mut settled: Vec<(Bytes, Fetched)> = Vec::with_capacity(open.len());
         for _ in 0..UNSTABLE_ROUNDS_MAX {
+            let found = match self.fetch_once(&open, fetch, bytes_max).await {
+                Ok(found) => found,
+                Err(e) => {
+                    open.extend(settled.into_iter().map(|(key, _)| key));
+                    *keys = open;
+                    return Err(e);
+                }
+            };
             let mut again = Vec::new();
-            for (key, found) in self.fetch_once(open, fetch, bytes_max).await? {
+            let mut pairs = open.into_iter().zip(found);
+            while let Some((key, found)) = pairs.next() {
                 match found {
                     Found::Unstable => again.push(key),
-                    Found::Redirected(_) => {
-                        let fetched = self.follow(&key).await?;
-                        settled.push((key, fetched));
-                    }
+                    Found::Redirected(_) => match self.follow(&key).await {
+                        Ok(fetched) => settled.push((key, fetched)),
+                        Err(e) => {
+                            let left = pairs.map(|(key, _)| key).chain(again);
+                            keys.extend(left.chain(settled.into_iter().map(|(key, _)| key)));
+                            keys.push(key);
+                            return Err(e);
+                        }
+                    },
                     found => settled.push((key, Fetched::Found(found, fetch))),
                 }
             }
@@ -376,10 +392,10 @@ impl Reader {
 
     async fn fetch_once(
         &mut self,
-        keys: Vec<Bytes>,
+        keys: &[Bytes],
         fetch: Fetch,
         bytes_max: Option<u64>,
-    ) -> Result<Vec<(Bytes, Found)>> {
+    ) -> Result<Vec<Found>> {
         loop {
             let read = Read {
                 fetch,
@@ -391,8 +407,8 @@ impl Reader {
                 expiries: self.expires_seen || fetch == Fetch::Payload,
                 asking: false,
             };
-            let replies = self.exchange_within(bytes_max, &|out| read.push(out, &keys)).await?;
-            match read.answer(&keys, replies, self.unit.db) {
+            let replies = self.exchange_within(bytes_max, &|out| read.push(out, keys)).await?;
+            match read.answer(keys.len(), replies, self.unit.db) {
                 Answer::Found(found) => return Ok(found),
                 Answer::ExpiriesSeen => self.expires_seen = true,
                 Answer::NoTransactions(e) => {
@@ -429,8 +445,8 @@ impl Reader {
             }
             let after = self.follow_expiry(key, absolute).await?;
             let read = Read { fetch, way: Way::Bracketed, absolute, expiries: true, asking: false };
-            let replies: Vec<Value> = before.into_iter().chain([value]).chain(after).collect();
-            match read.found(&replies) {
+            let mut replies: Vec<Value> = before.into_iter().chain([value]).chain(after).collect();
+            match read.found(&mut replies) {
                 Found::Unstable => {}
                 found => return Ok(Fetched::Found(found, fetch)),
             }

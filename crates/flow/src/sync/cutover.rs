@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::deployment::Deployment;
-use whimbrel_engine::error::Result;
+use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::feed::{Feed, FeedKind, History};
 use whimbrel_engine::probe::Info;
 use whimbrel_engine::remedy::Remedy;
@@ -53,6 +53,11 @@ impl Syncer {
         self.status.phase(SyncPhase::CuttingOver);
         self.check(options)?;
         let source = self.shared.source.clone();
+        if let Some(left) = &self.state.cut_over {
+            // Users do not have the rights now that they are to get back.
+            left.lift(&source).await?;
+            self.state.cut_over = None;
+        }
         let lift = self.state.lift.clone().filter(|_| options.back);
         check_rights(&source, options.fence).await?;
         if let Some(lift) = &lift {
@@ -138,14 +143,24 @@ impl Syncer {
         }
         let (fences, chosen) = ((&fence, lift.as_ref()), (sample, streams));
         let outcome = match options.fence {
-            FenceKind::Front => self.switch_front(options, &mut report, fences, feeds, &chosen).await,
+            FenceKind::Front => {
+                self.switch_front(options, &mut report, fences, feeds, &chosen).await.map_err(Into::into)
+            }
             _ => self.hold_and_switch(options, &mut report, fences, feeds, &chosen).await,
         };
-        if outcome.is_err() && self.state.fronted.is_none() || options.fence == FenceKind::None {
+        let (outcome, stays) = match outcome {
+            Ok(()) => (Ok(report), false),
+            Err(NotSwitched { error, stays }) => (Err(error), stays),
+        };
+        if stays {
+            self.notice(
+                "a part of the fence stays on the source, and is taken down as soon as that is possible",
+            );
+        } else if outcome.is_err() && self.state.fronted.is_none() || options.fence == FenceKind::None {
             self.state.cut_over = None;
             self.save()?;
         }
-        outcome.map(|()| report)
+        outcome
     }
 
     /// All that happens while writers are held.
@@ -156,7 +171,7 @@ impl Syncer {
         (fence, lift): (&Fence, Option<&Fence>),
         feeds: Vec<Feed>,
         chosen: &(Sample, Streams),
-    ) -> Result<()> {
+    ) -> Result<(), NotSwitched> {
         let source = self.shared.source.clone();
         let mut seal = Seal::open(&source).await?;
         let held = Instant::now();
@@ -173,7 +188,7 @@ impl Syncer {
                     // What has been taken is transferred; nobody waits for it any more.
                     let _ = sealing.await;
                     let what = format!("it did not come to an end within {} ms", options.max_pause_ms);
-                    return Err(refused(what).with_remedy(Remedy::AllowLongerPause));
+                    return Err(refused(what).with_remedy(Remedy::AllowLongerPause).into());
                 }
             }
         };
@@ -182,7 +197,7 @@ impl Syncer {
                 (report.drained, report.compared) = (drained, compared);
                 self.switch(fence, lift, &feeds, &mut seal).await
             }
-            Err(e) => Err(e),
+            Err(e) => Err(e.into()),
         };
         let positions = match sealed {
             Ok((positions, ended)) => {
@@ -227,7 +242,7 @@ impl Syncer {
         lift: Option<&Fence>,
         feeds: &[Feed],
         seal: &mut Seal,
-    ) -> Result<(Vec<Position>, u64)> {
+    ) -> Result<(Vec<Position>, u64), NotSwitched> {
         let Shared { source, target, .. } = &*self.shared;
         let positions = positions_of(feeds, target).await?;
         // A client that writes there from now on is not followed by us any more, and everything is equal.
@@ -321,12 +336,25 @@ pub(super) async fn positions_of(feeds: &[Feed], target: &Deployment) -> Result<
     Ok(positions)
 }
 
+/// Why the target has not taken over.
+pub(super) struct NotSwitched {
+    error: Error,
+    /// A part of the fence may stand: it could not be taken down again.
+    stays: bool,
+}
+
+impl From<Error> for NotSwitched {
+    fn from(error: Error) -> NotSwitched {
+        NotSwitched { error, stays: false }
+    }
+}
+
 /// Fences the writers off, and ends the pause or makes it the fence. Returns how many clients were ended that
 /// waited.
 ///
 /// **Invariant:** no writer comes in between. The pause is still on everywhere when the fence is up, or else
-/// the fence is taken down again.
-async fn raise(fence: &Fence, source: &Deployment, seal: &mut Seal) -> Result<u64> {
+/// the fence is taken down again; what cannot be taken down at once is said to stay.
+async fn raise(fence: &Fence, source: &Deployment, seal: &mut Seal) -> Result<u64, NotSwitched> {
     let until = seal.until();
     let in_time = || match until {
         Some(until) if std::time::Instant::now() < until => Ok(()),
@@ -336,11 +364,11 @@ async fn raise(fence: &Fence, source: &Deployment, seal: &mut Seal) -> Result<u6
     match fence.kind() {
         // With the latter nobody is held, and nothing is raised.
         FenceKind::None | FenceKind::External { .. } | FenceKind::Front => {
-            in_time().and(seal.release().await).map(|()| 0)
+            Ok(in_time().and(seal.release().await).map(|()| 0)?)
         }
         FenceKind::Pause { limit_ms } => {
             seal.hold(limit_ms).await.and_then(|_| in_time())?;
-            fence.end_waiting(source).await
+            Ok(fence.end_waiting(source).await?)
         }
         FenceKind::Acl | FenceKind::ReadonlyReplica => {
             let raised = async {
@@ -351,10 +379,11 @@ async fn raise(fence: &Fence, source: &Deployment, seal: &mut Seal) -> Result<u6
             let ended = match raised.await {
                 Ok(ended) => ended,
                 Err(e) => {
-                    if let Err(e) = fence.lift(source).await {
-                        tracing::warn!(error = %e, "a part of the fence stays");
+                    let lifted = fence.lift(source).await;
+                    if let Err(error) = &lifted {
+                        tracing::warn!(%error, "a part of the fence stays");
                     }
-                    return Err(e);
+                    return Err(NotSwitched { error: e, stays: lifted.is_err() });
                 }
             };
             // The writers are fenced off already: this failing keeps them waiting a little longer, no more.

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use whimbrel_engine::deployment::Deployment;
@@ -10,6 +12,22 @@ use whimbrel_engine::seal::Fence;
 
 use crate::journal::DiskFull;
 use crate::journal::write_whole;
+
+/// How often it is tried to take down what is left of a fence.
+const LIFT_PERIOD: Duration = Duration::from_secs(1);
+
+/// Takes down what is left of a fence that could not be put up as a whole, as soon as the servers let it be
+/// done. Does not end where nothing is left.
+pub(super) async fn take_down(left: Option<Fence>, source: Arc<Deployment>) {
+    let Some(fence) = left else { return std::future::pending().await };
+    loop {
+        tokio::time::sleep(LIFT_PERIOD).await;
+        match fence.lift(&source).await {
+            Ok(()) => return,
+            Err(error) => tracing::warn!(%error, "a part of a fence stays"),
+        }
+    }
+}
 
 /// What the files end with.
 const ENDING: &str = "fence";

@@ -64,6 +64,7 @@ use whimbrel_engine::seal::FenceKind;
 
 pub use self::attach::rehearse_feeds;
 pub use self::fences::FenceNote;
+use self::fences::take_down;
 use self::heard::millis;
 pub use self::options::{Compare, CutoverOptions, SyncOptions};
 pub use self::order::{FrontOrder, FrontSide, FrontStand, Fronts, HoldOrder, Told};
@@ -229,9 +230,11 @@ impl Syncer {
         {
             return Ok(Some(report));
         }
-        if let Some(fence) = self.state.cut_over.take() {
-            // It died while it cut over. The one that asked for that was not told that it succeeded.
+        if let Some(fence) = &self.state.cut_over {
+            // It died while it cut over. The one that asked for that was not told that it succeeded. The
+            // journal knows of the fence until it is down.
             fence.lift(&self.shared.source).await?;
+            self.state.cut_over = None;
             self.notice("a cutover was interrupted: writers of the source are let in again");
         }
         if resumed {
@@ -404,6 +407,8 @@ impl Syncer {
         let mut tick = interval(JOURNAL_PERIOD);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut next, mut failure, mut asking) = (None, None, true);
+        let taken_down = take_down(self.state.cut_over.clone(), self.shared.source.clone());
+        tokio::pin!(taken_down);
         loop {
             tokio::select! {
                 joined = followers.join_next() => match joined {
@@ -414,6 +419,11 @@ impl Syncer {
                     }
                     Some(Err(e)) => failure = failure.or(Some(Error::own("follow a primary", e))),
                 },
+                () = &mut taken_down, if self.state.cut_over.is_some() => {
+                    self.state.cut_over = None;
+                    self.notice("what was left of a fence is taken down: writers are let in everywhere");
+                    continue;
+                }
                 () = stop.cancelled(), if next.is_none() => next = Some(Next::Stop),
                 ask = asks.recv(), if next.is_none() && asking => match ask {
                     Some(ask) => next = Some(Next::Cutover(Box::new(ask))),

@@ -37,6 +37,20 @@ pub enum Scope {
     SamplePercent(f64),
 }
 
+impl Scope {
+    /// A sample as people write it: a number of keys, or a percentage such as `10%`. `None` for anything
+    /// else, and for a sample without keys.
+    pub fn sample(text: &str) -> Option<Scope> {
+        match text.strip_suffix('%') {
+            Some(percent) => {
+                let percent = percent.parse().ok().filter(|percent| *percent > 0.0 && *percent <= 100.0)?;
+                Some(Scope::SamplePercent(percent))
+            }
+            None => Some(Scope::SampleKeys(text.parse().ok().filter(|keys| *keys > 0)?)),
+        }
+    }
+}
+
 /// How long a key that looks different gets to settle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settle {

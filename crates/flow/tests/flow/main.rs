@@ -4,4 +4,5 @@ mod documents;
 mod large;
 mod legacy;
 mod slots;
+mod sync;
 mod verify;

@@ -12,7 +12,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use whimbrel_core::fleet::{MemberId, Partition};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::{Slot, SlotSet};
-use whimbrel_core::topology::{Group, Health, Member, Table};
+use whimbrel_core::topology::{Group, Health, Member, Naming, Table};
 use whimbrel_engine::deployment::{Shard, Topology};
 use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::Error;
@@ -339,7 +339,7 @@ fn group(member: MemberId, address: &str, is_tls: bool) -> Option<Group> {
         id,
         ip: host,
         hostname: None,
-        prefers_hostname: false,
+        naming: Naming::Ip,
         port: (!is_tls).then_some(port),
         tls_port: is_tls.then_some(port),
         bus_port: None,

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use bytes::{BufMut, Bytes, BytesMut};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::{Slot, SlotRange};
-use whimbrel_core::topology::{Group, Health, Member, Shard, Table};
+use whimbrel_core::topology::{Group, Health, Member, Naming, Shard, Table};
 
 use crate::encode::Protocol;
 
@@ -35,6 +35,14 @@ pub(super) fn bulk(text: &[u8], out: &mut BytesMut) {
 fn field(name: &str, value: &str, out: &mut BytesMut) {
     bulk(name.as_bytes(), out);
     bulk(value.as_bytes(), out);
+}
+
+/// Nothing, where a value is expected.
+fn null(protocol: Protocol) -> &'static [u8] {
+    match protocol {
+        Protocol::Resp2 => b"$-1\r\n",
+        Protocol::Resp3 => b"_\r\n",
+    }
 }
 
 /// A map of `pairs`: in RESP2 an array of twice as many.
@@ -91,22 +99,23 @@ pub(super) fn told_replicas(group: &Group) -> impl Iterator<Item = &Member> {
     group.replicas.iter().filter(|member| member.health != Health::Failed)
 }
 
-/// The nodes of an entry of `CLUSTER SLOTS`: where to connect to, the name, and the other way to name the
+/// The nodes of an entry of `CLUSTER SLOTS`: where to connect to, the name, and the other ways to name the
 /// host.
 pub(super) fn slot_nodes(group: &Group, protocol: Protocol) -> Bytes {
     let mut out = BytesMut::new();
     for member in std::iter::once(&group.primary).chain(told_replicas(group)) {
         header(b'*', 4, &mut out);
-        bulk(member.endpoint().as_bytes(), &mut out);
+        match member.endpoint() {
+            Some(host) => bulk(host.as_bytes(), &mut out),
+            None => out.put_slice(null(protocol)),
+        }
         header(b':', member.client_port().into(), &mut out);
         bulk(member.id.as_str().as_bytes(), &mut out);
-        let other = match &member.hostname {
-            Some(_) if member.prefers_hostname => Some(("ip", &member.ip)),
-            Some(name) => Some(("hostname", name)),
-            None => None,
-        };
-        map(usize::from(other.is_some()), protocol, &mut out);
-        if let Some((name, value)) = other {
+        let ip = (member.naming != Naming::Ip).then_some(("ip", &member.ip));
+        let hostname = member.hostname.as_ref().filter(|_| member.naming != Naming::Hostname);
+        let others = [ip, hostname.map(|name| ("hostname", name))];
+        map(others.iter().flatten().count(), protocol, &mut out);
+        for (name, value) in others.into_iter().flatten() {
             field(name, value, &mut out);
         }
     }
@@ -128,7 +137,7 @@ pub(super) fn shard_nodes(group: &Group, protocol: Protocol) -> Bytes {
             header(b':', port.into(), &mut out);
         }
         field("ip", &member.ip, &mut out);
-        field("endpoint", member.endpoint(), &mut out);
+        field("endpoint", member.endpoint().unwrap_or_default(), &mut out);
         if let Some(name) = &member.hostname {
             field("hostname", name, &mut out);
         }

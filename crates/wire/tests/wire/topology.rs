@@ -5,7 +5,7 @@ use bytes::{Buf, Bytes};
 use proptest::prelude::*;
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::{Slot, SlotRange, SlotSet};
-use whimbrel_core::topology::{Group, Health, Member, Table};
+use whimbrel_core::topology::{Group, Health, Member, Naming, Table};
 use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::topology::{Replies, Reply};
 use whimbrel_wire::value::Value;
@@ -20,7 +20,7 @@ fn member(number: usize) -> Member {
         id: id(number),
         ip: format!("10.0.{}.{}", number / 250, number % 250),
         hostname: (number % 3 == 1).then(|| format!("node-{number}.example")),
-        prefers_hostname: number % 2 == 1,
+        naming: [Naming::Ip, Naming::Hostname, Naming::Unknown][number % 3],
         port: Some(7000),
         tls_port: number.is_multiple_of(4).then_some(7100),
         bus_port: Some(17_000),

@@ -7,7 +7,7 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::fronts::LocalFronts;
-use whimbrel_control::naming::{job_of, one_spelling};
+use whimbrel_control::naming::job_of;
 use whimbrel_control::steering::{self, Attendance, Came, LocalJob};
 use whimbrel_control::store::{Kind, Store};
 use whimbrel_control::syncing::{Current, Running, nothing_heard};
@@ -63,7 +63,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
     args.names.named_dbs(endpoints.1.db)?;
     let (source, target) = args.sides.probe(endpoints, false).await?;
     let (dbs, all_dbs) = databases(args, &source, &target).await?;
-    let description = describe(args, &args.names.dbs, &source.endpoint, &target.endpoint);
+    let description = args.names.between(&source.endpoint, &target.endpoint).sync(&args.names.dbs);
     let base = copy_command::options(selection, dbs, &args.limits, args.sides.retry_for);
     let options = CopyOptions {
         job: job_of(&description),
@@ -76,7 +76,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
     refuse_second(&folder, &name)?;
     refuse_after_cutover(args, &folder, &source)?;
     let refuse_existing = !args.mirror;
-    let resumes = args.resume || args.resume_or_begin && journal::exists(&folder, &name);
+    let resumes = args.going_on.resumes(&folder, &name);
     let plan = copy::plan(&source, &target, &options, !resumes, refuse_existing, false, stop)
         .await
         .map_err(|e| remedied(e, !resumes && journal::exists(&folder, &name)))?;
@@ -350,7 +350,7 @@ impl Direction {
             _ => text.clone(),
         };
         let dbs: Vec<String> = args.names.dbs.iter().map(turned).collect();
-        describe(args, &dbs, source, target)
+        args.names.between(source, target).sync(&dbs)
     }
 }
 
@@ -390,21 +390,6 @@ fn remedied(e: Error, is_unfinished: bool) -> Error {
             e.with_remedy("empty it; or add --mirror, which replaces or removes the keys that it holds")
         }
     }
-}
-
-/// What makes two syncs the same sync. No password is in it.
-fn describe(args: &SyncArgs, dbs: &[String], source: &Endpoint, target: &Endpoint) -> String {
-    json!({
-        "kind": "sync",
-        "source": one_spelling(&source.address),
-        "target": one_spelling(&target.address),
-        "databases": [source.db, target.db],
-        "db": dbs,
-        "match": args.names.matches,
-        "exclude": args.names.exclude,
-        "slots": args.names.slots.as_ref().map(ToString::to_string),
-    })
-    .to_string()
 }
 
 fn show_plan(args: &SyncArgs, name: &str, plan: &Plan) {

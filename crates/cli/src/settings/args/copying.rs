@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use whimbrel_core::units::parse_count;
 
-use super::shared::{Beforehand, Limits, Show, Sides, Which};
+use super::shared::{Beforehand, Limits, Resuming, Show, Sides, Which};
 use super::values::parse_ms;
 
 /// `whimbrel copy`.
@@ -27,7 +27,8 @@ pub struct CopyArgs {
     pub which: Which,
 
     /// Stop after N keys
-    #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Selection")]
+    #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "Selection",
+        conflicts_with_all = ["resume", "resume_or_begin"])]
     pub limit: Option<u64>,
 
     /// Replace keys that the target has already
@@ -57,13 +58,8 @@ pub struct CopyArgs {
     #[arg(long, conflicts_with = "limit", help_heading = "What else")]
     pub verify: bool,
 
-    /// Go on with the same copy where it was interrupted
-    #[arg(long, conflicts_with_all = ["dry_run", "limit"], help_heading = "What else")]
-    pub resume: bool,
-
-    /// Go on where it was interrupted, or begin where it has not begun: for what starts it by itself
-    #[arg(long, conflicts_with_all = ["resume", "dry_run", "limit"], help_heading = "What else")]
-    pub resume_or_begin: bool,
+    #[command(flatten)]
+    pub going_on: Resuming,
 
     /// Where journals are kept [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
     #[arg(long, value_name = "FOLDER", help_heading = "What else")]

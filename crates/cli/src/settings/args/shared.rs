@@ -1,8 +1,11 @@
 //! Options that several commands have.
 
+use std::path::Path;
+
 use clap::Args;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::parse_count;
+use whimbrel_flow::journal;
 use whimbrel_terminal::progress::Form;
 
 use super::access::Reach;
@@ -103,6 +106,25 @@ pub struct Limits {
         value_parser = clap::value_parser!(u32).range(1..=100_000),
           help_heading = "Limits")]
     pub scan_count: u32,
+}
+
+/// Whether to go on with what was interrupted.
+#[derive(Debug, Args)]
+pub struct Resuming {
+    /// Go on with the same job where it was interrupted
+    #[arg(long, conflicts_with = "dry_run", help_heading = "What else")]
+    pub resume: bool,
+
+    /// Go on where it was interrupted, or begin where it has not begun: for what starts it by itself
+    #[arg(long, conflicts_with_all = ["resume", "dry_run"], help_heading = "What else")]
+    pub resume_or_begin: bool,
+}
+
+impl Resuming {
+    /// Whether the job of this name goes on.
+    pub fn resumes(&self, folder: &Path, name: &str) -> bool {
+        self.resume || self.resume_or_begin && journal::exists(folder, name)
+    }
 }
 
 /// How the result is shown.

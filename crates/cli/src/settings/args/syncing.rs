@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::cluster::ClusterArgs;
-use super::shared::{Beforehand, Limits, Names, Show, Sides};
+use super::shared::{Beforehand, Limits, Names, Resuming, Show, Sides};
 use super::values::{parse_bytes, parse_ms, parse_pause, parse_quiet};
 
 /// How changes are learnt of.
@@ -66,13 +66,8 @@ pub struct SyncArgs {
     #[arg(long, help_heading = "What else")]
     pub functions: bool,
 
-    /// Go on with the same sync where it was interrupted
-    #[arg(long, conflicts_with = "dry_run", help_heading = "What else")]
-    pub resume: bool,
-
-    /// Go on where it was interrupted, or begin where it has not begun: for what starts it by itself
-    #[arg(long, conflicts_with_all = ["resume", "dry_run"], help_heading = "What else")]
-    pub resume_or_begin: bool,
+    #[command(flatten)]
+    pub going_on: Resuming,
 
     /// Where journals are kept [default: $XDG_STATE_HOME/whimbrel or ~/.local/state/whimbrel]
     #[arg(long, value_name = "FOLDER", help_heading = "What else")]

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use whimbrel_core::topology::Naming;
 use whimbrel_engine::endpoint::{Address, Endpoint, Secret, SentinelLogin, TlsOptions};
 use whimbrel_engine::error::{Error, Result, Side};
 
@@ -79,6 +80,7 @@ impl EtcdOptions {
             password_command: None,
             sentinel: SentinelLogin::default(),
             psync: Vec::new(),
+            naming: Naming::Ip,
             address_map: Vec::new(),
         };
         let endpoints = addresses.into_iter().map(endpoint).collect();

@@ -121,8 +121,8 @@ impl Reader {
             let mut again = Vec::new();
             for name in open {
                 let replies = from.replies_within(read.replies_of_each(), DUMP_BYTES_MAX).await;
-                let replies = replies.map_err(|error| too_long(&name, error))?;
-                match read.found(&replies) {
+                let mut replies = replies.map_err(|error| too_long(&name, error))?;
+                match read.found(&mut replies) {
                     Found::Gone => items.push(Item { state: KeyState::gone(name), life: Life::Gone }),
                     Found::Value(payload, at) => items.push(item(name, payload, at, route)?),
                     Found::Unstable => again.push(name),

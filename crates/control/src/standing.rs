@@ -1,0 +1,50 @@
+//! How copies and verifications stand that this process runs, for those who ask. Syncs are in
+//! [`crate::syncing`].
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde_json::json;
+use whimbrel_flow::progress::CopyProgress;
+use whimbrel_flow::verify::VerifyProgress;
+
+use crate::steering::Standing;
+use crate::store::Status;
+
+/// How a copy stands that began so.
+pub fn of_copy(begun_with: Status, progress: Arc<CopyProgress>) -> impl Fn() -> Standing + Send + Sync {
+    move || {
+        let counts = progress.snapshot();
+        let dealt_with = counts.written + counts.skipped + counts.gone + counts.failed;
+        let job = Status {
+            keys: counts.keys_total,
+            // What was done before an interruption is not counted again.
+            keys_moved: (begun_with.keys_moved + dealt_with).min(counts.keys_total),
+            phase: "copying".to_owned(),
+            ..begun_with.clone()
+        };
+        Standing { job, details: json!({"counts": counts}) }
+    }
+}
+
+/// How a verification stands that began so.
+pub fn of_verification(
+    begun_with: Status,
+    progress: Arc<VerifyProgress>,
+    check_extra: bool,
+) -> impl Fn() -> Standing + Send + Sync {
+    move || {
+        let (done, all) = looked(&progress, check_extra);
+        let job = Status { keys: all, keys_moved: done, phase: "comparing".to_owned(), ..begun_with.clone() };
+        let differing = progress.differing.load(Ordering::Relaxed);
+        Standing { job, details: json!({"differing": differing}) }
+    }
+}
+
+/// How many keys were looked at, and how many there are: each on both sides where extra ones are looked for.
+pub fn looked(progress: &VerifyProgress, check_extra: bool) -> (u64, u64) {
+    let n = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let (looked, total) = (n(&progress.compared) + n(&progress.extra_checked), n(&progress.total_estimate));
+    let all = if check_extra { 2 * total } else { total };
+    (looked.min(all), all)
+}

@@ -1,0 +1,116 @@
+//! A sync goes on after a cutover that was interrupted.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::select::Selection;
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::endpoint::Endpoint;
+use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_engine::feed::FeedOptions;
+use whimbrel_engine::link::LinkOptions;
+use whimbrel_flow::budget::Rates;
+use whimbrel_flow::copy::{CopyOptions, DbPair, Existing};
+use whimbrel_flow::journal::{DiskFull, Journal};
+use whimbrel_flow::retry::RetryPolicy;
+use whimbrel_flow::sync::{FrontOrder, Fronts, SyncOptions, SyncState, SyncStatus, Told, sync};
+use whimbrel_lab::{Engine, Server};
+
+whimbrel_lab::for_each_engine! {
+    async
+        a_fence_is_known_until_it_is_down
+}
+
+/// Nobody goes through one here.
+#[derive(Debug)]
+struct NoFronts;
+
+impl Fronts for NoFronts {
+    fn tell<'a>(&'a self, _: &'a Path, _: FrontOrder) -> Told<'a> {
+        Box::pin(async { Err(Error::own("tell a front", "there is none")) })
+    }
+}
+
+async fn probed(side: Side, server: &Server) -> Arc<Deployment> {
+    let endpoint =
+        Endpoint::parse(side, &format!("redis://mover:secret@{}", server.addr())).expect("an address");
+    Arc::new(Deployment::probe(endpoint, LinkOptions::default()).await.expect("it answers"))
+}
+
+fn options(folder: &Path) -> SyncOptions {
+    SyncOptions {
+        copy: CopyOptions {
+            selection: Selection::default(),
+            types: Vec::new(),
+            dbs: vec![DbPair { source: 0, target: 0 }],
+            existing: Existing::Replace,
+            limit: None,
+            memory_bytes: 16 << 20,
+            big_key_bytes: 1 << 20,
+            chunk_bytes: 64 << 10,
+            rates: Rates::new(None, None),
+            scan_count: 100,
+            lanes: 1,
+            shards_at_once: 1,
+            from_replicas: false,
+            retry: RetryPolicy::default(),
+            job: "fenced".to_owned(),
+            mirror: true,
+        },
+        feed: FeedOptions::default(),
+        replication_only: false,
+        sweep_first: false,
+        functions: false,
+        once: true,
+        all_dbs: true,
+        fence_file: folder.join("fenced.fence"),
+        fronts: Arc::new(NoFronts),
+    }
+}
+
+/// Whimbrel died while the fence of a cutover stood. It cannot take it down the first time that it goes on:
+/// the second time it still knows of it.
+async fn a_fence_is_known_until_it_is_down(engine: Engine) {
+    let acl = "user mover on >secret ~* &* +@all";
+    let source = Server::builder(engine).user_acl(acl).start().expect("the source starts");
+    let target = Server::builder(engine).user_acl(acl).start().expect("the target starts");
+    let app = format!("redis://app:secret@{}", source.addr());
+    let write = || {
+        let client = redis::Client::open(app.as_str()).expect("an address");
+        client.get_connection().and_then(|mut link| redis::cmd("SET").arg("k").arg("v").exec(&mut link))
+    };
+    source.call(&["ACL", "SETUSER", "app", "on", ">secret", "~*", "+@all"]);
+    write().expect("nobody is fenced off yet");
+    source.call(&["ACL", "SETUSER", "app", "-@write"]);
+    write().expect_err("it is fenced off");
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut state = serde_json::to_value(SyncState::default()).expect("a state");
+    (state["copy"]["pass"], state["snapshot_done"]) = (json!(1), json!(true));
+    let user = json!({"at": source.addr(), "name": "app", "commands": "+@all"});
+    state["cut_over"] = json!({"kind": "acl", "users": [user]});
+    let state: SyncState = serde_json::from_value(state).expect("a state");
+    let begun = Journal::begin(folder.path(), "fenced", "a sync", state, &DiskFull::default()).await;
+    drop(begun.expect("written"));
+    let go_on = || async {
+        let journal = Journal::open(folder.path(), "fenced", "a sync", true).expect("a journal");
+        let (source, target) = (probed(Side::Source, &source).await, probed(Side::Target, &target).await);
+        let (_asks, asked) = mpsc::channel(1);
+        let (status, stop) = (Arc::new(SyncStatus::default()), CancellationToken::new());
+        let ended: Result<_> =
+            sync(source, target, options(folder.path()), status, journal, asked, stop).await;
+        ended.map(|(report, _)| report)
+    };
+
+    source.call(&["ACL", "SETUSER", "mover", "-acl|setuser"]);
+    let refused = go_on().await.expect_err("it has no right to take it down");
+    assert!(refused.to_string().contains("setuser") || refused.to_string().contains("SETUSER"), "{refused}");
+    write().expect_err("it is still fenced off");
+    source.call(&["ACL", "SETUSER", "mover", "+acl|setuser"]);
+    let report = go_on().await.expect("it goes on");
+    assert!(report.caught_up, "{report:?}");
+    write().expect("it is let in again");
+}
