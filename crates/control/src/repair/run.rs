@@ -199,7 +199,10 @@ impl<'a> Repairer<'a> {
         for _ in 0..SETTLE_ROUNDS {
             let what = SurveyOptions { counts: Counted::Nothing, activity: false };
             let survey = Survey::take_with(self.deployment, what).await?;
-            let is_down = |finding: &Finding| matches!(finding, Finding::ReplicaLinkDown { primary: whose, .. } if whose.id == *primary);
+            let is_down = |finding: &Finding| match finding {
+                Finding::ReplicaLinkDown { primary: followed, .. } => followed.id == *primary,
+                _ => false,
+            };
             if !survey.findings().iter().any(is_down) || self.stop.is_cancelled() {
                 return Ok(());
             }
