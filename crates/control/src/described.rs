@@ -1,9 +1,10 @@
 //! Nodes, findings and repairs as programs read them: JSON.
 
 use serde_json::{Value, json};
+use whimbrel_core::repair::plan::{Action, Change, Fate};
 use whimbrel_engine::nodes::{Finding, NodeName, Opinion, Survey};
 
-use crate::repair::plan::{Action, Change, Fate, Told};
+use crate::repair::told::Told;
 
 /// A node.
 pub fn node(node: &NodeName) -> Value {
@@ -82,22 +83,25 @@ pub fn action(survey: &Survey, action: &Action) -> Value {
     let kind = match &action.change {
         Change::Remind { .. } => "remind",
         Change::ClearMarks { .. } => "clear_marks",
+        Change::Yield { .. } => "yield",
         Change::Claim { .. } => "claim",
         Change::Announce { .. } => "announce",
         Change::Finish { .. } => "finish",
         Change::Empty { .. } => "empty",
         Change::EmptyReplica { .. } => "empty_replica",
     };
+    let told = Told { action, survey };
     let mut value = json!({
-        "kind": kind, "slots": action.slots.to_string(), "keys": action.keys, "why": action.why,
-        "text": Told { action, survey }.to_string(),
+        "kind": kind, "slots": action.slots.to_string(), "keys": action.keys, "why": told.why(),
+        "text": told.to_string(),
     });
     let nodes = match &action.change {
         Change::Remind { primary, replicas, .. } => {
             value["replicas"] = replicas.iter().map(|id| node(&survey.name(id))).collect();
             vec![("primary", primary)]
         }
-        Change::ClearMarks { node } | Change::Claim { node, .. } => vec![("node", node)],
+        Change::ClearMarks { node } | Change::Claim { node } => vec![("node", node)],
+        Change::Yield { node, owner } => vec![("node", node), ("owner", owner)],
         Change::Announce { owner } => vec![("owner", owner)],
         Change::Finish { source, target, .. } => vec![("source", source), ("target", target)],
         Change::Empty { holder, owner, .. } => vec![("holder", holder), ("owner", owner)],

@@ -14,13 +14,15 @@
 //!
 //! [`Bug`] plants known mistakes in the driver, to show that they would be found.
 //!
-//! [`fleet`] does the same with the coordinator and the members of a fleet.
+//! [`fleet`] does the same with the coordinator and the members of a fleet, [`repair`] with what decides how
+//! a broken cluster is repaired.
 //!
 //! `docs/design/state-machine.md` lists what the model assumes of the servers.
 
 pub mod driver;
 pub mod explore;
 pub mod fleet;
+pub mod repair;
 pub mod world;
 
 pub use driver::Bug;

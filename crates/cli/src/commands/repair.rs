@@ -3,12 +3,13 @@
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::repair::keys::Tally;
-use whimbrel_control::repair::plan::{Action, Fate, Plan, Told};
 use whimbrel_control::repair::round::{
     self, LOOKS_AFTER, LOOKS_BEFORE, announce, refuse_if_busy, remaining, settled_survey,
 };
 use whimbrel_control::repair::run::Repairer;
+use whimbrel_control::repair::told::{self, Told};
 use whimbrel_control::store::Store;
+use whimbrel_core::repair::plan::{Action, Fate, Plan};
 use whimbrel_core::units::{format_count, format_count_of};
 use whimbrel_engine::error::Result;
 use whimbrel_engine::nodes::{Finding, JOB_CLIENT_NAME, Survey};
@@ -92,8 +93,13 @@ async fn run_inner(args: &RepairArgs, stop: &CancellationToken, begun: &mut bool
     }
     let findings = remaining(&survey, &own_name);
     let healthy = Survey::is_healthy(&findings);
-    show_outcome(args, &total, &findings, &plan, healthy);
+    show_outcome(args, &total, &findings, &left(&survey, &plan), healthy);
     Ok(if healthy { Exit::Success } else { Exit::Problem })
+}
+
+/// What stays wrong, in words.
+fn left(survey: &Survey, plan: &Plan) -> Vec<String> {
+    plan.left.iter().map(|left| told::left(survey, left)).collect()
 }
 
 /// Shows the problems, which jobs that were interrupted can be gone on with instead, and what would be done.
@@ -110,7 +116,7 @@ fn show_plan(
                 "event": "repair_plan", "healthy": Survey::is_healthy(findings),
                 "findings": findings.iter().map(describe::finding).collect::<Vec<_>>(),
                 "actions": plan.actions.iter().map(|a| describe::action(survey, a)).collect::<Vec<_>>(),
-                "left": plan.left, "interrupted": interrupted,
+                "left": left(survey, plan), "interrupted": interrupted,
             })
         );
         return;
@@ -137,8 +143,8 @@ fn show_plan(
         let text = Told { action, survey }.to_string();
         say!("{}   {}", screen.good("repair"), text);
     }
-    for left in &plan.left {
-        say!("left     {}", left);
+    for left in left(survey, plan) {
+        say!("left     {left}");
     }
     if plan.actions.is_empty() {
         say!("nothing to repair");
@@ -151,14 +157,14 @@ fn say(args: &RepairArgs, survey: &Survey, action: &Action) {
     }
 }
 
-fn show_outcome(args: &RepairArgs, total: &Tally, findings: &[Finding], plan: &Plan, healthy: bool) {
+fn show_outcome(args: &RepairArgs, total: &Tally, findings: &[Finding], left: &[String], healthy: bool) {
     if args.json {
         say!(
             "{}",
             json!({
                 "event": "repair_report", "healthy": healthy, "keys_moved": total.moved,
                 "keys_removed": total.removed, "keys_stuck": total.stuck, "reasons": total.reasons,
-                "findings": findings.iter().map(describe::finding).collect::<Vec<_>>(), "left": plan.left,
+                "findings": findings.iter().map(describe::finding).collect::<Vec<_>>(), "left": left,
             })
         );
         return;

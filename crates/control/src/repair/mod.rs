@@ -1,13 +1,13 @@
-//! Repairs a cluster: what a survey shows, what to do about it, and doing it.
+//! Repairs a cluster: asks the nodes, and does what [`whimbrel_core::repair`] decides by what they say.
 //!
-//! - [`plan`]: what is to be done;
-//! - [`decide`]: the plan, a pure function of the survey;
 //! - [`run`]: carries out one action of a plan;
 //! - [`round`]: what is looked at before, between and after actions;
+//! - [`told`]: plans in words;
+//! - [`notes`]: what the next repair has to know if this one dies;
 //! - [`keys`]: moves or removes the keys of single slots, whether their slots are owned or not.
 
-pub mod decide;
 pub mod keys;
-pub mod plan;
+mod notes;
 pub mod round;
 pub mod run;
+pub mod told;

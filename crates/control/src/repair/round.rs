@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
+use whimbrel_core::repair::decide;
+use whimbrel_core::repair::plan::{Change, Fate, Plan};
 use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::nodes::{Finding, Survey};
 
-use super::decide;
-use super::plan::{Change, Fate, Plan};
 use super::run::Repairer;
 use crate::store::Entry;
 
@@ -56,8 +56,21 @@ pub async fn plan(
     strays: Option<Fate>,
     stop: &CancellationToken,
 ) -> Result<Plan> {
-    let mut plan = decide::decide(survey);
+    let mut plan = decide::decide(&survey.cluster(), &SlotSet::full());
     let surgeon = Repairer::new(deployment, survey, stop);
+    for action in std::mem::take(&mut plan.actions) {
+        let moving = match &action.change {
+            Change::Empty { owner, copied: true, .. } => surgeon.moving(owner, &action.slots).await?,
+            _ => SlotSet::new(),
+        };
+        let holder = match &action.change {
+            Change::Empty { holder, .. } => survey.node(holder).and_then(|node| node.state()),
+            _ => None,
+        };
+        let counts = holder.and_then(|state| state.counts.as_ref());
+        let keys = |slots: &SlotSet| counts.map_or(0, |counts| counts.sum(slots));
+        plan.actions.extend(decide::divide(action, &moving, keys));
+    }
     for action in &mut plan.actions {
         let Change::Empty { holder, owner, copied, fate } = &mut action.change else { continue };
         let evidence = surgeon.evidence(holder, owner, &action.slots).await?;
@@ -83,12 +96,24 @@ pub fn interrupted(entries: Vec<Entry>, survey: &Survey, plan: &Plan) -> Vec<Str
     entries.into_iter().filter(is_meant).map(|entry| entry.status.id).collect()
 }
 
+/// Why nothing may be touched: a migration is running. `own` begins the name of our own connections.
+fn refusal(survey: &Survey, own: &str) -> Option<String> {
+    survey.nodes.iter().find_map(|node| {
+        let state = node.state()?;
+        if let Some(what) = state.native.first() {
+            return Some(format!("{} is in a native migration: {what}", node.name()));
+        }
+        let job = state.jobs.iter().find(|job| !job.starts_with(own))?;
+        Some(format!("a whimbrel job is connected to {}: {job}", node.name()))
+    })
+}
+
 /// Refuses to repair a cluster in which something else moves slots.
 ///
 /// # Errors
 /// `Unfit` where that is so.
 pub fn refuse_if_busy(deployment: &Deployment, survey: &Survey, own_name: &str) -> Result<()> {
-    match decide::refusal(survey, own_name) {
+    match refusal(survey, own_name) {
         None => Ok(()),
         Some(what) => {
             let at = deployment.endpoint.address.to_string();
@@ -117,4 +142,34 @@ pub async fn announce(deployment: &Deployment, survey: &Survey, own_name: &str) 
 pub fn remaining(survey: &Survey, own_name: &str) -> Vec<Finding> {
     let is_own = |f: &Finding| matches!(f, Finding::Job { what, .. } if what.starts_with(own_name));
     survey.findings().into_iter().filter(|f| !is_own(f)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use whimbrel_engine::nodes::NativeSeen;
+
+    use super::*;
+    use crate::scene;
+
+    #[test]
+    fn running_migrations_stop_it() {
+        let with = |change: &dyn Fn(&mut Survey)| {
+            let mut survey = scene::survey();
+            change(&mut survey);
+            survey
+        };
+        assert_eq!(refusal(&with(&|_| {}), "whimbrel:job:repair-1"), None);
+        let job = "whimbrel:job:repair-1 from here";
+        let survey = with(&|survey| {
+            let state = survey.nodes[1].answer.as_mut().expect("it answers");
+            state.jobs.push(job.to_owned());
+        });
+        assert_eq!(refusal(&survey, "whimbrel:job:repair-1"), None);
+        assert!(refusal(&survey, "whimbrel:job:repair-2").expect("another's").contains("repair-1"));
+        let survey = with(&|survey| {
+            let state = survey.nodes[2].answer.as_mut().expect("it answers");
+            state.native.push(NativeSeen::default());
+        });
+        assert!(refusal(&survey, "whimbrel:job").is_some());
+    }
 }

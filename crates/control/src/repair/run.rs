@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::node::NodeId;
+use whimbrel_core::repair::plan::{Action, Change, Evidence, Fate, Why};
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
@@ -14,7 +15,8 @@ use whimbrel_engine::slot_keys;
 use whimbrel_wire::value::Value;
 
 use super::keys::{self, Tally};
-use super::plan::{Action, Change, Evidence, Fate, slots_text};
+use super::notes;
+use super::told::slots_text;
 
 /// Slots that are open at the same time: an interruption leaves no more than these marked.
 const OPEN_SLOTS_MAX: usize = 256;
@@ -89,6 +91,14 @@ impl<'a> Repairer<'a> {
         Ok(evidence)
     }
 
+    /// Those of some slots in which a repair that was interrupted was moving keys to their owner.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn moving(&self, owner: &NodeId, slots: &SlotSet) -> Result<SlotSet> {
+        notes::find(&mut self.link(owner).await?, slots).await
+    }
+
     /// Carries out one action.
     ///
     /// # Errors
@@ -102,10 +112,17 @@ impl<'a> Repairer<'a> {
                 self.elected(primary, replicas).await.map(|()| Tally::default())
             }
             Change::ClearMarks { node } => {
+                if action.why == Why::ReplicaKeptMarks {
+                    self.followed(node).await?;
+                }
                 self.mark(node, slots, SlotMark::Stable).await.map(|()| Tally::default())
             }
-            Change::Claim { node, yielding } => {
-                self.claim(node, yielding, slots).await.map(|()| Tally::default())
+            Change::Yield { node, .. } => {
+                repair::forget_owners(&mut self.link(node).await?, slots).await.map(|()| Tally::default())
+            }
+            Change::Claim { node } => {
+                repair::claim(&mut self.link(node).await?, slots).await?;
+                self.settle(slots, node).await.map(|()| Tally::default())
             }
             Change::Announce { owner } => {
                 repair::bump_epoch(&mut self.link(owner).await?).await?;
@@ -138,19 +155,6 @@ impl<'a> Repairer<'a> {
             tally.add(work(piece.iter().copied().collect()).await?);
         }
         Ok(tally)
-    }
-
-    /// Those who yield first: a node that learns by gossip that it lost slots deletes its keys in them, and
-    /// on Redis 8.0 may crash over it. Who has been told to forget its slots does neither.
-    async fn claim(&self, node: &NodeId, yielding: &[NodeId], slots: &SlotSet) -> Result<()> {
-        for other in yielding {
-            repair::forget_owners(&mut self.link(other).await?, slots).await?;
-        }
-        repair::claim(&mut self.link(node).await?, slots).await?;
-        for other in yielding {
-            self.mark(other, slots, SlotMark::Node(node.clone())).await?;
-        }
-        self.settle(slots, node).await
     }
 
     /// Waits until every node that answers sees the owner. Where some still do not after a while, those are
@@ -187,6 +191,27 @@ impl<'a> Repairer<'a> {
         let what = format!("not every node has learned within 15 s that {name} owns {}", slots_text(slots));
         Err(Error::unfit(self.deployment.side(), name.address.to_string(), "announce the owner", what)
             .with_remedy("see that the nodes reach each other on the cluster bus, and run repair again"))
+    }
+
+    /// Waits until all replicas of a node follow it: what they are told over a link that is not up yet, a
+    /// synchronisation does not bring later.
+    async fn followed(&self, primary: &NodeId) -> Result<()> {
+        for _ in 0..SETTLE_ROUNDS {
+            let what = SurveyOptions { counts: Counted::Nothing, activity: false };
+            let survey = Survey::take_with(self.deployment, what).await?;
+            let is_down = |finding: &Finding| match finding {
+                Finding::ReplicaLinkDown { primary: followed, .. } => followed.id == *primary,
+                _ => false,
+            };
+            if !survey.findings().iter().any(is_down) || self.stop.is_cancelled() {
+                return Ok(());
+            }
+            tokio::time::sleep(SETTLE_PAUSE).await;
+        }
+        let at = self.name(primary).address.to_string();
+        let what = "one of its replicas has not followed it for 15 s";
+        Err(Error::unfit(self.deployment.side(), at, "clear marks that a replica kept", what)
+            .with_remedy("see in the replica's log why it does not synchronise, and run repair again"))
     }
 
     /// A replica repeats its primary's claim in all that it sends. Who hears it says nothing where the slots
@@ -299,7 +324,12 @@ impl<'a> Repairer<'a> {
     }
 
     async fn empty(&self, holder: &NodeId, owner: &NodeId, rescue: bool, slots: SlotSet) -> Result<Tally> {
-        self.opened(holder, owner, &slots, async {
+        // Keys that are to be moved are no copies, and must not look like them to another repair, should this
+        // one die. Where it fails the notes stay.
+        if rescue {
+            notes::write(&mut self.link(owner).await?, &slots).await?;
+        }
+        let emptied = self.opened(holder, owner, &slots, async {
             let (mut from, mut to) = (self.link(holder).await?, self.link(owner).await?);
             let mut tally = Tally::default();
             for slot in &slots {
@@ -309,8 +339,12 @@ impl<'a> Repairer<'a> {
                 tally.add(keys::empty_slot(&mut from, &mut to, slot, rescue, self.absolute()).await?);
             }
             Ok(tally)
-        })
-        .await
+        });
+        let tally = emptied.await?;
+        if rescue {
+            notes::remove(&mut self.link(owner).await?, &slots).await?;
+        }
+        Ok(tally)
     }
 
     async fn empty_replica(&self, primary: &NodeId, replica: &NodeId, slots: SlotSet) -> Result<Tally> {

@@ -1,6 +1,7 @@
-//! The daemon's server, its queue, and a fleet's coordinator, over real sockets.
+//! The daemon's server, its queue, a fleet's coordinator, and repairs, over real sockets.
 
 mod attacks;
 mod daemon;
 mod fleet;
 mod queue;
+mod repair;

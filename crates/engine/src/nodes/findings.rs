@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use whimbrel_core::cluster::{OutdatedReplicas, Role};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_core::units::format_count;
 
-use super::survey::{NodeName, NodeState, Survey, Surveyed};
-use super::view::Role;
+use super::survey::{NodeName, NodeState, Survey};
 
 /// Who some nodes say owns some slots.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -274,7 +274,7 @@ impl Survey {
         self.find_failing(&mut found);
         self.find_disputes(&mut found);
         self.find_epoch_collisions(&mut found);
-        found.extend(self.outdated_replicas());
+        self.find_outdated_replicas(&mut found);
         self.find_open_slots(&mut found);
         let unowned = found.iter().fold(SlotSet::new(), |unowned, f| match f {
             Finding::Unowned { slots, .. } => unowned.union(slots),
@@ -408,60 +408,21 @@ impl Survey {
         }
     }
 
-    /// A server raises its epoch and dies before its replicas have heard of it: the others do not vote for an
-    /// epoch below the one that they have heard of, and the epoch of a node that is gone travels no further.
-    /// Redis stays like that until the primary is back (redis/redis#9548); Valkey 7.2.10, 8.0.4, 8.1.2 and
-    /// later tell the replica when they refuse it (valkey-io/valkey#2178).
-    ///
-    /// Each is a [`Finding::OutdatedReplicas`].
-    pub fn outdated_replicas(&self) -> Vec<Finding> {
-        let mut found = Vec::new();
-        let voters: Vec<&NodeState> =
-            self.answering_primaries().map(|(_, s)| s).filter(|s| !s.slots.is_empty()).collect();
-        // Those who have failed count as well: every owner of slots, in the view of any.
-        let Some(owners) = voters.first().map(|s| s.owners.ids()) else { return found };
-        let majority = owners.len() / 2 + 1;
-        for lost in self.primaries().filter(|n| n.answer.is_err() && owners.contains(&n.id)) {
-            // Who does not find it failed votes for nobody.
-            let epochs: Vec<u64> =
-                voters.iter().filter_map(|s| s.failed.iter().find(|f| f.0 == lost.id)).map(|f| f.1).collect();
-            let known: Vec<(NodeName, u64)> = self
-                .replicas_of(&lost.id)
-                .filter_map(|n| Some((n.name(), n.state()?.config_epoch)))
-                .collect();
-            let Some(&epoch) = epochs.iter().max() else { continue };
-            let votes_for = |known: u64| epochs.iter().filter(|epoch| **epoch <= known).count();
-            if epochs.len() >= majority
-                && !known.is_empty()
-                && known.iter().all(|(_, known)| votes_for(*known) < majority)
-            {
-                let replicas = known.into_iter().map(|(name, _)| name).collect();
-                found.push(Finding::OutdatedReplicas { primary: lost.name(), epoch, replicas });
-            }
+    fn find_outdated_replicas(&self, found: &mut Vec<Finding>) {
+        for OutdatedReplicas { primary, epoch, replicas } in self.cluster().outdated_replicas() {
+            let replicas = replicas.into_iter().map(|id| self.name(id)).collect();
+            found.push(Finding::OutdatedReplicas { primary: self.name(primary), epoch, replicas });
         }
-        found
-    }
-
-    /// Slots that a replica has marked and its primary has not. A replica of Valkey 8 repeats its primary's
-    /// marks; a primary that died and comes back as a replica keeps those that it had, and would act on them
-    /// if it were promoted.
-    pub fn stray_marks(&self, replica: &Surveyed) -> SlotSet {
-        let Some(state) = replica.state().filter(|state| state.role == Role::Replica) else {
-            return SlotSet::new();
-        };
-        let Some(primary) = state.primary.as_ref().and_then(|id| self.node(id)?.state()) else {
-            return SlotSet::new();
-        };
-        state.marked_slots().difference(&primary.marked_slots())
     }
 
     /// Groups open slots by their marks.
     fn find_open_slots(&self, found: &mut Vec<Finding>) {
         type Marks<'a> = Vec<(&'a NodeId, &'a NodeId)>;
         let mut by_slot: BTreeMap<Slot, (Marks<'_>, Marks<'_>)> = BTreeMap::new();
-        for node in &self.nodes {
+        let cluster = self.cluster();
+        for (node, said) in self.nodes.iter().zip(&cluster.nodes) {
             let Some(state) = node.state() else { continue };
-            let stray = self.stray_marks(node);
+            let stray = cluster.stray_marks(said);
             let counts = |slot: &Slot| state.role == Role::Primary || stray.contains(*slot);
             for (slot, from) in state.importing.iter().filter(|(slot, _)| counts(slot)) {
                 by_slot.entry(*slot).or_default().0.push((&node.id, from));

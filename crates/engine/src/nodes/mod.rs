@@ -17,10 +17,11 @@ mod survey;
 mod table;
 mod view;
 
-pub use counts::{KeyCounts, key_counts};
+pub use counts::key_counts;
 pub use findings::{Finding, Opinion, shortened};
 pub use survey::{
-    CANDIDATE_CLIENT_NAME, Counted, JOB_CLIENT_NAME, NativeSeen, NodeFacts, NodeName, NodeState, Owners,
-    Survey, SurveyOptions, Surveyed, native_migrations,
+    CANDIDATE_CLIENT_NAME, Counted, JOB_CLIENT_NAME, NativeSeen, NodeFacts, NodeName, NodeState, Survey,
+    SurveyOptions, Surveyed, native_migrations,
 };
-pub use view::{ClusterView, Node, NodeFlags, Role};
+pub use view::{ClusterView, Node, NodeFlags};
+pub use whimbrel_core::cluster::{KeyCounts, Owners, Role};

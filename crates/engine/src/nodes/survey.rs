@@ -6,12 +6,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use tokio::task::JoinSet;
+use whimbrel_core::cluster::{self, Cluster, KeyCounts, Owners, Role, State};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_wire::value::Value;
 
-use super::counts::{KeyCounts, key_counts};
-use super::view::{ClusterView, Node, Role};
+use super::counts::key_counts;
+use super::view::{ClusterView, Node};
 use crate::deployment::Deployment;
 use crate::endpoint::{Address, Endpoint};
 use crate::error::{Code, Error, Result, ServerError};
@@ -72,40 +73,6 @@ impl fmt::Display for NodeName {
             Address::Tcp(_, 0) => write!(f, "{} (no address)", self.id.short()),
             address => write!(f, "{} ({address})", self.id.short()),
         }
-    }
-}
-
-/// Who owns each slot, in one view.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Owners {
-    ids: Vec<NodeId>,
-    /// For each slot an index into `ids` plus one; 0 where nobody owns it.
-    of: Box<[u16]>,
-}
-
-impl Owners {
-    /// The owner of a slot.
-    pub fn of(&self, slot: Slot) -> Option<&NodeId> {
-        let index = self.of[usize::from(slot.number())];
-        self.ids.get(usize::from(index).checked_sub(1)?)
-    }
-
-    /// Everybody who owns any.
-    pub fn ids(&self) -> &[NodeId] {
-        &self.ids
-    }
-
-    /// From a set of slots for each owner. Where two have the same slot, the later one has it.
-    pub fn new(owned: impl IntoIterator<Item = (NodeId, SlotSet)>) -> Owners {
-        let mut owners = Owners { ids: Vec::new(), of: vec![0; usize::from(Slot::COUNT)].into_boxed_slice() };
-        // There are no more owners than slots: the index fits.
-        for ((id, slots), index) in owned.into_iter().filter(|(_, slots)| !slots.is_empty()).zip(1u16..) {
-            owners.ids.push(id);
-            for slot in &slots {
-                owners.of[usize::from(slot.number())] = index;
-            }
-        }
-        owners
     }
 }
 
@@ -183,9 +150,22 @@ impl NodeState {
         self.migrating.iter().map(|(slot, _)| *slot).collect()
     }
 
-    /// Slots that it takes in or gives away.
-    pub fn marked_slots(&self) -> SlotSet {
-        self.importing.iter().chain(&self.migrating).map(|(slot, _)| *slot).collect()
+    /// What decisions are made by.
+    fn said(&self) -> State<'_> {
+        State {
+            role: self.role,
+            primary: self.primary.as_ref(),
+            config_epoch: self.config_epoch,
+            slots: &self.slots,
+            importing: &self.importing,
+            migrating: &self.migrating,
+            owners: &self.owners,
+            failed: &self.failed,
+            counts: self.counts.as_ref(),
+            keys_elsewhere: self.facts.keys_elsewhere,
+            repl_offset: self.facts.repl_offset,
+            corrects_replicas: self.facts.corrects_replicas,
+        }
     }
 }
 
@@ -215,6 +195,16 @@ impl Surveyed {
     pub fn lag_bytes_of(&self, replica: &Surveyed) -> Option<u64> {
         let (primary, replica) = (self.state()?, replica.state()?);
         Some(primary.facts.repl_offset.saturating_sub(replica.facts.repl_offset))
+    }
+
+    /// What decisions are made by.
+    fn said(&self) -> cluster::Node<'_> {
+        cluster::Node {
+            id: &self.id,
+            told_role: self.told_role,
+            told_primary: self.told_primary.as_ref(),
+            state: self.state().map(NodeState::said),
+        }
     }
 
     /// What it answered, if it did.
@@ -326,6 +316,11 @@ impl Survey {
             Some(node) => node.name(),
             None => NodeName { id: id.clone(), address: Address::Tcp(String::new(), 0) },
         }
+    }
+
+    /// What a repair is decided by: every node's word, without what is only for people.
+    pub fn cluster(&self) -> Cluster<'_> {
+        Cluster { nodes: self.nodes.iter().map(Surveyed::said).collect() }
     }
 
     /// The primaries, those with the lowest slots first, those without slots and without an answer last.
@@ -610,15 +605,5 @@ mod tests {
                        id=5 addr=10.0.0.7:5002 laddr=127.0.0.1:6379 fd=9 name=whimbrel:job:17 age=1\n\
                        id=6 addr=[::1]:5003 laddr=127.0.0.1:6379 fd=9 name= age=1\n";
         assert_eq!(named_connections(clients), ["whimbrel:job:17 from 10.0.0.7"]);
-    }
-
-    #[test]
-    fn owners_are_kept_in_little_space() {
-        let id = |digit: char| digit.to_string().repeat(40).parse::<NodeId>().expect("an id");
-        let slots = |text: &str| text.parse::<SlotSet>().expect("slots");
-        let owners = Owners::new([(id('a'), slots("0-5")), (id('b'), SlotSet::new()), (id('c'), slots("7"))]);
-        let of = |n| owners.of(Slot::new(n).expect("a slot")).cloned();
-        assert_eq!((of(5), of(6), of(7)), (Some(id('a')), None, Some(id('c'))));
-        assert_eq!(owners.ids.len(), 2);
     }
 }

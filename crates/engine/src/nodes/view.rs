@@ -1,20 +1,12 @@
 //! One node's view of its cluster.
 
+use whimbrel_core::cluster::Role;
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::{Slot, SlotRange, SlotSet};
 
 use crate::endpoint::{Address, Endpoint};
 use crate::error::{Error, Result, Side};
 use crate::link::Link;
-
-/// What a node is in its shard.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Role {
-    /// Owns slots, or may: `master` in the servers' words.
-    Primary,
-    /// Follows a primary.
-    Replica,
-}
 
 /// The flags of a node, in the eyes of the node that was asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

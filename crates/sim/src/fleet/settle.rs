@@ -2,7 +2,7 @@
 
 use whimbrel_core::fleet::{Input, Member, Snapshot};
 
-use super::world::{MEMBERS, Machines, Mail, NONE, PARTITIONS, STEADY_TICKS, World};
+use super::world::{Bug, MEMBERS, Machines, Mail, NONE, PARTITIONS, STEADY_TICKS, World};
 
 /// Long enough for leases to run out twice, and for everything to be asked and answered.
 const ROUNDS: usize = 30;
@@ -14,8 +14,14 @@ impl Machines {
     /// Lets the world go on without further trouble; says what is wrong where it does not come to rest.
     pub fn settle(&mut self, mut world: World) -> Option<String> {
         let last = if world.coordinators[1] == NONE { 0 } else { 1 };
-        // An earlier one dies at last.
+        // An earlier one dies at last, also where the one that came after it has died before it.
         world.coordinators[1 - last] = NONE;
+        let is_superseded = world.coordinators[last] != NONE
+            && self.coordinators.get(world.coordinators[last]).term() < self.disks.get(world.disk).term;
+        if is_superseded && self.bug != Some(Bug::OldTerm) {
+            world.coordinators[last] = NONE;
+            world.queues[last] = self.queues.number(Vec::new());
+        }
         if world.coordinators[last] == NONE {
             self.start_coordinator(&mut world, last);
         }

@@ -3,3 +3,4 @@
 mod exhaustive;
 mod fleet;
 mod planted;
+mod repair;

@@ -1,35 +1,23 @@
-//! What to do about what a survey shows: a pure function.
+//! What to do about what the nodes say: a pure function.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use whimbrel_core::node::NodeId;
-use whimbrel_core::slot::{Slot, SlotSet};
-use whimbrel_engine::nodes::{Finding, NodeName, NodeState, Survey};
-
-use super::plan::{Action, Change, Evidence, Fate, Plan, slots_text};
+use super::plan::{Action, Change, Evidence, Fate, Left, Obstacle, Plan, Why};
+use crate::cluster::{Cluster, OutdatedReplicas, State};
+use crate::node::NodeId;
+use crate::slot::{Slot, SlotSet};
 
 /// Slots that a primary must have for [`Change::Remind`] to work: a replica must claim some of them with one
 /// left out.
 const REMINDED_SLOTS_MIN: usize = 2;
 
-/// Why nothing may be touched: a migration is running. `own` begins the name of our own connections.
-pub fn refusal(survey: &Survey, own: &str) -> Option<String> {
-    survey.nodes.iter().find_map(|node| {
-        let state = node.state()?;
-        if let Some(what) = state.native.first() {
-            return Some(format!("{} is in a native migration: {what}", node.name()));
-        }
-        let job = state.jobs.iter().find(|job| !job.starts_with(own))?;
-        Some(format!("a whimbrel job is connected to {}: {job}", node.name()))
-    })
-}
-
-/// Decides for each slot who owns it or shall own it, and what has to be done about marks and keys in it.
+/// Decides for each of `slots` who owns it or shall own it, and what has to be done about marks and keys in
+/// it.
 ///
 /// Slots whose owner does not answer are left alone, and so are keys of nodes that use several databases.
-pub fn decide(survey: &Survey) -> Plan {
-    let mut draft = Draft::new(survey);
-    for slot in Slot::all() {
+pub fn decide(cluster: &Cluster<'_>, slots: &SlotSet) -> Plan {
+    let mut draft = Draft::new(cluster, slots);
+    for slot in slots {
         draft.slot(slot);
     }
     draft.replicas();
@@ -47,18 +35,33 @@ pub fn fate(copied: bool, evidence: Evidence) -> Fate {
     if copied && evidence.both > 0 && evidence.both >= evidence.only { Fate::Discard } else { Fate::Move }
 }
 
+/// Divides an action about copies. In `moving`, slots in which an earlier repair was interrupted while it
+/// moved keys, the mark is that repair's, and what the node holds are no copies. `keys` counts what it holds.
+pub fn divide(action: Action, moving: &SlotSet, keys: impl Fn(&SlotSet) -> u64) -> Vec<Action> {
+    let Change::Empty { holder, owner, copied: true, fate: None } = &action.change else {
+        return vec![action];
+    };
+    let (holder, owner) = (holder.clone(), owner.clone());
+    let moving = action.slots.intersection(moving);
+    let copies = action.slots.difference(&moving);
+    let stray = Change::Empty { holder, owner, copied: false, fate: None };
+    let parts = [(action.change, copies, action.why), (stray, moving, Why::ForeignKeys)];
+    let parts = parts.into_iter().filter(|(_, slots, _)| !slots.is_empty());
+    let part = |(change, slots, why)| Action { keys: keys(&slots), change, slots, why, evidence: None };
+    parts.map(part).collect()
+}
+
 /// A primary that answered, with what is asked of it for every slot.
 struct Primary<'a> {
     id: &'a NodeId,
-    name: NodeName,
-    state: &'a NodeState,
+    state: State<'a>,
     importing: BTreeMap<Slot, &'a NodeId>,
     migrating: BTreeMap<Slot, &'a NodeId>,
 }
 
 impl Primary<'_> {
     fn keys(&self, slot: Slot) -> u64 {
-        self.state.counts.as_ref().map_or(0, |counts| u64::from(counts.of(slot)))
+        self.state.counts.map_or(0, |counts| u64::from(counts.of(slot)))
     }
 }
 
@@ -74,40 +77,51 @@ enum Owner<'a> {
     Nobody,
 }
 
+/// What the owner's own mark leads to.
+enum Moving {
+    /// The owner stays the owner.
+    Stays,
+    /// The slot is moved to this primary.
+    To(usize),
+    /// It was being moved, and nothing can be done about it.
+    Left,
+}
+
 struct Draft<'a> {
-    survey: &'a Survey,
+    cluster: &'a Cluster<'a>,
+    /// Where to look.
+    slots: &'a SlotSet,
     primaries: Vec<Primary<'a>>,
     /// Slots and keys of each change with its reason.
-    changes: BTreeMap<(Change, String), (SlotSet, u64)>,
-    left: BTreeMap<String, SlotSet>,
+    changes: BTreeMap<(Change, Why), (SlotSet, u64)>,
+    left: BTreeMap<Obstacle, SlotSet>,
     /// How many slots each primary has, with those that it is given.
     load: Vec<usize>,
 }
 
 impl<'a> Draft<'a> {
-    fn new(survey: &'a Survey) -> Draft<'a> {
-        let primaries: Vec<Primary<'a>> = survey
+    fn new(cluster: &'a Cluster<'a>, slots: &'a SlotSet) -> Draft<'a> {
+        let primaries: Vec<Primary<'a>> = cluster
             .answering_primaries()
-            .map(|(node, state)| Primary {
-                id: &node.id,
-                name: node.name(),
+            .map(|(id, state)| Primary {
+                id,
                 state,
                 importing: state.importing.iter().map(|(slot, id)| (*slot, id)).collect(),
                 migrating: state.migrating.iter().map(|(slot, id)| (*slot, id)).collect(),
             })
             .collect();
         let load = primaries.iter().map(|p| p.state.slots.len()).collect();
-        Draft { survey, primaries, changes: BTreeMap::new(), left: BTreeMap::new(), load }
+        Draft { cluster, slots, primaries, changes: BTreeMap::new(), left: BTreeMap::new(), load }
     }
 
-    fn add(&mut self, change: Change, slot: Slot, keys: u64, why: impl Into<String>) {
-        let (slots, sum) = self.changes.entry((change, why.into())).or_default();
+    fn add(&mut self, change: Change, slot: Slot, keys: u64, why: Why) {
+        let (slots, sum) = self.changes.entry((change, why)).or_default();
         slots.insert(slot);
         *sum += keys;
     }
 
-    fn leave(&mut self, slot: Slot, why: String) {
-        self.left.entry(why).or_default().insert(slot);
+    fn leave(&mut self, slot: Slot, obstacle: Obstacle) {
+        self.left.entry(obstacle).or_default().insert(slot);
     }
 
     fn slot(&mut self, slot: Slot) {
@@ -125,20 +139,22 @@ impl<'a> Draft<'a> {
                     p.importing.contains_key(&slot) || p.migrating.contains_key(&slot) || p.keys(slot) > 0
                 });
                 if marked {
-                    let name = self.survey.name(id);
-                    self.leave(slot, format!("its owner {name} does not answer: nothing is touched there"));
+                    self.leave(slot, Obstacle::SilentOwner(id.clone()));
                 }
                 return;
             }
             Owner::Nobody => {
-                self.leave(slot, "no primary answers that could own it".to_owned());
+                self.leave(slot, Obstacle::NoPrimary);
                 return;
             }
         };
-        let finishing = self.source_mark(slot, owner);
+        let moving = self.source_mark(slot, owner);
+        if matches!(moving, Moving::Left) {
+            return;
+        }
         for node in 0..self.primaries.len() {
-            if Some(node) != finishing {
-                self.other_marks(slot, owner, node);
+            if !matches!(moving, Moving::To(target) if target == node) {
+                self.other_marks(slot, owner, &moving, node);
             }
         }
     }
@@ -149,7 +165,7 @@ impl<'a> Draft<'a> {
             (0..self.primaries.len()).filter(|i| self.primaries[*i].state.slots.contains(slot)).collect();
         let named = self.named(slot);
         // A node that most take for the owner and that cannot be asked may come back, or be failed over.
-        let silent = named.first().filter(|(id, _)| self.survey.node(id).is_none_or(|n| n.answer.is_err()));
+        let silent = named.first().filter(|(id, _)| self.cluster.node(id).is_none_or(|n| n.state.is_none()));
         match (&claimants[..], silent) {
             ([owner], None) => Owner::Is(*owner),
             ([owner], Some((id, votes))) => {
@@ -170,18 +186,10 @@ impl<'a> Draft<'a> {
                     .copied()
                     .max_by_key(|i| (self.primaries[*i].state.config_epoch, self.primaries[*i].keys(slot)))
                     .unwrap_or(claimants[0]);
-                let yielding = claimants
-                    .iter()
-                    .filter(|i| **i != owner)
-                    .map(|i| self.primaries[*i].id.clone())
-                    .collect();
-                let change = Change::Claim { node: self.primaries[owner].id.clone(), yielding };
-                self.add(
-                    change,
-                    slot,
-                    0,
-                    "several nodes say that they own them; this one's claim is the newest",
-                );
+                for other in claimants.into_iter().filter(|other| *other != owner) {
+                    let [node, owner] = [other, owner].map(|i| self.primaries[i].id.clone());
+                    self.add(Change::Yield { node, owner }, slot, 0, Why::OlderClaim);
+                }
                 Owner::Is(owner)
             }
         }
@@ -190,7 +198,7 @@ impl<'a> Draft<'a> {
     /// Whom the nodes that answer take for the owner, the one that most name first.
     fn named(&self, slot: Slot) -> Vec<(&'a NodeId, usize)> {
         let mut votes: BTreeMap<&'a NodeId, usize> = BTreeMap::new();
-        for id in self.survey.nodes.iter().filter_map(|n| n.state()?.owners.of(slot)) {
+        for id in self.cluster.states().filter_map(|state| state.owners.of(slot)) {
             *votes.entry(id).or_default() += 1;
         }
         let mut votes: Vec<(&NodeId, usize)> = votes.into_iter().collect();
@@ -208,7 +216,8 @@ impl<'a> Draft<'a> {
         let holders: Vec<usize> =
             (0..self.primaries.len()).filter(|i| self.primaries[*i].keys(slot) > 0).collect();
         let importer = (0..self.primaries.len()).find(|i| self.primaries[*i].importing.contains_key(&slot));
-        let source = importer.and_then(|i| self.index(self.primaries[i].importing[&slot]));
+        let source =
+            importer.and_then(|i| self.index(self.primaries[i].importing[&slot]).filter(|s| *s != i));
         // In a small cluster the two ends of a broken move may get as many votes each. The keys that were
         // there before it began are at the source.
         let most_votes = named.iter().map(|(_, votes)| *votes).max();
@@ -220,223 +229,196 @@ impl<'a> Draft<'a> {
         let fewest = (0..self.primaries.len()).min_by_key(|i| (self.load[*i], *i));
         let among = |candidate: Option<usize>| candidate.filter(|i| holders.contains(i));
         let (owner, why) = match &holders[..] {
-            [holder] => (Some(*holder), "nobody owns them; this node alone has their keys"),
+            [holder] => (Some(*holder), Why::OnlyHolder),
             [] => match last.or(source).or(importer) {
-                Some(owner) => {
-                    (Some(owner), "nobody owns them, nobody has keys in them; this was the last to")
-                }
-                None => {
-                    (fewest, "nobody owns them, nobody has keys in them; this primary has the fewest slots")
-                }
+                Some(owner) => (Some(owner), Why::LastOwner),
+                None => (fewest, Why::FewestSlots),
             },
-            _ if among(last).is_some() => {
-                (last, "nobody owns them; the other nodes still take this one for the owner, and it has keys")
-            }
-            _ if among(source).is_some() => {
-                (source, "nobody owns them; this node was giving them away, and it has keys")
-            }
-            _ if among(importer).is_some() => {
-                (importer, "nobody owns them; this node was taking them in, and it has keys")
-            }
+            _ if among(last).is_some() => (last, Why::SeenAsOwner),
+            _ if among(source).is_some() => (source, Why::WasSource),
+            _ if among(importer).is_some() => (importer, Why::WasTarget),
             _ => {
                 let most = holders.iter().copied().max_by_key(|i| self.primaries[*i].keys(slot));
-                (most, "nobody owns them; this node has most of their keys")
+                (most, Why::MostKeys)
             }
         };
         let Some(owner) = owner else { return Owner::Nobody };
-        let change = Change::Claim { node: self.primaries[owner].id.clone(), yielding: Vec::new() };
+        let change = Change::Claim { node: self.primaries[owner].id.clone() };
         self.add(change, slot, 0, why);
         Owner::Becomes(owner)
     }
 
-    /// Nodes that take another one for the owner than the owner itself.
+    /// Nodes that take another one for the owner than the owner itself, or take themselves for it.
     fn announce(&mut self, slot: Slot, owner: usize) {
         let id = self.primaries[owner].id;
-        let differs = |state: &NodeState| state.owners.of(slot) != Some(id);
-        let mistaken = self.survey.nodes.iter().any(|n| n.state().is_some_and(differs));
-        // Where several claim it, the claim that settles it is announced by itself.
-        let contested = self.primaries.iter().filter(|p| p.state.slots.contains(slot)).count() > 1;
-        if mistaken && !contested {
+        let mistaken = self.cluster.states().any(|state| state.owners.of(slot) != Some(id));
+        if mistaken {
             let change = Change::Announce { owner: id.clone() };
-            self.add(change, slot, 0, "the owner says so; other nodes take another one for it");
+            self.add(change, slot, 0, Why::Mistaken);
         }
     }
 
-    /// What the owner's own mark leads to. Returns the node that the slot is moved to, if it is.
-    fn source_mark(&mut self, slot: Slot, owner: usize) -> Option<usize> {
+    /// What the owner's own mark leads to.
+    fn source_mark(&mut self, slot: Slot, owner: usize) -> Moving {
         let source = &self.primaries[owner];
         // A claim clears the mark of the node that makes it: it was not the owner.
-        let to = *source.migrating.get(&slot).filter(|_| source.state.slots.contains(slot))?;
+        let mark = source.migrating.get(&slot).filter(|_| source.state.slots.contains(slot));
+        let Some(to) = mark.copied() else { return Moving::Stays };
         let (id, keys) = (source.id.clone(), source.keys(slot));
         let Some(target) = self.index(to).filter(|target| *target != owner) else {
-            let name = self.survey.name(to);
-            if self.survey.node(to).is_some_and(|n| n.answer.is_err()) {
-                let why =
-                    format!("it is being moved to {name}, which does not answer: nothing is touched there");
-                self.leave(slot, why);
+            if self.cluster.node(to).is_some_and(|n| n.state.is_none()) {
+                self.leave(slot, Obstacle::SilentTarget(to.clone()));
             } else {
-                let change = Change::ClearMarks { node: id };
-                self.add(
-                    change,
-                    slot,
-                    0,
-                    format!("they are marked as migrating to {name}, which is no primary"),
-                );
+                self.add(Change::ClearMarks { node: id }, slot, 0, Why::TowardsNoPrimary(to.clone()));
             }
-            return None;
+            return Moving::Stays;
         };
-        let importing = self.primaries[target].importing.get(&slot) == Some(&&id);
+        // A target that claims the slot as well forgets its mark when it yields.
+        let importing = self.primaries[target].importing.get(&slot) == Some(&&id)
+            && !self.primaries[target].state.slots.contains(slot);
         let arrived = self.primaries[target].keys(slot);
         if arrived == 0 {
-            let why = if importing {
-                "they were to be moved by SETSLOT, and nothing has been moved yet"
-            } else {
-                "they are marked as migrating to a node that takes in nothing"
-            };
+            let why = if importing { Why::NothingMoved } else { Why::NobodyImports };
             self.add(Change::ClearMarks { node: id }, slot, 0, why);
             // Its own mark is looked at with all others.
-            return None;
+            return Moving::Stays;
         }
-        if let Some(why) = self.several_databases(&[owner, target]) {
-            self.leave(slot, why);
-            return Some(target);
+        if let Some(obstacle) = self.several_databases(&[owner, target]) {
+            self.leave(slot, obstacle);
+            return Moving::Left;
         }
         let target_id = self.primaries[target].id.clone();
+        if !importing && self.primaries[target].importing.contains_key(&slot) {
+            let change = Change::ClearMarks { node: target_id.clone() };
+            self.add(change, slot, 0, Why::ImportsFromStranger);
+        }
         let change = Change::Finish { source: id, target: target_id, mark_target: !importing };
-        self.add(change, slot, keys, "a move by SETSLOT was interrupted; some keys have arrived");
-        Some(target)
+        self.add(change, slot, keys, Why::Interrupted);
+        Moving::To(target)
     }
 
     /// Marks and keys of a node which the slot is not being moved to.
-    fn other_marks(&mut self, slot: Slot, owner: usize, node: usize) {
+    fn other_marks(&mut self, slot: Slot, owner: usize, moving: &Moving, node: usize) {
         let it = &self.primaries[node];
         let keys = it.keys(slot);
         let (importing, migrating) = (it.importing.get(&slot).copied(), it.migrating.get(&slot).copied());
         if keys == 0 && importing.is_none() && migrating.is_none() {
             return;
         }
-        let id = it.id.clone();
+        let (id, claims) = (it.id.clone(), it.state.slots.contains(slot));
         if node == owner {
             if importing.is_some() {
-                self.add(Change::ClearMarks { node: id }, slot, 0, "it imports what it owns already");
+                self.add(Change::ClearMarks { node: id }, slot, 0, Why::ImportsItsOwn);
             }
             return;
         }
         if migrating.is_some() {
-            let change = Change::ClearMarks { node: id.clone() };
-            self.add(change, slot, 0, "it gives away what it does not own");
+            self.add(Change::ClearMarks { node: id.clone() }, slot, 0, Why::GivesAwayForeign);
         }
         let owner_id = self.primaries[owner].id.clone();
-        let from_owner = importing == Some(&owner_id);
+        let stays = matches!(moving, Moving::Stays);
+        // Clients were sent to who claims the slot: what such a node holds are no copies.
+        let from_owner = importing == Some(&owner_id) && !claims;
         // Of an owner that only the plan makes the owner, nobody knows what it was doing before.
         let owner_gives_it_away = self.primaries[owner].migrating.get(&slot) == Some(&&id);
-        // Where it holds keys its mark is cleared once they are gone: until then it tells what they are. But
-        // a mark that points to a node without a claim is a danger to a node that claims the slot.
-        if importing.is_some() && (keys == 0 || !self.primaries[owner].state.slots.contains(slot)) {
-            let why = match from_owner {
-                true => "it imports them from their owner, who does not give them away",
-                false => "it imports them from a node that does not own them",
-            };
+        // Where it holds copies its mark is cleared once they are gone: until then it tells what they are.
+        // But a mark that points to a node without a claim, or to one that is to give it up, is a danger to
+        // the node that claims the slot.
+        let is_claimed = self.primaries[owner].state.slots.contains(slot);
+        if importing.is_some() && !(keys > 0 && from_owner && is_claimed && stays) {
+            let why = if from_owner { Why::ImportsUngiven } else { Why::ImportsFromStranger };
             self.add(Change::ClearMarks { node: id.clone() }, slot, 0, why);
         }
         if keys == 0 {
             return;
         }
-        if let Some(why) = self.several_databases(&[owner, node]) {
-            self.leave(slot, why);
+        if let Some(obstacle) = self.several_databases(&[owner, node]) {
+            self.leave(slot, obstacle);
             return;
         }
-        let copied = from_owner && !owner_gives_it_away;
-        let why = if copied {
-            "copies that an interrupted move or clean-up has left"
-        } else {
-            "keys in slots of another node"
+        let copied = from_owner && !owner_gives_it_away && stays;
+        let why = if copied { Why::Copies } else { Why::ForeignKeys };
+        // By then the slot has moved.
+        let owner = match moving {
+            Moving::To(target) => self.primaries[*target].id.clone(),
+            Moving::Stays | Moving::Left => owner_id,
         };
-        let change = Change::Empty { holder: id, owner: owner_id, copied, fate: None };
+        let change = Change::Empty { holder: id, owner, copied, fate: None };
         self.add(change, slot, keys, why);
     }
 
     /// Keys are only handled in database 0.
-    fn several_databases(&self, nodes: &[usize]) -> Option<String> {
-        let node = nodes.iter().find(|i| self.primaries[**i].state.facts.keys_elsewhere > 0)?;
-        Some(format!(
-            "{} has keys in databases other than 0: its keys are not touched",
-            self.primaries[*node].name
-        ))
+    fn several_databases(&self, nodes: &[usize]) -> Option<Obstacle> {
+        let node = nodes.iter().find(|i| self.primaries[**i].state.keys_elsewhere > 0)?;
+        Some(Obstacle::OtherDatabases(self.primaries[*node].id.clone()))
     }
 
     /// Keys of replicas that their primaries do not have, in slots that these do not own.
     fn replicas(&mut self) {
-        for replica in self.survey.nodes.iter().filter(|n| !n.is_primary()) {
+        let cluster = self.cluster;
+        for replica in cluster.nodes.iter().filter(|n| !n.is_primary()) {
             let Some(primary) = replica.primary().and_then(|id| self.index(id)) else { continue };
-            for slot in &self.survey.stray_marks(replica) {
+            for slot in &cluster.stray_marks(replica).intersection(self.slots) {
                 // What clears a mark of the primary is repeated to its replicas, also where the primary has
                 // none.
                 let change = Change::ClearMarks { node: self.primaries[primary].id.clone() };
-                self.add(change, slot, 0, "a replica kept marks that its primary does not have");
+                self.add(change, slot, 0, Why::ReplicaKeptMarks);
             }
-            let Some(counts) = replica.state().and_then(|s| s.counts.as_ref()) else { continue };
-            let state = self.primaries[primary].state;
-            let foreign = counts.occupied().difference(&state.slots).difference(&state.importing_slots());
-            for slot in &foreign {
-                // What the primary holds itself is removed there, and so from its replicas. What it is about
-                // to own stays.
-                let owned_soon = self.changes.iter().any(|((change, _), (slots, _))| {
-                    matches!(change, Change::Claim { node, .. } if node == self.primaries[primary].id)
-                        && slots.contains(slot)
-                });
-                if self.primaries[primary].keys(slot) == 0 && !owned_soon {
+            let Some(counts) = replica.state.and_then(|s| s.counts) else { continue };
+            for slot in self.slots {
+                if counts.of(slot) > 0 && self.is_foreign(primary, slot) {
                     let change = Change::EmptyReplica {
                         primary: self.primaries[primary].id.clone(),
                         replica: replica.id.clone(),
                     };
-                    let why = "the replica kept what its primary gave away";
-                    self.add(change, slot, u64::from(counts.of(slot)), why);
+                    self.add(change, slot, u64::from(counts.of(slot)), Why::ReplicaKeptKeys);
                 }
             }
         }
     }
 
+    /// Whether a primary neither has a slot nor gets it, nor holds keys in it. What it holds itself is
+    /// removed there, and so from its replicas.
+    fn is_foreign(&self, primary: usize, slot: Slot) -> bool {
+        let it = &self.primaries[primary];
+        let owned_soon = || {
+            self.changes.iter().any(|((change, _), (slots, _))| {
+                matches!(change, Change::Claim { node, .. } if node == it.id) && slots.contains(slot)
+            })
+        };
+        !it.state.slots.contains(slot)
+            && !it.importing.contains_key(&slot)
+            && it.keys(slot) == 0
+            && !owned_soon()
+    }
+
     /// Replicas that cannot be elected since they have not heard of their primary's last claim.
     fn elections(&mut self) {
-        for finding in self.survey.outdated_replicas() {
-            let Finding::OutdatedReplicas { primary, epoch, replicas } = finding else { continue };
-            let knows = |p: &&Primary<'_>| p.state.failed.contains(&(primary.id.clone(), epoch));
+        for OutdatedReplicas { primary, epoch, replicas } in self.cluster.outdated_replicas() {
+            let knows = |p: &&Primary<'_>| p.state.failed.contains(&(primary.clone(), epoch));
             let Some(other) = self.primaries.iter().find(knows) else { continue };
             let owned: SlotSet =
-                Slot::all().filter(|slot| other.state.owners.of(*slot) == Some(&primary.id)).collect();
-            let corrected = self.primaries.iter().filter(knows).any(|p| p.state.facts.corrects_replicas);
+                self.slots.iter().filter(|slot| other.state.owners.of(*slot) == Some(primary)).collect();
+            let corrected = self.primaries.iter().filter(knows).any(|p| p.state.corrects_replicas);
             if !corrected || owned.len() < REMINDED_SLOTS_MIN {
-                let offset = |name: &&NodeName| {
-                    self.survey.node(&name.id).and_then(|n| n.state()).map(|s| s.facts.repl_offset)
-                };
+                let offset =
+                    |id: &&&NodeId| self.cluster.node(id).and_then(|n| n.state).map(|s| s.repl_offset);
                 let Some(best) = replicas.iter().max_by_key(offset) else { continue };
-                let why = format!(
-                    "{primary} has failed, and nobody votes for its replicas: start it, or make {best}, \
-                     which has most of its data, a primary without a vote, by CLUSTER FAILOVER TAKEOVER sent \
-                     there"
-                );
-                self.left.entry(why).or_default().extend(owned.iter());
+                let obstacle = Obstacle::NoElection { primary: primary.clone(), best: NodeId::clone(best) };
+                self.left.entry(obstacle).or_default().extend(owned.iter());
                 continue;
             }
-            let change = Change::Remind {
-                primary: primary.id,
-                epoch,
-                replicas: replicas.into_iter().map(|name| name.id).collect(),
-            };
-            let why = "it has failed, and the others vote for none that has not heard of its last claim";
-            self.changes.insert((change, why.to_owned()), (owned, 0));
+            let replicas = replicas.into_iter().cloned().collect();
+            let change = Change::Remind { primary: primary.clone(), epoch, replicas };
+            self.changes.insert((change, Why::NoVotes), (owned, 0));
         }
     }
 
     fn into_plan(self) -> Plan {
-        let mut left: Vec<String> =
-            self.left.iter().map(|(why, slots)| format!("{}: {why}", slots_text(slots))).collect();
-        let silent: BTreeSet<NodeName> =
-            self.survey.nodes.iter().filter(|n| n.answer.is_err()).map(|n| n.name()).collect();
-        left.extend(silent.iter().map(|name| {
-            format!("{name} does not answer: start it, or remove it with CLUSTER FORGET on every other node")
-        }));
+        let silent = self.cluster.nodes.iter().filter(|n| n.state.is_none());
+        let silent = silent.map(|n| (Obstacle::Silent(n.id.clone()), SlotSet::new()));
+        let left =
+            self.left.into_iter().chain(silent).map(|(obstacle, slots)| Left { obstacle, slots }).collect();
         let actions = self
             .changes
             .into_iter()
@@ -448,39 +430,113 @@ impl<'a> Draft<'a> {
 
 #[cfg(test)]
 mod tests {
-    use whimbrel_engine::nodes::{NativeSeen, Owners};
-
     use super::*;
-    use crate::scene::{id, survey, third};
+    use crate::cluster::{KeyCounts, Node, Owners, Role};
 
     const SLOT: Slot = Slot::MIN;
 
-    /// A cluster, see [`survey`].
+    /// The id of a node.
+    fn id(node: usize) -> NodeId {
+        node.to_string().repeat(40).parse().expect("an id")
+    }
+
+    /// The slots of a primary.
+    fn third(node: usize) -> SlotSet {
+        ["0-5460", "5461-10922", "10923-16383"][node].parse().expect("slots")
+    }
+
+    /// A node, with what it says.
+    struct Said {
+        id: NodeId,
+        primary: Option<NodeId>,
+        answers: bool,
+        config_epoch: u64,
+        slots: SlotSet,
+        importing: Vec<(Slot, NodeId)>,
+        migrating: Vec<(Slot, NodeId)>,
+        owners: Owners,
+        failed: Vec<(NodeId, u64)>,
+        counts: KeyCounts,
+        keys_elsewhere: u64,
+        corrects_replicas: bool,
+    }
+
+    impl Said {
+        fn role(&self) -> Role {
+            if self.primary.is_some() { Role::Replica } else { Role::Primary }
+        }
+
+        fn node(&self) -> Node<'_> {
+            let state = State {
+                role: self.role(),
+                primary: self.primary.as_ref(),
+                config_epoch: self.config_epoch,
+                slots: &self.slots,
+                importing: &self.importing,
+                migrating: &self.migrating,
+                owners: &self.owners,
+                failed: &self.failed,
+                counts: Some(&self.counts),
+                keys_elsewhere: self.keys_elsewhere,
+                repl_offset: 0,
+                corrects_replicas: self.corrects_replicas,
+            };
+            Node {
+                id: &self.id,
+                told_role: self.role(),
+                told_primary: self.primary.as_ref(),
+                state: self.answers.then_some(state),
+            }
+        }
+    }
+
+    /// Primaries 0 to 2, each with a third of the slots, and replicas 3 to 5 of them. They hold no keys.
     struct Scene {
-        survey: Survey,
+        nodes: Vec<Said>,
     }
 
     impl Scene {
         fn new() -> Scene {
-            Scene { survey: survey() }
+            let owned: Vec<(NodeId, SlotSet)> = (0..3).map(|n| (id(n), third(n))).collect();
+            let said = |node: usize| Said {
+                id: id(node),
+                primary: (node >= 3).then(|| id(node - 3)),
+                answers: true,
+                config_epoch: (node % 3) as u64 + 1,
+                slots: if node < 3 { third(node) } else { SlotSet::new() },
+                importing: Vec::new(),
+                migrating: Vec::new(),
+                owners: Owners::new(owned.clone()),
+                failed: Vec::new(),
+                counts: KeyCounts::default(),
+                keys_elsewhere: 0,
+                corrects_replicas: true,
+            };
+            Scene { nodes: (0..6).map(said).collect() }
         }
 
-        fn state(&mut self, node: usize) -> &mut NodeState {
-            self.survey.nodes[node].answer.as_mut().expect("it answers")
+        fn plan(&self) -> Plan {
+            let nodes = self.nodes.iter().map(Said::node).collect();
+            decide(&Cluster { nodes }, &SlotSet::full())
+        }
+
+        /// Why something is left alone.
+        fn obstacles(&self) -> Vec<Obstacle> {
+            self.plan().left.into_iter().map(|left| left.obstacle).collect()
         }
 
         fn keys(mut self, node: usize, keys: u32) -> Scene {
-            self.state(node).counts.as_mut().expect("counted").set(SLOT, keys);
+            self.nodes[node].counts.set(SLOT, keys);
             self
         }
 
         fn importing(mut self, node: usize, from: usize) -> Scene {
-            self.state(node).importing.push((SLOT, id(from)));
+            self.nodes[node].importing.push((SLOT, id(from)));
             self
         }
 
         fn migrating(mut self, node: usize, to: usize) -> Scene {
-            self.state(node).migrating.push((SLOT, id(to)));
+            self.nodes[node].migrating.push((SLOT, id(to)));
             self
         }
 
@@ -492,7 +548,7 @@ mod tests {
                 slots.extend((owner == Some(n)).then_some(SLOT));
                 (id(n), slots)
             };
-            let state = self.state(node);
+            let state = &mut self.nodes[node];
             state.owners = Owners::new((0..3).map(slots));
             if node < 3 {
                 state.slots = slots(node).1;
@@ -505,14 +561,14 @@ mod tests {
         }
 
         fn silent(mut self, node: usize) -> Scene {
-            self.survey.nodes[node].answer = Err("it is gone".to_owned());
+            self.nodes[node].answers = false;
             self
         }
 
         /// The changes, each of which must be about the one slot.
         fn changes(&self) -> Vec<Change> {
-            let plan = decide(&self.survey);
-            plan.actions
+            let actions = self.plan().actions;
+            actions
                 .into_iter()
                 .map(|action| {
                     assert_eq!(action.slots, SlotSet::from_iter([SLOT]), "{:?}", action.change);
@@ -527,7 +583,7 @@ mod tests {
     }
 
     fn claim(node: usize) -> Change {
-        Change::Claim { node: id(node), yielding: Vec::new() }
+        Change::Claim { node: id(node) }
     }
 
     fn empty(holder: usize, owner: usize, copied: bool) -> Change {
@@ -537,8 +593,7 @@ mod tests {
     #[test]
     fn nothing_is_done_to_a_healthy_cluster() {
         let scene = Scene::new().keys(0, 5).keys(3, 5);
-        assert_eq!(decide(&scene.survey), Plan::default());
-        assert_eq!(refusal(&scene.survey, "whimbrel:job:repair-1"), None);
+        assert_eq!(scene.plan(), Plan::default());
     }
 
     #[test]
@@ -561,9 +616,17 @@ mod tests {
             Scene::new().migrating(0, 1).importing(2, 0).keys(2, 1).changes(),
             [clear(0), empty(2, 0, true)]
         );
-        assert_eq!(Scene::new().migrating(0, 1).importing(1, 2).keys(1, 1).changes(), [finish(true)]);
+        assert_eq!(
+            Scene::new().migrating(0, 1).importing(1, 2).keys(1, 1).changes(),
+            [clear(1), finish(true)]
+        );
         assert_eq!(Scene::new().importing(1, 2).changes(), [clear(1)]);
-        assert_eq!(Scene::new().importing(1, 2).keys(1, 1).changes(), [empty(1, 0, false)]);
+        assert_eq!(Scene::new().importing(1, 2).keys(1, 1).changes(), [clear(1), empty(1, 0, false)]);
+        // A third node imports as well, from who is about to lose the slot: it must not take it by itself.
+        assert_eq!(
+            pair().keys(1, 2).importing(2, 0).keys(2, 1).changes(),
+            [clear(2), finish(false), empty(2, 1, false)]
+        );
         // Marks that the wrong node has.
         assert_eq!(Scene::new().migrating(2, 1).changes(), [clear(2)]);
         assert_eq!(Scene::new().importing(0, 1).changes(), [clear(0)]);
@@ -605,15 +668,14 @@ mod tests {
         assert_eq!(broken.changes(), [clear(1), claim(0), empty(1, 0, true)]);
         // In a cluster of two there are as many votes for either.
         let mut tied = Scene::new().sees(0, Some(1)).importing(1, 0).keys(0, 9).keys(1, 9);
-        tied.survey.nodes.retain(|n| n.id == id(0) || n.id == id(1));
+        tied.nodes.truncate(2);
         assert!(tied.changes_of_slot().contains(&claim(0)));
     }
 
     impl Scene {
         /// The changes about the slot, whatever else there is.
         fn changes_of_slot(&self) -> Vec<Change> {
-            let plan = decide(&self.survey);
-            plan.actions.into_iter().filter(|a| a.slots.contains(SLOT)).map(|a| a.change).collect()
+            self.plan().actions.into_iter().filter(|a| a.slots.contains(SLOT)).map(|a| a.change).collect()
         }
     }
 
@@ -628,18 +690,20 @@ mod tests {
         assert_eq!(mutual().keys(0, 3).changes(), [claim(0)]);
         // Two that claim it: the newer claim stands, and the keys of the other go there.
         let both = Scene::new().sees(1, Some(1)).keys(0, 4).keys(1, 1);
-        let change = Change::Claim { node: id(1), yielding: vec![id(0)] };
-        assert_eq!(both.changes(), [change, empty(0, 1, false)]);
+        let (stop, announce) =
+            (Change::Yield { node: id(0), owner: id(1) }, Change::Announce { owner: id(1) });
+        assert_eq!(both.changes(), [stop, announce, empty(0, 1, false)]);
     }
 
     #[test]
     fn what_belongs_to_a_silent_node_is_left_alone() {
-        let plan = decide(&Scene::new().silent(0).importing(1, 0).keys(1, 3).keys(2, 3).survey);
-        assert_eq!(plan.actions, []);
-        assert_eq!(plan.left.len(), 2, "{:?}", plan.left);
-        assert!(plan.left[0].starts_with("slot 0: its owner"), "{:?}", plan.left);
-        let plan = decide(&Scene::new().silent(1).migrating(0, 1).survey);
-        assert_eq!(plan.actions, []);
+        let scene = Scene::new().silent(0).importing(1, 0).keys(1, 3).keys(2, 3);
+        assert_eq!(scene.changes(), []);
+        assert_eq!(scene.obstacles(), [Obstacle::SilentOwner(id(0)), Obstacle::Silent(id(0))]);
+        assert_eq!(scene.plan().left[0].slots, SlotSet::from_iter([SLOT]));
+        let scene = Scene::new().silent(1).migrating(0, 1);
+        assert_eq!(scene.changes(), []);
+        assert_eq!(scene.obstacles(), [Obstacle::SilentTarget(id(1)), Obstacle::Silent(id(1))]);
         // The node that took over from it has a newer claim that all others see.
         let scene = (1..6).fold(Scene::new().silent(0).keys(1, 3), |scene, node| scene.sees(node, Some(1)));
         assert_eq!(scene.changes_of_slot(), []);
@@ -649,7 +713,7 @@ mod tests {
     fn failed(epochs: [u64; 2]) -> Scene {
         let mut scene = Scene::new().silent(0);
         for (node, epoch) in [1, 2].into_iter().zip(epochs) {
-            scene.state(node).failed.push((id(0), epoch));
+            scene.nodes[node].failed.push((id(0), epoch));
         }
         scene
     }
@@ -658,44 +722,48 @@ mod tests {
     fn a_replica_that_nobody_votes_for_is_told_what_its_primary_claimed() {
         let remind = || Change::Remind { primary: id(0), epoch: 9, replicas: vec![id(3)] };
         let changes = |scene: &Scene| -> Vec<Change> {
-            decide(&scene.survey).actions.into_iter().map(|action| action.change).collect()
+            scene.plan().actions.into_iter().map(|action| action.change).collect()
         };
         assert_eq!(changes(&failed([9, 9])), [remind()]);
-        assert_eq!(decide(&failed([9, 9]).survey).actions[0].slots, third(0));
+        assert_eq!(failed([9, 9]).plan().actions[0].slots, third(0));
         // Of three votes it needs two.
         assert_eq!(changes(&failed([1, 9])), [remind()]);
         assert_eq!(changes(&failed([1, 1])), [], "it is elected");
         let mut scene = failed([9, 9]);
         for node in [1, 2] {
-            scene.state(node).facts.corrects_replicas = false;
+            scene.nodes[node].corrects_replicas = false;
         }
         assert_eq!(changes(&scene), [], "they would not tell it");
-        let left = decide(&scene.survey).left;
-        assert!(left.iter().any(|left| left.contains("(h:7003), which has most")), "{left:?}");
+        let obstacle = Obstacle::NoElection { primary: id(0), best: id(3) };
+        assert!(scene.obstacles().contains(&obstacle), "{:?}", scene.obstacles());
         let mut scene = failed([9, 9]);
-        scene.state(3).config_epoch = 9;
+        scene.nodes[3].config_epoch = 9;
         assert_eq!(changes(&scene), [], "it is elected");
         let mut scene = failed([9, 9]);
-        scene.state(2).failed.clear();
+        scene.nodes[2].failed.clear();
         assert_eq!(changes(&scene), [], "a majority does not find it failed");
         assert_eq!(changes(&failed([9, 9]).silent(3)), [], "there is no replica");
         assert_eq!(changes(&failed([9, 9]).silent(2)), [], "there is no majority");
     }
 
     #[test]
-    fn other_databases_and_running_migrations_stop_it() {
+    fn keys_in_other_databases_stop_it() {
         let mut scene = Scene::new().keys(1, 3);
-        scene.state(1).facts.keys_elsewhere = 1;
-        let plan = decide(&scene.survey);
-        assert_eq!(plan.actions, []);
-        assert!(plan.left[0].contains("databases other than 0"), "{:?}", plan.left);
-        let mut scene = Scene::new();
-        scene.state(1).jobs.push("whimbrel:job:repair-1 from here".to_owned());
-        assert_eq!(refusal(&scene.survey, "whimbrel:job:repair-1"), None);
-        assert!(refusal(&scene.survey, "whimbrel:job:repair-2").expect("another's").contains("repair-1"));
-        let mut scene = Scene::new();
-        scene.state(2).native.push(NativeSeen::default());
-        assert!(refusal(&scene.survey, "whimbrel:job").is_some());
+        scene.nodes[1].keys_elsewhere = 1;
+        assert_eq!(scene.changes(), []);
+        assert_eq!(scene.obstacles(), [Obstacle::OtherDatabases(id(1))]);
+    }
+
+    #[test]
+    fn what_a_repair_was_moving_are_no_copies() {
+        let scene = || Scene::new().importing(1, 0).keys(1, 2);
+        let divided = |moving: &str| {
+            let action = scene().plan().actions.remove(0);
+            divide(action, &moving.parse().expect("slots"), |slots| 2 * slots.len() as u64)
+        };
+        assert_eq!(divided("7"), scene().plan().actions);
+        let all = divided("0-7");
+        assert_eq!((all.len(), all[0].keys, &all[0].change), (1, 2, &empty(1, 0, false)));
     }
 
     #[test]
