@@ -62,7 +62,7 @@ pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 }
 
 impl Fleet {
-    /// With so many members in front of a backend, and all partitions where they belong. `more` are arguments
+    /// With N members in front of a backend, and all partitions where they belong. `more` are arguments
     /// of the coordinator besides.
     #[track_caller]
     pub fn start(backend: &str, members: usize, more: &[&str]) -> Fleet {
@@ -137,7 +137,7 @@ impl Fleet {
         (line["event"] == "fleet").then_some(line)
     }
 
-    /// Waits until there are so many members, all have their part, and all have the same table.
+    /// Waits until there are this many members, all have their part, and all have the same table.
     #[track_caller]
     pub fn settled(&self, members: usize) -> Value {
         until(&format!("{members} members have their parts"), || {

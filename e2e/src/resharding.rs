@@ -66,7 +66,7 @@ pub struct Told {
 }
 
 impl Scene {
-    /// A cluster with these slots for each primary, with append-only files, and so many replicas each.
+    /// A cluster with these slots for each primary, with append-only files, and this many replicas each.
     pub fn of(engine: Engine, replicas: usize, layout: &[Ranges]) -> SceneBuilder {
         let cluster = Cluster::builder(engine)
             .primaries(layout.len())

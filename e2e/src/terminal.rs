@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const END: &[u8] = b"<<end of what is shown>>";
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A terminal with so many columns; keys may be pressed before anything runs on it.
+/// A terminal with this many columns; keys may be pressed before anything runs on it.
 #[derive(Debug)]
 pub struct Terminal {
     keyboard: File,

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 
-/// So many are printed.
+/// This many are printed.
 const SHOWN: usize = 30;
 
 /// One run of one test.

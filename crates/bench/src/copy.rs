@@ -26,7 +26,7 @@ const SAMPLE_KEYS: usize = 200;
 /// The least time that every contender has.
 const LIMIT_MIN: Duration = Duration::from_secs(120);
 
-/// A contender may take so many times as long as the slowest so far.
+/// A contender may take this many times as long as the slowest so far.
 const LIMIT_FACTOR: u32 = 10;
 
 /// A snapshot that nobody reads any more is given up at once; this is for busy machines.

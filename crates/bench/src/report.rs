@@ -81,7 +81,7 @@ pub enum Outcome {
     Equal,
     /// It said that it was done, but keys are missing or different.
     Wrong,
-    /// It was stopped after so many seconds.
+    /// It was stopped after this many seconds.
     TimedOut {
         /// The limit.
         limit_s: u64,

@@ -98,7 +98,7 @@ struct CatchingUp {
     cut_s: f64,
     /// From when the link was there again until the last marker had arrived that was written before.
     took_s: f64,
-    /// So many times as fast as the writers: what was written during the cut and while it caught up, over the
+    /// N times as fast as the writers: what was written during the cut and while it caught up, over the
     /// latter.
     times_write_rate: f64,
     /// The most memory that the process had resident, from its start to its end.

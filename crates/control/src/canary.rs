@@ -16,7 +16,7 @@ use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Code, Result, ServerError};
 use whimbrel_engine::link::Link;
 
-/// One request in so many milliseconds.
+/// One request in this many milliseconds.
 const PERIOD: Duration = Duration::from_millis(5);
 
 /// Redirections that are followed for one request.

@@ -93,7 +93,7 @@ pub struct JobProgress {
     pub braked_ms: AtomicU64,
     /// Whether the journal's disk has room.
     pub disk: DiskFull,
-    /// How fast keys move; whoever steers the job changes it.
+    /// How fast keys move; a request to the job changes it.
     pub rates: Rates,
 }
 

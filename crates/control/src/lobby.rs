@@ -13,7 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// So many wrong passwords of one address cost no more than [`Guesses::refused`] says.
+/// This many wrong passwords of one address cost no more than [`Guesses::refused`] says.
 const GUESSES_FREE: u32 = 3;
 
 /// What each further one costs: it doubles up to the second of these.
@@ -60,7 +60,7 @@ pub(crate) struct Waiting {
 }
 
 impl Lobby {
-    /// With so many places, of which one address has at most `places_each`.
+    /// With this many places, of which one address has at most `places_each`.
     pub(crate) fn new(places: usize, places_each: usize) -> Arc<Lobby> {
         Arc::new(Lobby { places, places_each, inside: Mutex::default() })
     }

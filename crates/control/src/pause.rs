@@ -69,7 +69,7 @@ pub struct PauseNeed {
 }
 
 impl PauseNeed {
-    /// Measures what a handover of these slots, with so many keys, would take. `whole` adds what the source
+    /// Measures what a handover of these slots, with this many keys, would take. `whole` adds what the source
     /// does in one go: batches are cut such that it does not matter.
     ///
     /// # Errors
@@ -154,7 +154,7 @@ impl PauseNeed {
         self.least_ms + (self.round_trip.as_secs_f64() * 1_000.0 * f64::from(TRANSFER_TRIPS)) as u64
     }
 
-    /// With so many keys to transfer, of which so many move in a second, in milliseconds.
+    /// With this many keys to transfer, of which this many move in a second, in milliseconds.
     pub fn with_keys_ms(&self, keys: u64, keys_per_s: f64) -> u64 {
         let fixed_ms = if keys > 0 { self.beside_writers_ms() } else { self.least_ms };
         fixed_ms + (keys as f64 / keys_per_s.max(1.0) * 1_000.0) as u64

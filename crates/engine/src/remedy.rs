@@ -31,7 +31,7 @@ pub enum Remedy {
     FenceForReverseSync,
     /// Allow a longer pause, or compare less.
     AllowLongerPause,
-    /// Allow a pause of so many milliseconds.
+    /// Allow a pause of this many milliseconds.
     AllowPauseMs(u64),
     /// Have the key's writers stop for a while, or allow a longer pause.
     StopWritersOrAllowLongerPause,

@@ -18,7 +18,7 @@ use crate::link::Link;
 /// server nor we hold more than some tens of KiB.
 const PIPELINED: usize = 1_024;
 
-/// Names asked for beyond those that were counted: so many keys may have come meanwhile without a second
+/// Names asked for beyond those that were counted: this many keys may have come meanwhile without a second
 /// question.
 pub const SLACK: u64 = 64;
 

@@ -19,7 +19,7 @@ use crate::session::Runner;
 use crate::shared::{Seen, Shared};
 use crate::standing::Standing;
 
-/// What is not answered is said again after so many milliseconds.
+/// What is not answered is said again after this many milliseconds.
 const RETRY_MS: u64 = 500;
 
 /// How a member takes part.

@@ -26,7 +26,7 @@ struct Queue {
 }
 
 impl Outbox {
-    /// An empty one that holds at most about so many bytes.
+    /// An empty one that holds at most about this many bytes.
     pub fn new(bytes_max: usize) -> Outbox {
         Outbox { queue: Mutex::default(), news: Notify::new(), bytes_max }
     }

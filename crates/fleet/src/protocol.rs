@@ -13,13 +13,13 @@ pub const COMMAND: [&str; 3] = ["FLEET", "MEMBER", "2"];
 /// No frame has more bytes than this.
 pub const FRAME_BYTES_MAX: usize = MESSAGE_BYTES_MAX;
 
-/// At most so many members at once, those included that have just been lost.
+/// At most this many members at once, those included that have just been lost.
 pub const MEMBERS_MAX: usize = 512;
 
-/// At most so many backends.
+/// At most this many backends.
 pub const BACKENDS_MAX: usize = 64;
 
-/// Names, addresses and versions have at most so many bytes.
+/// Names, addresses and versions have at most this many bytes.
 pub const TEXT_BYTES_MAX: usize = 255;
 
 /// Who a member is, besides its number.

@@ -78,7 +78,7 @@ impl BigTransfers {
     }
 }
 
-/// A token bucket shared by all lanes: so many per second, with bursts of a tenth of a second.
+/// A token bucket shared by all lanes: this many per second, with bursts of a tenth of a second.
 #[derive(Debug)]
 struct Bucket {
     per_second: Option<f64>,
@@ -106,7 +106,7 @@ impl Bucket {
     }
 }
 
-/// How fast keys of a job move, and whether they do at all. Clones share it: whoever steers the job changes
+/// How fast keys of a job move, and whether they do at all. Clones share it: a request to the job changes
 /// it while its lanes take from it.
 #[derive(Debug, Clone)]
 pub struct Rates(Arc<Shared>);
@@ -149,18 +149,18 @@ impl Default for Rates {
 }
 
 impl Rates {
-    /// So many keys and bytes of values a second, at most; 0 is no bound.
+    /// This many keys and bytes of values a second, at most; 0 is no bound.
     pub fn new(keys: Option<u64>, bytes: Option<u64>) -> Rates {
         let (keys, bytes) = (Bucket::new(keys), Bucket::new(bytes));
         Rates(Arc::new(Shared { keys, bytes, is_paused: watch::Sender::new(false) }))
     }
 
-    /// Waits until so many keys may be read.
+    /// Waits until this many keys may be read.
     pub async fn take_keys(&self, n: u64) {
         self.take(&self.0.keys, n).await;
     }
 
-    /// Waits until so many bytes may pass.
+    /// Waits until this many bytes may pass.
     pub async fn take_bytes(&self, n: u64) {
         self.take(&self.0.bytes, n).await;
     }

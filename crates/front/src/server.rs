@@ -43,7 +43,7 @@ pub struct FrontOptions {
     /// It has been promised that scripts and functions use no other keys than those they declare, so they are
     /// run while keys move.
     pub scripts_declare_keys: bool,
-    /// So many connections to the server are shared by clients of the same user, for what needs none of its
+    /// This many connections to the server are shared by clients of the same user, for what needs none of its
     /// own; 0: none are.
     pub share_connections: usize,
     /// Clients at once; more are told so and closed, in the words of the servers.

@@ -22,7 +22,7 @@ pub struct SmallDisk {
 }
 
 impl SmallDisk {
-    /// One with room for so many bytes.
+    /// One with room for this many bytes.
     ///
     /// # Errors
     /// Where this user may not make namespaces, or not mount anything in them.

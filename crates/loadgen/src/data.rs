@@ -283,7 +283,7 @@ impl Writer<'_> {
     }
 }
 
-/// So many bytes of any value.
+/// This many bytes of any value.
 fn bytes(random: &mut Rng, length: u64) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(length).expect("no value here is longer than memory")];
     random.fill(&mut bytes);

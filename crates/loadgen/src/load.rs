@@ -22,7 +22,7 @@ use crate::wire::{Reply, Wire};
 /// Width of a bar of throughput over time.
 pub const BUCKET: Duration = Duration::from_millis(100);
 
-/// One command in so many is a SET, the others are GET: the seed's 1:10.
+/// One command in this many is a SET, the others are GET: the seed's 1:10.
 const SET_ONE_IN: u64 = 11;
 
 /// MOVED and ASK that are followed for one command.
@@ -53,9 +53,9 @@ pub struct Plan {
 /// How fast the clients send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pace {
-    /// So many commands a second of all clients together, one SET in eleven.
+    /// This many commands a second of all clients together, one SET in eleven.
     Rate(u32),
-    /// As fast as the servers answer, so many SET at a time.
+    /// As fast as the servers answer, this many SET at a time.
     Saturate(u32),
 }
 

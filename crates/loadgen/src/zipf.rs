@@ -10,7 +10,7 @@ pub struct Zipf {
 }
 
 impl Zipf {
-    /// Of so many ranks, which must not be 0. Takes 8 bytes of memory for each.
+    /// Of this many ranks, which must not be 0. Takes 8 bytes of memory for each.
     pub fn new(ranks: u64, skew: f64) -> Zipf {
         let mut sum = 0.0;
         let mut shares: Vec<f64> = (1..=ranks)

@@ -127,7 +127,7 @@ fn show(form: Form, bar: &ProgressBar, has_bar: &mut bool, now: Lines) {
     }
 }
 
-/// How long nothing is said after so many lines: a log of hours is read as a whole, the beginning is watched.
+/// How long nothing is said after N lines: a log of hours is read as a whole, the beginning is watched.
 fn pause_after(lines: u64) -> Duration {
     Duration::from_secs(match lines {
         0..10 => 1,

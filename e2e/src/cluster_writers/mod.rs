@@ -39,7 +39,7 @@ const HOLD_PATIENCE: Duration = Duration::from_millis(300);
 const PAST_KEPT: usize = 24;
 /// Subjects that one client gives up in favour of new ones, at most.
 const RETIRED_MAX: usize = 5_000;
-/// One deletion in so many is the last that happens to a key: it must not come back.
+/// One deletion in this many is the last that happens to a key: it must not come back.
 const RETIRED_BY: u64 = 3;
 
 /// What is written, and how fast.

@@ -129,7 +129,7 @@ pub(super) struct Expected {
 #[derive(Clone, Copy, Debug)]
 enum Form {
     Exact,
-    /// An array whose elements come in any order, in groups of so many.
+    /// An array whose elements come in any order, in groups of this many.
     Unordered(usize),
     /// What XREADGROUP answers for the one stream it was asked for; the stream's name is not looked at.
     OfOneStream,

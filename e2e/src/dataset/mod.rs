@@ -153,7 +153,7 @@ pub(crate) fn knows_command(deployment: &Deployment, name: &str) -> Result<bool>
     Ok(reply.iter().any(|entry| !matches!(entry, redis::Value::Nil)))
 }
 
-/// Writes so many short strings, `plain:0` and so on, into database 0 of a deployment.
+/// Writes this many short strings, `plain:0` and so on, into database 0 of a deployment.
 ///
 /// Fails when a primary does not answer or refuses.
 pub fn write_strings(deployment: &Deployment, keys: usize) -> Result<()> {

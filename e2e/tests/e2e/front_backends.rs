@@ -18,7 +18,7 @@ fn cluster(engine: Engine) -> Cluster {
 /// After which what goes on has made a difference.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
-/// So many slots are in a partition here.
+/// This many slots are in a partition here.
 const SLOTS_OF_PARTITION: u64 = 64;
 const PARTITIONS: u64 = 16_384 / SLOTS_OF_PARTITION;
 

@@ -204,7 +204,7 @@ fn a_hook_that_fails_or_hangs_has_the_cutover_refused_and_the_sync_follows_on() 
     assert_eq!(of("stopped")[0].1["killed"]["signal"], 15, "{hooks:#?}");
 }
 
-/// Whoever thinks better of it need not wait for the hook.
+/// A user who thinks better of it need not wait for the hook.
 #[test]
 fn a_cutover_that_is_withdrawn_ends_its_hook() {
     let (source, target) = (server(Engine::Redis70), server(Engine::Redis70));

@@ -358,7 +358,7 @@ fn what_cannot_be_steered_is_refused() {
 }
 
 /// From a copy that was steered: its events, also while they happen; one document, as JSON and as a page; and
-/// whoever changes a byte of either is found out.
+/// a byte that was changed in either is found.
 #[test]
 fn what_happened_to_a_job_is_kept_and_handed_on() {
     let place = Place::new();

@@ -1,6 +1,6 @@
 //! Slots move while clients read and write: they see nothing but MOVED, and everything is there afterwards.
 //!
-//! `WHIMBREL_RUNS=20` moves the slots so many times to and fro in the first test of each engine.
+//! `WHIMBREL_RUNS=20` moves the slots this many times to and fro in the first test of each engine.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

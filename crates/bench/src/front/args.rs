@@ -35,7 +35,7 @@ pub struct BenchFrontArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub share_connections: u32,
 
-    /// Go through the front to a cluster of so many primaries instead of one server, without the direct
+    /// Go through the front to a cluster of this many primaries instead of one server, without the direct
     /// connection
     #[arg(long, value_name = "PRIMARIES", value_parser = clap::value_parser!(u8).range(3..=16))]
     pub cluster: Option<u8>,

@@ -53,7 +53,7 @@ pub(super) fn direct(server: &Server) -> anyhow::Result<Way> {
     Ok(Way { name: "direct", address: server.addr().parse()?, proxy: None })
 }
 
-/// Through the front, which shares so many connections to the server among its clients.
+/// Through the front, which shares this many connections to the server among its clients.
 pub(super) fn whimbrel(name: &'static str, share: u32, server: &Server) -> anyhow::Result<Way> {
     let address = free_address()?;
     let mut command = whimbrel_binary()?;

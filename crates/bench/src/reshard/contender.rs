@@ -41,7 +41,7 @@ pub enum Goal {
     Out,
     /// The last primary gives all its slots to the others.
     In,
-    /// So many slots from slot 0 on go from the first primary to the second.
+    /// This many slots from slot 0 on go from the first primary to the second.
     Slots(u16),
 }
 

@@ -126,7 +126,7 @@ pub struct BenchReshardArgs {
     #[arg(long, group = "experiment")]
     pub small_keys: bool,
 
-    /// Stop a contender after so many seconds
+    /// Stop a contender after this many seconds
     #[arg(long, default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..))]
     pub limit: u64,
 

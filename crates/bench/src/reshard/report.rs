@@ -103,7 +103,7 @@ pub enum Outcome {
     Moved,
     /// It said that it was done, but this is wrong.
     Wrong(String),
-    /// It was stopped after so many seconds.
+    /// It was stopped after this many seconds.
     TimedOut {
         /// The limit.
         limit_s: u64,

@@ -104,7 +104,7 @@ impl Storm {
     }
 }
 
-/// After each of so many moves all clients ask at once, each on a connection of its own, and all wait for
+/// After each of this many moves all clients ask at once, each on a connection of its own, and all wait for
 /// all.
 ///
 /// # Errors

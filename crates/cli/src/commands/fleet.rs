@@ -181,8 +181,8 @@ fn place(status: &FleetStatus, name: Option<&str>, weight: u32) -> Result<Vec<St
 }
 
 fn show(status: &FleetStatus, as_json: bool) -> Exit {
-    let is_amiss = status.unowned > 0 || status.members.iter().any(|member| !member.connected);
-    let exit = if is_amiss { Exit::Problem } else { Exit::Success };
+    let has_problem = status.unowned > 0 || status.members.iter().any(|member| !member.connected);
+    let exit = if has_problem { Exit::Problem } else { Exit::Success };
     if as_json {
         say!(
             "{}",
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_tells_what_is_amiss() {
+    fn the_page_tells_what_has_problem() {
         let mut status = status();
         let screen = |width| Screen { width, colour: false };
         let settled = page(&status, screen(200));

@@ -15,7 +15,7 @@ use whimbrel_control::described;
 use whimbrel_terminal::screen::Screen;
 use whimbrel_terminal::table::{Table, number, text as column};
 
-/// Up to so many nodes the table names each replica; above, it counts them.
+/// Up to this many nodes the table names each replica; above, it counts them.
 const REPLICAS_NAMED_NODES: usize = 24;
 
 /// Ranges of slots that a row shows; the table cuts what does not fit.

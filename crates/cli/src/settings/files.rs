@@ -6,8 +6,8 @@ use whimbrel_engine::error::{Error, Result};
 /// File descriptors of every process: the runtime, the listener, the standard streams.
 const OWN_FILES: u64 = 64;
 
-/// Raises the limit of open files for so many clients, each of which takes some connections: its own and
-/// those to servers; and for so many files besides. Returns for how many clients it is enough, which are
+/// Raises the limit of open files for this many clients, each of which takes some connections: its own and
+/// those to servers; and for this many files besides. Returns for how many clients it is enough, which are
 /// fewer where the system allows no more.
 ///
 /// # Errors

@@ -21,7 +21,7 @@ const POLL: Duration = Duration::from_millis(250);
 /// How long a daemon that is being restarted is waited for.
 const RECONNECT_MAX: Duration = Duration::from_secs(60);
 
-/// A job that is not listed so many times in a row is gone: its state is being written when it is missed
+/// A job that is not listed this many times in a row is gone: its state is being written when it is missed
 /// once.
 const MISSED_MAX: u32 = 4;
 

@@ -16,7 +16,7 @@ use super::{fleet, seed};
 /// As many jobs as Valkey lists migrations, unless told otherwise.
 const LISTED_MAX: usize = 1_000;
 
-/// So many wrong passwords end a connection.
+/// This many wrong passwords end a connection.
 const LOGINS_MAX: u32 = 3;
 
 /// What a command comes to.

@@ -63,7 +63,7 @@ struct Running {
 
 /// What became of a job that is not to run any more.
 enum Withdrawn {
-    /// Whoever runs it here rolls it back.
+    /// The process that runs it here rolls it back.
     Cancelled,
     /// It had not begun; this is how it is remembered.
     TakenOut(Box<JobView>),

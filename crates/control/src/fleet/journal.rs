@@ -58,7 +58,7 @@ pub struct FleetJournal {
 }
 
 impl FleetJournal {
-    /// Opens the journal, or makes one for so many partitions, and begins a new term in it.
+    /// Opens the journal, or makes one for this many partitions, and begins a new term in it.
     ///
     /// # Errors
     /// `Own` where the file cannot be made or read, another coordinator has it open, or it is of another

@@ -273,7 +273,7 @@ pub async fn finish_slot(source: &mut Link, target: &mut Link, slot: Slot, absol
 
 /// What became of a few keys.
 enum Moved {
-    /// All that still existed are at the target; so many were removed at the source.
+    /// All that still existed are at the target; this many were removed at the source.
     All(u64),
     /// One was written to meanwhile, or has gone; none was removed.
     Changed,

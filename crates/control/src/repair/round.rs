@@ -14,7 +14,7 @@ use whimbrel_engine::nodes::{Finding, Survey};
 use super::run::Repairer;
 use crate::store::Entry;
 
-/// Views of nodes differ for a moment after every change. Only what still differs after so many looks counts:
+/// Views of nodes differ for a moment after every change. Only what still differs after N looks counts:
 /// before anything is done, and after it, when nodes that found the cluster down take up to five seconds to
 /// come back.
 pub const LOOKS_BEFORE: usize = 10;

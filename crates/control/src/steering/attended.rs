@@ -39,7 +39,7 @@ pub struct Attended<S: Steered> {
 }
 
 impl<S: Steered> Attended<S> {
-    /// Shows the job to others and takes their requests. Whoever calls this has the job's journal open, or
+    /// Shows the job to others and takes their requests. The caller has the job's journal open, or
     /// locked.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! The side of whoever asks.
+//! The side that asks.
 
 use std::io;
 use std::path::Path;
@@ -107,7 +107,7 @@ impl Call<'_> {
     async fn connect(&self, ours: u32) -> io::Result<UnixStream> {
         let (name, _folder) = short(self.socket)?;
         let stream = UnixStream::connect(&name).await?;
-        // Whoever can put a file into the folder is not yet who we talk to.
+        // A process that can put a file into the folder need not be the one that is meant.
         match stream.peer_cred()?.uid() == ours {
             true => Ok(stream),
             false => Err(io::Error::other("it belongs to another user")),

@@ -75,13 +75,13 @@ pub struct Answer {
 /// Why something was not done.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// What it means for whoever asked.
+    /// What it means for the process that asked.
     pub why: Why,
     /// What is wrong, and what to do about it.
     pub text: String,
 }
 
-/// What a refusal means for whoever asked.
+/// What a refusal means for the process that asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Why {

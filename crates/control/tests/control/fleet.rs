@@ -73,7 +73,7 @@ impl Coordinator {
         self.runs.await.expect("it ends").expect("no error");
     }
 
-    /// Waits until all partitions are where they should be, with so many members whose tables are all the
+    /// Waits until all partitions are where they should be, with this many members whose tables are all the
     /// same.
     async fn settled(&self, members: usize) -> FleetStatus {
         until("nothing moves and all tables are the same", async || {
@@ -418,7 +418,7 @@ async fn people_ask_in_resp() {
     coordinator.end().await;
 }
 
-/// A disk that is full after so many writes.
+/// A disk that is full after this many writes.
 struct Full(u32);
 
 impl Journal for Full {

@@ -87,11 +87,11 @@ pub enum WritesRefused {
 /// A `client-output-buffer-limit`; 0 is no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct BufferLimit {
-    /// Dropped at once above so many bytes.
+    /// Dropped at once above this many bytes.
     pub hard_bytes: u64,
-    /// Dropped when it was above so many bytes.
+    /// Dropped when it was above this many bytes.
     pub soft_bytes: u64,
-    /// For so many seconds.
+    /// For this many seconds.
     pub soft_seconds: u64,
 }
 

@@ -23,7 +23,7 @@ const NOWHERE: (&[u8], &[u8]) = (b"127.0.0.1", b"1");
 pub enum FenceKind {
     /// Not at all: writers are let go, and somebody else sees to it that they come to the other side.
     None,
-    /// They stay paused for so many milliseconds, and find the other side meanwhile.
+    /// They stay paused for this many milliseconds, and find the other side meanwhile.
     Pause {
         /// For how long.
         limit_ms: u64,

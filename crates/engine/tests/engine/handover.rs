@@ -51,7 +51,7 @@ whimbrel_lab::for_each_engine! {
 /// Long enough for any machine; nothing waits that long unless it fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A client gives up after so many redirections in a row, as common ones do.
+/// A client gives up after this many redirections in a row, as common ones do.
 const REDIRECTIONS_MAX: u32 = 5;
 
 /// Long enough to copy whatever clients may have written; the tests' own staging is no part of what is

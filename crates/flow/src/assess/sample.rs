@@ -35,7 +35,7 @@ const DUMPED_BYTES_MAX: u64 = 64 << 10;
 /// How many of the largest keys, and of the fullest slots, are named.
 const NAMED: usize = 10;
 
-/// `SAMPLES` of `MEMORY USAGE`: of so many elements of a collection the size is looked at.
+/// `SAMPLES` of `MEMORY USAGE`: of this many elements of a collection the size is looked at.
 const ELEMENTS: &[u8] = b"5";
 
 /// How keys are looked at.

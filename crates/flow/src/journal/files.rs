@@ -50,7 +50,7 @@ pub fn make_anew(path: &Path) -> std::io::Result<File> {
     File::options().write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// What must not be followed: whoever made the link chose the file behind it.
+/// What must not be followed: the one that made the link chose the file behind it.
 ///
 /// # Errors
 /// Where there is a symbolic link of this name.

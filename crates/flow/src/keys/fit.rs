@@ -64,7 +64,7 @@ impl Fit {
         }
     }
 
-    /// Whether the target closes the connection on a command of so many bytes.
+    /// Whether the target closes the connection on a command of this many bytes.
     pub fn is_too_long(&self, bytes: u64) -> bool {
         self.query_bytes_max.is_some_and(|max| bytes > max / 2)
     }

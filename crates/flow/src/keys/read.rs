@@ -179,7 +179,7 @@ impl Read {
         if self.asking { 2 * commands } else { commands }
     }
 
-    /// What the replies to [`Read::push`] say, of so many keys in database `db`.
+    /// What the replies to [`Read::push`] say, of this many keys in database `db`.
     pub fn answer(&self, keys: usize, mut replies: Vec<Value>, db: u32) -> Answer {
         match (self.way, self.expiries) {
             (Way::Transaction, _) => return self.answer_of_transaction(keys, replies, db),

@@ -26,7 +26,7 @@ const ELEMENTS_MAX: usize = 256;
 /// What `HPEXPIRETIME` says of a field that does not exist.
 const FIELD_GONE: i64 = -2;
 
-/// So many at first, and about so many bytes at once later.
+/// This many at first, and about this many bytes at once later.
 const ELEMENTS_FIRST: usize = 8;
 const PART_BYTES: usize = 256 << 10;
 
@@ -159,7 +159,7 @@ impl<'a> UnderWay<'a> {
         &rest[..self.count.min(rest.len())]
     }
 
-    /// So many bytes were read of the part. Nobody knows how large an element is before it is read.
+    /// This many bytes were read of the part. Nobody knows how large an element is before it is read.
     fn has_read(&mut self, bytes: usize) {
         let length = self.part().len();
         self.done += length;
@@ -302,7 +302,7 @@ fn with_ttls(change: &Change<'_>, ttls: &ElementCommands) -> bool {
     change.collection == Some(Collection::Hash) && ttls.source
 }
 
-/// The replies to [`push_read`] of so many names: the values, and their times to live where they may have
+/// The replies to [`push_read`] of this many names: the values, and their times to live where they may have
 /// any.
 async fn replies_to_read(
     source: &mut Link,

@@ -27,7 +27,7 @@ const PENDING_MAX: usize = 4_000;
 /// Pending entries asked for at once in one group.
 const PENDING_PER_GROUP_MAX: usize = 1_000;
 
-/// And at least so many, however many groups there are.
+/// And at least this many, however many groups there are.
 const PENDING_PER_GROUP_MIN: usize = 10;
 
 /// How far two times that a server tells relative to now may be apart by rounding.

@@ -29,7 +29,7 @@ pub struct CopyOptions {
     pub dbs: Vec<DbPair>,
     /// What to do with keys that the target has already.
     pub existing: Existing,
-    /// Stop after so many keys.
+    /// Stop after this many keys.
     pub limit: Option<u64>,
     /// Bytes of values in flight.
     pub memory_bytes: u64,

@@ -33,7 +33,7 @@ const PIECE_SLOTS_MAX: usize = 128;
 /// the node.
 pub(super) const GIANT_SLOT_KEYS: u64 = 20_000;
 
-/// So many keys are asked both whether they are strings and how much memory they take, before it is known
+/// This many keys are asked both whether they are strings and how much memory they take, before it is known
 /// which of the two matters.
 const FEW_KEYS: usize = 256;
 

@@ -68,7 +68,7 @@ impl Compared {
     }
 }
 
-/// How likely a sample of so many keys shows a difference in one key of a hundred.
+/// How likely a sample of this many keys shows a difference in one key of a hundred.
 pub(super) fn chance_of_one_percent(how: Compare, compared: u64, keys: u64) -> Option<f64> {
     let is_part = how == Compare::Sample && compared < keys;
     is_part.then(|| 1.0 - 0.99_f64.powi(i32::try_from(compared).unwrap_or(i32::MAX)))

@@ -94,7 +94,7 @@ const LOOK_PERIOD: Duration = Duration::from_secs(1);
 const REHEARSAL_PERIOD: Duration = Duration::from_secs(60);
 const REHEARSAL_TIME: Duration = Duration::from_secs(1);
 
-/// Every so many looks the primaries of the target are met.
+/// Every this many looks the primaries of the target are met.
 const LOOKS_PER_MEETING: u32 = 5;
 
 /// Somebody wants the target to take over.

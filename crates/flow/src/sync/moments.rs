@@ -97,7 +97,7 @@ impl Syncer {
 pub(super) async fn send_clients(options: &SyncOptions, report: &mut CutoverReport) {
     let Some(hooks) = &options.hooks else { return };
     let until = match report.fence {
-        // After that writers go on at the source: whoever is sent away then, others are not.
+        // After that the source takes writes again: clients that are sent away then leave others behind.
         FenceKind::Pause { limit_ms } => {
             let share = limit_ms as f64 * (1.0 - FENCE_SHARE);
             Some(Instant::now() + Duration::from_millis(share as u64))

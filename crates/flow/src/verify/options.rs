@@ -10,7 +10,7 @@ use crate::journal::DiskFull;
 use crate::retry::RetryPolicy;
 use crate::scan::ScanOptions;
 
-/// `COUNT` for `SCAN`: about so many keys in a page.
+/// `COUNT` for `SCAN`: about this many keys in a page.
 const SCAN_COUNT: u32 = 1_000;
 
 /// How closely keys are compared.
@@ -30,7 +30,7 @@ pub enum Depth {
 pub enum Scope {
     /// All.
     All,
-    /// About so many, spread over the whole keyspace, and never more.
+    /// About this many, spread over the whole keyspace, and never more.
     SampleKeys(u64),
     /// About this percentage, chosen by a hash of the name: every run takes the same keys, and so do both
     /// sides.

@@ -172,7 +172,7 @@ pub(super) struct Finding {
     pub detail: String,
 }
 
-/// So many differing keys are remembered in order not to count one twice. Above it, a key that `SCAN` names
+/// This many differing keys are remembered in order not to count one twice. Above it, a key that `SCAN` names
 /// twice counts twice.
 const SEEN_MAX: usize = 1 << 20;
 

@@ -104,7 +104,7 @@ async fn every_planted_difference_is_found_with_its_kind() {
         let binary = report.differences.iter().find(|d| d.key_hex.is_some()).expect("the binary key");
         assert_eq!(binary.key_hex.as_deref(), Some("ff0062696e617279"));
 
-        // Only so many are kept, but all are counted; and less depth finds less.
+        // Only this many are kept, but all are counted; and less depth finds less.
         let few = compare(&s, &t, VerifyOptions { differences_max: 3, ..quiet() }).await;
         assert_eq!((few.differences.len(), few.differences_cut), (3, true));
         assert_eq!((few.tally.differing, few.kinds), (report.tally.differing, report.kinds.clone()));

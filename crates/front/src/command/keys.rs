@@ -33,7 +33,7 @@ pub struct Facts {
     pub blocking: bool,
     /// It reads or writes data, and is nothing to the connection that it comes on.
     pub is_plain: bool,
-    /// The fewest words that the server takes, the name included; exactly so many where `arity_exact`.
+    /// The fewest words that the server takes, the name included; exactly this many where `arity_exact`.
     pub arity: usize,
     /// Whether more words than `arity` are refused.
     pub arity_exact: bool,
@@ -92,12 +92,12 @@ impl CommandTable {
 }
 
 impl Facts {
-    /// Whether the server takes a command of so many words.
+    /// Whether the server takes a command of this many words.
     pub fn takes(&self, words: usize) -> bool {
         words == self.arity || words > self.arity && !self.arity_exact
     }
 
-    /// Where the keys are of a command of so many words. A command that the server would refuse for their
+    /// Where the keys are of a command of this many words. A command that the server would refuse for their
     /// number has none.
     pub fn keys(&self, words: usize) -> Keys {
         if !self.takes(words) {

@@ -24,7 +24,7 @@ use crate::face::Face;
 use crate::upstream::admission::{Admission, Verdict, Waits};
 use crate::upstream::cluster::Cluster;
 
-/// A fleet has at most so many partitions if fronts are to join it: no slot is in two of them.
+/// A fleet has at most this many partitions if fronts are to join it: no slot is in two of them.
 pub(crate) const PARTITIONS_MAX: u32 = Slot::COUNT as u32;
 
 /// While the table changes all the time, what clients are told is made anew no more often.
@@ -38,7 +38,7 @@ const LEASE_LOOK: Duration = Duration::from_millis(50);
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_MAX: Duration = Duration::from_secs(10);
 
-/// So many connections may wait to be let go of.
+/// This many connections may wait to be let go of.
 const LET_GO_MAX: usize = 1 << 10;
 
 /// While partitions are sealed all the time, connections on which something waits hear of it no more often.

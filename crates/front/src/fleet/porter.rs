@@ -29,7 +29,7 @@ use crate::upstream::cluster::Cluster;
 /// a second backend.
 const UNPINNED_PATIENCE: Duration = Duration::from_secs(5);
 
-/// So many slots are emptied at once of what is not needed any more.
+/// This many slots are emptied at once of what is not needed any more.
 const CLEARED_AT_ONCE: usize = 4;
 
 /// How long a replica may take to confirm what was carried, in milliseconds.
@@ -39,10 +39,10 @@ const REPLICA_PATIENCE_MS: &[u8] = b"1000";
 /// for.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
 
-/// So many slots are asked for at once.
+/// This many slots are asked for at once.
 const SWEPT_AT_ONCE: usize = 512;
 
-/// So many connections are kept to one node: as many as moves go on at once.
+/// This many connections are kept to one node: as many as moves go on at once.
 const LINKS_MAX: usize = 32;
 
 /// A connection that was not used for so long may have been closed at the other side.

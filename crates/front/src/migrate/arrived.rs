@@ -64,7 +64,7 @@ pub struct SlotCounts {
 }
 
 impl Arrived {
-    /// Nothing has. So many keys are expected.
+    /// Nothing has. This many keys are expected.
     pub(crate) fn new(keys: u64, is_cluster: bool) -> Arrived {
         let kind = if is_cluster { Kind::BySlot(Slots::new(keys)) } else { Kind::Whole(Filter::new(keys)) };
         Arrived { keys: AtomicU64::new(0), kind }

@@ -31,7 +31,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// That after so many turns.
+    /// That after this many turns.
     pub fn after(turns: u32) -> Direction {
         if turns.is_multiple_of(2) { Direction::ToTarget } else { Direction::ToSource }
     }

@@ -44,7 +44,7 @@ struct Layer {
 }
 
 impl Filter {
-    /// With room for so many keys before it has to grow.
+    /// With room for this many keys before it has to grow.
     pub fn new(keys: u64) -> Filter {
         Filter { layers: RwLock::new(vec![Layer::new(keys)]) }
     }

@@ -150,7 +150,7 @@ impl Stages {
 
     /// Those that are held go on: with `migration`, or without one.
     pub(crate) fn open(&self, migration: Option<Arc<MigrationState>>) {
-        // Under the mutex first: whoever is told finds it.
+        // Under the mutex first: a client that is told finds it.
         self.go_on(migration).signals.over.cancel();
     }
 

@@ -31,10 +31,10 @@ use crate::upstream::cluster::ask_keys;
 /// Between two tries of what went wrong.
 pub(crate) const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// Keys that are known to be home and need not be asked for: so many at most, 8 bytes each.
+/// Keys that are known to be home and need not be asked for: this many at most, 8 bytes each.
 const KNOWN_MAX: usize = 1 << 18;
 
-/// So many keys of one command are moved at a time.
+/// This many keys of one command are moved at a time.
 const KEYS_AT_ONCE: usize = 64;
 
 /// Requests whose keys are not all at their beginning are held whole. All clients together hold so much

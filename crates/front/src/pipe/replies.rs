@@ -18,7 +18,7 @@ pub(crate) struct Replies {
 enum Ends {
     /// By looking for that in what a server sends.
     Sought(Boundary),
-    /// Whoever adds replies says so.
+    /// The caller that adds replies says so.
     Told {
         /// Of all that is here.
         frames: VecDeque<Passed>,

@@ -34,7 +34,7 @@ use crate::pipe::frame::REFUSED_COMMAND;
 use crate::pipe::io::OUT_BYTES_MAX;
 use crate::upstream::identity::Identity;
 
-/// A client with so many requests under way is not read from.
+/// A client with this many requests under way is not read from.
 pub(super) const DUE_MAX: usize = 8 << 10;
 
 /// A request longer than this is passed on while it arrives.

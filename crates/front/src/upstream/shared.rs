@@ -64,7 +64,7 @@ const NAME_BYTES_MAX: usize = 32;
 #[derive(Debug)]
 pub(crate) struct SharedConnections {
     upstream: Upstream,
-    /// So many for clients of one identity.
+    /// This many for clients of one identity.
     each: usize,
     /// Commands that may be shared, in upper case.
     names: HashSet<Vec<u8>>,

@@ -29,13 +29,13 @@ pub struct Served {
 }
 
 impl Served {
-    /// In front of `source`, for so many clients at most.
+    /// In front of `source`, for this many clients at most.
     #[track_caller]
     pub fn at(source: &Endpoint, clients_max: usize) -> Served {
         Served::with(source, clients_max, 0)
     }
 
-    /// Clients share so many connections to the server.
+    /// Clients share this many connections to the server.
     #[track_caller]
     pub fn sharing(url: &str, share_connections: usize) -> Served {
         let source = Endpoint::parse(Side::Source, url).expect("a valid address");

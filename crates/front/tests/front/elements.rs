@@ -9,7 +9,7 @@ use crate::common::{Between, Client, alone, command, wait_until};
 
 const ELEMENTS: usize = 2_000;
 
-/// So many replies are enough for any iteration over the key.
+/// This many replies are enough for any iteration over the key.
 const STEPS_MAX: usize = 200;
 
 fn pair() -> (Server, Server) {

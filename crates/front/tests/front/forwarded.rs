@@ -17,7 +17,7 @@ use whimbrel_front::server::FrontOptions;
 use whimbrel_lab::{Engine, Server};
 use whimbrel_wire::{boundary, request};
 
-/// So many requests are sent.
+/// This many requests are sent.
 const REQUESTS: u64 = 200;
 
 /// Sends requests one after the other, and returns how many requests and replies this process has scanned.

@@ -6,7 +6,7 @@ use whimbrel_wire::{boundary, request};
 
 use crate::common::{Between, Client, Named, Served, alone, command};
 
-/// So many requests of each kind.
+/// This many requests of each kind.
 const EACH: u64 = 50;
 
 /// Sends requests of every usual kind, and returns how many. Replies are compared, not scanned.

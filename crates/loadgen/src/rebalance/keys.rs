@@ -43,7 +43,7 @@ impl Keys {
     /// The fewest keys that make sense.
     pub const TOTAL_MIN: u64 = 1000;
 
-    /// So many keys.
+    /// This many keys.
     pub fn new(total: u64) -> Self {
         Self { total, written: WRITTEN_MAX.min(total / 2) }
     }

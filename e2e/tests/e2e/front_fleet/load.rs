@@ -48,7 +48,7 @@ impl Appenders {
         Appenders { threads: threads.collect(), stop, done, troubles, began }
     }
 
-    /// Waits for so many more answers; says how long that took.
+    /// Waits for this many more answers; says how long that took.
     #[track_caller]
     pub(super) fn wait_for(&self, more: u64) -> Duration {
         let (began, goal) = (Instant::now(), self.done.load(Ordering::Relaxed) + more);

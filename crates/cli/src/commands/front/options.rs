@@ -20,7 +20,7 @@ pub async fn refuse_open(args: &FrontArgs, listen: SocketAddr, server: &Endpoint
     whimbrel_front::exposure::refuse_open(listen, server, args.link_options()).await
 }
 
-/// How it behaves, where each client takes so many open files.
+/// How it behaves, where each client takes this many open files.
 pub fn options(args: &FrontArgs, files_each: u64) -> Result<FrontOptions> {
     let Some(listen) = args.listen else { return Err(Error::own("listen", "no address is given")) };
     let tls = match (&args.tls_cert, &args.tls_key) {

@@ -380,7 +380,7 @@ pub enum JobsCommand {
     Set {
         /// Its name
         job: String,
-        /// rate-keys=N, rate-bytes=BYTES: at most so many a second, or none
+        /// rate-keys=N, rate-bytes=BYTES: at most N a second, or none
         #[arg(required = true, value_name = "RATE", value_parser = rate_setting)]
         rates: Vec<RateSetting>,
     },

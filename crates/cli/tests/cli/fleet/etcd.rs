@@ -92,7 +92,7 @@ fn status(servers: &str) -> Option<Value> {
     (status["event"] == "fleet").then_some(status)
 }
 
-/// Waits until so many members have their parts and equal tables.
+/// Waits until this many members have their parts and equal tables.
 #[track_caller]
 fn settled(servers: &str, members: usize) -> Value {
     until("all have their parts", || {

@@ -233,7 +233,7 @@ impl Coordinator {
         serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
-    /// Waits until so many members have their parts and equal tables: owned partitions by name.
+    /// Waits until this many members have their parts and equal tables: owned partitions by name.
     #[track_caller]
     fn settled(&self, members: usize) -> BTreeMap<String, u64> {
         until("all have their parts", || {

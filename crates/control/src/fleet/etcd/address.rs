@@ -12,7 +12,7 @@ const PORT: u16 = 2379;
 /// What stands before all names of keys where nothing else is said.
 const PREFIX: &str = "whimbrel/fleet";
 
-/// At most so many servers; an etcd has seldom more than seven.
+/// At most this many servers; an etcd has seldom more than seven.
 const ENDPOINTS_MAX: usize = 16;
 
 /// An etcd, and the part of it that one fleet uses.

@@ -117,7 +117,7 @@ impl Lease {
     }
 }
 
-/// How long a reign is that hangs on a lease of so many seconds.
+/// How long a reign is that hangs on a lease of this many seconds.
 fn reign_ms(ttl_s: i64, drift_per_mille: u64) -> u64 {
     let ms = u64::try_from(ttl_s).unwrap_or(0).saturating_mul(1_000);
     ms.saturating_sub(ms.saturating_mul(drift_per_mille).div_ceil(1_000) + 1)

@@ -8,7 +8,7 @@
 //! PREFIX/backends/NAME    its number
 //! PREFIX/members/NUMBER   a record
 //! PREFIX/parts/NUMBER     the record of the part of the data that a backend has
-//! PREFIX/rows/CHUNK       the records of so many partitions, from CHUNK times so many on
+//! PREFIX/rows/CHUNK       the records of this many partitions, from CHUNK times this many on
 //! PREFIX/redo             the number of pieces of a batch that took several transactions
 //! PREFIX/redo/PIECE       records of that batch
 //! PREFIX/leader           where the coordinator is, for as long as its lease of etcd runs

@@ -66,7 +66,7 @@ pub(super) async fn count(link: &mut Link, slot: Slot) -> Result<u64> {
     Ok(numbers[0].saturating_sub(numbers[1]))
 }
 
-/// The names of so many keys of a slot, the fence counted but left out.
+/// The names of this many keys of a slot, the fence counted but left out.
 pub(super) async fn names(link: &mut Link, slot: Slot, most: u64) -> Result<Vec<Bytes>> {
     push_names(link, slot, most);
     link.flush().await?;
@@ -81,7 +81,7 @@ pub(super) struct Left {
     pub now_ms: i64,
 }
 
-/// The names of so many keys, and the time after that; the fence has to be still this one.
+/// The names of this many keys, and the time after that; the fence has to be still this one.
 pub(super) async fn look_again(link: &mut Link, hold: &Hold, most: u64) -> Result<Left, Refusal> {
     push_names(link, hold.slot(), most);
     link.push(&[b"TIME"]);

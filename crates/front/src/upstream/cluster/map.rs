@@ -14,7 +14,7 @@ use whimbrel_core::slot::Slot;
 use whimbrel_engine::deployment::Topology;
 use whimbrel_engine::endpoint::Address;
 
-/// Numbers are so many: what fits into a cursor.
+/// There are this many numbers: what fits into a cursor.
 pub(super) const NODES_MAX: usize = 1 << 9;
 
 #[derive(Debug, Clone)]

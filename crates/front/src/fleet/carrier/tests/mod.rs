@@ -87,7 +87,7 @@ impl Backend {
         fence.as_str().map(str::to_owned)
     }
 
-    /// Writes so many short keys.
+    /// Writes this many short keys.
     async fn fill(&mut self, keys: usize) {
         for part in (0..keys).collect::<Vec<_>>().chunks(1_000) {
             for key in part {

@@ -23,7 +23,7 @@ use crate::pipe::io::{Ended, read, write};
 use crate::upstream::admission::Admission;
 use crate::upstream::identity::ReplyReader;
 
-/// Connections that have to be ended for certain: so many for one to the cluster. It is replaced then.
+/// Connections that have to be ended for certain: this many for one to the cluster. It is replaced then.
 const IDS_MAX: usize = 1 << 10;
 
 impl<A: Admission> Conn<A> {

@@ -26,7 +26,7 @@ use crate::upstream::identity::Identity;
 /// While so much is kept to be sent again, no more requests are taken.
 pub(super) const KEPT_BYTES_MAX: usize = 1 << 20;
 
-/// So many requests may be under way.
+/// This many requests may be under way.
 pub(super) const DUE_MAX: usize = 4 << 10;
 
 /// Between two tries of a request that a node cannot carry out now.
