@@ -1,7 +1,9 @@
 //! Cutovers of clients that go through a front, which holds them meanwhile.
 
 use std::path::Path;
-use std::thread;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use redis::Value;
@@ -89,6 +91,36 @@ impl Scene {
     fn assert_phase(&self, phase: &str, direction: &str) {
         let status = self.front.status();
         assert_eq!((&status["phase"], &status["direction"]), (&Json::from(phase), &Json::from(direction)));
+    }
+}
+
+/// A client that has always sent more writes than the server has carried out, so that however short a hold
+/// is, and however busy the machine, something is written meanwhile.
+struct Flood {
+    stops: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Flood {
+    fn begin(server: &Server) -> Flood {
+        let mut connection = server.connection();
+        let stops = Arc::new(AtomicBool::new(false));
+        let stopped = stops.clone();
+        let thread = thread::spawn(move || {
+            let mut pipe = redis::pipe();
+            for _ in 0..1_000 {
+                pipe.cmd("INCR").arg("w:past:flood").ignore();
+            }
+            while !stopped.load(Ordering::Relaxed) {
+                pipe.exec(&mut connection).expect("written");
+            }
+        });
+        Flood { stops, thread }
+    }
+
+    fn end(self) {
+        self.stops.store(true, Ordering::Relaxed);
+        self.thread.join().expect("it only writes");
     }
 }
 
@@ -265,6 +297,7 @@ fn who_writes_past_the_front_is_named_and_keeps_it_from_taking_over() {
     let mut sync = scene.job.start(&[]);
     wait_until_following(&mut sync);
     let past = writers(&[scene.source.addr()], "past");
+    let flood = Flood::begin(&scene.source);
     let predicted = report(&scene.cutover(&["--dry-run"]).expect_code(0));
     assert!(predicted["report"]["front"]["others"].as_u64().is_some_and(|n| n >= 8), "{predicted}");
     let refused = scene.job.cutover(&[
@@ -281,6 +314,7 @@ fn who_writes_past_the_front_is_named_and_keeps_it_from_taking_over() {
     assert!(refused.stdout.contains("does not come by the front"), "{}", refused.stdout);
     assert!(refused.stdout.contains("w:past:"), "their keys are named: {}", refused.stdout);
     scene.assert_phase("forwarding", "to-target");
+    flood.end();
     let past = past.stop();
     assert!(through.wait_for(200, PATIENCE), "the writers do not go on");
     let outcome = report(&scene.cutover(&[]).expect_code(0))["report"].clone();

@@ -110,6 +110,8 @@ pub(super) struct Watch {
     waited: Duration,
     /// A tracking feed whose server does not count calls.
     is_blind: bool,
+    /// Somebody has written between the last two looks: it is no expiry, and nothing that came late.
+    is_certain: bool,
 }
 
 impl Watch {
@@ -124,7 +126,13 @@ impl Watch {
             named: None,
             waited: Duration::ZERO,
             is_blind: false,
+            is_certain: false,
         }
+    }
+
+    /// Whether somebody has certainly written between the last two looks.
+    pub(super) fn is_certain(&self) -> bool {
+        self.is_certain
     }
 
     /// Nothing that was seen before this says anything of who writes from now on.
@@ -203,6 +211,15 @@ fn shown_client(client: &WritingClient) -> String {
         }
     }
     text + ")"
+}
+
+impl Look {
+    /// Whether somebody has certainly written to this primary since it was looked at before.
+    fn shows_writes_since(&self, earlier: &[Look]) -> bool {
+        let before = earlier.iter().find(|look| look.address == self.address && look.is_whole);
+        self.is_whole
+            && before.is_some_and(|before| self.writes.0 > before.writes.1 || self.unseen > before.unseen)
+    }
 }
 
 /// What a server tells of itself at one moment.
@@ -394,6 +411,7 @@ impl Syncer {
                     && now.writes.1 <= before.writes.0
             });
         let is_flushed = self.sources.iter().any(Source::is_broken);
+        watch.is_certain = looks.iter().any(|now| now.shows_writes_since(&watch.looks));
         watch.looks = looks;
         let wrote = !is_quiet || is_flushed;
         if wrote {
@@ -410,9 +428,7 @@ impl Syncer {
         let mut has_been = false;
         for index in 0..self.sources.len() {
             let Ok(Some(now)) = self.look_at(index, watch).await else { continue };
-            let before = watch.looks.iter().find(|look| look.address == now.address);
-            has_been |= now.is_whole
-                && before.is_some_and(|before| now.writes.0 > before.writes.1 || now.unseen > before.unseen);
+            has_been |= now.shows_writes_since(&watch.looks);
         }
         if has_been {
             self.name_writers(watch).await;

@@ -181,7 +181,7 @@ impl Syncer {
         fronts.tell(socket, FrontOrder::Switch(stand.hold)).await
     }
 
-    /// Transfers what is left and compares, until nobody has written meanwhile, or it is late. Returns how
+    /// Transfers what is left and compares, until it is late, or certain that somebody writes. Returns how
     /// many keys were transferred and compared.
     async fn until_equal(
         &mut self,
@@ -197,6 +197,10 @@ impl Syncer {
             let reached = self.reached(watch);
             let sealed = self.seal_off(options, late, &reached, chosen).await;
             let wrote = self.look_for_writes(watch).await?;
+            // The clients of the front rest: one that does not will write again, if not just now.
+            if watch.is_certain() {
+                break;
+            }
             let is_late = Instant::now() >= late;
             match sealed {
                 Ok((more, compared)) if !wrote => return Ok((drained + more, compared)),
