@@ -56,9 +56,10 @@ pub struct Sync {
 impl Sync {
     /// `whimbrel sync`, with more arguments.
     pub fn new(source: &str, target: &str, more: &[&str]) -> Sync {
-        let args = ["sync", source, target, "--json", "--report", "1", "--retry-for", "60s"];
+        let args = ["sync", source, target, "--json", "--report", "1"];
+        let patience: &[&str] = if more.contains(&"--retry-for") { &[] } else { &["--retry-for", "60s"] };
         Sync {
-            args: args.iter().chain(more).map(ToString::to_string).collect(),
+            args: args.iter().chain(patience).chain(more).map(ToString::to_string).collect(),
             state: tempfile::tempdir().expect("a folder for journals"),
         }
     }

@@ -12,6 +12,9 @@ use whimbrel_lab::{Engine, Sentinels, Server, wait_until};
 
 const NAME: &str = "orders";
 
+/// Sentinels of a busy machine elect none of them again and again, and take minutes for a failover.
+const PATIENT: [&str; 2] = ["--retry-for", "10m"];
+
 /// A primary with a replica, and what watches them.
 struct Watched {
     nodes: [Server; 2],
@@ -183,7 +186,7 @@ fn a_sync_follows_a_failover(engine: Engine) {
     thread::scope(|scope| {
         let _ending = Ending(&writer);
         scope.spawn(|| writer.run());
-        let job = Sync::new(&source.address(), &target.addr(), &[]);
+        let job = Sync::new(&source.address(), &target.addr(), &PATIENT);
         let mut sync = job.start(&[]);
         wait_until_following(&mut sync);
         writer.wait_for(200);
@@ -237,7 +240,7 @@ fn a_target_may_fail_over(engine: Engine) {
     thread::scope(|scope| {
         let _ending = Ending(&writer);
         scope.spawn(|| writer.run());
-        let job = Sync::new(&source.addr(), &target.address(), &[]);
+        let job = Sync::new(&source.addr(), &target.address(), &PATIENT);
         let mut sync = job.start(&[]);
         wait_until_following(&mut sync);
         writer.wait_for(200);
