@@ -1,5 +1,6 @@
 //! Syncs that run while clients write, and what must be true when they end.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -78,8 +79,17 @@ impl Sync {
 
     /// `whimbrel cutover` of it.
     pub fn cutover(&self, more: &[&str]) -> Output {
+        self.asked_for_cutover(more).run()
+    }
+
+    /// The same, without waiting for its end.
+    pub fn start_cutover(&self, more: &[&str]) -> Running {
+        self.asked_for_cutover(more).spawn()
+    }
+
+    fn asked_for_cutover(&self, more: &[&str]) -> Invocation {
         let args: Vec<&str> = ["cutover", "--json"].iter().chain(more).copied().collect();
-        Invocation::new(&args).env("XDG_STATE_HOME", self.state.path()).timeout(PATIENCE).run()
+        Invocation::new(&args).env("XDG_STATE_HOME", self.state.path()).timeout(PATIENCE)
     }
 
     /// Asks until the target is equal, which it may not be at once: slots may have to be gone through again.
@@ -95,6 +105,17 @@ impl Sync {
             assert!(Instant::now() < deadline, "no cutover: {output:#?}");
             thread::sleep(Duration::from_millis(500));
         }
+    }
+}
+
+/// Tells a thread to end when it goes out of scope: also where an assertion fails before the thread is
+/// waited for.
+#[derive(Debug)]
+pub struct Ending<'a>(pub &'a AtomicBool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

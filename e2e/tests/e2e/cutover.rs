@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use redis::{RedisResult, Value};
 use whimbrel_e2e::binary::{Invocation, Running};
-use whimbrel_e2e::syncing::{PATIENCE, Sync, report, stop, wait_until_following};
+use whimbrel_e2e::syncing::{Ending, PATIENCE, Sync, report, stop, wait_until_following};
 use whimbrel_lab::{Engine, Server};
 
 whimbrel_lab::for_each_engine! {
@@ -170,15 +170,6 @@ fn every_fence_ends_who_waits() {
     }
 }
 
-/// Does something when it goes out of scope.
-struct OnDrop<F: Fn()>(F);
-
-impl<F: Fn()> Drop for OnDrop<F> {
-    fn drop(&mut self) {
-        (self.0)();
-    }
-}
-
 /// A pair of standalone servers, and a sync that follows.
 fn following(from: Engine, to: Engine, dataset: impl FnOnce(&Server)) -> (Server, Server, Sync, Running) {
     let (source, target) = (server(from), server(to));
@@ -222,7 +213,7 @@ fn a_dry_run_finds_what_differs() {
     let stop_writing = AtomicBool::new(false);
     thread::scope(|scope| {
         // Also where an assertion fails: the thread is waited for.
-        let _stops = OnDrop(|| stop_writing.store(true, Ordering::Relaxed));
+        let _ending = Ending(&stop_writing);
         scope.spawn(|| {
             let mut connection = client(&source);
             while !stop_writing.load(Ordering::Relaxed) {

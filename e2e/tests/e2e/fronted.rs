@@ -66,8 +66,7 @@ impl Scene {
     }
 
     fn start_cutover(&self, more: &[&str]) -> Running {
-        let args = [&["cutover", "--json"][..], &self.arguments(more)].concat();
-        Invocation::new(&args).env("XDG_STATE_HOME", self.job.state.path()).timeout(PATIENCE).spawn()
+        self.job.start_cutover(&self.arguments(more))
     }
 
     /// Runs the front again so that it dies at that place.

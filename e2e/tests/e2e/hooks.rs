@@ -215,9 +215,7 @@ fn a_cutover_that_is_withdrawn_ends_its_hook() {
     let job = Sync::new(&url(&source), &url(&target), &more);
     let mut sync = job.start(&[]);
     wait_until_following(&mut sync);
-    let args = ["cutover", "--json", "--fence", "acl", "--max-pause", "5s"];
-    let asking = Invocation::new(&args).env("XDG_STATE_HOME", job.state.path()).timeout(PATIENCE);
-    let mut asking = asking.spawn();
+    let mut asking = job.start_cutover(&["--fence", "acl", "--max-pause", "5s"]);
     wait_until("the hook runs", || id.exists());
     // It is followed meanwhile.
     set(&source, "meanwhile");
@@ -272,9 +270,7 @@ fn a_cutover_stands_though_whimbrel_dies_while_clients_are_sent_to_the_target() 
     let job = Sync::new(&url(&source), &url(&target), &["--on", &switch]);
     let mut sync = job.start(&[]);
     wait_until_following(&mut sync);
-    let args = ["cutover", "--json", "--fence", "acl", "--max-pause", "5s"];
-    let asking = Invocation::new(&args).env("XDG_STATE_HOME", job.state.path()).timeout(PATIENCE);
-    let mut asking = asking.spawn();
+    let mut asking = job.start_cutover(&["--fence", "acl", "--max-pause", "5s"]);
     wait_until("the hook runs", || id.exists());
     sync.kill9();
     let id = fs::read_to_string(&id).expect("it is there");

@@ -7,7 +7,7 @@ use std::thread;
 use parking_lot::Mutex;
 use redis::Commands;
 use whimbrel_e2e::binary::Invocation;
-use whimbrel_e2e::syncing::{Sync, comparison, deployment, fill, stop, wait_until_following};
+use whimbrel_e2e::syncing::{Ending, Sync, comparison, deployment, fill, stop, wait_until_following};
 use whimbrel_lab::{Engine, Sentinels, Server, wait_until};
 
 const NAME: &str = "orders";
@@ -113,15 +113,6 @@ fn offset(server: &Server) -> String {
     info.lines().find_map(|line| line.strip_prefix("master_repl_offset:")).unwrap_or_default().to_owned()
 }
 
-/// Ends the writer, also where the test fails.
-struct Ending<'a>(&'a Writer);
-
-impl Drop for Ending<'_> {
-    fn drop(&mut self) {
-        self.0.is_over.store(true, Ordering::Relaxed);
-    }
-}
-
 /// A client that writes to whichever server is the primary, and remembers what was acknowledged.
 struct Writer {
     at: Mutex<Option<String>>,
@@ -184,7 +175,7 @@ fn a_sync_follows_a_failover(engine: Engine) {
     fill(&deployment(source.nodes[0].addr()));
     let writer = Writer::new(&source.nodes[0]);
     thread::scope(|scope| {
-        let _ending = Ending(&writer);
+        let _ending = Ending(&writer.is_over);
         scope.spawn(|| writer.run());
         let job = Sync::new(&source.address(), &target.addr(), &PATIENT);
         let mut sync = job.start(&[]);
@@ -238,7 +229,7 @@ fn a_target_may_fail_over(engine: Engine) {
     fill(&deployment(source.addr()));
     let writer = Writer::new(&source);
     thread::scope(|scope| {
-        let _ending = Ending(&writer);
+        let _ending = Ending(&writer.is_over);
         scope.spawn(|| writer.run());
         let job = Sync::new(&source.addr(), &target.address(), &PATIENT);
         let mut sync = job.start(&[]);

@@ -54,6 +54,8 @@ pub trait Journal: Send + 'static {
 pub struct FleetJournal {
     path: PathBuf,
     documents: RedbDocuments,
+    /// Numbers of backends by name, as they are written down.
+    backends: BTreeMap<String, u32>,
     next_member: u32,
 }
 
@@ -75,16 +77,20 @@ impl FleetJournal {
             OpenError::Failed(e) => fail(&e),
         })?;
         // Nobody writes between the two: this process alone has it open.
-        let snapshot = documents.all().map(|all| snapshot_of(&all, partitions)).map_err(|e| fail(&e))?;
-        let Some(snapshot) = snapshot else {
+        let all = documents.all().map_err(|e| fail(&e))?;
+        let Some(snapshot) = snapshot_of(&all, partitions) else {
             return Err(fail(&"it is of another number of partitions, or of another version of whimbrel"));
         };
         let numbers = [(FORMATTED, FORMAT), (PARTITIONS, partitions.into()), (TERM, snapshot.term)];
         let numbers = numbers.map(|(name, number)| (name, number.to_string()));
         let changes = numbers.iter().map(|(name, number)| (*name, Some(number.as_str())));
         documents.change(changes).map_err(|e| fail(&e))?;
+        let of_backend = |(name, number): (String, String)| {
+            Some((name.strip_prefix(BACKEND)?.to_owned(), number.parse().ok()?))
+        };
+        let backends = all.into_iter().filter_map(of_backend).collect();
         let next_member = snapshot.next_member;
-        Ok((FleetJournal { path: path.to_owned(), documents, next_member }, snapshot))
+        Ok((FleetJournal { path: path.to_owned(), documents, backends, next_member }, snapshot))
     }
 
     /// Gives each backend the number that it had, or the next one, and writes that down. Each is a name and
@@ -94,10 +100,25 @@ impl FleetJournal {
     /// `Own` where one is missing that had a number, since partitions may lie there, where a name is there
     /// twice, or where they are too many or too long.
     pub fn name_backends(&mut self, backends: &[(String, String)]) -> Result<Vec<Backend>> {
-        let path = &self.path;
-        numbered(&path.display().to_string(), backends, |names| {
-            number_backends(&self.documents, names).map_err(|e| failed(path, &e))
+        let place = self.path.display().to_string();
+        numbered(&place, backends, |names| match self.number(names) {
+            Ok(numbers) => Ok(numbers),
+            Err(e) => Err(failed(&self.path, &e)),
         })
+    }
+
+    /// All names with their numbers, those included that have just got one; or one that has a number and is
+    /// missing.
+    fn number(&mut self, names: &[&str]) -> io::Result<std::result::Result<BTreeMap<String, u32>, String>> {
+        let mut known = self.backends.clone();
+        if let Err(missing) = number_of(&mut known, names) {
+            return Ok(Err(missing));
+        }
+        let changes: Vec<(String, String)> =
+            known.iter().map(|(name, number)| (format!("{BACKEND}{name}"), number.to_string())).collect();
+        self.documents.change(changes.iter().map(|(name, number)| (name.as_str(), Some(number.as_str()))))?;
+        self.backends.clone_from(&known);
+        Ok(Ok(known))
     }
 }
 
@@ -181,25 +202,6 @@ fn change_of(record: &Record) -> (String, Option<String>) {
     let mut bytes = Vec::new();
     record.encode(&mut bytes);
     (name, stays.then(|| STANDARD.encode(&bytes)))
-}
-
-/// All names with their numbers, those included that have just got one; or one that has a number and is
-/// missing.
-fn number_backends(
-    documents: &RedbDocuments,
-    names: &[&str],
-) -> io::Result<std::result::Result<BTreeMap<String, u32>, String>> {
-    let of_backend = |(name, number): (String, String)| {
-        Some((name.strip_prefix(BACKEND)?.to_owned(), number.parse().ok()?))
-    };
-    let mut known: BTreeMap<String, u32> = documents.all()?.into_iter().filter_map(of_backend).collect();
-    if let Err(missing) = number_of(&mut known, names) {
-        return Ok(Err(missing));
-    }
-    let changes: Vec<(String, String)> =
-        known.iter().map(|(name, number)| (format!("{BACKEND}{name}"), number.to_string())).collect();
-    documents.change(changes.iter().map(|(name, number)| (name.as_str(), Some(number.as_str()))))?;
-    Ok(Ok(known))
 }
 
 fn failed(path: &Path, what: &dyn std::fmt::Display) -> Error {

@@ -38,6 +38,11 @@ const MENDS_MAX: u32 = 20;
 /// What is left of the pause for fencing the writers off, when everything has been compared.
 pub(super) const FENCE_SHARE: f64 = 0.2;
 
+/// What a pause of this many milliseconds has without that.
+pub(super) fn before_fence(pause_ms: u64) -> Duration {
+    Duration::from_millis((pause_ms as f64 * (1.0 - FENCE_SHARE)) as u64)
+}
+
 impl Syncer {
     pub(super) async fn cutover(
         &mut self,
@@ -192,8 +197,7 @@ impl Syncer {
         let mut seal = Seal::open(&source).await?;
         let held = Instant::now();
         let reached = seal.hold(options.max_pause_ms).await?;
-        let share = options.max_pause_ms as f64 * (1.0 - FENCE_SHARE);
-        let deadline = held + Duration::from_millis(share as u64);
+        let deadline = held + before_fence(options.max_pause_ms);
         let sealed = {
             let sealing = self.seal_off(options, deadline, &reached, chosen);
             tokio::pin!(sealing);

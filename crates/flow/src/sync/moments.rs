@@ -10,7 +10,7 @@ use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::seal::FenceKind;
 
 use super::conditions::{is_wanted, refused};
-use super::cutover::FENCE_SHARE;
+use super::cutover::before_fence;
 use super::hooks::{Moment, Occasion};
 use super::options::SyncOptions;
 use super::report::{CutoverReport, HookReport};
@@ -40,10 +40,7 @@ impl Syncer {
         let cutover = Some(report.clone());
         let occasion = Occasion { moment: Moment::Ready, why: String::new(), cutover, until: None };
         report.hooks = self.meanwhile(occasion, Some(withdrawn)).await?;
-        match report.hooks.iter().find_map(|hook| Some((&hook.event, hook.failure.as_ref()?))) {
-            Some((event, failure)) => Err(refused(format!("the hook of {event} {failure}"))),
-            None => Ok(()),
-        }
+        report.hooks.iter().find_map(HookReport::problem).map_or(Ok(()), |what| Err(refused(what)))
     }
 
     /// Runs what undoes that. The sync follows on whatever comes of it.
@@ -51,11 +48,7 @@ impl Syncer {
         let why = error.problem();
         let occasion = Occasion { moment: Moment::Refused, why, cutover: None, until: None };
         match self.meanwhile(occasion, None).await {
-            Ok(hooks) => {
-                for (event, failure) in hooks.iter().filter_map(|h| Some((&h.event, h.failure.as_ref()?))) {
-                    self.notice(&format!("the hook of {event} {failure}"));
-                }
-            }
+            Ok(hooks) => hooks.iter().filter_map(HookReport::problem).for_each(|what| self.notice(&what)),
             Err(error) => self.notice(&error.problem()),
         }
     }
@@ -98,10 +91,7 @@ pub(super) async fn send_clients(options: &SyncOptions, report: &mut CutoverRepo
     let Some(hooks) = &options.hooks else { return };
     let until = match report.fence {
         // After that the source takes writes again: clients that are sent away then leave others behind.
-        FenceKind::Pause { limit_ms } => {
-            let share = limit_ms as f64 * (1.0 - FENCE_SHARE);
-            Some(Instant::now() + Duration::from_millis(share as u64))
-        }
+        FenceKind::Pause { limit_ms } => Some(Instant::now() + before_fence(limit_ms)),
         _ => None,
     };
     let cutover = Some(report.clone());

@@ -111,6 +111,13 @@ pub struct HookReport {
     pub failure: Option<String>,
 }
 
+impl HookReport {
+    /// How it failed, in words that stand alone.
+    pub(super) fn problem(&self) -> Option<String> {
+        Some(format!("the hook of {} {}", self.event, self.failure.as_ref()?))
+    }
+}
+
 /// What came of the wait.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct ExternalReport {
