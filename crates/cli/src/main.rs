@@ -3,8 +3,7 @@
 //! - [`commands`]: one module for each command;
 //! - [`settings`]: what the user typed, and what it resolves to;
 //! - [`ui`]: questions, progress, tables, words for errors, JSON;
-//! - [`exit`], [`paths`], [`safety`], [`signals`]: exit codes, where files are, files that are nobody else's,
-//!   Ctrl-C.
+//! - [`exit`], [`signals`]: exit codes, Ctrl-C.
 //!
 //! Commands use all of it; `ui` uses `settings`, and neither uses commands.
 
@@ -22,8 +21,6 @@ macro_rules! eprintln {
 
 mod commands;
 mod exit;
-mod paths;
-mod safety;
 mod settings;
 mod signals;
 mod ui;
@@ -59,7 +56,7 @@ fn main() -> ExitCode {
         return Exit::Internal.into();
     }
     if !matches!(cli.command, Command::Man { .. } | Command::Completions { .. }) {
-        safety::keep_files_private();
+        whimbrel_control::private::keep_files_private();
     }
     start_logging();
     run(cli).into()

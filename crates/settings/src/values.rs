@@ -1,6 +1,9 @@
 //! Values on a command line, found and replaced without regard to what they are.
 
 use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 /// Whether a value was typed: as an argument of its own, or behind the name of its option as in
 /// `--cluster=ADDRESS`; some options take several with commas.
@@ -12,8 +15,35 @@ pub fn is_typed(arguments: &[OsString], value: &str) -> bool {
         .any(|typed| is_in(typed) || typed.split_once('=').is_some_and(|(_, typed)| is_in(typed)))
 }
 
+/// A value whose secret part goes from the command line into the environment.
+pub struct Moved<'a> {
+    /// As it was typed.
+    pub value: &'a str,
+    /// What stands in its place.
+    pub shown: String,
+    /// The variable that the secret goes into.
+    pub variable: &'static str,
+    /// The secret.
+    pub secret: String,
+}
+
+/// Replaces this process by one with such arguments and variables; does nothing where nothing is moved.
+///
+/// # Errors
+/// Where it cannot be replaced.
+pub fn run_again_with(arguments: &[OsString], moved: &[Moved<'_>]) -> io::Result<()> {
+    if moved.is_empty() {
+        return Ok(());
+    }
+    let replaced: Vec<(&str, &str)> = moved.iter().map(|it| (it.value, it.shown.as_str())).collect();
+    let mut again = Command::new(std::env::current_exe()?);
+    again.args(arguments.iter().map(|argument| with_values_replaced(argument, &replaced)));
+    again.envs(moved.iter().map(|it| (it.variable, &it.secret)));
+    Err(again.exec())
+}
+
 /// An argument with other values in the places of these.
-pub fn with_values_replaced(argument: &OsStr, replaced: &[(&str, &str)]) -> OsString {
+fn with_values_replaced(argument: &OsStr, replaced: &[(&str, &str)]) -> OsString {
     let Some(text) = argument.to_str() else { return argument.to_owned() };
     let (option, value) = match text.split_once('=') {
         Some((option, value)) if option.starts_with("--") => (format!("{option}="), value),

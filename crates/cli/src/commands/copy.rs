@@ -23,11 +23,11 @@ use crate::commands::jobs::again;
 use crate::commands::losses;
 use crate::commands::verify;
 use crate::exit::Exit;
-use crate::paths::state_dir;
 use crate::settings::args::{CopyArgs, Limits};
 use crate::ui::confirm::confirm;
 use crate::ui::display;
 use crate::ui::errors;
+use whimbrel_control::private::state_dir;
 
 /// Size of the pieces in which large values move.
 pub const CHUNK_BYTES: usize = 512 << 10;

@@ -15,10 +15,10 @@ use whimbrel_flow::sync::{Compare, CutoverOptions};
 
 use crate::commands::words;
 use crate::exit::Exit;
-use crate::paths::state_dir;
 use crate::settings::args::{CompareChoice, CutoverArgs, FenceChoice};
 use crate::ui::confirm::confirm;
 use crate::ui::errors;
+use whimbrel_control::private::state_dir;
 use whimbrel_terminal::question::Question;
 
 /// How long the running sync may take to answer, besides the pause: moved slots are gone through again

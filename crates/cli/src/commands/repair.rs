@@ -18,10 +18,10 @@ use whimbrel_terminal::screen::Screen;
 
 use crate::commands::cluster;
 use crate::exit::Exit;
-use crate::paths::state_dir;
 use crate::settings::args::{RepairArgs, Strays};
 use crate::ui::confirm::confirm;
 use whimbrel_control::described as describe;
+use whimbrel_control::private::state_dir;
 
 /// How often the cluster is looked at again and what follows is done: a repair may bring up more, for example
 /// replicas that kept what their primary lost. Each round sees fewer problems, or none that can be repaired.

@@ -7,8 +7,8 @@ use whimbrel_engine::seal::FenceKind;
 use whimbrel_flow::sync::FenceNote;
 
 use crate::exit::Exit;
-use crate::paths::state_dir;
 use crate::settings::args::UnfenceArgs;
+use whimbrel_control::private::state_dir;
 
 /// Runs the command.
 pub async fn run(args: &UnfenceArgs) -> Exit {

@@ -22,10 +22,10 @@ use whimbrel_flow::verify::{self, Scope, Settle, VerifyOptions, VerifyProgress, 
 
 use crate::commands::jobs::again;
 use crate::exit::Exit;
-use crate::paths::state_dir;
 use crate::settings::args::{CopyArgs, Depth, Show, VerifyArgs};
 use crate::ui::display;
 use crate::ui::errors;
+use whimbrel_control::private::state_dir;
 use whimbrel_terminal::progress::{Display, Lines};
 use whimbrel_terminal::row::cell;
 

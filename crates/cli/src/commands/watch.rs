@@ -6,9 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::fleet::FleetStatus;
-use whimbrel_control::http;
-use whimbrel_control::steering;
-use whimbrel_control::store::Store;
+use whimbrel_control::steering::View;
 use whimbrel_control::syncing::nothing_heard;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::{format_bytes, format_count, format_count_of};
@@ -16,9 +14,9 @@ use whimbrel_engine::error::{Error, Result};
 use whimbrel_flow::journal::disk_full_words;
 
 use crate::exit::Exit;
-use crate::paths::state_dir;
 use crate::settings::args::WatchArgs;
 use crate::ui::errors;
+use whimbrel_control::private::state_dir;
 use whimbrel_terminal::plain::plain;
 use whimbrel_terminal::print::for_stdout;
 use whimbrel_terminal::screen::Screen;
@@ -30,43 +28,12 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// Moves to the top left and clears what is below.
 const CLEAR: &str = "\x1b[H\x1b[J";
 
-/// Where it is seen how a sync stands.
-enum View {
-    /// By its socket in the state folder.
-    Here(Store, String),
-    /// Over HTTP.
-    At(String),
-}
-
-impl View {
-    fn of(args: &WatchArgs) -> Result<View> {
-        if let Some(at) = &args.at {
-            return Ok(View::At(at.clone()));
-        }
-        let folder = state_dir(args.state_dir.as_deref())?;
-        let store = Store::new(&folder);
-        let sync = store.running_sync(args.job.as_deref().unwrap_or_default())?;
-        Ok(View::Here(store, sync.id))
-    }
-
-    /// How it stands; `None` where it does not say so in time.
-    async fn card(&self) -> Result<Option<Value>> {
-        match self {
-            View::Here(store, id) => {
-                Ok(steering::standing(&store.socket(id)).await.map(|standing| standing.details))
-            }
-            View::At(at) => Ok(Some(http::status_at(at).await?).filter(Value::is_object)),
-        }
-    }
-
-    /// Whether the process is known to have ended.
-    fn has_ended(&self) -> bool {
-        matches!(self, View::Here(store, id) if !store.is_served(id))
-    }
-
-    fn name(&self) -> &str {
-        match self {
-            View::Here(_, name) | View::At(name) => name,
+/// Where it is seen how the process stands.
+fn view_of(args: &WatchArgs) -> Result<View> {
+    match &args.at {
+        Some(at) => Ok(View::At(at.clone())),
+        None => {
+            View::of_sync(&state_dir(args.state_dir.as_deref())?, args.job.as_deref().unwrap_or_default())
         }
     }
 }
@@ -78,7 +45,7 @@ pub async fn run(args: &WatchArgs, stop: CancellationToken) -> Exit {
 }
 
 async fn watch(args: &WatchArgs, stop: &CancellationToken) -> Result<Exit> {
-    let view = View::of(args)?;
+    let view = view_of(args)?;
     let mut last: Option<Value> = None;
     loop {
         if let Some(card) = view.card().await? {

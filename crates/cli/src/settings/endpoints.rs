@@ -1,7 +1,6 @@
 //! From what the user typed to endpoints that can be connected to.
 
 use std::ffi::OsString;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -12,15 +11,15 @@ use whimbrel_engine::endpoint::{Address, Endpoint, Secret, SentinelLogin, TlsOpt
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
 use whimbrel_engine::link::LinkOptions;
 use whimbrel_engine::login::PasswordCommand;
-use whimbrel_settings::values::{is_typed, with_values_replaced};
+use whimbrel_settings::values::{Moved, is_typed, run_again_with};
 
-use crate::safety;
 #[cfg(feature = "etcd")]
 use crate::settings::args::CoordinatorArgs;
 use crate::settings::args::{
     Access, AssessArgs, ClusterArgs, Command, FleetAt, FrontArgs, JobAccess, JobsCommand, JoinArgs,
     MovingArgs, PASSWORD_TTL_MS, Reach, ServeArgs, Sides,
 };
+use whimbrel_control::private;
 
 const SOURCE_PASSWORD: &str = "WHIMBREL_SOURCE_PASSWORD";
 const TARGET_PASSWORD: &str = "WHIMBREL_TARGET_PASSWORD";
@@ -345,21 +344,10 @@ pub fn hide_passwords(command: &Command) -> Result<()> {
     for (text, variable) in addresses(command) {
         // What comes from a file or the environment is hidden already, and would come from there again.
         if let Some((shown, password)) = without_password(text).filter(|_| is_typed(&arguments, text)) {
-            hidden.push(((text.as_str(), shown), variable, password));
+            hidden.push(Moved { value: text, shown, variable, secret: password.expose().to_owned() });
         }
     }
-    if hidden.is_empty() {
-        return Ok(());
-    }
-    let program = std::env::current_exe().map_err(|e| Error::own("hide a password", e))?;
-    let replaced: Vec<(&str, &str)> =
-        hidden.iter().map(|((text, shown), ..)| (*text, shown.as_str())).collect();
-    let mut again = std::process::Command::new(program);
-    again.args(arguments.iter().map(|argument| with_values_replaced(argument, &replaced)));
-    for (_, variable, password) in &hidden {
-        again.env(variable, password.expose());
-    }
-    Err(Error::own("hide a password", again.exec()))
+    run_again_with(&arguments, &hidden).map_err(|e| Error::own("hide a password", e))
 }
 
 /// An address without its password, and the password; `None` where it has none. What is no address is
@@ -376,7 +364,7 @@ fn without_password(text: &str) -> Option<(String, Secret)> {
 /// A password from a file, else from the environment.
 fn password(side: Side, prefix: &str, file: Option<&Path>, variable: &str) -> Result<Option<Secret>> {
     let Some(path) = file else { return Ok(std::env::var(variable).ok().map(Secret::new)) };
-    safety::warn_if_shared(path, "the password file");
+    private::warn_if_shared(path, "the password file");
     let text = std::fs::read_to_string(path).map_err(|e| {
         let tried = format!("read the password file {}", path.display());
         Error::new(side, "", tried, ErrorKind::Own(e.to_string()))
@@ -444,7 +432,7 @@ fn endpoint(side: Side, text: &str, access: &Access<'_>, insecure: bool) -> Resu
             );
         }
         if let Some(key) = access.key {
-            safety::warn_if_shared(key, "the private key");
+            private::warn_if_shared(key, "the private key");
         }
     }
     for pair in access.map {

@@ -2,7 +2,6 @@
 
 pub mod args;
 pub mod endpoints;
-pub mod files;
 mod help;
 #[cfg(test)]
 mod pages;
@@ -19,7 +18,7 @@ use clap::error::Error;
 use whimbrel_settings::{Surroundings, help::explain};
 
 use self::args::Cli;
-use crate::safety;
+use whimbrel_control::private;
 
 /// The definition of the command line, with what the help texts leave out until they are asked for.
 pub fn command() -> clap::Command {
@@ -40,6 +39,6 @@ pub fn parse(arguments: &[OsString]) -> Result<Cli, Error> {
 pub fn around() -> Surroundings<'static> {
     Surroundings {
         variable: &|name| std::env::var_os(name),
-        holds_secret: &|file| safety::warn_if_shared(file, "the configuration, which may hold a password,"),
+        holds_secret: &|file| private::warn_if_shared(file, "the configuration, which may hold a password,"),
     }
 }

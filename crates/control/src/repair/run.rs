@@ -111,10 +111,10 @@ impl<'a> Repairer<'a> {
                 self.remind(*epoch, replicas, slots).await?;
                 self.elected(primary, replicas).await.map(|()| Tally::default())
             }
+            Change::ClearMarks { node } if action.why == Why::ReplicaKeptMarks => {
+                self.clear_kept_marks(node, slots).await.map(|()| Tally::default())
+            }
             Change::ClearMarks { node } => {
-                if action.why == Why::ReplicaKeptMarks {
-                    self.followed(node).await?;
-                }
                 self.mark(node, slots, SlotMark::Stable).await.map(|()| Tally::default())
             }
             Change::Yield { node, .. } => {
@@ -193,25 +193,29 @@ impl<'a> Repairer<'a> {
             .with_remedy("see that the nodes reach each other on the cluster bus, and run repair again"))
     }
 
-    /// Waits until all replicas of a node follow it: what they are told over a link that is not up yet, a
-    /// synchronisation does not bring later.
-    async fn followed(&self, primary: &NodeId) -> Result<()> {
-        for _ in 0..SETTLE_ROUNDS {
+    /// Clears marks that replicas have and their primary has not, until they are gone. A primary passes
+    /// `SETSLOT` on only to replicas that it knows of, by the cluster bus, and whose link is up; one that has
+    /// just come back it may hear of seconds later, and a synchronisation does not bring what was missed.
+    async fn clear_kept_marks(&self, primary: &NodeId, slots: &SlotSet) -> Result<()> {
+        for round in 0..SETTLE_ROUNDS {
+            if round > 0 {
+                tokio::time::sleep(SETTLE_PAUSE).await;
+            }
             let what = SurveyOptions { counts: Counted::Nothing, activity: false };
             let survey = Survey::take_with(self.deployment, what).await?;
-            let is_down = |finding: &Finding| match finding {
-                Finding::ReplicaLinkDown { primary: followed, .. } => followed.id == *primary,
-                _ => false,
-            };
-            if !survey.findings().iter().any(is_down) || self.stop.is_cancelled() {
+            let cluster = survey.cluster();
+            let replicas = cluster.nodes.iter().filter(|node| node.primary() == Some(primary));
+            let kept = replicas.map(|node| cluster.stray_marks(node).intersection(slots));
+            let kept = kept.fold(SlotSet::new(), |all, kept| all.union(&kept));
+            if kept.is_empty() || self.stop.is_cancelled() {
                 return Ok(());
             }
-            tokio::time::sleep(SETTLE_PAUSE).await;
+            self.mark(primary, &kept, SlotMark::Stable).await?;
         }
         let at = self.name(primary).address.to_string();
-        let what = "one of its replicas has not followed it for 15 s";
+        let what = "one of its replicas has kept them for 15 s";
         Err(Error::unfit(self.deployment.side(), at, "clear marks that a replica kept", what)
-            .with_remedy("see in the replica's log why it does not synchronise, and run repair again"))
+            .with_remedy("see in the replica's log whether it follows its primary, and run repair again"))
     }
 
     /// A replica repeats its primary's claim in all that it sends. Who hears it says nothing where the slots

@@ -24,6 +24,7 @@ mod client;
 mod local;
 mod protocol;
 mod server;
+mod view;
 
 pub use self::attended::{Attended, How};
 pub use self::client::{Call, standing};
@@ -31,3 +32,4 @@ pub(crate) use self::local::steer;
 pub use self::local::{Attendance, Came, LocalJob, Worded, attended, beginning, beginning_at};
 pub use self::protocol::{Answer, Refusal, Request, Standing, Steered, Why};
 pub use self::server::{Socket, SocketFile};
+pub use self::view::View;

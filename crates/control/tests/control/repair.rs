@@ -1,11 +1,12 @@
 //! Repairs that die and are begun anew, on a real cluster.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::repair::round;
 use whimbrel_control::repair::run::Repairer;
-use whimbrel_core::repair::plan::{Action, Change, Fate};
+use whimbrel_core::repair::plan::{Action, Change, Fate, Why};
 use whimbrel_core::slot::{Slot, tag_for_slot};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Endpoint;
@@ -13,19 +14,20 @@ use whimbrel_engine::error::Side;
 use whimbrel_engine::link::{Link, LinkOptions};
 use whimbrel_engine::nodes::Survey;
 use whimbrel_flow::large::staging_key;
-use whimbrel_lab::{Cluster, Engine};
+use whimbrel_lab::{Cluster, Engine, wait_until};
+use whimbrel_wire::value::Value;
 
 /// The first node owns it.
 const SLOT: Slot = Slot::MIN;
 
-async fn call(cluster: &Cluster, node: usize, command: &str) {
+async fn call(cluster: &Cluster, node: usize, command: &str) -> Value {
     let endpoint = Endpoint::parse(Side::Source, &cluster.nodes()[node].addr()).expect("an address");
     let (endpoint, address) = (Arc::new(endpoint.clone()), endpoint.address);
     let mut link = Link::open(&endpoint, &address, LinkOptions::default()).await.expect("a connection");
     // Understood by a node that imports the slot, and no harm to its owner.
     link.call(&[b"ASKING"]).await.expect("OK");
     let words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
-    link.call(&words).await.expect("it is carried out");
+    link.call(&words).await.expect("it is carried out")
 }
 
 async fn actions(deployment: &Deployment) -> (Survey, Vec<Action>) {
@@ -66,4 +68,42 @@ async fn keys_that_a_killed_repair_was_moving_are_moved_by_the_next() {
     let owner = cluster.node_id(0).parse().expect("an id");
     let counts = survey.node(&owner).and_then(|node| node.state()?.counts.as_ref()).expect("counted");
     assert_eq!(counts.of(SLOT), 2, "both keys, and no note");
+}
+
+/// Whether a replica's link is up, by its own word.
+fn follows(cluster: &Cluster, node: usize) -> bool {
+    let replication = cluster.nodes()[node].call(&["INFO", "replication"]);
+    format!("{replication:?}").contains("master_link_status:up")
+}
+
+/// Since Valkey 8 a primary passes marks on to its replicas, but only to those that it has heard of.
+#[tokio::test]
+async fn marks_that_a_replica_keeps_are_not_called_cleared() {
+    let cluster = Cluster::builder(Engine::Valkey81).replicas(1).start().expect("a cluster");
+    let (died, promoted) = (0, 3);
+    // Valkey 8.1 does not start with a file in which a replica is not yet of its primary's shard.
+    let shards = |reply: Value| reply.as_items().expect("a list").len();
+    while shards(call(&cluster, died, "CLUSTER SHARDS").await) != 3 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    call(&cluster, died, &format!("CLUSTER SETSLOT 16383 IMPORTING {}", cluster.node_id(2))).await;
+    // The mark is answered before it is saved.
+    call(&cluster, died, "CLUSTER SAVECONFIG").await;
+    cluster.kill9(died).expect("it is killed");
+    call(&cluster, promoted, "CLUSTER FAILOVER TAKEOVER").await;
+    call(&cluster, promoted, "CLUSTER SETSLOT 16383 STABLE").await;
+    cluster.nodes()[died].restart().expect("it restarts");
+    wait_until("it is a replica", || follows(&cluster, died));
+    cluster.wait_ok().expect("all nodes agree");
+    // The one node that knows of all others while these forget it.
+    let endpoint = Endpoint::parse(Side::Source, &cluster.nodes()[died].addr()).expect("an address");
+    let deployment = Deployment::probe(endpoint, LinkOptions::default()).await.expect("a deployment");
+    let (survey, seen) = actions(&deployment).await;
+    let [action] = &seen[..] else { panic!("something else: {seen:?}") };
+    assert_eq!(action.why, Why::ReplicaKeptMarks);
+    call(&cluster, promoted, &format!("CLUSTER FORGET {}", cluster.node_id(died))).await;
+    let stop = CancellationToken::new();
+    let outcome = Repairer::new(&deployment, &survey, &stop).carry_out(action).await;
+    let error = outcome.expect_err("its primary cannot have passed on what clears the marks");
+    assert!(error.to_string().contains("one of its replicas has kept them"), "{error}");
 }

@@ -8,10 +8,10 @@ use whimbrel_core::units::{format_bytes, format_count, format_count_of};
 use whimbrel_engine::error::Result;
 
 use crate::exit::Exit;
-use crate::paths::state_dir;
 use crate::settings::args::{Beforehand, FrontAt, FrontCommand};
 use crate::ui::confirm::confirm;
 use crate::ui::errors;
+use whimbrel_control::private::state_dir;
 
 /// Asks the front that runs, and shows what it answers.
 pub async fn run(command: &FrontCommand, stop: &CancellationToken) -> Exit {

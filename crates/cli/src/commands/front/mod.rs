@@ -16,9 +16,9 @@ use whimbrel_front::server::Front;
 use self::job::FrontJob;
 use self::options::{files_each, note_fewer_clients, options, refuse_open};
 use crate::exit::Exit;
-use crate::paths::state_dir;
 use crate::settings::args::FrontArgs;
 use crate::ui::errors;
+use whimbrel_control::private::state_dir;
 
 /// `whimbrel front`.
 pub async fn run(args: &FrontArgs, stop: CancellationToken) -> Exit {

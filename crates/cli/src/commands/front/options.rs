@@ -9,7 +9,7 @@ use whimbrel_engine::tls::Acceptor;
 use whimbrel_front::server::{FrontOptions, connections_each};
 
 use crate::settings::args::FrontArgs;
-use crate::settings::files::make_room;
+use whimbrel_control::open_files::make_room;
 
 /// Refuses to make a server without a password public, unless that is wanted or clients have to show
 /// certificates.

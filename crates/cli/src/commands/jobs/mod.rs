@@ -34,7 +34,7 @@ pub async fn run(args: &JobsArgs, stop: CancellationToken) -> Exit {
 }
 
 async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
-    let folder = crate::paths::state_dir(args.state_dir.as_deref())?;
+    let folder = whimbrel_control::private::state_dir(args.state_dir.as_deref())?;
     let jobs = Jobs::of(&folder, again::arguments);
     let (named, as_json) = (args.state_dir.as_deref(), args.json);
     match args.command.as_ref().unwrap_or(&JobsCommand::List) {

@@ -27,10 +27,10 @@ use self::report::{exit_of, show_reports};
 use self::settings::settings;
 use crate::commands::cluster;
 use crate::exit::Exit;
-use crate::paths::state_dir;
 use crate::settings::args::{Balanced, ClusterArgs, DrainArgs, MovingArgs, RebalanceArgs, ReshardArgs, Show};
 use crate::ui::confirm::confirm;
 use crate::ui::errors;
+use whimbrel_control::private::state_dir;
 use whimbrel_terminal::question::Question;
 
 /// `whimbrel reshard`.

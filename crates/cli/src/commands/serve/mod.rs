@@ -20,9 +20,9 @@ use whimbrel_fleet::protocol::MEMBERS_MAX;
 use crate::commands::exposing::expose;
 use crate::commands::{cluster, reshard};
 use crate::exit::Exit;
-use crate::paths;
 use crate::settings::args::ServeArgs;
-use crate::settings::files::make_room;
+use whimbrel_control::open_files::make_room;
+use whimbrel_control::private::state_dir;
 
 /// Files for connections to servers, journals and etcd.
 const SERVER_FILES: u64 = 256;
@@ -57,7 +57,7 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
     }
     fit_files(args, &mut options)?;
     let has_password = options.password.is_some();
-    let state_dir = paths::state_dir(args.moving.state_dir.as_deref())?;
+    let state_dir = state_dir(args.moving.state_dir.as_deref())?;
     let voice = Voice { as_json: args.moving.show.json };
     let mut log = Log::new(move |text, json| voice.say(text, json));
     let mover = match args.at.cluster.as_str() {

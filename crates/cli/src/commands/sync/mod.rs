@@ -31,11 +31,11 @@ use crate::commands::jobs::again;
 use crate::commands::losses;
 use crate::commands::words;
 use crate::exit::Exit;
-use crate::paths::state_dir;
 use crate::settings::args::{FeedChoice, SyncArgs};
 use crate::settings::endpoints::psync_names;
 use crate::ui::confirm::confirm;
 use crate::ui::display::{eta, paused};
+use whimbrel_control::private::state_dir;
 use whimbrel_terminal::progress::{Display, Form, Lines, Speed, SpeedNow};
 use whimbrel_terminal::row::{Cell, cell};
 

@@ -2,11 +2,12 @@
 
 use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::geteuid;
 use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_engine::remedy::Remedy;
 
 /// Others may write.
 const WRITABLE: u32 = 0o022;
@@ -19,31 +20,52 @@ pub fn keep_files_private() {
     umask(Mode::from_bits_truncate(SHARED));
 }
 
+/// Where journals are: the folder that was named, or the user's own for such things.
+///
+/// # Errors
+/// `Own` where none is named and there is no home; `Options` for one that others can write to.
+pub fn state_dir(named: Option<&Path>) -> Result<PathBuf> {
+    let folder = named.map_or_else(default_state_dir, |folder| Ok(folder.to_owned()))?;
+    check_folder(&folder, named.is_none())?;
+    Ok(folder)
+}
+
+fn default_state_dir() -> Result<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    variable("XDG_STATE_HOME")
+        .or_else(|| variable("HOME").map(|home| home.join(".local/state")))
+        .map(|base| base.join("whimbrel"))
+        .ok_or_else(|| {
+            Error::own("find the state folder", "neither XDG_STATE_HOME nor HOME is set")
+                .with_remedy(Remedy::ChooseStateDir(""))
+        })
+}
+
 /// Refuses a state folder that others have made, or can write to: what is in it are orders to whimbrel. That
 /// which nobody named is closed to others where an older version left it open.
 ///
 /// # Errors
 /// `Options` for such a folder; `Own` where it cannot be closed.
-pub fn check_folder(folder: &Path, is_default: bool) -> Result<()> {
+fn check_folder(folder: &Path, is_default: bool) -> Result<()> {
     // One that is not there will be made, for nobody else.
     let Ok(about) = folder.symlink_metadata() else { return Ok(()) };
-    let refused = |what: &str, remedy: &str| {
+    let refused = |what: &str, first: &'static str| {
         let what = format!("the state folder {} {what}", folder.display());
-        Err(Error::options(Side::Own, "use the state folder", what).with_remedy(remedy.to_owned()))
+        let error = Error::options(Side::Own, "use the state folder", what);
+        Err(error.with_remedy(Remedy::ChooseStateDir(first)))
     };
     if about.is_symlink() {
-        return refused("is a symbolic link", "name the folder that it leads to with --state-dir");
+        return refused("is a symbolic link", "");
     }
     if about.uid() != geteuid().as_raw() {
-        return refused("belongs to another user", "name a folder of your own with --state-dir");
+        return refused("belongs to another user", "");
     }
     if is_default && about.mode() & SHARED != 0 {
         return std::fs::set_permissions(folder, Permissions::from_mode(0o700))
             .map_err(|e| Error::own(format!("close {} to others", folder.display()), e));
     }
     if about.mode() & WRITABLE != 0 {
-        let remedy = format!("chmod 700 {}, or name another folder with --state-dir", folder.display());
-        return refused("can be written to by other users", &remedy);
+        return refused("can be written to by other users", "close it to them with chmod 700");
     }
     Ok(())
 }
