@@ -43,9 +43,10 @@ pub fn lay_out(cluster: &Cluster, slots: &[Ranges]) -> Result<()> {
             let view = View::of(node)?;
             if !view.ranges.is_empty() {
                 let mut command = redis::cmd("CLUSTER");
-                command.arg("DELSLOTSRANGE");
-                for range in &view.ranges {
-                    command.arg(range.start()).arg(range.end());
+                // Ranges are Redis 7.0 and later.
+                command.arg("DELSLOTS");
+                for slot in view.ranges.iter().cloned().flatten() {
+                    command.arg(slot);
                 }
                 command.exec(&mut node.connection()).context("forgetting slots")?;
                 forgotten += 1;
@@ -59,9 +60,9 @@ pub fn lay_out(cluster: &Cluster, slots: &[Ranges]) -> Result<()> {
     }
     for (node, ranges) in cluster.primaries().iter().zip(slots).filter(|(_, ranges)| !ranges.is_empty()) {
         let mut command = redis::cmd("CLUSTER");
-        command.arg("ADDSLOTSRANGE");
-        for range in ranges {
-            command.arg(range.start()).arg(range.end());
+        command.arg("ADDSLOTS");
+        for slot in ranges.iter().cloned().flatten() {
+            command.arg(slot);
         }
         command.exec(&mut node.connection()).context("adding slots")?;
     }

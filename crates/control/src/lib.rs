@@ -17,6 +17,7 @@
 //! - [`strangers`]: what others do with the nodes of a cluster;
 //! - [`open_files`]: connections for which there are places;
 //! - [`private`]: where files are, and that they are nobody else's;
+//! - [`cutovers`]: what came of a cutover, in words;
 //! - [`canary`]: a client of our own that notes what the users' clients meet;
 //! - [`report`]: what a job came to;
 //! - [`options`]: how keys move;
@@ -27,6 +28,7 @@
 
 pub mod canary;
 pub mod clock;
+pub mod cutovers;
 pub mod daemon;
 pub mod described;
 mod executor;

@@ -13,6 +13,7 @@
 //! - [`node`]: names of cluster nodes;
 //! - [`plan`]: which slots move where;
 //! - [`repair`]: what to do about a cluster in which something is wrong;
+//! - [`schedule`]: when something is due that was ordered for later;
 //! - [`topology`]: the slot table, its ranges, and what changed when it changed;
 //! - [`units`]: sizes, durations and counts as people type and read them.
 
@@ -23,6 +24,7 @@ pub mod migration;
 pub mod node;
 pub mod plan;
 pub mod repair;
+pub mod schedule;
 pub mod select;
 pub mod slot;
 pub mod topology;

@@ -1,5 +1,6 @@
 //! What may be in flight at once, and how fast.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, timeout_at};
+use whimbrel_core::units::{format_bytes, format_count_of};
 
 /// Granularity of the memory budget.
 const UNIT_BYTES: u64 = 1 << 10;
@@ -140,6 +142,17 @@ pub struct RatesNow {
     /// Whether no keys move until somebody says so.
     #[serde(default)]
     pub paused: bool,
+}
+
+/// In words: `1,000 keys a second, 1.0 MiB a second; paused`.
+impl fmt::Display for RatesNow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let keys = self.rate_keys.map(|rate| format!("{} a second", format_count_of(rate, "key")));
+        let bytes = self.rate_bytes.map(|rate| format!("{} a second", format_bytes(rate)));
+        let bounds: Vec<String> = keys.into_iter().chain(bytes).collect();
+        let bounds = if bounds.is_empty() { "no rate is set".to_owned() } else { bounds.join(", ") };
+        write!(f, "{bounds}{}", if self.paused { "; paused" } else { "" })
+    }
 }
 
 impl Default for Rates {

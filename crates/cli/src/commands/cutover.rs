@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
+use whimbrel_control::cutovers::{compared, last};
 use whimbrel_control::fronts::{self, Named};
-use whimbrel_control::steering::{Answer, Call, Request, Standing};
+use whimbrel_control::service;
+use whimbrel_control::steering::{Answer, Call, Request, Scheduled, Standing};
 use whimbrel_control::store::{Status, Store};
 use whimbrel_core::units::{format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::error::{Error, Result, Side};
@@ -32,8 +34,8 @@ const COMPARED_WITHIN: Duration = Duration::from_secs(7 * 24 * 3600);
 /// How often it is said at least how far the cutover is.
 const SAID_EVERY: Duration = Duration::from_secs(5);
 
-/// Clients that are named in one line.
-const CLIENTS_SHOWN: usize = 5;
+/// The phase of a sync that can be cut over.
+const FOLLOWING: &str = "following";
 
 /// Runs the command.
 pub async fn run(args: &CutoverArgs, stop: CancellationToken) -> Exit {
@@ -45,7 +47,7 @@ pub async fn run(args: &CutoverArgs, stop: CancellationToken) -> Exit {
             }
             exit
         }
-        Ok(Asked::NotAgreed(exit)) => exit,
+        Ok(Asked::Over(exit)) => exit,
         Err(e) => errors::end_of(&e, args.json),
     }
 }
@@ -61,13 +63,17 @@ struct Sides {
 /// What came of asking the user, and then the sync.
 enum Asked {
     Answered(Box<Answer>, Sides),
-    NotAgreed(Exit),
+    /// Nothing is done now.
+    Over(Exit),
 }
 
 async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
     let folder = state_dir(args.state_dir.as_deref())?;
     let store = Store::new(&folder);
     let sync = store.running_sync(args.job.as_deref().unwrap_or_default())?;
+    if args.later.withdraw {
+        return order(args, &store, &sync, None).await.map(Asked::Over);
+    }
     let (source, target) = (format!("the source ({})", sync.source), format!("the target ({})", sync.target));
     let options = CutoverOptions {
         max_pause_ms: args.max_pause,
@@ -98,23 +104,36 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
     if !args.json {
         eprintln!("sync     {}", sync.id);
     }
-    let question = question(args, &source, &target);
+    let when = args.later.when();
+    let question = match when.is_later() {
+        true => {
+            Question::new(format!("Have {target} take over from {source} {}?", when.in_words(args.max_pause)))
+        }
+        false => question(args, &source, &target),
+    };
     let decision = confirm(&question, args.ask.yes || args.dry_run, false, args.json, stop).await?;
     if let Some(exit) = decision.end(Exit::Success) {
-        return Ok(Asked::NotAgreed(exit));
+        return Ok(Asked::Over(exit));
+    }
+    // What would be refused then is refused now, if the sync has come so far that it can be tried.
+    let is_tried = when.is_later() && sync.phase == FOLLOWING;
+    let options = CutoverOptions { dry_run: options.dry_run || is_tried, ..options };
+    if when.is_later() && !is_tried {
+        let scheduled = Scheduled { when, options };
+        return order(args, &store, &sync, Some(scheduled)).await.map(Asked::Over);
     }
     let within = match is_external(args) {
         true => COMPARED_WITHIN + Duration::from_millis(args.wait_for_quiet),
         false => ANSWER_WITHIN + Duration::from_millis(args.max_pause),
     };
     let socket = store.socket(&sync.id);
-    let call = Call { socket: &socket, request: Request::Cutover(options), within };
+    let call = Call { socket: &socket, request: Request::Cutover(options.clone()), within };
     let mut signals = Signals { args, source: &source, before: None, said: Instant::now() };
     // Writers may be held already when the user would rather not; then it is too late, and what came of it
     // has to be known.
     let answer = call
         .make(stop, |standing| {
-            if is_external(args) && !args.dry_run {
+            if is_external(args) && !args.dry_run && !is_tried {
                 signals.hear(standing);
             }
         })
@@ -126,8 +145,31 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
                     the servers let them go by themselves, after --max-pause at the latest",
             ),
         })?;
+    if is_tried && answer.outcome.is_ok() {
+        let scheduled = Scheduled { when, options: CutoverOptions { dry_run: false, ..options } };
+        return order(args, &store, &sync, Some(scheduled)).await.map(Asked::Over);
+    }
     let runs_on = store.running_sync(&sync.id).is_ok();
     Ok(Asked::Answered(Box::new(answer), Sides { source, target, runs_on }))
+}
+
+/// Orders a cutover for later, or takes that back.
+async fn order(args: &CutoverArgs, store: &Store, sync: &Status, what: Option<Scheduled>) -> Result<Exit> {
+    let (id, when) = (&sync.id, what.as_ref().map(|it| it.when));
+    let verb = if what.is_some() { "schedule the cutover of" } else { "take back the cutover of" };
+    service::ask(store, id, Request::Schedule(what), verb).await?;
+    match (args.json, when) {
+        (true, _) => {
+            let event = if when.is_some() { "scheduled" } else { "withdrawn" };
+            say!("{}", json!({"event": event, "job": id, "when": when}));
+        }
+        (false, Some(when)) => {
+            say!("ordered  {id} cuts over {}", when.in_words(args.max_pause));
+            say!("         whimbrel cutover --withdraw takes that back; jobs show says how it stands");
+        }
+        (false, None) => say!("withdrawn: no cutover of {id} is ordered"),
+    }
+    Ok(Exit::Success)
 }
 
 /// Where the front takes requests that clients go through.
@@ -188,31 +230,6 @@ impl Signals<'_> {
             _ => {}
         }
     }
-}
-
-/// Who wrote last and which keys, as far as it is known.
-fn last(external: &serde_json::Value) -> String {
-    let clients: Vec<String> =
-        external["clients"].as_array().into_iter().flatten().take(CLIENTS_SHOWN).map(client).collect();
-    let keys = external["keys"].as_array().into_iter().flatten().filter_map(|key| key.as_str());
-    let keys: Vec<&str> = keys.collect();
-    let mut text = String::new();
-    if !clients.is_empty() {
-        text.push_str(&format!("; last by {}", clients.join(", ")));
-    }
-    if !keys.is_empty() {
-        text.push_str(&format!("; keys {}", keys.join(", ")));
-    }
-    text
-}
-
-fn client(client: &serde_json::Value) -> String {
-    let field = |name: &str| client[name].as_str().unwrap_or_default();
-    let mut text = format!("{} ({}", field("address"), field("command"));
-    for name in ["name", "user"].into_iter().filter(|name| !field(name).is_empty()) {
-        text.push_str(&format!(", {name} {}", field(name)));
-    }
-    text + ")"
 }
 
 fn is_external(args: &CutoverArgs) -> bool {
@@ -391,23 +408,6 @@ fn show_front(args: &CutoverArgs, report: &serde_json::Value, sides: &Sides, exi
         say!("         whimbrel cutover --fence front --back returns to it");
     }
     exit
-}
-
-/// How much was compared, and what that is worth.
-fn compared(report: &serde_json::Value) -> String {
-    let number = |name: &str| format_count(report[name].as_u64().unwrap_or(0));
-    match report["finds_one_percent"].as_f64() {
-        Some(chance) => format!(
-            "compared {} of {} keys in full: such a sample finds a difference in 1 % of the keys with {:.0} \
-                % probability",
-            number("compared"),
-            number("keys"),
-            chance * 100.0
-        ),
-        None => {
-            format!("compared {} in full", format_count_of(report["compared"].as_u64().unwrap_or(0), "key"))
-        }
-    }
 }
 
 fn fenced(args: &CutoverArgs, Sides { source, target, .. }: &Sides) -> String {

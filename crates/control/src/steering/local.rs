@@ -1,5 +1,6 @@
 //! What others see of a copy, a verification or a sync that this process runs, and what they can ask of it.
 
+use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,6 +17,7 @@ use whimbrel_flow::sync::{Ask, CutoverOptions};
 
 use super::attended::{Attended, How};
 use super::protocol::{Refusal, Request, Standing, Steered, Why};
+use super::schedule::Schedule;
 use crate::clock::now_s;
 use crate::hooks::JobHooks;
 use crate::store::{Kind, Status, Store};
@@ -33,6 +35,9 @@ pub struct LocalJob {
     rates: Rates,
     /// Where cutovers are asked for, of one that can be cut over.
     cutovers: Option<(mpsc::Sender<Ask>, Worded)>,
+    /// A cutover that was ordered for later, and where that is written down.
+    schedule: Schedule,
+    kept: Option<(Store, String)>,
     hooks: Option<Arc<JobHooks>>,
 }
 
@@ -50,7 +55,16 @@ impl LocalJob {
         look: impl Fn() -> Standing + Send + Sync + 'static,
     ) -> LocalJob {
         let is_cancelled = AtomicBool::new(false);
-        LocalJob { look: Box::new(look), stop, rates, is_cancelled, cutovers: None, hooks: None }
+        LocalJob {
+            look: Box::new(look),
+            stop,
+            rates,
+            is_cancelled,
+            cutovers: None,
+            schedule: Schedule::default(),
+            kept: None,
+            hooks: None,
+        }
     }
 
     /// That is run at its events.
@@ -63,6 +77,14 @@ impl LocalJob {
     #[must_use]
     pub fn with_cutovers(self, cutovers: mpsc::Sender<Ask>, worded: Worded) -> LocalJob {
         LocalJob { cutovers: Some((cutovers, worded)), ..self }
+    }
+
+    /// Cutovers of it can be ordered for later, which is written down there, under this name. A job that is
+    /// resumed goes on with what was ordered before.
+    #[must_use]
+    pub fn with_schedule(self, store: &Store, id: &str, is_resumed: bool) -> LocalJob {
+        self.schedule.begin(store, id, is_resumed);
+        LocalJob { kept: Some((store.clone(), id.to_owned())), ..self }
     }
 
     /// Whether somebody wants it to end for good.
@@ -95,6 +117,19 @@ impl LocalJob {
     }
 }
 
+impl LocalJob {
+    /// Cuts over when that was ordered.
+    async fn cut_over_later(&self) -> Infallible {
+        match &self.kept {
+            Some((store, id)) => {
+                let cut_over = |options, withdrawn| self.cut_over(options, withdrawn);
+                self.schedule.carry_out((store, id), || self.standing(), cut_over).await
+            }
+            None => std::future::pending().await,
+        }
+    }
+}
+
 /// Does what changes nothing but how fast keys move; `None` for other requests.
 pub(crate) fn steer(rates: &Rates, request: Request) -> Option<Value> {
     match request {
@@ -120,6 +155,7 @@ impl Steered for LocalJob {
     async fn standing(&self) -> Standing {
         let mut standing = (self.look)();
         standing.job.rates = self.rates.now();
+        standing.job.scheduled = self.schedule.get().map(|it| it.when.in_words(it.options.max_pause_ms));
         standing
     }
 
@@ -139,6 +175,15 @@ impl Steered for LocalJob {
                 Ok(Value::Null)
             }
             Request::Cutover(options) => self.cut_over(options, withdrawn).await,
+            Request::Schedule(scheduled) => {
+                let Some((store, id)) = &self.kept else {
+                    return Err(Refusal::unsupported("only a sync can be cut over"));
+                };
+                self.schedule.order(store, id, scheduled)?;
+                // Should this process die now, others see it all the same.
+                store.publish(&self.standing().await.job);
+                Ok(Value::Null)
+            }
             other => steer(&self.rates, other).ok_or_else(|| {
                 Refusal::unsupported(
                     "this job can be paused, resumed, set and cancelled, and a sync be cut over",
@@ -216,7 +261,10 @@ pub async fn attended<T, R: Serialize>(
 ) -> Result<Attendance<T>> {
     let (job, store) = (Arc::new(job), Store::new(folder));
     let attended = Attended::begin(&store, job.clone()).await?;
-    let outcome = work.await;
+    let outcome = tokio::select! {
+        outcome = work => outcome,
+        never = job.cut_over_later() => match never {},
+    };
     let is_cancelled = job.is_cancelled();
     let name = job.standing().await.job.id;
     if let Ok(done) = &outcome {

@@ -23,6 +23,7 @@ mod attended;
 mod client;
 mod local;
 mod protocol;
+mod schedule;
 mod server;
 mod view;
 
@@ -30,6 +31,6 @@ pub use self::attended::{Attended, How};
 pub use self::client::{Call, standing};
 pub(crate) use self::local::steer;
 pub use self::local::{Attendance, Came, LocalJob, Worded, attended, beginning, beginning_at};
-pub use self::protocol::{Answer, Refusal, Request, Standing, Steered, Why};
+pub use self::protocol::{Answer, Refusal, Request, Scheduled, Standing, Steered, Why};
 pub use self::server::{Socket, SocketFile};
 pub use self::view::View;

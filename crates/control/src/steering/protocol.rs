@@ -9,6 +9,7 @@ use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+use whimbrel_core::schedule::When;
 use whimbrel_flow::budget::RateChange;
 use whimbrel_flow::sync::{CutoverOptions, FrontOrder};
 
@@ -37,6 +38,8 @@ pub enum Request {
     Cancel,
     /// Have the target take over.
     Cutover(CutoverOptions),
+    /// Have it take over later, in the place of what was ordered before; `None` takes that back.
+    Schedule(Option<Scheduled>),
     /// Begin to move keys.
     Start,
     /// Move no more keys in the background. Clients are served, and changes followed, as before.
@@ -51,6 +54,15 @@ pub enum Request {
     Finish,
     /// Hold clients for a cutover, and what comes after that.
     Front(FrontOrder),
+}
+
+/// A cutover, and when it is due.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Scheduled {
+    /// When.
+    pub when: When,
+    /// What is done then.
+    pub options: CutoverOptions,
 }
 
 /// How a job stands.

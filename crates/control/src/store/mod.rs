@@ -6,6 +6,7 @@
 //!   for 30 days, and at most 1,000 of them;
 //! - `ID.events`: what happened to it and when, see [`Event`]; kept as long as the above;
 //! - `ID.report`: what came of it, likewise;
+//! - `ID.schedule`: a cutover that was ordered for later, see [`crate::steering::Scheduled`];
 //! - `ID.socket`: where the process that runs it takes requests, see [`crate::steering`];
 //! - `ID.job`: for one that moves slots its journal, a redb file. The process that runs the job has it open,
 //!   and locked. Other kinds have theirs in the state folder, see `whimbrel_flow::journal`.
@@ -24,7 +25,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::remedy::Remedy;
-use whimbrel_flow::journal::{self, Documents, OpenError, RedbDocuments, write_whole};
+use whimbrel_flow::journal::{self, Documents, OpenError, RedbDocuments, write_durably, write_whole};
 
 pub use self::status::{CUT_OVER, Entry, Kind, Status};
 pub use self::trace::{Event, HookEnd, What};
@@ -240,7 +241,8 @@ impl Store {
             // Not every job has one.
             let _ = std::fs::rename(self.path(&status.id, ending), self.path(&name, ending));
         }
-        self.publish(&Status { id: name.clone(), ..status.clone() });
+        let _ = self.keep_schedule(&status.id, None::<&()>);
+        self.publish(&Status { id: name.clone(), scheduled: None, ..status.clone() });
         self.prune();
         name
     }
@@ -257,6 +259,33 @@ impl Store {
         serde_json::from_str(&std::fs::read_to_string(self.path(id, "report")).ok()?).ok()
     }
 
+    /// Writes down a cutover that was ordered for later; `None` where none is, or no more.
+    ///
+    /// # Errors
+    /// Whatever the file system reports.
+    pub(crate) fn keep_schedule(&self, id: &str, scheduled: Option<&impl Serialize>) -> std::io::Result<()> {
+        let path = self.path(id, "schedule");
+        match scheduled {
+            Some(scheduled) => write_durably(&path, scheduled),
+            None => std::fs::remove_file(path).or_else(|e| match e.kind() {
+                std::io::ErrorKind::NotFound => Ok(()),
+                _ => Err(e),
+            }),
+        }
+    }
+
+    /// A cutover that was ordered for later, if any was.
+    ///
+    /// # Errors
+    /// Whatever the file system reports, and where it cannot be understood.
+    pub(crate) fn schedule<T: DeserializeOwned>(&self, id: &str) -> std::io::Result<Option<T>> {
+        match std::fs::read_to_string(self.path(id, "schedule")) {
+            Ok(text) => Ok(Some(serde_json::from_str(&text)?)),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
     /// What happened to a job, the oldest first; empty where that was not written down.
     pub fn events(&self, id: &str) -> Vec<Event> {
         trace::read(&self.path(id, "events"))
@@ -264,7 +293,7 @@ impl Store {
 
     /// Does not show a job any more; its journal stays.
     pub fn forget(&self, id: &str) {
-        for ending in ["json", "events", "report"] {
+        for ending in ["json", "events", "report", "schedule"] {
             // It may not be there.
             let _ = std::fs::remove_file(self.path(id, ending));
         }
@@ -291,7 +320,7 @@ impl Store {
     /// # Errors
     /// `Own` where a file cannot be removed.
     pub fn remove(&self, id: &str) -> Result<()> {
-        for ending in ["job", "json", "events", "report"] {
+        for ending in ["job", "json", "events", "report", "schedule"] {
             match std::fs::remove_file(self.path(id, ending)) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(self.fail(id, &e)),
                 _ => {}

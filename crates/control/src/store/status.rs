@@ -91,6 +91,9 @@ pub struct Status {
     /// How fast its keys move at most, and whether they do.
     #[serde(default, flatten)]
     pub rates: RatesNow,
+    /// When a cutover is due that was ordered for later, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheduled: Option<String>,
     /// Where it listens, for one that serves clients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listen: Option<String>,

@@ -74,11 +74,44 @@ pub enum What {
         /// The last that it printed.
         output: String,
     },
+    /// A cutover was ordered for later, or that was taken back.
+    Scheduled {
+        /// When, in words; `None` where it was taken back.
+        when: Option<String>,
+    },
+    /// A cutover that was due has not come about.
+    NotCutOver {
+        /// Why, in words.
+        why: String,
+    },
     /// Nothing is left to be done for it.
     Ended {
         /// How it ended.
         phase: String,
     },
+}
+
+/// In words.
+impl fmt::Display for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            What::Begun { by } => write!(f, "begun by {by}"),
+            What::Resumed { by } => write!(f, "resumed by {by}"),
+            What::Phase { phase } => f.write_str(phase),
+            What::Message { message } if message.is_empty() => f.write_str("goes on"),
+            What::Message { message } => f.write_str(message),
+            What::Progress { percent } => write!(f, "{percent} % of its keys"),
+            What::Steered { rates } => write!(f, "{rates}"),
+            What::Hook { hook, end, output } => {
+                write!(f, "the hook of {hook} {end}")?;
+                output.lines().try_for_each(|line| write!(f, "\n    {line}"))
+            }
+            What::Scheduled { when: Some(when) } => write!(f, "a cutover is ordered: {when}"),
+            What::Scheduled { when: None } => f.write_str("no cutover is ordered any more"),
+            What::NotCutOver { why } => write!(f, "not cut over: {why}"),
+            What::Ended { phase } => write!(f, "ended: {phase}"),
+        }
+    }
 }
 
 /// How a hook ended.

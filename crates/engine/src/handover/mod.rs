@@ -453,7 +453,8 @@ impl Handover {
 }
 
 /// How long the target's replicas may lag before slots are marked.
-const REPLICAS_MAX: Duration = Duration::from_secs(10);
+/// On a busy machine one round over thousands of slots takes seconds, and one may be refused each time.
+const REPLICAS_MAX: Duration = Duration::from_secs(30);
 
 /// How often marking is tried meanwhile.
 const REPLICAS_POLL: Duration = Duration::from_millis(100);

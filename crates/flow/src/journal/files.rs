@@ -15,6 +15,14 @@ pub fn write_whole(path: &Path, content: &impl Serialize) -> std::io::Result<()>
     replace(path, &serde_json::to_string(content)?, false)
 }
 
+/// Likewise; it is on disk when this returns.
+///
+/// # Errors
+/// Likewise.
+pub fn write_durably(path: &Path, content: &impl Serialize) -> std::io::Result<()> {
+    replace(path, &serde_json::to_string(content)?, true)
+}
+
 /// Puts a text into the place of a file, as a whole. Where it is to be `durable`, it is on disk when this
 /// returns.
 pub(super) fn replace(path: &Path, text: &str, durable: bool) -> std::io::Result<()> {

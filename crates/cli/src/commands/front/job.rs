@@ -72,7 +72,7 @@ impl Steered for FrontJob {
                 let stand = stand.map(|stand| serde_json::to_value(&stand).unwrap_or_default());
                 return stand.map_err(|e| Refusal { why: why(&e), text: whole(&e) });
             }
-            Request::Cancel | Request::Cutover(_) => {
+            Request::Cancel | Request::Cutover(_) | Request::Schedule(_) => {
                 let text = "a front is not cancelled or cut over: whimbrel front reverse has the keys move \
                     back, whimbrel front finish ends it";
                 return Err(Refusal::unsupported(text));

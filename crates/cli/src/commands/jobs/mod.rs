@@ -20,7 +20,7 @@ use whimbrel_flow::budget::{RateChange, RatesNow};
 use whimbrel_terminal::screen::Screen;
 use whimbrel_terminal::table::{Table, number, text};
 
-use self::words::{between, rates_in_words};
+use self::words::between;
 use crate::commands::reshard::run_begun;
 use crate::exit::Exit;
 use crate::settings::args::{JobAccess, JobsArgs, JobsCommand, RateSetting, Show};
@@ -251,7 +251,10 @@ fn show(seen: &Seen, folder: Option<&Path>, as_json: bool) {
         say!("keys     {done} of {all} are {what}: {percent} %");
     }
     if status.rates != RatesNow::default() {
-        say!("rates    {}", rates_in_words(status.rates));
+        say!("rates    {}", status.rates);
+    }
+    if let Some(when) = &status.scheduled {
+        say!("cutover  {when}; whimbrel cutover --withdraw takes that back");
     }
     if seen.entry.is_interrupted() {
         match again::command(status, folder) {
@@ -289,7 +292,7 @@ async fn steer(jobs: &Jobs, entry: &Entry, request: Request, as_json: bool) -> R
     if as_json {
         say!("{}", json!({"event": event, "job": id, "rates": now}));
     } else if event == "set" {
-        say!("job {id}: {}", rates_in_words(now));
+        say!("job {id}: {now}");
     } else {
         say!("job {id} is {event}");
     }

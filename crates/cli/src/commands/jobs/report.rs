@@ -11,7 +11,7 @@ use whimbrel_core::units::{format_duration_ms, format_time};
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_terminal::page::{self, Page};
 
-use super::words::{between, rates_in_words};
+use super::words::between;
 use crate::exit::Exit;
 
 /// How often it is looked for more events.
@@ -40,7 +40,7 @@ pub async fn events(
         for event in &events[seen.map_or(0, |seen| seen + 1)..] {
             match as_json {
                 true => say!("{}", json!(event)),
-                false => say!("{}  {}", format_time(event.at_s), words(&event.what)),
+                false => say!("{}  {}", format_time(event.at_s), event.what),
             }
         }
         last = events.pop();
@@ -50,24 +50,6 @@ pub async fn events(
         if stop.run_until_cancelled(tokio::time::sleep(LOOK_PERIOD)).await.is_none() {
             return Ok(Exit::Stopped);
         }
-    }
-}
-
-fn words(what: &What) -> String {
-    match what {
-        What::Begun { by } => format!("begun by {by}"),
-        What::Resumed { by } => format!("resumed by {by}"),
-        What::Phase { phase } => phase.clone(),
-        What::Message { message } if message.is_empty() => "goes on".to_owned(),
-        What::Message { message } => message.clone(),
-        What::Progress { percent } => format!("{percent} % of its keys"),
-        What::Steered { rates } => rates_in_words(*rates),
-        What::Hook { hook, end, output } if output.is_empty() => format!("the hook of {hook} {end}"),
-        What::Hook { hook, end, output } => {
-            let lines = output.lines().map(|line| format!("\n    {line}"));
-            format!("the hook of {hook} {end}{}", lines.collect::<String>())
-        }
-        What::Ended { phase } => format!("ended: {phase}"),
     }
 }
 
@@ -139,7 +121,7 @@ fn page_of(document: &Value) -> String {
         events: events
             .iter()
             .filter(|event| !matches!(event.what, What::Progress { .. }))
-            .map(|event| (format_time(event.at_s), words(&event.what)))
+            .map(|event| (format_time(event.at_s), event.what.to_string()))
             .collect(),
     };
     page::of(&page, document, &document["report"])

@@ -282,6 +282,7 @@ async fn attended(
     let options = SyncOptions { hooks: at_cutovers, ..options };
     let job = LocalJob::new(stop.clone(), rates.clone(), move || running.standing(&begun_with))
         .with_cutovers(asks, words::refusal)
+        .with_schedule(&store, name, is_resumed)
         .with_hooks(hooks);
     let work = async {
         let display = display(args.show.form(), status.clone(), rates);

@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 use super::cluster::ClusterArgs;
 use super::shared::{Beforehand, HookArgs, Limits, Names, Resuming, Show, Sides};
 use super::values::{parse_bytes, parse_ms, parse_pause, parse_quiet};
+use whimbrel_core::schedule::{When, Window, parse_time};
 
 /// How changes are learnt of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -210,6 +211,7 @@ Examples:
   whimbrel cutover --fence external --quiet-for 10s   you stop the writers yourself
   whimbrel cutover --fence front                      clients go through whimbrel front
   whimbrel cutover sync-3f2a --fence pause --fence-for 30s
+  whimbrel cutover --fence acl --between 01:00-05:00 --when-ready     tonight, by itself
   whimbrel cutover --fence acl --reverse-sync         and later, without losing what was written since:
   whimbrel cutover --fence acl --back
 
@@ -223,7 +225,7 @@ pub struct CutoverArgs {
     pub max_pause: u64,
 
     /// How writers are kept away from the source afterwards
-    #[arg(long, value_enum, required_unless_present = "dry_run")]
+    #[arg(long, value_enum, required_unless_present_any = ["dry_run", "withdraw"])]
     pub fence: Option<FenceChoice>,
 
     /// With --fence front: the front, by the IP:PORT that it listens on, or by its --state-dir where that is
@@ -261,6 +263,9 @@ pub struct CutoverArgs {
     #[arg(long)]
     pub accept_failures: bool,
 
+    #[command(flatten)]
+    pub later: Later,
+
     /// Say what would happen, how long writes would be paused, and which hooks of the sync would be run
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
@@ -275,4 +280,34 @@ pub struct CutoverArgs {
     /// Print the outcome as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// When a cutover is due that is not made at once. The sync makes it, also after it was resumed; one that is
+/// refused is tried again every minute.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Later")]
+pub struct Later {
+    /// Not before this time, which has its offset: 2026-11-26T02:00Z or 2026-11-26T03:00+01:00; an hour after
+    /// it the cutover is given up, unless --between or --when-ready is given
+    #[arg(long, value_name = "TIME", value_parser = parse_time, conflicts_with = "dry_run")]
+    pub at: Option<u64>,
+
+    /// Only at this time of the day, in UTC or with an offset: 01:00-05:00 or 01:00-05:00+01:00
+    #[arg(long, value_name = "FROM-UNTIL", conflicts_with = "dry_run")]
+    pub between: Option<Window>,
+
+    /// Once writes would be paused for at most --max-pause
+    #[arg(long, conflicts_with = "dry_run")]
+    pub when_ready: bool,
+
+    /// Take back a cutover that was ordered for later
+    #[arg(long, conflicts_with_all = ["at", "between", "when_ready", "dry_run"])]
+    pub withdraw: bool,
+}
+
+impl Later {
+    /// When it is due.
+    pub fn when(&self) -> When {
+        When { not_before_s: self.at, window: self.between, when_ready: self.when_ready }
+    }
 }

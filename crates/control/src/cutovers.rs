@@ -1,0 +1,49 @@
+//! What the report of a cutover says, in words.
+
+use serde_json::Value;
+use whimbrel_core::units::{format_count, format_count_of};
+
+/// Clients that are named in one line.
+const CLIENTS_SHOWN: usize = 5;
+
+/// Who wrote last and which keys, as far as it is known.
+pub fn last(external: &Value) -> String {
+    let clients: Vec<String> =
+        external["clients"].as_array().into_iter().flatten().take(CLIENTS_SHOWN).map(client).collect();
+    let keys = external["keys"].as_array().into_iter().flatten().filter_map(|key| key.as_str());
+    let keys: Vec<&str> = keys.collect();
+    let mut text = String::new();
+    if !clients.is_empty() {
+        text.push_str(&format!("; last by {}", clients.join(", ")));
+    }
+    if !keys.is_empty() {
+        text.push_str(&format!("; keys {}", keys.join(", ")));
+    }
+    text
+}
+
+fn client(client: &Value) -> String {
+    let field = |name: &str| client[name].as_str().unwrap_or_default();
+    let mut text = format!("{} ({}", field("address"), field("command"));
+    for name in ["name", "user"].into_iter().filter(|name| !field(name).is_empty()) {
+        text.push_str(&format!(", {name} {}", field(name)));
+    }
+    text + ")"
+}
+
+/// How much was compared, and what that is worth.
+pub fn compared(report: &Value) -> String {
+    let number = |name: &str| format_count(report[name].as_u64().unwrap_or(0));
+    match report["finds_one_percent"].as_f64() {
+        Some(chance) => format!(
+            "compared {} of {} keys in full: such a sample finds a difference in 1 % of the keys with {:.0} \
+                % probability",
+            number("compared"),
+            number("keys"),
+            chance * 100.0
+        ),
+        None => {
+            format!("compared {} in full", format_count_of(report["compared"].as_u64().unwrap_or(0), "key"))
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! A cutover that was ordered for later.
+//!
+//! It is written down in `jobs/ID.schedule` before the order is answered, so a sync that goes on after its
+//! process has died goes on with it. It is gone when the cutover has come about, was taken back, or its time
+//! has passed.
+
+use std::convert::Infallible;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+use whimbrel_core::schedule::Due;
+use whimbrel_flow::sync::{CutoverOptions, SyncPhase};
+
+use super::protocol::{Refusal, Scheduled, Standing, Why};
+use crate::clock::now_s;
+use crate::store::{Store, What};
+
+/// How often it is looked whether it is due.
+const LOOK_PERIOD: Duration = Duration::from_secs(1);
+
+/// How long after a cutover that did not come about it is tried again.
+const TRIED_AGAIN_AFTER: Duration = Duration::from_secs(60);
+
+/// What was ordered for later.
+#[derive(Debug, Default)]
+pub(super) struct Schedule(Mutex<Order>);
+
+#[derive(Debug, Default)]
+struct Order {
+    scheduled: Option<Scheduled>,
+    /// Takes back one that is being tried.
+    withdrawn: CancellationToken,
+}
+
+impl Schedule {
+    /// What was ordered, if anything.
+    pub(super) fn get(&self) -> Option<Scheduled> {
+        self.0.lock().scheduled.clone()
+    }
+
+    fn set(&self, scheduled: Option<Scheduled>) {
+        let mut order = self.0.lock();
+        order.withdrawn.cancel();
+        *order = Order { scheduled, withdrawn: CancellationToken::new() };
+    }
+
+    /// Goes on with what an earlier run of the job was ordered, or begins without it.
+    pub(super) fn begin(&self, store: &Store, id: &str, is_resumed: bool) {
+        let known = match is_resumed {
+            true => store.schedule(id),
+            false => store.keep_schedule(id, None::<&Scheduled>).map(|()| None),
+        };
+        self.set(known.unwrap_or_else(|error| {
+            let why = format!("the order that was written down cannot be read: {error}");
+            store.note(id, What::NotCutOver { why });
+            None
+        }));
+    }
+
+    /// Takes an order, or takes it back, once that is written down.
+    ///
+    /// # Errors
+    /// Where it cannot be.
+    pub(super) fn order(&self, store: &Store, id: &str, scheduled: Option<Scheduled>) -> Result<(), Refusal> {
+        if scheduled.as_ref().is_some_and(|it| it.when.due(now_s(), None, 0) == Due::TooLate) {
+            return Err(Refusal { why: Why::Refused, text: "its time has passed".to_owned() });
+        }
+        store.keep_schedule(id, scheduled.as_ref()).map_err(|error| Refusal {
+            why: Why::Internal,
+            text: format!("the order cannot be written down: {error}"),
+        })?;
+        let words = scheduled.as_ref().map(|it| it.when.in_words(it.options.max_pause_ms));
+        store.note(id, What::Scheduled { when: words });
+        self.set(scheduled);
+        Ok(())
+    }
+
+    /// Has a job `cut_over` when that is due by how it `stands`. What comes of it is an event of the job.
+    pub(super) async fn carry_out(
+        &self,
+        (store, id): (&Store, &str),
+        stands: impl AsyncFn() -> Standing,
+        cut_over: impl AsyncFn(CutoverOptions, CancellationToken) -> Result<Value, Refusal>,
+    ) -> Infallible {
+        let mut tried: Option<Instant> = None;
+        let mut refused = String::new();
+        loop {
+            tokio::time::sleep(LOOK_PERIOD).await;
+            let Some(Scheduled { when, options }) = self.get() else {
+                (tried, refused) = (None, String::new());
+                continue;
+            };
+            let standing = stands().await;
+            let pause_ms = standing.details["status"]["pause_estimate_ms"].as_u64();
+            match when.due(now_s(), pause_ms, options.max_pause_ms) {
+                Due::At(_) | Due::OnceReady => continue,
+                // One that was resumed just now has to see what was written meanwhile, which may take long.
+                Due::Now if standing.job.phase != SyncPhase::Following.to_string() => continue,
+                Due::Now if tried.is_some_and(|tried| tried.elapsed() < TRIED_AGAIN_AFTER) => continue,
+                Due::Now => {}
+                Due::TooLate => {
+                    let why = "its time has passed by more than an hour".to_owned();
+                    store.note(id, What::NotCutOver { why });
+                    if let Err(refusal) = self.order(store, id, None) {
+                        tracing::warn!(
+                            why = refusal.text,
+                            "a cutover whose time has passed stays written down"
+                        );
+                    }
+                    continue;
+                }
+            }
+            tried = Some(Instant::now());
+            let withdrawn = self.0.lock().withdrawn.clone();
+            match cut_over(options, withdrawn).await {
+                // Once is enough: other events would be forgotten over it.
+                Err(Refusal { text, .. }) if text != refused => {
+                    refused.clone_from(&text);
+                    store.note(id, What::NotCutOver { why: text });
+                }
+                _ => {}
+            }
+        }
+    }
+}
