@@ -1,14 +1,15 @@
 //! Makes jobs of planned moves and runs them, each by its method, those with different sources at the same
 //! time.
 
+mod plain;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::migration::{Job, JobId, Phase, Rules};
@@ -18,10 +19,9 @@ use whimbrel_core::slot::{Slot, SlotRange, SlotSet};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::handover::{FenceKind, Handover, HandoverOptions};
-use whimbrel_engine::native::{self, NativeKind, NativeOptions, NativePhase, NativeState, Peer};
+use whimbrel_engine::native::{NativeKind, NativePhase};
 use whimbrel_engine::remedy::Remedy;
 use whimbrel_flow::budget::{RateChange, Rates};
-use whimbrel_flow::legacy::{self, LegacyOptions, LegacyProgress};
 
 use crate::clock::now_s;
 use crate::executor::{NOT_AT_ONCE, process_name};
@@ -31,10 +31,15 @@ use crate::pause::{self, PauseNeed};
 use crate::report::{Ending, JobReport};
 use crate::steering::{Call, Refusal, Request, Socket, SocketFile, Standing, Steered, steer};
 use crate::store::{Journal, Status, Store};
-use crate::strangers;
+
+use self::plain::Ended;
+pub use self::plain::Fallback;
 
 /// How many jobs run at once: each has its own source, and its own connections and buffers.
 pub const PARALLEL_MAX: usize = 8;
+
+/// How long the servers' own migration may not move where nobody says, in milliseconds.
+pub const NATIVE_STALL_MS: u64 = 30_000;
 
 /// How long the process that runs a job may take to answer.
 const ASKED_WITHIN: Duration = Duration::from_secs(20);
@@ -107,6 +112,9 @@ pub struct Settings {
     pub transfer: TransferOptions,
     /// How many keys their batches have at most; what suits the source where it is `None`.
     pub batch_keys: Option<u64>,
+    /// How long the servers' own migration may not move before whimbrel's own method takes its place, in
+    /// milliseconds. `None`: nothing takes its place.
+    pub native_stall_ms: Option<u64>,
 }
 
 /// How the slots of one move are handed over.
@@ -197,6 +205,10 @@ pub struct PlainRecord {
     pub keys: u64,
     /// Whether it was begun: a resumed job looks for what it had started.
     pub begun: bool,
+    /// What takes the place of the servers' own migration where that fails or does not move; `None` where
+    /// nothing does.
+    #[serde(default)]
+    pub fallback: Option<Box<Fallback>>,
 }
 
 mod slots_as_text {
@@ -353,8 +365,10 @@ impl Ready {
             let TransferOptions { rate_keys, rate_bytes, .. } = record.transfer;
             view.progress.rates.change(RateChange { keys: rate_keys, bytes: rate_bytes });
         }
-        let rates = matches!(task, Task::External(_)).then(|| view.progress.rates.clone());
-        let asked = Asked::begin(&journal, rates)?;
+        let asked = Asked::begin(&journal)?;
+        if matches!(task, Task::External(_)) {
+            asked.allow_rates(&view);
+        }
         Ok(Ready { task, view, asked, journal })
     }
 
@@ -371,16 +385,23 @@ struct Asked {
     cancel: CancellationToken,
     closing: CancellationToken,
     file: Arc<SocketFile>,
+    rates: Arc<OnceLock<Rates>>,
 }
 
 impl Asked {
-    /// `rates` are how fast its keys move, where that is ours to say.
-    fn begin(journal: &Journal, rates: Option<Rates>) -> Result<Asked> {
+    fn begin(journal: &Journal) -> Result<Asked> {
         let socket = Socket::bind(&journal.store().socket(journal.id()))?;
         let (cancel, closing, file) = (CancellationToken::new(), CancellationToken::new(), socket.file());
-        let moving = Moving { latest: journal.latest(), rates, cancel: cancel.clone() };
+        let rates: Arc<OnceLock<Rates>> = Arc::default();
+        let moving = Moving { latest: journal.latest(), rates: rates.clone(), cancel: cancel.clone() };
         tokio::spawn(socket.serve(Arc::new(moving), closing.clone()));
-        Ok(Asked { cancel, closing, file })
+        Ok(Asked { cancel, closing, file, rates })
+    }
+
+    /// From now on how fast its keys move is ours to say.
+    fn allow_rates(&self, view: &View) {
+        // It is so from the beginning, or from one moment on.
+        let _ = self.rates.set(view.progress.rates.clone());
     }
 }
 
@@ -394,14 +415,14 @@ impl Drop for Asked {
 /// What a job that moves slots answers.
 struct Moving {
     latest: Arc<Mutex<Status>>,
-    /// How fast its keys move; `None` where the servers move them.
-    rates: Option<Rates>,
+    /// How fast its keys move; empty while the servers move them.
+    rates: Arc<OnceLock<Rates>>,
     cancel: CancellationToken,
 }
 
 impl Steered for Moving {
     async fn standing(&self) -> Standing {
-        let rates = self.rates.as_ref().map(Rates::now).unwrap_or_default();
+        let rates = self.rates.get().map(Rates::now).unwrap_or_default();
         let job = Status { rates, ..self.latest.lock().clone() };
         Standing { job, details: serde_json::Value::Null }
     }
@@ -417,9 +438,9 @@ impl Steered for Moving {
                 Ok(serde_json::Value::Null)
             }
             other => {
-                let steered = self.rates.as_ref().and_then(|rates| steer(rates, other));
+                let steered = self.rates.get().and_then(|rates| steer(rates, other));
                 steered.ok_or_else(|| {
-                    Refusal::unsupported(match self.rates {
+                    Refusal::unsupported(match self.rates.get() {
                         Some(_) => "a move of slots can be paused, resumed, set and cancelled",
                         None => {
                             "the servers move these slots themselves: that can be cancelled, not slowed down"
@@ -477,6 +498,7 @@ pub async fn prepare(
                 Task::External(Box::new(Record { batch_keys, ..record }))
             }
             method => Task::Plain(PlainRecord {
+                fallback: Fallback::of(settings),
                 cluster: cluster.clone(),
                 nodes: nodes.clone(),
                 created_s: now_s(),
@@ -575,14 +597,21 @@ async fn run_queue(
             journal.store().note_resumed(journal.id());
         }
         let report = match task {
-            Task::External(record) => {
-                job::run(*record, &journal, deployment.clone(), &view, asked.cancel.clone()).await
-            }
+            Task::External(record) => go_on(*record, &journal, &deployment, &view, &asked.cancel).await,
             Task::Plain(plain) => {
                 let begun = PlainRecord { begun: true, ..plain.clone() };
                 let kept = view.progress.disk.until_room(|| journal.try_save(&begun, None)).await;
                 kept.map_err(|e| journal.fail(&e))?;
-                Ok(run_plain(&plain, &journal, &deployment, &view, &asked.cancel).await)
+                let started = Instant::now();
+                match plain::run(&plain, &journal, &deployment, &view, &asked.cancel).await {
+                    Ended::Report(report) => Ok(*report),
+                    Ended::FellBack(record) => {
+                        asked.allow_rates(&view);
+                        let report = go_on(*record, &journal, &deployment, &view, &asked.cancel).await;
+                        let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+                        report.map(|report| JobReport { duration_ms, ..report })
+                    }
+                }
             }
         };
         watcher.abort();
@@ -596,100 +625,17 @@ async fn run_queue(
     Ok(reports)
 }
 
-/// Runs a job that needs no state machine of ours.
-async fn run_plain(
-    plain: &PlainRecord,
+/// Runs an external job, or goes on with one; `record` is in the journal.
+async fn go_on(
+    record: Record,
     journal: &Journal,
     deployment: &Arc<Deployment>,
     view: &View,
     cancel: &CancellationToken,
-) -> JobReport {
-    let started = Instant::now();
-    let (id, source, target) = (plain.id.to_string(), plain.source.clone(), plain.target.clone());
-    let mut report = JobReport::not_started(id, source, target, plain.slots.clone(), plain.method.name());
-    journal.publish(&plain.status(NativePhase::Snapshotting, &SlotSet::new(), "", false));
-    let outcome = async {
-        // Since it was taken in somebody may have begun something there.
-        strangers::refuse_jobs(deployment, [&plain.source, &plain.target]).await?;
-        match plain.method {
-            Method::Native(kind) => run_native(plain, kind.kind(), deployment, view, cancel).await,
-            Method::Legacy | Method::External => run_legacy(plain, deployment, view, cancel).await,
-        }
-    }
-    .await;
-    let (phase, message) = match outcome {
-        Ok((moved, keys, cancelled)) => {
-            view.hand_over(&moved, &plain.target);
-            report.slots_handed_over = moved;
-            report.keys = keys;
-            report.ending = if cancelled { Ending::Cancelled } else { Ending::Done };
-            (if cancelled { NativePhase::Cancelled } else { NativePhase::Done }, String::new())
-        }
-        Err(e) => {
-            report.ending = Ending::Failed;
-            report.reason = Some(e.to_string());
-            (NativePhase::Failed, e.to_string())
-        }
-    };
-    report.duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-    journal.publish(&plain.status(phase, &report.slots_handed_over, &message, true));
-    report
-}
-
-/// What came of it: the slots that moved, the keys with them, and whether it was cancelled before its end.
-type Moved = (SlotSet, u64, bool);
-
-async fn run_native(
-    plain: &PlainRecord,
-    kind: NativeKind,
-    deployment: &Deployment,
-    view: &View,
-    cancel: &CancellationToken,
-) -> Result<Moved> {
-    let (source, target) = peers(plain, deployment).await?;
-    let (progress, mut states) = watch::channel(NativeState::default());
-    let options = NativeOptions { adopt: plain.begun, ..NativeOptions::default() };
-    let running = native::run(deployment, kind, &source, &target, &plain.slots, options, &progress, cancel);
-    let showing = async {
-        while states.changed().await.is_ok() {
-            let state = states.borrow_and_update().clone();
-            view.say(&format!("{} {}", state.phase, state.message));
-        }
-        std::future::pending::<()>().await
-    };
-    let report = tokio::select! {
-        report = running => report?,
-        () = showing => return Err(Error::own("watch a native migration", "it ended without an outcome")),
-    };
-    let done = report.phase == NativePhase::Done;
-    Ok((if done { plain.slots.clone() } else { SlotSet::new() }, 0, !done))
-}
-
-async fn peers(plain: &PlainRecord, deployment: &Deployment) -> Result<(Peer, Peer)> {
-    let view = crate::view_of(deployment).await?;
-    let peer = |id: &NodeId| {
-        let node = view.node(id).ok_or_else(|| {
-            Error::own("run a job", format!("node {id} is not part of the cluster any more"))
-        })?;
-        Ok::<_, Error>(Peer { id: id.clone(), address: node.address.clone() })
-    };
-    Ok((peer(&plain.source)?, peer(&plain.target)?))
-}
-
-async fn run_legacy(
-    plain: &PlainRecord,
-    deployment: &Deployment,
-    view: &View,
-    cancel: &CancellationToken,
-) -> Result<Moved> {
-    view.progress.keys_total.store(plain.keys, Ordering::Relaxed);
-    let show = |p: LegacyProgress| {
-        view.progress.keys_handed_over.store(p.keys, Ordering::Relaxed);
-        view.say(&format!("legacy, {} of {} slots, {} keys", p.slots_done, p.slots_total, p.keys));
-    };
-    let options = LegacyOptions::default();
-    let report =
-        legacy::move_slots(deployment, &plain.source, &plain.target, &plain.slots, options, show, cancel)
-            .await?;
-    Ok((report.moved, report.keys, report.cancelled))
+) -> Result<JobReport> {
+    let fell_back = record.fell_back.clone();
+    let report = job::run(record, journal, deployment.clone(), view, cancel.clone()).await?;
+    let notice = fell_back.iter().map(|why| format!("the servers' own migration was left: {why}"));
+    let notices = notice.chain(report.notices).collect();
+    Ok(JobReport { fell_back, notices, ..report })
 }
