@@ -44,6 +44,29 @@ impl Selection {
     }
 }
 
+/// Types that every server has.
+const BUILT_IN: [&str; 6] = ["string", "list", "set", "zset", "hash", "stream"];
+
+/// No key can have a type of this name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("there is no such type: {}, or a module's, of nine characters", BUILT_IN.join(", "))]
+pub struct NoSuchType;
+
+/// Reads the name of a type. Those of the server itself are written as it writes them; a module's name is
+/// kept as it is. Servers find no keys of a type that does not exist, which would look like success.
+///
+/// # Errors
+/// For a name that no type can have.
+pub fn parse_type(text: &str) -> Result<String, NoSuchType> {
+    if let Some(name) = BUILT_IN.into_iter().find(|name| name.eq_ignore_ascii_case(text)) {
+        return Ok(name.to_owned());
+    }
+    // As `RedisModule_CreateDataType` wants it; `vectorset` of Redis 8 is made like this too.
+    let is_of_module =
+        text.len() == 9 && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
+    is_of_module.then(|| text.to_owned()).ok_or(NoSuchType)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -55,7 +55,7 @@ fn a_sync_leaves_it_and_leads_to_it(engine: Engine) {
         let mut sync = job.start(&[]);
         wait_until_following(&mut sync);
         // A server that cannot pause writes alone says so beforehand.
-        let by_pause = job.cutover(&["--fence", "pause", "--dry-run", "--max-pause", "20s"]);
+        let by_pause = job.cutover_under_writers(&["--fence", "pause", "--dry-run", "--max-pause", "20s"]);
         by_pause.expect_code(if from == Engine::Redis60 { REFUSED } else { 0 });
         assert!(writers.wait_for(400, PATIENCE), "the writers were not left in peace");
         let record = writers.stop();

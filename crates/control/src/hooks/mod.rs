@@ -16,6 +16,7 @@ mod event;
 mod run;
 
 use std::collections::BTreeSet;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,6 +44,20 @@ pub struct Hook {
     pub event: HookEvent,
     /// What, as a shell takes it.
     pub command: String,
+}
+
+/// As it is written: `EVENT=COMMAND`.
+impl FromStr for Hook {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Hook, String> {
+        let (event, command) = text.split_once('=').unwrap_or((text, ""));
+        let event = event.trim().parse()?;
+        match command.trim() {
+            "" => Err(format!("say what is to be run: {event}=COMMAND")),
+            command => Ok(Hook { event, command: command.to_owned() }),
+        }
+    }
 }
 
 /// The hooks of a job that this process runs.

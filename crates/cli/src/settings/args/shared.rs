@@ -14,7 +14,8 @@ use whimbrel_flow::journal;
 use whimbrel_terminal::progress::Form;
 
 use super::access::Reach;
-use super::values::{parse_bytes, parse_hook, parse_hook_timeout, parse_ms, parse_small, parse_type};
+use super::values::{parse_bytes, parse_hook_timeout, parse_ms, parse_small};
+use whimbrel_core::select::parse_type;
 
 /// Hooks of one job, at most: a cutover waits for some of them.
 const HOOKS_MAX: usize = 16;
@@ -139,7 +140,7 @@ impl Resuming {
 #[derive(Debug, Args)]
 pub struct HookArgs {
     /// Run a command at an event of the job, by /bin/sh; repeatable. docs/operating/hooks.md lists the events
-    #[arg(long = "on", value_name = "EVENT=COMMAND", value_parser = parse_hook, help_heading = "Hooks")]
+    #[arg(long = "on", value_name = "EVENT=COMMAND", help_heading = "Hooks")]
     pub on: Vec<Hook>,
 
     /// How long each of these commands may take; then it is killed

@@ -1,6 +1,5 @@
 //! Values of options, and what is wrong with those that are none.
 
-use whimbrel_control::hooks::Hook;
 use whimbrel_core::units;
 
 /// Bytes, at least one.
@@ -9,25 +8,6 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
         Ok(0) => Err("it must be more than nothing".to_owned()),
         other => other.map_err(|e| e.to_string()),
     }
-}
-
-/// The types of the server itself are written as it writes them; a module's name is kept as it is. Servers
-/// find no keys of a type that does not exist, which would look like success.
-pub fn parse_type(text: &str) -> Result<String, String> {
-    const BUILT_IN: [&str; 6] = ["string", "list", "set", "zset", "hash", "stream"];
-    if text.is_empty() {
-        return Err("a type has a name".to_owned());
-    }
-    if let Some(name) = BUILT_IN.into_iter().find(|name| name.eq_ignore_ascii_case(text)) {
-        return Ok(name.to_owned());
-    }
-    // As `RedisModule_CreateDataType` wants it; `vectorset` of Redis 8 is made like this too.
-    let is_of_module =
-        text.len() == 9 && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
-    if is_of_module {
-        return Ok(text.to_owned());
-    }
-    Err(format!("there is no such type: {}, or a module's, of nine characters", BUILT_IN.join(", ")))
 }
 
 /// A time, in milliseconds.
@@ -68,16 +48,6 @@ pub fn parse_ttl(text: &str) -> Result<u64, String> {
     match parse_ms(text)? {
         ms if !(1_000..=LONGEST_MS).contains(&ms) => Err("from 1s to 24h".to_owned()),
         ms => Ok(ms),
-    }
-}
-
-/// What is run at an event of a job: `EVENT=COMMAND`.
-pub fn parse_hook(text: &str) -> Result<Hook, String> {
-    let (event, command) = text.split_once('=').unwrap_or((text, ""));
-    let event = event.trim().parse()?;
-    match command.trim() {
-        "" => Err(format!("say what is to be run: {event}=COMMAND")),
-        command => Ok(Hook { event, command: command.to_owned() }),
     }
 }
 
