@@ -2,6 +2,7 @@
 //! time.
 
 mod plain;
+mod settings;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,220 +10,36 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::migration::{Job, JobId, Phase, Rules};
 use whimbrel_core::node::NodeId;
-use whimbrel_core::plan::{BatchLimits, Move, batches};
-use whimbrel_core::slot::{Slot, SlotRange, SlotSet};
+use whimbrel_core::plan::Move;
+use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
-use whimbrel_engine::handover::{FenceKind, Handover, HandoverOptions};
-use whimbrel_engine::native::{NativeKind, NativePhase};
-use whimbrel_engine::remedy::Remedy;
+use whimbrel_engine::native::NativePhase;
 use whimbrel_flow::budget::{RateChange, Rates};
 
 use crate::clock::now_s;
-use crate::executor::{NOT_AT_ONCE, process_name};
 use crate::job::{self, Record, View};
 use crate::options::TransferOptions;
-use crate::pause::{self, PauseNeed};
 use crate::report::{Ending, JobReport};
 use crate::steering::{Call, Refusal, Request, Socket, SocketFile, Standing, Steered, steer};
 use crate::store::{Journal, Status, Store};
 
 use self::plain::Ended;
-pub use self::plain::Fallback;
+pub use self::plain::{Fallback, PlainRecord};
+pub use self::settings::{Cut, Method, NATIVE_STALL_MS, Native, Settings, cut};
 
 /// How many jobs run at once: each has its own source, and its own connections and buffers.
 pub const PARALLEL_MAX: usize = 8;
-
-/// How long the servers' own migration may not move where nobody says, in milliseconds.
-pub const NATIVE_STALL_MS: u64 = 30_000;
 
 /// How long the process that runs a job may take to answer.
 const ASKED_WITHIN: Duration = Duration::from_secs(20);
 
 /// How many addresses are written down with a job.
 const NODES_MAX: usize = 32;
-
-/// By which means slots move.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Method {
-    /// By whimbrel: feed, snapshot, catch-up, fence, takeover.
-    External,
-    /// By the servers' own atomic migration.
-    Native(Native),
-    /// By `SETSLOT` and `MIGRATE`.
-    Legacy,
-}
-
-/// Which of the servers' own migrations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Native {
-    /// `CLUSTER MIGRATESLOTS`.
-    Valkey9,
-    /// `CLUSTER MIGRATION IMPORT`.
-    Redis84,
-}
-
-impl Native {
-    fn kind(self) -> NativeKind {
-        match self {
-            Native::Valkey9 => NativeKind::Valkey9,
-            Native::Redis84 => NativeKind::Redis84,
-        }
-    }
-}
-
-impl From<NativeKind> for Native {
-    fn from(kind: NativeKind) -> Native {
-        match kind {
-            NativeKind::Valkey9 => Native::Valkey9,
-            NativeKind::Redis84 => Native::Redis84,
-        }
-    }
-}
-
-impl Method {
-    /// Its name in flags, reports and journals.
-    pub fn name(self) -> &'static str {
-        match self {
-            Method::External => "external",
-            Method::Native(_) => "native",
-            Method::Legacy => "legacy",
-        }
-    }
-}
-
-/// How jobs are made.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// By which means.
-    pub method: Method,
-    /// What external jobs may do, but for the longest pause.
-    pub rules: Rules,
-    /// How long they may pause writes at once, in milliseconds; what is usual, or what round trips need,
-    /// where it is `None`.
-    pub max_pause_ms: Option<u64>,
-    /// How external jobs move keys.
-    pub transfer: TransferOptions,
-    /// How many keys their batches have at most; what suits the source where it is `None`.
-    pub batch_keys: Option<u64>,
-    /// How long the servers' own migration may not move before whimbrel's own method takes its place, in
-    /// milliseconds. `None`: nothing takes its place.
-    pub native_stall_ms: Option<u64>,
-}
-
-/// How the slots of one move are handed over.
-#[derive(Debug)]
-pub struct Cut {
-    /// How writes are fenced off.
-    pub fence: FenceKind,
-    /// Batches, in their order: one where all slots go at once.
-    pub parts: Vec<SlotSet>,
-    /// What a pause needs.
-    pub need: PauseNeed,
-    /// How long writes may be paused at once, in milliseconds.
-    pub max_pause_ms: u64,
-}
-
-/// How the slots of one move are cut, and what pause that needs.
-///
-/// # Errors
-/// `Unfit` where all slots are to go at once and cannot, and where the longest pause is too short for any
-/// handover. As [`Handover::open`].
-pub async fn cut(
-    deployment: &Deployment,
-    planned: &Move,
-    settings: &Settings,
-    keys_of: impl Fn(Slot) -> u64,
-) -> Result<Cut> {
-    let options = HandoverOptions { process: process_name().to_owned(), begun: false, ..Default::default() };
-    let (source, target) = (planned.source.clone(), planned.target.clone());
-    let mut handover = Handover::open_with(deployment, source, target, options).await?;
-    let fence = handover.fence_kind();
-    let Rules { atomic, verify, .. } = settings.rules;
-    let unfit = |handover: &Handover, what: String, remedy: Remedy| {
-        let at = handover.source_address().to_string();
-        Error::unfit(Side::Source, at, "plan the handover", what).with_remedy(remedy)
-    };
-    let keys_max = settings.batch_keys.unwrap_or(fence.batch_keys_max()).max(1);
-    let limits = BatchLimits { keys_max, slots_max: handover.batch_slots_max() };
-    let mut parts = batches(&planned.slots, &keys_of, limits);
-    if atomic && !planned.slots.is_empty() {
-        parts = vec![planned.slots.clone()];
-    }
-    if let [only] = &parts[..]
-        && handover.should_split(only).await?
-        && let Some(last) = only.iter().last()
-    {
-        if atomic {
-            let remedy = "give the target a slot first, or move the slots in batches";
-            return Err(unfit(&handover, NOT_AT_ONCE.to_owned(), Remedy::Words(remedy.into())));
-        }
-        let last = SlotSet::from_ranges(SlotRange::new(last, last));
-        parts = vec![only.difference(&last), last];
-    }
-    let largest = parts.iter().max_by_key(|part| part.len()).cloned().unwrap_or_default();
-    let keys = largest.iter().map(&keys_of).sum();
-    let longest_ms = settings.max_pause_ms.unwrap_or(pause::USUAL_MS);
-    let need = PauseNeed::measure_for(&mut handover, &largest, keys, verify, atomic, longest_ms).await?;
-    let max_pause_ms = need.longest_ms(settings.max_pause_ms);
-    if let Some((what, remedy)) = need.too_long_for(max_pause_ms) {
-        return Err(unfit(&handover, what, remedy));
-    }
-    Ok(Cut { fence, parts, need, max_pause_ms })
-}
-
-/// A job that is not an external one, as it is written down: nothing but what is to be reached, since the
-/// servers, or the next try, see to the rest.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlainRecord {
-    /// The cluster, as `HOST:PORT`, without credentials.
-    pub cluster: String,
-    /// Addresses of the cluster's primaries when the job was made, for when the one above is gone.
-    #[serde(default)]
-    pub nodes: Vec<String>,
-    /// When the job was made, in seconds since the epoch.
-    pub created_s: u64,
-    /// Its name.
-    pub id: JobId,
-    /// By which means.
-    pub method: Method,
-    /// The node that gives slots away.
-    pub source: NodeId,
-    /// The node that gets them.
-    pub target: NodeId,
-    /// The slots, as ranges.
-    #[serde(with = "slots_as_text")]
-    pub slots: SlotSet,
-    /// How many keys they had when the job was made; 0 where nobody counted.
-    #[serde(default)]
-    pub keys: u64,
-    /// Whether it was begun: a resumed job looks for what it had started.
-    pub begun: bool,
-    /// What takes the place of the servers' own migration where that fails or does not move; `None` where
-    /// nothing does.
-    #[serde(default)]
-    pub fallback: Option<Box<Fallback>>,
-}
-
-mod slots_as_text {
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-    use whimbrel_core::slot::SlotSet;
-
-    pub fn serialize<S: Serializer>(slots: &SlotSet, s: S) -> Result<S::Ok, S::Error> {
-        s.collect_str(slots)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<SlotSet, D::Error> {
-        String::deserialize(d)?.parse().map_err(D::Error::custom)
-    }
-}
 
 /// What a job is, by its method.
 #[derive(Debug, Clone)]
@@ -307,30 +124,6 @@ impl Task {
         match self {
             Task::External(record) => job::status(record),
             Task::Plain(plain) => plain.status(NativePhase::Queued, &SlotSet::new(), "", false),
-        }
-    }
-}
-
-impl PlainRecord {
-    fn status(&self, phase: NativePhase, moved: &SlotSet, message: &str, ended: bool) -> Status {
-        Status {
-            id: self.id.to_string(),
-            cluster: self.cluster.clone(),
-            nodes: self.nodes.clone(),
-            source: self.source.to_string(),
-            target: self.target.to_string(),
-            slots: self.slots.to_string(),
-            moved: moved.to_string(),
-            keys: self.keys,
-            // Neither the servers nor the classic way say so before a slot is there.
-            keys_moved: if *moved == self.slots { self.keys } else { 0 },
-            method: self.method.name().to_owned(),
-            phase: phase.to_string(),
-            message: message.to_owned(),
-            created_s: self.created_s,
-            updated_s: now_s(),
-            ended,
-            ..Status::default()
         }
     }
 }

@@ -198,6 +198,9 @@ impl Situation {
         moves: &[Move],
         wish: Wish,
     ) -> Result<(Method, String)> {
+        if moves.is_empty() {
+            return Ok((Method::External, "there is nothing to move".to_owned()));
+        }
         if let Wish::Best { external_only, .. } = wish
             && (external_only || self.emptied(moves).is_some())
         {

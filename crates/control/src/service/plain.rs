@@ -12,7 +12,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use whimbrel_core::migration::{Job, Rules};
+use whimbrel_core::migration::{Job, JobId, Rules};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::plan::Move;
 use whimbrel_core::slot::SlotSet;
@@ -24,15 +24,86 @@ use whimbrel_engine::native::{
 use whimbrel_engine::nodes::key_counts;
 use whimbrel_flow::legacy::{self, LegacyOptions, LegacyProgress};
 
-use super::{Cut, Method, PlainRecord, Settings, cut};
+use super::settings::{Cut, Method, Settings, cut};
+use crate::clock::now_s;
 use crate::job::{Record, View};
 use crate::options::TransferOptions;
 use crate::report::{Ending, JobReport};
-use crate::store::Journal;
+use crate::store::{Journal, Status};
 use crate::strangers;
 
 /// How long the nodes may take to end a migration of their own, in milliseconds.
 const END_MS: u64 = 30_000;
+
+/// A job that is not an external one, as it is written down: nothing but what is to be reached, since the
+/// servers, or the next try, see to the rest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlainRecord {
+    /// The cluster, as `HOST:PORT`, without credentials.
+    pub cluster: String,
+    /// Addresses of the cluster's primaries when the job was made, for when the one above is gone.
+    #[serde(default)]
+    pub nodes: Vec<String>,
+    /// When the job was made, in seconds since the epoch.
+    pub created_s: u64,
+    /// Its name.
+    pub id: JobId,
+    /// By which means.
+    pub method: Method,
+    /// The node that gives slots away.
+    pub source: NodeId,
+    /// The node that gets them.
+    pub target: NodeId,
+    /// The slots, as ranges.
+    #[serde(with = "slots_as_text")]
+    pub slots: SlotSet,
+    /// How many keys they had when the job was made; 0 where nobody counted.
+    #[serde(default)]
+    pub keys: u64,
+    /// Whether it was begun: a resumed job looks for what it had started.
+    pub begun: bool,
+    /// What takes the place of the servers' own migration where that fails or does not move; `None` where
+    /// nothing does.
+    #[serde(default)]
+    pub fallback: Option<Box<Fallback>>,
+}
+
+mod slots_as_text {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+    use whimbrel_core::slot::SlotSet;
+
+    pub fn serialize<S: Serializer>(slots: &SlotSet, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(slots)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<SlotSet, D::Error> {
+        String::deserialize(d)?.parse().map_err(D::Error::custom)
+    }
+}
+
+impl PlainRecord {
+    pub(super) fn status(&self, phase: NativePhase, moved: &SlotSet, message: &str, ended: bool) -> Status {
+        Status {
+            id: self.id.to_string(),
+            cluster: self.cluster.clone(),
+            nodes: self.nodes.clone(),
+            source: self.source.to_string(),
+            target: self.target.to_string(),
+            slots: self.slots.to_string(),
+            moved: moved.to_string(),
+            keys: self.keys,
+            // Neither the servers nor the classic way say so before a slot is there.
+            keys_moved: if *moved == self.slots { self.keys } else { 0 },
+            method: self.method.name().to_owned(),
+            phase: phase.to_string(),
+            message: message.to_owned(),
+            created_s: self.created_s,
+            updated_s: now_s(),
+            ended,
+            ..Status::default()
+        }
+    }
+}
 
 /// What takes the place of the servers' own migration: an external job, and what it is made by.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
