@@ -147,6 +147,29 @@ impl Scene {
         record.assert_kept(&self.deployment());
     }
 
+    /// Waits until no node has keys that it does not show: DBSIZE counts those too. Nothing may write.
+    ///
+    /// Panics if it never comes to that.
+    #[track_caller]
+    pub fn assert_nothing_hidden(&self) {
+        let deadline = Instant::now() + PATIENCE;
+        for node in self.cluster.nodes() {
+            let number = |command: &[&str]| match node.call(command) {
+                redis::Value::Int(number) => usize::try_from(number).expect("a number"),
+                redis::Value::Array(items) => items.len(),
+                other => panic!("{other:?}"),
+            };
+            loop {
+                let (all, shown) = (number(&["DBSIZE"]), number(&["KEYS", "*"]));
+                if all == shown {
+                    break;
+                }
+                assert!(Instant::now() < deadline, "{} has {all} keys and shows {shown}", node.addr());
+                thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+
     /// A command with the cluster's address as its first argument, this scene's folder for jobs, and JSON.
     pub fn command(&self, name: &str, args: &[&str]) -> Invocation {
         let (seed, state) = (self.cluster.seed(), self.state.path().to_string_lossy().into_owned());

@@ -54,6 +54,9 @@ pub struct Record {
     /// not count.
     #[serde(default)]
     pub batch_keys: Vec<u64>,
+    /// Why the servers' own migration was left, by which the job was begun.
+    #[serde(default)]
+    pub fell_back: Option<String>,
     /// The job itself.
     pub job: Job,
 }
@@ -70,6 +73,7 @@ impl Record {
             sheltered,
             nodes,
             batch_keys: Vec::new(),
+            fell_back: None,
             job,
         }
     }
@@ -356,6 +360,7 @@ pub fn status(record: &Record) -> Status {
         slots: job.slots().to_string(),
         moved: job.slots_handed_over().to_string(),
         method: "external".to_owned(),
+        fell_back: record.fell_back.clone(),
         phase: summary.phase.to_owned(),
         message: message(job),
         created_s: record.created_s,
@@ -399,6 +404,7 @@ fn report(job: &Job, took: Duration, view: &View, notices: Vec<String>) -> JobRe
         slots_handed_over: handed_over,
         slots_left_as_is: left.fold(SlotSet::new(), |all, batch| all.union(&batch.slots)),
         method: "external",
+        fell_back: None,
         ending,
         reason: match ending {
             Ending::Failed | Ending::Suspended => summary.reason.map(|reason| reason.to_string()),

@@ -52,6 +52,9 @@ pub struct JobReport {
     pub slots_left_as_is: SlotSet,
     /// `external`, `native` or `legacy`.
     pub method: &'static str,
+    /// Why the servers' own migration was left for this method, where the job was begun by that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fell_back: Option<String>,
     /// How it ended.
     pub ending: Ending,
     /// Why it did not end well.
@@ -93,6 +96,7 @@ impl JobReport {
             slots_handed_over: SlotSet::new(),
             slots_left_as_is: SlotSet::new(),
             method,
+            fell_back: None,
             ending: Ending::NotStarted,
             reason: None,
             duration_ms: 0,

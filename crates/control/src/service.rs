@@ -1,37 +1,36 @@
 //! Makes jobs of planned moves and runs them, each by its method, those with different sources at the same
 //! time.
 
+mod plain;
+mod settings;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::migration::{Job, JobId, Phase, Rules};
 use whimbrel_core::node::NodeId;
-use whimbrel_core::plan::{BatchLimits, Move, batches};
-use whimbrel_core::slot::{Slot, SlotRange, SlotSet};
+use whimbrel_core::plan::Move;
+use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result, Side};
-use whimbrel_engine::handover::{FenceKind, Handover, HandoverOptions};
-use whimbrel_engine::native::{self, NativeKind, NativeOptions, NativePhase, NativeState, Peer};
-use whimbrel_engine::remedy::Remedy;
+use whimbrel_engine::native::NativePhase;
 use whimbrel_flow::budget::{RateChange, Rates};
-use whimbrel_flow::legacy::{self, LegacyOptions, LegacyProgress};
 
 use crate::clock::now_s;
-use crate::executor::{NOT_AT_ONCE, process_name};
 use crate::job::{self, Record, View};
 use crate::options::TransferOptions;
-use crate::pause::{self, PauseNeed};
 use crate::report::{Ending, JobReport};
 use crate::steering::{Call, Refusal, Request, Socket, SocketFile, Standing, Steered, steer};
 use crate::store::{Journal, Status, Store};
-use crate::strangers;
+
+use self::plain::Ended;
+pub use self::plain::{Fallback, PlainRecord};
+pub use self::settings::{Cut, Method, NATIVE_STALL_MS, Native, Settings, cut};
 
 /// How many jobs run at once: each has its own source, and its own connections and buffers.
 pub const PARALLEL_MAX: usize = 8;
@@ -41,176 +40,6 @@ const ASKED_WITHIN: Duration = Duration::from_secs(20);
 
 /// How many addresses are written down with a job.
 const NODES_MAX: usize = 32;
-
-/// By which means slots move.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Method {
-    /// By whimbrel: feed, snapshot, catch-up, fence, takeover.
-    External,
-    /// By the servers' own atomic migration.
-    Native(Native),
-    /// By `SETSLOT` and `MIGRATE`.
-    Legacy,
-}
-
-/// Which of the servers' own migrations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Native {
-    /// `CLUSTER MIGRATESLOTS`.
-    Valkey9,
-    /// `CLUSTER MIGRATION IMPORT`.
-    Redis84,
-}
-
-impl Native {
-    fn kind(self) -> NativeKind {
-        match self {
-            Native::Valkey9 => NativeKind::Valkey9,
-            Native::Redis84 => NativeKind::Redis84,
-        }
-    }
-}
-
-impl From<NativeKind> for Native {
-    fn from(kind: NativeKind) -> Native {
-        match kind {
-            NativeKind::Valkey9 => Native::Valkey9,
-            NativeKind::Redis84 => Native::Redis84,
-        }
-    }
-}
-
-impl Method {
-    /// Its name in flags, reports and journals.
-    pub fn name(self) -> &'static str {
-        match self {
-            Method::External => "external",
-            Method::Native(_) => "native",
-            Method::Legacy => "legacy",
-        }
-    }
-}
-
-/// How jobs are made.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// By which means.
-    pub method: Method,
-    /// What external jobs may do, but for the longest pause.
-    pub rules: Rules,
-    /// How long they may pause writes at once, in milliseconds; what is usual, or what round trips need,
-    /// where it is `None`.
-    pub max_pause_ms: Option<u64>,
-    /// How external jobs move keys.
-    pub transfer: TransferOptions,
-    /// How many keys their batches have at most; what suits the source where it is `None`.
-    pub batch_keys: Option<u64>,
-}
-
-/// How the slots of one move are handed over.
-#[derive(Debug)]
-pub struct Cut {
-    /// How writes are fenced off.
-    pub fence: FenceKind,
-    /// Batches, in their order: one where all slots go at once.
-    pub parts: Vec<SlotSet>,
-    /// What a pause needs.
-    pub need: PauseNeed,
-    /// How long writes may be paused at once, in milliseconds.
-    pub max_pause_ms: u64,
-}
-
-/// How the slots of one move are cut, and what pause that needs.
-///
-/// # Errors
-/// `Unfit` where all slots are to go at once and cannot, and where the longest pause is too short for any
-/// handover. As [`Handover::open`].
-pub async fn cut(
-    deployment: &Deployment,
-    planned: &Move,
-    settings: &Settings,
-    keys_of: impl Fn(Slot) -> u64,
-) -> Result<Cut> {
-    let options = HandoverOptions { process: process_name().to_owned(), begun: false, ..Default::default() };
-    let (source, target) = (planned.source.clone(), planned.target.clone());
-    let mut handover = Handover::open_with(deployment, source, target, options).await?;
-    let fence = handover.fence_kind();
-    let Rules { atomic, verify, .. } = settings.rules;
-    let unfit = |handover: &Handover, what: String, remedy: Remedy| {
-        let at = handover.source_address().to_string();
-        Error::unfit(Side::Source, at, "plan the handover", what).with_remedy(remedy)
-    };
-    let keys_max = settings.batch_keys.unwrap_or(fence.batch_keys_max()).max(1);
-    let limits = BatchLimits { keys_max, slots_max: handover.batch_slots_max() };
-    let mut parts = batches(&planned.slots, &keys_of, limits);
-    if atomic && !planned.slots.is_empty() {
-        parts = vec![planned.slots.clone()];
-    }
-    if let [only] = &parts[..]
-        && handover.should_split(only).await?
-        && let Some(last) = only.iter().last()
-    {
-        if atomic {
-            let remedy = "give the target a slot first, or move the slots in batches";
-            return Err(unfit(&handover, NOT_AT_ONCE.to_owned(), Remedy::Words(remedy.into())));
-        }
-        let last = SlotSet::from_ranges(SlotRange::new(last, last));
-        parts = vec![only.difference(&last), last];
-    }
-    let largest = parts.iter().max_by_key(|part| part.len()).cloned().unwrap_or_default();
-    let keys = largest.iter().map(&keys_of).sum();
-    let longest_ms = settings.max_pause_ms.unwrap_or(pause::USUAL_MS);
-    let need = PauseNeed::measure_for(&mut handover, &largest, keys, verify, atomic, longest_ms).await?;
-    let max_pause_ms = need.longest_ms(settings.max_pause_ms);
-    if let Some((what, remedy)) = need.too_long_for(max_pause_ms) {
-        return Err(unfit(&handover, what, remedy));
-    }
-    Ok(Cut { fence, parts, need, max_pause_ms })
-}
-
-/// A job that is not an external one, as it is written down: nothing but what is to be reached, since the
-/// servers, or the next try, see to the rest.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlainRecord {
-    /// The cluster, as `HOST:PORT`, without credentials.
-    pub cluster: String,
-    /// Addresses of the cluster's primaries when the job was made, for when the one above is gone.
-    #[serde(default)]
-    pub nodes: Vec<String>,
-    /// When the job was made, in seconds since the epoch.
-    pub created_s: u64,
-    /// Its name.
-    pub id: JobId,
-    /// By which means.
-    pub method: Method,
-    /// The node that gives slots away.
-    pub source: NodeId,
-    /// The node that gets them.
-    pub target: NodeId,
-    /// The slots, as ranges.
-    #[serde(with = "slots_as_text")]
-    pub slots: SlotSet,
-    /// How many keys they had when the job was made; 0 where nobody counted.
-    #[serde(default)]
-    pub keys: u64,
-    /// Whether it was begun: a resumed job looks for what it had started.
-    pub begun: bool,
-}
-
-mod slots_as_text {
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-    use whimbrel_core::slot::SlotSet;
-
-    pub fn serialize<S: Serializer>(slots: &SlotSet, s: S) -> Result<S::Ok, S::Error> {
-        s.collect_str(slots)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<SlotSet, D::Error> {
-        String::deserialize(d)?.parse().map_err(D::Error::custom)
-    }
-}
 
 /// What a job is, by its method.
 #[derive(Debug, Clone)]
@@ -299,30 +128,6 @@ impl Task {
     }
 }
 
-impl PlainRecord {
-    fn status(&self, phase: NativePhase, moved: &SlotSet, message: &str, ended: bool) -> Status {
-        Status {
-            id: self.id.to_string(),
-            cluster: self.cluster.clone(),
-            nodes: self.nodes.clone(),
-            source: self.source.to_string(),
-            target: self.target.to_string(),
-            slots: self.slots.to_string(),
-            moved: moved.to_string(),
-            keys: self.keys,
-            // Neither the servers nor the classic way say so before a slot is there.
-            keys_moved: if *moved == self.slots { self.keys } else { 0 },
-            method: self.method.name().to_owned(),
-            phase: phase.to_string(),
-            message: message.to_owned(),
-            created_s: self.created_s,
-            updated_s: now_s(),
-            ended,
-            ..Status::default()
-        }
-    }
-}
-
 /// A job that is ready to run, with its journal. Others can ask it, also while it waits for its turn.
 #[derive(Debug)]
 pub struct Ready {
@@ -353,8 +158,10 @@ impl Ready {
             let TransferOptions { rate_keys, rate_bytes, .. } = record.transfer;
             view.progress.rates.change(RateChange { keys: rate_keys, bytes: rate_bytes });
         }
-        let rates = matches!(task, Task::External(_)).then(|| view.progress.rates.clone());
-        let asked = Asked::begin(&journal, rates)?;
+        let asked = Asked::begin(&journal)?;
+        if matches!(task, Task::External(_)) {
+            asked.allow_rates(&view);
+        }
         Ok(Ready { task, view, asked, journal })
     }
 
@@ -371,16 +178,23 @@ struct Asked {
     cancel: CancellationToken,
     closing: CancellationToken,
     file: Arc<SocketFile>,
+    rates: Arc<OnceLock<Rates>>,
 }
 
 impl Asked {
-    /// `rates` are how fast its keys move, where that is ours to say.
-    fn begin(journal: &Journal, rates: Option<Rates>) -> Result<Asked> {
+    fn begin(journal: &Journal) -> Result<Asked> {
         let socket = Socket::bind(&journal.store().socket(journal.id()))?;
         let (cancel, closing, file) = (CancellationToken::new(), CancellationToken::new(), socket.file());
-        let moving = Moving { latest: journal.latest(), rates, cancel: cancel.clone() };
+        let rates: Arc<OnceLock<Rates>> = Arc::default();
+        let moving = Moving { latest: journal.latest(), rates: rates.clone(), cancel: cancel.clone() };
         tokio::spawn(socket.serve(Arc::new(moving), closing.clone()));
-        Ok(Asked { cancel, closing, file })
+        Ok(Asked { cancel, closing, file, rates })
+    }
+
+    /// From now on how fast its keys move is ours to say.
+    fn allow_rates(&self, view: &View) {
+        // It is so from the beginning, or from one moment on.
+        let _ = self.rates.set(view.progress.rates.clone());
     }
 }
 
@@ -394,14 +208,14 @@ impl Drop for Asked {
 /// What a job that moves slots answers.
 struct Moving {
     latest: Arc<Mutex<Status>>,
-    /// How fast its keys move; `None` where the servers move them.
-    rates: Option<Rates>,
+    /// How fast its keys move; empty while the servers move them.
+    rates: Arc<OnceLock<Rates>>,
     cancel: CancellationToken,
 }
 
 impl Steered for Moving {
     async fn standing(&self) -> Standing {
-        let rates = self.rates.as_ref().map(Rates::now).unwrap_or_default();
+        let rates = self.rates.get().map(Rates::now).unwrap_or_default();
         let job = Status { rates, ..self.latest.lock().clone() };
         Standing { job, details: serde_json::Value::Null }
     }
@@ -417,9 +231,9 @@ impl Steered for Moving {
                 Ok(serde_json::Value::Null)
             }
             other => {
-                let steered = self.rates.as_ref().and_then(|rates| steer(rates, other));
+                let steered = self.rates.get().and_then(|rates| steer(rates, other));
                 steered.ok_or_else(|| {
-                    Refusal::unsupported(match self.rates {
+                    Refusal::unsupported(match self.rates.get() {
                         Some(_) => "a move of slots can be paused, resumed, set and cancelled",
                         None => {
                             "the servers move these slots themselves: that can be cancelled, not slowed down"
@@ -477,6 +291,7 @@ pub async fn prepare(
                 Task::External(Box::new(Record { batch_keys, ..record }))
             }
             method => Task::Plain(PlainRecord {
+                fallback: Fallback::of(settings),
                 cluster: cluster.clone(),
                 nodes: nodes.clone(),
                 created_s: now_s(),
@@ -575,14 +390,21 @@ async fn run_queue(
             journal.store().note_resumed(journal.id());
         }
         let report = match task {
-            Task::External(record) => {
-                job::run(*record, &journal, deployment.clone(), &view, asked.cancel.clone()).await
-            }
+            Task::External(record) => go_on(*record, &journal, &deployment, &view, &asked.cancel).await,
             Task::Plain(plain) => {
                 let begun = PlainRecord { begun: true, ..plain.clone() };
                 let kept = view.progress.disk.until_room(|| journal.try_save(&begun, None)).await;
                 kept.map_err(|e| journal.fail(&e))?;
-                Ok(run_plain(&plain, &journal, &deployment, &view, &asked.cancel).await)
+                let started = Instant::now();
+                match plain::run(&plain, &journal, &deployment, &view, &asked.cancel).await {
+                    Ended::Report(report) => Ok(*report),
+                    Ended::FellBack(record) => {
+                        asked.allow_rates(&view);
+                        let report = go_on(*record, &journal, &deployment, &view, &asked.cancel).await;
+                        let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+                        report.map(|report| JobReport { duration_ms, ..report })
+                    }
+                }
             }
         };
         watcher.abort();
@@ -596,100 +418,17 @@ async fn run_queue(
     Ok(reports)
 }
 
-/// Runs a job that needs no state machine of ours.
-async fn run_plain(
-    plain: &PlainRecord,
+/// Runs an external job, or goes on with one; `record` is in the journal.
+async fn go_on(
+    record: Record,
     journal: &Journal,
     deployment: &Arc<Deployment>,
     view: &View,
     cancel: &CancellationToken,
-) -> JobReport {
-    let started = Instant::now();
-    let (id, source, target) = (plain.id.to_string(), plain.source.clone(), plain.target.clone());
-    let mut report = JobReport::not_started(id, source, target, plain.slots.clone(), plain.method.name());
-    journal.publish(&plain.status(NativePhase::Snapshotting, &SlotSet::new(), "", false));
-    let outcome = async {
-        // Since it was taken in somebody may have begun something there.
-        strangers::refuse_jobs(deployment, [&plain.source, &plain.target]).await?;
-        match plain.method {
-            Method::Native(kind) => run_native(plain, kind.kind(), deployment, view, cancel).await,
-            Method::Legacy | Method::External => run_legacy(plain, deployment, view, cancel).await,
-        }
-    }
-    .await;
-    let (phase, message) = match outcome {
-        Ok((moved, keys, cancelled)) => {
-            view.hand_over(&moved, &plain.target);
-            report.slots_handed_over = moved;
-            report.keys = keys;
-            report.ending = if cancelled { Ending::Cancelled } else { Ending::Done };
-            (if cancelled { NativePhase::Cancelled } else { NativePhase::Done }, String::new())
-        }
-        Err(e) => {
-            report.ending = Ending::Failed;
-            report.reason = Some(e.to_string());
-            (NativePhase::Failed, e.to_string())
-        }
-    };
-    report.duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-    journal.publish(&plain.status(phase, &report.slots_handed_over, &message, true));
-    report
-}
-
-/// What came of it: the slots that moved, the keys with them, and whether it was cancelled before its end.
-type Moved = (SlotSet, u64, bool);
-
-async fn run_native(
-    plain: &PlainRecord,
-    kind: NativeKind,
-    deployment: &Deployment,
-    view: &View,
-    cancel: &CancellationToken,
-) -> Result<Moved> {
-    let (source, target) = peers(plain, deployment).await?;
-    let (progress, mut states) = watch::channel(NativeState::default());
-    let options = NativeOptions { adopt: plain.begun, ..NativeOptions::default() };
-    let running = native::run(deployment, kind, &source, &target, &plain.slots, options, &progress, cancel);
-    let showing = async {
-        while states.changed().await.is_ok() {
-            let state = states.borrow_and_update().clone();
-            view.say(&format!("{} {}", state.phase, state.message));
-        }
-        std::future::pending::<()>().await
-    };
-    let report = tokio::select! {
-        report = running => report?,
-        () = showing => return Err(Error::own("watch a native migration", "it ended without an outcome")),
-    };
-    let done = report.phase == NativePhase::Done;
-    Ok((if done { plain.slots.clone() } else { SlotSet::new() }, 0, !done))
-}
-
-async fn peers(plain: &PlainRecord, deployment: &Deployment) -> Result<(Peer, Peer)> {
-    let view = crate::view_of(deployment).await?;
-    let peer = |id: &NodeId| {
-        let node = view.node(id).ok_or_else(|| {
-            Error::own("run a job", format!("node {id} is not part of the cluster any more"))
-        })?;
-        Ok::<_, Error>(Peer { id: id.clone(), address: node.address.clone() })
-    };
-    Ok((peer(&plain.source)?, peer(&plain.target)?))
-}
-
-async fn run_legacy(
-    plain: &PlainRecord,
-    deployment: &Deployment,
-    view: &View,
-    cancel: &CancellationToken,
-) -> Result<Moved> {
-    view.progress.keys_total.store(plain.keys, Ordering::Relaxed);
-    let show = |p: LegacyProgress| {
-        view.progress.keys_handed_over.store(p.keys, Ordering::Relaxed);
-        view.say(&format!("legacy, {} of {} slots, {} keys", p.slots_done, p.slots_total, p.keys));
-    };
-    let options = LegacyOptions::default();
-    let report =
-        legacy::move_slots(deployment, &plain.source, &plain.target, &plain.slots, options, show, cancel)
-            .await?;
-    Ok((report.moved, report.keys, report.cancelled))
+) -> Result<JobReport> {
+    let fell_back = record.fell_back.clone();
+    let report = job::run(record, journal, deployment.clone(), view, cancel.clone()).await?;
+    let notice = fell_back.iter().map(|why| format!("the servers' own migration was left: {why}"));
+    let notices = notice.chain(report.notices).collect();
+    Ok(JobReport { fell_back, notices, ..report })
 }

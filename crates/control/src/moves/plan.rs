@@ -34,6 +34,9 @@ pub struct Plan {
     /// How long writes may be paused at once, in milliseconds; `None` where whimbrel does not pause them, or
     /// a daemon's options say.
     pub max_pause_ms: Option<u64>,
+    /// How long the servers' own migration may not move before whimbrel's own method takes its place, in
+    /// milliseconds; `None` where nothing does.
+    pub native_stall_ms: Option<u64>,
     /// What a handover takes of that were there no writers.
     pub need: PauseNeed,
     rate_keys: Option<u64>,
@@ -78,6 +81,7 @@ impl Plan {
     ) -> Result<Plan> {
         let mut rows = Vec::with_capacity(moves.len());
         let (mut max_pause_ms, mut need) = (None, PauseNeed::default());
+        let native_stall_ms = settings.native_stall_ms.filter(|_| matches!(method, Method::Native(_)));
         for m in &moves {
             let keys = situation.keys_in(&m.source, &m.slots);
             let (mut fence, mut batches) = (None, 1);
@@ -89,6 +93,11 @@ impl Plan {
                 if cut.need.least_ms >= need.least_ms {
                     need = cut.need;
                 }
+            }
+            if native_stall_ms.is_some() && !by_daemon {
+                // What takes its place is possible, or this says why not.
+                let keys_of = |slot| situation.keys_of(&m.source, slot);
+                service::cut(deployment, m, settings, keys_of).await?;
             }
             rows.push(Row {
                 source: situation.survey.name(&m.source).to_string(),
@@ -116,6 +125,7 @@ impl Plan {
             method,
             why,
             max_pause_ms,
+            native_stall_ms,
             need,
         })
     }
@@ -168,6 +178,7 @@ mod tests {
             method: Method::External,
             why: String::new(),
             max_pause_ms: None,
+            native_stall_ms: None,
             need: PauseNeed::default(),
             rate_keys: None,
             rate_bytes: None,

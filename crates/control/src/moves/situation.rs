@@ -16,9 +16,12 @@ use crate::strangers::{self, Own};
 /// Why the method is whimbrel's own unless something else is asked for.
 const PROMISES: &str = "it compares before each handover and bounds each pause";
 
-/// Why it is the servers' own where no other leaves a node clean.
+/// Why it is the servers' own where they hide what a node gave away.
 const HIDDEN: &str =
-    "these servers hide keys of slots that a node gave away, and remove them only after a move of their own";
+    "these servers hide keys of slots that a node gave away, and remove them by themselves after it";
+
+/// Why it is the servers' own where somebody says how long it may not move.
+const FIRST: &str = "the servers move slots themselves as long as they get on with it";
 
 /// What the slots of nodes are weighed by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +43,8 @@ pub enum Wish {
     Best {
         /// Whether it is.
         external_only: bool,
+        /// Whether the servers' own is to be tried first.
+        native_first: bool,
     },
     /// By the servers' own.
     Native,
@@ -193,7 +198,10 @@ impl Situation {
         moves: &[Move],
         wish: Wish,
     ) -> Result<(Method, String)> {
-        if let Wish::Best { external_only } = wish
+        if moves.is_empty() {
+            return Ok((Method::External, "there is nothing to move".to_owned()));
+        }
+        if let Wish::Best { external_only, .. } = wish
             && (external_only || self.emptied(moves).is_some())
         {
             return Ok((Method::External, PROMISES.to_owned()));
@@ -214,8 +222,11 @@ impl Situation {
                 NativeSupport::Absent { .. } => return Ok((Method::External, PROMISES.to_owned())),
             }
         }
-        if wish != Wish::Native {
+        if let Wish::Best { native_first, .. } = wish {
             return Ok(match kinds.first() {
+                Some(&kind) if native_first && kinds.iter().all(|&k| k == kind) => {
+                    (Method::Native(Native::from(kind)), FIRST.to_owned())
+                }
                 Some(&kind) if kinds.iter().all(|kind| kind.hides_keys()) => {
                     (Method::Native(Native::from(kind)), HIDDEN.to_owned())
                 }

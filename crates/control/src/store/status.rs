@@ -74,6 +74,9 @@ pub struct Status {
     /// Of a move of slots: `external`, `native` or `legacy`.
     #[serde(default)]
     pub method: String,
+    /// Why the servers' own migration was left for this method, where the job was begun by that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fell_back: Option<String>,
     /// The phase it is in.
     pub phase: String,
     /// Why it failed, or what it waits for; empty where there is nothing to say.

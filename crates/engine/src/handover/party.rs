@@ -1,12 +1,12 @@
 //! One of the two nodes of a handover: connections to it, and the commands that both sides share.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_wire::value::Value;
@@ -14,7 +14,7 @@ use whimbrel_wire::value::Value;
 use crate::endpoint::{Address, Endpoint};
 use crate::error::{Error, ErrorKind, Result, ServerError, Side};
 use crate::link::{Link, LinkOptions};
-use crate::nodes::{CANDIDATE_CLIENT_NAME, ClusterView, JOB_CLIENT_NAME};
+use crate::nodes::{CANDIDATE_CLIENT_NAME, ClusterView, JOB_CLIENT_NAME, key_counts};
 use crate::probe::{Info, first_two};
 use crate::remedy::Remedy;
 
@@ -34,6 +34,11 @@ const SLOTS_PER_LINK: usize = 8;
 /// A connection that was idle for longer is asked whether it is still there before it is used: servers close
 /// idle ones, and a command whose connection breaks has an unknown outcome.
 const IDLE_MAX: Duration = Duration::from_secs(2);
+
+/// How long a server may take to remove what a migration of its own has left, and how often it is asked.
+/// Meanwhile it refuses marks of those slots (Redis 8.4 and later).
+const TRIM_MAX: Duration = Duration::from_secs(60);
+const TRIM_POLL: Duration = Duration::from_millis(50);
 
 /// A script that tells whether scripts can do what the fence needs.
 const SCRIPT_PROBE: &[u8] = b"#!lua flags=no-writes\nreturn redis.call('CLUSTER', 'MYID')";
@@ -55,6 +60,8 @@ pub(super) struct Traits {
     /// It writes one line to its log for each range of slots that changes hands, and not one for each slot:
     /// Valkey 9.0 and later.
     pub(super) logs_ranges: bool,
+    /// It shows keys of a slot only where the slot is its own or marked as importing: Redis 8.4 and later.
+    pub(super) hides_keys: bool,
     /// `CLUSTER ADDSLOTSRANGE` and `DELSLOTSRANGE`: 7.0 and later.
     pub(super) ranges: bool,
     /// This user may run scripts that say they write nothing, which a write pause does not hold up: 7.0 and
@@ -79,6 +86,8 @@ impl Traits {
             bump_announces: valkey.is_some_and(|v| v >= (8, 1)),
             takes_by_itself: later_valkey,
             logs_ranges: valkey.is_some_and(|v| v >= (9, 0)),
+            hides_keys: valkey.is_none()
+                && info.field("redis_version").map(first_two).is_some_and(|v| v >= (8, 4)),
             ranges,
             scripts,
         }
@@ -92,13 +101,6 @@ fn not_supported(info: &Info) -> Option<(String, Remedy)> {
         return None;
     }
     let version = info.field("redis_version")?;
-    if first_two(version) >= (8, 4) {
-        let what = format!(
-            "Redis {version} hides the keys of slots that a node does not own: they could not be removed \
-             after a move from outside, and would keep their memory"
-        );
-        return Some((what, Remedy::UseNativeMethod));
-    }
     if first_two(version) < (6, 2) {
         let what = format!("Redis {version} cannot pause writes alone, which a handover from outside needs");
         return Some((what, Remedy::UpgradeOrUseLegacyMethod));
@@ -158,6 +160,20 @@ impl Mark {
             outbox.arg(timeout_ms.to_string().as_bytes());
         }
     }
+}
+
+/// From which node each of `slots` can be marked as importing: its owner, or any other primary where it has
+/// none.
+pub(super) fn origins(view: &ClusterView, slots: &SlotSet) -> BTreeMap<NodeId, Vec<Slot>> {
+    let me = &view.me().id;
+    let other = view.nodes.iter().find(|node| node.is_primary() && node.id != *me);
+    let mut origins: BTreeMap<NodeId, Vec<Slot>> = BTreeMap::new();
+    for slot in slots {
+        if let Some(origin) = view.primary_of(slot).filter(|owner| owner.id != *me).or(other) {
+            origins.entry(origin.id.clone()).or_default().push(slot);
+        }
+    }
+    origins
 }
 
 /// How another node is reached, for a task of its own.
@@ -290,7 +306,13 @@ impl Party {
             return Ok(());
         }
         if !self.traits.setslot_waits || self.replication().await?.number("connected_slaves") == Some(0) {
-            return self.run(async |link| set_slots_over(link, &slots, mark).await).await;
+            let deadline = Instant::now() + TRIM_MAX;
+            loop {
+                match self.run(async |link| set_slots_over(link, &slots, mark).await).await {
+                    Err(e) if is_trimming(&e) && Instant::now() < deadline => sleep(TRIM_POLL).await,
+                    outcome => return outcome,
+                }
+            }
         }
         if self.pool_used.elapsed() > IDLE_MAX {
             self.pool.clear();
@@ -320,6 +342,22 @@ impl Party {
         }
         self.pool_used = Instant::now();
         outcome
+    }
+
+    /// How many keys the node holds in `slots`, by its own `view`. Those that it hides show while their slots
+    /// are marked, so they are for as long as it takes to count.
+    pub(super) async fn count_keys(&mut self, view: &ClusterView, slots: &SlotSet) -> Result<u64> {
+        let me = view.me();
+        let hides = self.traits.hides_keys && me.is_primary();
+        let marked: SlotSet = me.importing.iter().map(|(slot, _)| *slot).collect();
+        let hidden = if hides { slots.difference(&me.slots).difference(&marked) } else { SlotSet::new() };
+        for (origin, slots) in origins(view, &hidden) {
+            self.set_slots(&slots.into_iter().collect(), &Mark::Importing(origin)).await?;
+        }
+        let counts = self.run(async |link| key_counts(link, slots).await).await;
+        let unmarked = self.set_slots(&hidden, &Mark::Stable).await;
+        let counts = counts?;
+        unmarked.map(|()| counts.sum(slots))
     }
 
     /// A connection besides the control connection.
@@ -453,6 +491,11 @@ pub(super) async fn reply_array<const N: usize>(link: &mut Link) -> Result<[Valu
     Ok(replies.try_into().expect("replies(n) gives n of them"))
 }
 
+/// Whether a mark was refused only until the server has removed what a migration of its own has left.
+fn is_trimming(error: &Error) -> bool {
+    error.server().is_some_and(|e| e.text.contains("pending trim job"))
+}
+
 async fn set_slots_over(link: &mut Link, slots: &[Slot], mark: &Mark) -> Result<()> {
     for piece in slots.chunks(PIPELINED) {
         for slot in piece {
@@ -505,18 +548,26 @@ mod tests {
     }
 
     #[test]
-    fn servers_on_which_a_move_would_leave_something_behind_are_refused() {
+    fn servers_that_cannot_pause_writes_alone_are_refused() {
         let refused = |info: &str| not_supported(&Info::parse(info.as_bytes())).is_some();
-        for info in ["redis_version:6.0.9\r\n", "redis_version:8.4.0\r\n", "redis_version:8.6.3\r\n"] {
-            assert!(refused(info), "{info}");
-        }
+        assert!(refused("redis_version:6.0.9\r\n"));
         for info in [
             "redis_version:6.2.14\r\n",
-            "redis_version:8.2.3\r\n",
+            "redis_version:8.6.3\r\n",
             "redis_version:7.2.4\r\nvalkey_version:9.1.2\r\n",
             "",
         ] {
             assert!(!refused(info), "{info}");
+        }
+    }
+
+    #[test]
+    fn servers_that_hide_keys_are_known() {
+        for info in ["redis_version:8.4.0\r\n", "redis_version:8.6.3\r\n"] {
+            assert!(traits(info).hides_keys, "{info}");
+        }
+        for info in ["redis_version:8.2.3\r\n", "redis_version:7.2.4\r\nvalkey_version:9.1.2\r\n", ""] {
+            assert!(!traits(info).hides_keys, "{info}");
         }
     }
 

@@ -2,18 +2,16 @@
 //!
 //! Keys are deleted with `ASKING` and `UNLINK`, some of one slot at a time, in slots that are marked as
 //! importing: so the deletions are replicated, and the server is never blocked for longer than a small batch
-//! takes.
+//! takes. Redis 8.4 and later show the keys of slots that are not the node's own only then.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::{Instant, sleep, timeout};
-use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::{Slot, SlotSet, tag_for_slot};
 use whimbrel_wire::value::Value;
 
-use super::party::{Door, Mark, Party};
+use super::party::{Door, Mark, Party, origins};
 use super::state::Handover;
 use crate::endpoint::Address;
 use crate::error::{Code, Error, Result, ServerError};
@@ -231,16 +229,17 @@ async fn sweep(
     slots: &SlotSet,
     keys_per_s: Option<u64>,
 ) -> Result<u64> {
-    let counts = party.run(async |link| key_counts(link, slots).await).await?;
+    let occupied = match party.traits.hides_keys {
+        // Whether they hold keys shows once they are marked.
+        true => slots.clone(),
+        false => party.run(async |link| key_counts(link, slots).await).await?.occupied(),
+    };
     // A mark names the node to import from: the owner.
-    let mut of_owner: BTreeMap<NodeId, Vec<Slot>> = BTreeMap::new();
-    for slot in &counts.occupied() {
-        let Some(owner) = view.primary_of(slot) else {
-            let what = format!("slot {} holds keys and has no owner", slot.number());
-            return Err(party.unfit("remove keys", what).with_remedy("run whimbrel repair"));
-        };
-        of_owner.entry(owner.id.clone()).or_default().push(slot);
+    if let Some(slot) = occupied.iter().find(|slot| view.primary_of(*slot).is_none()) {
+        let what = format!("slot {} may hold keys and has no owner", slot.number());
+        return Err(party.unfit("remove keys", what).with_remedy("run whimbrel repair"));
     }
+    let of_owner = origins(view, &occupied);
     let mut deleted = 0;
     for (owner, slots) in of_owner {
         for group in slots.chunks(GROUP_SLOTS) {
@@ -337,7 +336,12 @@ fn rest(keys: usize, took: Duration, keys_per_s: Option<u64>) -> Duration {
 
 /// Waits until the replicas of `party` hold no key in `slots`. Those that cannot be reached are left out:
 /// they will follow the stream of deletions, or copy everything anew.
+///
+/// Replicas have no marks by which they would show hidden keys. They follow the stream of deletions.
 async fn emptied_on_replicas(party: &Party, view: &ClusterView, slots: &SlotSet) -> Result<()> {
+    if party.traits.hides_keys {
+        return Ok(());
+    }
     for replica in view.replicas_of(&party.id).filter(|n| n.is_usable()) {
         let left = match left_on(&party.door, &replica.address, slots).await {
             Ok(left) => left,

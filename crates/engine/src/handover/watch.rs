@@ -18,7 +18,7 @@ use crate::deployment::Deployment;
 use crate::endpoint::{Address, Endpoint};
 use crate::error::{Error, ErrorKind, Result, ServerError, Side};
 use crate::link::Link;
-use crate::nodes::{ClusterView, Node, Role, key_counts};
+use crate::nodes::{ClusterView, Node, Role};
 use crate::probe::Info;
 
 /// Nodes that are asked at the same time.
@@ -242,22 +242,20 @@ async fn look(
     let seen = async {
         let mut party = Party::open(door, node.clone(), address, options).await?;
         silence(&mut party, options).await?;
-        party
-            .run(async |link| {
-                let view = ClusterView::ask(link).await?;
-                let info = Info::ask(link, "server").await?;
-                let keys = key_counts(link, slots).await?.sum(slots);
-                let primary = Primary {
-                    node,
-                    process: Process(info.field("run_id").unwrap_or_default().to_owned()),
-                    claims: view.me().slots.intersection(slots),
-                    keys,
-                };
-                let owners = view.nodes.iter().map(|n| (n.id.clone(), n.slots.intersection(slots)));
-                let owners: Owners = owners.filter(|(_, slots)| !slots.is_empty()).collect();
-                Ok(view.me().is_primary().then_some((primary, owners)))
-            })
-            .await
+        let view = party.view().await?;
+        if !view.me().is_primary() {
+            return Ok::<_, Error>(None);
+        }
+        let info = party.run(async |link| Info::ask(link, "server").await).await?;
+        let keys = party.count_keys(&view, slots).await?;
+        let primary = Primary {
+            node,
+            process: Process(info.field("run_id").unwrap_or_default().to_owned()),
+            claims: view.me().slots.intersection(slots),
+            keys,
+        };
+        let owners = view.nodes.iter().map(|n| (n.id.clone(), n.slots.intersection(slots)));
+        Ok(Some((primary, owners.filter(|(_, slots)| !slots.is_empty()).collect::<Owners>())))
     };
     match seen.await {
         Ok(Some((primary, owners))) => Ok((Seen::Primary(primary), owners)),

@@ -14,7 +14,7 @@ use crate::deployment::Deployment;
 use crate::endpoint::{Address, Endpoint};
 use crate::error::{Error, ErrorKind, Result, Side};
 use crate::link::{Link, LinkOptions};
-use crate::nodes::{ClusterView, Node};
+use crate::nodes::{ClusterView, Node, key_counts};
 
 use super::entry::Entry;
 use super::failure::is_peers_to_tell;
@@ -26,6 +26,9 @@ const AGREE_POLL: Duration = Duration::from_millis(20);
 
 /// How many things (slots, migrations) an error lists.
 const LISTED_MAX: usize = 8;
+
+/// How many slots are asked how many keys have come to them.
+const COUNTED_MAX: usize = 256;
 
 /// One of the two nodes of a migration: its name and where to reach it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -156,6 +159,62 @@ impl NativeMigration {
             NativeOwner::Target => NativeFound::Done,
             _ => NativeFound::Nothing,
         })
+    }
+
+    /// Cancels what is under way of these slots, by either node's list, and asks who has them. Where a node
+    /// still works on it, the slots count as unsettled.
+    ///
+    /// # Errors
+    /// As [`NativeMigration::find`] and [`NativeMigration::cancel`].
+    pub(super) async fn end(
+        deployment: &Deployment,
+        kind: NativeKind,
+        source: &Peer,
+        target: &Peer,
+        slots: &SlotSet,
+        timeout_ms: u64,
+    ) -> Result<NativeOwner> {
+        if let NativeFound::Running(mut migration) =
+            NativeMigration::find(deployment, kind, source, target, slots).await?
+        {
+            migration.cancel(timeout_ms).await?;
+        }
+        let mut nodes = Nodes::new(deployment, kind, source, target);
+        for side in [Side::Source, Side::Target] {
+            let listed = nodes.list(side).await?;
+            let (source, target) = (&nodes.source.peer.id, &nodes.target.peer.id);
+            if listed.iter().any(|e| {
+                e.is_active()
+                    && e.slots == *slots
+                    && e.source == source.as_str()
+                    && e.target == target.as_str()
+            }) {
+                return Ok(NativeOwner::Unsettled);
+            }
+        }
+        nodes.owner(slots).await
+    }
+
+    /// How many keys have come to the target, as far as it tells: Valkey counts those of slots that it takes
+    /// in, of which some are asked for; Redis hides them, but counts them among all of its keys.
+    ///
+    /// # Errors
+    /// As [`Link::call`].
+    pub(super) async fn arrived(&mut self) -> Result<u64> {
+        match self.nodes.kind {
+            NativeKind::Redis84 => {
+                let keys = self.nodes.call(Side::Target, &[b"DBSIZE"]).await?;
+                Ok(keys.as_int().and_then(|n| u64::try_from(n).ok()).unwrap_or(0))
+            }
+            NativeKind::Valkey9 => {
+                let step = self.slots.len().div_ceil(COUNTED_MAX).max(1);
+                let some: SlotSet = self.slots.iter().step_by(step).collect();
+                let (mut link, party) = self.nodes.link(Side::Target).await?;
+                let counts = key_counts(&mut link, &some).await?;
+                party.link = Some(link);
+                Ok(counts.sum(&some))
+            }
+        }
     }
 
     /// True where [`NativeMigration::start`] failed only because another migration is under way on one of the

@@ -11,7 +11,8 @@
 //! | after a failure | gives up for good | tries again every second until it is cancelled |
 //!
 //! [`NativeMigration`] speaks both in the same words; [`run`] queues one, watches it, tries again what is
-//! worth trying again, cancels on request, and checks at the end that both nodes name the same owner.
+//! worth trying again, cancels on request or where nothing moves, and checks at the end that both nodes name
+//! the same owner. [`end`] sees to it that nothing is left of one, for whoever goes on by other means.
 //! Whatever the outcome, the server either moved all slots or none: nothing has to be rolled back here.
 //!
 //! Neither moves functions, compares what it moved, or slows writers down; both refuse while any slot of
@@ -20,12 +21,13 @@
 mod entry;
 mod failure;
 mod migration;
+mod pace;
 mod run;
 mod state;
 mod support;
 
 pub use self::failure::NativeFailure;
 pub use self::migration::{NativeCancel, NativeFound, NativeMigration, NativeOwner, Peer};
-pub use self::run::{NativeOptions, NativeReport, run};
+pub use self::run::{NativeOptions, NativeReport, end, run};
 pub use self::state::{NativePhase, NativeState};
 pub use self::support::{NativeKind, NativeSupport};

@@ -12,11 +12,16 @@ use crate::error::{Error, Result};
 
 use super::failure::NativeFailure;
 use super::migration::{NativeCancel, NativeFound, NativeMigration, NativeOwner, Peer};
+use super::pace::Pace;
 use super::state::{NativePhase, NativeState};
 use super::support::NativeKind;
 
 /// The longest pause between two tries.
 const BACKOFF_MAX_MS: u64 = 5_000;
+
+/// How long the nodes may take to end a migration at each try, and how long to wait between two tries.
+const END_SETTLE_MS: u64 = 5_000;
+const END_POLL: Duration = Duration::from_millis(200);
 
 /// Bounds on one native migration.
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +45,8 @@ pub struct NativeOptions {
     /// How long it may take altogether. Then it is cancelled. Valkey waits for ever for writers that outrun
     /// it.
     pub give_up_after_ms: u64,
+    /// How long it may stay as far as it is. Then it is cancelled. `None`: for ever.
+    pub stall_ms: Option<u64>,
 }
 
 impl Default for NativeOptions {
@@ -53,6 +60,7 @@ impl Default for NativeOptions {
             backoff_first_ms: 200,
             adopt: false,
             give_up_after_ms: 3_600_000,
+            stall_ms: None,
         }
     }
 }
@@ -176,6 +184,31 @@ pub async fn run(
     }
 }
 
+/// Sees to it that neither node works on a migration of `slots` from `source` to `target` any more, and who
+/// has the slots then. One that is under way is cancelled; a node that cannot be asked is asked again, for at
+/// most `timeout_ms`.
+///
+/// # Errors
+/// As [`NativeMigration::cancel`] and [`NativeMigration::owner`], where time is up.
+pub async fn end(
+    deployment: &Deployment,
+    kind: NativeKind,
+    source: &Peer,
+    target: &Peer,
+    slots: &SlotSet,
+    timeout_ms: u64,
+) -> Result<NativeOwner> {
+    let deadline = Instant::now() + Duration::from_millis(timeout_ms);
+    loop {
+        let outcome = NativeMigration::end(deployment, kind, source, target, slots, END_SETTLE_MS).await;
+        let is_over = matches!(outcome, Ok(NativeOwner::Source | NativeOwner::Target));
+        if is_over || Instant::now() >= deadline {
+            return outcome;
+        }
+        sleep(END_POLL).await;
+    }
+}
+
 /// How the watch over one try ended.
 enum End {
     /// The server says that it succeeded.
@@ -230,13 +263,16 @@ impl Runner<'_> {
     async fn watch(&mut self, migration: &mut NativeMigration) -> Result<End> {
         let mut unreachable_since: Option<Instant> = None;
         let attempts_before = self.report.attempts;
+        let mut pace = Pace::new(Instant::now());
         loop {
             if self.cancel.is_cancelled() {
                 return self.stop(migration).await;
             }
             let asked = Instant::now();
-            if asked >= self.deadline {
-                return self.give_up(migration).await;
+            let is_stalled =
+                self.options.stall_ms.is_some_and(|ms| pace.still(asked) >= Duration::from_millis(ms));
+            if asked >= self.deadline || is_stalled {
+                return self.give_up(migration, pace.still(asked).as_secs_f64(), is_stalled).await;
             }
             match migration.poll().await {
                 Ok(mut state) => {
@@ -244,6 +280,11 @@ impl Runner<'_> {
                     self.report.attempts = attempts_before + state.server_retries;
                     state.attempt = self.report.attempts;
                     self.note(&state);
+                    pace.see(&state, asked);
+                    if self.options.stall_ms.is_some() && pace.wants_count(&state, asked) {
+                        // A courtesy: what cannot be counted is no move.
+                        pace.count(migration.arrived().await.unwrap_or(0), asked);
+                    }
                     let (phase, failure) = (state.phase, state.failure());
                     self.tell(state);
                     match failure {
@@ -292,11 +333,14 @@ impl Runner<'_> {
         }
     }
 
-    /// Cancels because time is up.
-    async fn give_up(&mut self, migration: &mut NativeMigration) -> Result<End> {
+    /// Cancels because time is up, or nothing moves.
+    async fn give_up(&mut self, migration: &mut NativeMigration, still_s: f64, stalled: bool) -> Result<End> {
         let raw = self.progress.borrow().raw.clone();
-        let ms = self.options.give_up_after_ms;
-        let reason = format!("it was not done within {ms} ms and was cancelled while \"{raw}\"");
+        let what = match stalled {
+            true => format!("it did not move for {still_s:.0} s"),
+            false => format!("it was not done within {} ms", self.options.give_up_after_ms),
+        };
+        let reason = format!("{what} and was cancelled while \"{raw}\"");
         let failure = NativeFailure {
             reason,
             side: crate::error::Side::Source,

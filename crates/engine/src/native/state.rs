@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// How far a native migration is, in the words of our own migrations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+/// How far a native migration is, in the words of our own migrations. What comes later is greater.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum NativePhase {
     /// Waits for its turn, or for the next try after a failure.
     #[default]

@@ -23,8 +23,8 @@ impl NativeKind {
         }
     }
 
-    /// Whether servers that have it hide keys of slots that a node does not own, so that nobody else can
-    /// remove them.
+    /// Whether servers that have it hide keys of slots that a node does not own. They remove them after a
+    /// migration of their own; anybody else has to mark the slots first.
     pub const fn hides_keys(self) -> bool {
         matches!(self, NativeKind::Redis84)
     }

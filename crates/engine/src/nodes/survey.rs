@@ -528,7 +528,11 @@ pub async fn native_migrations(link: &mut Link) -> Result<Vec<NativeSeen>> {
         let Some(migrations) = reply.as_items() else { continue };
         for migration in migrations {
             let text = |name: &str| migration.field(name).and_then(Value::as_str).unwrap_or("?").to_owned();
-            if OVER.contains(&text("state").as_str()) {
+            let (operation, state) = (text("operation").to_lowercase(), text("state"));
+            let is_valkey = migration.field("slot_ranges").is_some();
+            // Redis tries an import that has failed again by itself.
+            let will_be_tried_again = !is_valkey && operation == "import" && state == "failed";
+            if OVER.contains(&state.as_str()) && !will_be_tried_again {
                 continue;
             }
             let either = |one: &str, other: &str| {
@@ -538,14 +542,13 @@ pub async fn native_migrations(link: &mut Link) -> Result<Vec<NativeSeen>> {
             // Redis counts milliseconds.
             let created = migration.field("create_time").and_then(Value::as_int).unwrap_or(0);
             let created = u64::try_from(created).unwrap_or(0);
-            let is_valkey = migration.field("slot_ranges").is_some();
             found.push(NativeSeen {
                 name: either("name", "id"),
-                operation: text("operation").to_lowercase(),
+                operation,
                 slots: either("slot_ranges", "slots"),
                 source: either("source_node", "source"),
                 target: either("target_node", "dest"),
-                state: text("state"),
+                state,
                 message: either("message", "last_error"),
                 created_s: if is_valkey { created } else { created / 1_000 },
             });

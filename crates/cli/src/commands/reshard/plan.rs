@@ -31,19 +31,24 @@ pub async fn method(
 ) -> Result<(Method, String)> {
     let external_only = moving.external_only();
     let chosen = |method, word: &str| Ok((method, format!("--method {word}")));
+    let native_first = moving.native_stall.is_some();
     let wish = match (moving.method, external_only) {
+        (MethodChoice::External | MethodChoice::Legacy, _) if native_first => {
+            return Err(usage("--native-stall is about the servers' own migration")
+                .with_remedy("leave it out, or --method"));
+        }
         (MethodChoice::External, _) => return chosen(Method::External, "external"),
         (MethodChoice::Legacy, _) if moving.atomic => {
             return Err(usage("the legacy method moves slot by slot: it cannot be --atomic")
                 .with_remedy("leave out --method, or --atomic"));
         }
         (MethodChoice::Legacy, _) => return chosen(Method::Legacy, "legacy"),
-        (MethodChoice::Native, Some(option)) => {
+        (choice, Some(option)) if choice == MethodChoice::Native || native_first => {
             let what = format!("the servers' own migration knows nothing like {option}");
             return Err(usage(&what).with_remedy("leave it out, or leave out --method"));
         }
-        (MethodChoice::Native, None) => Wish::Native,
-        (MethodChoice::Auto, only) => Wish::Best { external_only: only.is_some() },
+        (MethodChoice::Native, _) => Wish::Native,
+        (MethodChoice::Auto, only) => Wish::Best { external_only: only.is_some(), native_first },
     };
     situation.method(deployment, moves, wish).await.map_err(|e| match e.kind {
         ErrorKind::Unfit(_) if e.remedy.is_none() => e.with_remedy("leave out --method"),
@@ -79,7 +84,7 @@ pub fn show(plan: &Plan, moving: &MovingArgs) {
             "{}",
             json!({
                 "event": "plan", "dry_run": moving.dry_run, "moves": moves, "method": plan.method.name(),
-                "why": plan.why,
+                "why": plan.why, "native_stall_ms": plan.native_stall_ms,
                 "slots": slots, "keys": keys, "estimated_bytes": bytes,
                 "estimated_ms": plan.estimate_ms(),
                 "max_pause_ms": plan.max_pause_ms, "pause_ms": plan.need.least_ms,
@@ -134,6 +139,12 @@ pub fn show(plan: &Plan, moving: &MovingArgs) {
     }
     if let Method::Native(_) = plan.method {
         eprintln!("verify   nothing is compared, and no rate is kept: the servers do it");
+    }
+    if let Some(ms) = plan.native_stall_ms {
+        let ms = format_duration_ms(ms);
+        eprintln!(
+            "         where that fails, or does not move for {ms}, whimbrel's own method takes its place"
+        );
     }
     if let Some(node) = &plan.demoted {
         eprintln!("note     {node} is left without slots: its servers make it a replica of the new owner");

@@ -1,10 +1,10 @@
 //! How slots move, by the options of the command.
 
 use whimbrel_control::options::TransferOptions;
-use whimbrel_control::service::{Method, Settings};
+use whimbrel_control::service::{Method, NATIVE_STALL_MS, Settings};
 use whimbrel_core::migration::{Rules, Verify};
 
-use crate::settings::args::{MovingArgs, VerifyChoice};
+use crate::settings::args::{MethodChoice, MovingArgs, VerifyChoice};
 
 /// Lanes for each job: more do not help, since a server has one thread for its keys.
 const LANES: usize = 4;
@@ -38,5 +38,9 @@ pub fn settings(moving: &MovingArgs, method: Method) -> Settings {
             ..TransferOptions::default()
         },
         batch_keys: moving.batch_keys,
+        native_stall_ms: match moving.method {
+            MethodChoice::Auto => moving.native_stall.or(Some(NATIVE_STALL_MS)),
+            _ => moving.native_stall,
+        },
     }
 }

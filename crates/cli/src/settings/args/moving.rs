@@ -11,13 +11,13 @@ use super::access::ClusterAccess;
 use super::cluster::ClusterArgs;
 use super::fleet::CoordinatorArgs;
 use super::shared::{Beforehand, Show};
-use super::values::{parse_bytes, parse_pause};
+use super::values::{parse_bytes, parse_pause, parse_stall};
 
 /// By which means slots move.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum MethodChoice {
-    /// Whimbrel's own, which compares and bounds pauses; the servers' own on Redis 8.4 and later, where no
-    /// other leaves the source clean
+    /// Whimbrel's own, which compares and bounds pauses. With --native-stall, and on Redis 8.4 and later, the
+    /// servers' own first
     #[default]
     Auto,
     /// Whimbrel's own: feed, snapshot, catch-up, fence, takeover
@@ -64,6 +64,11 @@ pub struct MovingArgs {
     #[arg(long, help_heading = "Method", conflicts_with = "batch_keys")]
     pub atomic: bool,
 
+    /// How long the servers' own method may not move before whimbrel's own takes its place, as it does where
+    /// that fails (auto, native) [default: 30s with auto; never with native]
+    #[arg(long, value_name = "TIME", value_parser = parse_stall, help_heading = "Method")]
+    pub native_stall: Option<u64>,
+
     /// Roll back rather than slow down writers that outrun the catch-up (external)
     #[arg(long, help_heading = "Method")]
     pub no_brake: bool,
@@ -98,7 +103,7 @@ pub struct MovingArgs {
     /// with a password
     #[arg(long, value_name = "ADDR", help_heading = "Daemon", conflicts_with_all = [
         "method", "atomic", "max_pause", "verify", "no_brake", "batch_keys", "memory", "big_key", "rate_keys",
-            "rate_bytes", "state_dir",
+            "rate_bytes", "state_dir", "native_stall",
     ])]
     pub server: Option<String>,
 

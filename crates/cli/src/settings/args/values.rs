@@ -49,6 +49,11 @@ pub fn parse_pause(text: &str) -> Result<u64, String> {
     }
 }
 
+/// How long something may not move. Within less than a second nobody could tell.
+pub fn parse_stall(text: &str) -> Result<u64, String> {
+    parse_ms(text)?.checked_sub(1_000).map(|ms| ms + 1_000).ok_or_else(|| "from 1s on".to_owned())
+}
+
 /// For how long nobody must have written. A shorter time would tell nothing.
 pub fn parse_quiet(text: &str) -> Result<u64, String> {
     match parse_ms(text)? {

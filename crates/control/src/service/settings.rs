@@ -1,0 +1,149 @@
+//! How jobs are made: by which means, and how the slots of a move are cut.
+
+use serde::{Deserialize, Serialize};
+use whimbrel_core::migration::Rules;
+use whimbrel_core::plan::{BatchLimits, Move, batches};
+use whimbrel_core::slot::{Slot, SlotRange, SlotSet};
+use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::error::{Error, Result, Side};
+use whimbrel_engine::handover::{FenceKind, Handover, HandoverOptions};
+use whimbrel_engine::native::NativeKind;
+use whimbrel_engine::remedy::Remedy;
+
+use crate::executor::{NOT_AT_ONCE, process_name};
+use crate::options::TransferOptions;
+use crate::pause::{self, PauseNeed};
+
+/// How long the servers' own migration may not move where nobody says, in milliseconds.
+pub const NATIVE_STALL_MS: u64 = 30_000;
+
+/// By which means slots move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Method {
+    /// By whimbrel: feed, snapshot, catch-up, fence, takeover.
+    External,
+    /// By the servers' own atomic migration.
+    Native(Native),
+    /// By `SETSLOT` and `MIGRATE`.
+    Legacy,
+}
+
+/// Which of the servers' own migrations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Native {
+    /// `CLUSTER MIGRATESLOTS`.
+    Valkey9,
+    /// `CLUSTER MIGRATION IMPORT`.
+    Redis84,
+}
+
+impl Native {
+    pub(super) fn kind(self) -> NativeKind {
+        match self {
+            Native::Valkey9 => NativeKind::Valkey9,
+            Native::Redis84 => NativeKind::Redis84,
+        }
+    }
+}
+
+impl From<NativeKind> for Native {
+    fn from(kind: NativeKind) -> Native {
+        match kind {
+            NativeKind::Valkey9 => Native::Valkey9,
+            NativeKind::Redis84 => Native::Redis84,
+        }
+    }
+}
+
+impl Method {
+    /// Its name in flags, reports and journals.
+    pub fn name(self) -> &'static str {
+        match self {
+            Method::External => "external",
+            Method::Native(_) => "native",
+            Method::Legacy => "legacy",
+        }
+    }
+}
+
+/// How jobs are made.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// By which means.
+    pub method: Method,
+    /// What external jobs may do, but for the longest pause.
+    pub rules: Rules,
+    /// How long they may pause writes at once, in milliseconds; what is usual, or what round trips need,
+    /// where it is `None`.
+    pub max_pause_ms: Option<u64>,
+    /// How external jobs move keys.
+    pub transfer: TransferOptions,
+    /// How many keys their batches have at most; what suits the source where it is `None`.
+    pub batch_keys: Option<u64>,
+    /// How long the servers' own migration may not move before whimbrel's own method takes its place, in
+    /// milliseconds. `None`: nothing takes its place.
+    pub native_stall_ms: Option<u64>,
+}
+
+/// How the slots of one move are handed over.
+#[derive(Debug)]
+pub struct Cut {
+    /// How writes are fenced off.
+    pub fence: FenceKind,
+    /// Batches, in their order: one where all slots go at once.
+    pub parts: Vec<SlotSet>,
+    /// What a pause needs.
+    pub need: PauseNeed,
+    /// How long writes may be paused at once, in milliseconds.
+    pub max_pause_ms: u64,
+}
+
+/// How the slots of one move are cut, and what pause that needs.
+///
+/// # Errors
+/// `Unfit` where all slots are to go at once and cannot, and where the longest pause is too short for any
+/// handover. As [`Handover::open`].
+pub async fn cut(
+    deployment: &Deployment,
+    planned: &Move,
+    settings: &Settings,
+    keys_of: impl Fn(Slot) -> u64,
+) -> Result<Cut> {
+    let options = HandoverOptions { process: process_name().to_owned(), begun: false, ..Default::default() };
+    let (source, target) = (planned.source.clone(), planned.target.clone());
+    let mut handover = Handover::open_with(deployment, source, target, options).await?;
+    let fence = handover.fence_kind();
+    let Rules { atomic, verify, .. } = settings.rules;
+    let unfit = |handover: &Handover, what: String, remedy: Remedy| {
+        let at = handover.source_address().to_string();
+        Error::unfit(Side::Source, at, "plan the handover", what).with_remedy(remedy)
+    };
+    let keys_max = settings.batch_keys.unwrap_or(fence.batch_keys_max()).max(1);
+    let limits = BatchLimits { keys_max, slots_max: handover.batch_slots_max() };
+    let mut parts = batches(&planned.slots, &keys_of, limits);
+    if atomic && !planned.slots.is_empty() {
+        parts = vec![planned.slots.clone()];
+    }
+    if let [only] = &parts[..]
+        && handover.should_split(only).await?
+        && let Some(last) = only.iter().last()
+    {
+        if atomic {
+            let remedy = "give the target a slot first, or move the slots in batches";
+            return Err(unfit(&handover, NOT_AT_ONCE.to_owned(), Remedy::Words(remedy.into())));
+        }
+        let last = SlotSet::from_ranges(SlotRange::new(last, last));
+        parts = vec![only.difference(&last), last];
+    }
+    let largest = parts.iter().max_by_key(|part| part.len()).cloned().unwrap_or_default();
+    let keys = largest.iter().map(&keys_of).sum();
+    let longest_ms = settings.max_pause_ms.unwrap_or(pause::USUAL_MS);
+    let need = PauseNeed::measure_for(&mut handover, &largest, keys, verify, atomic, longest_ms).await?;
+    let max_pause_ms = need.longest_ms(settings.max_pause_ms);
+    if let Some((what, remedy)) = need.too_long_for(max_pause_ms) {
+        return Err(unfit(&handover, what, remedy));
+    }
+    Ok(Cut { fence, parts, need, max_pause_ms })
+}
