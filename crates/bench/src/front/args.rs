@@ -14,6 +14,8 @@ pub enum Part {
     Through,
     /// Queries while keys arrive: without a filter, as the paper has it, and through the front
     Moving,
+    /// Moving keys that nobody asks for, beside a copy and the paper's mover
+    Alone,
 }
 
 /// `./dev bench front`.
@@ -23,8 +25,8 @@ pub struct BenchFrontArgs {
     #[arg(long, default_value = "redis-7.0", value_parser = engine)]
     pub engine: Engine,
 
-    /// Which part, or both
-    #[arg(long, value_delimiter = ',', default_value = "through,moving")]
+    /// Which parts
+    #[arg(long, value_delimiter = ',', default_value = "through,moving,alone")]
     pub part: Vec<Part>,
 
     /// Connections at once
@@ -49,7 +51,7 @@ pub struct BenchFrontArgs {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=600))]
     pub seconds: u64,
 
-    /// Rounds, in which the contenders take turns
+    /// Rounds, in which the contenders take turns; not while keys move under queries
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
 
@@ -61,6 +63,10 @@ pub struct BenchFrontArgs {
     /// Bytes of each value that moves
     #[arg(long, default_value_t = 2_000)]
     pub value_bytes: usize,
+
+    /// Queries of each run while keys move and after that, all clients together [default: twice the keys]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    pub queries: Option<u64>,
 
     /// How skewed the keys are that are asked for; all with the most writes
     #[arg(long, value_delimiter = ',', default_value = "0.9,0.95,0.99")]

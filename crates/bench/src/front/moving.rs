@@ -2,46 +2,38 @@
 //! (Braverman and Liu), scaled to one machine: queries are sent to the target while its keys are still
 //! arriving.
 //!
-//! Three schemes take turns. Without a filter the target alone answers. The paper's has a Bloom filter at the
-//! target, to which a key is added when it has arrived; what is not in it is forwarded to the source. The
-//! third is `whimbrel front`.
+//! Three schemes take turns, with the same number of queries. Without a filter the target alone answers. The
+//! [paper's](super::paper) has a Bloom filter at the target, to which a key is added when it has arrived;
+//! what is not in it is forwarded to the source. The third is `whimbrel front`.
 //!
 //! A value begins with its version. Each key has one thread that writes it, so its versions are carried out
 //! in order, and a read has to see the version that was acknowledged before it was sent, or a later one.
 
-use std::hash::{BuildHasher, Hasher};
+use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use fastrand::Rng;
-use redis::{Connection, cmd};
+use redis::cmd;
 use serde::Serialize;
 use whimbrel_core::units::format_count;
 use whimbrel_lab::{Engine, Server};
 use whimbrel_loadgen::interrupt::Interrupt;
 use whimbrel_loadgen::zipf::Zipf;
-use xxhash_rust::xxh3::Xxh3Builder;
 
 use super::args::BenchFrontArgs;
+use super::data::{fill, name_of, value_of, version_of};
+use super::paper::{self, Bloom};
 use super::ways::Running;
 use crate::report::aligned;
 
 /// Threads that ask.
 const CLIENTS: u64 = 8;
 
-/// Keys that the movers of the first two schemes take at a time.
-const BATCH: u64 = 64;
-
-/// As in the paper: 125 MB for 50 million keys.
-const PAPER_BITS_PER_KEY: u64 = 20;
-
-/// The paper does not tell how many; these give false positives of 0.014 % once all keys are in it.
-const PAPER_HASHES: u64 = 7;
-
 /// A move may take so long.
-const PATIENCE: Duration = Duration::from_secs(300);
+pub(super) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// What was seen with one scheme, one skew and one share of writes.
 #[derive(Debug, Serialize)]
@@ -49,8 +41,10 @@ pub(super) struct Seen {
     pub(super) scheme: &'static str,
     pub(super) zipf: f64,
     pub(super) writes: f64,
-    /// Queries while keys moved.
+    /// All queries.
     queries: u64,
+    /// Those of them that were sent while keys moved.
+    queries_moving: u64,
     /// Reads that found nothing, though every key has a value.
     found_nothing: u64,
     /// Reads that found what was there before an acknowledged write.
@@ -59,9 +53,13 @@ pub(super) struct Seen {
     pub(super) writes_lost: u64,
     /// Share of the queries that were answered wrongly.
     pub(super) wrong_share: f64,
+    /// How long queries took that were sent while keys moved.
     p50_us: f64,
     p99_us: f64,
-    seconds: f64,
+    /// How long the move took, from the order to its end.
+    pub(super) seconds: f64,
+    /// Most memory that the front has taken.
+    front_peak_mib: Option<f64>,
     /// Queries that were sent on to the source.
     forwarded_share: Option<f64>,
     /// Queries that waited for their key to be moved, or for the target to say whether it has it.
@@ -88,6 +86,8 @@ struct Run<'a> {
     front: String,
     keys: u64,
     value_bytes: usize,
+    /// Of each client.
+    queries: u64,
     /// Which ranks are asked for, and how often.
     ranks: &'a Zipf,
     writes: f64,
@@ -100,46 +100,12 @@ struct Run<'a> {
 /// What one thread has seen.
 #[derive(Debug, Default)]
 struct Tally {
+    queries: u64,
     found_nothing: u64,
     stale: u64,
     forwarded: u64,
+    /// Of queries that were sent while keys moved.
     times_us: Vec<f32>,
-}
-
-/// The paper's filter.
-struct Bloom {
-    words: Vec<AtomicU64>,
-}
-
-impl Bloom {
-    fn new(keys: u64) -> Bloom {
-        let words = (keys * PAPER_BITS_PER_KEY).div_ceil(64).max(1);
-        Bloom { words: (0..words).map(|_| AtomicU64::new(0)).collect() }
-    }
-
-    /// The bits of a key, by double hashing (Kirsch and Mitzenmacher, 2006).
-    fn bits(&self, key: u64) -> impl Iterator<Item = (usize, u64)> {
-        let hash = |seed| {
-            let mut hasher = Xxh3Builder::new().with_seed(seed).build_hasher();
-            hasher.write_u64(key);
-            hasher.finish()
-        };
-        let (first, step, bits) = (hash(1), hash(2) | 1, self.words.len() as u64 * 64);
-        (0..PAPER_HASHES).map(move |i| {
-            let bit = first.wrapping_add(i.wrapping_mul(step)) % bits;
-            ((bit / 64) as usize, 1 << (bit % 64))
-        })
-    }
-
-    fn add(&self, key: u64) {
-        for (word, bit) in self.bits(key) {
-            self.words[word].fetch_or(bit, Ordering::SeqCst);
-        }
-    }
-
-    fn has(&self, key: u64) -> bool {
-        self.bits(key).all(|(word, bit)| self.words[word].load(Ordering::SeqCst) & bit != 0)
-    }
 }
 
 /// Runs all schemes, with each skew and each share of writes, as the paper does: shares of writes with the
@@ -160,8 +126,9 @@ pub(super) fn measure(
             interrupt.check()?;
             let one = run(engine, args, scheme, (zipf, writes), &ranks, interrupt)?;
             eprintln!(
-                "{}, zipf {zipf}, writes {writes}: {} queries, {:.3} % wrong",
+                "{}, zipf {zipf}, writes {writes}: moved in {:.2} s, {} queries, {:.3} % wrong",
                 one.scheme,
+                one.seconds,
                 format_count(one.queries),
                 one.wrong_share * 100.0
             );
@@ -190,6 +157,7 @@ fn run(
         front: front.as_ref().map_or_else(String::new, |front| front.address.to_string()),
         keys: args.keys,
         value_bytes: args.value_bytes,
+        queries: args.queries.unwrap_or(2 * args.keys).div_ceil(CLIENTS),
         ranks,
         writes,
         acknowledged: (0..args.keys).map(|_| AtomicU64::new(1)).collect(),
@@ -197,29 +165,30 @@ fn run(
         is_over: AtomicBool::new(false),
     };
     let began = Instant::now();
-    let tallies = thread::scope(|scope| {
+    let (seconds, tallies) = thread::scope(|scope| {
         let run = &run;
-        let clients: Vec<_> = (0..CLIENTS).map(|number| scope.spawn(move || run.ask(number))).collect();
+        let clients: Vec<_> = (0..CLIENTS).map(|number| scope.spawn(move || run.serve(number))).collect();
         let moved = match &front {
             Some(front) => front.move_all(PATIENCE, interrupt),
-            None => run.move_all(interrupt),
+            None => paper::move_all(&source, &target, args.keys, &run.filter, interrupt),
         };
+        let seconds = began.elapsed().as_secs_f64();
         run.is_over.store(true, Ordering::SeqCst);
         let tallies: Vec<_> = clients.into_iter().map(thread::ScopedJoinHandle::join).collect();
         moved?;
-        tallies
+        let tallies = tallies
             .into_iter()
             .map(|tally| tally.unwrap_or_else(|_| bail!("a client has panicked")))
-            .collect::<anyhow::Result<Vec<Tally>>>()
+            .collect::<anyhow::Result<Vec<Tally>>>()?;
+        anyhow::Ok((seconds, tallies))
     })?;
-    let seconds = began.elapsed().as_secs_f64();
     let status = front.as_ref().map(Running::status).transpose()?;
     let told = |name: &str| status.as_ref().and_then(|status| status["moving"][name].as_f64());
     let mut times: Vec<f32> = tallies.iter().flat_map(|tally| tally.times_us.iter().copied()).collect();
     times.sort_by(f32::total_cmp);
     let sum = |of: fn(&Tally) -> u64| tallies.iter().map(of).sum::<u64>();
     let (queries, found_nothing, stale) =
-        (times.len() as u64, sum(|tally| tally.found_nothing), sum(|tally| tally.stale));
+        (sum(|tally| tally.queries), sum(|tally| tally.found_nothing), sum(|tally| tally.stale));
     let all = queries.max(1) as f64;
     let forwarded_share = match scheme {
         Scheme::NoFilter => None,
@@ -235,6 +204,7 @@ fn run(
         zipf,
         writes,
         queries,
+        queries_moving: times.len() as u64,
         found_nothing,
         stale,
         writes_lost: run.count_lost()?,
@@ -242,11 +212,12 @@ fn run(
         p50_us: times.get(times.len() / 2).copied().unwrap_or(0.0).into(),
         p99_us: times.get(times.len() * 99 / 100).copied().unwrap_or(0.0).into(),
         seconds,
+        front_peak_mib: front.as_ref().map(Running::peak_mib).transpose()?,
         forwarded_share,
         pulled_share: told("pulled").map(|pulled| pulled / all),
         filter_bits_per_key: match scheme {
             Scheme::NoFilter => None,
-            Scheme::Paper => Some(PAPER_BITS_PER_KEY as f64),
+            Scheme::Paper => Some(paper::BITS_PER_KEY as f64),
             Scheme::Whimbrel => told("filter_bits_per_key"),
         },
         filter_false_positives: told("filter_false_positives"),
@@ -254,41 +225,55 @@ fn run(
 }
 
 impl Run<'_> {
-    /// Asks until all keys have moved.
-    fn ask(&self, number: u64) -> anyhow::Result<Tally> {
-        let open = |address: &str| -> anyhow::Result<Connection> {
-            Ok(redis::Client::open(format!("redis://{address}/"))?.get_connection_with_timeout(PATIENCE)?)
-        };
-        let mut home = match self.scheme {
-            Scheme::Whimbrel => open(&self.front)?,
-            Scheme::NoFilter | Scheme::Paper => self.target.try_connection()?,
-        };
-        let mut source = self.source.try_connection()?;
+    /// One client, and what stands between it and the servers in its scheme.
+    fn serve(&self, number: u64) -> anyhow::Result<Tally> {
+        match self.scheme {
+            Scheme::NoFilter => self.ask(number, &self.target.addr()),
+            Scheme::Whimbrel => self.ask(number, &self.front),
+            Scheme::Paper => thread::scope(|scope| {
+                let listener = TcpListener::bind("127.0.0.1:0")?;
+                let address = listener.local_addr()?.to_string();
+                let (source, target, filter) = (self.source, self.target, &self.filter);
+                let hop = scope.spawn(move || paper::serve_one(&listener, source, target, filter));
+                // Its connection is closed when this returns, and the hop ends.
+                let tally = self.ask(number, &address);
+                let forwarded = hop.join().unwrap_or_else(|_| bail!("the destination has panicked"))?;
+                Ok(Tally { forwarded, ..tally? })
+            }),
+        }
+    }
+
+    /// Sends the queries of one client.
+    fn ask(&self, number: u64, address: &str) -> anyhow::Result<Tally> {
+        let client = redis::Client::open(format!("redis://{address}/"))?;
+        let mut connection = client.get_connection_with_timeout(PATIENCE)?;
         let mut random = Rng::with_seed(number + 1);
         let mut tally = Tally::default();
-        while !self.is_over.load(Ordering::SeqCst) {
+        for _ in 0..self.queries {
             let is_write = random.f64() < self.writes;
             let mut key = self.some_key(&mut random);
             if is_write {
                 // Its only writer.
                 key = (key - key % CLIENTS + number) % self.keys;
             }
-            let sent = Instant::now();
-            let is_forwarded = matches!(self.scheme, Scheme::Paper) && !self.filter.has(key);
-            let to = if is_forwarded { &mut source } else { &mut home };
-            tally.forwarded += u64::from(is_forwarded);
+            let is_moving = !self.is_over.load(Ordering::SeqCst);
             let last = self.acknowledged[key as usize].load(Ordering::SeqCst);
+            let sent = Instant::now();
             if is_write && key % CLIENTS == number {
-                cmd("SET").arg(name_of(key)).arg(value_of(last + 1, self.value_bytes)).exec(to)?;
+                let value = value_of(last + 1, self.value_bytes, &mut random);
+                cmd("SET").arg(name_of(key)).arg(value).exec(&mut connection)?;
                 self.acknowledged[key as usize].store(last + 1, Ordering::SeqCst);
             } else {
-                match cmd("GET").arg(name_of(key)).query::<Option<String>>(to)? {
+                match cmd("GET").arg(name_of(key)).query::<Option<Vec<u8>>>(&mut connection)? {
                     None => tally.found_nothing += 1,
                     Some(value) if version_of(&value)? < last => tally.stale += 1,
                     Some(_) => {}
                 }
             }
-            tally.times_us.push(sent.elapsed().as_secs_f32() * 1e6);
+            tally.queries += 1;
+            if is_moving {
+                tally.times_us.push(sent.elapsed().as_secs_f32() * 1e6);
+            }
         }
         Ok(tally)
     }
@@ -299,33 +284,14 @@ impl Run<'_> {
         self.ranks.pick(random).wrapping_mul(1_000_000_007) % self.keys
     }
 
-    /// Copies all keys as the paper's mover does. A write at the target before a key came keeps what
-    /// was written.
-    fn move_all(&self, interrupt: &Interrupt) -> anyhow::Result<()> {
-        let (mut from, mut to) = (self.source.try_connection()?, self.target.try_connection()?);
-        for first in (0..self.keys).step_by(BATCH as usize) {
-            interrupt.check()?;
-            let batch = first..(first + BATCH).min(self.keys);
-            let names: Vec<String> = batch.clone().map(name_of).collect();
-            let values: Vec<String> = cmd("MGET").arg(&names).query(&mut from)?;
-            let mut pipeline = redis::pipe();
-            for (name, value) in names.iter().zip(values) {
-                pipeline.cmd("SET").arg(name).arg(value).arg("NX").ignore();
-            }
-            pipeline.exec(&mut to)?;
-            batch.for_each(|key| self.filter.add(key));
-        }
-        Ok(())
-    }
-
     /// Keys whose last acknowledged version the target does not have. Nobody writes any more.
     fn count_lost(&self) -> anyhow::Result<u64> {
         let mut target = self.target.try_connection()?;
         let mut lost = 0;
-        for first in (0..self.keys).step_by(BATCH as usize) {
-            let batch: Vec<u64> = (first..(first + BATCH).min(self.keys)).collect();
+        for first in (0..self.keys).step_by(paper::BATCH as usize) {
+            let batch: Vec<u64> = (first..(first + paper::BATCH).min(self.keys)).collect();
             let names: Vec<String> = batch.iter().copied().map(name_of).collect();
-            let values: Vec<Option<String>> = cmd("MGET").arg(&names).query(&mut target)?;
+            let values: Vec<Option<Vec<u8>>> = cmd("MGET").arg(&names).query(&mut target)?;
             for (key, value) in batch.into_iter().zip(values) {
                 let found = value.as_deref().map(version_of).transpose()?.unwrap_or(0);
                 lost += u64::from(found < self.acknowledged[key as usize].load(Ordering::SeqCst));
@@ -335,37 +301,16 @@ impl Run<'_> {
     }
 }
 
-fn fill(source: &Server, args: &BenchFrontArgs) -> anyhow::Result<()> {
-    let mut connection = source.try_connection()?;
-    for first in (0..args.keys).step_by(1_000) {
-        let mut pipeline = redis::pipe();
-        for key in first..(first + 1_000).min(args.keys) {
-            pipeline.cmd("SET").arg(name_of(key)).arg(value_of(1, args.value_bytes)).ignore();
-        }
-        pipeline.exec(&mut connection)?;
-    }
-    Ok(())
-}
-
-fn name_of(key: u64) -> String {
-    format!("key:{key}")
-}
-
-fn value_of(version: u64, bytes: usize) -> String {
-    format!("{version:<bytes$}")
-}
-
-fn version_of(value: &str) -> anyhow::Result<u64> {
-    value.trim_end().parse().context("a value that nobody has written")
-}
-
 /// The table of what was seen.
 pub(super) fn table(seen: &[Seen]) -> String {
     let head = [
         "scheme",
         "zipf",
         "writes",
+        "moved in",
+        "of paper",
         "queries",
+        "while moving",
         "found nothing",
         "stale",
         "wrong",
@@ -376,17 +321,26 @@ pub(super) fn table(seen: &[Seen]) -> String {
         "pulled",
         "bits a key",
         "false positives",
+        "front MiB",
         "",
     ];
     let percent =
         |share: Option<f64>| share.map_or_else(String::new, |share| format!("{:.3} %", share * 100.0));
+    let of_paper = |one: &Seen| {
+        let is_it =
+            |other: &&Seen| other.scheme == "paper" && other.zipf == one.zipf && other.writes == one.writes;
+        seen.iter().find(is_it).map(|paper| one.seconds / paper.seconds)
+    };
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for one in seen {
         rows.push(vec![
             one.scheme.to_owned(),
             format!("{}", one.zipf),
             format!("{}", one.writes),
+            format!("{:.2} s", one.seconds),
+            of_paper(one).map_or_else(String::new, |ratio| format!("{ratio:.2} ×")),
             format_count(one.queries),
+            format_count(one.queries_moving),
             format_count(one.found_nothing),
             format_count(one.stale),
             percent(Some(one.wrong_share)),
@@ -397,22 +351,9 @@ pub(super) fn table(seen: &[Seen]) -> String {
             percent(one.pulled_share),
             one.filter_bits_per_key.map_or_else(String::new, |bits| format!("{bits:.1}")),
             percent(one.filter_false_positives),
+            one.front_peak_mib.map_or_else(String::new, |mib| format!("{mib:.0}")),
             String::new(),
         ]);
     }
     aligned(&rows)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_filter_knows_what_it_was_told_and_little_else() {
-        let filter = Bloom::new(10_000);
-        (0..10_000).for_each(|key| filter.add(key));
-        assert!((0..10_000).all(|key| filter.has(key)));
-        let taken_for_known = (10_000..110_000).filter(|&key| filter.has(key)).count();
-        assert!(taken_for_known < 100, "{taken_for_known}");
-    }
 }

@@ -17,6 +17,9 @@ use crate::binaries::whimbrel_binary;
 /// How long a proxy may take to let clients in.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How often it is looked whether all keys have moved.
+const POLL: Duration = Duration::from_millis(2);
+
 /// A way to the server.
 pub(super) struct Way {
     pub(super) name: &'static str,
@@ -109,7 +112,7 @@ pub(super) struct Running {
     /// Where it listens.
     pub(super) address: SocketAddr,
     state: PathBuf,
-    _way: Way,
+    way: Way,
 }
 
 impl Running {
@@ -121,21 +124,43 @@ impl Running {
         command.args(["front", "--quiet", "--source", &source.addr(), "--target", &target.addr()]);
         command.args(["--listen", &address.to_string(), "--state-dir"]).arg(&state);
         let way = started("whimbrel", command, address, target)?;
-        Ok(Running { address, state, _way: way })
+        Ok(Running { address, state, way })
     }
 
     /// Has all keys moved.
     pub(super) fn move_all(&self, limit: Duration, interrupt: &Interrupt) -> anyhow::Result<()> {
         self.tell("start")?;
         let began = Instant::now();
-        while self.status()?["phase"] != "done" {
+        while !self.has_moved_all()? {
             interrupt.check()?;
             if began.elapsed() > limit {
                 bail!("the keys have not moved in {} s", limit.as_secs());
             }
-            std::thread::sleep(Duration::from_millis(50));
+            std::thread::sleep(POLL);
         }
         Ok(())
+    }
+
+    /// By the file in which the front keeps it: asking the front takes a process each time, on the cores that
+    /// it moves keys with.
+    fn has_moved_all(&self) -> anyhow::Result<bool> {
+        for entry in std::fs::read_dir(&self.state)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "state") {
+                let state: Value = serde_json::from_str(&std::fs::read_to_string(path)?)?;
+                return Ok(state["phase"] == "done");
+            }
+        }
+        Ok(false)
+    }
+
+    /// Most memory that it has taken so far, in MiB.
+    pub(super) fn peak_mib(&self) -> anyhow::Result<f64> {
+        let Some(Proxy(child)) = &self.way.proxy else { bail!("the front does not run") };
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
+        Ok(kib.context("read how much memory the front has taken")? / 1024.0)
     }
 
     /// How it stands.

@@ -26,7 +26,7 @@ pub mod write;
 
 pub use fit::Fit;
 pub(crate) use read::expire_in_ms;
-pub use read::{Fetch, Found, Read, Way, exist, read_all, read_together};
+pub use read::{Fetch, Found, Read, Way, exist, read_all, read_strings_together, read_together};
 pub use size::{memory_bytes, memory_bytes_of};
 pub use state::{Body, KeyState, shown};
-pub use write::{Write, WriteMode, Written, unlink_all, write_all};
+pub use write::{Write, WriteMode, Written, remove_together, unlink_all, write_all, write_strings_together};

@@ -388,6 +388,40 @@ pub async fn read_together(
     Err(unclear(link))
 }
 
+/// Reads strings without expiries with one command, over a `link` to one server; those that are none, or
+/// gone, one by one after that. These come last.
+///
+/// # Errors
+/// As [`read_all`].
+pub async fn read_strings_together(
+    link: &mut Link,
+    read: &Read,
+    keys: &[Bytes],
+) -> Result<Vec<(Bytes, Found)>> {
+    let out = link.outbox();
+    out.command(1 + keys.len());
+    out.arg(b"MGET");
+    keys.iter().for_each(|key| out.arg_bytes(key));
+    link.flush().await?;
+    let reply = link.reply().await?;
+    let values = match reply.into_items() {
+        Some(values) if values.len() == keys.len() => values,
+        // What is refused is refused key by key.
+        _ => return read_all(link, read, keys).await,
+    };
+    let (mut found, mut again) = (Vec::with_capacity(keys.len()), Vec::new());
+    for (key, value) in keys.iter().zip(values) {
+        match value.into_bytes() {
+            Some(value) => found.push((key.clone(), Found::Value(value, None))),
+            None => again.push(key.clone()),
+        }
+    }
+    if !again.is_empty() {
+        found.extend(read_all(link, read, &again).await?);
+    }
+    Ok(found)
+}
+
 /// Says of each key whether it exists on the server, which has to own its slot.
 ///
 /// # Errors

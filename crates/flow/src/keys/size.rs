@@ -1,7 +1,7 @@
 //! How large values are, asked before they are read, and groups of bounded size.
 
 use bytes::Bytes;
-use whimbrel_engine::error::Result;
+use whimbrel_engine::error::{Code, Result, ServerError};
 use whimbrel_engine::link::Link;
 use whimbrel_wire::value::Value;
 
@@ -115,6 +115,68 @@ pub async fn memory_bytes_of(link: &mut Link, keys: &[Bytes], large_bytes: u64) 
         other => Err(link.unexpected("MEMORY USAGE", &other)),
     };
     replies.into_iter().map(read).collect()
+}
+
+/// What is known of a key before it is read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Size {
+    /// A string of so many bytes. Of one that is not there it is 0.
+    String(u64),
+    /// Of another type, or gone; the memory that it takes, as of [`memory_bytes`].
+    Other(u64),
+    /// The server refuses to tell.
+    Refused(ServerError),
+}
+
+/// How large keys are, strings by their lengths and all others by the memory that they take; of the latter it
+/// is exact where it is not above `large_bytes`. With `at_once` the server is asked for both of each key in
+/// the first round trip, which costs it more; else what turns out to be no string takes a second one. Some
+/// keys take one more. The server must have `MEMORY USAGE`.
+///
+/// # Errors
+/// Whatever the link reports.
+pub async fn sizes_of(link: &mut Link, keys: &[Bytes], large_bytes: u64, at_once: bool) -> Result<Vec<Size>> {
+    for key in keys {
+        link.push(&[b"STRLEN", key]);
+        if at_once {
+            link.push(&usage(key, Look::First));
+        }
+    }
+    link.flush().await?;
+    let mut sizes = Vec::with_capacity(keys.len());
+    let (mut others, mut usages) = (Vec::new(), Vec::new());
+    for (at, key) in keys.iter().enumerate() {
+        let length = link.reply().await?;
+        let usage = if at_once { Some(link.reply().await?) } else { None };
+        sizes.push(match (ServerError::of(&length), length.as_int()) {
+            (None, Some(bytes)) => Size::String(bytes.unsigned_abs()),
+            (Some(e), _) if e.code == Code::WrongType => {
+                others.push((at, key.clone()));
+                usages.extend(usage);
+                Size::Other(0)
+            }
+            (Some(e), _) => Size::Refused(e),
+            (None, None) => return Err(link.unexpected("STRLEN", &length)),
+        });
+    }
+    if others.is_empty() {
+        return Ok(sizes);
+    }
+    let (places, keys): (Vec<usize>, Vec<Bytes>) = others.into_iter().unzip();
+    if !at_once {
+        usages = usage_of(link, &keys, large_bytes, false).await?;
+    } else {
+        look_closely(link, &keys, &mut usages, large_bytes, false).await?;
+    }
+    for (at, usage) in places.into_iter().zip(usages) {
+        sizes[at] = match (ServerError::of(&usage), usage) {
+            (Some(e), _) => Size::Refused(e),
+            (None, Value::Int(bytes)) => Size::Other(bytes.unsigned_abs()),
+            (None, Value::Null) => Size::Other(0),
+            (None, other) => return Err(link.unexpected("MEMORY USAGE", &other)),
+        };
+    }
+    Ok(sizes)
 }
 
 /// Packs keys of known size into groups, with the bytes of each.

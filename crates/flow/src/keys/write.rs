@@ -121,11 +121,19 @@ pub(super) fn restore_time(expires_at_ms: Option<i64>) -> i64 {
     expires_at_ms.map_or(0, |at| at.max(AT_MIN_MS))
 }
 
-/// Queues one command that sets strings without expiries, replacing what is there. One reply comes, which
-/// [`Write::written`] reads for each of them.
-pub fn push_strings<'a>(out: &mut Outbox, strings: impl ExactSizeIterator<Item = &'a KeyState>) {
+/// Queues one command that sets strings without expiries: all of them, or none where one is there and `mode`
+/// does not replace it. One reply comes; where they are replaced [`Write::written`] reads it for each of
+/// them.
+pub fn push_strings<'a>(
+    out: &mut Outbox,
+    mode: WriteMode,
+    strings: impl ExactSizeIterator<Item = &'a KeyState>,
+) {
     out.command(1 + 2 * strings.len());
-    out.arg(b"MSET");
+    out.arg(match mode {
+        WriteMode::Replace => b"MSET",
+        WriteMode::IfAbsent => b"MSETNX",
+    });
     for state in strings {
         out.arg_bytes(&state.key);
         match &state.body {
@@ -155,6 +163,41 @@ pub async fn write_all(link: &mut Link, write: Write, states: &[KeyState]) -> Re
         written.push(one.ok_or_else(|| link.unexpected("write a key", &reply))?);
     }
     Ok(written)
+}
+
+/// Writes strings without expiries with one command, over a `link` to one server, where none of the keys is
+/// there. False where one is, or the server refuses: then nothing is written.
+///
+/// # Errors
+/// As [`remove_together`].
+pub async fn write_strings_together(link: &mut Link, states: &[KeyState]) -> Result<bool> {
+    push_strings(link.outbox(), WriteMode::IfAbsent, states.iter());
+    link.flush().await?;
+    match link.reply().await? {
+        Value::Int(written) => Ok(written == 1),
+        reply if ServerError::of(&reply).is_some() => Ok(false),
+        reply => Err(link.unexpected("MSETNX", &reply)),
+    }
+}
+
+/// Removes the keys of these states with one command, over a `link` to one server. False where that refuses
+/// it: then nothing is removed.
+///
+/// # Errors
+/// Whatever the link reports; `Unexpected` for what is no reply to such a command.
+pub async fn remove_together(link: &mut Link, states: &[KeyState]) -> Result<bool> {
+    let out = link.outbox();
+    out.command(1 + states.len());
+    out.arg(Write::command(&Body::Gone));
+    for state in states {
+        out.arg_bytes(&state.key);
+    }
+    link.flush().await?;
+    match link.reply().await? {
+        Value::Int(_) => Ok(true),
+        reply if ServerError::of(&reply).is_some() => Ok(false),
+        reply => Err(link.unexpected("UNLINK", &reply)),
+    }
 }
 
 /// Removes keys over `link`, and says of each whether it was there. With `asking` the server is importing

@@ -479,6 +479,6 @@ fn refused_for_good(e: &Error) -> Option<String> {
 
 /// Queues one command for several strings, which are taken out of `several`.
 fn push_several(link: &mut Link, pending: &[Pending], several: &mut Vec<usize>, write: Write) -> Sent {
-    push_strings(link.outbox(), several.iter().map(|&i| &pending[i].state));
+    push_strings(link.outbox(), WriteMode::Replace, several.iter().map(|&i| &pending[i].state));
     Sent { states: std::mem::take(several), write }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::Serialize;
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
@@ -26,7 +26,7 @@ use crate::migrate::direction::Direction;
 use crate::migrate::hold::{Hold, Switch};
 use crate::migrate::phase::{Phase, Stand, StateFile};
 use crate::migrate::stages::Stages;
-use crate::migrate::state::{MigrationState, Ready, Servers};
+use crate::migrate::state::{MigrationState, Moves, Ready, Servers};
 use crate::migrate::{flush, mover};
 use crate::server::{Front, FrontOptions};
 use crate::session::context::SessionContext;
@@ -350,11 +350,7 @@ async fn moving_status(migration: &MigrationState) -> MovingStatus {
 }
 
 impl Tasks {
-    fn of(
-        migration: &Arc<MigrationState>,
-        moves: mpsc::UnboundedReceiver<bytes::Bytes>,
-        state: &StateFile,
-    ) -> Tasks {
+    fn of(migration: &Arc<MigrationState>, moves: Moves, state: &StateFile) -> Tasks {
         let mut tasks = Tasks::default();
         migration.flush_file.get_or_init(|| flush_file(state));
         tasks.workers.spawn(mover::work(migration.clone(), moves));
@@ -424,6 +420,7 @@ async fn survey(
     for command in [&[&b"EXISTS"[..], PROBE_KEY][..], NOBODY] {
         must_run(&mut to, command).await?;
     }
+    let strings = may_take_strings(&mut from, &mut to).await?;
     let tables = Tables {
         source: CommandTable::ask(&mut from).await?,
         target: CommandTable::ask(&mut to).await?,
@@ -435,6 +432,7 @@ async fn survey(
         source_can: from_found.can,
         target_can: to_found.can,
         dialects: (from_found.facts.dialect, to_found.facts.dialect),
+        strings,
         tables,
         keys,
         other_database,
@@ -443,6 +441,17 @@ async fn survey(
         target: to_found.upstream,
     };
     Ok((servers, from_found.facts))
+}
+
+/// Whether our users may read strings as such, and write them. Where not, all keys travel as payloads.
+async fn may_take_strings(from: &mut Link, to: &mut Link) -> Result<bool> {
+    for command in [&[&b"STRLEN"[..], PROBE_KEY][..], &[Fetch::String.command(), PROBE_KEY]] {
+        if from.may_run(command).await?.is_some() {
+            return Ok(false);
+        }
+    }
+    // Nothing is written: there is no such key.
+    Ok(to.may_run(&[b"SET", PROBE_KEY, b"", b"XX"]).await?.is_none())
 }
 
 /// How many keys there are in database 0, and another database that has some.
@@ -477,6 +486,7 @@ async fn when_done(
         source_can: target.can,
         target_can: target.can,
         dialects: (target.facts.dialect, target.facts.dialect),
+        strings: false,
         tables: Tables { source: table.clone(), target: table, scripts_declare_keys: true },
         keys: 0,
         other_database: None,

@@ -16,7 +16,8 @@ use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Capabilities;
 use whimbrel_flow::keys::{
-    Fetch, Fit, Found, KeyState, Read, Way, Write, WriteMode, Written, memory_bytes, read_all, write_all,
+    Fetch, Fit, Found, KeyState, Read, Way, Write, WriteMode, Written, memory_bytes, read_all,
+    read_strings_together, remove_together, write_all, write_strings_together,
 };
 use whimbrel_flow::large::{Existing, Outcome, Place, TRIES_MAX, Transfer, transfer};
 use whimbrel_wire::payload::Dialect;
@@ -42,6 +43,22 @@ pub struct Route<'a> {
     /// The target may have the key before it is moved: after a crash, or after an attempt that failed
     /// half-way.
     pub may_be_there: bool,
+}
+
+/// How the keys of a group are read and removed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Manner {
+    /// By which command they are read: strings alone, or keys of any type.
+    pub(crate) fetch: Fetch,
+    /// A key may expire. Where not, none of the source does.
+    pub(crate) expiries: bool,
+    /// Which sides are one server: there one command reads, writes or removes several keys.
+    pub(crate) are_one: (bool, bool),
+}
+
+impl Manner {
+    /// For keys that nothing is known of.
+    pub(crate) const ANY: Manner = Manner { fetch: Fetch::Payload, expiries: true, are_one: (false, false) };
 }
 
 /// Where a key is after an attempt to move it.
@@ -76,7 +93,7 @@ pub(crate) enum Attempt {
 /// Whatever a link or a server reports. Then it is not known which of the three steps were carried out.
 pub async fn carry(source: &mut Link, target: &mut Link, key: &[u8], route: &Route<'_>) -> Result<Carried> {
     let key = Bytes::copy_from_slice(key);
-    match carry_all(source, target, vec![key.clone()], route).await?.pop() {
+    match carry_all(source, target, vec![key.clone()], route, Manner::ANY).await?.pop() {
         Some((_, Attempt::Ended(carried))) => return Ok(carried),
         Some((_, Attempt::Refused(error) | Attempt::Half(error))) => return Err(error),
         Some((_, Attempt::InChunks)) | None => {}
@@ -90,8 +107,8 @@ pub async fn carry(source: &mut Link, target: &mut Link, key: &[u8], route: &Rou
     Ok(Carried::Home)
 }
 
-/// Moves keys that travel as payloads, and says of each what came of it. The caller bounds how many they are,
-/// and how large.
+/// Moves keys that travel in one piece, and says of each what came of it. The caller bounds how many they
+/// are, and how large.
 ///
 /// # Errors
 /// Whatever a link reports. Then it is not known of any key which of the three steps were carried out.
@@ -100,19 +117,26 @@ pub(crate) async fn carry_all(
     target: &mut Link,
     keys: Vec<Bytes>,
     route: &Route<'_>,
+    manner: Manner,
 ) -> Result<Vec<(Bytes, Attempt)>> {
     let mut attempts = Vec::with_capacity(keys.len());
     let mut states = Vec::with_capacity(keys.len());
-    let absolute = route.source.pexpiretime;
-    let read = Read { fetch: Fetch::Payload, way: Way::Frozen, absolute, expiries: true, asking: false };
+    let (absolute, Manner { fetch, expiries, are_one }) = (route.source.pexpiretime, manner);
+    let together = |is_one: bool, keys: usize| is_one && keys > 1;
+    let is_plain = fetch == Fetch::String && !expiries;
+    let read = Read { fetch, way: Way::Frozen, absolute, expiries, asking: false };
     let fit = Fit::of(route.dialects, route.target);
-    for (key, found) in read_all(source, &read, &keys).await? {
+    let found = match is_plain && together(are_one.0, keys.len()) {
+        true => read_strings_together(source, &read, &keys).await?,
+        false => read_all(source, &read, &keys).await?,
+    };
+    for (key, found) in found {
         match found {
             Found::Gone => attempts.push((key, Attempt::Ended(Carried::WasHome))),
             Found::Redirected(e) | Found::Refused(e) => {
-                attempts.push((key, Attempt::Refused(source.server_error(e, Fetch::Payload.command()))));
+                attempts.push((key, Attempt::Refused(source.server_error(e, fetch.command()))));
             }
-            found => match found.into_state(key.clone(), Fetch::Payload).map(|state| fit.state(state)) {
+            found => match found.into_state(key.clone(), fetch).map(|state| fit.state(state)) {
                 Some(Ok(state)) => states.push(state),
                 Some(Err(key)) => attempts.push((key, Attempt::InChunks)),
                 None => {
@@ -124,7 +148,12 @@ pub(crate) async fn carry_all(
     }
     let if_absent = Write { mode: WriteMode::IfAbsent, asking: false };
     let mut there = Vec::with_capacity(states.len());
-    let outcomes = write_all(target, if_absent, &states).await?;
+    let is_written =
+        is_plain && together(are_one.1, states.len()) && write_strings_together(target, &states).await?;
+    let outcomes = match is_written {
+        true => states.iter().map(|_| Written::Done).collect(),
+        false => write_all(target, if_absent, &states).await?,
+    };
     for (KeyState { key, body, .. }, written) in states.into_iter().zip(outcomes) {
         match written {
             Written::Exists if !route.may_be_there => {
@@ -137,6 +166,11 @@ pub(crate) async fn carry_all(
                 attempts.push((key, Attempt::Refused(target.server_error(e, Write::command(&body)))));
             }
         }
+    }
+    if together(are_one.0, there.len()) && remove_together(source, &there).await? {
+        let home = there.into_iter().map(|state| (state.key, Attempt::Ended(Carried::Home)));
+        attempts.extend(home);
+        return Ok(attempts);
     }
     let outcomes = write_all(source, if_absent, &there).await?;
     for (KeyState { key, .. }, removed) in there.into_iter().zip(outcomes) {

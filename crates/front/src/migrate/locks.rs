@@ -36,6 +36,27 @@ pub enum Moved {
     Refused(Arc<str>),
 }
 
+/// Where the background is told what came of the moves that it wants, each with its key.
+pub type Told = mpsc::UnboundedSender<(Bytes, Moved)>;
+
+/// Who waits for a move.
+#[derive(Debug)]
+enum Waiter {
+    Command(oneshot::Sender<Moved>),
+    /// The background waits for many at a time.
+    Background(Told),
+}
+
+impl Waiter {
+    fn tell(self, key: &Bytes, moved: &Moved) {
+        // Who has lost patience is gone.
+        let _ = match self {
+            Waiter::Command(tell) => tell.send(moved.clone()).is_ok(),
+            Waiter::Background(tell) => tell.send((key.clone(), moved.clone())).is_ok(),
+        };
+    }
+}
+
 /// The locks of all keys that are being read at the source or moved.
 #[derive(Debug)]
 pub struct Locks {
@@ -53,7 +74,7 @@ pub struct Locks {
 struct Lock {
     readers: usize,
     /// Who waits for the move, once one is wanted.
-    wanted: Option<Vec<oneshot::Sender<Moved>>>,
+    wanted: Option<Vec<Waiter>>,
     stage: Stage,
 }
 
@@ -147,19 +168,32 @@ impl Locks {
     /// Wants a key moved, and returns where it will be told what came of it. Many can want the same move.
     pub fn want(&self, key: &Bytes) -> oneshot::Receiver<Moved> {
         let (tell, told) = oneshot::channel();
-        let mut part = self.part(key);
-        let lock = part.entry(key.clone()).or_default();
-        match &mut lock.wanted {
-            Some(waiters) => waiters.push(tell),
-            None => {
-                lock.wanted = Some(vec![tell]);
-                if lock.readers == 0 {
-                    lock.stage = Stage::Moving;
-                    self.begin(key);
-                }
-            }
+        if self.is_begun_by(key, Waiter::Command(tell)) {
+            self.begin(key);
         }
         told
+    }
+
+    /// Wants a key moved, for the background. True where nobody holds it and nobody wanted it before: then
+    /// the caller is its mover.
+    pub fn take(&self, key: &Bytes, told: &Told) -> bool {
+        self.is_begun_by(key, Waiter::Background(told.clone()))
+    }
+
+    /// Adds to those who want a key moved; true where its move begins with this.
+    fn is_begun_by(&self, key: &Bytes, waiter: Waiter) -> bool {
+        let mut part = self.part(key);
+        let lock = part.entry(key.clone()).or_default();
+        if let Some(waiters) = &mut lock.wanted {
+            waiters.push(waiter);
+            return false;
+        }
+        lock.wanted = Some(vec![waiter]);
+        if lock.readers > 0 {
+            return false;
+        }
+        lock.stage = Stage::Moving;
+        true
     }
 
     /// Calls `with` for each key that a move is wanted of, or under way.
@@ -199,8 +233,7 @@ impl Locks {
     pub fn finish(&self, key: &Bytes, moved: &Moved) {
         let lock = self.part(key).remove(key);
         for waiter in lock.and_then(|lock| lock.wanted).unwrap_or_default() {
-            // A client that has lost patience is gone.
-            let _ = waiter.send(moved.clone());
+            waiter.tell(key, moved);
         }
     }
 
@@ -298,6 +331,25 @@ mod tests {
         assert!(told.iter_mut().all(|told| told.try_recv() == Ok(refused.clone())));
         let _told = locks.want(&K);
         assert_eq!(begun.try_recv().expect("it can be wanted again"), K);
+    }
+
+    #[test]
+    fn the_background_moves_what_it_takes_and_is_told_of_all_that_it_wants() {
+        let (locks, mut begun) = locks();
+        let (tell, mut told) = mpsc::unbounded_channel();
+        assert!(locks.take(&K, &tell), "nobody held it");
+        assert!(locks.try_share(&K).is_none() && !locks.take(&K, &tell), "it was taken twice");
+        let mut client = locks.want(&K);
+        assert!(begun.try_recv().is_err(), "it has a mover");
+        locks.finish(&K, &Moved::Home);
+        assert_eq!(client.try_recv().expect("told"), Moved::Home);
+        assert!((0..2).all(|_| told.try_recv() == Ok((K, Moved::Home))), "it was not told each time");
+        let reader = locks.try_share(&K).expect("free");
+        assert!(!locks.take(&K, &tell), "it was taken from a reader");
+        drop(reader);
+        assert_eq!(begun.try_recv().expect("it begins after the reader"), K);
+        locks.finish(&K, &Moved::WasHome);
+        assert_eq!(told.try_recv(), Ok((K, Moved::WasHome)));
     }
 
     #[tokio::test]

@@ -22,7 +22,7 @@ use crate::command::plan::Tables;
 use crate::migrate::alarms::Alarms;
 use crate::migrate::arrived::Arrived;
 use crate::migrate::direction::Direction;
-use crate::migrate::locks::{Locks, Moved, Shared};
+use crate::migrate::locks::{Locks, Moved, Shared, Told};
 use crate::migrate::staging::OnTheirWay;
 use crate::pipe::memory::MemoryBudget;
 use crate::upstream::Upstream;
@@ -33,6 +33,9 @@ pub(crate) const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// Keys that are known to be home and need not be asked for: this many at most, 8 bytes each.
 const KNOWN_MAX: usize = 1 << 18;
+
+/// Batches of the background that wait for its workers. Their keys are free until they are taken.
+const BATCHES_AHEAD: usize = 4;
 
 /// This many keys of one command are moved at a time.
 const KEYS_AT_ONCE: usize = 64;
@@ -50,6 +53,8 @@ pub(crate) struct Servers {
     pub(crate) source_can: Capabilities,
     pub(crate) target_can: Capabilities,
     pub(crate) dialects: (Dialect, Dialect),
+    /// Strings are read and written as such, not as payloads.
+    pub(crate) strings: bool,
     pub(crate) tables: Tables,
     /// Keys of both when they were looked at.
     pub(crate) keys: u64,
@@ -67,6 +72,21 @@ pub(crate) enum Ready {
     Yes,
     /// It could not begin. Sessions that wait end.
     Never,
+}
+
+/// Keys that the background wants moved, and where it is told what came of them.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    pub(crate) keys: Vec<Bytes>,
+    pub(crate) told: Told,
+}
+
+/// What the workers take.
+#[derive(Debug)]
+pub(crate) struct Moves {
+    /// Keys that commands want, and those that readers kept from the background.
+    pub(crate) wanted: mpsc::UnboundedReceiver<Bytes>,
+    pub(crate) background: mpsc::Receiver<Batch>,
 }
 
 /// What has been counted since this process began to move keys.
@@ -102,6 +122,8 @@ pub(crate) struct MigrationState {
     /// Part of the names of staging keys. What a crash has left of them is none of the next turn's.
     pub(crate) job: String,
     pub(crate) locks: Arc<Locks>,
+    /// Where the background hands over what it has found at the source.
+    pub(crate) background: mpsc::Sender<Batch>,
     pub(crate) arrived: Arrived,
     pub(crate) tally: Tally,
     pub(crate) ready: watch::Sender<Ready>,
@@ -115,6 +137,8 @@ pub(crate) struct MigrationState {
     /// How long a command waits for its keys.
     pub(crate) wait: Duration,
     hasher: RandomState,
+    /// A key of the source may expire.
+    expires: AtomicBool,
     known: Box<[AtomicU64]>,
     rebuilding: AtomicBool,
     done: AtomicBool,
@@ -134,10 +158,12 @@ impl MigrationState {
         turns: u32,
         wait: Duration,
         rebuilding: bool,
-    ) -> (Arc<MigrationState>, mpsc::UnboundedReceiver<Bytes>) {
-        let (ready, moves) = mpsc::unbounded_channel();
+    ) -> (Arc<MigrationState>, Moves) {
+        let (ready, wanted) = mpsc::unbounded_channel();
+        let (background, batches) = mpsc::channel(BATCHES_AHEAD);
         let migration = MigrationState {
             locks: Locks::new(ready),
+            background,
             arrived: Arrived::new(servers.keys, servers.source.is_cluster()),
             tally: Tally::default(),
             ready: watch::Sender::new(Ready::NotYet),
@@ -147,6 +173,7 @@ impl MigrationState {
             flush_file: OnceLock::new(),
             wait,
             hasher: RandomState::new(),
+            expires: AtomicBool::new(true),
             known: (0..KNOWN_MAX).map(|_| AtomicU64::new(0)).collect(),
             rebuilding: AtomicBool::new(rebuilding),
             done: AtomicBool::new(false),
@@ -158,7 +185,7 @@ impl MigrationState {
             turns,
             job: format!("front{turns}"),
         };
-        (Arc::new(migration), moves)
+        (Arc::new(migration), Moves { wanted, background: batches })
     }
 
     /// Which way keys move.
@@ -225,6 +252,16 @@ impl MigrationState {
         self.rebuilding.store(false, Ordering::Release);
     }
 
+    /// Whether a key of the source may expire.
+    pub(crate) fn may_expire(&self) -> bool {
+        self.expires.load(Ordering::Acquire)
+    }
+
+    /// The source says whether any of its keys expires. Where none does, none will: nobody writes there.
+    pub(crate) fn note_expiries(&self, there_are: bool) {
+        self.expires.store(there_are, Ordering::Release);
+    }
+
     /// The source is empty, for the rest of this turn.
     pub(crate) fn is_done(&self) -> bool {
         self.done.load(Ordering::Acquire)
@@ -232,6 +269,12 @@ impl MigrationState {
 
     pub(crate) fn set_done(&self) {
         self.done.store(true, Ordering::Release);
+    }
+
+    /// Waits while the background is paused.
+    pub(crate) async fn resumed(&self) {
+        // The sender is the migration's own, so it cannot have gone.
+        let _ = self.paused.subscribe().wait_for(|paused| !paused).await;
     }
 
     // ---- Moving what a command needs ----

@@ -18,7 +18,7 @@ use super::state::{Action, FAREWELL, Life, Mode, Session, Task};
 use crate::command::keys::CommandTable;
 use crate::command::plan::Tables;
 use crate::migrate::direction::Side;
-use crate::migrate::state::{MigrationState, Servers};
+use crate::migrate::state::{MigrationState, Moves, Servers};
 use crate::pipe::frame::as_array;
 use crate::upstream::Upstream;
 
@@ -305,7 +305,7 @@ fn table() -> CommandTable {
     CommandTable::of(&Value::parse(&Bytes::from(reply)).expect("RESP")).expect("a table")
 }
 
-fn migration() -> (Arc<MigrationState>, tokio::sync::mpsc::UnboundedReceiver<Bytes>) {
+fn migration() -> (Arc<MigrationState>, Moves) {
     let link = LinkOptions::default();
     let upstream = |side, text| {
         let endpoint = Arc::new(Endpoint::parse(side, text).expect("an address"));
@@ -330,6 +330,7 @@ fn migration() -> (Arc<MigrationState>, tokio::sync::mpsc::UnboundedReceiver<Byt
         source_can: can,
         target_can: can,
         dialects: (Dialect::Redis, Dialect::Redis),
+        strings: true,
         tables: Tables { source: table(), target: table(), scripts_declare_keys: false },
         keys: 100_000,
         other_database: None,

@@ -1,5 +1,6 @@
 //! The front in front of real servers.
 
+mod batches;
 mod carrying;
 mod certificates;
 mod clusters;

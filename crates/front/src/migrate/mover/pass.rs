@@ -4,19 +4,23 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tokio::task::{JoinError, JoinSet};
-use whimbrel_engine::error::Result;
+use tokio::sync::mpsc;
+use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::Link;
+use whimbrel_engine::probe::Info;
 use whimbrel_wire::value::Value;
 
-use super::worker::{BATCH_KEYS, WORKERS};
-use crate::migrate::locks::Moved;
+use super::worker::{BACKGROUND_WORKERS, BATCH_KEYS};
+use crate::migrate::locks::{Moved, Told};
 use crate::migrate::staging::is_hidden;
-use crate::migrate::state::MigrationState;
+use crate::migrate::state::{Batch, MigrationState};
 
-/// Keys that the background wants at the same time: as many as the workers take. What a client wants is taken
-/// in the batch after them.
-const BACKGROUND_KEYS: usize = WORKERS * BATCH_KEYS;
+/// Keys that the background has found and that have not moved yet, at most: twice as many as its workers
+/// take, so that they need not wait for the next ones to be found.
+const FOUND_KEYS: usize = 2 * BACKGROUND_WORKERS * BATCH_KEYS;
+
+/// Keys of one command that asks for or removes several.
+const KEYS_TOGETHER: usize = 128;
 
 /// How much a server looks at in one `SCAN`.
 const SCAN_COUNT: &[u8] = b"500";
@@ -25,8 +29,12 @@ const SCAN_COUNT: &[u8] = b"500";
 pub(super) struct Pass {
     pub(super) migration: Arc<MigrationState>,
     pub(super) source: Link,
-    /// Keys that move.
-    pub(super) wanted: JoinSet<(Bytes, Option<Moved>)>,
+    /// Keys to be handed over to the workers.
+    found: Vec<Bytes>,
+    /// How many have been handed over, and not been told of.
+    under_way: usize,
+    tell: Told,
+    told: mpsc::UnboundedReceiver<(Bytes, Moved)>,
     /// Keys that cannot be moved.
     pub(super) staying: u64,
     /// Keys that are home, and have not been asked for at the source since.
@@ -40,13 +48,29 @@ pub(super) struct Pass {
 }
 
 impl Pass {
+    pub(super) fn new(migration: &Arc<MigrationState>, source: Link) -> Pass {
+        let (tell, told) = mpsc::unbounded_channel();
+        Pass {
+            migration: migration.clone(),
+            source,
+            found: Vec::new(),
+            under_way: 0,
+            tell,
+            told,
+            staying: 0,
+            home: Vec::new(),
+            returned: 0,
+            stuck: HashSet::new(),
+            is_scanned: false,
+        }
+    }
+
     /// Has keys moved that the source has, a few at a time.
     pub(super) async fn take(&mut self, keys: Vec<Bytes>) -> Result<()> {
         let (staged, keys): (Vec<Bytes>, Vec<Bytes>) = keys.into_iter().partition(|key| is_hidden(key));
         // Nothing is assembled at the source: a crash has left them in another turn.
-        sum_of(&mut self.source, b"UNLINK", &staged).await?;
+        sum_of(&mut self.source, b"UNLINK", &staged, false).await?;
         for key in keys {
-            resumed(&self.migration).await;
             if self.migration.is_known(&key) {
                 // Moved since the reply was made, or it has come back: then it must not be taken for the key.
                 if self.stuck.insert(key.clone()) {
@@ -57,42 +81,76 @@ impl Pass {
             if self.stuck.contains(&key) {
                 continue;
             }
-            if self.wanted.len() >= BACKGROUND_KEYS {
-                let ended = self.wanted.join_next().await;
-                self.ended(ended);
+            self.found.push(key);
+            if self.found.len() >= BATCH_KEYS {
+                self.hand_over().await?;
             }
-            // At once and in this order, so that the workers find several together.
-            let moved = self.migration.locks.want(&key);
-            self.wanted.spawn(async move { (key, moved.await.ok()) });
         }
         // Once for each reply, so the bound is what a server gives in a few of them.
         self.look_for_returned().await
     }
 
+    /// Hands over to the workers what has been found. Waits until they have time for it.
+    async fn hand_over(&mut self) -> Result<()> {
+        self.migration.resumed().await;
+        while let Ok(ended) = self.told.try_recv() {
+            self.ended(ended);
+        }
+        while self.under_way > 0 && self.under_way + self.found.len() > FOUND_KEYS {
+            self.next_ended().await;
+        }
+        let keys = std::mem::take(&mut self.found);
+        self.under_way += keys.len();
+        let batch = Batch { keys, told: self.tell.clone() };
+        let sent = self.migration.background.send(batch).await;
+        sent.map_err(|_| Error::own("move keys", "the workers have ended"))
+    }
+
     /// Waits for all that move.
     pub(super) async fn settle(&mut self) -> Result<()> {
-        while let Some(ended) = self.wanted.join_next().await {
-            self.ended(Some(ended));
+        if !self.found.is_empty() {
+            self.hand_over().await?;
+        }
+        while self.under_way > 0 {
+            self.next_ended().await;
         }
         self.look_for_returned().await
     }
 
-    pub(super) fn ended(&mut self, wanted: Option<std::result::Result<(Bytes, Option<Moved>), JoinError>>) {
-        match wanted {
-            Some(Ok((key, Some(Moved::Home | Moved::WasHome)))) => self.home.push(key),
-            Some(Ok((key, Some(Moved::Refused(_))))) => {
+    async fn next_ended(&mut self) {
+        // The pass has a sender of its own, so there is a next one.
+        if let Some(ended) = self.told.recv().await {
+            self.ended(ended);
+        }
+    }
+
+    fn ended(&mut self, (key, moved): (Bytes, Moved)) {
+        self.under_way -= 1;
+        match moved {
+            Moved::Home | Moved::WasHome => self.home.push(key),
+            Moved::Refused(_) => {
                 self.staying += 1;
                 self.stuck.insert(key);
             }
-            _ => {}
         }
     }
 
     /// A key that is home is not at the source, for ever. One that is has been put there by somebody else, or
     /// the source has forgotten that it was removed.
     pub(super) async fn look_for_returned(&mut self) -> Result<()> {
-        self.returned += sum_of(&mut self.source, b"EXISTS", &self.home).await?;
+        let is_one = !self.migration.servers.source.is_cluster();
+        self.returned += sum_of(&mut self.source, b"EXISTS", &self.home, is_one).await?;
         self.home.clear();
+        Ok(())
+    }
+
+    /// Where none of a server's keys expires, that is not asked of each. In a cluster a key could be on its
+    /// way from one node to another.
+    async fn look_for_expiries(&mut self, node: &mut Link) -> Result<()> {
+        if !self.migration.servers.source.is_cluster() {
+            let keyspace = Info::ask(node, "keyspace").await?.keyspace();
+            self.migration.note_expiries(keyspace.values().any(|counts| counts.expires > 0));
+        }
         Ok(())
     }
 
@@ -101,6 +159,7 @@ impl Pass {
         for mut node in self.migration.servers.source.each().await? {
             let mut cursor = Bytes::from_static(b"0");
             loop {
+                self.look_for_expiries(&mut node).await?;
                 let (next, keys) = scan(&mut node, &cursor).await?;
                 self.take(keys).await?;
                 self.stuck.clear();
@@ -114,15 +173,19 @@ impl Pass {
     }
 }
 
-/// Sends a command for each of the keys, and adds up the replies. One command for all would not do in a
-/// cluster.
-pub(super) async fn sum_of(link: &mut Link, command: &[u8], keys: &[Bytes]) -> Result<u64> {
-    for key in keys {
-        link.push(&[command, key]);
+/// Sends a command for the keys, and adds up the replies. With `is_one` it is a server by itself: in a
+/// cluster one command for several keys would not do.
+pub(super) async fn sum_of(link: &mut Link, command: &[u8], keys: &[Bytes], is_one: bool) -> Result<u64> {
+    let together = if is_one { KEYS_TOGETHER } else { 1 };
+    for some in keys.chunks(together) {
+        let out = link.outbox();
+        out.command(1 + some.len());
+        out.arg(command);
+        some.iter().for_each(|key| out.arg_bytes(key));
     }
     link.flush().await?;
     let mut sum = 0;
-    for _ in keys {
+    for _ in keys.chunks(together) {
         let reply = link.reply().await?;
         let reply = link.check(reply, command)?;
         sum += number(link, &String::from_utf8_lossy(command), &reply)?;
@@ -132,12 +195,6 @@ pub(super) async fn sum_of(link: &mut Link, command: &[u8], keys: &[Bytes]) -> R
 
 pub(super) fn number(link: &Link, command: &str, reply: &Value) -> Result<u64> {
     reply.as_int().and_then(|n| u64::try_from(n).ok()).ok_or_else(|| link.unexpected(command, reply))
-}
-
-/// Waits while the background is paused.
-pub(super) async fn resumed(migration: &MigrationState) {
-    // The sender is the migration's own, so it cannot have gone.
-    let _ = migration.paused.subscribe().wait_for(|paused| !paused).await;
 }
 
 pub(super) async fn scan(link: &mut Link, cursor: &Bytes) -> Result<(Bytes, Vec<Bytes>)> {

@@ -1,12 +1,10 @@
 //! Passes over the source until it is empty, and the filter made anew after a crash.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::task::JoinSet;
 use tokio::time::sleep;
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::probe::Info;
@@ -35,6 +33,7 @@ async fn try_rebuild(migration: &MigrationState) -> Result<()> {
     let mut source = migration.open_source().await?;
     let mut anywhere = migration.open_target().await?;
     let target = &migration.servers.target;
+    let is_one = !migration.servers.source.is_cluster();
     let before = target.claims().await?;
     for mut node in target.each().await? {
         let mut cursor = Bytes::from_static(b"0");
@@ -47,8 +46,8 @@ async fn try_rebuild(migration: &MigrationState) -> Result<()> {
                 .into_iter()
                 .filter(|name| !migration.on_their_way.has_staged(&migration.job, name))
                 .collect();
-            sum_of(&mut anywhere, b"UNLINK", &left).await?;
-            sum_of(&mut source, b"UNLINK", &keys).await?;
+            sum_of(&mut anywhere, b"UNLINK", &left, false).await?;
+            sum_of(&mut source, b"UNLINK", &keys, is_one).await?;
             for key in &keys {
                 migration.note_arrival(key);
             }
@@ -96,18 +95,7 @@ async fn none_under_way(migration: &MigrationState) {
 /// databases.
 async fn pass(migration: &Arc<MigrationState>) -> Result<u64> {
     let source = migration.open_source().await?;
-    let (migration, wanted) = (migration.clone(), JoinSet::new());
-    let (home, stuck) = (Vec::new(), HashSet::new());
-    let mut pass = Pass {
-        migration: migration.clone(),
-        source,
-        wanted,
-        staying: 0,
-        home,
-        returned: 0,
-        stuck,
-        is_scanned: false,
-    };
+    let mut pass = Pass::new(migration, source);
     match migration.arrived.slots() {
         None => pass.scan().await?,
         Some(slots) => pass.by_slot(slots).await?,

@@ -1,7 +1,7 @@
 //! A worker, which moves keys, several at a time where several wait.
 //!
 //! Keys that wait are taken in batches, and go through each step together. Each of them has its own lock, and
-//! its own end: one that a server refuses, that is too large, or that does not travel as a payload, leaves
+//! its own end: one that a server refuses, that is too large, or that does not travel in one piece, leaves
 //! its batch and is moved alone. After an error all keys of the batch whose end is not known are moved alone,
 //! on new connections.
 
@@ -14,24 +14,38 @@ use tokio::sync::{Mutex, mpsc};
 use tokio::time::sleep;
 use whimbrel_engine::error::{Code, Error, ErrorKind, Result};
 use whimbrel_engine::link::Link;
-use whimbrel_flow::keys::size::pack_within;
-use whimbrel_flow::keys::{exist, memory_bytes_of};
+use whimbrel_flow::keys::size::{Size, pack_within, sizes_of};
+use whimbrel_flow::keys::{Fetch, exist, memory_bytes_of};
 use whimbrel_flow::large::staging_key;
 use whimbrel_wire::value::Value;
 
-use crate::migrate::carry::{Attempt, Carried, LARGE_BYTES, Route, carry, carry_all, is_large};
+use crate::migrate::carry::{Attempt, Carried, LARGE_BYTES, Manner, Route, carry, carry_all, is_large};
 use crate::migrate::locks::Moved;
-use crate::migrate::state::{MigrationState, RETRY_PAUSE};
+use crate::migrate::state::{Batch, MigrationState, RETRY_PAUSE};
 use crate::upstream::KillHandle;
 
-/// Workers, each of which moves a batch of keys at a time.
+/// Workers for keys that commands want, each of which moves a batch at a time.
 pub(super) const WORKERS: usize = 8;
 
-/// Keys that one worker moves at a time. Those that a client waits for wait for few others.
-pub(super) const BATCH_KEYS: usize = 32;
+/// Workers of the background.
+pub(super) const BACKGROUND_WORKERS: usize = 4;
 
-/// Their values together take no more memory, but for one of them.
-const BATCH_BYTES: u64 = 256 << 10;
+/// Keys that one worker moves at a time where a command waits. Those that are wanted wait for few others.
+const FEW: Limits = Limits { keys: 32, bytes: 256 << 10 };
+
+/// The same where none does.
+const MANY: Limits = Limits { keys: BATCH_KEYS, bytes: 512 << 10 };
+
+/// Keys that the background hands over at a time.
+pub(super) const BATCH_KEYS: usize = 128;
+
+/// Bounds of a batch.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    keys: usize,
+    /// Values together take no more memory, but for one of them.
+    bytes: u64,
+}
 
 pub(super) struct Worker {
     pub(super) migration: Arc<MigrationState>,
@@ -52,8 +66,8 @@ enum Alone {
 /// Keys of a batch that are not moved yet.
 #[derive(Default)]
 struct Left {
-    /// To be moved together.
-    groups: Vec<Vec<Bytes>>,
+    /// To be moved together, and by which command they are read.
+    groups: Vec<(Fetch, Vec<Bytes>)>,
     /// To be moved alone.
     alone: Vec<Bytes>,
     /// To be moved alone, where an attempt may have left the key at the target.
@@ -67,38 +81,68 @@ impl Worker {
         Worker { migration: migration.clone(), large: large.clone(), source: None, target: None }
     }
 
+    /// Moves what commands want.
     pub(super) async fn run(mut self, moves: Arc<Mutex<mpsc::UnboundedReceiver<Bytes>>>) {
         loop {
             let mut keys = Vec::new();
-            if moves.lock().await.recv_many(&mut keys, BATCH_KEYS).await == 0 {
+            if moves.lock().await.recv_many(&mut keys, FEW.keys).await == 0 {
                 return;
             }
-            let large = {
-                // Nobody counts keys while one of them may be on both sides.
+            // Nobody counts keys while one of them may be on both sides.
+            let migration = self.migration.clone();
+            let gate = migration.gate.read().await;
+            let large = self.bring_all_home(keys, FEW).await;
+            drop(gate);
+            self.leave(large);
+        }
+    }
+
+    /// Moves what the background has found, for as long as it is not paused.
+    pub(super) async fn run_background(mut self, batches: Arc<Mutex<mpsc::Receiver<Batch>>>) {
+        loop {
+            let batch = batches.lock().await.recv().await;
+            let Some(Batch { mut keys, told }) = batch else { return };
+            while !keys.is_empty() {
                 let migration = self.migration.clone();
-                let _gate = migration.gate.read().await;
-                self.bring_all_home(keys).await
-            };
-            for key in large {
-                self.migration.locks.let_in(&key);
-                // Its workers end with this one.
-                let _ = self.large.send(key);
+                migration.resumed().await;
+                let gate = migration.gate.read().await;
+                // Asked each time: what a command wants is nobody's to keep waiting.
+                let is_wanted = migration.tally.waiting.load(Ordering::Relaxed) > 0;
+                let limits = if is_wanted { FEW } else { MANY };
+                let rest = keys.split_off(limits.keys.min(keys.len()));
+                // Locked only now. What readers hold, or somebody wants already, is moved by others.
+                keys.retain(|key| migration.locks.take(key, &told));
+                let large = self.bring_all_home(std::mem::replace(&mut keys, rest), limits).await;
+                drop(gate);
+                self.leave(large);
             }
         }
     }
 
+    /// Leaves large keys to their workers.
+    fn leave(&self, keys: Vec<Bytes>) {
+        for key in keys {
+            self.migration.locks.let_in(&key);
+            // Its workers end with this one.
+            let _ = self.large.send(key);
+        }
+    }
+
     /// Moves keys whose locks are held, and returns those that are too large to be moved at once.
-    async fn bring_all_home(&mut self, keys: Vec<Bytes>) -> Vec<Bytes> {
+    async fn bring_all_home(&mut self, keys: Vec<Bytes>, limits: Limits) -> Vec<Bytes> {
         let mut left = Left::default();
-        if let [_] = &keys[..] {
-            left.alone = keys;
-        } else if let Err(error) = self.sort_out(&keys, &mut left).await {
-            // Nothing has been written.
-            self.begin_again(&error).await;
+        if keys.is_empty() {
+            return left.large;
+        }
+        if let Err(error) = self.sort_out(&keys, limits, &mut left).await {
+            // Nothing has been written. What a server refuses is found out of each key.
+            if !is_final(&error) {
+                self.begin_again(&error).await;
+            }
             left = Left { alone: keys, ..Left::default() };
         }
-        for group in std::mem::take(&mut left.groups) {
-            if let Err(error) = self.move_group(&group, &mut left).await {
+        for (fetch, group) in std::mem::take(&mut left.groups) {
+            if let Err(error) = self.move_group(fetch, &group, &mut left).await {
                 self.begin_again(&error).await;
                 left.again.extend(group);
             }
@@ -122,7 +166,7 @@ impl Worker {
     ///
     /// # Errors
     /// Whatever a link or a server reports. No key has been written or removed, and no move has ended.
-    async fn sort_out(&mut self, keys: &[Bytes], left: &mut Left) -> Result<()> {
+    async fn sort_out(&mut self, keys: &[Bytes], limits: Limits, left: &mut Left) -> Result<()> {
         let migration = self.migration.clone();
         if !migration.servers.source_can.memory_usage {
             // Nobody knows how much it would be together.
@@ -134,21 +178,31 @@ impl Worker {
             keys.iter().filter(|key| !is_rebuilding && migration.may_have_arrived(key)).collect();
         let (source, target) = self.links().await?;
         // What the target has is home, but for what a crash has left.
-        let (there, sizes) =
-            tokio::join!(exist(target, &in_filter), memory_bytes_of(source, keys, LARGE_BYTES));
-        let (there, sizes) = (there?, sizes?);
+        let (there, sizes) = match in_filter.is_empty() {
+            true => (Vec::new(), sizes(&migration, source, keys).await?),
+            false => {
+                let (there, sizes) = tokio::join!(exist(target, &in_filter), sizes(&migration, source, keys));
+                (there?, sizes?)
+            }
+        };
         let home: HashSet<&Bytes> =
             in_filter.into_iter().zip(there).filter_map(|(key, is_there)| is_there.then_some(key)).collect();
-        let mut sized = Vec::with_capacity(keys.len());
-        for (key, bytes) in keys.iter().zip(sizes) {
-            match bytes.unwrap_or(0) {
+        let (mut strings, mut others) = (Vec::with_capacity(keys.len()), Vec::new());
+        for (key, size) in keys.iter().zip(sizes) {
+            match size {
                 _ if home.contains(key) => self.end(key, &Moved::WasHome),
-                bytes if bytes > LARGE_BYTES => left.large.push(key.clone()),
-                bytes => sized.push((key.clone(), bytes)),
+                Size::Refused(_) => left.alone.push(key.clone()),
+                Size::String(bytes) | Size::Other(bytes) if bytes > LARGE_BYTES => {
+                    left.large.push(key.clone());
+                }
+                Size::String(bytes) => strings.push((key.clone(), bytes)),
+                Size::Other(bytes) => others.push((key.clone(), bytes)),
             }
         }
-        left.groups =
-            pack_within(sized, BATCH_KEYS, BATCH_BYTES).into_iter().map(|(group, _)| group).collect();
+        for (fetch, sized) in [(Fetch::String, strings), (Fetch::Payload, others)] {
+            let groups = pack_within(sized, limits.keys, limits.bytes);
+            left.groups.extend(groups.into_iter().map(|(group, _)| (fetch, group)));
+        }
         Ok(())
     }
 
@@ -156,10 +210,13 @@ impl Worker {
     ///
     /// # Errors
     /// Whatever a link reports. No move has ended, and any of the keys may be at the target.
-    async fn move_group(&mut self, group: &[Bytes], left: &mut Left) -> Result<()> {
+    async fn move_group(&mut self, fetch: Fetch, group: &[Bytes], left: &mut Left) -> Result<()> {
         let migration = self.migration.clone();
+        let servers = &migration.servers;
+        let are_one = (!servers.source.is_cluster(), !servers.target.is_cluster());
+        let manner = Manner { fetch, expiries: migration.may_expire(), are_one };
         let (source, target) = self.links().await?;
-        let attempts = carry_all(source, target, group.to_vec(), &route(&migration, false)).await?;
+        let attempts = carry_all(source, target, group.to_vec(), &route(&migration, false), manner).await?;
         let mut arrived = 0;
         for (key, attempt) in attempts {
             match attempt {
@@ -337,6 +394,15 @@ fn is_final(error: &Error) -> bool {
         ErrorKind::Server(refused) => !matches!(refused.code, Code::TryAgain | Code::ClusterDown),
         _ => false,
     }
+}
+
+/// How large keys are. Of few it is asked what costs the source more and takes no second question.
+async fn sizes(migration: &MigrationState, source: &mut Link, keys: &[Bytes]) -> Result<Vec<Size>> {
+    if migration.servers.strings {
+        return sizes_of(source, keys, LARGE_BYTES, keys.len() <= FEW.keys).await;
+    }
+    let sizes = memory_bytes_of(source, keys, LARGE_BYTES).await?;
+    Ok(sizes.into_iter().map(|bytes| Size::Other(bytes.unwrap_or(0))).collect())
 }
 
 /// What both sides are and can do.
