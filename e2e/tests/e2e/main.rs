@@ -23,6 +23,7 @@ mod hooks;
 mod jobs;
 mod known_losses;
 mod neighbours;
+mod node_ports;
 mod older;
 mod options;
 mod pairs;
