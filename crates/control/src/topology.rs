@@ -5,17 +5,25 @@
 //! over by jobs of ours, at once. The node that is asked may hear of a handover later than we do, so ours
 //! stands until that node has said the same, or for 10 s: then something else has happened since, and the
 //! cluster is right.
+//!
+//! Where primaries have ports of ours, those who ask there are shown these ports instead.
 
-use std::collections::BTreeMap;
+mod announced;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::Notify;
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_core::topology::Table;
 use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::topology::{Replies, Reply};
+
+use self::announced::Announced;
 
 /// How long a handover of ours stands against what a node says.
 const NEWS_TIMEOUT: Duration = Duration::from_secs(10);
@@ -24,6 +32,8 @@ const NEWS_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Topology {
     state: Mutex<State>,
+    /// Told when the set of shards is another.
+    regrouped: Notify,
 }
 
 #[derive(Debug)]
@@ -32,6 +42,7 @@ struct State {
     replies: Replies,
     /// Slots that were handed over, of which the node that is asked may not have heard.
     news: BTreeMap<Slot, News>,
+    announced: Announced,
 }
 
 #[derive(Debug)]
@@ -55,7 +66,8 @@ impl Topology {
     /// Builds the replies about a table.
     pub fn new(table: Table) -> Topology {
         let replies = Replies::new(&table);
-        Topology { state: Mutex::new(State { table, replies, news: BTreeMap::new() }) }
+        let (news, announced) = Default::default();
+        Topology { state: Mutex::new(State { table, replies, news, announced }), regrouped: Notify::new() }
     }
 
     /// Takes in what a node says. Only what is different is built again.
@@ -75,18 +87,25 @@ impl Topology {
         for (owner, slots) in changes {
             table.assign(&slots, Some(owner));
         }
-        let State { table: known, replies, .. } = &mut *state;
+        let State { table: known, replies, announced, .. } = &mut *state;
         let change = known.adopt(table);
         replies.update(known, &change);
+        if !change.is_empty() {
+            announced.adopt(known);
+        }
+        if change.is_whole {
+            self.regrouped.notify_one();
+        }
     }
 
     /// Takes in that slots have a new owner, which it has acknowledged.
     pub fn hand_over(&self, slots: &SlotSet, owner: &NodeId) {
         let mut state = self.lock();
-        let State { table, replies, news } = &mut *state;
+        let State { table, replies, news, announced } = &mut *state;
         let Some(index) = table.shard_of_primary(owner) else { return };
         let change = table.assign(slots, Some(index));
         replies.update(table, &change);
+        announced.assign(slots, Some(index));
         let (owner, until) = (Arc::new(owner.clone()), Instant::now() + NEWS_TIMEOUT);
         news.extend(slots.iter().map(|slot| (slot, News { owner: owner.clone(), until })));
     }
@@ -102,6 +121,39 @@ impl Topology {
             b"MYID" => Some(replies.my_id()),
             _ => None,
         }
+    }
+
+    /// As [`Topology::reply`], of `SLOTS`, `SHARDS` and `NODES`, at the port of a node, for a client that has
+    /// reached us by `ip`.
+    pub fn reply_at(
+        &self,
+        node: &NodeId,
+        ip: IpAddr,
+        subcommand: &[u8],
+        protocol: Protocol,
+    ) -> Option<Reply> {
+        let State { table, announced, .. } = &mut *self.lock();
+        announced.reply(table, ip, node, subcommand, protocol)
+    }
+
+    /// The primaries, failing ones and those without slots included.
+    pub fn primaries(&self) -> BTreeSet<NodeId> {
+        self.lock().table.shards().iter().map(|shard| shard.group().primary.id.clone()).collect()
+    }
+
+    /// Waits until the primaries may be others. For one who waits.
+    pub async fn regrouped(&self) {
+        self.regrouped.notified().await;
+    }
+
+    /// From now on these nodes are shown at these ports of ours.
+    pub fn set_ports(&self, ports: BTreeMap<NodeId, u16>) {
+        self.lock().announced.set_ports(ports);
+    }
+
+    /// Which nodes are shown at which ports of ours.
+    pub fn ports(&self) -> BTreeMap<NodeId, u16> {
+        self.lock().announced.ports().clone()
     }
 
     /// Who owns a slot.

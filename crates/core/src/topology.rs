@@ -186,6 +186,14 @@ impl Table {
         index_of(self.owners[place(slot)])
     }
 
+    /// The same table with its primaries shown in another way.
+    #[must_use]
+    pub fn with_primaries(&self, show: impl FnMut(&mut Member)) -> Table {
+        let mut table = self.clone();
+        table.shards.iter_mut().map(|shard| &mut shard.group.primary).for_each(show);
+        table
+    }
+
     /// How many slots have an owner.
     pub fn assigned(&self) -> usize {
         self.assigned

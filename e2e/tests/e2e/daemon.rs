@@ -19,31 +19,32 @@ use whimbrel_lab::Engine;
 /// Keys in the slots that move.
 const KEYS: usize = 2_000;
 
-const EXTERNAL: [&str; 2] = ["--method", "external"];
+pub(crate) const EXTERNAL: [&str; 2] = ["--method", "external"];
 
 /// States of a job that has begun and has copied nothing. Which one is listed depends on when it was last
 /// written down.
-const BEGUN: [&str; 3] = ["sending-establish-command", "reading-establish-response", "snapshotting"];
+pub(crate) const BEGUN: [&str; 3] =
+    ["sending-establish-command", "reading-establish-response", "snapshotting"];
 
 /// Two shards; slots 0-199 have keys.
 fn scene(engine: Engine) -> Scene {
     filled(Scene::of(engine, 0, &[vec![0..=8191], vec![8192..=16383]]).start())
 }
 
-fn filled(scene: Scene) -> Scene {
+pub(crate) fn filled(scene: Scene) -> Scene {
     scene.fill(0..=199, 200, KEYS);
     scene
 }
 
 /// A daemon that runs.
-struct Served {
-    running: Running,
+pub(crate) struct Served {
+    pub(crate) running: Running,
     port: u16,
     cli: PathBuf,
     password: Option<&'static str>,
 }
 
-fn invocation(scene: &Scene, listen: &str, more: &[&str]) -> Invocation {
+pub(crate) fn invocation(scene: &Scene, listen: &str, more: &[&str]) -> Invocation {
     let (seed, state) = (scene.cluster.seed(), scene.file("").to_string_lossy().into_owned());
     let mut args = vec!["serve", "--cluster", &seed, "--listen", listen, "--state-dir", &state, "--json"];
     args.extend(more);
@@ -52,13 +53,13 @@ fn invocation(scene: &Scene, listen: &str, more: &[&str]) -> Invocation {
 
 /// Starts a daemon and waits until it serves.
 #[track_caller]
-fn serve(scene: &Scene, more: &[&str]) -> Served {
+pub(crate) fn serve(scene: &Scene, more: &[&str]) -> Served {
     Served::by(invocation(scene, "127.0.0.1:0", more))
 }
 
 impl Served {
     #[track_caller]
-    fn by(invocation: Invocation) -> Self {
+    pub(crate) fn by(invocation: Invocation) -> Self {
         let mut running = invocation.spawn();
         let serves = running.wait_for_text("\"resuming\"", PATIENCE);
         assert!(serves, "it does not serve\n{}\n{}", running.stdout(), running.stderr());
@@ -87,7 +88,7 @@ impl Served {
 
     /// `CLUSTER` and these words.
     #[track_caller]
-    fn cluster(&self, words: &str) -> String {
+    pub(crate) fn cluster(&self, words: &str) -> String {
         let words: Vec<&str> = std::iter::once("CLUSTER").chain(words.split(' ')).collect();
         self.cli(&[], &words)
     }
@@ -104,7 +105,7 @@ impl Served {
 
     /// Waits until the job with these slots is in one of these states.
     #[track_caller]
-    fn wait_for(&self, ranges: &str, states: &[&str]) -> Value {
+    pub(crate) fn wait_for(&self, ranges: &str, states: &[&str]) -> Value {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let jobs = self.jobs();
@@ -119,7 +120,7 @@ impl Served {
 
     /// Ends it as a service manager does.
     #[track_caller]
-    fn end(mut self) -> Output {
+    pub(crate) fn end(mut self) -> Output {
         self.running.terminate();
         match self.running.wait(PATIENCE) {
             Some(output) => output.expect_code(0),
@@ -128,13 +129,13 @@ impl Served {
     }
 }
 
-fn lines(stdout: &str, event: &str) -> Vec<Value> {
+pub(crate) fn lines(stdout: &str, event: &str) -> Vec<Value> {
     let all = stdout.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     all.filter(|line| line["event"] == event).collect()
 }
 
 /// Continues whatever waits at a failpoint.
-fn release(scene: &Scene) {
+pub(crate) fn release(scene: &Scene) {
     std::fs::write(scene.file("go"), "").expect("the file can be written");
 }
 
@@ -263,7 +264,7 @@ fn serve_held(scene: &Scene) -> Served {
     Served::by(held(invocation(scene, "127.0.0.1:0", &EXTERNAL), scene))
 }
 
-fn held(invocation: Invocation, scene: &Scene) -> Invocation {
+pub(crate) fn held(invocation: Invocation, scene: &Scene) -> Invocation {
     // A failure of the test itself must not leave it waiting: it does so for a minute at most.
     invocation
         .env("WHIMBREL_FAILPOINT_PAUSE", "snapshot:before")

@@ -24,6 +24,7 @@ mod jobs;
 mod known_losses;
 mod native;
 mod neighbours;
+mod node_ports;
 mod older;
 mod options;
 mod pairs;

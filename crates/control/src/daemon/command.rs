@@ -1,13 +1,15 @@
 //! What the server answers.
 
 use bytes::Bytes;
+use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::Slot;
 use whimbrel_fleet::login::{Challenge, Verifier, is_same};
 use whimbrel_wire::encode::Protocol;
 use whimbrel_wire::topology::Reply;
 use whimbrel_wire::value::Value;
 
-use super::migrations::{JobView, parse_moves};
+use super::at_node::{self, AtNode};
+use super::migrations::{JobView, jobs_of, parse_moves};
 use super::options::DaemonOptions;
 use super::reply::{error, ok, shown, text, unknown_subcommand, wrong_number};
 use super::services::{Jobs, Services};
@@ -43,6 +45,8 @@ impl Answer {
 #[derive(Debug)]
 pub(super) struct Session {
     id: u64,
+    /// Where the client has connected to the port of a node.
+    node: Option<AtNode>,
     pub(super) protocol: Protocol,
     pub(super) is_in: bool,
     /// True once the last reply has been given.
@@ -60,9 +64,10 @@ pub(super) fn is_login(words: &[Bytes]) -> bool {
 }
 
 impl Session {
-    pub(super) fn new(id: u64, options: &DaemonOptions) -> Session {
+    pub(super) fn new(id: u64, node: Option<AtNode>, options: &DaemonOptions) -> Session {
         Session {
             id,
+            node,
             protocol: Protocol::Resp2,
             is_in: options.password.is_none(),
             is_over: false,
@@ -86,9 +91,15 @@ impl Session {
         if let ([name, sub], Some(jobs)) = (words, &services.jobs)
             && self.is_in
             && name.eq_ignore_ascii_case(b"CLUSTER")
-            && let Some(built) = jobs.topology().reply(&sub.to_ascii_uppercase(), self.protocol)
         {
-            return Answer::Built(built);
+            let (topology, sub) = (jobs.topology(), sub.to_ascii_uppercase());
+            let built = match &self.node {
+                Some(node) => topology.reply_at(&node.id, node.ip, &sub, self.protocol),
+                None => topology.reply(&sub, self.protocol),
+            };
+            if let Some(built) = built {
+                return Answer::Built(built);
+            }
         }
         Answer::Value(self.carry_out(words, options, services).await)
     }
@@ -121,9 +132,9 @@ impl Session {
             (b"AUTH" | b"PING" | b"ECHO" | b"SELECT", _) | (b"CLIENT" | b"CLUSTER" | b"FLEET", []) => {
                 wrong_number(&String::from_utf8_lossy(&name).to_ascii_lowercase())
             }
-            (b"INFO", _) => info(services.jobs.as_deref()).await,
+            (b"INFO", _) if self.node.is_none() => info(services.jobs.as_deref()).await,
             (name, args) => match services.jobs.as_deref() {
-                Some(jobs) => about_slots(name, args, words, jobs).await,
+                Some(jobs) => about_slots(name, args, words, self.node.as_ref(), jobs).await,
                 None => error(format!(
                     "unknown command '{}': this is the coordinator of a fleet, and was given no cluster",
                     shown(&words[0])
@@ -270,24 +281,38 @@ fn is_user(user: &[u8], options: &DaemonOptions) -> bool {
 }
 
 /// What needs a cluster.
-async fn about_slots<J: Jobs>(name: &[u8], args: &[Bytes], words: &[Bytes], jobs: &J) -> Value {
+async fn about_slots<J: Jobs>(
+    name: &[u8],
+    args: &[Bytes],
+    words: &[Bytes],
+    node: Option<&AtNode>,
+    jobs: &J,
+) -> Value {
+    if let Some(node) = node
+        && let Some(answer) = at_node::answer(node, words, jobs).await
+    {
+        return answer;
+    }
     match (name, args) {
-        (b"COMMAND", _) => seed::pass_on(words, jobs).await,
-        (b"CLUSTER", [sub, args @ ..]) => cluster(sub, args, jobs).await,
+        (b"COMMAND", _) => seed::pass_on(None, words, jobs).await,
+        (b"CLUSTER", [sub, args @ ..]) => cluster(sub, args, node.map(|node| &node.id), jobs).await,
         _ => seed::redirect(words, jobs).await,
     }
 }
 
-async fn cluster<J: Jobs>(sub: &[u8], args: &[Bytes], jobs: &J) -> Value {
+async fn cluster<J: Jobs>(sub: &[u8], args: &[Bytes], node: Option<&NodeId>, jobs: &J) -> Value {
     match (&sub.to_ascii_uppercase()[..], args) {
-        (b"MIGRATESLOTS", [_, _, ..]) => migrate(args, jobs).await,
-        (b"GETSLOTMIGRATIONS", []) => match jobs.list().await {
-            Ok(all) => Value::Array(all.iter().take(LISTED_MAX).map(JobView::reply).collect()),
-            Err(e) => error(e.to_string()),
+        (b"MIGRATESLOTS", [_, _, ..]) => migrate(args, node, jobs).await,
+        (b"GETSLOTMIGRATIONS", []) => match (jobs.list().await, node) {
+            (Ok(all), Some(node)) => Value::Array(jobs_of(node, all).take(LISTED_MAX).collect()),
+            (Ok(all), None) => Value::Array(all.iter().take(LISTED_MAX).map(JobView::reply).collect()),
+            (Err(e), _) => error(e.to_string()),
         },
-        (b"CANCELSLOTMIGRATIONS", []) => cancel(None, jobs).await,
-        (b"CANCELSLOTMIGRATIONS", [word]) if word.eq_ignore_ascii_case(b"ALL") => cancel(None, jobs).await,
-        (b"CANCELSLOTMIGRATIONS", [name]) => cancel(Some(name), jobs).await,
+        (b"CANCELSLOTMIGRATIONS", []) => cancel(None, node, jobs).await,
+        (b"CANCELSLOTMIGRATIONS", [word]) if word.eq_ignore_ascii_case(b"ALL") => {
+            cancel(None, node, jobs).await
+        }
+        (b"CANCELSLOTMIGRATIONS", [name]) => cancel(Some(name), node, jobs).await,
         (b"HELP", []) => help(),
         (b"MIGRATESLOTS" | b"GETSLOTMIGRATIONS" | b"CANCELSLOTMIGRATIONS", _) => {
             wrong_number(&format!("cluster|{}", shown(sub).to_ascii_lowercase()))
@@ -301,7 +326,7 @@ async fn cluster<J: Jobs>(sub: &[u8], args: &[Bytes], jobs: &J) -> Value {
     }
 }
 
-async fn migrate<J: Jobs>(args: &[Bytes], jobs: &J) -> Value {
+async fn migrate<J: Jobs>(args: &[Bytes], node: Option<&NodeId>, jobs: &J) -> Value {
     let known = match jobs.list().await {
         Ok(known) => known,
         Err(e) => return error(e.to_string()),
@@ -310,7 +335,7 @@ async fn migrate<J: Jobs>(args: &[Bytes], jobs: &J) -> Value {
         Ok(view) => view,
         Err(e) => return error(e.to_string()),
     };
-    let moves = match parse_moves(args, &view, &known) {
+    let moves = match parse_moves(args, &view, &known, node) {
         Ok(moves) => moves,
         Err(what) => return error(what),
     };
@@ -320,12 +345,13 @@ async fn migrate<J: Jobs>(args: &[Bytes], jobs: &J) -> Value {
     }
 }
 
-/// Cancels one job, or all that have not ended.
-async fn cancel<J: Jobs>(name: Option<&[u8]>, jobs: &J) -> Value {
-    let all = match jobs.list().await {
+/// Cancels one job, or all that have not ended; at the port of a node of those that move slots away from it.
+async fn cancel<J: Jobs>(name: Option<&[u8]>, node: Option<&NodeId>, jobs: &J) -> Value {
+    let mut all = match jobs.list().await {
         Ok(all) => all,
         Err(e) => return error(e.to_string()),
     };
+    all.retain(|job| node.is_none_or(|node| job.source == node.as_str()));
     let is_meant = |job: &&JobView| name.is_none_or(|name| job.name.as_bytes() == name);
     if name.is_some() && !all.iter().any(|job| is_meant(&job)) {
         return error("No such slot migration job");

@@ -15,6 +15,7 @@ use whimbrel_fleet::login::Verifier;
 use whimbrel_wire::scan::{Limits, Progress, Scanner};
 use whimbrel_wire::value::Value;
 
+use super::at_node::AtNode;
 use super::command::{self, Answer, Session};
 use super::fleet;
 use super::options::DaemonOptions;
@@ -53,6 +54,8 @@ pub(super) struct Client {
     pub(super) ip: IpAddr,
     pub(super) stream: TcpStream,
     pub(super) waiting: Waiting,
+    /// Where it has connected to the port of a node.
+    pub(super) node: Option<AtNode>,
 }
 
 /// One client.
@@ -81,8 +84,8 @@ impl<J: Jobs> Connection<J> {
         entrance: Arc<Entrance>,
         stop: CancellationToken,
     ) -> Connection<J> {
-        let Client { id, ip, stream, waiting } = client;
-        let session = Session::new(id, &options);
+        let Client { id, ip, stream, waiting, node } = client;
+        let session = Session::new(id, node, &options);
         let limits = Limits {
             depth_max: 1,
             elements_max: WORDS_MAX,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
+use whimbrel_core::node::NodeId;
 
 use super::migrations::{JobState, JobView};
 use super::queue::Queue;
@@ -46,6 +47,8 @@ pub struct Log {
     say: Say,
     /// The jobs that are listed, as they were last reported.
     seen: BTreeMap<String, Stage>,
+    /// The ports of nodes, as they were last reported.
+    ports: BTreeMap<NodeId, u16>,
     /// For those who ask over HTTP.
     shown: Arc<Shown>,
 }
@@ -59,7 +62,7 @@ impl std::fmt::Debug for Log {
 impl Log {
     /// Reports with `say`.
     pub fn new(say: impl Fn(&str, &Value) + Send + Sync + 'static) -> Log {
-        Log { say: Box::new(say), seen: BTreeMap::new(), shown: Arc::default() }
+        Log { say: Box::new(say), seen: BTreeMap::new(), ports: BTreeMap::new(), shown: Arc::default() }
     }
 
     /// How it stands, for those who ask over HTTP.
@@ -78,6 +81,9 @@ impl Log {
         let mut before = FleetStatus::default();
         let mut role = fleet.map(Fleet::role);
         loop {
+            if let Some(queue) = queue {
+                self.look_at_the_ports(queue);
+            }
             if let Some(fleet) = fleet {
                 self.look_at_the_role(fleet, &mut role);
                 let status = fleet.status().await.ok();
@@ -105,6 +111,28 @@ impl Log {
         }
         self.shown.set_role(role.clone());
         *before = role;
+    }
+
+    /// Reports which ports are those of which nodes, where that is not as it was.
+    fn look_at_the_ports(&mut self, queue: &Queue) {
+        let ports = queue.topology().ports();
+        let say = |node: &NodeId, port: u16, is_open: bool| {
+            let text = match is_open {
+                true => format!("port {port}  is that of node {node}"),
+                false => format!("port {port}  is closed: node {node} is no primary any more"),
+            };
+            (self.say)(
+                &text,
+                &json!({"event": "node-port", "port": port, "node": node.as_str(), "open": is_open}),
+            );
+        };
+        for (node, port) in self.ports.iter().filter(|(node, port)| ports.get(*node) != Some(*port)) {
+            say(node, *port, false);
+        }
+        for (node, port) in ports.iter().filter(|(node, port)| self.ports.get(*node) != Some(*port)) {
+            say(node, *port, true);
+        }
+        self.ports = ports;
     }
 
     /// Looks at the jobs once.

@@ -1,6 +1,8 @@
 //! The three commands that Valkey has for slot migrations, as it has them: grammar, fields, states and errors
 //! were compared with Valkey 9.1.
 
+use std::cmp::Reverse;
+
 use bytes::Bytes;
 use whimbrel_core::node::NodeId;
 use whimbrel_core::plan::Move;
@@ -78,6 +80,22 @@ impl JobState {
         }
     }
 
+    /// Valkey's word for it at the node that gets the slots.
+    pub const fn word_of_import(self) -> &'static str {
+        match self {
+            JobState::Connecting
+            | JobState::SendingEstablish
+            | JobState::ReadingEstablish
+            | JobState::WaitingToSnapshot => "waiting-for-ack",
+            JobState::Snapshotting => "receiving-snapshot",
+            JobState::Replicating | JobState::WaitingToPause => "waiting-for-paused",
+            JobState::FailoverPaused => "failover-requested",
+            JobState::FailoverGranted | JobState::Success | JobState::Failed | JobState::Cancelled => {
+                self.word()
+            }
+        }
+    }
+
     /// True where nothing is left to be done.
     pub const fn is_final(self) -> bool {
         matches!(self, JobState::Success | JobState::Failed | JobState::Cancelled)
@@ -108,23 +126,48 @@ pub struct JobView {
 }
 
 impl JobView {
-    /// One entry of `CLUSTER GETSLOTMIGRATIONS`: Valkey 9.1's fields in its order. Ours are all exports, seen
-    /// from the source. `cow_size` is always 0: nothing is forked.
+    /// One entry of `CLUSTER GETSLOTMIGRATIONS`: an export, as the source sees it.
     pub(super) fn reply(&self) -> Value {
+        self.entry("EXPORT", self.state.word())
+    }
+
+    /// The same at one node; `None` where it is neither the source nor the target.
+    fn reply_at(&self, node: &NodeId) -> Option<Value> {
+        match node.as_str() {
+            id if id == self.source => Some(self.reply()),
+            id if id == self.target => Some(self.entry("IMPORT", self.state.word_of_import())),
+            _ => None,
+        }
+    }
+
+    /// When it was taken in: jobs of one process within a second differ by the number that their names end
+    /// with.
+    fn age(&self) -> (u64, u64) {
+        let number = self.name.rsplit('-').next().and_then(|number| number.parse().ok());
+        (self.created_s, number.unwrap_or(0))
+    }
+
+    /// Valkey 9.1's fields in its order. `cow_size` is always 0: nothing is forked. A failure always has a
+    /// message: `valkey-cli` relies on it.
+    fn entry(&self, operation: &str, state: &str) -> Value {
+        let message = match self.state {
+            JobState::Failed if self.message.is_empty() => "failed",
+            _ => &self.message,
+        };
         let number = |n: u64| Value::Int(i64::try_from(n).unwrap_or(i64::MAX));
         let ranges: Vec<String> =
             self.slots.ranges().into_iter().map(|r| format!("{}-{}", r.start(), r.end())).collect();
         let fields = [
             ("name", text(&self.name)),
-            ("operation", text("EXPORT")),
+            ("operation", text(operation)),
             ("slot_ranges", text(&ranges.join(" "))),
             ("target_node", text(&self.target)),
             ("source_node", text(&self.source)),
             ("create_time", number(self.created_s)),
             ("last_update_time", number(self.updated_s)),
             ("last_ack_time", number(self.updated_s)),
-            ("state", text(self.state.word())),
-            ("message", text(&self.message)),
+            ("state", text(state)),
+            ("message", text(message)),
             ("cow_size", number(0)),
             ("remaining_repl_size", number(self.remaining_bytes)),
         ];
@@ -132,16 +175,25 @@ impl JobView {
     }
 }
 
+/// The jobs of one node, the newest first: `valkey-cli` takes the first with its slots for its own.
+pub(super) fn jobs_of(node: &NodeId, mut jobs: Vec<JobView>) -> impl Iterator<Item = Value> {
+    jobs.sort_by_key(|job| Reverse(job.age()));
+    let node = node.clone();
+    jobs.into_iter().filter_map(move |job| job.reply_at(&node))
+}
+
 /// Reads what follows `CLUSTER MIGRATESLOTS`, and checks it against the cluster and the jobs that have not
 /// ended.
 ///
 /// # Errors
-/// Valkey's own words for what is wrong, without `ERR`. Two differ by their nature: slots may be those of any
-/// node, all of one block those of the same, and a target must be a primary from the start.
+/// Valkey's own words for what is wrong, without `ERR`. Two differ by their nature: where no node is asked in
+/// particular, slots may be those of any node, all of one block those of the same; and a target must be a
+/// primary from the start.
 pub(super) fn parse_moves(
     words: &[Bytes],
     view: &ClusterView,
     jobs: &[JobView],
+    asked: Option<&NodeId>,
 ) -> Result<Vec<Move>, String> {
     let owners = owners(view);
     let busy = jobs.iter().filter(|j| !j.state.is_final()).fold(SlotSet::new(), |all, j| all.union(&j.slots));
@@ -149,7 +201,7 @@ pub(super) fn parse_moves(
     let mut at = 0;
     while at < words.len() {
         expect(words, at, "slotsrange")?;
-        let (slots, source, next) = parse_ranges(words, at + 1, &owners, view)?;
+        let (slots, source, next) = parse_ranges(words, at + 1, &owners, view, asked)?;
         if let Some(slot) = slots.intersection(&busy).iter().next() {
             return Err(format!("I am already migrating slot {slot}."));
         }
@@ -184,6 +236,7 @@ fn parse_ranges(
     mut at: usize,
     owners: &[Option<usize>],
     view: &ClusterView,
+    asked: Option<&NodeId>,
 ) -> Result<(SlotSet, NodeId, usize), String> {
     let (mut slots, mut ranges) = (SlotSet::new(), Vec::<SlotRange>::new());
     let mut source: Option<usize> = None;
@@ -197,6 +250,9 @@ fn parse_ranges(
         for slot in range.slots() {
             let owner = owners[usize::from(slot.number())];
             let owner = owner.ok_or_else(|| format!("Slot {slot} has no node served."))?;
+            if asked.is_some_and(|asked| view.nodes[owner].id != *asked) {
+                return Err("Slots are not served by this node.".to_owned());
+            }
             if *source.get_or_insert(owner) != owner {
                 return Err("Requested slots span multiple shards".to_owned());
             }

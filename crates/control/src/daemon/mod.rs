@@ -5,6 +5,8 @@
 //! - [`Jobs`]: what it needs of those who do the work;
 //! - [`migrations`]: the three commands, their grammar, their replies, their errors;
 //! - [`topology`](crate::topology): what clients get to know of the cluster;
+//! - [`node_ports`]: a port for each primary, at which clients ask it that ask each node for itself;
+//! - [`at_node`]: what they are answered there;
 //! - [`queue`]: the one who does the work;
 //! - [`client`]: the server as those see it who hand moves to it;
 //! - [`shown`]: how it stands, over HTTP; [`log`]: what becomes of its jobs, as it happens.
@@ -21,12 +23,14 @@
 //! Who may connect may move slots. Off loopback a password is therefore required; it travels in clear, as it
 //! does to a server without TLS.
 
+mod at_node;
 pub mod client;
 mod command;
 mod connection;
 mod fleet;
 pub mod log;
 pub mod migrations;
+mod node_ports;
 mod options;
 pub mod queue;
 mod reply;
@@ -40,14 +44,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_fleet::login::Verifier;
 
+use self::at_node::AtNode;
 use self::connection::{Client, Connection, Entrance};
-pub use self::options::DaemonOptions;
+use self::node_ports::{ACCEPT_PAUSE, Accepted, Listeners};
+pub use self::options::{DaemonOptions, NodePorts};
 pub use self::services::{Jobs, Services};
 use crate::lobby::{Guesses, Lobby};
 
@@ -58,9 +64,6 @@ const GRACE: Duration = Duration::from_secs(5);
 pub const STRANGERS_MAX: usize = 128;
 const STRANGERS_EACH: usize = 32;
 
-/// How long to wait after a connection could not be accepted: out of file descriptors, for example.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
 /// The server.
 #[derive(Debug)]
 pub struct Daemon<J> {
@@ -68,6 +71,8 @@ pub struct Daemon<J> {
     options: Arc<DaemonOptions>,
     services: Services<J>,
     entrance: Arc<Entrance>,
+    /// The ports of nodes, and who connects to them.
+    nodes: Option<(Listeners, mpsc::Receiver<Accepted>)>,
 }
 
 impl<J: Jobs> Daemon<J> {
@@ -103,7 +108,11 @@ impl<J: Jobs> Daemon<J> {
             guesses: Guesses::default(),
             verifier: options.password.as_ref().map(|p| Verifier::new(p.expose())).transpose()?,
         };
-        Ok(Daemon { listener, options: Arc::new(options), services, entrance: Arc::new(entrance) })
+        let nodes = match (&options.node_ports, &services.jobs) {
+            (Some(ports), Some(jobs)) => Some(Listeners::open(listen.ip(), ports.clone(), &**jobs).await?),
+            _ => None,
+        };
+        Ok(Daemon { listener, options: Arc::new(options), services, entrance: Arc::new(entrance), nodes })
     }
 
     /// Where it listens.
@@ -116,16 +125,25 @@ impl<J: Jobs> Daemon<J> {
 
     /// Serves until `stop`. Then nobody is let in any more, commands under way are finished, and all
     /// connections are closed, within 5 s.
-    pub async fn serve(self, stop: CancellationToken) {
+    pub async fn serve(mut self, stop: CancellationToken) {
         let ids = AtomicU64::new(1);
         let mut connections = JoinSet::new();
+        let mut at_nodes = None;
+        if let (Some((listeners, accepted)), Some(jobs)) = (self.nodes.take(), &self.services.jobs) {
+            tokio::spawn(listeners.keep(jobs.clone(), stop.clone()));
+            at_nodes = Some(accepted);
+        }
         loop {
             let accepted = tokio::select! {
                 () = stop.cancelled() => break,
-                accepted = self.listener.accept() => accepted,
+                accepted = self.listener.accept() => accepted.map(|(stream, peer)| (stream, peer, None)),
+                Some(accepted) = next_of(&mut at_nodes) => {
+                    let Accepted { stream, peer, node, ends } = accepted;
+                    Ok((stream, peer, Some((node, ends))))
+                }
                 Some(_) = connections.join_next() => continue,
             };
-            let (stream, peer) = match accepted {
+            let (stream, peer, node) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted");
@@ -133,27 +151,47 @@ impl<J: Jobs> Daemon<J> {
                     continue;
                 }
             };
+            let (node, stop) = match node {
+                None => (None, stop.clone()),
+                Some((id, ends)) => match stream.local_addr() {
+                    Ok(address) => (Some(AtNode { id, ip: address.ip().to_canonical() }), ends),
+                    Err(_) => continue,
+                },
+            };
             let id = ids.fetch_add(1, Ordering::Relaxed);
             let waiting = self.entrance.lobby.enter(peer.ip());
-            let ends = waiting.ends();
-            let client = Client { id, ip: peer.ip(), stream, waiting };
-            let (options, services) = (self.options.clone(), self.services.clone());
-            let connection = Connection::new(client, options, services, self.entrance.clone(), stop.clone());
-            connections.spawn(async move {
-                tracing::debug!(id, %peer, "a connection was opened");
-                match ends.run_until_cancelled(connection.run()).await {
-                    Some(Ok(())) => {}
-                    Some(Err(error)) => tracing::debug!(id, %peer, %error, "a connection broke"),
-                    None => {
-                        tracing::debug!(id, %peer, "a connection without a login was closed to make room")
-                    }
-                }
-            });
+            connections.spawn(self.connect(Client { id, ip: peer.ip(), stream, waiting, node }, stop));
         }
         let closing = async { while connections.join_next().await.is_some() {} };
         if tokio::time::timeout(GRACE, closing).await.is_err() {
             connections.shutdown().await;
         }
+    }
+
+    /// Serves one client until it leaves, has to make room, or `stop`.
+    fn connect(&self, client: Client, stop: CancellationToken) -> impl Future<Output = ()> + use<J> {
+        let (id, peer, ends) = (client.id, client.ip, client.waiting.ends());
+        let mut services = self.services.clone();
+        if client.node.is_some() {
+            services.fleet = None;
+        }
+        let connection = Connection::new(client, self.options.clone(), services, self.entrance.clone(), stop);
+        async move {
+            tracing::debug!(id, %peer, "a connection was opened");
+            match ends.run_until_cancelled(connection.run()).await {
+                Some(Ok(())) => {}
+                Some(Err(error)) => tracing::debug!(id, %peer, %error, "a connection broke"),
+                None => tracing::debug!(id, %peer, "a connection without a login was closed to make room"),
+            }
+        }
+    }
+}
+
+/// The next one who connects to the port of a node; never where there are no such ports.
+async fn next_of(accepted: &mut Option<mpsc::Receiver<Accepted>>) -> Option<Accepted> {
+    match accepted {
+        Some(accepted) => accepted.recv().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, Semaphore};
@@ -18,6 +18,7 @@ use whimbrel_core::node::NodeId;
 use whimbrel_core::plan::Move;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_engine::deployment::Deployment;
+use whimbrel_engine::endpoint::Address;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::nodes::{ClusterView, KeyCounts, key_counts};
@@ -52,6 +53,9 @@ const LOOK_PERIOD: Duration = Duration::from_secs(1);
 
 /// How many questions of clients are passed on to nodes at once; others wait.
 const ASKED_MAX: usize = 8;
+
+/// For how long a connection is kept for the next question. Some clients ask one for each slot.
+const LINK_KEPT: Duration = Duration::from_secs(5);
 
 /// A job that runs.
 struct Running {
@@ -92,6 +96,8 @@ pub struct Queue {
     /// The cluster as it was last seen: how its nodes are reached.
     seen: Mutex<Arc<ClusterView>>,
     asked: Semaphore,
+    /// Connections over which questions were passed on, and when. As many as may be asked at once.
+    links: Mutex<Vec<(NodeId, Link, Instant)>>,
 }
 
 impl Queue {
@@ -105,6 +111,7 @@ impl Queue {
             topology: Arc::new(Topology::new(view.table(&deployment.endpoint))),
             seen: Mutex::new(Arc::new(view)),
             asked: Semaphore::new(ASKED_MAX),
+            links: Mutex::default(),
             deployment,
             store,
             settings,
@@ -326,6 +333,22 @@ impl Queue {
         }
     }
 
+    /// A connection to a node that was used not long ago.
+    fn kept_link(&self, id: &NodeId, address: &Address) -> Option<Link> {
+        let mut links = self.links.lock();
+        links.retain(|(_, _, used)| used.elapsed() < LINK_KEPT);
+        let place = links.iter().position(|(node, link, _)| node == id && link.address() == address)?;
+        Some(links.swap_remove(place).1)
+    }
+
+    fn keep_link(&self, id: &NodeId, link: Link) {
+        let mut links = self.links.lock();
+        links.push((id.clone(), link, Instant::now()));
+        if links.len() > ASKED_MAX {
+            links.remove(0);
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
@@ -353,7 +376,17 @@ impl Jobs for Queue {
         let seen = self.seen.lock().clone();
         let id = node.unwrap_or(&seen.myself);
         let node = seen.node(id).ok_or_else(|| Error::own("ask a node", format!("node {id} is gone")))?;
-        self.deployment.open(&node.address, 0).await?.ask(words).await
+        // The server may have closed it meanwhile: then another one is opened, and asked again.
+        if let Some(mut link) = self.kept_link(id, &node.address)
+            && let Ok(reply) = link.ask(words).await
+        {
+            self.keep_link(id, link);
+            return Ok(reply);
+        }
+        let mut link = self.deployment.open(&node.address, 0).await?;
+        let reply = link.ask(words).await?;
+        self.keep_link(id, link);
+        Ok(reply)
     }
 
     async fn submit(&self, moves: Vec<Move>) -> Result<()> {

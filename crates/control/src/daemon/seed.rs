@@ -2,6 +2,7 @@
 //! know.
 
 use bytes::Bytes;
+use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::Slot;
 use whimbrel_wire::value::Value;
 
@@ -34,10 +35,10 @@ pub(super) async fn redirect<J: Jobs>(words: &[Bytes], jobs: &J) -> Value {
     }
 }
 
-/// Asks a node what we are asked.
-pub(super) async fn pass_on<J: Jobs>(words: &[Bytes], jobs: &J) -> Value {
+/// Asks a node what we are asked, any where none is named.
+pub(super) async fn pass_on<J: Jobs>(node: Option<&NodeId>, words: &[Bytes], jobs: &J) -> Value {
     let words: Vec<&[u8]> = words.iter().map(|word| &word[..]).collect();
-    jobs.ask(None, &words).await.unwrap_or_else(|e| error(e.to_string()))
+    jobs.ask(node, &words).await.unwrap_or_else(|e| error(e.to_string()))
 }
 
 /// How many keys the owner of a slot has in it: only the owner knows.

@@ -31,34 +31,34 @@ whimbrel_lab::for_each_engine! {
         command_line_clients_are_served
 }
 
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Three made-up nodes.
-const NODES: [&str; 3] = [
+pub(crate) const NODES: [&str; 3] = [
     "1111111111111111111111111111111111111111",
     "2222222222222222222222222222222222222222",
     "3333333333333333333333333333333333333333",
 ];
 
-fn slots(text: &str) -> SlotSet {
+pub(crate) fn slots(text: &str) -> SlotSet {
     text.parse().expect("a set of slots")
 }
 
 /// Takes jobs in and does nothing about them.
 #[derive(Debug)]
-struct Notebook {
+pub(crate) struct Notebook {
     /// `CLUSTER NODES` of the cluster that it claims to serve.
     nodes: String,
-    jobs: Mutex<Vec<JobView>>,
+    pub(crate) jobs: Mutex<Vec<JobView>>,
     /// While it is set, a submission waits for it.
     gate: Mutex<Option<Arc<Notify>>>,
     /// Told when a submission begins.
     at_gate: Notify,
-    topology: Topology,
+    pub(crate) topology: Topology,
 }
 
 impl Notebook {
-    fn new() -> Arc<Notebook> {
+    pub(crate) fn new() -> Arc<Notebook> {
         let line = |i: usize, slots: &str| {
             format!("{} 127.0.0.1:{}@1 master - 0 0 {i} connected {slots}\n", NODES[i], 7000 + i)
         };
@@ -156,18 +156,18 @@ impl Jobs for Notebook {
 }
 
 /// A server under test; it stops when it is dropped.
-struct Running {
-    port: u16,
+pub(crate) struct Running {
+    pub(crate) port: u16,
     stop: CancellationToken,
     task: Option<JoinHandle<()>>,
 }
 
 impl Running {
-    async fn new(jobs: Arc<Notebook>) -> Running {
+    pub(crate) async fn new(jobs: Arc<Notebook>) -> Running {
         Running::with(jobs, |_| {}).await
     }
 
-    async fn with(jobs: Arc<Notebook>, change: impl FnOnce(&mut DaemonOptions)) -> Running {
+    pub(crate) async fn with(jobs: Arc<Notebook>, change: impl FnOnce(&mut DaemonOptions)) -> Running {
         let mut options = DaemonOptions::new("127.0.0.1:0".parse().expect("an address"));
         change(&mut options);
         let daemon = Daemon::bind(options, jobs).await.expect("it listens");
@@ -181,12 +181,12 @@ impl Running {
         link(&format!("127.0.0.1:{}", self.port)).await
     }
 
-    async fn raw(&self) -> Raw {
+    pub(crate) async fn raw(&self) -> Raw {
         Raw::open(self.port).await
     }
 
     /// Stops it, and waits until it has.
-    async fn stop(mut self) {
+    pub(crate) async fn stop(mut self) {
         self.stop.cancel();
         let task = self.task.take().expect("it runs");
         tokio::time::timeout(PATIENCE, task).await.expect("it ends").expect("it does not panic");
@@ -206,14 +206,14 @@ async fn link(address: &str) -> Link {
 }
 
 /// A connection that sees the bytes.
-struct Raw {
+pub(crate) struct Raw {
     stream: TcpStream,
     inbox: BytesMut,
     scanner: Scanner,
 }
 
 impl Raw {
-    async fn open(port: u16) -> Raw {
+    pub(crate) async fn open(port: u16) -> Raw {
         let stream = TcpStream::connect(("127.0.0.1", port)).await.expect("a connection");
         Raw { stream, inbox: BytesMut::new(), scanner: Scanner::default() }
     }
@@ -239,7 +239,7 @@ impl Raw {
         tokio::time::timeout(PATIENCE, reading).await.expect("a reply or an end")
     }
 
-    async fn ask(&mut self, words: &[&str]) -> String {
+    pub(crate) async fn ask(&mut self, words: &[&str]) -> String {
         let mut bytes = format!("*{}\r\n", words.len());
         for word in words {
             bytes += &format!("${}\r\n{word}\r\n", word.len());
@@ -248,7 +248,7 @@ impl Raw {
         String::from_utf8(self.reply().await.expect("a reply")).expect("text")
     }
 
-    async fn is_closed(&mut self) -> bool {
+    pub(crate) async fn is_closed(&mut self) -> bool {
         self.reply().await.is_none()
     }
 }

@@ -3,5 +3,6 @@
 mod attacks;
 mod daemon;
 mod fleet;
+mod node_ports;
 mod queue;
 mod repair;

@@ -17,8 +17,9 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use bytes::{BufMut, Bytes, BytesMut};
+use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::{Slot, SlotRange};
-use whimbrel_core::topology::{Change, Table};
+use whimbrel_core::topology::{Change, Shard, Table};
 
 pub use self::reply::{Reader, Reply};
 use crate::encode::Protocol;
@@ -126,6 +127,26 @@ impl Replies {
     /// `CLUSTER NODES`.
     pub fn nodes(&self, protocol: Protocol) -> Reply {
         self.nodes[protocol.index()].clone()
+    }
+
+    /// `CLUSTER NODES` in the eyes of another node: `table` is the one that the replies are built from. Only
+    /// the pages that name one of the two are encoded.
+    pub fn nodes_of(&self, table: &Table, myself: &NodeId, protocol: Protocol) -> Reply {
+        let mut lines = self.lines.clone();
+        let names = |shard: &Shard| {
+            shard.group().members().any(|member| member.id == *myself || member.id == *table.myself())
+        };
+        let others = table.shards().iter().enumerate().filter(|(_, shard)| names(shard));
+        let pages: BTreeSet<usize> = others.map(|(index, _)| index / self.shards_each).collect();
+        for page in pages {
+            let shards = &table.shards()[self.places(page)];
+            lines[page] =
+                shards.iter().map(|shard| fields::lines(shard, myself)).collect::<Vec<_>>().concat().into();
+        }
+        let bytes = lines.iter().map(Bytes::len).sum();
+        let mut reply = Reply::default();
+        reply.renew(fields::text_head(bytes, protocol), &lines, b"\r\n", &BTreeSet::new());
+        reply
     }
 
     /// `CLUSTER INFO`.

@@ -258,6 +258,23 @@ fn protocols_differ_as_those_of_servers_do() {
     assert!(text(replies.info(Protocol::Resp3)).contains("\r\ntxt:cluster_state:ok\r\n"));
 }
 
+/// Another node's `CLUSTER NODES` is that of a table in its eyes, for primaries and replicas, with one shard
+/// on a page and with several.
+#[test]
+fn the_lines_of_another_node_are_those_of_its_own_table() {
+    for shards in [1, 3, 300] {
+        let owner_of = |slot: Slot| Some(usize::from(slot.number() / 7) % shards);
+        let (mine, kept) = (table(shards, 1, owner_of), Replies::new(&table(shards, 1, owner_of)));
+        for node in [0, shards - 1, shards / 2, 1_000] {
+            let theirs = Replies::new(&Table::new(id(node), groups(shards, 1), owner_of));
+            for protocol in Protocol::BOTH {
+                let told = kept.nodes_of(&mine, &id(node), protocol).to_bytes();
+                assert!(told == theirs.nodes(protocol).to_bytes(), "node {node} of {shards}: {told:?}");
+            }
+        }
+    }
+}
+
 /// Only what is touched is encoded again: the other pages stay where they are in memory.
 #[test]
 fn a_change_leaves_other_pages_alone() {

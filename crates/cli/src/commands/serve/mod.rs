@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::daemon::log::Log;
 use whimbrel_control::daemon::queue::Queue;
-use whimbrel_control::daemon::{Daemon, DaemonOptions, Jobs, STRANGERS_MAX, Services};
+use whimbrel_control::daemon::{Daemon, DaemonOptions, Jobs, NodePorts, STRANGERS_MAX, Services};
 use whimbrel_control::fleet::Coordinator;
 use whimbrel_control::http::CONNECTIONS_MAX;
 use whimbrel_control::store::Store;
@@ -48,6 +48,7 @@ pub async fn run(args: &ServeArgs, stop: CancellationToken) -> Exit {
 async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
     let mut options = DaemonOptions::new(args.listen);
     options.password = args.listen_password()?;
+    options.node_ports = args.node_ports.clone();
     if options.password.is_none() && !args.listen.ip().to_canonical().is_loopback() {
         // Said before anything is contacted; the daemon would refuse as well.
         let what = format!("every client that reaches {} could move slots: it needs a password", args.listen);
@@ -111,7 +112,8 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
 /// Lets in no more clients than files may be open, beside those of the daemon itself.
 fn fit_files(args: &ServeArgs, options: &mut DaemonOptions) -> Result<()> {
     let members = if args.coordinator.fleet { MEMBERS_MAX } else { 0 };
-    let besides = (STRANGERS_MAX + CONNECTIONS_MAX + members) as u64 + SERVER_FILES;
+    let ports = args.node_ports.as_ref().map_or(0, NodePorts::count);
+    let besides = (STRANGERS_MAX + CONNECTIONS_MAX + members + ports) as u64 + SERVER_FILES;
     let wanted = options.connections_max as u32;
     let places = make_room(wanted, 1, besides)?;
     if places == 0 {

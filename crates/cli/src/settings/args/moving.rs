@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use whimbrel_control::daemon::NodePorts;
 use whimbrel_core::slot::SlotSet;
 use whimbrel_core::units::parse_count;
 
@@ -171,6 +172,9 @@ Examples:
   valkey-cli -p 7999 CLUSTER GETSLOTMIGRATIONS
   valkey-cli -p 7999 CLUSTER CANCELSLOTMIGRATIONS
 
+  whimbrel serve --cluster 10.0.0.1:7000 --listen 127.0.0.1:7999 --node-ports 8001-8032
+  valkey-cli --cluster rebalance 127.0.0.1:8001 --cluster-use-atomic-slot-migration
+
   whimbrel serve --fleet --listen 10.0.0.9:7999 --listen-password-file pw --backend main=10.0.0.1:6379
   whimbrel fleet status --server 10.0.0.9:7999 --server-password-file pw
 
@@ -185,6 +189,11 @@ pub struct ServeArgs {
     /// Where to listen: IP:PORT. Port 0 takes a free one. Other addresses than loopback need a password
     #[arg(long, value_name = "ADDR", help_heading = "Daemon")]
     pub listen: SocketAddr,
+
+    /// Ports of the same address, of which each primary gets one, for clients that ask each node for itself:
+    /// FIRST-LAST, or 0 for free ones. valkey-cli --cluster is given one of them
+    #[arg(long, value_name = "PORTS", requires = "cluster", help_heading = "Daemon")]
+    pub node_ports: Option<NodePorts>,
 
     /// File whose first line is the password that clients need (or set WHIMBREL_SERVE_PASSWORD)
     #[arg(long, value_name = "FILE", help_heading = "Daemon")]
