@@ -115,7 +115,7 @@ impl Listeners {
         let gone: Vec<NodeId> = self.open.keys().filter(|node| !primaries.contains(node)).cloned().collect();
         for gone in gone.iter().filter_map(|node| self.open.remove(node)).collect::<Vec<_>>() {
             gone.ends.cancel();
-            // Then its port is free, as a rule for the one that takes its place.
+            // Then its port is free for another one.
             let _ = gone.task.await;
         }
         let mut without = BTreeSet::new();
