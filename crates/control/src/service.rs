@@ -25,8 +25,8 @@ use crate::clock::now_s;
 use crate::job::{self, Record, View};
 use crate::options::TransferOptions;
 use crate::report::{Ending, JobReport};
-use crate::steering::{Call, Refusal, Request, Socket, SocketFile, Standing, Steered, steer};
-use crate::store::{Journal, Status, Store};
+use crate::steering::{Call, Refusal, Request, Socket, SocketFile, Standing, Steered, steer, take_back};
+use crate::store::{Entry, Journal, Kind, Status, Store};
 
 use self::plain::Ended;
 pub use self::plain::{Fallback, PlainRecord};
@@ -256,6 +256,28 @@ pub async fn ask(store: &Store, id: &str, request: Request, what: &str) -> Resul
     let answer = call.make(&CancellationToken::new(), |_| {}).await?;
     let refused = |refusal: Refusal| Error::options(Side::Own, format!("{what} job {id}"), refusal.text);
     answer.outcome.map_err(refused)
+}
+
+/// Takes back the cutover that was ordered of a sync, also of one that was interrupted: its name begins with
+/// `wanted`; where that is empty it is the only one. Says which it is, and whether anything was ordered.
+///
+/// # Errors
+/// `Options` where there is none, or more than one; as [`ask`] where it runs.
+pub async fn withdraw_cutover(store: &Store, wanted: &str) -> Result<(String, bool)> {
+    let is_it = |entry: &Entry| {
+        entry.status.kind == Kind::Sync && entry.is_interrupted() && entry.status.id.starts_with(wanted)
+    };
+    let (id, stood) = match store.running_sync(wanted) {
+        Ok(sync) => {
+            let stood = ask(store, &sync.id, Request::Schedule(None), "take back the cutover of").await?;
+            (sync.id, stood == true)
+        }
+        Err(none) => match &store.list()?.into_iter().filter(is_it).collect::<Vec<_>>()[..] {
+            [interrupted] => (interrupted.status.id.clone(), take_back(store, &interrupted.status)?),
+            _ => return Err(none),
+        },
+    };
+    Ok((id, stood))
 }
 
 /// Jobs for planned moves, written down and not begun. `keys_of` tells how many keys a node has in a slot.

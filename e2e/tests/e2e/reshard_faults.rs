@@ -17,7 +17,7 @@ use whimbrel_e2e::shards;
 use whimbrel_lab::{Engine, Server, wait_until};
 
 use self::scenes::{
-    BYSTANDERS, MOVING, MOVING_TEXT, filled, filled_in, owner, owners_of_moving, rejoin_its_shard,
+    BYSTANDERS, MOVING, MOVING_TEXT, filled, filled_in, own_line, owner, owners_of_moving, rejoin_its_shard,
     replica_of, scene, scene_with_failovers, serves_again, wait_for_failover, wait_until_replica_follows,
     wait_until_replica_knows_epoch, writers,
 };
@@ -233,7 +233,8 @@ fn paused_with(
         let _ = std::fs::remove_file(file);
     }
     // A busy machine takes long over everything, and these are no tests of short pauses.
-    let options = [&["--method", "external", "--report", "1", "--max-pause", "1s"], how].concat();
+    let pause: &[&str] = if how.contains(&"--max-pause") { &[] } else { &["--max-pause", "1s"] };
+    let options = [&["--method", "external", "--report", "1"], pause, how].concat();
     let command = scene.reshard(MOVING_TEXT, target, &options);
     let mut running =
         command.env("WHIMBREL_FAILPOINT_PAUSE", place).env("WHIMBREL_FAILPOINT_FILE", &go_on).spawn();
@@ -372,6 +373,40 @@ fn marks_that_only_a_replica_has_are_cleared(engine: Engine) {
     scene.jobs(&["cancel", &job, "--cluster", &scene.cluster.seed()]).run().expect_code(0);
     shards::assert_sound(&scene.cluster);
     scene.assert_unchanged(&before);
+}
+
+/// Whimbrel dies behind the fence, and then the source, which comes back. Redis 8.4 and later delete keys at
+/// their start of slots that they do not own: then the target has the last copies, which nobody may delete.
+fn the_last_copies_are_kept(engine: Engine) {
+    let scene = scene(engine);
+    let before = scene.unwritten();
+    let (source, target) = owner(&scene, "at first");
+    let nodes = scene.cluster.nodes();
+    let how = ["--max-pause", "20s"];
+    let (mut running, go_on) = paused_with(&scene, "fence:before", "fencing", target, &how);
+    let job = scene.unfinished().remove(0);
+    nodes[target].suspend().expect("it is stopped");
+    std::fs::write(&go_on, "").expect("a file in our folder");
+    let owns = || own_line(&nodes[source]).iter().skip(8).any(|slots| slots.starts_with("0-"));
+    wait_until("the fence stands", || !owns());
+    running.kill9();
+    nodes[source].kill9().expect("it is killed");
+    nodes[target].resume().expect("it goes on");
+    nodes[source].restart().expect("it restarts");
+    let resumed = scene.jobs(&["resume", &job, "--cluster", &scene.cluster.seed()]).run();
+    eprintln!("{engine}: {:?} {}", resumed.code(), resumed.stdout);
+    assert!(matches!(resumed.code(), Some(0 | 7)), "{resumed:#?}");
+    if resumed.code() == Some(7) {
+        assert!(resumed.stdout.contains("nothing was deleted"), "{resumed:#?}");
+        whimbrel_e2e::binary::run(&["repair", &scene.cluster.seed(), "--yes"]).expect_code(0);
+    }
+    scene.cluster.wait_ok().expect("all slots are served");
+    scene.assert_unchanged(&before);
+}
+
+whimbrel_lab::for_each_engine! {
+    on Redis70 Redis86:
+        the_last_copies_are_kept
 }
 
 /// While a node's last slots move, it and its replicas are kept from following them. That is put back,

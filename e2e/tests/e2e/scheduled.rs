@@ -112,6 +112,12 @@ fn what_is_ordered_waits_is_tried_again_and_is_taken_back() {
     let refused = order(&["--at", &past]).expect_code(USAGE);
     assert!(refused.stdout.contains("its time has passed"), "{refused:#?}");
 
+    let refused = job.cutover(&["--fence", "none", "--when-ready"]).expect_code(USAGE);
+    assert!(refused.stdout.contains("without a fence"), "{refused:#?}");
+    // A pause that is too long now may be short enough then.
+    job.cutover(&["--fence", "acl", "--max-pause", "1ms", "--between", "00:00-00:01"]).expect_code(0);
+    job.cutover(&["--withdraw"]).expect_code(0);
+
     // What would be refused then is refused now.
     assert_eq!(target.call(&["SET", "stray", "1"]), Reply::Okay);
     let refused = order(&["--when-ready"]).expect_code(REFUSED);
@@ -142,6 +148,11 @@ fn what_is_ordered_waits_is_tried_again_and_is_taken_back() {
     assert!(scheduled(&job).is_some(), "it is still ordered");
     assert_eq!(source.call(&["SET", "written", "1"]), Reply::Okay, "writers go on");
     wait_until("it arrives", || target.call(&["EXISTS", "written"]) == Reply::Int(1));
-    job.cutover(&["--withdraw"]).expect_code(0);
     stop(sync);
+    // Also of one that nobody runs, and once.
+    for stood in [true, false] {
+        let taken_back = report(&job.cutover(&["--withdraw"]).expect_code(0));
+        assert_eq!(taken_back["ordered"], stood, "{taken_back}");
+        assert_eq!(scheduled(&job), None);
+    }
 }

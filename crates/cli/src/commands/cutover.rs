@@ -34,6 +34,9 @@ const COMPARED_WITHIN: Duration = Duration::from_secs(7 * 24 * 3600);
 /// How often it is said at least how far the cutover is.
 const SAID_EVERY: Duration = Duration::from_secs(5);
 
+/// How long a pause is allowed where a cutover that is ordered is only rehearsed.
+const REHEARSED_MAX_MS: u64 = 60_000;
+
 /// The phase of a sync that can be cut over.
 const FOLLOWING: &str = "following";
 
@@ -70,10 +73,11 @@ enum Asked {
 async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
     let folder = state_dir(args.state_dir.as_deref())?;
     let store = Store::new(&folder);
-    let sync = store.running_sync(args.job.as_deref().unwrap_or_default())?;
+    let named = args.job.as_deref().unwrap_or_default();
     if args.later.withdraw {
-        return order(args, &store, &sync, None).await.map(Asked::Over);
+        return withdraw(args, &store, named).await.map(Asked::Over);
     }
+    let sync = store.running_sync(named)?;
     let (source, target) = (format!("the source ({})", sync.source), format!("the target ({})", sync.target));
     let options = CutoverOptions {
         max_pause_ms: args.max_pause,
@@ -117,10 +121,13 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
     }
     // What would be refused then is refused now, if the sync has come so far that it can be tried.
     let is_tried = when.is_later() && sync.phase == FOLLOWING;
-    let options = CutoverOptions { dry_run: options.dry_run || is_tried, ..options };
+    let allowed_ms = options.max_pause_ms;
+    // How long it would pause writes now is no matter: it is not due yet.
+    let max_pause_ms = if is_tried { REHEARSED_MAX_MS } else { allowed_ms };
+    let options = CutoverOptions { dry_run: options.dry_run || is_tried, max_pause_ms, ..options };
     if when.is_later() && !is_tried {
         let scheduled = Scheduled { when, options };
-        return order(args, &store, &sync, Some(scheduled)).await.map(Asked::Over);
+        return order(args, &store, &sync, scheduled).await.map(Asked::Over);
     }
     let within = match is_external(args) {
         true => COMPARED_WITHIN + Duration::from_millis(args.wait_for_quiet),
@@ -146,28 +153,36 @@ async fn ask(args: &CutoverArgs, stop: &CancellationToken) -> Result<Asked> {
             ),
         })?;
     if is_tried && answer.outcome.is_ok() {
-        let scheduled = Scheduled { when, options: CutoverOptions { dry_run: false, ..options } };
-        return order(args, &store, &sync, Some(scheduled)).await.map(Asked::Over);
+        let scheduled = Scheduled {
+            when,
+            options: CutoverOptions { dry_run: false, max_pause_ms: allowed_ms, ..options },
+        };
+        return order(args, &store, &sync, scheduled).await.map(Asked::Over);
     }
     let runs_on = store.running_sync(&sync.id).is_ok();
     Ok(Asked::Answered(Box::new(answer), Sides { source, target, runs_on }))
 }
 
-/// Orders a cutover for later, or takes that back.
-async fn order(args: &CutoverArgs, store: &Store, sync: &Status, what: Option<Scheduled>) -> Result<Exit> {
-    let (id, when) = (&sync.id, what.as_ref().map(|it| it.when));
-    let verb = if what.is_some() { "schedule the cutover of" } else { "take back the cutover of" };
-    service::ask(store, id, Request::Schedule(what), verb).await?;
-    match (args.json, when) {
-        (true, _) => {
-            let event = if when.is_some() { "scheduled" } else { "withdrawn" };
-            say!("{}", json!({"event": event, "job": id, "when": when}));
-        }
-        (false, Some(when)) => {
-            say!("ordered  {id} cuts over {}", when.in_words(args.max_pause));
-            say!("         whimbrel cutover --withdraw takes that back; jobs show says how it stands");
-        }
-        (false, None) => say!("withdrawn: no cutover of {id} is ordered"),
+/// Orders a cutover for later.
+async fn order(args: &CutoverArgs, store: &Store, sync: &Status, what: Scheduled) -> Result<Exit> {
+    let (id, when, words) = (&sync.id, what.when, what.in_words());
+    service::ask(store, id, Request::Schedule(Some(what)), "schedule the cutover of").await?;
+    if args.json {
+        say!("{}", json!({"event": "scheduled", "job": id, "when": when}));
+    } else {
+        say!("ordered  {id} cuts over {words}");
+        say!("         whimbrel cutover {id} --withdraw takes that back; jobs show says how it stands");
+    }
+    Ok(Exit::Success)
+}
+
+/// Takes that back.
+async fn withdraw(args: &CutoverArgs, store: &Store, named: &str) -> Result<Exit> {
+    let (id, stood) = service::withdraw_cutover(store, named).await?;
+    match (args.json, stood) {
+        (true, _) => say!("{}", json!({"event": "withdrawn", "job": id, "ordered": stood})),
+        (false, true) => say!("withdrawn: the cutover of {id} that was ordered"),
+        (false, false) => say!("nothing to withdraw: no cutover of {id} is ordered"),
     }
     Ok(Exit::Success)
 }

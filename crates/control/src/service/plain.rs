@@ -161,6 +161,8 @@ type Moved = (SlotSet, u64, bool);
 enum Came {
     Moved(Moved),
     FellBack(Box<Record>),
+    /// The servers may go on with it, for whatever reason: nobody knows what comes of it.
+    Unsettled(Error),
 }
 
 /// Runs such a job.
@@ -193,6 +195,11 @@ pub(super) async fn run(
             report.ending = if cancelled { Ending::Cancelled } else { Ending::Done };
             (if cancelled { NativePhase::Cancelled } else { NativePhase::Done }, String::new())
         }
+        Ok(Came::Unsettled(e)) => {
+            report.ending = Ending::Suspended;
+            report.reason = Some(e.to_string());
+            (NativePhase::Snapshotting, e.to_string())
+        }
         Err(e) => {
             report.ending = Ending::Failed;
             report.reason = Some(e.to_string());
@@ -200,7 +207,8 @@ pub(super) async fn run(
         }
     };
     report.duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-    journal.publish(&plain.status(phase, &report.slots_handed_over, &message, true));
+    let is_over = report.ending != Ending::Suspended;
+    journal.publish(&plain.status(phase, &report.slots_handed_over, &message, is_over));
     Ended::Report(Box::new(report))
 }
 
@@ -250,7 +258,10 @@ async fn fall_back(
         let what = format!("{e}; the servers' own migration was to be left, because {why}");
         Error::unfit(e.side, source.address.to_string(), "go on by whimbrel's own method", what)
     };
-    let owner = native::end(deployment, kind, source, target, &plain.slots, END_MS).await.map_err(failed)?;
+    let owner = match native::end(deployment, kind, source, target, &plain.slots, END_MS).await {
+        Ok(owner) => owner,
+        Err(e) => return Ok(Came::Unsettled(failed(e))),
+    };
     match owner {
         NativeOwner::Source if cancel.is_cancelled() => return Ok(Came::Moved((SlotSet::new(), 0, true))),
         NativeOwner::Source => {}
@@ -259,7 +270,8 @@ async fn fall_back(
         NativeOwner::Unsettled => {
             let what = "the nodes still work on it, or do not agree on who owns the slots";
             let at = source.address.to_string();
-            return Err(failed(Error::unfit(Side::Source, at, "end the servers' own migration", what)));
+            let error = Error::unfit(Side::Source, at, "end the servers' own migration", what);
+            return Ok(Came::Unsettled(failed(error)));
         }
     }
     let record = external(plain, source, why.clone(), deployment).await.map_err(failed)?;

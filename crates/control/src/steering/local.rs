@@ -80,10 +80,19 @@ impl LocalJob {
     }
 
     /// Cutovers of it can be ordered for later, which is written down there, under this name. A job that is
-    /// resumed goes on with what was ordered before.
+    /// resumed goes on with what was `ordered` before, which is told.
     #[must_use]
-    pub fn with_schedule(self, store: &Store, id: &str, is_resumed: bool) -> LocalJob {
+    pub fn with_schedule(
+        self,
+        store: &Store,
+        id: &str,
+        is_resumed: bool,
+        ordered: impl FnOnce(&str),
+    ) -> LocalJob {
         self.schedule.begin(store, id, is_resumed);
+        if let Some(scheduled) = self.schedule.get() {
+            ordered(&scheduled.in_words());
+        }
         LocalJob { kept: Some((store.clone(), id.to_owned())), ..self }
     }
 
@@ -155,7 +164,7 @@ impl Steered for LocalJob {
     async fn standing(&self) -> Standing {
         let mut standing = (self.look)();
         standing.job.rates = self.rates.now();
-        standing.job.scheduled = self.schedule.get().map(|it| it.when.in_words(it.options.max_pause_ms));
+        standing.job.scheduled = self.schedule.get().map(|it| it.in_words());
         standing
     }
 
@@ -179,10 +188,10 @@ impl Steered for LocalJob {
                 let Some((store, id)) = &self.kept else {
                     return Err(Refusal::unsupported("only a sync can be cut over"));
                 };
-                self.schedule.order(store, id, scheduled)?;
+                let stood = self.schedule.order(store, id, scheduled)?;
                 // Should this process die now, others see it all the same.
                 store.publish(&self.standing().await.job);
-                Ok(Value::Null)
+                Ok(stood.into())
             }
             other => steer(&self.rates, other).ok_or_else(|| {
                 Refusal::unsupported(

@@ -32,5 +32,6 @@ pub use self::client::{Call, standing};
 pub(crate) use self::local::steer;
 pub use self::local::{Attendance, Came, LocalJob, Worded, attended, beginning, beginning_at};
 pub use self::protocol::{Answer, Refusal, Request, Scheduled, Standing, Steered, Why};
+pub(crate) use self::schedule::take_back;
 pub use self::server::{Socket, SocketFile};
 pub use self::view::View;

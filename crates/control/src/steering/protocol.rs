@@ -10,6 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::schedule::When;
+use whimbrel_engine::seal::FenceKind;
 use whimbrel_flow::budget::RateChange;
 use whimbrel_flow::sync::{CutoverOptions, FrontOrder};
 
@@ -63,6 +64,21 @@ pub struct Scheduled {
     pub when: When,
     /// What is done then.
     pub options: CutoverOptions,
+}
+
+impl Scheduled {
+    /// When, and what: in words that follow what is ordered.
+    pub fn in_words(&self) -> String {
+        let fence = match self.options.fence {
+            FenceKind::None => "none",
+            FenceKind::Pause { .. } => "pause",
+            FenceKind::Acl => "acl",
+            FenceKind::ReadonlyReplica => "readonly-replica",
+            FenceKind::External { .. } => "external",
+            FenceKind::Front => "front",
+        };
+        format!("{}, with the fence {fence}", self.when.in_words(self.options.max_pause_ms))
+    }
 }
 
 /// How a job stands.

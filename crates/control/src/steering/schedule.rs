@@ -11,11 +11,14 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use whimbrel_core::schedule::Due;
+use whimbrel_core::units::format_time;
+use whimbrel_engine::error::{Error, Result};
+use whimbrel_engine::seal::FenceKind;
 use whimbrel_flow::sync::{CutoverOptions, SyncPhase};
 
 use super::protocol::{Refusal, Scheduled, Standing, Why};
 use crate::clock::now_s;
-use crate::store::{Store, What};
+use crate::store::{Status, Store, What};
 
 /// How often it is looked whether it is due.
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
@@ -30,6 +33,8 @@ pub(super) struct Schedule(Mutex<Order>);
 #[derive(Debug, Default)]
 struct Order {
     scheduled: Option<Scheduled>,
+    /// When it was tried last.
+    tried: Option<Instant>,
     /// Takes back one that is being tried.
     withdrawn: CancellationToken,
 }
@@ -43,7 +48,7 @@ impl Schedule {
     fn set(&self, scheduled: Option<Scheduled>) {
         let mut order = self.0.lock();
         order.withdrawn.cancel();
-        *order = Order { scheduled, withdrawn: CancellationToken::new() };
+        *order = Order { scheduled, ..Order::default() };
     }
 
     /// Goes on with what an earlier run of the job was ordered, or begins without it.
@@ -59,22 +64,37 @@ impl Schedule {
         }));
     }
 
-    /// Takes an order, or takes it back, once that is written down.
+    /// Takes an order, or takes it back, once that is written down. Says whether one stood before.
     ///
     /// # Errors
-    /// Where it cannot be.
-    pub(super) fn order(&self, store: &Store, id: &str, scheduled: Option<Scheduled>) -> Result<(), Refusal> {
-        if scheduled.as_ref().is_some_and(|it| it.when.due(now_s(), None, 0) == Due::TooLate) {
-            return Err(Refusal { why: Why::Refused, text: "its time has passed".to_owned() });
+    /// Where it cannot be, where its time has passed, and for one that would hand nothing over.
+    pub(super) fn order(
+        &self,
+        store: &Store,
+        id: &str,
+        scheduled: Option<Scheduled>,
+    ) -> std::result::Result<bool, Refusal> {
+        let refused = |text: String| Err(Refusal { why: Why::Refused, text });
+        let now_s = now_s();
+        if let Some(Scheduled { when, options }) = &scheduled {
+            if when.due(now_s, None, 0) == Due::TooLate {
+                return refused(format!("its time has passed: it is {}", format_time(now_s)));
+            }
+            if options.fence == FenceKind::None {
+                let text = "without a fence nothing is handed over, so there is nothing to order for later";
+                return refused(text.to_owned());
+            }
         }
         store.keep_schedule(id, scheduled.as_ref()).map_err(|error| Refusal {
             why: Why::Internal,
             text: format!("the order cannot be written down: {error}"),
         })?;
-        let words = scheduled.as_ref().map(|it| it.when.in_words(it.options.max_pause_ms));
-        store.note(id, What::Scheduled { when: words });
+        let stood = self.get().is_some();
+        if stood || scheduled.is_some() {
+            store.note(id, What::Scheduled { when: scheduled.as_ref().map(Scheduled::in_words) });
+        }
         self.set(scheduled);
-        Ok(())
+        Ok(stood)
     }
 
     /// Has a job `cut_over` when that is due by how it `stands`. What comes of it is an event of the job.
@@ -82,16 +102,16 @@ impl Schedule {
         &self,
         (store, id): (&Store, &str),
         stands: impl AsyncFn() -> Standing,
-        cut_over: impl AsyncFn(CutoverOptions, CancellationToken) -> Result<Value, Refusal>,
+        cut_over: impl AsyncFn(CutoverOptions, CancellationToken) -> std::result::Result<Value, Refusal>,
     ) -> Infallible {
-        let mut tried: Option<Instant> = None;
         let mut refused = String::new();
         loop {
             tokio::time::sleep(LOOK_PERIOD).await;
             let Some(Scheduled { when, options }) = self.get() else {
-                (tried, refused) = (None, String::new());
+                refused.clear();
                 continue;
             };
+            let tried = self.0.lock().tried;
             let standing = stands().await;
             let pause_ms = standing.details["status"]["pause_estimate_ms"].as_u64();
             match when.due(now_s(), pause_ms, options.max_pause_ms) {
@@ -112,8 +132,11 @@ impl Schedule {
                     continue;
                 }
             }
-            tried = Some(Instant::now());
-            let withdrawn = self.0.lock().withdrawn.clone();
+            let withdrawn = {
+                let mut order = self.0.lock();
+                order.tried = Some(Instant::now());
+                order.withdrawn.clone()
+            };
             match cut_over(options, withdrawn).await {
                 // Once is enough: other events would be forgotten over it.
                 Err(Refusal { text, .. }) if text != refused => {
@@ -124,4 +147,19 @@ impl Schedule {
             }
         }
     }
+}
+
+/// Takes back what was ordered of a sync that nobody runs. Says whether anything was.
+///
+/// # Errors
+/// Where it cannot be removed.
+pub(crate) fn take_back(store: &Store, status: &Status) -> Result<bool> {
+    let stood = store.schedule::<Scheduled>(&status.id).is_ok_and(|known| known.is_some());
+    let kept = store.keep_schedule(&status.id, None::<&Scheduled>);
+    kept.map_err(|e| Error::own(format!("take back the cutover of {}", status.id), e))?;
+    if stood {
+        store.note(&status.id, What::Scheduled { when: None });
+        store.publish(&Status { scheduled: None, ..status.clone() });
+    }
+    Ok(stood)
 }

@@ -134,4 +134,13 @@ impl Status {
         let share = |total: u64| (u128::from(self.keys_moved.min(total)) * 100 / u128::from(total)) as u64;
         (self.keys > 0).then(|| share(self.keys))
     }
+
+    /// From where to where, for people: nodes of a cluster by the beginning of their ids.
+    pub fn between(&self) -> String {
+        let short = |id: &str| match self.kind {
+            Kind::Move => id.get(..8).unwrap_or(id).to_owned(),
+            _ => id.to_owned(),
+        };
+        format!("{} -> {}", short(&self.source), short(&self.target))
+    }
 }

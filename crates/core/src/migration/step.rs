@@ -618,12 +618,17 @@ fn decide(
     let source_same = job.source_process.as_ref() == Some(&source.process);
     let target_same = job.target_process.as_ref() == Some(&target.process);
     let target_promoted = job.target != target.node;
+    let slots = at_hand(job).slots.clone();
+    let (at_source, at_target) = (share(source, &slots), share(target, &slots));
+    let is_nobodys = at_source == Share::None && at_target == Share::None;
+    let is_behind_fence = !matches!(reached, Reached::Nothing | Reached::Staging | Reached::Taken);
+    if is_behind_fence && is_nobodys && !source_same && source.keys < target.keys {
+        return source_lost_keys(job, (reached, then, tries), (source.keys, target.keys), effects);
+    }
     job.source = source.node.clone();
     job.target = target.node.clone();
     job.source_process = Some(source.process.clone());
     job.target_process = Some(target.process.clone());
-    let slots = at_hand(job).slots.clone();
-    let (at_source, at_target) = (share(source, &slots), share(target, &slots));
 
     // What one of the two claims itself is theirs, whatever the other has heard.
     let elsewhere = observation.elsewhere.intersection(&slots);
@@ -718,6 +723,26 @@ fn decide(
         }
         _ => act(job, Phase::GivingBack { then }, Action::GiveBack, effects),
     }
+}
+
+/// A source that came back without keys must not cost the target its copies, which may be the last: a server
+/// without persistence starts empty, and Redis 8.4 and later delete keys of slots that they do not own. It is
+/// looked again for a while, as keys that have expired still count on one side; the source's new process is
+/// not known until then.
+fn source_lost_keys(
+    job: &mut Job,
+    (reached, then, tries): (Reached, Then, u32),
+    (at_source, at_target): (u64, u64),
+    effects: &mut Vec<Effect>,
+) {
+    if tries < job.rules.observations_max / 12 {
+        return look(job, reached, then, tries + 1, effects);
+    }
+    let message = format!(
+        "the source restarted behind the fence with {at_source} keys where the target has {at_target}; \
+         nothing was deleted, and nobody owns the slots"
+    );
+    close(job, End::Failed(Reason::new(Why::DataInDoubt, message)), effects);
 }
 
 /// What every node has to know of before the job goes on: all of it, if this is the last that is handed over.

@@ -329,6 +329,8 @@ impl MigrationState {
             let info = Info::ask(&mut link, "server").await?;
             if info.field("run_id") != Some(run_id) {
                 self.alarms().is_source_another = true;
+                // It may have brought back keys that expire.
+                self.note_expiries(true);
             }
         }
         Ok(link)

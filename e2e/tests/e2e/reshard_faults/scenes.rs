@@ -127,7 +127,7 @@ pub(super) fn rejoin_its_shard(scene: &Scene, index: usize) {
 }
 
 /// What a node says of itself in `CLUSTER NODES`.
-fn own_line(node: &Server) -> Vec<String> {
+pub(super) fn own_line(node: &Server) -> Vec<String> {
     let text: String =
         redis::from_redis_value(node.call(&["CLUSTER", "NODES"])).expect("CLUSTER NODES is text");
     let mut lines = text.lines().map(|line| line.split(' ').map(str::to_owned).collect::<Vec<_>>());

@@ -2,7 +2,6 @@
 
 pub mod again;
 mod report;
-mod words;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +19,6 @@ use whimbrel_flow::budget::{RateChange, RatesNow};
 use whimbrel_terminal::screen::Screen;
 use whimbrel_terminal::table::{Table, number, text};
 
-use self::words::between;
 use crate::commands::reshard::run_begun;
 use crate::exit::Exit;
 use crate::settings::args::{JobAccess, JobsArgs, JobsCommand, RateSetting, Show};
@@ -131,9 +129,10 @@ fn state_in_words(seen: &Seen) -> String {
         (_, true) if status.rates.paused => "paused",
         (state, true) => state,
     };
+    let ordered = if status.scheduled.is_some() { ", cutover ordered" } else { "" };
     match status.phase.is_empty() {
-        true => state.to_owned(),
-        false => format!("{state}: {}", status.phase),
+        true => format!("{state}{ordered}"),
+        false => format!("{state}: {}{ordered}", status.phase),
     }
 }
 
@@ -183,7 +182,7 @@ fn list(jobs: &[Seen], folder: Option<&Path>, as_json: bool) {
             status.kind.word().to_owned(),
             state_in_words(seen),
             status.percent().map_or_else(|| "-".to_owned(), |percent| format!("{percent} %")),
-            between(status),
+            status.between(),
             slots,
             format_time(status.created_s),
             ended(status).unwrap_or_default(),
@@ -254,7 +253,8 @@ fn show(seen: &Seen, folder: Option<&Path>, as_json: bool) {
         say!("rates    {}", status.rates);
     }
     if let Some(when) = &status.scheduled {
-        say!("cutover  {when}; whimbrel cutover --withdraw takes that back");
+        say!("cutover  ordered {when}");
+        say!("         whimbrel cutover {} --withdraw takes that back", status.id);
     }
     if seen.entry.is_interrupted() {
         match again::command(status, folder) {

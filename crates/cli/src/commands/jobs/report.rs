@@ -11,7 +11,6 @@ use whimbrel_core::units::{format_duration_ms, format_time};
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_terminal::page::{self, Page};
 
-use super::words::between;
 use crate::exit::Exit;
 
 /// How often it is looked for more events.
@@ -97,7 +96,7 @@ fn page_of(document: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
     let mut lines = vec![
         ("job", status.id.clone()),
-        ("from, to", between(&status)),
+        ("from, to", status.between()),
         ("started", format_time(status.created_s)),
         (if status.ended { "ended" } else { "as of" }, format_time(status.updated_s)),
         ("took", format_duration_ms(took_ms)),

@@ -280,9 +280,12 @@ async fn attended(
     let hooks = args.hooks.begin(&store, &begun_with);
     let at_cutovers = hooks.clone().map(|hooks| hooks as Arc<dyn Hooks>);
     let options = SyncOptions { hooks: at_cutovers, ..options };
+    let noted = status.clone();
     let job = LocalJob::new(stop.clone(), rates.clone(), move || running.standing(&begun_with))
         .with_cutovers(asks, words::refusal)
-        .with_schedule(&store, name, is_resumed)
+        .with_schedule(&store, name, is_resumed, |when| {
+            noted.copy.notice(format!("a cutover of this sync is ordered: {when}"));
+        })
         .with_hooks(hooks);
     let work = async {
         let display = display(args.show.form(), status.clone(), rates);

@@ -65,8 +65,8 @@ pub struct MovingArgs {
     #[arg(long, help_heading = "Method", conflicts_with = "batch_keys")]
     pub atomic: bool,
 
-    /// How long the servers' own method may not move before whimbrel's own takes its place, as it does where
-    /// that fails (auto, native) [default: 30s with auto; never with native]
+    /// Switch to whimbrel's own method when the servers' own fails, or makes no progress for this time (auto,
+    /// native) [default: 30s with auto; never with native]
     #[arg(long, value_name = "TIME", value_parser = parse_stall, help_heading = "Method")]
     pub native_stall: Option<u64>,
 

@@ -240,3 +240,36 @@ fn a_takeover_that_went_half_way_is_divided_if_the_source_has_the_rest() {
     assert_eq!(run.job.slots_handed_over(), slots("0-14"));
     assert_eq!(run.job.batches().len(), 3);
 }
+
+/// A server without persistence starts empty; Redis 8.4 and later delete keys of slots that they do not own.
+#[test]
+fn a_source_that_restarted_with_fewer_keys_behind_the_fence_does_not_cost_the_target_its_copies() {
+    for place in ["fence", "take-over"] {
+        for cancelled in [false, true] {
+            let mut run = Run::until(place);
+            run.unknown();
+            if cancelled {
+                run.tell(Event::Cancel);
+            }
+            let lost =
+                Observation { source: run.seen('a', "s2", &SlotSet::new(), 7), ..run.owned_by_nobody() };
+            let mut looks = 0;
+            while run.asked() == "observe" {
+                looks += 1;
+                run.saw(lost.clone());
+            }
+            assert!(looks > 1, "keys that have expired are still counted on one side for a moment");
+            assert_eq!(run.rest(), ["detach"], "{place}");
+            assert_eq!(run.failure(), Why::DataInDoubt, "{place}");
+            assert_eq!(run.job.batches()[0].state, BatchState::LeftAsIs);
+        }
+    }
+
+    // One that has them all gets the slots back.
+    let mut run = Run::until("fence");
+    run.unknown();
+    let restarted =
+        Observation { source: run.seen('a', "s2", &SlotSet::new(), 100), ..run.owned_by_nobody() };
+    run.saw(restarted);
+    assert_eq!(run.asked(), "give-back");
+}

@@ -149,7 +149,9 @@ impl Pass {
     async fn look_for_expiries(&mut self, node: &mut Link) -> Result<()> {
         if !self.migration.servers.source.is_cluster() {
             let keyspace = Info::ask(node, "keyspace").await?.keyspace();
-            self.migration.note_expiries(keyspace.values().any(|counts| counts.expires > 0));
+            // A service may leave that out. Then nobody knows.
+            let is_known = !keyspace.is_empty();
+            self.migration.note_expiries(!is_known || keyspace.values().any(|counts| counts.expires > 0));
         }
         Ok(())
     }
