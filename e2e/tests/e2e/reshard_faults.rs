@@ -396,8 +396,10 @@ fn the_last_copies_are_kept(engine: Engine) {
     let resumed = scene.jobs(&["resume", &job, "--cluster", &scene.cluster.seed()]).run();
     eprintln!("{engine}: {:?} {}", resumed.code(), resumed.stdout);
     assert!(matches!(resumed.code(), Some(0 | 7)), "{resumed:#?}");
-    if resumed.code() == Some(7) {
-        assert!(resumed.stdout.contains("nothing was deleted"), "{resumed:#?}");
+    // Others keep the keys, and get the slots back; so shortly after its start the cluster may be down.
+    let is_in_doubt = resumed.stdout.contains("nothing was deleted");
+    assert!(is_in_doubt || engine != Engine::Redis86, "{resumed:#?}");
+    if is_in_doubt {
         whimbrel_e2e::binary::run(&["repair", &scene.cluster.seed(), "--yes"]).expect_code(0);
     }
     scene.cluster.wait_ok().expect("all slots are served");

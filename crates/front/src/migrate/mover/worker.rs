@@ -20,7 +20,7 @@ use whimbrel_flow::large::staging_key;
 use whimbrel_wire::value::Value;
 
 use crate::migrate::carry::{Attempt, Carried, LARGE_BYTES, Manner, Route, carry, carry_all, is_large};
-use crate::migrate::locks::Moved;
+use crate::migrate::locks::{Moved, Told};
 use crate::migrate::state::{Batch, MigrationState, RETRY_PAUSE};
 use crate::upstream::KillHandle;
 
@@ -111,12 +111,23 @@ impl Worker {
                 let limits = if is_wanted { FEW } else { MANY };
                 let rest = keys.split_off(limits.keys.min(keys.len()));
                 // Locked only now. What readers hold, or somebody wants already, is moved by others.
-                keys.retain(|key| migration.locks.take(key, &told));
+                keys.retain(|key| !self.has_moved_since(key, &told) && migration.locks.take(key, &told));
                 let large = self.bring_all_home(std::mem::replace(&mut keys, rest), limits).await;
                 drop(gate);
                 self.leave(large);
             }
         }
+    }
+
+    /// Whether a key has moved since the background found it, which is told so. Were the source to have it
+    /// again, it would be no key to be moved: its owner may have deleted it at the target.
+    fn has_moved_since(&self, key: &Bytes, told: &Told) -> bool {
+        let is_known = self.migration.is_known(key);
+        if is_known {
+            // The pass looks whether the source has it. It may have ended.
+            let _ = told.send((key.clone(), Moved::WasHome));
+        }
+        is_known
     }
 
     /// Leaves large keys to their workers.
