@@ -187,8 +187,8 @@ impl Worker {
         let is_rebuilding = migration.is_rebuilding();
         let in_filter: Vec<&Bytes> =
             keys.iter().filter(|key| !is_rebuilding && migration.may_have_arrived(key)).collect();
-        // What the target has is home, but for what a crash has left. Where it is not asked, it is not needed:
-        // readers of a large key need not wait for a target that hangs.
+        // What the target has is home, but for what a crash has left. Where it is not asked, it is not
+        // needed: readers of a large key need not wait for a target that hangs.
         let (there, sizes) = match in_filter.is_empty() {
             true => (Vec::new(), sizes(&migration, self.source().await?, keys).await?),
             false => {
