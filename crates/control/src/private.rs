@@ -1,6 +1,6 @@
 //! Files that are nobody else's business: what whimbrel keeps, and what holds its secrets.
 
-use std::fs::Permissions;
+use std::fs::{Metadata, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -70,13 +70,10 @@ fn check_folder(folder: &Path, is_default: bool) -> Result<()> {
     Ok(())
 }
 
-/// Says so where others can read a file that holds a secret.
-pub fn warn_if_shared(path: &Path, what: &str) {
-    if let Ok(about) = path.metadata()
-        && about.is_file()
-        && about.mode() & SHARED != 0
-    {
-        let path = path.display();
-        eprintln!("warning  {what} {path} can be read by other users of this machine: chmod 600 {path}");
-    }
+/// What a user is warned of where others can read a file that holds a secret.
+pub fn warning_if_shared(path: &Path, what: &str) -> Option<String> {
+    let is_shared = |about: &Metadata| about.is_file() && about.mode() & SHARED != 0;
+    path.metadata().ok().filter(is_shared)?;
+    let path = path.display();
+    Some(format!("warning  {what} {path} can be read by other users of this machine: chmod 600 {path}"))
 }

@@ -7,9 +7,9 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use whimbrel_control::cutovers::{compared, last};
 use whimbrel_control::fronts::{self, Named};
-use whimbrel_control::service;
 use whimbrel_control::steering::{Answer, Call, Request, Scheduled, Standing};
 use whimbrel_control::store::{Status, Store};
+use whimbrel_control::{private::state_dir, service};
 use whimbrel_core::units::{format_count, format_count_of, format_duration_ms};
 use whimbrel_engine::error::{Error, Result, Side};
 use whimbrel_engine::seal::FenceKind;
@@ -20,7 +20,6 @@ use crate::exit::Exit;
 use crate::settings::args::{CompareChoice, CutoverArgs, FenceChoice};
 use crate::ui::confirm::confirm;
 use crate::ui::errors;
-use whimbrel_control::private::state_dir;
 use whimbrel_terminal::question::Question;
 
 /// How long the running sync may take to answer, besides the pause: moved slots are gone through again

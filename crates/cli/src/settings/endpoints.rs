@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 #[cfg(feature = "etcd")]
 use whimbrel_control::fleet::etcd::EtcdOptions;
+use whimbrel_control::private::warning_if_shared;
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::{Address, Endpoint, Secret, SentinelLogin, TlsOptions};
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side};
@@ -19,7 +20,6 @@ use crate::settings::args::{
     Access, AssessArgs, ClusterArgs, Command, FleetAt, FrontArgs, JobAccess, JobsCommand, JoinArgs,
     MovingArgs, PASSWORD_TTL_MS, Reach, ServeArgs, Sides,
 };
-use whimbrel_control::private;
 
 const SOURCE_PASSWORD: &str = "WHIMBREL_SOURCE_PASSWORD";
 const TARGET_PASSWORD: &str = "WHIMBREL_TARGET_PASSWORD";
@@ -364,7 +364,7 @@ fn without_password(text: &str) -> Option<(String, Secret)> {
 /// A password from a file, else from the environment.
 fn password(side: Side, prefix: &str, file: Option<&Path>, variable: &str) -> Result<Option<Secret>> {
     let Some(path) = file else { return Ok(std::env::var(variable).ok().map(Secret::new)) };
-    private::warn_if_shared(path, "the password file");
+    warning_if_shared(path, "the password file").iter().for_each(|words| eprintln!("{words}"));
     let text = std::fs::read_to_string(path).map_err(|e| {
         let tried = format!("read the password file {}", path.display());
         Error::new(side, "", tried, ErrorKind::Own(e.to_string()))
@@ -432,7 +432,7 @@ fn endpoint(side: Side, text: &str, access: &Access<'_>, insecure: bool) -> Resu
             );
         }
         if let Some(key) = access.key {
-            private::warn_if_shared(key, "the private key");
+            warning_if_shared(key, "the private key").iter().for_each(|words| eprintln!("{words}"));
         }
     }
     for pair in access.map {

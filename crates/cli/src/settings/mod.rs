@@ -18,7 +18,6 @@ use clap::error::Error;
 use whimbrel_settings::{Surroundings, help::explain};
 
 use self::args::Cli;
-use whimbrel_control::private;
 
 /// The definition of the command line, with what the help texts leave out until they are asked for.
 pub fn command() -> clap::Command {
@@ -39,6 +38,10 @@ pub fn parse(arguments: &[OsString]) -> Result<Cli, Error> {
 pub fn around() -> Surroundings<'static> {
     Surroundings {
         variable: &|name| std::env::var_os(name),
-        holds_secret: &|file| private::warn_if_shared(file, "the configuration, which may hold a password,"),
+        holds_secret: &|file| {
+            let what = "the configuration, which may hold a password,";
+            let warning = whimbrel_control::private::warning_if_shared(file, what);
+            warning.iter().for_each(|words| eprintln!("{words}"));
+        },
     }
 }

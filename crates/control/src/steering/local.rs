@@ -124,9 +124,7 @@ impl LocalJob {
             outcome.and_then(|report| serde_json::to_value(&report).map_err(|e| Error::own("cut over", e)));
         outcome.map_err(|e| Refusal { why: why_refused(&e), text: worded(e) })
     }
-}
 
-impl LocalJob {
     /// Cuts over when that was ordered.
     async fn cut_over_later(&self) -> Infallible {
         match &self.kept {

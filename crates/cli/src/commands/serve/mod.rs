@@ -21,8 +21,7 @@ use crate::commands::exposing::expose;
 use crate::commands::{cluster, reshard};
 use crate::exit::Exit;
 use crate::settings::args::ServeArgs;
-use whimbrel_control::open_files::make_room;
-use whimbrel_control::private::state_dir;
+use whimbrel_control::{open_files::make_room, private::state_dir};
 
 /// Files for connections to servers, journals and etcd.
 const SERVER_FILES: u64 = 256;
