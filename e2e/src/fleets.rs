@@ -123,7 +123,7 @@ impl Fleet {
     }
 
     /// `whimbrel fleet` with these words.
-    pub fn tell(&self, words: &[&str]) -> Output {
+    pub fn command(&self, words: &[&str]) -> Output {
         let at = self.coordinator();
         let words: Vec<&str> =
             ["fleet"].iter().chain(words).copied().chain(["--server", &at, "--json"]).collect();
@@ -132,7 +132,7 @@ impl Fleet {
 
     /// How it stands; nothing where the coordinator does not answer.
     pub fn status(&self) -> Option<Value> {
-        let told = self.tell(&["status"]);
+        let told = self.command(&["status"]);
         let line: Value = serde_json::from_str(&told.stdout).ok()?;
         (line["event"] == "fleet").then_some(line)
     }

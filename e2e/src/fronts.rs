@@ -67,14 +67,14 @@ impl Front {
     }
 
     /// `whimbrel front` with this subcommand, for this front.
-    pub fn tell(&self, what: &str) -> Output {
+    pub fn command(&self, what: &str) -> Output {
         Invocation::new(&["front", what, "--state-dir", self.state_dir(), "--json"]).run()
     }
 
     /// How it stands.
     #[track_caller]
     pub fn status(&self) -> Value {
-        let told = self.tell("status").expect_code(0);
+        let told = self.command("status").expect_code(0);
         let line: Value = serde_json::from_str(&told.stdout).expect("JSON");
         line["status"].clone()
     }

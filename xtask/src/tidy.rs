@@ -3,6 +3,7 @@
 //! Checks all files that git tracks or would track, and the crates of the workspace. Changes nothing.
 
 mod circles;
+mod glossary;
 mod links;
 mod prose;
 mod source;
@@ -380,6 +381,10 @@ fn check_text(path: &str, text: &str) -> Vec<Finding> {
     if !text.is_empty() && !text.ends_with('\n') {
         findings.push(Finding::new(path, text.lines().count(), "final-newline", "no newline at the end"));
     }
+    let phrases = glossary::private_phrases(path, text).into_iter();
+    findings.extend(phrases.map(|(line, phrase, instead)| {
+        Finding::new(path, line, "glossary", format!("{phrase}: write {instead}"))
+    }));
     if path.ends_with(".rs") {
         findings.extend(check_rust(path, text));
     }
@@ -426,6 +431,11 @@ fn check_rust(path: &str, text: &str) -> Vec<Finding> {
             findings.push(Finding::new(path, index + 1, "dbg", "left over from debugging"));
         }
     }
+    let names = glossary::private_names(&views.code).into_iter();
+    findings.extend(names.map(|(line, name)| {
+        let message = format!("{name} is a private word: docs/glossary.md has that of the field");
+        Finding::new(path, line, "glossary", message)
+    }));
     let in_crate_source = path.starts_with("crates/") && path.contains("/src/");
     if in_crate_source && !VERSION_CRATES.iter().any(|folder| path.starts_with(folder)) {
         for (index, line) in views.code_and_strings.lines().enumerate() {

@@ -161,11 +161,11 @@ pub fn run(args: &BenchBeforeArgs) -> anyhow::Result<Exit> {
                 eprintln!("round {round}: {}", measurement.arguments());
                 // Who is first takes turns as well.
                 if round % 2 == 1 {
-                    before.push(turn(measurement, Some(&older), interrupt)?);
-                    now.push(turn(measurement, None, interrupt)?);
+                    before.push(run_once(measurement, Some(&older), interrupt)?);
+                    now.push(run_once(measurement, None, interrupt)?);
                 } else {
-                    now.push(turn(measurement, None, interrupt)?);
-                    before.push(turn(measurement, Some(&older), interrupt)?);
+                    now.push(run_once(measurement, None, interrupt)?);
+                    before.push(run_once(measurement, Some(&older), interrupt)?);
                 }
             }
             rows.extend(compared(&before, &now));
@@ -179,7 +179,7 @@ pub fn run(args: &BenchBeforeArgs) -> anyhow::Result<Exit> {
     })
 }
 
-fn turn(
+fn run_once(
     measurement: Measurement,
     older: Option<&Path>,
     interrupt: &Interrupt,

@@ -47,7 +47,7 @@ pub enum Contender {
 }
 
 /// Where and how long a contender may work.
-pub struct Turn<'a> {
+pub struct Allotment<'a> {
     /// Holds the keys.
     pub source: &'a Server,
     /// Newly started and empty.
@@ -153,7 +153,7 @@ impl Contender {
     /// # Errors
     /// When the user stops us, or something of our own fails. What the contender fails at is no error: see
     /// [`Ran`].
-    pub fn run(self, turn: &Turn<'_>) -> anyhow::Result<Ran> {
+    pub fn run(self, turn: &Allotment<'_>) -> anyhow::Result<Ran> {
         match self {
             Self::Whimbrel => run_program(turn, &mut whimbrel(turn, &["copy"])?),
             Self::WhimbrelSync => run_program(turn, &mut whimbrel(turn, &["sync", "--once"])?),
@@ -185,14 +185,14 @@ fn on_path_command(program: &str) -> anyhow::Result<Command> {
     Ok(Command::new(std::path::absolute(path)?))
 }
 
-fn whimbrel(turn: &Turn<'_>, what: &[&str]) -> anyhow::Result<Command> {
+fn whimbrel(turn: &Allotment<'_>, what: &[&str]) -> anyhow::Result<Command> {
     let mut command = whimbrel_binary()?;
     command.args(what).args([turn.source.addr(), turn.target.addr()]).arg("--quiet");
     command.arg("--state-dir").arg(turn.scratch.join("state"));
     Ok(command)
 }
 
-fn redis_shake(turn: &Turn<'_>, reader: &str) -> anyhow::Result<Command> {
+fn redis_shake(turn: &Allotment<'_>, reader: &str) -> anyhow::Result<Command> {
     let config = turn.scratch.join("shake.toml");
     let writer = format!("\n[redis_writer]\naddress = \"{}\"\n", turn.target.addr());
     fs::write(&config, reader.to_owned() + &writer)?;
@@ -202,7 +202,7 @@ fn redis_shake(turn: &Turn<'_>, reader: &str) -> anyhow::Result<Command> {
 }
 
 /// The program's output goes into a file: it is only of interest if the program fails.
-fn run_program(turn: &Turn<'_>, command: &mut Command) -> anyhow::Result<Ran> {
+fn run_program(turn: &Allotment<'_>, command: &mut Command) -> anyhow::Result<Ran> {
     let output = turn.scratch.join("output");
     let file = File::create(&output)?;
     command.stdin(std::process::Stdio::null()).stdout(file.try_clone()?).stderr(file);
@@ -227,7 +227,7 @@ fn refused_is_failed(outcome: anyhow::Result<Ran>) -> anyhow::Result<Ran> {
     }
 }
 
-fn replicaof(turn: &Turn<'_>) -> anyhow::Result<Ran> {
+fn replicaof(turn: &Allotment<'_>) -> anyhow::Result<Ran> {
     let mut target = turn.target.try_connection()?;
     let started = Instant::now();
     cmd("REPLICAOF").arg("127.0.0.1").arg(turn.source.port()).exec(&mut target)?;
@@ -247,7 +247,7 @@ fn replicaof(turn: &Turn<'_>) -> anyhow::Result<Ran> {
     Ok(wall.map_or(Ran::TimedOut, |wall| Ran::Done { wall, tool_cpu: None }))
 }
 
-fn migrate(turn: &Turn<'_>) -> anyhow::Result<Ran> {
+fn migrate(turn: &Allotment<'_>) -> anyhow::Result<Ran> {
     let cpu_before = child::own_cpu()?;
     let started = Instant::now();
     let mut source = turn.source.try_connection()?;

@@ -15,7 +15,7 @@ use whimbrel_loadgen::data::{self, DataSet};
 use whimbrel_loadgen::interrupt::{self, Interrupt};
 use whimbrel_loadgen::program::find_on_path;
 
-use crate::contender::{Contender, Ran, Turn};
+use crate::contender::{Allotment, Contender, Ran};
 use crate::exit::Exit;
 use crate::machine::Machine;
 use crate::report::{Entry, Outcome, Report, Run, SetReport, Summary};
@@ -202,7 +202,7 @@ impl Plan {
         let target = Server::builder(self.engine).name("target").start()?;
         let scratch = tempfile::Builder::new().prefix("whimbrel-bench-").tempdir()?;
         let (source_before, target_before) = (source.cpu_seconds()?, target.cpu_seconds()?);
-        let turn = Turn { source, target: &target, keys, limit, scratch: scratch.path(), interrupt };
+        let turn = Allotment { source, target: &target, keys, limit, scratch: scratch.path(), interrupt };
         let ran = contender.run(&turn)?;
         interrupt.check()?;
 

@@ -464,7 +464,7 @@ impl Executor {
             return Err(e.into());
         }
         let (keys_now, bytes_now) = self.moved();
-        self.learn(keys_now - keys, started.elapsed());
+        self.update_rate(keys_now - keys, started.elapsed());
         Ok(Detail::Moved { keys: keys_now - keys, bytes: bytes_now - bytes })
     }
 
@@ -473,7 +473,7 @@ impl Executor {
         (moved.keys.load(Ordering::Relaxed), moved.bytes.load(Ordering::Relaxed))
     }
 
-    fn learn(&mut self, keys: u64, took: Duration) {
+    fn update_rate(&mut self, keys: u64, took: Duration) {
         if keys > 100 {
             let measured = keys as f64 / took.as_secs_f64().max(0.001);
             self.keys_per_s = (self.keys_per_s + measured) / 2.0;
@@ -518,7 +518,7 @@ impl Executor {
                 }
                 Ok(())
             };
-            let brake = hold_back(handover, brake_percent, self.rules.max_pause_ms, &self.progress);
+            let brake = slow_writers(handover, brake_percent, self.rules.max_pause_ms, &self.progress);
             tokio::select! {
                 done = rounds => done,
                 failed = brake => Err(failed),
@@ -532,7 +532,7 @@ impl Executor {
             // The select may have cut the brake short with its pause on.
             self.handover().await?.release().await?;
         }
-        self.learn(repeated, started.elapsed());
+        self.update_rate(repeated, started.elapsed());
         let max_pause_ms = self.rules.max_pause_ms;
         let mover = self.mover().await?;
         if let Some(unstable) = mover.unstable().filter(|o| o.read_ms > max_pause_ms) {
@@ -731,7 +731,12 @@ impl Executor {
 }
 
 /// Slows writers down for a share of the time, until dropped. Ends with an error only.
-async fn hold_back(handover: &mut Handover, percent: u8, max_pause_ms: u64, progress: &JobProgress) -> Error {
+async fn slow_writers(
+    handover: &mut Handover,
+    percent: u8,
+    max_pause_ms: u64,
+    progress: &JobProgress,
+) -> Error {
     // Half of the longest pause, so that writers see many short ones and none that is worse than a
     // handover's.
     let pause_ms = (max_pause_ms / 2).max(1);

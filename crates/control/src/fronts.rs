@@ -102,14 +102,14 @@ impl FrontFiles {
 /// # Errors
 /// As [`find`]; `Own` where it does not answer.
 pub async fn ask(folder: &Path, listen: Option<SocketAddr>, request: Request) -> Result<Answer> {
-    let socket = find(folder, listen.map_or(Named::Any, Named::Listening))?;
+    let socket = find(folder, listen.map_or(FrontName::Any, FrontName::Listening))?;
     let call = Call { socket: &socket, request, within: ANSWER_WITHIN };
     call.make(&CancellationToken::new(), |_| {}).await
 }
 
 /// Which front is meant.
 #[derive(Debug, Clone, Copy)]
-pub enum Named<'a> {
+pub enum FrontName<'a> {
     /// The only one.
     Any,
     /// The one that listens there.
@@ -118,12 +118,12 @@ pub enum Named<'a> {
     Between(&'a str, &'a str),
 }
 
-impl Named<'_> {
+impl FrontName<'_> {
     fn is(&self, status: &Status) -> bool {
         match *self {
-            Named::Any => true,
-            Named::Listening(listen) => status.listen.as_deref() == Some(&*listen.to_string()),
-            Named::Between(source, target) => {
+            FrontName::Any => true,
+            FrontName::Listening(listen) => status.listen.as_deref() == Some(&*listen.to_string()),
+            FrontName::Between(source, target) => {
                 let sides = (&*status.source, &*status.target);
                 sides == (source, target) || sides == (target, source)
             }
@@ -135,7 +135,7 @@ impl Named<'_> {
 ///
 /// # Errors
 /// `Options` where there is none that is meant, or more than one.
-pub fn find(folder: &Path, named: Named<'_>) -> Result<PathBuf> {
+pub fn find(folder: &Path, named: FrontName<'_>) -> Result<PathBuf> {
     let store = Store::new(folder);
     let mut found = running(&store)?;
     found.retain(|entry| named.is(&entry.status));
@@ -146,13 +146,13 @@ pub fn find(folder: &Path, named: Named<'_>) -> Result<PathBuf> {
     }
     let Some(front) = found.pop() else {
         let between = match named {
-            Named::Between(source, target) => format!(" between {source} and {target}"),
-            Named::Any | Named::Listening(_) => " with a target".to_owned(),
+            FrontName::Between(source, target) => format!(" between {source} and {target}"),
+            FrontName::Any | FrontName::Listening(_) => " with a target".to_owned(),
         };
         let what = format!("no front{between} runs in {}", folder.display());
         let remedy = match named {
-            Named::Between(..) => Remedy::NameFront,
-            Named::Any | Named::Listening(_) => Remedy::RunFront,
+            FrontName::Between(..) => Remedy::NameFront,
+            FrontName::Any | FrontName::Listening(_) => Remedy::RunFront,
         };
         return Err(Error::options(Side::Own, "find the front", what).with_remedy(remedy));
     };
@@ -164,12 +164,12 @@ pub fn find(folder: &Path, named: Named<'_>) -> Result<PathBuf> {
 pub struct LocalFronts;
 
 impl Fronts for LocalFronts {
-    fn tell<'a>(&'a self, socket: &'a Path, order: FrontOrder) -> Told<'a> {
-        Box::pin(tell(socket, order))
+    fn send<'a>(&'a self, socket: &'a Path, order: FrontOrder) -> Told<'a> {
+        Box::pin(send(socket, order))
     }
 }
 
-async fn tell(socket: &Path, order: FrontOrder) -> Result<FrontStand> {
+async fn send(socket: &Path, order: FrontOrder) -> Result<FrontStand> {
     let name = order.name();
     failpoint::reached(name, When::Before, 0).await;
     let call = Call { socket, request: Request::Front(order), within: TOLD_WITHIN };

@@ -114,7 +114,7 @@ impl View {
     }
 
     /// From now on `topology` is notified of slots as soon as they are handed over.
-    pub(crate) fn tell(&self, topology: Arc<Topology>) {
+    pub(crate) fn set_topology(&self, topology: Arc<Topology>) {
         // It is told once, before the job begins.
         let _ = self.told.set(topology);
     }
@@ -126,7 +126,7 @@ impl View {
         }
     }
 
-    pub(crate) fn say(&self, words: &str) {
+    pub(crate) fn set_words(&self, words: &str) {
         words.trim().clone_into(&mut self.lock().words);
     }
 

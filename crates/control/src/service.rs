@@ -30,7 +30,7 @@ use crate::store::{Entry, Journal, Kind, Status, Store};
 
 use self::plain::Ended;
 pub use self::plain::{Fallback, PlainRecord};
-pub use self::settings::{Cut, Method, NATIVE_STALL_MS, Native, Settings, cut};
+pub use self::settings::{Cut, Method, NATIVE_STALL_MS, Native, Settings, cut_into_batches};
 
 /// How many jobs run at once: each has its own source, and its own connections and buffers.
 pub const PARALLEL_MAX: usize = 8;
@@ -304,7 +304,8 @@ pub async fn prepare(
         let task = match settings.method {
             Method::External => {
                 let keys_of = |slot| keys_of(&planned.source, slot);
-                let Cut { parts, max_pause_ms, .. } = cut(deployment, planned, settings, keys_of).await?;
+                let Cut { parts, max_pause_ms, .. } =
+                    cut_into_batches(deployment, planned, settings, keys_of).await?;
                 let (source, target) = (planned.source.clone(), planned.target.clone());
                 let batch_keys = parts.iter().map(|part| part.iter().map(keys_of).sum()).collect();
                 let job =

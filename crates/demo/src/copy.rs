@@ -14,7 +14,7 @@ use whimbrel_loadgen::data::{self, DataSet};
 use whimbrel_loadgen::interrupt::Interrupt;
 use whimbrel_loadgen::program::full_version;
 
-use crate::stage::{Outcome, duration, own_binary, patient_connection, say, shown_code};
+use crate::stage::{Outcome, duration, own_binary, patient_connection, print, shown_code};
 
 /// Keys that are read from both servers.
 const SAMPLE_KEYS: usize = 1000;
@@ -26,7 +26,7 @@ const SAMPLE_KEYS: usize = 1000;
 /// When the servers are not on this machine or go away, or something of our own fails.
 pub fn show(engine: Engine, key_count: u64, interrupt: &Interrupt) -> anyhow::Result<Outcome> {
     let keys = format_count(key_count);
-    say(&format!(
+    print(&format!(
         "This starts two real servers ({}), fills one with {keys} keys, copies them into the other with\n\
          `whimbrel copy --verify`, and then proves by other means that both hold the same.\n\
          All of it happens on loopback; servers and files are gone when it ends.\n",
@@ -34,30 +34,30 @@ pub fn show(engine: Engine, key_count: u64, interrupt: &Interrupt) -> anyhow::Re
     ))?;
     let source = Server::builder(engine).name("source").start()?;
     let target = Server::builder(engine).name("target").start()?;
-    say(&format!("1. The source listens at {}, the target at {}.", source.addr(), target.addr()))?;
+    print(&format!("1. The source listens at {}, the target at {}.", source.addr(), target.addr()))?;
 
-    say(&format!("2. Filling the source with {keys} keys: {}.", DataSet::Demo.content()))?;
+    print(&format!("2. Filling the source with {keys} keys: {}.", DataSet::Demo.content()))?;
     let started = Instant::now();
     data::fill(&mut patient_connection(&source)?, DataSet::Demo, key_count, interrupt)?;
-    say(&format!("   That took {}.", duration(started.elapsed())))?;
+    print(&format!("   That took {}.", duration(started.elapsed())))?;
 
     let (status, wall) = copy(&source, &target, interrupt)?;
     if !status.success() {
-        say(&format!("\nThe copy has failed, with exit code {}.", shown_code(status)))?;
+        print(&format!("\nThe copy has failed, with exit code {}.", shown_code(status)))?;
         return Ok(Outcome::of_failed(status));
     }
     interrupt.check()?;
 
-    say("\n4. The proof, by other means than whimbrel's own:")?;
+    print("\n4. The proof, by other means than whimbrel's own:")?;
     let is_proven = prove(&source, &target)?;
     source.stop()?;
     target.stop()?;
     if !is_proven {
-        say("\nThe servers are NOT equal.")?;
+        print("\nThe servers are NOT equal.")?;
         return Ok(Outcome::Different);
     }
     let rate = (key_count as f64 / wall.as_secs_f64()).round() as u64;
-    say(&format!(
+    print(&format!(
         "\n{keys} keys copied and verified in {}, {} keys/s for both together, and proven equal. Both \
          servers are stopped.",
         duration(wall),
@@ -73,7 +73,7 @@ fn copy(source: &Server, target: &Server, interrupt: &Interrupt) -> anyhow::Resu
     command.arg("copy").args([source.addr(), target.addr()]).arg("--verify");
     // A journal of this is of no use to anybody later.
     command.arg("--state-dir").arg(state.path());
-    say(&format!("3. $ whimbrel copy {} {} --verify\n", source.addr(), target.addr()))?;
+    print(&format!("3. $ whimbrel copy {} {} --verify\n", source.addr(), target.addr()))?;
     match child::run(&mut command, None, interrupt)? {
         Ended::Exited { status, wall, .. } => Ok((status, wall)),
         Ended::TimedOut => unreachable!("there was no limit"),
@@ -93,21 +93,21 @@ fn prove(source: &Server, target: &Server) -> anyhow::Result<bool> {
     let verdict = |is_equal: bool| if is_equal { "equal" } else { "DIFFERENT" };
 
     let are_counts_equal = comparison.source_keys == comparison.target_keys;
-    say(&format!(
+    print(&format!(
         "   DBSIZE         source {}, target {}: {}",
         format_count(comparison.source_keys),
         format_count(comparison.target_keys),
         verdict(are_counts_equal)
     ))?;
     let are_digests_equal = source_digest == target_digest;
-    say(&format!(
+    print(&format!(
         "   DEBUG DIGEST   source {source_digest}\n                  target {target_digest}: \
             {}\n                  \
          (the servers' own checksum over all keys and values)",
         verdict(are_digests_equal)
     ))?;
     let are_samples_equal = comparison.different == 0 && comparison.expiry_off_ms_max == 0;
-    say(&format!(
+    print(&format!(
         "   Plain reads    {} random keys read from both by type, with expiry times to the millisecond: {}",
         format_count(comparison.sampled),
         match &comparison.example {

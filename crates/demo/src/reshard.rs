@@ -17,7 +17,7 @@ use whimbrel_loadgen::program::{full_version, last_words};
 use whimbrel_loadgen::rebalance::clients::{Clients, Map, Met, READERS, WRITERS, Wires, Written};
 use whimbrel_loadgen::rebalance::keys::Keys;
 
-use crate::stage::{Outcome, duration, own_binary, patient_connection, say, shown_code};
+use crate::stage::{Outcome, duration, own_binary, patient_connection, print, shown_code};
 
 /// Primaries that have the slots at first, and the one that has none.
 const OWNERS: usize = 3;
@@ -51,7 +51,7 @@ const SETTLE_PAUSE: Duration = Duration::from_millis(100);
 pub fn show(engine: Engine, keys: u64, interrupt: &Interrupt) -> anyhow::Result<Outcome> {
     let keys = Keys::new(keys);
     let total = format_count(keys.total);
-    say(&format!(
+    print(&format!(
         "A rebalance under load, on a real cluster ({}): three primaries share {total} keys, a fourth is\n\
          empty, each has a replica. All of it happens on loopback; servers and files are gone when it \
          ends.\n",
@@ -77,19 +77,19 @@ pub fn show(engine: Engine, keys: u64, interrupt: &Interrupt) -> anyhow::Result<
         counted_before == keys.total,
         "the cluster should hold {total} keys now, but holds {counted_before}"
     );
-    say(&format!(
+    print(&format!(
         "1. {} servers run, and {total} keys are in: four fifths strings, the rest of the other types. That \
             took {}.",
         cluster.nodes().len(),
         duration(started.elapsed())
     ))?;
-    say(&format!(
+    print(&format!(
         "2. {WRITERS} clients write and {READERS} read, 4,000 commands a second; they follow MOVED as every \
          cluster client does, nothing else.",
     ))?;
     let clients = Clients::start(keys, &map);
     let watched = watch(&cluster, clients, interrupt)?;
-    say("\n4. The proof:")?;
+    print("\n4. The proof:")?;
     let mut proof = Proof { is_good: true };
     proof.rebalance(&watched)?;
     proof.slots(&cluster)?;
@@ -104,13 +104,13 @@ pub fn show(engine: Engine, keys: u64, interrupt: &Interrupt) -> anyhow::Result<
         node.stop()?;
     }
     if !proof.is_good {
-        say("\nNOT everything is as it should be: see the words in capitals.")?;
+        print("\nNOT everything is as it should be: see the words in capitals.")?;
         return Ok(match watched.status.success() {
             true => Outcome::Different,
             false => Outcome::of_failed(watched.status),
         });
     }
-    say(&format!(
+    print(&format!(
         "\nA quarter of {total} keys moved under load in {}; nothing was lost, no client saw an error. All \
          servers are stopped.",
         duration(watched.wall)
@@ -245,7 +245,7 @@ fn watch(cluster: &Cluster, clients: Clients, interrupt: &Interrupt) -> anyhow::
     command.args(["rebalance", &seed, "--use-empty", "--yes", "--json", "--method", "external"]);
     command.arg("--state-dir").arg(scratch.path().join("state"));
     command.stdin(Stdio::null()).stdout(File::create(&output)?).stderr(File::create(&errors)?);
-    say(&format!(
+    print(&format!(
         "3. $ whimbrel rebalance {seed} --use-empty --yes --json --method external\n\n        \
          time  commands/s       p50       p99   longest   slots moved"
     ))?;
@@ -320,7 +320,7 @@ impl<'a> Lines<'a> {
             met.took_us.get(rank).map_or_else(|| "-".to_owned(), |took_us| milliseconds(*took_us))
         };
         let per_s = (count as f64 / window.as_secs_f64()).round() as u64;
-        say(&format!(
+        print(&format!(
             "{phase:>6} {:>4.1} s  {:>10}  {:>8}  {:>8}  {:>8}   {:>5} of {}",
             self.started.elapsed().as_secs_f64(),
             format_count(per_s),
@@ -355,7 +355,7 @@ struct Proof {
 impl Proof {
     fn line(&mut self, name: &str, is_good: bool, words: &str) -> anyhow::Result<()> {
         self.is_good &= is_good;
-        say(&format!("   {name:<14} {words}"))
+        print(&format!("   {name:<14} {words}"))
     }
 
     fn rebalance(&mut self, watched: &Watched) -> anyhow::Result<()> {

@@ -54,6 +54,6 @@ pub(crate) fn duration(duration: Duration) -> String {
 }
 
 /// Not `println!`, which panics where standard output is a pipe that nobody reads any more.
-pub(crate) fn say(text: &str) -> anyhow::Result<()> {
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     writeln!(stdout(), "{text}").context("write to standard output")
 }

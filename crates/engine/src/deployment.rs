@@ -266,7 +266,7 @@ impl Deployment {
     pub async fn refresh(&self) -> Result<Arc<Topology>> {
         if let Address::Sentinel(watched) = &self.endpoint.address {
             let Group { primary, replicas } = sentinel::group(&self.endpoint, watched, self.options).await?;
-            return Ok(self.learn(Topology::standalone(primary, replicas)));
+            return Ok(self.set_topology(Topology::standalone(primary, replicas)));
         }
         if !self.facts.cluster {
             return Ok(self.topology());
@@ -287,7 +287,7 @@ impl Deployment {
                     failure = Some(Error::unfit(self.side(), at, "refresh the topology", what));
                 }
                 Ok(topology) => {
-                    return Ok(self.learn(topology));
+                    return Ok(self.set_topology(topology));
                 }
                 Err(e) => failure = Some(e),
             }
@@ -296,7 +296,7 @@ impl Deployment {
         Err(failure.unwrap_or_else(|| Error::own("refresh the topology", "no node is known")))
     }
 
-    fn learn(&self, topology: Topology) -> Arc<Topology> {
+    fn set_topology(&self, topology: Topology) -> Arc<Topology> {
         let topology = Arc::new(topology);
         *self.topology.write() = topology.clone();
         topology

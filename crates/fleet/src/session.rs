@@ -208,9 +208,9 @@ impl<D: Data> Runner<D> {
         self.outbox = outbox.clone();
         let sending = outbox.send(&mut writer, WRITE_PATIENCE);
         tokio::pin!(sending);
-        self.say(&FromMember::Hello(Hello { token: self.machine.token(), ..self.hello.clone() }));
+        self.send(&FromMember::Hello(Hello { token: self.machine.token(), ..self.hello.clone() }));
         self.shared.see(|seen| (seen.is_connected, seen.trouble) = (true, None));
-        if let Err(ended) = self.tell(MemberInput::Linked, []) {
+        if let Err(ended) = self.take_in(MemberInput::Linked, []) {
             return ended;
         }
         let shared = self.shared.clone();
@@ -236,7 +236,7 @@ impl<D: Data> Runner<D> {
                 () = shared.quiet.notified() => self.settle_quiet(),
                 changed = self.leaves.changed() => match changed {
                     Ok(()) => {
-                        self.say(&FromMember::Leave);
+                        self.send(&FromMember::Leave);
                         Ok(())
                     }
                     Err(_) => Err(Ended::Over),
@@ -269,7 +269,7 @@ impl<D: Data> Runner<D> {
                     self.silence_max = SILENCE_MIN.max(Duration::from_millis(lease_ms * 2 / 3));
                 }
                 let touched: Vec<Partition> = message.partitions().collect();
-                self.tell(MemberInput::Message(message), touched)
+                self.take_in(MemberInput::Message(message), touched)
             }
             Ok(FromCoordinator::Directory(directory)) => {
                 self.shared.take_directory(directory);
@@ -291,14 +291,14 @@ impl<D: Data> Runner<D> {
         }
         if self.ticks.is_multiple_of(STATE_TICKS) {
             if self.wants_to_leave() {
-                self.say(&FromMember::Leave);
+                self.send(&FromMember::Leave);
             }
             let (stamp, held) = (self.machine.table().stamp(), self.shared.held.load(Ordering::Relaxed));
             let lately = self.trouble.as_ref().filter(|(_, at)| at.elapsed() < TROUBLE_LASTS);
             let trouble = lately.map(|(why, _)| why.clone()).unwrap_or_default();
-            self.say(&FromMember::State { stamp, held, trouble });
+            self.send(&FromMember::State { stamp, held, trouble });
         }
-        self.tell(MemberInput::Tick, [])
+        self.take_in(MemberInput::Tick, [])
     }
 
     fn step_done(&mut self, (moving, which, outcome): Step) -> std::result::Result<(), Ended> {
@@ -316,7 +316,7 @@ impl<D: Data> Runner<D> {
             (Ok(()), Which::Settle) => MemberInput::Drained(moving),
             (Err(_), _) => MemberInput::TransferFailed(moving),
         };
-        self.tell(input, [moving.partition])
+        self.take_in(input, [moving.partition])
     }
 
     /// Goes on with moves of which no request is under way any more.
@@ -331,14 +331,14 @@ impl<D: Data> Runner<D> {
         Ok(())
     }
 
-    fn say(&self, said: &FromMember) {
+    fn send(&self, said: &FromMember) {
         // Where it cannot be said the connection ends, and the machine says it again on the next one.
         self.outbox.push(said.kind(), |out| said.encode(out));
     }
 
     /// Tells the machine, shows what it came to, and does what it wants: in this order, so that nobody begins
     /// a request of a sealed partition after it was looked whether any is under way.
-    fn tell(
+    fn take_in(
         &mut self,
         input: MemberInput,
         touched: impl IntoIterator<Item = Partition>,
@@ -368,7 +368,7 @@ impl<D: Data> Runner<D> {
         }
         for action in actions {
             match action {
-                Action::Send(message) => self.say(&FromMember::Message(message)),
+                Action::Send(message) => self.send(&FromMember::Message(message)),
                 Action::Transfer(moving) => {
                     let data = self.data.clone();
                     self.steps.spawn(async move { (moving, Which::Transfer, data.transfer(&moving).await) });

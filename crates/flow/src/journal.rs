@@ -170,13 +170,13 @@ pub fn unfinished(folder: &Path) -> std::io::Result<Vec<Unfinished>> {
             ["copy-", "sync-", "verify-"].iter().any(|kind| name.starts_with(kind)).then_some(name)
         })
         .take(UNFINISHED_MAX)
-        .filter_map(|name| look(folder, name))
+        .filter_map(|name| read_unfinished(folder, name))
         .collect();
     found.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(found)
 }
 
-fn look(folder: &Path, name: String) -> Option<Unfinished> {
+fn read_unfinished(folder: &Path, name: String) -> Option<Unfinished> {
     let path = folder.join(format!("{name}.journal"));
     refuse_link(&path).ok()?;
     let written = path.metadata().and_then(|about| about.modified()).ok();

@@ -187,7 +187,7 @@ impl Front {
             let counts = &self.shared.counts;
             let Ok(permit) = permits.clone().try_acquire_owned() else {
                 counts.turned_away.fetch_add(1, Ordering::Relaxed);
-                turn_away(&stream);
+                reject(&stream);
                 continue;
             };
             if set_options(&stream).is_err() {
@@ -244,7 +244,7 @@ fn set_options(stream: &TcpStream) -> std::io::Result<()> {
 }
 
 /// Says why, as far as that goes without waiting.
-fn turn_away(stream: &TcpStream) {
+fn reject(stream: &TcpStream) {
     // It is closed in any case.
     let _ = stream.try_write(b"-ERR max number of clients reached\r\n");
 }

@@ -251,7 +251,7 @@ impl Cluster {
         let setslot = |at: usize, state: &str, id: &str| {
             let mut command = cmd("CLUSTER");
             command.arg("SETSLOT").arg(slot).arg(state).arg(id);
-            self.tell(at, "CLUSTER SETSLOT", &command)
+            self.command(at, "CLUSTER SETSLOT", &command)
         };
         setslot(to, "IMPORTING", &self.ids[from])?;
         setslot(from, "MIGRATING", &self.ids[to])?;
@@ -286,7 +286,7 @@ impl Cluster {
     pub fn flush(&self) -> Result<(), LabError> {
         self.current_primaries()?
             .into_iter()
-            .try_for_each(|index| self.tell(index, "FLUSHALL", &cmd("FLUSHALL")))
+            .try_for_each(|index| self.command(index, "FLUSHALL", &cmd("FLUSHALL")))
     }
 
     /// How many keys the primaries hold.
@@ -352,7 +352,11 @@ impl Cluster {
     /// would have to sort that out among themselves first.
     fn assign_slots(&self) -> Result<(), LabError> {
         for (index, epoch) in (0..self.nodes.len()).zip(1_u64..) {
-            self.tell(index, "CLUSTER SET-CONFIG-EPOCH", cmd("CLUSTER").arg("SET-CONFIG-EPOCH").arg(epoch))?;
+            self.command(
+                index,
+                "CLUSTER SET-CONFIG-EPOCH",
+                cmd("CLUSTER").arg("SET-CONFIG-EPOCH").arg(epoch),
+            )?;
         }
         let bound = |index: usize| index * usize::from(SLOTS) / self.primaries;
         for index in 0..self.primaries {
@@ -363,7 +367,7 @@ impl Cluster {
             } else {
                 command.arg("ADDSLOTSRANGE").arg(first).arg(last);
             }
-            self.tell(index, "CLUSTER ADDSLOTS", &command)?;
+            self.command(index, "CLUSTER ADDSLOTS", &command)?;
         }
         Ok(())
     }
@@ -394,7 +398,7 @@ impl Cluster {
             for replica in self.replica_indexes(primary) {
                 let mut command = cmd("CLUSTER");
                 command.arg("REPLICATE").arg(&self.ids[primary]);
-                self.tell(replica, "CLUSTER REPLICATE", &command)?;
+                self.command(replica, "CLUSTER REPLICATE", &command)?;
             }
         }
         Ok(())
@@ -547,7 +551,7 @@ impl Cluster {
             .ok_or_else(|| LabError::Cluster(format!("node {index} does not list itself")))
     }
 
-    fn tell(&self, index: usize, what: &str, command: &Cmd) -> Result<(), LabError> {
+    fn command(&self, index: usize, what: &str, command: &Cmd) -> Result<(), LabError> {
         self.ask(index, what, command)
     }
 

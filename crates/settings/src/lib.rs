@@ -36,7 +36,7 @@ use clap::{Command, FromArgMatches};
 
 pub use self::setting::{Origin, Surroundings};
 pub use self::shape::{options, variable, with_paths};
-pub use self::show::{Shown, Whole, of_command, of_sources};
+pub use self::show::{Effective, Shown, of_command, of_sources};
 
 use self::merge::Merged;
 

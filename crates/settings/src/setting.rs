@@ -11,7 +11,7 @@ use clap::error::{Error, ErrorKind};
 pub struct Surroundings<'a> {
     /// A variable of the environment.
     pub variable: &'a dyn Fn(&str) -> Option<OsString>,
-    /// Is told of a file that may hold a password.
+    /// Is called with each file that may hold a password.
     pub holds_secret: &'a dyn Fn(&Path),
 }
 

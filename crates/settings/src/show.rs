@@ -26,7 +26,7 @@ pub struct Shown {
 
 /// What is in force for a command line.
 #[derive(Debug)]
-pub struct Whole {
+pub struct Effective {
     /// The command.
     pub command: String,
     /// Its options: those in force, defaults included, then those that are overruled.
@@ -41,7 +41,7 @@ pub fn of_command(
     command: &Command,
     arguments: &[OsString],
     around: Surroundings<'_>,
-) -> Result<Option<Whole>, Error> {
+) -> Result<Option<Effective>, Error> {
     let Some(merged) = sources::merged(command, arguments, around)? else { return Ok(None) };
     let mut built = command.clone();
     built.build();
@@ -52,7 +52,7 @@ pub fn of_command(
         options.extend(set.map(|setting| shown(setting, None)).or_else(|| default(arg)));
     }
     options.extend(merged.overruled.iter().map(|(setting, by)| shown(setting, Some(by.clone()))));
-    Ok(Some(Whole { command: merged.path().join(" "), options }))
+    Ok(Some(Effective { command: merged.path().join(" "), options }))
 }
 
 /// What the environment and a file say, whatever the command; with the commands that it is for.

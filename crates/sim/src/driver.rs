@@ -7,7 +7,7 @@ use whimbrel_core::migration::{
 use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::{Slot, SlotSet};
 
-use crate::world::{ABSENT, Command, Fence, Pause, Pending, SLOTS, Side, World, numbers};
+use crate::world::{ABSENT, Command, Pause, Pending, SLOTS, Side, SlotFence, World, numbers};
 
 /// A mistake in the driver, for showing that it would be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -106,7 +106,7 @@ impl<'a> Order<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Driver {
     /// How sources are fenced.
-    pub fence: Fence,
+    pub fence: SlotFence,
     /// What it does wrong.
     pub bug: Option<Bug>,
 }
@@ -273,7 +273,7 @@ impl Driver {
     /// What goes before the command itself, and is known to be done when it is sent.
     fn prepare(self, world: &mut World, order: Order) {
         let unmarks = match order.effect.action {
-            Action::Fence => self.fence == Fence::Bare && self.bug != Some(Bug::FenceMarked),
+            Action::Fence => self.fence == SlotFence::Bare && self.bug != Some(Bug::FenceMarked),
             Action::GiveBack => true,
             _ => false,
         };

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use whimbrel_core::migration::{Action, BatchState, End, Event, Job, Phase, Rules, Why, step};
 
 use crate::driver::{Bug, Driver, Ended, Order, node_id, slot_set};
-use crate::world::{ABSENT, BATCHES, Fence, SLOTS, World};
+use crate::world::{ABSENT, BATCHES, SLOTS, SlotFence, World};
 
 /// How much may happen in one run.
 #[derive(Clone, Copy, Debug)]
@@ -143,7 +143,7 @@ impl Machine {
     }
 
     /// Takes the world's job a step further.
-    fn tell(&mut self, world: &World, told: Told) -> World {
+    fn advance(&mut self, world: &World, told: Told) -> World {
         let known = self.told.get(&(world.job, told)).copied();
         let number = known.unwrap_or_else(|| {
             let mut job = self.job(world.job).clone();
@@ -169,7 +169,7 @@ impl Machine {
 
     fn ended(&mut self, world: &World, ended: Ended) -> World {
         // A check tells the processes, which are not in the short form.
-        self.tell(world, Told::Ended(ended, world.source.process, world.target.process))
+        self.advance(world, Told::Ended(ended, world.source.process, world.target.process))
     }
 
     /// Everything that can happen next. The first is what happens if nothing goes wrong any more.
@@ -188,7 +188,7 @@ impl Machine {
         let suspended = matches!(job.phase(), Phase::Suspended { .. });
         if !world.executor || suspended {
             let alive = World { executor: true, ..*world };
-            acts.push((Act::Resume, self.tell(&alive, Told::Resume)));
+            acts.push((Act::Resume, self.advance(&alive, Told::Resume)));
         } else {
             self.executor_acts(world, acts);
         }
@@ -220,7 +220,7 @@ impl Machine {
         let dead = |world: World| World { executor: false, feed: false, fresh: false, ..world };
         acts.push((Act::CrashBefore, dead(world)));
         if cancellable {
-            acts.push((Act::Cancel, self.tell(&world, Told::Cancel)));
+            acts.push((Act::Cancel, self.advance(&world, Told::Cancel)));
         }
         if let Some((after, ended)) = executed {
             let after = World { faults, ..after };
@@ -314,7 +314,7 @@ fn canonical(job: &Job) -> Job {
 
 /// Visits every state that can be reached within the limits, by the shortest ways, until one is found that
 /// must not be.
-pub fn explore(fence: Fence, bug: Option<Bug>, limits: Limits) -> Report {
+pub fn explore(fence: SlotFence, bug: Option<Bug>, limits: Limits) -> Report {
     let driver = Driver { fence, bug };
     let mut machine = Machine::new(driver, limits.atomic);
     let rules = Rules {
@@ -331,7 +331,7 @@ pub fn explore(fence: Fence, bug: Option<Bug>, limits: Limits) -> Report {
     let batches = BATCHES.map(|numbers| slot_set(numbers.iter().copied()));
     let job = Job::new(id, node_id(true, 0), node_id(false, 0), batches, rules);
     let queued = machine.number_of(job);
-    let first = machine.tell(&World::new(queued, limits.faults, limits.writes), Told::Start);
+    let first = machine.advance(&World::new(queued, limits.faults, limits.writes), Told::Start);
 
     let mut worlds = vec![first];
     let mut numbers = HashMap::from([(first, 0_u32)]);

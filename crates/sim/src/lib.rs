@@ -27,4 +27,4 @@ pub mod world;
 
 pub use driver::Bug;
 pub use explore::{Found, Limits, Report, explore};
-pub use world::Fence;
+pub use world::SlotFence;

@@ -14,7 +14,7 @@ pub fn numbers(bits: u8) -> impl Iterator<Item = usize> {
 
 /// How the source is kept from accepting writes until the takeover is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Fence {
+pub enum SlotFence {
     /// The source redirects to the target at once: it gives the slots up and assigns them to the target in
     /// one transaction.
     Redirecting,
@@ -221,7 +221,7 @@ impl World {
     // ---- What happens by itself ----
 
     /// A client writes to this slot, wherever it is served and clients get to know of it.
-    pub fn client_writes(mut self, number: usize, fence: Fence) -> Option<World> {
+    pub fn client_writes(mut self, number: usize, fence: SlotFence) -> Option<World> {
         self.writes = self.writes.checked_sub(1)?;
         let (source, target) = (self.source_accepts(number), self.target_accepts(number));
         let slot = &mut self.slots[number];
@@ -232,7 +232,7 @@ impl World {
             if self.feed {
                 self.touched |= 1 << number;
             }
-        } else if target && (slot.known || fence != Fence::Gossip) {
+        } else if target && (slot.known || fence != SlotFence::Gossip) {
             // Before the news of a gossip fence nobody sends a client to the target.
             slot.acked += 1;
             slot.at_target = slot.acked;
@@ -244,7 +244,7 @@ impl World {
     }
 
     /// The target's claims reach everybody.
-    pub fn gossip(mut self, fence: Fence) -> Option<World> {
+    pub fn gossip(mut self, fence: SlotFence) -> Option<World> {
         if !self.has_news() {
             return None;
         }
@@ -252,7 +252,7 @@ impl World {
             self.orphaned &= !(1 << number);
             slot.known = true;
             // A node that learns that it lost a slot deletes what it holds of it.
-            if slot.source_owns && fence == Fence::Gossip {
+            if slot.source_owns && fence == SlotFence::Gossip {
                 slot.at_source = ABSENT;
             }
             slot.source_owns = false;
@@ -261,8 +261,8 @@ impl World {
     }
 
     /// A target that imports a slot takes it when it sees that its owner does not claim it any more.
-    pub fn target_helps_itself(mut self, fence: Fence) -> Option<World> {
-        let able = fence == Fence::Bare && self.source.alive && self.target.alive;
+    pub fn target_helps_itself(mut self, fence: SlotFence) -> Option<World> {
+        let able = fence == SlotFence::Bare && self.source.alive && self.target.alive;
         let mut taken = false;
         for slot in self.slots.iter_mut().filter(|slot| slot.marked && !slot.source_owns && !slot.target_owns)
         {
@@ -290,7 +290,7 @@ impl World {
     }
 
     /// What was sent long ago is executed.
-    pub fn late_command(mut self, fence: Fence) -> Option<World> {
+    pub fn late_command(mut self, fence: SlotFence) -> Option<World> {
         let pending = self.pending.take()?;
         self.execute(pending, fence);
         Some(self)
@@ -335,7 +335,7 @@ impl World {
     }
 
     /// The target's replica is promoted. It owns what it knew its primary to own.
-    pub fn target_fails_over(mut self, fence: Fence) -> Option<World> {
+    pub fn target_fails_over(mut self, fence: SlotFence) -> Option<World> {
         if self.target.alive {
             return None;
         }
@@ -346,14 +346,14 @@ impl World {
             slot.target_owns = slot.known;
             slot.at_target = slot.at_replica;
             // Newer servers replicate marks.
-            slot.marked &= fence != Fence::Redirecting;
+            slot.marked &= fence != SlotFence::Redirecting;
         }
         Some(self)
     }
 
     /// The source's primary is replaced by another process of the same node, which takes longer than gossip
     /// and than commands linger: a restarted primary waits before it accepts anything.
-    pub fn source_restarts(mut self, fence: Fence) -> Option<World> {
+    pub fn source_restarts(mut self, fence: SlotFence) -> Option<World> {
         self.faults = self.faults.checked_sub(1)?;
         if !self.source.alive || self.orphaned != 0 || self.has_news() {
             return None;
@@ -362,7 +362,7 @@ impl World {
         self.forget_source_process();
         self.pending = None;
         self.fresh = false;
-        if fence == Fence::Bare {
+        if fence == SlotFence::Bare {
             // Keys in slots that are assigned to nobody: it takes them back.
             for slot in self.slots.iter_mut().filter(|slot| !slot.known && slot.at_source != ABSENT) {
                 slot.source_owns = true;
@@ -391,12 +391,12 @@ impl World {
     // ---- What commands do ----
 
     /// Executes a command, whatever that leads to.
-    pub fn execute(&mut self, pending: Pending, fence: Fence) {
+    pub fn execute(&mut self, pending: Pending, fence: SlotFence) {
         let Pending { command, slots, values } = pending;
         match (command, fence) {
             (Command::Pause, _) => self.pause = Pause::Short,
             (Command::Unpause | Command::Release | Command::GiveBack, _) => self.pause = Pause::Off,
-            (Command::Fence, Fence::Gossip) => self.pause = Pause::Long,
+            (Command::Fence, SlotFence::Gossip) => self.pause = Pause::Long,
             _ => {}
         }
         for number in numbers(slots) {
@@ -407,7 +407,7 @@ impl World {
                 Command::Unmark => slot.marked = false,
                 Command::Stage => slot.at_target = values[number],
                 Command::Pause | Command::Unpause => {}
-                Command::Fence => slot.source_owns &= fence == Fence::Gossip,
+                Command::Fence => slot.source_owns &= fence == SlotFence::Gossip,
                 Command::TakeOver => {
                     slot.target_owns = true;
                     slot.marked = false;

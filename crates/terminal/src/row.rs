@@ -44,7 +44,7 @@ pub fn fitted(rows: &[Vec<Cell>], width: usize) -> Vec<String> {
             _ => break,
         }
     }
-    rows.iter().map(|row| cut(line(row, &widths).trim_end(), width)).collect()
+    rows.iter().map(|row| truncate(line(row, &widths).trim_end(), width)).collect()
 }
 
 fn line(row: &[Cell], widths: &[usize]) -> String {
@@ -60,7 +60,7 @@ fn line(row: &[Cell], widths: &[usize]) -> String {
 }
 
 /// A text of at most `width` columns; where it is longer, an ellipsis says so.
-pub fn cut(text: &str, width: usize) -> String {
+pub fn truncate(text: &str, width: usize) -> String {
     if display_width(text) <= width {
         return text.to_owned();
     }

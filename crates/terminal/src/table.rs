@@ -2,7 +2,7 @@
 
 use textwrap::core::display_width;
 
-use crate::row::cut;
+use crate::row::truncate;
 use crate::screen::Screen;
 
 /// Least width of the column that gives way.
@@ -101,7 +101,7 @@ impl Table {
     fn line(&self, cells: &[&str], widths: &[Option<usize>]) -> String {
         let shown = cells.iter().zip(&self.head).zip(widths).filter_map(|((cell, column), width)| {
             let width = (*width)?;
-            let cell = cut(cell, width);
+            let cell = truncate(cell, width);
             let pad = " ".repeat(width - display_width(&cell));
             Some(match column.align {
                 Align::Left => cell + &pad,

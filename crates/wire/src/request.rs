@@ -146,7 +146,7 @@ impl RequestScanner {
             self.advance(end + 1);
         }
         while let Some(left) = self.left.filter(|left| *left > 0) {
-            self.look_at_end(buf)?;
+            self.check_end(buf)?;
             let Some(&first) = buf.get(self.pos) else {
                 return Ok(Request::Incomplete(self.pos + 1 - buf.len()));
             };
@@ -166,7 +166,7 @@ impl RequestScanner {
             self.advance(end + 1 + len + 2);
             self.unseen = 2;
         }
-        self.look_at_end(buf)?;
+        self.check_end(buf)?;
         let name = self.args.first().and_then(|range| buf.get(range.clone()));
         if name.is_some_and(is_http) {
             return Err(bad(HTTP));
@@ -205,7 +205,7 @@ impl RequestScanner {
 
     /// Looks at the two bytes that end the argument before `pos`, as far as they are there. Some servers do
     /// not, others hang up: on a connection that clients share, that would end all of them.
-    fn look_at_end(&mut self, buf: &[u8]) -> Result<(), BadRequest> {
+    fn check_end(&mut self, buf: &[u8]) -> Result<(), BadRequest> {
         while self.unseen > 0 {
             let byte = self.pos.checked_sub(self.unseen).and_then(|at| buf.get(at));
             let Some(&byte) = byte else { return Ok(()) };

@@ -42,7 +42,7 @@ impl Client {
     /// Learns the slots from the first address (`HOST:PORT`) that answers.
     pub fn new(addresses: Vec<String>, observed: Observed) -> Self {
         let mut client = Self { addresses, slots: HashMap::new(), connections: HashMap::new(), observed };
-        client.learn();
+        client.refresh();
         client
     }
 
@@ -51,7 +51,7 @@ impl Client {
         if self.addresses.first().is_none_or(|first| first != address) {
             self.addresses = vec![address.to_owned()];
             self.slots.clear();
-            self.learn();
+            self.refresh();
         }
     }
 
@@ -74,13 +74,13 @@ impl Client {
                 Ok(reply) => return Outcome::Acknowledged(reply),
                 Err(Failure::NotSent(reason)) => {
                     self.note(IncidentKind::NotConnected, &address, command, &reason);
-                    self.learn();
+                    self.refresh();
                     return Outcome::Refused;
                 }
                 Err(Failure::NoAnswer(reason)) => {
                     self.note(IncidentKind::Disconnected, &address, command, &reason);
                     self.connections.remove(&address);
-                    self.learn();
+                    self.refresh();
                     return Outcome::Unknown;
                 }
                 Err(Failure::Answer(error)) => error,
@@ -104,7 +104,7 @@ impl Client {
             }
         }
         self.note(IncidentKind::TooManyRedirections, &address, command, "gave up");
-        self.learn();
+        self.refresh();
         Outcome::Refused
     }
 
@@ -125,7 +125,7 @@ impl Client {
     }
 
     /// Asks the addresses in turn who owns what, until one answers. If none does all stays as it was.
-    fn learn(&mut self) {
+    fn refresh(&mut self) {
         for address in self.addresses.clone() {
             if let Ok(slots) = slots_of(&address) {
                 for known in slots.values() {

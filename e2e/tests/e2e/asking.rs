@@ -51,7 +51,7 @@ fn server() -> Server {
 }
 
 /// A source with three keys, and a target with one of them and two others.
-fn sides() -> (Server, Server) {
+fn source_and_target() -> (Server, Server) {
     let (source, target) = (server(), server());
     for key in ["a", "b", "c"] {
         source.call(&["SET", key, "source"]);
@@ -78,7 +78,7 @@ fn is_refused(args: &[&str]) -> Output {
 
 #[test]
 fn replacing_and_removing_keys_asks_and_a_dry_run_counts_them() {
-    let (source, target) = sides();
+    let (source, target) = source_and_target();
     let (from, to) = (source.addr(), target.addr());
     let folder = tempfile::tempdir().expect("a folder");
     let state = folder.path().to_str().expect("a plain name");
@@ -122,7 +122,7 @@ fn replacing_and_removing_keys_asks_and_a_dry_run_counts_them() {
 
 #[test]
 fn a_cutover_asks() {
-    let (source, target) = sides();
+    let (source, target) = source_and_target();
     target.call(&["FLUSHALL"]);
     let job = Sync::new(&source.addr(), &target.addr(), &[]);
     let mut sync = job.start(&[]);
@@ -146,7 +146,7 @@ fn a_cutover_asks() {
 
 #[test]
 fn what_changes_where_a_front_has_its_clients_served_from_asks() {
-    let (source, target) = sides();
+    let (source, target) = source_and_target();
     target.call(&["FLUSHALL"]);
     let front = Front::between(&source.addr(), &target.addr(), &[]);
     let state = front.state_dir();

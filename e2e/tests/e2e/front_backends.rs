@@ -84,18 +84,18 @@ fn data_moves_while_clients_write(engine: Engine) {
     let fleet = fleet_of(&first.seed(), &second.seed(), 2);
     let writers = ClusterWriters::start(&fleet.addresses(), &Load::on(tags_in(0..16_384, 40)));
     assert!(writers.wait_for(500, PATIENCE), "nobody is answered");
-    fleet.tell(&["join", "--backend", "second"]).expect_code(0);
+    fleet.command(&["join", "--backend", "second"]).expect_code(0);
     assert_eq!(
         (placed(&fleet, "main"), placed(&fleet, "second")),
         (Some(PARTITIONS / 2), Some(PARTITIONS / 2))
     );
     assert!(writers.wait_for(500, PATIENCE), "nobody is answered");
     assert!(keys_at(&second).len() > 50, "{}", keys_at(&second).len());
-    fleet.tell(&["drain", "--backend", "main"]).expect_code(0);
+    fleet.command(&["drain", "--backend", "main"]).expect_code(0);
     assert!(writers.wait_for(500, PATIENCE), "nobody is answered");
     // And back, over what the fences say was there.
-    fleet.tell(&["join", "--backend", "main", "--weight", "3"]).expect_code(0);
-    fleet.tell(&["drain", "--backend", "second"]).expect_code(0);
+    fleet.command(&["join", "--backend", "main", "--weight", "3"]).expect_code(0);
+    fleet.command(&["drain", "--backend", "second"]).expect_code(0);
     assert!(writers.wait_for(500, PATIENCE), "nobody is answered");
     let record = writers.stop();
     record.observed.assert_only_moved();
@@ -137,8 +137,8 @@ fn who_waits_is_sent_where_the_data_is() {
             };
             String::from_utf8(info).expect("text").contains("blocked_clients:2").then_some(())
         });
-        fleet.tell(&["join", "--backend", "second"]).expect_code(0);
-        fleet.tell(&["drain", "--backend", "main"]).expect_code(0);
+        fleet.command(&["join", "--backend", "second"]).expect_code(0);
+        fleet.command(&["drain", "--backend", "main"]).expect_code(0);
         // Those that know no clusters notice nothing; the others are sent to the same place again.
         assert_eq!(text(&mut pusher, "RPUSH {q}queue a"), "1");
         let told: Vec<String> = waits.into_iter().map(|wait| wait.join().expect("an answer")).collect();
@@ -165,8 +165,8 @@ fn a_transaction_is_carried_out_where_the_data_is_or_not_at_all() {
     assert_eq!(text(&mut watching, "WATCH {t}a"), "OK");
     assert_eq!(text(&mut held, "MULTI"), "OK");
     assert_eq!(text(&mut held, "INCR {t}a"), "QUEUED");
-    fleet.tell(&["join", "--backend", "second"]).expect_code(0);
-    fleet.tell(&["drain", "--backend", "main"]).expect_code(0);
+    fleet.command(&["join", "--backend", "second"]).expect_code(0);
+    fleet.command(&["drain", "--backend", "main"]).expect_code(0);
     let refused = text(&mut queued, "EXEC");
     assert!(refused.contains(&fleet.members[0].address()), "{refused}");
     assert_eq!(text(&mut watching, "MULTI"), "OK");
@@ -181,8 +181,8 @@ fn a_transaction_is_carried_out_where_the_data_is_or_not_at_all() {
 fn channels_stay_where_they_are() {
     let (first, second) = (cluster(Engine::Redis80), cluster(Engine::Redis80));
     let fleet = fleet_of(&first.seed(), &second.seed(), 2);
-    fleet.tell(&["join", "--backend", "second"]).expect_code(0);
-    fleet.tell(&["drain", "--backend", "main"]).expect_code(0);
+    fleet.command(&["join", "--backend", "second"]).expect_code(0);
+    fleet.command(&["drain", "--backend", "main"]).expect_code(0);
     let listens = fleet.members[0].connect();
     listens.set_read_timeout(Some(PATIENCE)).expect("a socket");
     let mut listens = listens;
@@ -214,7 +214,7 @@ fn what_cannot_be_carried_stays_and_is_said() {
     let fleet = fleet_of(&server.addr(), &second.seed(), 1);
     let mut client = fleet.members[0].connect_forwarding();
     assert_eq!(text(&mut client, "SET k v"), "OK");
-    fleet.tell(&["join", "--backend", "second", "--no-wait"]).expect_code(0);
+    fleet.command(&["join", "--backend", "second", "--no-wait"]).expect_code(0);
     until("it is tried", || {
         let status = fleet.status()?;
         (status["fleet"]["failed"].as_u64()? > 10).then_some(())
@@ -226,13 +226,13 @@ fn what_cannot_be_carried_stays_and_is_said() {
     });
     assert_eq!((text(&mut client, "GET k"), text(&mut client, "SET k w")), ("v".to_owned(), "OK".to_owned()));
     // It is taken back.
-    fleet.tell(&["drain", "--backend", "second"]).expect_code(0);
+    fleet.command(&["drain", "--backend", "second"]).expect_code(0);
     fleet.settled(1);
     for (words, code, why) in [
         (&["drain", "--backend", "main"][..], 4, "no other backend"),
         (&["join", "--backend", "third"][..], 2, "no backend third"),
     ] {
-        let refused = fleet.tell(words).expect_code(code);
+        let refused = fleet.command(words).expect_code(code);
         assert!(refused.stdout.contains(why), "{}", refused.stdout);
     }
 }
@@ -242,8 +242,8 @@ fn keys_that_nobody_carried_there_are_not_removed() {
     let (first, second) = (cluster(Engine::Valkey81), cluster(Engine::Valkey81));
     second.nodes()[0].call(&["SET", "somebodys", "value"]);
     let fleet = fleet_of(&first.seed(), &second.seed(), 1);
-    fleet.tell(&["join", "--backend", "second", "--no-wait"]).expect_code(0);
-    fleet.tell(&["drain", "--backend", "main", "--no-wait"]).expect_code(0);
+    fleet.command(&["join", "--backend", "second", "--no-wait"]).expect_code(0);
+    fleet.command(&["drain", "--backend", "main", "--no-wait"]).expect_code(0);
     let at_second =
         until("all others have moved", || placed(&fleet, "second").filter(|count| *count >= PARTITIONS - 1));
     assert_eq!(at_second, PARTITIONS - 1);
@@ -266,8 +266,8 @@ fn what_was_carried_survives_a_failover_where_it_is_now() {
     for n in 0..500 {
         assert_eq!(text(&mut client, &format!("SET k{n} v{n}")), "OK");
     }
-    fleet.tell(&["join", "--backend", "second"]).expect_code(0);
-    fleet.tell(&["drain", "--backend", "main"]).expect_code(0);
+    fleet.command(&["join", "--backend", "second"]).expect_code(0);
+    fleet.command(&["drain", "--backend", "main"]).expect_code(0);
     until("nothing is left there", || keys_at(&first).is_empty().then_some(()));
     second.kill9(0).expect("killed");
     second.wait_failover(0).expect("a replica takes over");
@@ -285,7 +285,7 @@ fn what_was_carried_survives_a_failover_where_it_is_now() {
 fn what_a_lost_member_has_left_behind_is_removed() {
     let (first, second) = (cluster(Engine::Valkey91), cluster(Engine::Valkey91));
     let mut fleet = fleet_of(&first.seed(), &second.seed(), 2);
-    fleet.tell(&["join", "--backend", "second"]).expect_code(0);
+    fleet.command(&["join", "--backend", "second"]).expect_code(0);
     // As if its member had been killed before it could remove this; and what no move has left.
     let moved = |key: &String| u64::from(slot_of(key.as_bytes())) / SLOTS_OF_PARTITION >= PARTITIONS / 2;
     let left = (0..).map(|n| format!("left{n}")).find(moved).expect("a key");
@@ -317,8 +317,8 @@ fn what_is_under_way_is_answered_before_its_data_moves() {
     // It has been sent, and does not arrive. A client that connects now is not hindered.
     link.stall_present();
     client.send_packed_command(&command("INCR n").get_packed_command()).expect("sent");
-    fleet.tell(&["join", "--backend", "second", "--no-wait"]).expect_code(0);
-    fleet.tell(&["drain", "--backend", "main", "--no-wait"]).expect_code(0);
+    fleet.command(&["join", "--backend", "second", "--no-wait"]).expect_code(0);
+    fleet.command(&["drain", "--backend", "main", "--no-wait"]).expect_code(0);
     until("all others have moved", || (placed(&fleet, "main")? == 1).then_some(()));
     // For as long as it takes: it would have moved by the next look.
     std::thread::sleep(LOOK_AGAIN);

@@ -169,7 +169,7 @@ fn a_transaction_is_its_slots_owners(engine: Engine) {
     assert_eq!(text(&mut ours, "MULTI"), "OK");
     assert_eq!(text(&mut ours, "SET {t}a 4"), "QUEUED");
     let name = format!("front-{owner}");
-    fleet.tell(&["drain", &name]).expect_code(0);
+    fleet.command(&["drain", &name]).expect_code(0);
     until("the slot has gone", || {
         let told = text(&mut fleet.members[owner].connect(), "GET {t}a");
         told.contains(&fleet.members[1 - owner].address()).then_some(())
@@ -253,7 +253,7 @@ fn a_cluster_may_have_the_data() {
 }
 
 #[test]
-fn whoever_has_nobody_to_read_its_log_still_ends_when_told_to() {
+fn a_member_whose_log_nobody_reads_still_ends_when_told_to() {
     let backend = server(Engine::Redis70);
     let folder = tempfile::tempdir().expect("a folder");
     let coordinator = format!("127.0.0.1:{}", free_port().expect("a port"));
@@ -299,7 +299,7 @@ fn who_waits_for_something_does_not_keep_a_slot_from_moving() {
             let Value::BulkString(info) = backend.call(&["INFO", "clients"]) else { panic!("no text") };
             String::from_utf8(info).expect("text").contains("blocked_clients:2").then_some(())
         });
-        fleet.tell(&["drain", &format!("front-{owner}")]).expect_code(0);
+        fleet.command(&["drain", &format!("front-{owner}")]).expect_code(0);
         assert_eq!(owners(&fleet)[usize::from(slot_of(b"queue"))], 1 - owner);
         let mut pusher = fleet.members[owner].connect_forwarding();
         assert_eq!(text(&mut pusher, "RPUSH queue a b"), "2");
@@ -335,7 +335,7 @@ fn a_slot_moves_when_what_is_under_way_has_been_answered() {
         members.into_iter().find(|member| member["name"] == format!("front-{owner}")).expect("the member")
     };
     until("it is under way", || (member(&fleet.status()?)["held"] == 1).then_some(()));
-    fleet.tell(&["drain", &format!("front-{owner}"), "--no-wait"]).expect_code(0);
+    fleet.command(&["drain", &format!("front-{owner}"), "--no-wait"]).expect_code(0);
     until("all others have moved", || (member(&fleet.status()?)["owned"] == 1).then_some(()));
     // Neither of the two serves it now: the other one waits with it.
     assert!(text(&mut next, "GET k").contains(&fleet.members[owner].address()));

@@ -14,7 +14,7 @@ fn killed_between_both_servers_it_empties_the_other_one_too() {
     source.call(&["EVAL", "for i = 1, 1000000 do redis.call('SET', 'k' .. i, 'v') end", "0"]);
     let mut front = Front::between(&source.url(), &target.url(), &[]);
     for what in ["start", "pause"] {
-        front.tell(what).expect_code(0);
+        front.command(what).expect_code(0);
     }
     let mut client = front.connect();
     let _: i64 = redis::cmd("APPEND").arg("k1").arg("!").query(&mut client).expect("moved, then written");

@@ -27,7 +27,7 @@ fn killed_in_the_middle_of_a_large_key_it_goes_on() {
     }
     let before = sample(&source);
     let mut front = Front::between(&source.url(), &target.url(), &[]);
-    front.tell("start").expect_code(0);
+    front.command("start").expect_code(0);
     let staged = || match target.call(&["KEYS", "whimbrel:staging:*"]) {
         Value::Array(keys) => keys.len(),
         other => panic!("{other:?}"),

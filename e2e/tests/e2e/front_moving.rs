@@ -152,7 +152,7 @@ impl<'a> Front<'a> {
     }
 
     /// The direction is turned, and the front dies in the middle of it, before or after it is written down.
-    fn turn_and_kill(&mut self, random: &mut Random) {
+    fn reverse_and_kill(&mut self, random: &mut Random) {
         let folder = self.process.state_dir().to_owned();
         let mut asking = Invocation::new(&["front", "reverse", "--state-dir", &folder, "--json"]).spawn();
         std::thread::sleep(Duration::from_millis(random.below(300) as u64));
@@ -217,14 +217,14 @@ enum Trouble {
 }
 
 /// Has keys move to and fro; at last all have moved, and turn once more.
-fn turn_to_and_fro(front: &mut Front<'_>, random: &mut Random) {
+fn reverse_to_and_fro(front: &mut Front<'_>, random: &mut Random) {
     for i in 0..TURNS {
         std::thread::sleep(Duration::from_millis(50 + random.below(600) as u64));
         let before = front.process.status();
         if i % 3 == 1 {
-            front.turn_and_kill(random);
+            front.reverse_and_kill(random);
         } else {
-            front.process.tell("reverse").expect_code(0);
+            front.process.command("reverse").expect_code(0);
             if i % 3 == 2 {
                 front.process.kill_and_run_again();
             }
@@ -236,7 +236,7 @@ fn turn_to_and_fro(front: &mut Front<'_>, random: &mut Random) {
         println!("{} {}, then {}", before["turns"], before["phase"], front.process.status()["turns"]);
     }
     front.wait_until_done();
-    front.process.tell("reverse").expect_code(0);
+    front.process.command("reverse").expect_code(0);
 }
 
 /// Standalone servers of a pair of versions that `seed` chooses.
@@ -303,7 +303,7 @@ fn a_move_with(trouble: Trouble, seed: u64, source: &Deployed, target: &Deployed
             .collect();
         // For a while only the source is there, so that some of the keys are.
         std::thread::sleep(Duration::from_millis(500));
-        front.process.tell("start").expect_code(0);
+        front.process.command("start").expect_code(0);
         let kills = if trouble == Trouble::Turn { 0 } else { KILLS };
         for _ in 0..kills {
             std::thread::sleep(Duration::from_millis(50 + random.below(600) as u64));
@@ -326,7 +326,7 @@ fn a_move_with(trouble: Trouble, seed: u64, source: &Deployed, target: &Deployed
             }
         }
         if trouble == Trouble::Turn {
-            turn_to_and_fro(&mut front, &mut random);
+            reverse_to_and_fro(&mut front, &mut random);
         }
         front.wait_until_done();
         std::thread::sleep(Duration::from_millis(200));
@@ -340,7 +340,7 @@ fn a_move_with(trouble: Trouble, seed: u64, source: &Deployed, target: &Deployed
     let (_, serving) = front.ends(&front.process.status());
     check_what_is_left(&world, serving);
     println!("{} operations, {:?}", world.operations.load(Ordering::Relaxed), front.process.status());
-    front.process.tell("finish").expect_code(0);
+    front.process.command("finish").expect_code(0);
     front.process.running.wait(PATIENCE).expect("it ends").expect_code(0);
 }
 
@@ -458,23 +458,23 @@ fn commands_find_the_front_and_say_what_they_refuse() {
 
     let mut front = Front::between(&source, &target);
     assert_eq!(front.process.status()["phase"], "forwarding");
-    let told = front.process.tell("finish").expect_code(4);
+    let told = front.process.command("finish").expect_code(4);
     assert!(told.stdout.contains("no key has moved"), "{}", told.stdout);
-    let told = front.process.tell("reverse").expect_code(4);
+    let told = front.process.command("reverse").expect_code(4);
     assert!(told.stdout.contains("no keys have moved that could move back"), "{}", told.stdout);
     // A second one would know nothing of the locks of the first.
     let second = Invocation::new(&front.process.args).run().expect_code(2);
     assert!(second.stdout.contains("another whimbrel front runs"), "{}", second.stdout);
-    front.process.tell("start").expect_code(0);
+    front.process.command("start").expect_code(0);
     front.wait_until_done();
-    let told = front.process.tell("start").expect_code(4);
+    let told = front.process.command("start").expect_code(4);
     assert!(told.stdout.contains("already"), "{}", told.stdout);
     let folder = front.process.state_dir().to_owned();
     let shown = Invocation::new(&["front", "status", "--state-dir", &folder]).run().expect_code(0);
     assert!(shown.stdout.starts_with("phase    done"), "{}", shown.stdout);
     // There and back.
     for (turns, note) in [("1", "turned round once"), ("2", "turned round 2 times")] {
-        let told = front.process.tell("reverse").expect_code(0);
+        let told = front.process.command("reverse").expect_code(0);
         assert!(told.stdout.contains(&format!("\"turns\":{turns}")), "{}", told.stdout);
         let shown = Invocation::new(&["front", "status", "--state-dir", &folder]).run().expect_code(0);
         let (from, to) = front.ends(&front.process.status());
@@ -510,7 +510,7 @@ fn commands_find_the_front_and_say_what_they_refuse() {
     assert!(refused.stdout.contains("it is damaged"), "{}", refused.stdout);
     std::fs::write(&state, text).expect("written");
     front.process.run_again();
-    let told = front.process.tell("finish").expect_code(0);
+    let told = front.process.command("finish").expect_code(0);
     assert!(told.stdout.contains("\"exit\":0"), "{}", told.stdout);
     front.process.running.wait(PATIENCE).expect("it ends").expect_code(0);
 

@@ -362,7 +362,7 @@ fn what_cannot_be_is_refused_before_anybody_is_held() {
     }
     assert!(scene.front.status()["held_ms"].is_null());
     // Keys that the front moves itself are at both servers.
-    other.front.tell("start");
+    other.front.command("start");
     let mut sync_of_other = other.job.start(&["--mirror"]);
     wait_until_following(&mut sync_of_other);
     let refused = other.cutover(&["--dry-run"]).expect_code(4);

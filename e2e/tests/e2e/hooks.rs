@@ -31,11 +31,11 @@ fn url(server: &Server) -> String {
 }
 
 /// A folder for what hooks leave.
-struct Place(tempfile::TempDir);
+struct Scene(tempfile::TempDir);
 
-impl Place {
-    fn new() -> Place {
-        Place(tempfile::tempdir().expect("a folder"))
+impl Scene {
+    fn new() -> Scene {
+        Scene(tempfile::tempdir().expect("a folder"))
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -97,7 +97,7 @@ fn assert_fenced(source: &Server) {
 fn nothing_is_lost_when_a_hook_sends_clients_to_the_target() {
     let (source, target) = (server(Engine::Redis70), server(Engine::Valkey91));
     fill(&deployment(source.addr()));
-    let place = Place::new();
+    let place = Scene::new();
     let name = place.write("name", &source.addr());
     let load = Load { clients: 8, address_file: Some(name.clone()), ..Load::on(tags_in(0..16_384, 56)) };
     let writers = ClusterWriters::start(&[source.addr()], &load);
@@ -155,7 +155,7 @@ fn nothing_is_lost_when_a_hook_sends_clients_to_the_target() {
 fn a_hook_that_fails_or_hangs_has_the_cutover_refused_and_the_sync_follows_on() {
     let (source, target) = (server(Engine::Valkey91), server(Engine::Redis70));
     set(&source, "before");
-    let place = Place::new();
+    let place = Scene::new();
     let (how, ids) = (place.write("how", "fail"), place.file("ids"));
     let ready = format!(
         "cutover-ready=case $(cat {}) in fail) echo no way >&2; exit 3;; hang) sleep 600 & echo $$ $! > {}; \
@@ -208,7 +208,7 @@ fn a_hook_that_fails_or_hangs_has_the_cutover_refused_and_the_sync_follows_on() 
 #[test]
 fn a_cutover_that_is_withdrawn_ends_its_hook() {
     let (source, target) = (server(Engine::Redis70), server(Engine::Redis70));
-    let place = Place::new();
+    let place = Scene::new();
     let id = place.file("id");
     let ready = format!("cutover-ready=echo $$ > {0}.new; mv {0}.new {0}; sleep 600", id.display());
     let more = ["--on", &ready, "--on", "cutover-refused=echo started again", "--hook-timeout", "5m"];
@@ -264,7 +264,7 @@ fn a_switch_that_fails_is_reported_and_nothing_is_undone() {
 fn a_cutover_stands_though_whimbrel_dies_while_clients_are_sent_to_the_target() {
     let (source, target) = (server(Engine::Valkey91), server(Engine::Valkey91));
     set(&source, "before");
-    let place = Place::new();
+    let place = Scene::new();
     let id = place.file("id");
     let switch = format!("switch=echo $$ > {0}.new; mv {0}.new {0}; exec sleep 600", id.display());
     let job = Sync::new(&url(&source), &url(&target), &["--on", &switch]);
@@ -290,7 +290,7 @@ fn a_hook_stops_the_writers() {
     let (source, target) = (server(Engine::Redis70), server(Engine::Valkey91));
     fill(&deployment(source.addr()));
     let writers = writers(&[source.addr()], "hooks");
-    let place = Place::new();
+    let place = Scene::new();
     let (stop, stopped) = (place.file("stop"), place.file("stopped"));
     let ready = format!(
         "cutover-ready=touch {}; while ! test -e {}; do sleep 0.1; done; echo stopped",

@@ -11,24 +11,24 @@ use whimbrel_e2e::syncing::{PATIENCE, deployment, fill};
 use whimbrel_lab::{Engine, Server, wait_until};
 
 /// A folder for jobs, and a source and a target for them.
-struct Place {
+struct Fixture {
     source: Server,
     target: Server,
     folder: tempfile::TempDir,
 }
 
-impl Place {
-    fn new() -> Place {
+impl Fixture {
+    fn new() -> Fixture {
         let source = Server::builder(Engine::Redis70).start().expect("the source starts");
         let target = Server::builder(Engine::Valkey91).start().expect("the target starts");
         fill(&deployment(source.addr()));
-        Place { source, target, folder: tempfile::tempdir().expect("a folder") }
+        Fixture { source, target, folder: tempfile::tempdir().expect("a folder") }
     }
 
     /// One for a job of this kind: of what is verified there is a copy.
     #[track_caller]
-    fn of(kind: &str) -> Place {
-        let place = Place::new();
+    fn of(kind: &str) -> Fixture {
+        let place = Fixture::new();
         if kind == "verify" {
             let (from, to) = (place.source.addr(), place.target.addr());
             Invocation::new(&["copy", &from, &to]).timeout(PATIENCE).run().expect_code(0);
@@ -89,7 +89,7 @@ fn arguments(job: &Value) -> Vec<String> {
 /// It is listed while it runs; once it was killed, with a command that goes on with it, which does.
 #[track_caller]
 fn is_killed_and_goes_on(kind: &str, more_again: &[&str]) {
-    let place = Place::of(kind);
+    let place = Fixture::of(kind);
     let mut running = place.start(kind, &[]);
     let job = place.open_job();
     assert_eq!((&job["kind"], &job["state"]), (&kind.into(), &"running".into()), "{job:#}");
@@ -154,7 +154,7 @@ fn a_move_of_slots_that_was_killed_is_listed_and_goes_on() {
 
 #[test]
 fn a_front_that_was_killed_is_listed_and_goes_on() {
-    let place = Place::new();
+    let place = Fixture::new();
     let mut front = Front::between(&place.source.addr(), &place.target.addr(), &[]);
     let state = front.state_dir().to_owned();
     let only = || {
@@ -182,7 +182,7 @@ fn a_front_that_was_killed_is_listed_and_goes_on() {
 fn jobs_are_cancelled_whether_they_run_or_not() {
     for kind in ["copy", "sync"] {
         for is_killed in [false, true] {
-            let place = Place::new();
+            let place = Fixture::new();
             let mut running = place.start(kind, &[]);
             if is_killed {
                 running.kill9();
@@ -210,7 +210,7 @@ fn jobs_are_cancelled_whether_they_run_or_not() {
 /// A process that hangs is named as such, in bounded time.
 #[test]
 fn a_job_that_hangs_is_listed_as_one_that_does_not_answer() {
-    let place = Place::new();
+    let place = Fixture::new();
     let mut running = place.start("copy", &[]);
     running.suspend();
     let job = place.open_job();
@@ -237,12 +237,12 @@ fn name_of(job: &Value) -> &str {
 }
 
 /// What `--json` says of how far a job is.
-fn done(place: &Place) -> u64 {
+fn done(place: &Fixture) -> u64 {
     place.open_job()["keys_moved"].as_u64().expect("a number")
 }
 
 /// How far a job is once nothing changes any more: what was on its way has arrived.
-fn done_at_rest(place: &Place) -> u64 {
+fn done_at_rest(place: &Fixture) -> u64 {
     let mut before = done(place);
     wait_until("nothing is on its way any more", || {
         std::thread::sleep(Duration::from_millis(500));
@@ -256,7 +256,7 @@ fn done_at_rest(place: &Place) -> u64 {
 /// to be as fast as it can and still rests; it is resumed, and comes to its end.
 #[track_caller]
 fn is_paused_set_and_resumed(kind: &str, more: &[&str]) {
-    let place = Place::of(kind);
+    let place = Fixture::of(kind);
     let mut running = place.start(kind, more);
     let job = place.open_job();
     let name = name_of(&job);
@@ -339,7 +339,7 @@ fn a_move_of_slots_is_paused_set_and_resumed() {
 /// What cannot be paused or set says why.
 #[test]
 fn what_cannot_be_steered_is_refused() {
-    let place = Place::new();
+    let place = Fixture::new();
     let mut running = place.start("copy", &[]);
     let job = place.open_job();
     let name = name_of(&job);
@@ -361,7 +361,7 @@ fn what_cannot_be_steered_is_refused() {
 /// a byte that was changed in either is found.
 #[test]
 fn what_happened_to_a_job_is_kept_and_handed_on() {
-    let place = Place::new();
+    let place = Fixture::new();
     let mut running = place.start("copy", &[]);
     let job = place.open_job();
     let name = name_of(&job);

@@ -44,7 +44,7 @@ enum Hold {
     Off,
 }
 
-fn hold(scene: &Scene, hold: Hold) {
+fn prevent(scene: &Scene, hold: Hold) {
     let node = &scene.cluster.nodes()[0];
     if node.engine() == Engine::Valkey91 {
         let is_on = if hold == Hold::Off { "0" } else { "1" };
@@ -100,12 +100,12 @@ fn what_does_not_move_is_left(engine: Engine) {
     let scene = scene(engine);
     let before = scene.unwritten();
     let writers = writers(&scene);
-    hold(&scene, Hold::Still);
+    prevent(&scene, Hold::Still);
     let running = scene.reshard(MOVING_TEXT, 1, &["--native-stall", "2s"]).spawn();
     wait_until("whimbrel's own method takes over", || {
         scene.jobs(&["list"]).run().stdout.contains("\"fell_back\"")
     });
-    hold(&scene, Hold::Off);
+    prevent(&scene, Hold::Off);
     let told = Told::by(running);
     told.assert_done();
     let job = job(&told);
@@ -175,7 +175,7 @@ mod matrix {
 
 /// A move by the servers' own method that is under way and held.
 fn held(scene: &Scene, how: Hold, more: &[&str]) -> Running {
-    hold(scene, how);
+    prevent(scene, how);
     let mut running = scene.reshard(MOVING_TEXT, 1, &[&["--report", "1"], more].concat()).spawn();
     wait_until_it_runs(scene);
     assert!(running.is_running(), "{}\n{}", running.stdout(), running.stderr());
@@ -188,7 +188,7 @@ fn who_was_killed_goes_on(engine: Engine) {
     let writers = writers(&scene);
     held(&scene, Hold::Slow, &["--method", "native"]).kill9();
     assert_eq!(scene.unfinished().len(), 1);
-    hold(&scene, Hold::Off);
+    prevent(&scene, Hold::Off);
     scene.resume();
     assert_kept(&scene, writers, 1);
     scene.assert_unchanged(&before);
@@ -204,7 +204,7 @@ fn who_was_killed_is_cancelled(engine: Engine) {
     assert_eq!(scene.unfinished().len(), 0);
     assert_kept(&scene, writers, 0);
     scene.assert_unchanged(&before);
-    hold(&scene, Hold::Off);
+    prevent(&scene, Hold::Off);
 }
 
 fn a_job_is_cancelled(engine: Engine) {
@@ -220,14 +220,14 @@ fn a_job_is_cancelled(engine: Engine) {
     assert_eq!(Told::of(output).report["jobs"][0]["ending"], "cancelled");
     assert_kept(&scene, writers, 0);
     scene.assert_unchanged(&before);
-    hold(&scene, Hold::Off);
+    prevent(&scene, Hold::Off);
 }
 
 fn a_job_goes_on_by_the_method_that_it_had_reached(engine: Engine) {
     let scene = scene(engine);
     let before = scene.unwritten();
     let writers = writers(&scene);
-    hold(&scene, Hold::Still);
+    prevent(&scene, Hold::Still);
     let command = scene.reshard(MOVING_TEXT, 1, &["--method", "native", "--native-stall", "2s"]);
     let output = command.env("WHIMBREL_FAILPOINT", "attach:before").run();
     assert_eq!(output.code(), None, "it was not killed: {output:#?}");
@@ -235,7 +235,7 @@ fn a_job_goes_on_by_the_method_that_it_had_reached(engine: Engine) {
     let [name] = &scene.unfinished()[..] else { panic!("one job") };
     let shown = scene.jobs(&["show", name]).run().expect_code(0);
     assert!(shown.stdout.contains("\"fell_back\":"), "{}", shown.stdout);
-    hold(&scene, Hold::Off);
+    prevent(&scene, Hold::Off);
     scene.resume();
     assert_eq!(listed(&scene, 0).matches("operation").count(), tried, "{}", listed(&scene, 0));
     assert_kept(&scene, writers, 1);
@@ -253,7 +253,7 @@ fn a_server_that_forgets_is_asked_again(engine: Engine) {
     node.kill9().expect("killed");
     node.restart().expect("it starts again");
     scene.cluster.wait_ok().expect("the nodes agree");
-    hold(&scene, Hold::Off);
+    prevent(&scene, Hold::Off);
     let output = running.wait(PATIENCE).expect("it ends");
     eprintln!("{engine}: {:?} {}", output.code(), Told::of(output.clone()).reason());
     let owner = match output.code() {
@@ -296,7 +296,7 @@ fn native_alone_stays_native(engine: Engine) {
     let output = running.wait(PATIENCE).expect("it ends");
     assert_eq!(Told::of(output).report["jobs"][0]["ending"], "cancelled");
     scene.assert_unchanged(&before);
-    hold(&scene, Hold::Off);
+    prevent(&scene, Hold::Off);
 }
 
 /// Valkey's own migration fails for good where more is written than it can send. Whimbrel's own slows the

@@ -234,7 +234,7 @@ fn redis_6_0_is_left_by_an_external_cutover(to: Engine) {
         }
     }
     job.cutover(&["--fence", "external", "--dry-run"]).expect_code(0);
-    assert!(writers.wait_for(400, PATIENCE), "the writers were not left in peace");
+    assert!(writers.wait_for(400, PATIENCE), "the writers made no progress");
     let record = writers.stop();
     job.cutover(&["--fence", "external", "--quiet-for", "2s"]).expect_code(0);
     sync.wait(PATIENCE).expect("it ends").expect_code(0);

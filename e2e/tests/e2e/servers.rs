@@ -57,7 +57,7 @@ fn a_sync_leaves_it_and_leads_to_it(engine: Engine) {
         // A server that cannot pause writes alone says so beforehand.
         let by_pause = job.cutover_under_writers(&["--fence", "pause", "--dry-run", "--max-pause", "20s"]);
         by_pause.expect_code(if from == Engine::Redis60 { REFUSED } else { 0 });
-        assert!(writers.wait_for(400, PATIENCE), "the writers were not left in peace");
+        assert!(writers.wait_for(400, PATIENCE), "the writers made no progress");
         let record = writers.stop();
         job.cutover(&["--fence", "external", "--quiet-for", "1s"]).expect_code(0);
         sync.wait(PATIENCE).expect("it ends").expect_code(0);

@@ -40,7 +40,7 @@ fn left(service: &Service) {
     let load = Load { clients: 16, ..Load::on(tags_in(0..16_384, 56)) };
     let writers = ClusterWriters::start(&[source.addr()], &load);
     assert!(writers.wait_for(400, PATIENCE), "the writers do not come to work");
-    // As with whoever has no other user than this one.
+    // As for a customer who has no other user than this one.
     let job = Sync::new(&format!("redis://mover:secret@{}", source.addr()), &target.addr(), &[]);
     let mut sync = job.start(&[]);
     wait_until_following(&mut sync);

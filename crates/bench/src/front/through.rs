@@ -55,7 +55,7 @@ struct Row {
 }
 
 /// What one contender did in one round.
-struct Turn {
+struct Figures {
     per_second: f64,
     proxy_us: Option<f64>,
 }
@@ -166,7 +166,7 @@ pub(super) fn measure(
     Ok(Through { clients, value_bytes: VALUE_BYTES, cluster, rows, latency })
 }
 
-fn note(rows: &mut Vec<Row>, way: &Way, exchange: &Exchange, pipeline: u32, turn: &Turn) {
+fn note(rows: &mut Vec<Row>, way: &Way, exchange: &Exchange, pipeline: u32, turn: &Figures) {
     let (contender, command) = (way.name, exchange.command);
     let is_it = |row: &Row| row.contender == contender && row.command == command && row.pipeline == pipeline;
     let place = rows.iter().position(is_it).unwrap_or_else(|| {
@@ -221,7 +221,7 @@ async fn load(
     exchange: &Arc<Exchange>,
     pipeline: u32,
     args: &BenchFrontArgs,
-) -> anyhow::Result<Turn> {
+) -> anyhow::Result<Figures> {
     let mut streams = Vec::new();
     for _ in 0..args.clients {
         streams.push(connect(way).await?);
@@ -239,7 +239,7 @@ async fn load(
     }
     let per_second = sent as f64 / began.elapsed().as_secs_f64();
     let used = cpu_before.zip(way.cpu_s()?).map(|(before, after)| after - before);
-    Ok(Turn { per_second, proxy_us: used.map(|seconds| seconds * 1e6 / sent.max(1) as f64) })
+    Ok(Figures { per_second, proxy_us: used.map(|seconds| seconds * 1e6 / sent.max(1) as f64) })
 }
 
 /// One connection. Returns how many requests were answered.

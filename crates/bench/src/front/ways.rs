@@ -129,7 +129,7 @@ impl Running {
 
     /// Has all keys moved.
     pub(super) fn move_all(&self, limit: Duration, interrupt: &Interrupt) -> anyhow::Result<()> {
-        self.tell("start")?;
+        self.run_front("start")?;
         let began = Instant::now();
         while !self.has_moved_all()? {
             interrupt.check()?;
@@ -166,11 +166,11 @@ impl Running {
     /// How it stands.
     pub(super) fn status(&self) -> anyhow::Result<Value> {
         let answer: Value =
-            serde_json::from_str(&self.tell("status")?).context("read the status of the front")?;
+            serde_json::from_str(&self.run_front("status")?).context("read the status of the front")?;
         Ok(answer["status"].clone())
     }
 
-    fn tell(&self, what: &str) -> anyhow::Result<String> {
+    fn run_front(&self, what: &str) -> anyhow::Result<String> {
         let mut command = whimbrel_binary()?;
         command.args(["front", what]);
         if what != "status" {

@@ -176,7 +176,7 @@ impl Fleet {
             partitions: self.size.partitions,
         };
         self.add_members(1, interrupt)?;
-        self.tell(Input::Hold(true))?;
+        self.take_in(Input::Hold(true))?;
         self.add_members(self.size.members, interrupt)?;
         self.measured = Measured::new(0)?;
         self.move_all(limit, interrupt)?;
@@ -223,14 +223,14 @@ impl Fleet {
             ensure!(Instant::now() < deadline, "members do not come to the same table");
             // A member that is asked this way gets what it lacks.
             let members: Vec<MemberId> = self.coordinator.members().map(|(id, _)| id).collect();
-            members.into_iter().try_for_each(|id| self.tell(Input::Linked(id)))?;
+            members.into_iter().try_for_each(|id| self.take_in(Input::Linked(id)))?;
             self.work_for(Duration::from_millis(50))?;
         }
     }
 
     fn move_all(&mut self, limit: Duration, interrupt: &Interrupt) -> anyhow::Result<()> {
         let began = Instant::now();
-        self.tell(Input::Hold(false))?;
+        self.take_in(Input::Hold(false))?;
         self.measured.planned = self.coordinator.remaining();
         let planned = self.measured.planned;
         self.measured.log(format!("Re-partitioning cluster data... Migration queue size: {planned}"));
@@ -312,7 +312,7 @@ impl Fleet {
         loop {
             if Instant::now() >= self.tick_at {
                 self.tick_at = Instant::now() + TICK;
-                self.tell(Input::Tick)?;
+                self.take_in(Input::Tick)?;
             }
             self.flush()?;
             let mut next = self.hears.recv_timeout(TICK).ok();
@@ -342,7 +342,7 @@ impl Fleet {
                 Ok(())
             }
             Heard::Said(_, Kind::Message, bytes) => {
-                self.tell(Input::Message(ToCoordinator::decode(&bytes).context("hear a member")?))
+                self.take_in(Input::Message(ToCoordinator::decode(&bytes).context("hear a member")?))
             }
             Heard::Said(at, Kind::Holdings, bytes) => {
                 self.holdings.push((at, link::numbers(&bytes).collect()));
@@ -352,7 +352,7 @@ impl Fleet {
             Heard::Ended(at) => bail!("the connection of member {} has ended", self.links[at].token),
             Heard::Journaled(upto) => {
                 self.measured.journal_writes += 1;
-                self.tell(Input::Journaled { upto })
+                self.take_in(Input::Journaled { upto })
             }
             Heard::JournalFailed(what) => bail!(what),
         }
@@ -383,7 +383,7 @@ impl Fleet {
         }
     }
 
-    fn tell(&mut self, input: Input) -> anyhow::Result<()> {
+    fn take_in(&mut self, input: Input) -> anyhow::Result<()> {
         let mut out = Vec::new();
         self.coordinator.handle(clock::now_ms(), input, &mut out);
         for output in out {

@@ -105,7 +105,7 @@ impl Process {
         loop {
             if clock::now_ms() >= tick_at_ms {
                 tick_at_ms = clock::now_ms() + TICK.as_millis() as u64;
-                self.tell(MemberInput::Tick)?;
+                self.take_in(MemberInput::Tick)?;
             }
             self.flush()?;
             let mut next = match hears.recv_timeout(TICK) {
@@ -133,7 +133,7 @@ impl Process {
     fn take(&mut self, heard: Heard) -> anyhow::Result<()> {
         match heard {
             Heard::Coordinator(Kind::Message, bytes) => {
-                self.tell(MemberInput::Message(ToMember::decode(&bytes).context("hear the coordinator")?))
+                self.take_in(MemberInput::Message(ToMember::decode(&bytes).context("hear the coordinator")?))
             }
             Heard::Coordinator(Kind::Addresses, bytes) => {
                 let numbers: Vec<u64> = link::numbers(&bytes).collect();
@@ -143,7 +143,7 @@ impl Process {
                 Ok(())
             }
             Heard::Coordinator(Kind::Holdings, _) => {
-                self.tell_holdings();
+                self.send_holdings();
                 Ok(())
             }
             Heard::NewPeer(stream) => {
@@ -157,7 +157,7 @@ impl Process {
             Heard::Answered(kind, bytes) => {
                 let (moving, _) = Move::decode(&bytes).context("hear another member")?;
                 let is_taken = kind == Kind::Taken;
-                self.tell(match is_taken {
+                self.take_in(match is_taken {
                     true => MemberInput::Transferred(moving),
                     false => MemberInput::TransferFailed(moving),
                 })
@@ -187,7 +187,7 @@ impl Process {
         Ok(())
     }
 
-    fn tell(&mut self, input: MemberInput) -> anyhow::Result<()> {
+    fn take_in(&mut self, input: MemberInput) -> anyhow::Result<()> {
         let mut actions = Vec::new();
         self.member.handle(clock::now_ms(), input, &mut actions);
         for action in actions {
@@ -197,7 +197,7 @@ impl Process {
                 }
                 Action::Transfer(moving) => self.give_data(moving)?,
                 // Nobody writes while partitions move: there is nothing that has changed.
-                Action::Drain(moving) => self.tell(MemberInput::Drained(moving))?,
+                Action::Drain(moving) => self.take_in(MemberInput::Drained(moving))?,
                 Action::Discard(partition) => {
                     self.data.remove(&partition);
                 }
@@ -231,7 +231,7 @@ impl Process {
 
     /// The stamp of its table, then for each partition that it has entries of its number, how many, and their
     /// digest.
-    fn tell_holdings(&mut self) {
+    fn send_holdings(&mut self) {
         let (member, data) = (&self.member, &self.data);
         link::frame(&mut self.said, Kind::Holdings, |out| {
             link::put(out, &[member.table().stamp()]);

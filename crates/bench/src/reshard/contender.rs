@@ -46,7 +46,7 @@ pub enum Goal {
 }
 
 /// Where and how long a contender may work.
-pub struct Turn<'a> {
+pub struct Allotment<'a> {
     /// The cluster.
     pub fleet: &'a Fleet,
     /// What to do.
@@ -134,7 +134,7 @@ impl Contender {
     /// # Errors
     /// When the user stops us, or something of our own fails. What the contender fails at is no error: see
     /// [`Ran`].
-    pub fn run(self, turn: &Turn<'_>) -> anyhow::Result<Ran> {
+    pub fn run(self, turn: &Allotment<'_>) -> anyhow::Result<Ran> {
         match self {
             Self::Legacy => run_program(turn, &mut engine_cli(turn, &[])?),
             Self::CliAtomic => {
@@ -153,7 +153,7 @@ impl Contender {
     }
 }
 
-fn engine_cli(turn: &Turn<'_>, more: &[&str]) -> anyhow::Result<Command> {
+fn engine_cli(turn: &Allotment<'_>, more: &[&str]) -> anyhow::Result<Command> {
     let cluster = &turn.fleet.cluster;
     let engine = cluster.primaries()[0].engine();
     let mut command = Command::new(engine.binaries()?.cli);
@@ -171,7 +171,7 @@ fn engine_cli(turn: &Turn<'_>, more: &[&str]) -> anyhow::Result<Command> {
     Ok(command)
 }
 
-fn whimbrel(turn: &Turn<'_>, method: &str) -> anyhow::Result<Command> {
+fn whimbrel(turn: &Allotment<'_>, method: &str) -> anyhow::Result<Command> {
     let cluster = &turn.fleet.cluster;
     let last = cluster.primaries().len() - 1;
     let address = turn.fleet.address(0);
@@ -190,7 +190,7 @@ fn whimbrel(turn: &Turn<'_>, method: &str) -> anyhow::Result<Command> {
 }
 
 /// The program's output goes into a file: its last line may be a report, or say why it failed.
-fn run_program(turn: &Turn<'_>, command: &mut Command) -> anyhow::Result<Ran> {
+fn run_program(turn: &Allotment<'_>, command: &mut Command) -> anyhow::Result<Ran> {
     let (output, errors) = (turn.scratch.join("output"), turn.scratch.join("errors"));
     command.stdin(Stdio::null()).stdout(File::create(&output)?).stderr(File::create(&errors)?);
     command.current_dir(turn.scratch);
@@ -238,7 +238,7 @@ fn moves(fleet: &Fleet, goal: &Goal) -> anyhow::Result<Moves> {
     })
 }
 
-fn migrateslots(turn: &Turn<'_>) -> anyhow::Result<Ran> {
+fn migrateslots(turn: &Allotment<'_>) -> anyhow::Result<Ran> {
     let cluster = &turn.fleet.cluster;
     let moves = moves(turn.fleet, turn.goal)?;
     let mut sources: Vec<usize> = moves.iter().map(|(source, ..)| *source).collect();

@@ -18,7 +18,7 @@ use whimbrel_loadgen::content::{Content, Names};
 use whimbrel_loadgen::interrupt::{self, Interrupt};
 use whimbrel_loadgen::load::{Load, Pace, Plan};
 
-use self::contender::{Contender, Goal, Ran, Turn};
+use self::contender::{Allotment, Contender, Goal, Ran};
 use self::fleet::{Fleet, Layout, even_layout, names_within};
 use self::report::{Case, CaseReport, Clients, Outcome, Report, Run, faults_in_words};
 use crate::exit::Exit;
@@ -374,7 +374,7 @@ impl<'a> Bench<'a> {
         interrupt.check()?;
         let scratch = tempfile::Builder::new().prefix("whimbrel-bench-").tempdir()?;
         let limit = Duration::from_secs(self.args.limit);
-        let turn = Turn {
+        let turn = Allotment {
             fleet,
             goal,
             more_args: &self.args.whimbrel_arg,

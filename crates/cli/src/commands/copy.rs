@@ -140,14 +140,14 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
         }
     }
     if !resumes && journal::exists(&folder, &name) && !args.show.quiet {
-        say(
+        print_note(
             args,
             "an earlier copy like this one did not finish; --resume would go on with it, this one starts \
                 anew",
         );
     }
     if args.from_replicas && source.topology().shards.iter().all(|shard| shard.replicas.is_empty()) {
-        say(args, "the source names no replicas: its primaries are read");
+        print_note(args, "the source names no replicas: its primaries are read");
     }
     let journal = Journal::open(&folder, &name, &description, resumes)?;
     let progress = Arc::new(CopyProgress::default());
@@ -166,7 +166,7 @@ async fn run_inner(args: &CopyArgs, stop: &CancellationToken, begun: &mut bool) 
         *begun = true;
         if args.functions {
             let n = whimbrel_flow::functions::copy(&source, &target, existing).await?;
-            say(args, &format!("{n} function libraries copied"));
+            print_note(args, &format!("{n} function libraries copied"));
         } else if plan.functions_left > 0 {
             progress.notice(format!(
                 "the source has {} function libraries that are not copied; --functions copies them",
@@ -210,9 +210,9 @@ pub fn holds_keys(plan: &Plan) -> bool {
     plan.dbs.iter().any(|db| db.target_keys > 0)
 }
 
-fn say(args: &CopyArgs, text: &str) {
+fn print_note(args: &CopyArgs, text: &str) {
     if args.show.json {
-        say!("{}", json!({"event": "notice", "text": text}));
+        outln!("{}", json!({"event": "notice", "text": text}));
     } else if !args.show.quiet {
         eprintln!("note     {text}");
     }
@@ -261,7 +261,7 @@ pub fn show_failures(failures: &[KeyFailure]) {
 
 fn show_plan(args: &CopyArgs, plan: &Plan, options: &CopyOptions) {
     if args.show.json {
-        say!(
+        outln!(
             "{}",
             json!({"event": "plan", "dry_run": args.dry_run, "policy": policy(args, plan, options),
                 "plan": plan})
@@ -277,7 +277,7 @@ fn show_plan(args: &CopyArgs, plan: &Plan, options: &CopyOptions) {
 
 fn show_report(args: &CopyArgs, report: &CopyReport, is_cancelled: bool) {
     if args.show.json {
-        say!("{}", json!({"event": "report", "report": report}));
+        outln!("{}", json!({"event": "report", "report": report}));
         return;
     }
     let c = &report.counts;
@@ -311,7 +311,7 @@ fn show_report(args: &CopyArgs, report: &CopyReport, is_cancelled: bool) {
         (true, true) => "resumed ",
         (false, _) => "stopped ",
     };
-    say!(
+    outln!(
         "{head} {}, {} in {}: {} keys/s, {}/s{rest}{}",
         format_count_of(c.written, "key"),
         format_bytes(c.bytes_written),
@@ -321,6 +321,6 @@ fn show_report(args: &CopyArgs, report: &CopyReport, is_cancelled: bool) {
         if report.passes > 1 { format!("; {} passes", report.passes) } else { String::new() },
     );
     if !report.complete && !is_cancelled {
-        say!("         {AGAIN} goes on from here");
+        outln!("         {AGAIN} goes on from here");
     }
 }

@@ -85,7 +85,7 @@ async fn try_run(args: &FleetArgs, stop: &CancellationToken) -> Result<Exit> {
     }
     coordinator.order(&words).await?;
     if order.no_wait {
-        tell(at.json, "asked", "the coordinator has written it down and goes on by itself", &status);
+        print_status(at.json, "asked", "the coordinator has written it down and goes on by itself", &status);
         return Ok(Exit::Success);
     }
     watch(&mut coordinator, &goal, at.json, stop).await
@@ -131,7 +131,7 @@ async fn watch(
                 "done     {members} members have {} partitions",
                 format_count(status.partitions.into())
             );
-            tell(as_json, "done", &words, &status);
+            print_status(as_json, "done", &words, &status);
             return Ok(Exit::Success);
         }
         let trouble = status.members.iter().map(|member| &member.trouble).find(|why| !why.is_empty());
@@ -144,7 +144,7 @@ async fn watch(
             if !now.1.is_empty() {
                 words.push_str(&format!("; moves fail: {}", now.1));
             }
-            tell(as_json, "progress", &words, &status);
+            print_status(as_json, "progress", &words, &status);
             told = Some((now, Instant::now()));
         }
         if stop.run_until_cancelled(tokio::time::sleep(POLL)).await.is_none() {
@@ -155,21 +155,21 @@ async fn watch(
 
 fn stopped(as_json: bool) -> Exit {
     if as_json {
-        say!("{}", json!({"event": "stopped"}));
+        outln!("{}", json!({"event": "stopped"}));
     } else {
         eprintln!("stopped  watching; the coordinator goes on: see whimbrel fleet status");
     }
     Exit::Stopped
 }
 
-fn tell(as_json: bool, event: &str, words: &str, status: &FleetStatus) {
+fn print_status(as_json: bool, event: &str, words: &str, status: &FleetStatus) {
     if as_json {
-        say!(
+        outln!(
             "{}",
             json!({"event": event, "moving": status.moving, "remaining": status.remaining, "fleet": status})
         );
     } else {
-        say!("{words}");
+        outln!("{words}");
     }
 }
 
@@ -184,12 +184,12 @@ fn show(status: &FleetStatus, as_json: bool) -> Exit {
     let has_problem = status.unowned > 0 || status.members.iter().any(|member| !member.connected);
     let exit = if has_problem { Exit::Problem } else { Exit::Success };
     if as_json {
-        say!(
+        outln!(
             "{}",
             json!({"event": "fleet", "settled": status.is_settled(), "fleet": status, "exit": exit as u8})
         );
     } else {
-        page(status, Screen::of_stdout()).lines().for_each(|line| say!("{line}"));
+        page(status, Screen::of_stdout()).lines().for_each(|line| outln!("{line}"));
     }
     exit
 }

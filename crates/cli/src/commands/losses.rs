@@ -21,7 +21,7 @@ pub fn question(target: &Deployment, plan: &Plan, become_what: &str) -> Question
 pub fn show(losses: Losses, show: &Show) {
     let Losses { replaced, removed, is_partial } = losses;
     if show.json {
-        say!(
+        outln!(
             "{}",
             json!({"event": "losses", "replaced": replaced, "removed": removed.unwrap_or(0),
                     "partial": is_partial})

@@ -78,7 +78,7 @@ async fn run_inner(args: &RepairArgs, stop: &CancellationToken, begun: &mut bool
             if stop.is_cancelled() {
                 return Ok(Exit::Stopped);
             }
-            say(args, &survey, action);
+            print_action(args, &survey, action);
             total.add(surgeon.carry_out(action).await?);
         }
         if stop.is_cancelled() {
@@ -110,7 +110,7 @@ fn show_plan(
     plan: &Plan,
 ) {
     if args.json {
-        say!(
+        outln!(
             "{}",
             json!({
                 "event": "repair_plan", "healthy": Survey::is_healthy(findings),
@@ -123,9 +123,9 @@ fn show_plan(
     }
     let screen = Screen::of_stdout();
     for finding in findings.iter().filter(|f| f.is_problem()) {
-        say!("{}  {finding}", screen.bad("problem"));
+        outln!("{}  {finding}", screen.bad("problem"));
     }
-    let instead = |text: String| say!("instead  {text}");
+    let instead = |text: String| outln!("instead  {text}");
     for job in interrupted {
         instead(format!(
             "job {job} was interrupted here: `whimbrel jobs resume {job}` goes on with it, `whimbrel jobs \
@@ -141,25 +141,25 @@ fn show_plan(
     }
     for action in &plan.actions {
         let text = Told { action, survey }.to_string();
-        say!("{}   {}", screen.good("repair"), text);
+        outln!("{}   {}", screen.good("repair"), text);
     }
     for left in left(survey, plan) {
-        say!("left     {left}");
+        outln!("left     {left}");
     }
     if plan.actions.is_empty() {
-        say!("nothing to repair");
+        outln!("nothing to repair");
     }
 }
 
-fn say(args: &RepairArgs, survey: &Survey, action: &Action) {
+fn print_action(args: &RepairArgs, survey: &Survey, action: &Action) {
     if !args.json {
-        say!("doing    {}", Told { action, survey });
+        outln!("doing    {}", Told { action, survey });
     }
 }
 
 fn show_outcome(args: &RepairArgs, total: &Tally, findings: &[Finding], left: &[String], healthy: bool) {
     if args.json {
-        say!(
+        outln!(
             "{}",
             json!({
                 "event": "repair_report", "healthy": healthy, "keys_moved": total.moved,
@@ -170,19 +170,19 @@ fn show_outcome(args: &RepairArgs, total: &Tally, findings: &[Finding], left: &[
         return;
     }
     let screen = Screen::of_stdout();
-    say!(
+    outln!(
         "done     {} moved to their owner, {} removed where they did not belong, {} stuck",
         format_count_of(total.moved, "key"),
         format_count(total.removed),
         format_count(total.stuck),
     );
     for reason in &total.reasons {
-        say!("stuck    {}", reason);
+        outln!("stuck    {}", reason);
     }
     for finding in findings.iter().filter(|f| f.is_problem()) {
-        say!("{}  {finding}", screen.bad("problem"));
+        outln!("{}  {finding}", screen.bad("problem"));
     }
     if healthy {
-        say!("{}   every node agrees, every slot has an owner", screen.good("health"));
+        outln!("{}   every node agrees, every slot has an owner", screen.good("health"));
     }
 }

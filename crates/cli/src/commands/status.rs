@@ -39,10 +39,10 @@ async fn run_inner(args: &StatusArgs) -> Result<Exit> {
     let findings = survey.findings();
     let healthy = Survey::is_healthy(&findings);
     if args.json {
-        say!("{}", described::status(&deployment.endpoint.address.to_string(), &survey));
+        outln!("{}", described::status(&deployment.endpoint.address.to_string(), &survey));
     } else {
         let screen = Screen::of_stdout();
-        say!("{}", as_text(&deployment, &survey, &findings, healthy, screen).trim_end());
+        outln!("{}", as_text(&deployment, &survey, &findings, healthy, screen).trim_end());
     }
     Ok(if healthy { Exit::Success } else { Exit::Problem })
 }

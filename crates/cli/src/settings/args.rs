@@ -3,14 +3,14 @@
 //! One definition feeds the parser, the help texts, the shell completions and the manual pages.
 
 mod access;
-mod assessing;
+mod assess;
 mod cluster;
-mod copying;
+mod copy;
 mod fleet;
 mod front;
-mod moving;
+mod moves;
 mod shared;
-mod syncing;
+mod sync;
 mod values;
 
 use std::ffi::OsString;
@@ -20,19 +20,17 @@ use clap::{Args, Parser, Subcommand};
 use whimbrel_core::units::parse_count;
 
 pub use self::access::{Access, PASSWORD_TTL_MS, Reach};
-pub use self::assessing::AssessArgs;
+pub use self::assess::AssessArgs;
 pub use self::cluster::{ClusterArgs, RepairArgs, StatusArgs, Strays};
-pub use self::copying::{CopyArgs, Depth, VerifyArgs};
+pub use self::copy::{CopyArgs, Depth, VerifyArgs};
 pub use self::fleet::{CoordinatorArgs, FleetArgs, FleetAt, FleetCommand};
 pub use self::front::{FrontArgs, FrontAt, FrontCommand, JoinArgs};
-pub use self::moving::{
+pub use self::moves::{
     Balanced, DrainArgs, JobAccess, JobsArgs, JobsCommand, MethodChoice, MovingArgs, RateSetting,
     RebalanceArgs, ReshardArgs, ServeArgs, VerifyChoice,
 };
 pub use self::shared::{Beforehand, Limits, Names, Show, Sides};
-pub use self::syncing::{
-    CompareChoice, CutoverArgs, FeedChoice, FenceChoice, SyncArgs, UnfenceArgs, WatchArgs,
-};
+pub use self::sync::{CompareChoice, CutoverArgs, FeedChoice, FenceChoice, SyncArgs, UnfenceArgs, WatchArgs};
 
 /// The command line.
 #[derive(Debug, Parser)]

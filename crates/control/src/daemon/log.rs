@@ -12,7 +12,7 @@ use super::migrations::{JobState, JobView};
 use super::queue::Queue;
 use super::services::Jobs;
 use super::shown::Shown;
-use crate::fleet::news::{news, turn};
+use crate::fleet::news::{describe, news};
 use crate::fleet::{Fleet, FleetStatus, Role};
 
 /// How often it is looked which jobs have begun and which have ended.
@@ -40,11 +40,11 @@ impl Stage {
 }
 
 /// How a line is reported: for people, and as JSON.
-type Say = Box<dyn Fn(&str, &Value) + Send + Sync>;
+type PrintLine = Box<dyn Fn(&str, &Value) + Send + Sync>;
 
 /// Reports what becomes of jobs and of a fleet, as lines for people and as JSON.
 pub struct Log {
-    say: Say,
+    print_line: PrintLine,
     /// The jobs that are listed, as they were last reported.
     seen: BTreeMap<String, Stage>,
     /// The ports of nodes, as they were last reported.
@@ -61,8 +61,13 @@ impl std::fmt::Debug for Log {
 
 impl Log {
     /// Reports with `say`.
-    pub fn new(say: impl Fn(&str, &Value) + Send + Sync + 'static) -> Log {
-        Log { say: Box::new(say), seen: BTreeMap::new(), ports: BTreeMap::new(), shown: Arc::default() }
+    pub fn new(print_line: impl Fn(&str, &Value) + Send + Sync + 'static) -> Log {
+        Log {
+            print_line: Box::new(print_line),
+            seen: BTreeMap::new(),
+            ports: BTreeMap::new(),
+            shown: Arc::default(),
+        }
     }
 
     /// How it stands, for those who ask over HTTP.
@@ -82,13 +87,13 @@ impl Log {
         let mut role = fleet.map(Fleet::role);
         loop {
             if let Some(queue) = queue {
-                self.look_at_the_ports(queue);
+                self.poll_ports(queue);
             }
             if let Some(fleet) = fleet {
-                self.look_at_the_role(fleet, &mut role);
+                self.poll_role(fleet, &mut role);
                 let status = fleet.status().await.ok();
                 if let Some(status) = &status {
-                    news(&before, status).iter().for_each(|(text, json)| (self.say)(text, json));
+                    news(&before, status).iter().for_each(|(text, json)| (self.print_line)(text, json));
                     before = status.clone();
                 }
                 // Who stands by knows nothing of it.
@@ -98,30 +103,30 @@ impl Log {
                 return;
             }
             if let Some(queue) = queue {
-                self.look(queue).await;
+                self.poll(queue).await;
             }
         }
     }
 
-    fn look_at_the_role(&self, fleet: &Fleet, before: &mut Option<Role>) {
+    fn poll_role(&self, fleet: &Fleet, before: &mut Option<Role>) {
         let role = Some(fleet.role());
         if let Some(now) = role.as_ref().filter(|_| role != *before) {
-            let (text, json) = turn(now);
-            (self.say)(&text, &json);
+            let (text, json) = describe(now);
+            (self.print_line)(&text, &json);
         }
         self.shown.set_role(role.clone());
         *before = role;
     }
 
     /// Reports which ports are those of which nodes, where that is not as it was.
-    fn look_at_the_ports(&mut self, queue: &Queue) {
+    fn poll_ports(&mut self, queue: &Queue) {
         let ports = queue.topology().ports();
         let say = |node: &NodeId, port: u16, is_open: bool| {
             let text = match is_open {
                 true => format!("port {port}  is that of node {node}"),
                 false => format!("port {port}  is closed: node {node} is no primary any more"),
             };
-            (self.say)(
+            (self.print_line)(
                 &text,
                 &json!({"event": "node-port", "port": port, "node": node.as_str(), "open": is_open}),
             );
@@ -136,7 +141,7 @@ impl Log {
     }
 
     /// Looks at the jobs once.
-    pub async fn look(&mut self, queue: &Queue) {
+    pub async fn poll(&mut self, queue: &Queue) {
         let mut jobs = match queue.list().await {
             Ok(jobs) => jobs,
             Err(error) => {
@@ -150,16 +155,16 @@ impl Log {
         for job in jobs {
             let (was, stage) = (before.get(&job.name), Stage::of(&job));
             if was != Some(&stage) {
-                self.tell(&job, was, &stage);
+                self.report(&job, was, &stage);
             }
             self.seen.insert(job.name, stage);
         }
     }
 
-    fn tell(&self, job: &JobView, was: Option<&Stage>, stage: &Stage) {
+    fn report(&self, job: &JobView, was: Option<&Stage>, stage: &Stage) {
         let say = |event: &str, words: &str| {
             let (slots, source, target) = (job.slots.len(), short(&job.source), short(&job.target));
-            (self.say)(
+            (self.print_line)(
                 &format!("job {}  {slots} slots, {source} -> {target}: {words}", job.name),
                 &json!({
                     "event": event, "job": job.name, "slots": job.slots.to_string(), "source": job.source,

@@ -1,5 +1,5 @@
-//! Ports of which each primary has one: whoever connects to it asks that node, as clients do that ask each
-//! node of a cluster for itself.
+//! A port for each primary: a client that connects to one asks that node, as clients do that ask each node of
+//! a cluster for itself.
 //!
 //! A primary that joins gets a port, the first of the range that is free, and one that leaves loses its own,
 //! with the connections to it. At the start they are given out in the order of ids, so that a daemon that is

@@ -126,14 +126,14 @@ impl Queue {
     async fn watch(&self, stop: &CancellationToken) {
         let mut link = None;
         while stop.run_until_cancelled(tokio::time::sleep(LOOK_PERIOD)).await.is_some() {
-            let looking = self.look(&mut link);
+            let looking = self.poll_nodes(&mut link);
             if let Some(Err(error)) = stop.run_until_cancelled(looking).await {
                 tracing::warn!(%error, "the cluster cannot be asked for its nodes");
             }
         }
     }
 
-    async fn look(&self, link: &mut Option<Link>) -> Result<()> {
+    async fn poll_nodes(&self, link: &mut Option<Link>) -> Result<()> {
         let view = match link {
             Some(open) => ClusterView::ask(open).await,
             None => Err(Error::own("ask for the nodes of the cluster", "no connection is open")),
@@ -249,7 +249,7 @@ impl Queue {
             }
             let (name, view, cancel) =
                 (ready.task.id().to_string(), ready.view.clone(), CancellationToken::new());
-            view.tell(self.topology.clone());
+            view.set_topology(self.topology.clone());
             let (deployment, token, job) = (self.deployment.clone(), cancel.clone(), name.clone());
             let task = tasks.spawn(async move {
                 match service::run(&deployment, vec![ready], &token).await {

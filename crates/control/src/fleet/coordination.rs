@@ -45,7 +45,7 @@ enum Task {
     /// Writes records down. They have a number.
     Write(u64, Vec<Record>),
     /// Looks for the latest term, as somebody speaks of a later one.
-    LookAtTerm(u64, ToCoordinator),
+    CheckTerm(u64, ToCoordinator),
 }
 
 /// At most one of each kind waits for the thread, so that it is never waited for.
@@ -71,7 +71,7 @@ pub struct Coordination {
     /// The number of the last records.
     unwritten_upto: Option<u64>,
     is_writing: bool,
-    is_looking_at_term: bool,
+    is_checking_term: bool,
     waiting: Vec<Waiting>,
     directory: Directory,
     /// Who is a member, or where it is, may have changed.
@@ -149,7 +149,7 @@ impl Coordination {
             unwritten: Vec::new(),
             unwritten_upto: None,
             is_writing: false,
-            is_looking_at_term: false,
+            is_checking_term: false,
             waiting: Vec::new(),
             directory: Directory::default(),
             directory_is_stale: true,
@@ -201,7 +201,7 @@ impl Coordination {
                 _ = ticks.tick() => None,
             };
             let now_ms = clock::now_ms();
-            self.look_at_the_reign(now_ms)?;
+            self.check_lease(now_ms)?;
             if now_ms.saturating_sub(last_ms) > self.lease_ms / 2 {
                 // This process stood still. Members have asked meanwhile, and nobody has read it yet: they
                 // are taken for ones that have just been heard of, as after a restart.
@@ -210,7 +210,7 @@ impl Coordination {
             last_ms = now_ms;
             match event {
                 Some(event) => self.take(event)?,
-                None if now_ms >= patient_until_ms => self.tell(Input::Tick)?,
+                None if now_ms >= patient_until_ms => self.take_in(Input::Tick)?,
                 None => {}
             }
             self.refresh_directory();
@@ -219,7 +219,7 @@ impl Coordination {
 
     /// Tells the machine how long it reigns. Nothing is heard after that: who stood still meanwhile finds
     /// here that it is over.
-    fn look_at_the_reign(&mut self, now_ms: u64) -> Result<()> {
+    fn check_lease(&mut self, now_ms: u64) -> Result<()> {
         let Some(until_ms) = self.reign.as_ref().map(|reign| *reign.borrow()) else { return Ok(()) };
         if now_ms >= until_ms {
             let what = "etcd has not confirmed in time that this one still leads: another coordinator may be \
@@ -230,7 +230,7 @@ impl Coordination {
         if until_ms == std::mem::replace(&mut self.reigns_until_ms, until_ms) {
             return Ok(());
         }
-        self.tell(Input::Reign { until_ms })
+        self.take_in(Input::Reign { until_ms })
     }
 
     fn take(&mut self, event: Event) -> Result<()> {
@@ -241,14 +241,14 @@ impl Coordination {
             Event::Written(Err(error)) => return Err(error),
             Event::Written(Ok(upto)) => {
                 self.is_writing = false;
-                self.tell(Input::Journaled { upto })?;
+                self.take_in(Input::Journaled { upto })?;
                 self.write_next();
                 let is_done = |(number, _): &mut Waiting| *number <= upto;
                 let done: Vec<Waiting> = self.waiting.extract_if(.., is_done).collect();
                 // Who has gone does not wait for an answer.
                 done.into_iter().for_each(|(_, answer)| drop(answer.send(Ok(FleetStatus::default()))));
                 let leaving: Vec<MemberId> = self.leaving().collect();
-                leaving.into_iter().for_each(|member| self.links.tell_leaving(member));
+                leaving.into_iter().for_each(|member| self.links.notify_leaving(member));
             }
             Event::Terms(link, message, latest) => return self.judge_term(link, message, latest),
             Event::Asked(question, answer) => return self.answer(&question, answer),
@@ -272,7 +272,7 @@ impl Coordination {
                 Ok(())
             }
             FromMember::Leave => match self.links.member_of(link) {
-                Some(member) => self.tell(Input::Leave(member)),
+                Some(member) => self.take_in(Input::Leave(member)),
                 None => Ok(()),
             },
         }
@@ -283,7 +283,7 @@ impl Coordination {
         // Of one that was refused nothing more is heard.
         let Some(speaks_for) = self.links.token_of(link) else { return Ok(()) };
         if message.term > self.machine.term() {
-            self.doubt_term(link, message);
+            self.check_term(link, message);
             return Ok(());
         }
         let member = message.member;
@@ -303,12 +303,12 @@ impl Coordination {
             // It is none any more, or never was.
             (Report::Renew { .. }, None) => {
                 let gone = ToMember { term: self.machine.term(), body: Order::Gone { member } };
-                self.links.say_on(link, &FromCoordinator::Message(gone));
+                self.links.send_on(link, &FromCoordinator::Message(gone));
                 return Ok(());
             }
             (_, None) => return Ok(()),
         }
-        self.tell(Input::Message(message))
+        self.take_in(Input::Message(message))
     }
 
     /// Whether somebody may join by this token on this connection: one process is one member at a time.
@@ -324,21 +324,21 @@ impl Coordination {
 
     /// Somebody speaks of a term that is later than this one. Whether it has begun is for the journal to say,
     /// and not for members.
-    fn doubt_term(&mut self, link: u64, message: ToCoordinator) {
-        if !std::mem::replace(&mut self.is_looking_at_term, true) {
+    fn check_term(&mut self, link: u64, message: ToCoordinator) {
+        if !std::mem::replace(&mut self.is_checking_term, true) {
             // Where the thread has ended it has said why.
-            let _ = self.journal.send(Task::LookAtTerm(link, message));
+            let _ = self.journal.send(Task::CheckTerm(link, message));
         }
     }
 
     fn judge_term(&mut self, link: u64, message: ToCoordinator, latest: Result<u64>) -> Result<()> {
-        self.is_looking_at_term = false;
+        self.is_checking_term = false;
         let latest = latest.unwrap_or_else(|error| {
             tracing::warn!(%error, "the latest term could not be looked for");
             self.machine.term()
         });
         if latest >= message.term {
-            return self.tell(Input::Message(message));
+            return self.take_in(Input::Message(message));
         }
         self.refuse(link, format!("it speaks of term {}, which has not begun here", message.term));
         Ok(())
@@ -358,14 +358,14 @@ impl Coordination {
             return Ok(());
         }
         self.directory_is_stale = true;
-        self.links.say(Recipient::Member(member), &FromCoordinator::Directory(self.directory.clone()));
+        self.links.send_to(Recipient::Member(member), &FromCoordinator::Directory(self.directory.clone()));
         if self.leaving().any(|other| other == member) {
-            self.links.tell_leaving(member);
+            self.links.notify_leaving(member);
         }
-        self.tell(Input::Linked(member))
+        self.take_in(Input::Linked(member))
     }
 
-    fn tell(&mut self, input: Input) -> Result<()> {
+    fn take_in(&mut self, input: Input) -> Result<()> {
         let mut out = Vec::new();
         self.machine.handle(clock::now_ms(), input, &mut out);
         self.carry_out(out)
@@ -389,7 +389,7 @@ impl Coordination {
                         (Order::Gone { .. }, _) => self.directory_is_stale = true,
                         _ => {}
                     }
-                    self.links.say(to, &FromCoordinator::Message(message));
+                    self.links.send_to(to, &FromCoordinator::Message(message));
                 }
                 Output::Started(_) => {}
                 Output::Finished(_) => self.moved += 1,
@@ -429,7 +429,7 @@ impl Coordination {
         let directory = Directory { members, backends: self.backends.clone() };
         if directory != self.directory {
             self.directory = directory;
-            self.links.say_to_all(&FromCoordinator::Directory(self.directory.clone()));
+            self.links.send_to_all(&FromCoordinator::Directory(self.directory.clone()));
         }
     }
 
@@ -454,7 +454,7 @@ impl Coordination {
                 let _ = answer.send(Err(refused));
             }
             Ok(input) => {
-                self.tell(input)?;
+                self.take_in(input)?;
                 match self.unwritten_upto.filter(|number| Some(*number) > before) {
                     Some(number) => self.waiting.push((number, answer)),
                     None => drop(answer.send(Ok(FleetStatus::default()))),
@@ -578,7 +578,7 @@ fn write_in_background(
         while let Ok(task) = tasks.recv() {
             let event = match task {
                 Task::Write(upto, records) => Event::Written(journal.write(&records).map(|()| upto)),
-                Task::LookAtTerm(link, message) => Event::Terms(link, message, journal.latest_term()),
+                Task::CheckTerm(link, message) => Event::Terms(link, message, journal.latest_term()),
             };
             let is_over = matches!(event, Event::Written(Err(_)));
             if events.blocking_send(event).is_err() || is_over {

@@ -90,7 +90,7 @@ impl Links {
     }
 
     /// Says something on one connection, whichever member it belongs to.
-    pub(super) fn say_on(&self, link: u64, said: &FromCoordinator) {
+    pub(super) fn send_on(&self, link: u64, said: &FromCoordinator) {
         if let Some(link) = self.links.get(&link) {
             link.outbox.push(said.kind(), |out| said.encode(out));
         }
@@ -98,7 +98,7 @@ impl Links {
 
     /// Ends a connection, and says why.
     pub(super) fn refuse(&mut self, link: u64, why: String) {
-        self.say_on(link, &FromCoordinator::Refused(why));
+        self.send_on(link, &FromCoordinator::Refused(why));
         if let Some(link) = self.links.get(&link) {
             link.outbox.close();
         }
@@ -126,27 +126,27 @@ impl Links {
     }
 
     /// Says it, if there is a connection: what is lost is asked for again.
-    pub(super) fn say(&self, to: Recipient, said: &FromCoordinator) {
+    pub(super) fn send_to(&self, to: Recipient, said: &FromCoordinator) {
         let link = match to {
             Recipient::Joiner(token) => self.joiner(token),
             Recipient::Member(member) => self.of.get(&member).copied(),
         };
         if let Some(link) = link {
-            self.say_on(link, said);
+            self.send_on(link, said);
         }
     }
 
     /// Says it to everybody who is a member.
-    pub(super) fn say_to_all(&self, said: &FromCoordinator) {
-        self.of.keys().for_each(|member| self.say(Recipient::Member(*member), said));
+    pub(super) fn send_to_all(&self, said: &FromCoordinator) {
+        self.of.keys().for_each(|member| self.send_to(Recipient::Member(*member), said));
     }
 
     /// Tells a member that it leaves, once on each connection.
-    pub(super) fn tell_leaving(&mut self, member: MemberId) {
+    pub(super) fn notify_leaving(&mut self, member: MemberId) {
         let link = self.of.get(&member).and_then(|link| self.links.get_mut(link));
         if let Some(link) = link.filter(|link| !link.knows_it_leaves) {
             link.knows_it_leaves = true;
-            self.say(Recipient::Member(member), &FromCoordinator::Leaving);
+            self.send_to(Recipient::Member(member), &FromCoordinator::Leaving);
         }
     }
 }

@@ -8,7 +8,7 @@ use super::handle::Role;
 use super::status::{FleetStatus, MemberStatus};
 
 /// What has become of this process where there are several coordinators, as a line for people and as JSON.
-pub fn turn(role: &Role) -> (String, Value) {
+pub fn describe(role: &Role) -> (String, Value) {
     match role {
         Role::Leads(term) => {
             (format!("leads    the fleet in its term {term}"), json!({"event": "leads", "term": term}))

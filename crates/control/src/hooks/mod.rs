@@ -100,11 +100,11 @@ impl JobHooks {
 
     /// A process has begun the job, or goes on with it.
     pub(crate) fn has_begun(&self, is_resumed: bool, now: &Status) {
-        self.tell(if is_resumed { HookEvent::Resumed } else { HookEvent::Begun }, now);
+        self.notify(if is_resumed { HookEvent::Resumed } else { HookEvent::Begun }, now);
     }
 
     /// Tells of what has happened since the job was looked at last.
-    pub(crate) fn look(&self, now: &Status) {
+    pub(crate) fn poll(&self, now: &Status) {
         let mut guard = self.before.lock();
         let (before, told) = &mut *guard;
         let events = between(before, now);
@@ -113,10 +113,10 @@ impl JobHooks {
         let events = events.into_iter().filter(|e| *e != HookEvent::Following || told.insert(e.name()));
         let events: Vec<HookEvent> = events.collect();
         drop(guard);
-        events.into_iter().for_each(|event| self.tell(event, now));
+        events.into_iter().for_each(|event| self.notify(event, now));
     }
 
-    fn tell(&self, event: HookEvent, now: &Status) {
+    fn notify(&self, event: HookEvent, now: &Status) {
         if !self.runner.of(event).is_empty()
             && let Some(queue) = &*self.queue.lock()
             && queue.events.try_send((event, now.clone())).is_err()
@@ -341,11 +341,11 @@ mod tests {
         let follows = Status { phase: "following".to_owned(), ..job() };
         let cutting = Status { phase: "cutting-over".to_owned(), ..job() };
         for standing in [&follows, &cutting, &follows] {
-            hooks.look(standing);
+            hooks.poll(standing);
         }
-        hooks.look(&Status { message: "a:1 is silent".to_owned(), ..follows });
+        hooks.poll(&Status { message: "a:1 is silent".to_owned(), ..follows });
         hooks.drain().await;
-        hooks.look(&job());
+        hooks.poll(&job());
         hooks.has_ended(true, &Status { phase: CUT_OVER.to_owned(), ..job() }).await;
         let expected = [
             ("begun", HookEnd::Succeeded, "slow"),
@@ -366,8 +366,8 @@ mod tests {
         let mut paused = job();
         paused.rates.paused = true;
         for _ in 0..QUEUE_MAX + 10 {
-            hooks.look(&paused);
-            hooks.look(&job());
+            hooks.poll(&paused);
+            hooks.poll(&job());
         }
         hooks.drain().await;
         let noted = noted(&store);

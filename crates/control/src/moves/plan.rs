@@ -87,7 +87,7 @@ impl Plan {
             let (mut fence, mut batches) = (None, 1);
             if method == Method::External && !by_daemon {
                 let keys_of = |slot| situation.keys_of(&m.source, slot);
-                let cut = service::cut(deployment, m, settings, keys_of).await?;
+                let cut = service::cut_into_batches(deployment, m, settings, keys_of).await?;
                 (fence, batches) = (Some(cut.fence), cut.parts.len());
                 max_pause_ms = max_pause_ms.max(Some(cut.max_pause_ms));
                 if cut.need.least_ms >= need.least_ms {
@@ -97,7 +97,7 @@ impl Plan {
             if native_stall_ms.is_some() && !by_daemon {
                 // What takes its place is possible, or this says why not.
                 let keys_of = |slot| situation.keys_of(&m.source, slot);
-                service::cut(deployment, m, settings, keys_of).await?;
+                service::cut_into_batches(deployment, m, settings, keys_of).await?;
             }
             rows.push(Row {
                 source: situation.survey.name(&m.source).to_string(),

@@ -38,7 +38,7 @@ pub enum Weighing {
 
 /// By which means somebody would have slots move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wish {
+pub enum MethodRule {
     /// By those that promise most. Something that only whimbrel's own method knows may be asked for besides.
     Best {
         /// Whether it is.
@@ -196,12 +196,12 @@ impl Situation {
         &self,
         deployment: &Deployment,
         moves: &[Move],
-        wish: Wish,
+        wish: MethodRule,
     ) -> Result<(Method, String)> {
         if moves.is_empty() {
             return Ok((Method::External, "there is nothing to move".to_owned()));
         }
-        if let Wish::Best { external_only, .. } = wish
+        if let MethodRule::Best { external_only, .. } = wish
             && (external_only || self.emptied(moves).is_some())
         {
             return Ok((Method::External, PROMISES.to_owned()));
@@ -215,14 +215,14 @@ impl Situation {
             let mut link = deployment.open(&node.address, 0).await?;
             match NativeSupport::find(&mut link).await? {
                 NativeSupport::Present(kind) => kinds.push(kind),
-                NativeSupport::Absent { reason } if wish == Wish::Native => {
+                NativeSupport::Absent { reason } if wish == MethodRule::Native => {
                     let at = node.name().to_string();
                     return Err(Error::unfit(Side::Source, at, "use the native method", reason));
                 }
                 NativeSupport::Absent { .. } => return Ok((Method::External, PROMISES.to_owned())),
             }
         }
-        if let Wish::Best { native_first, .. } = wish {
+        if let MethodRule::Best { native_first, .. } = wish {
             return Ok(match kinds.first() {
                 Some(&kind) if native_first && kinds.iter().all(|&k| k == kind) => {
                     (Method::Native(Native::from(kind)), FIRST.to_owned())

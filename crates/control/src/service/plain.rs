@@ -24,7 +24,7 @@ use whimbrel_engine::native::{
 use whimbrel_engine::nodes::key_counts;
 use whimbrel_flow::legacy::{self, LegacyOptions, LegacyProgress};
 
-use super::settings::{Cut, Method, Settings, cut};
+use super::settings::{Cut, Method, Settings, cut_into_batches};
 use crate::clock::now_s;
 use crate::job::{Record, View};
 use crate::options::TransferOptions;
@@ -233,7 +233,7 @@ async fn run_native(
             Err(e) => e.to_string(),
         },
     };
-    view.say(&format!("whimbrel's own method takes over: {why}"));
+    view.set_words(&format!("whimbrel's own method takes over: {why}"));
     let left = Box::new(Fallback { fell_back: Some(why.clone()), ..(**fallback).clone() });
     let plain = PlainRecord { fallback: Some(left), begun: true, ..plain.clone() };
     let kept = view.progress.disk.until_room(|| journal.try_save(&plain, None)).await;
@@ -297,7 +297,7 @@ async fn external(
     let keys_of = |slot| u64::from(counts.of(slot));
     let (from, to) = (plain.source.clone(), plain.target.clone());
     let planned = Move { source: from.clone(), target: to.clone(), slots: plain.slots.clone() };
-    let Cut { parts, max_pause_ms, .. } = cut(deployment, &planned, &settings, keys_of).await?;
+    let Cut { parts, max_pause_ms, .. } = cut_into_batches(deployment, &planned, &settings, keys_of).await?;
     let batch_keys = parts.iter().map(|part| part.iter().map(keys_of).sum()).collect();
     let rules = Rules { max_pause_ms, ..settings.rules };
     let job = Job::new(plain.id.clone(), from, to, parts, rules);
@@ -321,7 +321,7 @@ async fn watched(
     let showing = async {
         while states.changed().await.is_ok() {
             let state = states.borrow_and_update().clone();
-            view.say(&format!("{} {}", state.phase, state.message));
+            view.set_words(&format!("{} {}", state.phase, state.message));
         }
         std::future::pending::<()>().await
     };
@@ -353,7 +353,7 @@ async fn run_legacy(
     view.progress.keys_total.store(plain.keys, Ordering::Relaxed);
     let show = |p: LegacyProgress| {
         view.progress.keys_handed_over.store(p.keys, Ordering::Relaxed);
-        view.say(&format!("legacy, {} of {} slots, {} keys", p.slots_done, p.slots_total, p.keys));
+        view.set_words(&format!("legacy, {} of {} slots, {} keys", p.slots_done, p.slots_total, p.keys));
     };
     let options = LegacyOptions::default();
     let report =

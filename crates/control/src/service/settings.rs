@@ -105,7 +105,7 @@ pub struct Cut {
 /// # Errors
 /// `Unfit` where all slots are to go at once and cannot, and where the longest pause is too short for any
 /// handover. As [`Handover::open`].
-pub async fn cut(
+pub async fn cut_into_batches(
     deployment: &Deployment,
     planned: &Move,
     settings: &Settings,

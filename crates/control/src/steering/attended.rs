@@ -115,7 +115,7 @@ async fn publish<S: Steered>(store: Store, steered: Arc<S>, closing: Cancellatio
             let now = Status { updated_s: now_s(), ..standing.job };
             store.publish(&now);
             if let Some(hooks) = steered.hooks() {
-                hooks.look(&now);
+                hooks.poll(&now);
             }
         }
     }

@@ -107,7 +107,7 @@ impl Store {
     /// `Own` where the folder cannot be read.
     pub fn list(&self) -> Result<Vec<Entry>> {
         let mut entries: Vec<Entry> =
-            self.published()?.into_iter().filter_map(|status| self.look(status)).collect();
+            self.published()?.into_iter().filter_map(|status| self.entry_of(status)).collect();
         entries.sort_by(|a, b| (a.status.created_s, &a.status.id).cmp(&(b.status.created_s, &b.status.id)));
         Ok(entries)
     }
@@ -166,10 +166,10 @@ impl Store {
     }
 
     /// The job with whether a process runs it; `None` for one that is over although nobody could say so.
-    fn look(&self, published: Status) -> Option<Entry> {
+    fn entry_of(&self, published: Status) -> Option<Entry> {
         match published.kind {
             _ if published.ended => Some(Entry { status: published, running: false }),
-            Kind::Move => Some(self.look_at_journal(published)),
+            Kind::Move => Some(self.entry_of_journal(published)),
             kind => {
                 let running = self.is_served(&published.id);
                 let is_over = !running && kind.has_journal() && !self.has_journal(&published.id);
@@ -184,7 +184,7 @@ impl Store {
     }
 
     /// Whether a process has the job open; where none has, what was written down last is what counts.
-    fn look_at_journal(&self, published: Status) -> Entry {
+    fn entry_of_journal(&self, published: Status) -> Entry {
         let id = published.id.clone();
         let documents = match RedbDocuments::open(&self.path(&id, "job")) {
             Ok(documents) => documents,

@@ -109,11 +109,11 @@ impl Wire {
         let (io, begun): (Io, BytesMut) = link.into_parts();
         let (reader, writer) = tokio::io::split(io);
         let mut wire = Wire { frames: Frames::new(reader, begun, FRAME_BYTES_MAX), writer };
-        wire.say(&FromMember::Hello(Hello { token, weight: 1, ..Hello::default() })).await;
+        wire.send(&FromMember::Hello(Hello { token, weight: 1, ..Hello::default() })).await;
         wire
     }
 
-    async fn say(&mut self, said: &FromMember) {
+    async fn send(&mut self, said: &FromMember) {
         let mut bytes = Vec::new();
         frame::put(&mut bytes, said.kind(), |out| said.encode(out));
         // It may have hung up already.
@@ -121,7 +121,7 @@ impl Wire {
     }
 
     async fn report(&mut self, member: MemberId, term: u64, body: Report) {
-        self.say(&FromMember::Message(ToCoordinator { member, term, body })).await;
+        self.send(&FromMember::Message(ToCoordinator { member, term, body })).await;
     }
 
     /// Why the connection is ended.
@@ -177,7 +177,7 @@ async fn a_connection_speaks_for_nobody_but_who_has_joined_on_it() {
     ] {
         let mut wire = Wire::connect(coordinator.port, 7).await;
         wire.report(first, term, body).await;
-        wire.say(&FromMember::Leave).await;
+        wire.send(&FromMember::Leave).await;
         assert!(wire.refused().await.contains("did not join"));
     }
     // One that is a member speaks for itself alone.

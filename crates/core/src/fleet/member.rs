@@ -177,7 +177,7 @@ impl Member {
         if now_ms >= self.ask_at_ms {
             let every_ms = if self.lease_ms > 0 { (self.lease_ms / 3).max(1) } else { self.retry_ms };
             self.ask_at_ms = now_ms + every_ms;
-            actions.push(self.say(match self.id {
+            actions.push(self.to_coordinator(match self.id {
                 Some(_) => Report::Renew { asked_ms: now_ms },
                 None => Report::Join { token: self.token, weight: self.weight },
             }));
@@ -188,10 +188,10 @@ impl Member {
             outgoing.again_ms = now_ms + retry_ms;
             again.extend(outgoing.result());
         }
-        actions.extend(again.into_iter().map(|report| self.say(report)));
+        actions.extend(again.into_iter().map(|report| self.to_coordinator(report)));
     }
 
-    fn say(&self, body: Report) -> Action {
+    fn to_coordinator(&self, body: Report) -> Action {
         Action::Send(ToCoordinator { member: self.id.unwrap_or(MemberId::NOBODY), term: self.term, body })
     }
 
@@ -241,26 +241,26 @@ impl Member {
                 self.lease_until_ms = self.lease_until_ms.max(asked_ms.saturating_add(lease_ms));
             }
             Order::Prepare { moving, news } => {
-                self.learn(&news, actions);
+                self.apply_news(&news, actions);
                 self.prepare(now_ms, moving, actions);
             }
             Order::Commit { change, news } => {
-                self.learn(&news, actions);
-                self.learn(&[change], actions);
+                self.apply_news(&news, actions);
+                self.apply_news(&[change], actions);
                 let version = self.table.row(change.partition).map_or(0, |row| row.version);
                 if version >= change.to {
-                    actions.push(self.say(Report::Took { partition: change.partition, version }));
+                    actions.push(self.to_coordinator(Report::Took { partition: change.partition, version }));
                 }
             }
-            Order::News { news } => self.learn(&news, actions),
+            Order::News { news } => self.apply_news(&news, actions),
             Order::Ask { stamp } if stamp != self.table.stamp() => {
                 // One segment has nothing to be narrowed down.
                 match self.table.segments() {
-                    [_] => self.look(&[0], actions),
-                    stamps => actions.push(self.say(Report::Differs { stamps: stamps.to_vec() })),
+                    [_] => self.compare_segments(&[0], actions),
+                    stamps => actions.push(self.to_coordinator(Report::Differs { stamps: stamps.to_vec() })),
                 }
             }
-            Order::Look { segments } => self.look(&segments, actions),
+            Order::Look { segments } => self.compare_segments(&segments, actions),
             Order::Rows { rows } => rows.into_iter().for_each(|(partition, row)| {
                 let before = self.table.row(partition).copied();
                 if self.table.take_row(partition, row) == Applied::Changed {
@@ -278,12 +278,12 @@ impl Member {
             return;
         }
         if version < moving.from || !self.owns(moving.partition) {
-            actions.push(self.say(Report::Gap { partitions: vec![moving.partition] }));
+            actions.push(self.to_coordinator(Report::Gap { partitions: vec![moving.partition] }));
             return;
         }
         let known = self.outgoing.get(&moving.partition).copied();
         if let Some(known) = known.filter(|known| known.moving == moving) {
-            actions.extend(known.result().map(|report| self.say(report)));
+            actions.extend(known.result().map(|report| self.to_coordinator(report)));
             return;
         }
         let is_sealed = known.is_some_and(|known| known.is_sealed);
@@ -315,10 +315,10 @@ impl Member {
         }
         (outgoing.stage, outgoing.again_ms) = (to, again_ms);
         let result = outgoing.result();
-        actions.extend(result.map(|report| self.say(report)));
+        actions.extend(result.map(|report| self.to_coordinator(report)));
     }
 
-    fn learn(&mut self, news: &[Change], actions: &mut Vec<Action>) {
+    fn apply_news(&mut self, news: &[Change], actions: &mut Vec<Action>) {
         let mut gaps = Vec::new();
         for change in news {
             let before = self.table.row(change.partition).copied();
@@ -329,7 +329,7 @@ impl Member {
             }
         }
         if !gaps.is_empty() {
-            actions.push(self.say(Report::Gap { partitions: gaps }));
+            actions.push(self.to_coordinator(Report::Gap { partitions: gaps }));
         }
     }
 
@@ -355,11 +355,11 @@ impl Member {
         }
     }
 
-    fn look(&self, segments: &[u32], actions: &mut Vec<Action>) {
+    fn compare_segments(&self, segments: &[u32], actions: &mut Vec<Action>) {
         for segment in segments {
             let Some(stamp) = self.table.segments().get(*segment as usize).copied() else { continue };
             let versions = self.table.segment(*segment).map(|(_, row)| row.version).collect();
-            actions.push(self.say(Report::Have { segment: *segment, stamp, versions }));
+            actions.push(self.to_coordinator(Report::Have { segment: *segment, stamp, versions }));
         }
     }
 }

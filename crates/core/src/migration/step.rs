@@ -110,7 +110,7 @@ fn resume(job: &mut Job, effects: &mut Vec<Effect>) -> Result<(), Reject> {
     job.last_trouble = Some(Reason::new(Why::Restarted, "resumed"));
     // What is streamed needs the feed and the pause of a process that may be gone.
     let then = if then == Then::Stream { Then::Again } else { then };
-    look(job, reached, then, 0, effects);
+    try_observing(job, reached, then, 0, effects);
     Ok(())
 }
 
@@ -159,7 +159,7 @@ fn begin_batch(job: &mut Job, effects: &mut Vec<Effect>) {
     batch.pauses_failed = 0;
     batch.troubles = 0;
     if is_staged {
-        return look(job, Reached::Fence, Then::Again, 0, effects);
+        return try_observing(job, Reached::Fence, Then::Again, 0, effects);
     }
     if job.may_end() {
         return close(job, End::Cancelled, effects);
@@ -242,10 +242,10 @@ fn observe(job: &mut Job, reached: Reached, then: Then, reason: Reason, effects:
     if then != Then::Again {
         job.last_trouble = Some(reason);
     }
-    look(job, reached, then, 0, effects);
+    try_observing(job, reached, then, 0, effects);
 }
 
-fn look(job: &mut Job, reached: Reached, then: Then, tries: u32, effects: &mut Vec<Effect>) {
+fn try_observing(job: &mut Job, reached: Reached, then: Then, tries: u32, effects: &mut Vec<Effect>) {
     // What was found out at once may be acted upon at once; what did not work is given time.
     let troubled = tries > 0 || job.batch().is_some_and(|batch| batch.troubles > 1);
     let after_ms = if troubled { job.rules.observe_every_ms } else { 0 };
@@ -736,7 +736,7 @@ fn source_lost_keys(
     effects: &mut Vec<Effect>,
 ) {
     if tries < job.rules.observations_max / 12 {
-        return look(job, reached, then, tries + 1, effects);
+        return try_observing(job, reached, then, tries + 1, effects);
     }
     let message = format!(
         "the source restarted behind the fence with {at_source} keys where the target has {at_target}; \
@@ -781,7 +781,7 @@ fn not_seen(
 ) {
     let tries = tries + 1;
     if tries <= job.rules.observations_max {
-        return look(job, reached, then, tries, effects);
+        return try_observing(job, reached, then, tries, effects);
     }
     // Without the source there is no going on, but what was staged can be removed.
     let slots = at_hand(job).slots.clone();

@@ -30,7 +30,7 @@ struct Run {
 impl Run {
     fn new(rules: Rules) -> Run {
         let mut run = Run { job: job_with(rules), effect: None };
-        run.tell(Event::Start);
+        run.take_in(Event::Start);
         run
     }
 
@@ -63,7 +63,7 @@ impl Run {
         names
     }
 
-    fn tell(&mut self, event: Event) {
+    fn take_in(&mut self, event: Event) {
         let mut effects = Vec::new();
         step(&mut self.job, event, &mut effects).expect("the event fits");
         assert!(effects.len() <= 1, "one thing at a time");
@@ -83,7 +83,7 @@ impl Run {
 
     fn end(&mut self, outcome: Outcome) {
         let effect = self.effect.take().expect("something is asked for");
-        self.tell(Event::Finished { effect, outcome });
+        self.take_in(Event::Finished { effect, outcome });
     }
 
     fn done(&mut self, detail: Detail) {
@@ -190,7 +190,7 @@ const ROLLBACK: [&str; 3] = ["lift-pause", "wipe", "clear-marks"];
 /// As after a crash: the job is read from the journal, and goes on.
 fn crash(run: &mut Run) {
     run.effect = None;
-    run.tell(Event::Resume);
+    run.take_in(Event::Resume);
 }
 
 // ---- Forward ----
@@ -229,7 +229,7 @@ fn effects_name_the_nodes_and_the_slots_of_the_batch() {
 fn a_job_without_slots_is_done_at_once() {
     let job = Job::new("empty".parse().unwrap(), node('a'), node('b'), [SlotSet::new()], Rules::default());
     let mut run = Run { job, effect: None };
-    run.tell(Event::Start);
+    run.take_in(Event::Start);
     assert_eq!(run.rest(), ["detach"]);
     assert_eq!(run.job.phase(), &Phase::Ended(End::Done));
 }
@@ -401,7 +401,7 @@ fn a_pause_that_always_expires_ends_in_a_rollback() {
 fn cancelling_before_the_fence_rolls_back() {
     for name in BEFORE_FENCE {
         let mut run = Run::until(name);
-        run.tell(Event::Cancel);
+        run.take_in(Event::Cancel);
         assert!(run.job.is_cancelling());
         assert!(run.effect.as_ref().unwrap().action.may_be_interrupted(), "{name}");
         run.refused(Why::Interrupted);
@@ -412,7 +412,7 @@ fn cancelling_before_the_fence_rolls_back() {
 
         // The same if the effect is finished first.
         let mut run = Run::until(name);
-        run.tell(Event::Cancel);
+        run.take_in(Event::Cancel);
         run.do_it();
         assert_eq!(run.rest(), ["lift-pause", "wipe", "clear-marks", "detach"], "{name}");
         assert_eq!(run.job.phase(), &Phase::Ended(End::Cancelled), "{name}");
@@ -422,7 +422,7 @@ fn cancelling_before_the_fence_rolls_back() {
 #[test]
 fn cancelling_before_anything_was_changed_touches_nothing() {
     let mut run = Run::new(Rules::default());
-    run.tell(Event::Cancel);
+    run.take_in(Event::Cancel);
     run.do_it();
     assert_eq!(run.rest(), ["detach"]);
     assert_eq!(run.job.phase(), &Phase::Ended(End::Cancelled));
@@ -436,7 +436,7 @@ fn cancelling_before_anything_was_changed_touches_nothing() {
 fn cancelling_from_the_fence_on_ends_the_job_after_the_batch() {
     for name in ["fence", "take-over", "release", "confirm", "clean-up"] {
         let mut run = Run::until(name);
-        run.tell(Event::Cancel);
+        run.take_in(Event::Cancel);
         let rest = run.rest();
         assert_eq!(rest[rest.len() - 2..], ["clean-up", "detach"], "{name}");
         assert!(!rest.contains(&"check") && !rest.contains(&"wipe"), "{name}");
@@ -447,7 +447,7 @@ fn cancelling_from_the_fence_on_ends_the_job_after_the_batch() {
     let mut run = Run::until("clean-up");
     run.do_it();
     run.go_to("fence");
-    run.tell(Event::Cancel);
+    run.take_in(Event::Cancel);
     run.rest();
     assert_eq!(run.job.phase(), &Phase::Ended(End::Done));
 }
@@ -456,12 +456,12 @@ fn cancelling_from_the_fence_on_ends_the_job_after_the_batch() {
 fn cancelling_a_batch_that_would_start_again_or_be_caught_up_ends_it() {
     let mut run = Run::until("snapshot");
     run.refused(Why::FeedLost);
-    run.tell(Event::Cancel);
+    run.take_in(Event::Cancel);
     run.rest();
     assert_eq!(run.job.phase(), &Phase::Ended(End::Cancelled));
 
     let mut run = Run::until("fence");
-    run.tell(Event::Cancel);
+    run.take_in(Event::Cancel);
     run.done(Detail::Fenced { held: false });
     assert_eq!(run.rest(), ["give-back", "lift-pause", "wipe", "clear-marks", "detach"]);
     assert_eq!(run.job.phase(), &Phase::Ended(End::Cancelled));
@@ -548,7 +548,7 @@ fn a_rollback_that_does_not_work_is_looked_into_and_in_the_end_left_to_a_person(
     run.unknown();
     assert_eq!(run.job.phase().name(), "suspended");
     // The process that resumes it gets what was intended.
-    run.tell(Event::Resume);
+    run.take_in(Event::Resume);
     run.rest();
     assert_eq!(run.failure(), Why::OutOfMemory);
 }
@@ -652,7 +652,7 @@ fn an_atomic_job_has_one_handover_for_all_slots() {
 #[test]
 fn an_atomic_job_that_is_divided_goes_forward_although_it_is_cancelled() {
     let mut run = divided();
-    run.tell(Event::Cancel);
+    run.take_in(Event::Cancel);
     run.rest();
     assert_eq!(run.job.phase(), &Phase::Ended(End::Done));
     assert_eq!(run.job.slots_handed_over(), slots("0-14"));
@@ -666,7 +666,7 @@ fn an_atomic_job_that_is_divided_waits_where_it_would_fail() {
     run.rest();
     let Phase::Suspended { reason, .. } = run.job.phase() else { panic!("{:?}", run.job.phase()) };
     assert_eq!(reason.why, Why::OutOfMemory);
-    run.tell(Event::Resume);
+    run.take_in(Event::Resume);
     run.rest();
     assert_eq!(run.job.phase(), &Phase::Ended(End::Done));
 
@@ -675,7 +675,7 @@ fn an_atomic_job_that_is_divided_waits_where_it_would_fail() {
     run.go_to("snapshot");
     run.refused(Why::OutOfMemory);
     run.rest();
-    run.tell(Event::Cancel);
+    run.take_in(Event::Cancel);
     run.rest();
     assert_eq!(run.job.phase(), &Phase::Ended(End::Cancelled));
     assert_eq!(run.job.slots_handed_over(), slots("0-4"));

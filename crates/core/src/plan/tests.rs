@@ -142,7 +142,7 @@ fn neighbours_of_the_taker_are_preferred() {
 }
 
 #[test]
-fn slots_are_moved_from_whoever_owns_them() {
+fn slots_are_moved_from_the_node_that_owns_them() {
     let before = shards(&["0-99", "100-199", "200-299"]);
     let wanted = [(slots("50-149,210"), node(2)), (slots("0-9"), node(1))];
     let moves = reshard(&before, &wanted).unwrap();

@@ -210,7 +210,7 @@ impl Rules {
 
     /// Learns the key positions of a command from an entry of the reply to `COMMAND`. An entry that does not
     /// tell them for certain teaches nothing.
-    pub(super) fn learn(&mut self, entry: &Value) {
+    pub(super) fn add_rule(&mut self, entry: &Value) {
         let Some([name, _arity, flags, first, last, step, ..]) = entry.as_items() else { return };
         let (Some(name), Some(flags)) = (name.as_bytes(), flags.as_items()) else { return };
         let name = name.to_ascii_uppercase();
@@ -600,12 +600,12 @@ mod tests {
     #[test]
     fn rules_are_learned_from_the_server() {
         let mut rules = Rules::builtin();
-        rules.learn(&entry("mod.set", &["write", "denyoom"], [1, 1, 1]));
-        rules.learn(&entry("mod.mset", &["write"], [1, -1, 2]));
-        rules.learn(&entry("mod.eval", &["write", "movablekeys"], [1, 1, 1]));
-        rules.learn(&entry("mod.none", &["write"], [0, 0, 0]));
-        rules.learn(&entry("set", &["write"], [2, 2, 1]));
-        rules.learn(&Value::Null);
+        rules.add_rule(&entry("mod.set", &["write", "denyoom"], [1, 1, 1]));
+        rules.add_rule(&entry("mod.mset", &["write"], [1, -1, 2]));
+        rules.add_rule(&entry("mod.eval", &["write", "movablekeys"], [1, 1, 1]));
+        rules.add_rule(&entry("mod.none", &["write"], [0, 0, 0]));
+        rules.add_rule(&entry("set", &["write"], [2, 2, 1]));
+        rules.add_rule(&Value::Null);
         let touched = follow(
             rules,
             SlotSet::full(),

@@ -20,8 +20,8 @@
 //! `shutdown-timeout`.
 
 mod command;
+mod connector;
 mod options;
-mod place;
 mod progress;
 mod prospect;
 mod stream;
@@ -43,9 +43,9 @@ use crate::deployment::Deployment;
 use crate::endpoint::Address;
 use crate::error::{Error, ErrorKind, Result, Side};
 
+use self::connector::Connector;
+pub use self::connector::FEED_CLIENT_NAME;
 pub use self::options::{FeedKind, FeedOptions};
-pub use self::place::FEED_CLIENT_NAME;
-use self::place::Place;
 pub use self::progress::{FeedFailure, History};
 use self::progress::{Progress, Shared};
 pub use self::prospect::{Prospect, prospect};
@@ -94,7 +94,7 @@ impl Feed {
         slots: SlotSet,
         options: FeedOptions,
     ) -> Result<Feed> {
-        let place = Place::of(deployment, address);
+        let place = Connector::of(deployment, address);
         let limit = Duration::from_millis(options.attach_timeout_ms);
         let attached =
             timeout(limit, Feed::start(deployment, place, Shared::new(slots, options), options)).await;
@@ -114,7 +114,7 @@ impl Feed {
         options: FeedOptions,
         from: &History,
     ) -> Result<Option<Feed>> {
-        let place = Place::of(deployment, address);
+        let place = Connector::of(deployment, address);
         let shared = Shared::new(slots, options);
         let limit = Duration::from_millis(options.attach_timeout_ms);
         let attached = timeout(limit, stream::attach_at(deployment, &place, &shared, options, from)).await;
@@ -132,7 +132,7 @@ impl Feed {
 
     async fn start(
         deployment: &Deployment,
-        place: Place,
+        place: Connector,
         shared: Arc<Shared>,
         options: FeedOptions,
     ) -> Result<Feed> {

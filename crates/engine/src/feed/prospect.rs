@@ -1,6 +1,6 @@
 //! Which feeds a server would give, found out without attaching one.
 
-use super::place::Place;
+use super::connector::Connector;
 use super::stream::{Offer, backlog, offer};
 use crate::deployment::Deployment;
 use crate::endpoint::Address;
@@ -22,7 +22,7 @@ pub struct Prospect {
 /// # Errors
 /// As [`Deployment::open`] and [`Link::ask`](crate::link::Link::ask).
 pub async fn prospect(deployment: &Deployment, address: &Address) -> Result<Prospect> {
-    let place = Place::of(deployment, address);
+    let place = Connector::of(deployment, address);
     let replconf: &[&[u8]] = &[b"REPLCONF", b"capa", b"eof"];
     // Of a history that no server has; it is not carried out.
     let psync: &[&[u8]] = &[place.psync(), b"whimbrel", b"1"];

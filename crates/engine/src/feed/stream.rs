@@ -10,8 +10,8 @@ use whimbrel_wire::replication::{Opening, Parser};
 use whimbrel_wire::value::Value;
 
 use super::command::{Decoder, Rules};
+use super::connector::Connector;
 use super::options::{FeedKind, FeedOptions};
-use super::place::Place;
 use super::progress::{FeedFailure, History, Shared};
 use crate::deployment::Deployment;
 use crate::error::{Code, Error, ErrorKind, Result, ServerError};
@@ -50,7 +50,7 @@ const RETRY_PAUSE_MAX: Duration = Duration::from_millis(250);
 /// A replication link, attached.
 #[derive(Debug)]
 pub(super) struct Stream {
-    place: Place,
+    place: Connector,
     options: FeedOptions,
     shared: Arc<Shared>,
     kind: FeedKind,
@@ -84,10 +84,10 @@ struct Ready {
 }
 
 /// Makes such a link, or says why none can be had.
-async fn prepare(deployment: &Deployment, place: &Place) -> Result<Result<Ready, String>> {
+async fn prepare(deployment: &Deployment, place: &Connector) -> Result<Result<Ready, String>> {
     let mut link = place.open().await?;
     let db = starting_db(deployment, &mut link).await?;
-    let rules = learn_rules(&mut link).await?;
+    let rules = load_rules(&mut link).await?;
     let filtered = match offer(&mut link).await? {
         Offer::Filtered => true,
         Offer::Plain => false,
@@ -99,7 +99,7 @@ async fn prepare(deployment: &Deployment, place: &Place) -> Result<Result<Ready,
 /// Attaches a replication link, or says why none can be had.
 pub(super) async fn attach(
     deployment: &Deployment,
-    place: &Place,
+    place: &Connector,
     shared: &Arc<Shared>,
     options: FeedOptions,
 ) -> Result<Result<Stream, String>> {
@@ -159,7 +159,7 @@ pub(super) async fn attach(
 /// after it, or lets nobody continue.
 pub(super) async fn attach_at(
     deployment: &Deployment,
-    place: &Place,
+    place: &Connector,
     shared: &Arc<Shared>,
     options: FeedOptions,
     from: &History,
@@ -200,7 +200,7 @@ pub(super) async fn starting_db(deployment: &Deployment, link: &mut Link) -> Res
 }
 
 /// The built-in rules, and what the server says of commands that they do not cover: those of its modules.
-async fn learn_rules(link: &mut Link) -> Result<Rules> {
+async fn load_rules(link: &mut Link) -> Result<Rules> {
     let mut rules = Rules::builtin();
     let listed = link.ask(&[b"COMMAND", b"LIST", b"FILTERBY", b"ACLCAT", b"write"]).await?;
     let entries = match listed.as_items() {
@@ -232,7 +232,7 @@ async fn learn_rules(link: &mut Link) -> Result<Rules> {
         .unwrap_or_default()
         .iter()
         .filter(|entry| is_write(entry))
-        .for_each(|e| rules.learn(e));
+        .for_each(|e| rules.add_rule(e));
     Ok(rules)
 }
 
@@ -268,7 +268,7 @@ pub(super) async fn backlog(link: &mut Link) -> Result<Option<History>> {
 
 /// Asks for a snapshot on a link of its own, which makes the server keep a backlog from now on. `None` where
 /// the server would have to send data.
-async fn ask_for_snapshot(place: &Place) -> Result<Option<Link>> {
+async fn ask_for_snapshot(place: &Connector) -> Result<Option<Link>> {
     let mut link = place.open().await?;
     if !matches!(offer(&mut link).await?, Offer::Filtered) {
         return Ok(None);
@@ -281,7 +281,7 @@ async fn ask_for_snapshot(place: &Place) -> Result<Option<Link>> {
 impl Stream {
     /// Of a link on which nothing has been asked for yet; the first byte to come is the one after `offset`.
     fn new(
-        place: &Place,
+        place: &Connector,
         shared: &Arc<Shared>,
         options: FeedOptions,
         (link, decoder): (Link, Decoder),

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use whimbrel_wire::value::Value;
 
-use super::place::Place;
+use super::connector::Connector;
 use super::progress::{FeedFailure, Shared};
 use super::stream::starting_db;
 use super::touched::TouchedSet;
@@ -49,7 +49,7 @@ pub(super) struct Tracking {
 
 pub(super) async fn attach(
     deployment: &Deployment,
-    place: &Place,
+    place: &Connector,
     shared: &Arc<Shared>,
     barriers: mpsc::Receiver<Barrier>,
 ) -> Result<Tracking> {

@@ -10,7 +10,7 @@ use whimbrel_core::slot::{Slot, SlotSet};
 use whimbrel_wire::value::Value;
 
 use super::options::FenceKind;
-use super::party::{Mark, Party, reply_array, transaction};
+use super::peer::{Mark, Peer, reply_array, transaction};
 use super::state::{Fenced, Handover, Members, Paused};
 use crate::error::{Error, Result, ServerError};
 use crate::nodes::ClusterView;
@@ -246,7 +246,7 @@ impl Handover {
                     link.push(&[b"INFO", b"replication"]);
                     link.push(&[b"CLUSTER", b"NODES"]);
                     if kind != FenceKind::Gossip {
-                        Party::push_slots(traits, link, "DELSLOTS", slots);
+                        Peer::push_slots(traits, link, "DELSLOTS", slots);
                         commands += 1;
                     }
                     if kind == FenceKind::Redirecting {
@@ -300,9 +300,9 @@ impl Handover {
                 transaction(link, "undo the fence", |link| {
                     let assigned = usize::from(kind == FenceKind::Redirecting);
                     if assigned > 0 {
-                        Party::push_slots(traits, link, "DELSLOTS", slots);
+                        Peer::push_slots(traits, link, "DELSLOTS", slots);
                     }
-                    Party::push_slots(traits, link, "ADDSLOTS", slots);
+                    Peer::push_slots(traits, link, "ADDSLOTS", slots);
                     link.push(&[b"CLIENT", b"UNPAUSE"]);
                     assigned + 2
                 })
@@ -407,7 +407,7 @@ impl Handover {
                     let mut commands = 0;
                     for (command, slots) in [("DELSLOTS", &known), ("ADDSLOTS", &added)] {
                         if !slots.is_empty() {
-                            Party::push_slots(traits, link, command, slots);
+                            Peer::push_slots(traits, link, command, slots);
                             commands += 1;
                         }
                     }
@@ -431,7 +431,7 @@ impl Handover {
 
     /// The take-over, step by step: some of the slots are the target's already, or have no owner in its view.
     async fn claim_what_is_missing(&mut self, slots: &SlotSet) -> Result<()> {
-        let doubt = |target: &Party, e: Error| match e.server() {
+        let doubt = |target: &Peer, e: Error| match e.server() {
             Some(_) => target.in_doubt("take over", e),
             None => e,
         };
@@ -534,7 +534,7 @@ impl Handover {
                 }
             };
             if !told && begun.elapsed() > patience {
-                told = self.tell_source(&still, &unlearned).await?;
+                told = self.notify_source(&still, &unlearned).await?;
             }
             sleep(SETTLE_POLL).await;
         }
@@ -542,7 +542,7 @@ impl Handover {
 
     /// Takes `still` from the source, lifts the pause, then assigns `unlearned` to the target in its view.
     /// False where the source has just learned of some of them by itself: look again.
-    async fn tell_source(&mut self, still: &SlotSet, unlearned: &SlotSet) -> Result<bool> {
+    async fn notify_source(&mut self, still: &SlotSet, unlearned: &SlotSet) -> Result<bool> {
         // What it answered to us just now need not be asked for while writers wait.
         let theirs = match unlearned.difference(&self.taken).is_empty() {
             true => self.taken.clone(),
@@ -556,7 +556,7 @@ impl Handover {
             let reply = self
                 .source
                 .run(async |link| {
-                    Party::push_slots(traits, link, "DELSLOTS", still);
+                    Peer::push_slots(traits, link, "DELSLOTS", still);
                     link.flush().await?;
                     link.reply().await
                 })
@@ -634,10 +634,10 @@ impl Handover {
                 transaction(link, "give slots back", |link| {
                     let mut commands = 1;
                     if !assigned.is_empty() {
-                        Party::push_slots(traits, link, "DELSLOTS", &assigned);
+                        Peer::push_slots(traits, link, "DELSLOTS", &assigned);
                         commands += 1;
                     }
-                    Party::push_slots(traits, link, "ADDSLOTS", &missing);
+                    Peer::push_slots(traits, link, "ADDSLOTS", &missing);
                     commands
                 })
                 .await
@@ -723,15 +723,14 @@ struct Epochs {
     highest: u64,
 }
 
-async fn epochs(party: &mut Party) -> Result<Epochs> {
-    party
-        .run(async |link| {
-            let reply = link.call(&[b"CLUSTER", b"INFO"]).await?;
-            let info = Info::parse(reply.as_bytes().map_or(&[], |b| b));
-            match (info.number("cluster_my_epoch"), info.number("cluster_current_epoch")) {
-                (Some(own), Some(highest)) => Ok(Epochs { own, highest }),
-                _ => Err(link.unexpected("CLUSTER INFO", &reply)),
-            }
-        })
-        .await
+async fn epochs(peer: &mut Peer) -> Result<Epochs> {
+    peer.run(async |link| {
+        let reply = link.call(&[b"CLUSTER", b"INFO"]).await?;
+        let info = Info::parse(reply.as_bytes().map_or(&[], |b| b));
+        match (info.number("cluster_my_epoch"), info.number("cluster_current_epoch")) {
+            (Some(own), Some(highest)) => Ok(Epochs { own, highest }),
+            _ => Err(link.unexpected("CLUSTER INFO", &reply)),
+        }
+    })
+    .await
 }

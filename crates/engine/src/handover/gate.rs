@@ -27,7 +27,7 @@ use whimbrel_core::slot::{Slot, SlotSet, tag_for_slot};
 
 use super::fence::last;
 use super::options::FenceKind;
-use super::party::client_field;
+use super::peer::client_field;
 use super::state::{Fenced, Gate, Handover, Paused};
 use crate::error::Result;
 use crate::link::Link;

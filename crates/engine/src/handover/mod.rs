@@ -64,7 +64,7 @@
 mod fence;
 mod gate;
 mod options;
-mod party;
+mod peer;
 mod state;
 mod sweep;
 mod watch;
@@ -78,7 +78,7 @@ use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::SlotSet;
 
 pub use self::options::{FenceKind, HandoverOptions};
-use self::party::{Door, Mark, Party};
+use self::peer::{Connector, Mark, Peer};
 pub use self::state::{Fenced, Handover, Members, Paused};
 use self::state::{MIGRATION_OPTION, Watchers};
 use crate::deployment::Deployment;
@@ -157,9 +157,10 @@ impl Handover {
                     .with_remedy("whimbrel status lists the nodes"));
             };
             let endpoint = Endpoint { side, ..(*deployment.endpoint).clone() };
-            let door = Door { endpoint: Arc::new(endpoint), options: deployment.options, name: name.clone() };
+            let connector =
+                Connector { endpoint: Arc::new(endpoint), options: deployment.options, name: name.clone() };
             let address = node.address.clone();
-            Party::open(door, id, address, &options).await
+            Peer::open(connector, id, address, &options).await
         };
         let members = Members::of(&view, &source, &target);
         let sheltered = options.sheltered.iter().filter_map(|id| view.node(id));
@@ -216,10 +217,10 @@ impl Handover {
     /// As [`Link::call`](crate::link::Link::call).
     pub async fn round_trip(&mut self) -> Result<Duration> {
         let mut longest = Duration::ZERO;
-        for party in [&mut self.source, &mut self.target] {
+        for peer in [&mut self.source, &mut self.target] {
             let mut shortest = Duration::MAX;
             for _ in 0..TRIPS_MEASURED {
-                let took = party
+                let took = peer
                     .run(async |link| {
                         let asked = Instant::now();
                         link.call(&[b"PING"]).await.map(|_| asked.elapsed())
@@ -263,8 +264,8 @@ impl Handover {
         ];
         let of_source: &[&[&[u8]]] = &[&[b"CLIENT", b"PAUSE", b"-1", b"WRITE"], UNPAUSE];
         let of_target: &[&[&[u8]]] = &[&[b"WAIT", b"0", b"1"]];
-        for (party, own) in [(&mut self.source, of_source), (&mut self.target, of_target)] {
-            let ranges: &[&[&[u8]]] = match party.traits.ranges {
+        for (peer, own) in [(&mut self.source, of_source), (&mut self.target, of_target)] {
+            let ranges: &[&[&[u8]]] = match peer.traits.ranges {
                 true => &[
                     &[b"CLUSTER", b"DELSLOTSRANGE", b"99999", b"99999"],
                     &[b"CLUSTER", b"ADDSLOTSRANGE", b"99999", b"99999"],
@@ -272,38 +273,37 @@ impl Handover {
                 false => &[],
             };
             let commands: Vec<&[&[u8]]> = both.iter().chain(own).chain(ranges).copied().collect();
-            party
-                .run(async |link| {
-                    for command in &commands {
-                        // It takes no arguments that could be wrong: queued, it is checked and not carried
-                        // out.
-                        let is_queued = *command == UNPAUSE;
-                        if is_queued {
-                            link.call(&[b"MULTI"]).await?;
-                        }
-                        let refused = link.may_run(command).await?;
-                        if is_queued {
-                            link.call(&[b"DISCARD"]).await?;
-                        }
-                        if let Some(refused) = refused {
-                            let name: Vec<String> = command
-                                .iter()
-                                .take(if matches!(command[0], b"CLUSTER" | b"CLIENT") { 2 } else { 1 })
-                                .map(|word| String::from_utf8_lossy(word).into_owned())
-                                .collect();
-                            return Err(link.server_error(refused, name.join(" ").as_bytes()).with_remedy(
-                                "moving slots from outside needs this command: give this user the \
+            peer.run(async |link| {
+                for command in &commands {
+                    // It takes no arguments that could be wrong: queued, it is checked and not carried
+                    // out.
+                    let is_queued = *command == UNPAUSE;
+                    if is_queued {
+                        link.call(&[b"MULTI"]).await?;
+                    }
+                    let refused = link.may_run(command).await?;
+                    if is_queued {
+                        link.call(&[b"DISCARD"]).await?;
+                    }
+                    if let Some(refused) = refused {
+                        let name: Vec<String> = command
+                            .iter()
+                            .take(if matches!(command[0], b"CLUSTER" | b"CLIENT") { 2 } else { 1 })
+                            .map(|word| String::from_utf8_lossy(word).into_owned())
+                            .collect();
+                        return Err(link.server_error(refused, name.join(" ").as_bytes()).with_remedy(
+                            "moving slots from outside needs this command: give this user the \
                                  permission, or name another user; where the service forbids it to \
                                  everybody, use the service's own means",
-                            ));
-                        }
+                        ));
                     }
-                    // MULTI and EXEC have no permissions of their own worth asking for, but proxies may not
-                    // know them.
-                    link.call(&[b"MULTI"]).await?;
-                    link.call(&[b"DISCARD"]).await.map(drop)
-                })
-                .await?;
+                }
+                // MULTI and EXEC have no permissions of their own worth asking for, but proxies may not
+                // know them.
+                link.call(&[b"MULTI"]).await?;
+                link.call(&[b"DISCARD"]).await.map(drop)
+            })
+            .await?;
         }
         Ok(())
     }
@@ -335,9 +335,9 @@ impl Handover {
         let deadline = Instant::now() + CLOSING_MAX;
         loop {
             let mut others = Vec::new();
-            for party in [&mut self.source, &mut self.target] {
-                let own = if self.options.begun { i64::MIN } else { party.number() };
-                let found = party.other_jobs().await?.into_iter();
+            for peer in [&mut self.source, &mut self.target] {
+                let own = if self.options.begun { i64::MIN } else { peer.number() };
+                let found = peer.other_jobs().await?.into_iter();
                 others.extend(found.filter(|other| !other.is_candidate() || other.number < own));
             }
             others.retain(|other| !self.options.is_of_process(&other.name));
@@ -402,7 +402,7 @@ impl Handover {
             if self.sheltered.iter().any(|(known, _)| *known == node.id) {
                 continue;
             }
-            let (mut link, _) = self.source.door.open(&node.address).await?;
+            let (mut link, _) = self.source.connector.open(&node.address).await?;
             let reply = link.ask(&[b"CONFIG", b"GET", MIGRATION_OPTION]).await?;
             // Where it cannot be read it cannot be set, and then the replicas follow: no harm to any key.
             if reply.as_items().and_then(|r| r.get(1)).and_then(|v| v.as_str()) == Some("yes") {
@@ -428,7 +428,7 @@ impl Handover {
     pub async fn mark_importing(&mut self, slots: &SlotSet) -> Result<()> {
         self.find_shelter(slots).await?;
         for (_, address) in &self.sheltered {
-            let (mut link, _) = self.source.door.open(address).await?;
+            let (mut link, _) = self.source.connector.open(address).await?;
             // Refused where the user may not: then the replicas follow, and no key comes to harm.
             link.ask(&[b"CONFIG", b"SET", MIGRATION_OPTION, b"no"]).await?;
         }
@@ -477,10 +477,10 @@ const LONG_PAUSE_MS_MIN: u64 = 10_000;
 /// How long a closed connection may still be listed.
 const CLOSING_MAX: Duration = Duration::from_secs(1);
 
-async fn seen(party: &mut Party, slots: &SlotSet) -> Result<Seen> {
-    let view = party.view().await?;
-    let info = party.run(async |link| Info::ask(link, "server").await).await?;
-    let keys = party.count_keys(&view, slots).await?;
+async fn seen(peer: &mut Peer, slots: &SlotSet) -> Result<Seen> {
+    let view = peer.view().await?;
+    let info = peer.run(async |link| Info::ask(link, "server").await).await?;
+    let keys = peer.count_keys(&view, slots).await?;
     let Node { importing, migrating, slots: own, .. } = view.me();
     let open: SlotSet = importing.iter().chain(migrating).map(|(slot, _)| *slot).collect();
     Ok(Seen {

@@ -7,7 +7,7 @@ use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::SlotSet;
 
 use super::options::{FenceKind, HandoverOptions};
-use super::party::{Mark, Party};
+use super::peer::{Mark, Peer};
 use crate::endpoint::Address;
 use crate::error::Result;
 use crate::link::Link;
@@ -52,8 +52,8 @@ pub struct Fenced {
 /// nothing was changed; after any other it is not known, and [`Handover::observe`] finds out.
 #[derive(Debug)]
 pub struct Handover {
-    pub(super) source: Party,
-    pub(super) target: Party,
+    pub(super) source: Peer,
+    pub(super) target: Peer,
     pub(super) options: HandoverOptions,
     /// How long the source is paused by a fence that relies on gossip.
     pub(super) long_pause_ms: u64,
@@ -130,7 +130,7 @@ impl Handover {
     pub async fn unshelter(&mut self) {
         for (_, address) in std::mem::take(&mut self.sheltered) {
             let restored = async {
-                let (mut link, _) = self.source.door.open(&address).await?;
+                let (mut link, _) = self.source.connector.open(&address).await?;
                 link.call(&[b"CONFIG", b"SET", MIGRATION_OPTION, b"yes"]).await
             };
             if let Err(e) = restored.await {
@@ -145,13 +145,13 @@ impl Handover {
     }
 }
 
-/// Which of `slots` the replicas of `party` have marked. Those that do not answer are left out: it is not
+/// Which of `slots` the replicas of `peer` have marked. Those that do not answer are left out: it is not
 /// known what they will have marked when they come back, which `whimbrel status` shows then.
-async fn marked_on_replicas(party: &Party, view: &ClusterView, slots: &SlotSet) -> Result<SlotSet> {
+async fn marked_on_replicas(peer: &Peer, view: &ClusterView, slots: &SlotSet) -> Result<SlotSet> {
     let mut marked = SlotSet::new();
-    for replica in view.replicas_of(&party.id).filter(|node| node.is_usable()) {
+    for replica in view.replicas_of(&peer.id).filter(|node| node.is_usable()) {
         let asked = async {
-            let (mut link, _) = party.door.open(&replica.address).await?;
+            let (mut link, _) = peer.connector.open(&replica.address).await?;
             ClusterView::ask(&mut link).await
         };
         match asked.await {

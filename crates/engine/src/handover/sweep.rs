@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 use whimbrel_core::slot::{Slot, SlotSet, tag_for_slot};
 use whimbrel_wire::value::Value;
 
-use super::party::{Door, Mark, Party, origins};
+use super::peer::{Connector, Mark, Peer, origins};
 use super::state::Handover;
 use crate::endpoint::Address;
 use crate::error::{Code, Error, Result, ServerError};
@@ -223,32 +223,27 @@ fn acknowledged(info: &Info) -> Vec<u64> {
 }
 
 /// Deletes the keys of `slots`, none of which the node owns.
-async fn sweep(
-    party: &mut Party,
-    view: &ClusterView,
-    slots: &SlotSet,
-    keys_per_s: Option<u64>,
-) -> Result<u64> {
-    let occupied = match party.traits.hides_keys {
+async fn sweep(peer: &mut Peer, view: &ClusterView, slots: &SlotSet, keys_per_s: Option<u64>) -> Result<u64> {
+    let occupied = match peer.traits.hides_keys {
         // Whether they hold keys shows once they are marked.
         true => slots.clone(),
-        false => party.run(async |link| key_counts(link, slots).await).await?.occupied(),
+        false => peer.run(async |link| key_counts(link, slots).await).await?.occupied(),
     };
     // A mark names the node to import from: the owner.
     if let Some(slot) = occupied.iter().find(|slot| view.primary_of(*slot).is_none()) {
         let what = format!("slot {} may hold keys and has no owner", slot.number());
-        return Err(party.unfit("remove keys", what).with_remedy("run whimbrel repair"));
+        return Err(peer.unfit("remove keys", what).with_remedy("run whimbrel repair"));
     }
     let of_owner = origins(view, &occupied);
     let mut deleted = 0;
     for (owner, slots) in of_owner {
         for group in slots.chunks(GROUP_SLOTS) {
             let set: SlotSet = group.iter().copied().collect();
-            party.set_slots(&set, &Mark::Importing(owner.clone())).await?;
-            let emptied = party.run(async |link| empty(link, group, keys_per_s).await).await;
+            peer.set_slots(&set, &Mark::Importing(owner.clone())).await?;
+            let emptied = peer.run(async |link| empty(link, group, keys_per_s).await).await;
             // Also after a failure: a mark left behind would make the node refuse other migrations, and keep
             // it from hearing of a new owner.
-            let unmarked = party.set_slots(&set, &Mark::Stable).await;
+            let unmarked = peer.set_slots(&set, &Mark::Stable).await;
             deleted += emptied?;
             unmarked?;
         }
@@ -334,16 +329,16 @@ fn rest(keys: usize, took: Duration, keys_per_s: Option<u64>) -> Duration {
     }
 }
 
-/// Waits until the replicas of `party` hold no key in `slots`. Those that cannot be reached are left out:
+/// Waits until the replicas of `peer` hold no key in `slots`. Those that cannot be reached are left out:
 /// they will follow the stream of deletions, or copy everything anew.
 ///
 /// Replicas have no marks by which they would show hidden keys. They follow the stream of deletions.
-async fn emptied_on_replicas(party: &Party, view: &ClusterView, slots: &SlotSet) -> Result<()> {
-    if party.traits.hides_keys {
+async fn emptied_on_replicas(peer: &Peer, view: &ClusterView, slots: &SlotSet) -> Result<()> {
+    if peer.traits.hides_keys {
         return Ok(());
     }
-    for replica in view.replicas_of(&party.id).filter(|n| n.is_usable()) {
-        let left = match left_on(&party.door, &replica.address, slots).await {
+    for replica in view.replicas_of(&peer.id).filter(|n| n.is_usable()) {
+        let left = match left_on(&peer.connector, &replica.address, slots).await {
             Ok(left) => left,
             Err(e) if e.is_transient() => {
                 tracing::warn!(error = %e, "a replica could not be asked for leftover keys");
@@ -354,7 +349,7 @@ async fn emptied_on_replicas(party: &Party, view: &ClusterView, slots: &SlotSet)
         if left > 0 {
             let what =
                 format!("its replica at {} still holds {left} keys that were deleted", replica.address);
-            return Err(party.unfit("remove keys", what).with_remedy(
+            return Err(peer.unfit("remove keys", what).with_remedy(
                 "see that the replica follows its primary; a full resynchronisation removes them",
             ));
         }
@@ -362,9 +357,9 @@ async fn emptied_on_replicas(party: &Party, view: &ClusterView, slots: &SlotSet)
     Ok(())
 }
 
-async fn left_on(door: &Door, address: &Address, slots: &SlotSet) -> Result<u64> {
+async fn left_on(connector: &Connector, address: &Address, slots: &SlotSet) -> Result<u64> {
     let deadline = Instant::now() + REPLICA_LAG_MAX;
-    let (mut link, _) = door.open(address).await?;
+    let (mut link, _) = connector.open(address).await?;
     loop {
         let left = key_counts(&mut link, slots).await?.sum(slots);
         if left == 0 || Instant::now() >= deadline {

@@ -12,7 +12,7 @@ use whimbrel_core::node::NodeId;
 use whimbrel_core::slot::SlotSet;
 
 use super::options::HandoverOptions;
-use super::party::{Door, Party};
+use super::peer::{Connector, Peer};
 use super::state::{Handover, Members};
 use crate::deployment::Deployment;
 use crate::endpoint::{Address, Endpoint};
@@ -84,10 +84,10 @@ impl Handover {
             while running.len() < PARALLEL_MAX
                 && let Some((id, address, slots)) = waiting.pop()
             {
-                let (door, owner) = (self.target.door.clone(), self.target.id.clone());
+                let (connector, owner) = (self.target.connector.clone(), self.target.id.clone());
                 let link = self.watchers.remove(&id).map(|(link, _)| link);
                 running.spawn(async move {
-                    let asked = knows(&door, link, &address, &owner, &slots, deadline).await;
+                    let asked = knows(&connector, link, &address, &owner, &slots, deadline).await;
                     (id, address, asked)
                 });
             }
@@ -183,8 +183,8 @@ impl Handover {
         options: &HandoverOptions,
     ) -> Result<Observation> {
         let view = any_view(deployment).await?;
-        let source = look(deployment, &view, Side::Source, &members.source, slots, options);
-        let target = look(deployment, &view, Side::Target, &members.target, slots, options);
+        let source = observe(deployment, &view, Side::Source, &members.source, slots, options);
+        let target = observe(deployment, &view, Side::Target, &members.target, slots, options);
         let ((source, owners_of_one), (target, owners_of_other)) = tokio::try_join!(source, target)?;
         let mut parties: BTreeSet<NodeId> = members.source.iter().chain(&members.target).cloned().collect();
         parties.extend([&source, &target].into_iter().filter_map(|seen| match seen {
@@ -199,7 +199,7 @@ impl Handover {
 
 /// Asks one node until it shows `owner` as the owner of all of `slots`, or the time is up.
 async fn knows(
-    door: &Door,
+    connector: &Connector,
     link: Option<Link>,
     address: &Address,
     owner: &NodeId,
@@ -208,7 +208,7 @@ async fn knows(
 ) -> Result<(Link, bool)> {
     let mut link = match link {
         Some(link) => link,
-        None => Link::open(&door.endpoint, address, door.options).await?,
+        None => Link::open(&connector.endpoint, address, connector.options).await?,
     };
     let mut pause = POLL_MIN;
     loop {
@@ -226,7 +226,7 @@ async fn knows(
 type Owners = Vec<(NodeId, SlotSet)>;
 
 /// What the primary of a shard says of itself, and of who owns `slots`.
-async fn look(
+async fn observe(
     deployment: &Deployment,
     view: &ClusterView,
     side: Side,
@@ -235,19 +235,19 @@ async fn look(
     options: &HandoverOptions,
 ) -> Result<(Seen, Owners)> {
     let endpoint = Arc::new(Endpoint { side, ..(*deployment.endpoint).clone() });
-    let door = Door { endpoint, options: deployment.options, name: options.client_name() };
-    let Some((node, address)) = leader(deployment, &door, view, members, slots).await? else {
+    let connector = Connector { endpoint, options: deployment.options, name: options.client_name() };
+    let Some((node, address)) = leader(deployment, &connector, view, members, slots).await? else {
         return Ok((Seen::Unreachable, Owners::new()));
     };
     let seen = async {
-        let mut party = Party::open(door, node.clone(), address, options).await?;
-        silence(&mut party, options).await?;
-        let view = party.view().await?;
+        let mut peer = Peer::open(connector, node.clone(), address, options).await?;
+        silence(&mut peer, options).await?;
+        let view = peer.view().await?;
         if !view.me().is_primary() {
             return Ok::<_, Error>(None);
         }
-        let info = party.run(async |link| Info::ask(link, "server").await).await?;
-        let keys = party.count_keys(&view, slots).await?;
+        let info = peer.run(async |link| Info::ask(link, "server").await).await?;
+        let keys = peer.count_keys(&view, slots).await?;
         let primary = Primary {
             node,
             process: Process(info.field("run_id").unwrap_or_default().to_owned()),
@@ -270,13 +270,13 @@ async fn look(
 /// others have not heard yet.
 async fn leader(
     deployment: &Deployment,
-    door: &Door,
+    connector: &Connector,
     view: &ClusterView,
     members: &[NodeId],
     slots: &SlotSet,
 ) -> Result<Option<(NodeId, Address)>> {
     let Some(first) = members.first() else {
-        return Err(Error::options(door.endpoint.side, "find a shard", "none of its nodes is named"));
+        return Err(Error::options(connector.endpoint.side, "find a shard", "none of its nodes is named"));
     };
     let mut candidates: BTreeMap<&NodeId, &Node> = BTreeMap::new();
     let mut add = |node: &NodeId| {
@@ -295,7 +295,7 @@ async fn leader(
     for replica in topology.shards.iter().filter(|s| s.id == first.as_str()).flat_map(|s| &s.replicas) {
         view.nodes.iter().filter(|n| n.address == *replica).for_each(|n| add(&n.id));
     }
-    if door.endpoint.side == Side::Source
+    if connector.endpoint.side == Side::Source
         && view.node(first).is_some_and(|n| n.flags.fail && n.slots.is_empty())
     {
         // It is down and owns nothing any more: who has all that it was about to give has been promoted in
@@ -304,9 +304,9 @@ async fn leader(
     }
     let mut running = JoinSet::new();
     for node in candidates.into_values() {
-        let (door, id, address) = (door.clone(), node.id.clone(), node.address.clone());
+        let (connector, id, address) = (connector.clone(), node.id.clone(), node.address.clone());
         running.spawn(async move {
-            let mut link = Link::open(&door.endpoint, &address, door.options).await?;
+            let mut link = Link::open(&connector.endpoint, &address, connector.options).await?;
             let view = ClusterView::ask(&mut link).await?;
             Ok::<_, Error>((id, address, view))
         });
@@ -324,9 +324,9 @@ async fn leader(
 }
 
 /// Closes all connections of the job but our own, until none is left.
-async fn silence(party: &mut Party, options: &HandoverOptions) -> Result<()> {
+async fn silence(peer: &mut Peer, options: &HandoverOptions) -> Result<()> {
     for _ in 0..SILENCE_ROUNDS {
-        let mut others = party.other_jobs().await?;
+        let mut others = peer.other_jobs().await?;
         others.retain(|other| options.is_of_job(&other.name));
         if others.is_empty() {
             return Ok(());
@@ -335,10 +335,10 @@ async fn silence(party: &mut Party, options: &HandoverOptions) -> Result<()> {
             tracing::info!(connection = %other, "an old connection is closed");
             let number = other.number.to_string();
             // One that is gone by itself is as good.
-            party.run(async |link| link.ask(&[b"CLIENT", b"KILL", b"ID", number.as_bytes()]).await).await?;
+            peer.run(async |link| link.ask(&[b"CLIENT", b"KILL", b"ID", number.as_bytes()]).await).await?;
         }
     }
-    Err(party
+    Err(peer
         .unfit("close old connections", "others keep appearing")
         .with_remedy("stop the other whimbrel first"))
 }

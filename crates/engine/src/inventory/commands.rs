@@ -67,7 +67,7 @@ pub(super) fn add_used(info: &Info, used: &mut BTreeMap<String, CommandUse>) {
 }
 
 /// Asks how many keys each of them can name.
-pub(super) async fn learn_reach(link: &mut Link, used: &mut BTreeMap<String, CommandUse>) -> Result<()> {
+pub(super) async fn ask_reach(link: &mut Link, used: &mut BTreeMap<String, CommandUse>) -> Result<()> {
     let names: Vec<String> = used.keys().cloned().collect();
     let entries = describe(link, &names).await?;
     for (name, entry) in names.iter().zip(&entries) {

@@ -122,7 +122,7 @@ impl Inventory {
                 inventory.settings.insert(name.to_owned(), value.to_owned());
             }
         }
-        commands::learn_reach(&mut link, &mut inventory.used).await?;
+        commands::ask_reach(&mut link, &mut inventory.used).await?;
         inventory.slots.sort_by_key(|slot| std::cmp::Reverse((slot.cpu_us, slot.keys)));
         Ok(inventory)
     }

@@ -148,7 +148,7 @@ pub async fn run(
     }
     let mut backoff_ms = options.backoff_first_ms;
     loop {
-        runner.tell(NativeState { message: runner.last_failure(), ..NativeState::default() });
+        runner.publish(NativeState { message: runner.last_failure(), ..NativeState::default() });
         let started = match adopted.take() {
             Some(migration) => Some(runner.begin(migration)),
             None => runner.start(deployment, kind, source, target, slots).await?,
@@ -176,7 +176,7 @@ pub async fn run(
         }
         runner.report.failures.push(failure.reason);
         let message = runner.last_failure();
-        runner.tell(NativeState { message, ..NativeState::default() });
+        runner.publish(NativeState { message, ..NativeState::default() });
         if runner.sleep(Duration::from_millis(backoff_ms)).await {
             return Ok(runner.finish(NativePhase::Cancelled));
         }
@@ -245,7 +245,7 @@ impl Runner<'_> {
             match NativeMigration::start(deployment, kind, source, target, slots).await {
                 Ok(migration) => return Ok(Some(self.begin(migration))),
                 Err(e) if NativeMigration::is_busy(&e) && Instant::now() < turn_ends => {
-                    self.tell(NativeState { message: e.to_string(), ..NativeState::default() });
+                    self.publish(NativeState { message: e.to_string(), ..NativeState::default() });
                     self.sleep(nap(self.options.poll_ms, asked.elapsed())).await;
                 }
                 Err(e) => return Err(e),
@@ -286,7 +286,7 @@ impl Runner<'_> {
                         pace.count(migration.arrived().await.unwrap_or(0), asked);
                     }
                     let (phase, failure) = (state.phase, state.failure());
-                    self.tell(state);
+                    self.publish(state);
                     match failure {
                         _ if phase == NativePhase::Confirming => return Ok(End::Done),
                         // Redis will try again by itself, for ever: that is bounded here.
@@ -388,7 +388,7 @@ impl Runner<'_> {
         }
     }
 
-    fn tell(&self, state: NativeState) {
+    fn publish(&self, state: NativeState) {
         self.progress.send_replace(state);
     }
 

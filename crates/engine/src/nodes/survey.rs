@@ -252,7 +252,7 @@ impl Survey {
         let mut told: BTreeMap<NodeId, Node> = BTreeMap::new();
         let mut answers: BTreeMap<NodeId, std::result::Result<NodeState, String>> = BTreeMap::new();
         let mut waiting: VecDeque<Node> = VecDeque::new();
-        learn(first, &mut told, &mut waiting);
+        add_view(first, &mut told, &mut waiting);
         for _ in 0..ROUNDS_MAX {
             let mut running = JoinSet::new();
             let mut heard = Vec::new();
@@ -284,7 +284,7 @@ impl Survey {
                 }
             }
             for node in heard {
-                learn_node(node, &mut told, &mut waiting);
+                add_node(node, &mut told, &mut waiting);
             }
             if waiting.is_empty() {
                 break;
@@ -357,13 +357,13 @@ fn reason(mut e: Error) -> String {
     text.strip_prefix(&about).map(str::to_owned).unwrap_or(text)
 }
 
-fn learn(view: ClusterView, told: &mut BTreeMap<NodeId, Node>, waiting: &mut VecDeque<Node>) {
+fn add_view(view: ClusterView, told: &mut BTreeMap<NodeId, Node>, waiting: &mut VecDeque<Node>) {
     for node in view.nodes {
-        learn_node(node, told, waiting);
+        add_node(node, told, waiting);
     }
 }
 
-fn learn_node(node: Node, told: &mut BTreeMap<NodeId, Node>, waiting: &mut VecDeque<Node>) {
+fn add_node(node: Node, told: &mut BTreeMap<NodeId, Node>, waiting: &mut VecDeque<Node>) {
     if !node.flags.handshake && !told.contains_key(&node.id) {
         // Slots are asked of each node itself; a set of them for each node would add up.
         let node = Node { slots: SlotSet::new(), ..node };

@@ -46,7 +46,7 @@ pub enum FenceKind {
 
 /// What was done to keep writers out, and what undoes it. No password is in it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Fence {
+pub struct WriterFence {
     kind: FenceKind,
     users: Vec<FencedUser>,
 }
@@ -79,12 +79,12 @@ impl FencedUser {
     }
 }
 
-impl Fence {
+impl WriterFence {
     /// Finds out whether a fence of this kind can be put up, and what would undo it. Changes nothing.
     ///
     /// # Errors
     /// `Unfit` where it cannot; as [`Deployment::open`] and [`Link::call`].
-    pub async fn plan(deployment: &Deployment, kind: FenceKind) -> Result<Fence> {
+    pub async fn plan(deployment: &Deployment, kind: FenceKind) -> Result<WriterFence> {
         let mut users = Vec::new();
         match kind {
             FenceKind::None | FenceKind::Pause { .. } | FenceKind::External { .. } | FenceKind::Front => {}
@@ -125,7 +125,7 @@ impl Fence {
                 }
             }
         }
-        Ok(Fence { kind, users })
+        Ok(WriterFence { kind, users })
     }
 
     /// Puts it up. Writers should be held meanwhile. With [`FenceKind::None`] and [`FenceKind::Pause`] there
@@ -134,7 +134,7 @@ impl Fence {
     ///
     /// # Errors
     /// `Unfit` where there are users that the plan does not know; as [`Deployment::open`] and [`Link::call`].
-    /// Part of it may be up then, and [`Fence::lift`] takes that down.
+    /// Part of it may be up then, and [`WriterFence::lift`] takes that down.
     pub async fn raise(&self, deployment: &Deployment) -> Result<()> {
         if self.kind == FenceKind::ReadonlyReplica {
             let mut link = deployment.open(&deployment.server(), 0).await?;
@@ -226,7 +226,7 @@ impl Fence {
 
     /// This fence, put up while `older` was standing: what undoes both.
     #[must_use]
-    pub fn keeping(mut self, older: &Fence) -> Fence {
+    pub fn keeping(mut self, older: &WriterFence) -> WriterFence {
         let is_older = |user: &FencedUser| older.users.iter().any(|o| o.at == user.at && o.name == user.name);
         self.users.retain(|user| !is_older(user));
         self.users.extend(older.users.iter().cloned());

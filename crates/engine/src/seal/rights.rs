@@ -1,6 +1,6 @@
 //! What this user may do on the servers, found out before anybody is paused.
 
-use super::fence::{Fence, FenceKind};
+use super::fence::{FenceKind, WriterFence};
 use crate::deployment::Deployment;
 use crate::endpoint::Address;
 use crate::error::{Error, ErrorKind, Result, ServerError};
@@ -55,7 +55,7 @@ pub async fn check_rights(deployment: &Deployment, kind: FenceKind) -> Result<()
     Ok(())
 }
 
-impl Fence {
+impl WriterFence {
     /// Finds out whether it can be taken down. Changes nothing.
     ///
     /// # Errors

@@ -132,7 +132,7 @@ impl Field {
     }
 
     /// Lets exports of node 0 wait before they pause writes, or go on.
-    fn hold(&self, on: bool) {
+    fn prevent_pause(&self, on: bool) {
         let on = if on { "1" } else { "0" };
         self.cluster.nodes()[0].call(&["DEBUG", "SLOTMIGRATION", "PREVENT-PAUSE", on]);
     }
@@ -218,7 +218,7 @@ async fn a_cancelled_one_leaves_everything_as_it_was() {
     let moved = slots("0-1023");
     field.fill(&moved, 3, 256).await;
     let before = field.keyspace(0).await;
-    field.hold(true);
+    field.prevent_pause(true);
     let report = field
         .run_with(&moved, NativeOptions::default(), async |mut progress, cancel| {
             held(&mut progress).await;
@@ -233,7 +233,7 @@ async fn a_cancelled_one_leaves_everything_as_it_was() {
     until("the target's replica to be clean", async || field.keys_in(4, &moved).await == 0).await;
     assert!(field.keyspace(0).await == before);
     // Nothing is in the way of the next one.
-    field.hold(false);
+    field.prevent_pause(false);
     let report = field.run(&moved).await.expect("a migration");
     assert_eq!(report.phase, NativePhase::Done);
     assert!(field.keyspace(1).await == before);
@@ -264,13 +264,13 @@ async fn a_flush_is_tried_again_within_bounds() {
     let field = Field::new(3, 0).await;
     let moved = slots("0-99");
     field.fill(&moved, 2, 64).await;
-    field.hold(true);
+    field.prevent_pause(true);
     let report = field
         .run_with(&moved, NativeOptions::default(), async |mut progress, _| {
             held(&mut progress).await;
             field.cluster.nodes()[1].call(&["FLUSHALL"]);
             told(&mut progress, |s| s.attempt == 2).await;
-            field.hold(false);
+            field.prevent_pause(false);
         })
         .await
         .expect("a migration");
@@ -278,7 +278,7 @@ async fn a_flush_is_tried_again_within_bounds() {
     assert_eq!(report.failures, ["Data was flushed"]);
     assert_eq!(field.keyspace(1).await.len(), 200);
 
-    field.hold(true);
+    field.prevent_pause(true);
     let options = NativeOptions { attempts_max: 1, ..NativeOptions::default() };
     let error = field
         .run_with(&slots("100-199"), options, async |mut progress, _| {
@@ -313,7 +313,7 @@ async fn a_source_that_dies_keeps_its_slots() {
     field.fill(&moved, 3, 64).await;
     let before = field.keyspace(0).await;
     field.check_replica(0, 3).await;
-    field.hold(true);
+    field.prevent_pause(true);
     let options = NativeOptions { unreachable_ms: 300, settle_ms: 300, ..NativeOptions::default() };
     let error = field
         .run_with(&moved, options, async |mut progress, _| {
@@ -361,7 +361,7 @@ async fn migrations_of_others_are_left_alone() {
         let to = field.cluster.node_id(2);
         nodes[0].call(&["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", to]);
     };
-    field.hold(true);
+    field.prevent_pause(true);
     by_hand("500");
     let error = field.run(&slots("0-9")).await.expect_err("another is under way");
     assert!(NativeMigration::is_busy(&error), "{error}");
@@ -372,19 +372,19 @@ async fn migrations_of_others_are_left_alone() {
     let report = field
         .run_with(&slots("0-9"), options, async |mut progress, _| {
             told(&mut progress, |s| s.message.contains("slots 500")).await;
-            field.hold(false);
+            field.prevent_pause(false);
         })
         .await
         .expect("its turn came");
     assert_eq!((report.phase, report.attempts), (NativePhase::Done, 1));
 
     // What would hit another's is refused.
-    field.hold(true);
+    field.prevent_pause(true);
     let mut ours = field.start(&slots("10-19"), 1).await.expect("started");
     by_hand("501");
     let error = ours.cancel(30_000).await.expect_err("another would be cancelled");
     assert!(error.to_string().contains("slots 501"), "{error}");
-    field.hold(false);
+    field.prevent_pause(false);
     until("ours to succeed", async || ours.owner().await.expect("an owner") == NativeOwner::Target).await;
     until("the other to succeed", async || field.cluster.owner_of(501).expect("an owner") == 2).await;
 }
@@ -402,7 +402,7 @@ async fn slots_that_are_elsewhere_are_refused() {
 async fn who_was_cut_off_goes_on() {
     let field = Field::new(3, 0).await;
     let moved = slots("0-9");
-    field.hold(true);
+    field.prevent_pause(true);
     let cut_off = field.start(&moved, 1).await.expect("started");
     let name = cut_off.name().to_owned();
     drop(cut_off);
@@ -411,7 +411,7 @@ async fn who_was_cut_off_goes_on() {
     let report = field
         .run_with(&moved, adopt, async |mut progress, _| {
             held(&mut progress).await;
-            field.hold(false);
+            field.prevent_pause(false);
         })
         .await
         .expect("a migration");
@@ -425,14 +425,14 @@ async fn who_was_cut_off_goes_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dropped_link_of_ours_changes_nothing() {
     let field = Field::new(3, 0).await;
-    field.hold(true);
+    field.prevent_pause(true);
     let report = field
         .run_with(&slots("0-9"), NativeOptions::default(), async |mut progress, _| {
             held(&mut progress).await;
             for node in field.cluster.nodes() {
                 node.call(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
             }
-            field.hold(false);
+            field.prevent_pause(false);
         })
         .await
         .expect("a migration");
@@ -446,13 +446,13 @@ async fn a_dropped_link_of_ours_changes_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_does_not_end_is_given_up() {
     let field = Field::new(3, 0).await;
-    field.hold(true);
+    field.prevent_pause(true);
     let options = NativeOptions { give_up_after_ms: 500, ..NativeOptions::default() };
     let error = field.run_with(&slots("0-9"), options, async |_, _| {}).await.expect_err("it is held");
     let text = error.to_string();
     assert!(text.contains("500 ms") && text.contains("waiting-to-pause"), "{text}");
     assert_eq!(field.cluster.owner_of(0).expect("an owner"), 0);
-    field.hold(false);
+    field.prevent_pause(false);
     field.run(&slots("0-9")).await.expect("nothing is left of the first");
 }
 
@@ -493,7 +493,7 @@ async fn users_who_may_not_are_told() {
 /// A step of a dialogue: the words that the server must be sent, and what it answers; `None` hangs up.
 struct Step(String, Option<String>);
 
-fn say(words: &str, answer: impl Into<String>) -> Step {
+fn step(words: &str, answer: impl Into<String>) -> Step {
     Step(words.to_owned(), Some(answer.into()))
 }
 
@@ -574,7 +574,7 @@ fn ours(state: &str, error: &str, retries: &str) -> String {
 }
 
 fn status(state: &str, error: &str, retries: &str) -> Step {
-    say(&format!("CLUSTER MIGRATION STATUS ID {TASK}"), ours(state, error, retries))
+    step(&format!("CLUSTER MIGRATION STATUS ID {TASK}"), ours(state, error, retries))
 }
 
 fn quick() -> NativeOptions {
@@ -608,7 +608,7 @@ impl Stage {
             let mark = if is_me { mark } else { "" };
             format!("{id} {}@1 {myself}master - 0 1 1 connected{owned}{mark}\n", peer.address)
         };
-        say("CLUSTER NODES", bulk(&(line(&self.source) + &line(&self.target))))
+        step("CLUSTER NODES", bulk(&(line(&self.source) + &line(&self.target))))
     }
 
     /// Plays both parts against a run of `0-9,20-29`.
@@ -652,14 +652,14 @@ async fn redis_is_driven_from_the_target() {
     let old = task(OTHER, "50-59", "import", "completed", ["", "0", "0"]);
     let source = vec![
         stage.nodes(SOURCE, SOURCE, ""),
-        say(LIST, "*0\r\n"),
+        step(LIST, "*0\r\n"),
         stage.nodes(SOURCE, TARGET, ""),
-        say(LIST, format!("*1\r\n{there}")),
+        step(LIST, format!("*1\r\n{there}")),
     ];
     let target = vec![
         stage.nodes(TARGET, SOURCE, ""),
-        say(LIST, format!("*1\r\n{old}")),
-        say(IMPORT, bulk(TASK)),
+        step(LIST, format!("*1\r\n{old}")),
+        step(IMPORT, bulk(TASK)),
         status("connecting", "", "0"),
         status("accumulate-buffer", "", "0"),
         status("streaming-buffer", "", "0"),
@@ -677,26 +677,26 @@ async fn redis_does_not_try_for_ever() {
     let stage = Stage::new();
     let source = vec![
         stage.nodes(SOURCE, SOURCE, ""),
-        say(LIST, "*0\r\n"),
+        step(LIST, "*0\r\n"),
         // To cancel, and to see that both are through.
-        say(LIST, "*0\r\n"),
+        step(LIST, "*0\r\n"),
         stage.nodes(SOURCE, SOURCE, ""),
-        say(LIST, "*0\r\n"),
+        step(LIST, "*0\r\n"),
         stage.nodes(SOURCE, SOURCE, ""),
     ];
     let target = vec![
         stage.nodes(TARGET, SOURCE, ""),
-        say(LIST, "*0\r\n"),
-        say(IMPORT, bulk(TASK)),
+        step(LIST, "*0\r\n"),
+        step(IMPORT, bulk(TASK)),
         status("streaming-buffer", "", "0"),
         status("failed", BROKEN, "0"),
         status("failed", BROKEN, "0"),
         status("connecting", BROKEN, "1"),
         status("failed", BROKEN, "1"),
-        say(&format!("CLUSTER MIGRATION CANCEL ID {TASK}"), ":1\r\n"),
-        say(LIST, ours("canceled", BROKEN, "1")),
+        step(&format!("CLUSTER MIGRATION CANCEL ID {TASK}"), ":1\r\n"),
+        step(LIST, ours("canceled", BROKEN, "1")),
         stage.nodes(TARGET, SOURCE, ""),
-        say(LIST, ours("canceled", BROKEN, "1")),
+        step(LIST, ours("canceled", BROKEN, "1")),
         stage.nodes(TARGET, SOURCE, ""),
     ];
     let options = NativeOptions { attempts_max: 2, ..quick() };
@@ -710,24 +710,24 @@ async fn redis_cancels_one_task_by_its_id() {
     let stage = Stage::new();
     let source = vec![
         stage.nodes(SOURCE, SOURCE, ""),
-        say(LIST, "*0\r\n"),
-        say(LIST, "*0\r\n"),
+        step(LIST, "*0\r\n"),
+        step(LIST, "*0\r\n"),
         stage.nodes(SOURCE, SOURCE, ""),
     ];
     let target = vec![
         stage.nodes(TARGET, SOURCE, ""),
-        say(LIST, "*0\r\n"),
-        say(IMPORT, bulk(TASK)),
+        step(LIST, "*0\r\n"),
+        step(IMPORT, bulk(TASK)),
         status("accumulate-buffer", "", "0"),
-        say(&format!("CLUSTER MIGRATION CANCEL ID {TASK}"), ":1\r\n"),
+        step(&format!("CLUSTER MIGRATION CANCEL ID {TASK}"), ":1\r\n"),
         // It first removes what it has received.
-        say(LIST, ours("streaming-buffer", "", "0")),
-        say(LIST, ours("canceled", "Cancelled due to user request", "0")),
+        step(LIST, ours("streaming-buffer", "", "0")),
+        step(LIST, ours("canceled", "Cancelled due to user request", "0")),
         stage.nodes(TARGET, SOURCE, ""),
     ];
     // The source is asked as often as the target.
     let mut source = source;
-    source.insert(2, say(LIST, "*0\r\n"));
+    source.insert(2, step(LIST, "*0\r\n"));
     let options = NativeOptions { poll_ms: 600_000, ..quick() };
     let report = stage.perform(source, target, options, Some("accumulate-buffer")).await;
     let report = report.expect("a cancellation");
@@ -739,15 +739,15 @@ async fn a_lost_reply_is_looked_up() {
     let stage = Stage::new();
     let source = vec![
         stage.nodes(SOURCE, SOURCE, ""),
-        say(LIST, "*0\r\n"),
+        step(LIST, "*0\r\n"),
         stage.nodes(SOURCE, TARGET, ""),
-        say(LIST, "*0\r\n"),
+        step(LIST, "*0\r\n"),
     ];
     let target = vec![
         stage.nodes(TARGET, SOURCE, ""),
-        say(LIST, "*0\r\n"),
+        step(LIST, "*0\r\n"),
         Step(IMPORT.to_owned(), None),
-        say(LIST, ours("connecting", "", "0")),
+        step(LIST, ours("connecting", "", "0")),
         status("completed", "", "0"),
         stage.nodes(TARGET, TARGET, ""),
     ];
@@ -760,7 +760,7 @@ async fn redis_has_one_task_a_node() {
     let stage = Stage::new();
     let other = task(OTHER, "50-59", "import", "failed", [BROKEN, "7", "0"]);
     let source = vec![stage.nodes(SOURCE, SOURCE, "")];
-    let target = vec![stage.nodes(TARGET, SOURCE, ""), say(LIST, format!("*1\r\n{other}"))];
+    let target = vec![stage.nodes(TARGET, SOURCE, ""), step(LIST, format!("*1\r\n{other}"))];
     let error = stage.perform(source, target, quick(), None).await.expect_err("it will be tried again");
     assert!(NativeMigration::is_busy(&error) && error.side == Side::Target, "{error}");
 
@@ -777,12 +777,12 @@ async fn redis_is_found_by_its_commands() {
     let part = play(
         listener,
         vec![
-            say(
+            step(
                 "CLUSTER GETSLOTMIGRATIONS",
                 "-ERR unknown subcommand 'GETSLOTMIGRATIONS'. Try CLUSTER HELP.\r\n",
             ),
-            say(LIST, "*0\r\n"),
-            say(
+            step(LIST, "*0\r\n"),
+            step(
                 "CLUSTER MIGRATION IMPORT ?",
                 "-ERR wrong number of arguments for 'cluster|migration' command\r\n",
             ),

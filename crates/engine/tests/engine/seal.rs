@@ -4,7 +4,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::endpoint::Endpoint;
 use whimbrel_engine::error::Side;
 use whimbrel_engine::link::LinkOptions;
-use whimbrel_engine::seal::{Fence, FenceKind};
+use whimbrel_engine::seal::{FenceKind, WriterFence};
 use whimbrel_lab::{Engine, Server};
 
 whimbrel_lab::for_each_engine! {
@@ -43,8 +43,8 @@ impl Fenced {
         self.server.call(&command.split(' ').collect::<Vec<_>>());
     }
 
-    async fn plan(&self) -> Fence {
-        Fence::plan(&self.deployment, FenceKind::Acl).await.expect("users that may write")
+    async fn plan(&self) -> WriterFence {
+        WriterFence::plan(&self.deployment, FenceKind::Acl).await.expect("users that may write")
     }
 
     /// What a user may do, as the server tells it; `None` where it is unknown.

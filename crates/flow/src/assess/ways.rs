@@ -8,7 +8,7 @@ use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::feed;
 use whimbrel_engine::remedy::Remedy;
-use whimbrel_engine::seal::{Fence, FenceKind, check_rights};
+use whimbrel_engine::seal::{FenceKind, WriterFence, check_rights};
 
 use crate::copy::{self, CopyOptions};
 
@@ -129,5 +129,5 @@ async fn follow(source: &Deployment, why_not: fn(feed::Prospect) -> Option<Strin
 
 async fn fence(source: &Deployment, kind: FenceKind) -> Result<()> {
     check_rights(source, kind).await?;
-    Fence::plan(source, kind).await.map(drop)
+    WriterFence::plan(source, kind).await.map(drop)
 }

@@ -32,7 +32,7 @@ pub use crate::large::Existing;
 pub use crate::pipeline::{CopyOptions, DbPair};
 
 pub(crate) use self::passes::{
-    doubtful, layout, look_at_target, note_evicted, passes, record, remember, run_pass, target_runs,
+    doubtful, layout, note_evicted, passes, poll_target, record, remember, run_pass, target_runs,
 };
 pub(crate) use self::preflight::check_way_back;
 use crate::journal::{Journal, JournalState};

@@ -140,7 +140,7 @@ async fn try_target_runs(shared: &Arc<Shared>) -> Result<HashMap<String, String>
 }
 
 /// Looks whether the primaries of the target are the processes they were; those that are not are in doubt.
-pub(crate) async fn look_at_target(shared: &Arc<Shared>) {
+pub(crate) async fn poll_target(shared: &Arc<Shared>) {
     if let Err(error) = try_target_runs(shared).await {
         tracing::debug!(%error, "a primary of the target does not answer");
     }

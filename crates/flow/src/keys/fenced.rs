@@ -17,7 +17,7 @@ const UNLINK: &str = include_str!("unlink.lua");
 
 /// A fence, and what it has to be.
 #[derive(Debug, Clone, Copy)]
-pub struct Fence<'a> {
+pub struct DataFence<'a> {
     /// Its name, in the slot of the keys.
     pub key: &'a [u8],
     /// Its value.
@@ -40,7 +40,7 @@ pub enum Fenced {
 }
 
 /// Queues a script that replaces keys by these states, payloads all of them. Its reply is for [`written`].
-pub fn push_write(out: &mut Outbox, fence: Fence<'_>, states: &[KeyState]) {
+pub fn push_write(out: &mut Outbox, fence: DataFence<'_>, states: &[KeyState]) {
     push(out, RESTORE, fence, states.iter().map(|state| &state.key), 2 * states.len());
     for state in states {
         out.arg_int(restore_time(state.expires_at_ms));
@@ -53,7 +53,7 @@ pub fn push_write(out: &mut Outbox, fence: Fence<'_>, states: &[KeyState]) {
 }
 
 /// Queues a script that removes keys. Its reply is for [`removed`].
-pub fn push_unlink(out: &mut Outbox, fence: Fence<'_>, keys: &[Bytes]) {
+pub fn push_unlink(out: &mut Outbox, fence: DataFence<'_>, keys: &[Bytes]) {
     push(out, UNLINK, fence, keys.iter(), 0);
 }
 
@@ -61,7 +61,7 @@ pub fn push_unlink(out: &mut Outbox, fence: Fence<'_>, keys: &[Bytes]) {
 fn push<'a>(
     out: &mut Outbox,
     script: &str,
-    fence: Fence<'_>,
+    fence: DataFence<'_>,
     keys: impl ExactSizeIterator<Item = &'a Bytes>,
     more: usize,
 ) {

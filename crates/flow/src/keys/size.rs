@@ -23,7 +23,7 @@ const SAMPLES_ALL: &[u8] = b"0";
 
 /// How closely a server looks at a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Look {
+pub enum Samples {
     /// At some of its elements.
     First,
     /// At all of them: only where the first look [may have left out](was_sampled) large ones.
@@ -31,10 +31,10 @@ pub enum Look {
 }
 
 /// The question how much memory a key takes.
-pub fn usage(key: &[u8], look: Look) -> [&[u8]; 5] {
+pub fn usage(key: &[u8], look: Samples) -> [&[u8]; 5] {
     let samples = match look {
-        Look::First => SAMPLES_FIRST,
-        Look::All => SAMPLES_ALL,
+        Samples::First => SAMPLES_FIRST,
+        Samples::All => SAMPLES_ALL,
     };
     [b"MEMORY", b"USAGE", key, b"SAMPLES", samples]
 }
@@ -50,8 +50,8 @@ pub fn was_sampled(reply: &Value, large_bytes: u64) -> bool {
 /// # Errors
 /// Whatever the link reports; what a server refuses is a reply.
 pub async fn usage_of(link: &mut Link, keys: &[Bytes], large_bytes: u64, asking: bool) -> Result<Vec<Value>> {
-    let mut replies = look(link, &keys.iter().collect::<Vec<_>>(), Look::First, asking).await?;
-    look_closely(link, keys, &mut replies, large_bytes, asking).await?;
+    let mut replies = measure(link, &keys.iter().collect::<Vec<_>>(), Samples::First, asking).await?;
+    measure_exactly(link, keys, &mut replies, large_bytes, asking).await?;
     Ok(replies)
 }
 
@@ -59,7 +59,7 @@ pub async fn usage_of(link: &mut Link, keys: &[Bytes], large_bytes: u64, asking:
 ///
 /// # Errors
 /// As [`usage_of`].
-pub async fn look_closely(
+pub async fn measure_exactly(
     link: &mut Link,
     keys: &[Bytes],
     replies: &mut [Value],
@@ -69,14 +69,14 @@ pub async fn look_closely(
     let again: Vec<usize> = (0..keys.len()).filter(|&at| was_sampled(&replies[at], large_bytes)).collect();
     if !again.is_empty() {
         let some: Vec<&Bytes> = again.iter().map(|&at| &keys[at]).collect();
-        for (at, reply) in again.into_iter().zip(look(link, &some, Look::All, asking).await?) {
+        for (at, reply) in again.into_iter().zip(measure(link, &some, Samples::All, asking).await?) {
             replies[at] = reply;
         }
     }
     Ok(())
 }
 
-async fn look(link: &mut Link, keys: &[&Bytes], how: Look, asking: bool) -> Result<Vec<Value>> {
+async fn measure(link: &mut Link, keys: &[&Bytes], how: Samples, asking: bool) -> Result<Vec<Value>> {
     for key in keys {
         if asking {
             link.push(&[b"ASKING"]);
@@ -139,7 +139,7 @@ pub async fn sizes_of(link: &mut Link, keys: &[Bytes], large_bytes: u64, at_once
     for key in keys {
         link.push(&[b"STRLEN", key]);
         if at_once {
-            link.push(&usage(key, Look::First));
+            link.push(&usage(key, Samples::First));
         }
     }
     link.flush().await?;
@@ -166,7 +166,7 @@ pub async fn sizes_of(link: &mut Link, keys: &[Bytes], large_bytes: u64, at_once
     if !at_once {
         usages = usage_of(link, &keys, large_bytes, false).await?;
     } else {
-        look_closely(link, &keys, &mut usages, large_bytes, false).await?;
+        measure_exactly(link, &keys, &mut usages, large_bytes, false).await?;
     }
     for (at, usage) in places.into_iter().zip(usages) {
         sizes[at] = match (ServerError::of(&usage), usage) {

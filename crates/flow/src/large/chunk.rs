@@ -135,7 +135,7 @@ impl Pace {
     }
 
     /// Learns from a reply. It grows step by step only: what comes next may be larger than what was seen.
-    pub(super) fn learn(&mut self, elements: usize, bytes: usize) {
+    pub(super) fn adapt(&mut self, elements: usize, bytes: usize) {
         let Some(element_bytes) = bytes.checked_div(elements) else { return };
         let fitting = (self.chunk_bytes / element_bytes.max(1)).clamp(1, ELEMENTS_MAX);
         self.count = fitting.min(self.count * GROWTH_MAX);
@@ -194,15 +194,15 @@ mod tests {
         assert_eq!(pace.count(), 1);
         for expected in [4, 16, 64, 100, 100] {
             let asked = pace.count();
-            pace.learn(asked, asked * 10);
+            pace.adapt(asked, asked * 10);
             assert_eq!(pace.count(), expected);
         }
-        pace.learn(2, 10_000);
+        pace.adapt(2, 10_000);
         assert_eq!(pace.count(), 1);
-        pace.learn(0, 0);
+        pace.adapt(0, 0);
         assert_eq!(pace.count(), 1);
         for _ in 0..9 {
-            pace.learn(1, 0);
+            pace.adapt(1, 0);
         }
         assert_eq!(pace.count(), ELEMENTS_MAX);
     }

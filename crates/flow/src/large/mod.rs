@@ -17,8 +17,8 @@
 //!
 //! **Slots on the move.** In a slot that the target is importing no staging key can be renamed, and none is
 //! needed: nobody reads the key before the slot is handed over. There the value is assembled under [its own
-//! name](Place::Importing). Hashes, sets and sorted sets are then read without `WATCH`: the one that asks for
-//! it follows the changes of their elements.
+//! name](Assembly::Importing). Hashes, sets and sorted sets are then read without `WATCH`: the caller follows
+//! the changes of their elements.
 //!
 //! **Short commands.** A command moves [`Transfer::chunk_bytes`] or a thousand elements at most. Strings
 //! above 64 MiB are the exception: while one grows on the target, the server's allocator moves it a few
@@ -50,7 +50,7 @@ use whimbrel_wire::value::Value;
 
 pub(crate) use staging::STAGING_PREFIX;
 pub use staging::{staging_job, staging_key};
-pub use task::{Existing, KeyType, Outcome, Place, Transfer, type_of};
+pub use task::{Assembly, Existing, KeyType, Outcome, Transfer, type_of};
 
 use chunk::{Chunk, Expect, Reader};
 use scanned::{Scanned, ScannedType};
@@ -92,8 +92,8 @@ const COMPARED_ELEMENTS_MAX: i64 = 512;
 /// elements, as it does when the target fails over. `Own` where `stop` was cancelled.
 pub async fn transfer(source: &mut Link, target: &mut Link, t: &Transfer<'_>) -> Result<Outcome> {
     let staging = match t.place {
-        Place::Staging | Place::Followed => Bytes::from(staging_key(t.job, t.key)),
-        Place::Importing { .. } => Bytes::copy_from_slice(t.key),
+        Assembly::Staging | Assembly::Followed => Bytes::from(staging_key(t.job, t.key)),
+        Assembly::Importing { .. } => Bytes::copy_from_slice(t.key),
     };
     let mover = Mover { t, staging };
     let result = mover.run(source, target).await;
@@ -168,12 +168,12 @@ impl Mover<'_> {
     }
 
     fn importing(&self) -> bool {
-        matches!(self.t.place, Place::Importing { .. })
+        matches!(self.t.place, Assembly::Importing { .. })
     }
 
     /// Whether changes of the key's elements are somebody else's business.
     fn follows(&self, kind: &KeyType) -> bool {
-        self.t.place != Place::Staging && matches!(kind, KeyType::Hash | KeyType::Set | KeyType::Zset)
+        self.t.place != Assembly::Staging && matches!(kind, KeyType::Hash | KeyType::Set | KeyType::Zset)
     }
 
     /// Queues a command about the staged value.
@@ -281,7 +281,7 @@ impl Mover<'_> {
         {
             return Err(Halt::Changed);
         }
-        let is_followed = self.follows(kind) && self.t.place == Place::Followed;
+        let is_followed = self.follows(kind) && self.t.place == Assembly::Followed;
         if (*kind == KeyType::Hash || is_followed) && sent.cardinality == 0 {
             // All fields have expired, and the source has not got round to removing them; or all elements
             // were removed before they were read, and whatever came since is followed.
@@ -456,7 +456,7 @@ impl Mover<'_> {
         let at = closing.expires_at_ms.map(|ms| ms.max(1).to_string());
         if self.importing() {
             let followed = !matches!(cardinality_command, b"STRLEN" | b"LLEN" | b"XLEN");
-            let immortal = followed && self.t.place == Place::Importing { mortal: false };
+            let immortal = followed && self.t.place == Assembly::Importing { mortal: false };
             if let Some(at) = at.filter(|_| !immortal) {
                 self.push(target, &[b"PEXPIREAT", key, at.as_bytes()]);
                 target.flush().await?;

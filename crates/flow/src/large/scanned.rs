@@ -135,7 +135,7 @@ impl Reader for Scanned {
             items = self.page(source, &cursor).await?;
         }
         let width = self.kind.width();
-        self.pace.learn(items.len() / width, bytes_of(&items));
+        self.pace.adapt(items.len() / width, bytes_of(&items));
         let times =
             if self.field_ttl { self.field_times(source, &mut items).await? } else { BTreeMap::new() };
         if !times.is_empty() && !self.field_ttl_held {

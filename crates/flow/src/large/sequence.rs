@@ -90,7 +90,7 @@ impl Reader for ListReader {
             // A list is never empty: the key is gone.
             return if self.pos == 0 { Err(Halt::Changed) } else { Ok(None) };
         }
-        self.pace.learn(items.len(), bytes);
+        self.pace.adapt(items.len(), bytes);
         self.pos += items.len();
         let mut chunk = Chunk { elements: items.len() as u64, bytes: bytes as u64, ..Chunk::default() };
         chunk.push_split(

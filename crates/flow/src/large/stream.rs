@@ -315,7 +315,7 @@ impl StreamReader {
             bytes += bytes_of(&fields);
             self.window.push_back(Entry { id, fields });
         }
-        self.pace.learn(self.window.len(), bytes);
+        self.pace.adapt(self.window.len(), bytes);
         self.exhausted = self.window.len() < asked;
         Ok(())
     }

@@ -19,10 +19,10 @@ pub enum Existing {
 
 /// Where on the target the value is assembled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum Assembly {
     /// Under a staging key, which takes the place of the key in one transaction.
     Staging,
-    /// As [`Place::Staging`], but a hash, set or sorted set takes its place also where it changed while it
+    /// As [`Assembly::Staging`], but a hash, set or sorted set takes its place also where it changed while it
     /// was read: the caller transfers its changed elements once more.
     Followed,
     /// Under its own name, in a slot that the target is importing: every command follows an `ASKING`. What is
@@ -43,7 +43,7 @@ pub struct Transfer<'a> {
     /// What to do where the target has it already.
     pub existing: Existing,
     /// Where it is assembled.
-    pub place: Place,
+    pub place: Assembly,
     /// How much to read or write at once, in bytes. An element that is larger moves alone.
     pub chunk_bytes: usize,
     /// How often to try, because the key changed while it was read.

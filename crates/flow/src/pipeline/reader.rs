@@ -22,7 +22,7 @@ use super::shared::Shared;
 use super::tracker::Origins;
 use crate::budget::MemoryPermit;
 use crate::keys::read::{Answer, UNSTABLE_ROUNDS_MAX};
-use crate::keys::size::{GROUP_BYTES, GROUP_KEYS_MAX, Look, pack, usage, was_sampled};
+use crate::keys::size::{GROUP_BYTES, GROUP_KEYS_MAX, Samples, pack, usage, was_sampled};
 use crate::keys::{Fetch, Found, KeyState, Read, Way};
 use crate::progress::CopyProgress;
 use crate::retry::Backoff;
@@ -182,7 +182,7 @@ impl Reader {
             return true;
         }
         let bytes: u64 = states.iter().map(KeyState::bytes).sum();
-        self.learn(states.len(), bytes, states.iter().map(KeyState::bytes).max().unwrap_or(0));
+        self.adapt(states.len(), bytes, states.iter().map(KeyState::bytes).max().unwrap_or(0));
         CopyProgress::add(&self.shared.progress.bytes_read, bytes);
         // Where the copy is stopped, what has been read is written all the same.
         self.shared.limits.paced(self.shared.limits.rates.take_bytes(bytes)).await;
@@ -195,7 +195,7 @@ impl Reader {
         out.send(batch).await.is_ok()
     }
 
-    fn learn(&mut self, keys: usize, bytes: u64, largest: u64) {
+    fn adapt(&mut self, keys: usize, bytes: u64, largest: u64) {
         let mean = bytes as f64 / keys.max(1) as f64;
         self.average_bytes = (self.average_bytes * 0.7 + mean * 0.3).max(16.0);
         if largest >= CAREFUL_VALUE_BYTES {
@@ -320,7 +320,7 @@ impl Reader {
         let mut replies = self
             .exchange(&|out| {
                 for key in keys {
-                    out.push(&usage(key, Look::First));
+                    out.push(&usage(key, Samples::First));
                 }
                 keys.len()
             })
@@ -333,7 +333,7 @@ impl Reader {
         let exact = self
             .exchange(&|out| {
                 for &i in &sampled {
-                    out.push(&usage(&keys[i], Look::All));
+                    out.push(&usage(&keys[i], Samples::All));
                 }
                 sampled.len()
             })
@@ -430,9 +430,9 @@ impl Reader {
             let mut value = self.follow_call(key, &[fetch.command(), key]).await?;
             if ServerError::of(&value).is_some_and(|e| e.code == Code::WrongType) {
                 let big = self.shared.options.big_key_bytes;
-                let mut size = self.follow_usage(key, Look::First).await?;
+                let mut size = self.follow_usage(key, Samples::First).await?;
                 if was_sampled(&size, big) {
-                    size = self.follow_usage(key, Look::All).await?;
+                    size = self.follow_usage(key, Samples::All).await?;
                 }
                 if size.as_int().is_some_and(|n| n.unsigned_abs() > big) {
                     // Too large to be read here in one piece: its slot is gone through again when it has
@@ -454,7 +454,7 @@ impl Reader {
         Ok(Fetched::Found(Found::Unstable, Fetch::String))
     }
 
-    async fn follow_usage(&mut self, key: &Bytes, look: Look) -> Result<Value> {
+    async fn follow_usage(&mut self, key: &Bytes, look: Samples) -> Result<Value> {
         self.follow_call(key, &usage(key, look)).await
     }
 

@@ -357,7 +357,7 @@ impl Writer {
         match outcome {
             large::Outcome::Written { bytes, .. } => {
                 self.shared.failures.arrived(self.unit.db, &key);
-                if self.place() == large::Place::Followed {
+                if self.place() == large::Assembly::Followed {
                     self.shared.followed.add(self.unit.db, &key);
                 }
                 CopyProgress::add(&progress.big, 1);
@@ -424,10 +424,10 @@ impl Writer {
     }
 
     /// Where changed elements are transferred by somebody, a key need not rest while it is read.
-    fn place(&self) -> large::Place {
+    fn place(&self) -> large::Assembly {
         match self.shared.followed.is_seen(&self.unit.shard_id) {
-            true => large::Place::Followed,
-            false => large::Place::Staging,
+            true => large::Assembly::Followed,
+            false => large::Assembly::Staging,
         }
     }
 

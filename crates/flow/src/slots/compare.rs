@@ -185,20 +185,20 @@ pub async fn has_other_databases(link: &mut Link) -> Result<bool> {
 }
 
 /// What is compared first.
-struct Look {
+struct FirstAnswer {
     payload: Bytes,
     /// What `PTTL` says.
     ttl_ms: i64,
 }
 
-impl Look {
+impl FirstAnswer {
     /// Its time comes at any moment, and may have come on one side already.
     fn is_due(&self) -> bool {
         (0..100).contains(&self.ttl_ms)
     }
 
     /// Both sides are asked within a moment; a difference beyond that is one that matters.
-    fn same_expiry(&self, other: &Look) -> bool {
+    fn same_expiry(&self, other: &FirstAnswer) -> bool {
         match (self.ttl_ms, other.ttl_ms) {
             (-1, ttl) | (ttl, -1) => ttl == -1,
             (a, b) => a.abs_diff(b) <= TTL_TOLERANCE_MS,
@@ -206,7 +206,7 @@ impl Look {
     }
 }
 
-async fn read(link: &mut Link, keys: &[Bytes], asking: bool) -> Result<Vec<Option<Look>>> {
+async fn read(link: &mut Link, keys: &[Bytes], asking: bool) -> Result<Vec<Option<FirstAnswer>>> {
     for key in keys {
         let commands: [&[&[u8]]; 2] = [&[b"PTTL", key], &[b"DUMP", key]];
         for command in commands {
@@ -223,7 +223,7 @@ async fn read(link: &mut Link, keys: &[Bytes], asking: bool) -> Result<Vec<Optio
         let dump = reply(link, asking, b"DUMP").await?.into_bytes();
         looks.push(dump.filter(|_| ttl != -2).map(|dump| {
             let len = dump.len().saturating_sub(Footer::LEN);
-            Look { payload: dump.slice(..len), ttl_ms: ttl }
+            FirstAnswer { payload: dump.slice(..len), ttl_ms: ttl }
         }));
     }
     Ok(looks)

@@ -20,10 +20,10 @@ use whimbrel_wire::payload;
 use whimbrel_wire::value::Value;
 
 use super::shared::{Change, Shared};
-use crate::keys::size::{Look, look_closely, pack, usage, usage_of};
+use crate::keys::size::{Samples, measure_exactly, pack, usage, usage_of};
 use crate::keys::{Fetch, Found, KeyState, Read, Way, Write, WriteMode, Written, read_together, write_all};
 use crate::large::elements;
-use crate::large::{self, KeyType, Outcome, Place, Transfer};
+use crate::large::{self, Assembly, KeyType, Outcome, Transfer};
 
 /// Keys that are listed at once, and slots that are asked for at once.
 const PIECE_KEYS_MAX: u64 = 1_024;
@@ -265,7 +265,7 @@ impl Lane {
         let mut states: Vec<KeyState> = Vec::new();
         for group in groups {
             shared.check_stop()?;
-            let _turn = shared.turn().await;
+            let _turn = shared.enter().await;
             let parts = [(strings, &group.strings[..]), (payloads, &group.payloads[..])];
             let (found, written) = tokio::join!(
                 read_together(&mut self.source, &parts),
@@ -314,7 +314,7 @@ impl Lane {
         for key in keys {
             self.source.push(&[b"STRLEN", key]);
             if asks_both {
-                self.source.push(&usage(key, Look::First));
+                self.source.push(&usage(key, Samples::First));
             }
         }
         self.source.flush().await?;
@@ -358,7 +358,7 @@ impl Lane {
         };
         let (names, mut looks): (Vec<_>, Vec<_>) =
             seen.into_iter().filter_map(|other| Some((other.key, other.looked_at?))).unzip();
-        look_closely(&mut self.source, &names, &mut looks, big_key_bytes, false).await?;
+        measure_exactly(&mut self.source, &names, &mut looks, big_key_bytes, false).await?;
         keys.extend(names);
         replies.extend(looks);
         let mut sized = Vec::with_capacity(keys.len());
@@ -388,7 +388,7 @@ impl Lane {
             shared.stream(&key);
         }
         // Held for the beginning only: a large key may take longer than anybody can wait.
-        drop(shared.turn().await);
+        drop(shared.enter().await);
         let _permit = shared.big_transfers.start().await;
         let is_draining = shared.is_draining();
         if is_draining && shared.took_ms(&key) > shared.options.drain_ms_max {
@@ -406,7 +406,7 @@ impl Lane {
         let t = Transfer {
             key: &key,
             existing: large::Existing::Replace,
-            place: Place::Importing { mortal: is_draining },
+            place: Assembly::Importing { mortal: is_draining },
             chunk_bytes: shared.options.chunk_bytes,
             tries_max: large::TRIES_FOLLOWED_MAX,
             job: &shared.options.job,

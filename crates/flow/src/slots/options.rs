@@ -47,7 +47,7 @@ impl TargetGate {
     }
 
     /// Waits while another job has the target to itself, which it cannot begin before the permit is dropped.
-    pub(super) async fn turn(&self) -> RwLockReadGuard<'_, ()> {
+    pub(super) async fn enter(&self) -> RwLockReadGuard<'_, ()> {
         self.0.read().await
     }
 }

@@ -176,11 +176,11 @@ impl Shared {
     }
 
     /// Waits while another job has the target to itself, which it cannot begin before the permit is dropped.
-    pub(super) async fn turn(&self) -> Option<RwLockReadGuard<'_, ()>> {
+    pub(super) async fn enter(&self) -> Option<RwLockReadGuard<'_, ()>> {
         if self.is_draining() {
             return None;
         }
-        Some(self.options.quiet.turn().await)
+        Some(self.options.quiet.enter().await)
     }
 
     /// From now on the key is followed by its elements, where its type allows it.

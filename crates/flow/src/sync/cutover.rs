@@ -15,7 +15,7 @@ use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::feed::{Feed, FeedKind, History};
 use whimbrel_engine::probe::Info;
 use whimbrel_engine::remedy::Remedy;
-use whimbrel_engine::seal::{Fence, FenceKind, Reached, Seal, check_rights};
+use whimbrel_engine::seal::{FenceKind, Reached, Seal, WriterFence, check_rights};
 
 use super::compare::{Sample, chance_of_one_percent};
 use super::conditions::{is_wanted, refused};
@@ -33,7 +33,7 @@ use crate::pipeline::Shared;
 use crate::verify::Settle;
 
 /// How often slots are repaired before a cutover gives up on them.
-const MENDS_MAX: u32 = 20;
+const REPAIRS_MAX: u32 = 20;
 
 /// What is left of the pause for fencing the writers off, when everything has been compared.
 pub(super) const FENCE_SHARE: f64 = 0.2;
@@ -49,7 +49,7 @@ impl Syncer {
         options: &CutoverOptions,
         withdrawn: &CancellationToken,
     ) -> Result<CutoverReport> {
-        for _ in 0..MENDS_MAX {
+        for _ in 0..REPAIRS_MAX {
             self.repair().await?;
             if self.is_calm() {
                 break;
@@ -68,7 +68,7 @@ impl Syncer {
         if let Some(lift) = &lift {
             lift.check_lift(&self.shared.target).await?;
         }
-        let fence = Fence::plan(&source, options.fence).await?;
+        let fence = WriterFence::plan(&source, options.fence).await?;
         let keys = self.keys_of_source().await?;
         let streams = self.streams_with_groups().await?;
         let sample = self.sample(options.compare).await?;
@@ -136,7 +136,7 @@ impl Syncer {
             FenceKind::Front => {
                 self.switch_front(options, &mut report, fences, feeds, &chosen).await.map_err(Into::into)
             }
-            _ => self.hold_and_switch(options, &mut report, fences, feeds, &chosen).await,
+            _ => self.pause_and_switch(options, &mut report, fences, feeds, &chosen).await,
         };
         self.forget_fence(options.fence, outcome)?;
         Ok(report)
@@ -144,7 +144,7 @@ impl Syncer {
 
     /// Writes the fence down before it goes up: the process that goes on after a crash knows what to take
     /// down.
-    fn note_fence(&mut self, fence: &Fence, fronted: Option<Fronted>) -> Result<()> {
+    fn note_fence(&mut self, fence: &WriterFence, fronted: Option<Fronted>) -> Result<()> {
         (self.state.cut_over, self.state.fronted) = (Some(fence.clone()), fronted);
         if let Err(e) = self.save_at_once() {
             (self.state.cut_over, self.state.fronted) = (None, None);
@@ -173,7 +173,7 @@ impl Syncer {
     /// Transfers most of what was written during the rehearsal, and while somebody else got ready. What that
     /// has brought into doubt would be found under the pause.
     async fn calm_down(&mut self) -> Result<()> {
-        for _ in 0..MENDS_MAX {
+        for _ in 0..REPAIRS_MAX {
             self.rounds().await?;
             if self.is_calm() {
                 break;
@@ -185,11 +185,11 @@ impl Syncer {
     }
 
     /// All that happens while writers are held.
-    async fn hold_and_switch(
+    async fn pause_and_switch(
         &mut self,
         options: &CutoverOptions,
         report: &mut CutoverReport,
-        (fence, lift): (&Fence, Option<&Fence>),
+        (fence, lift): (&WriterFence, Option<&WriterFence>),
         feeds: Vec<Feed>,
         chosen: &(Sample, Streams),
     ) -> Result<(), NotSwitched> {
@@ -258,8 +258,8 @@ impl Syncer {
     /// target is, to which nobody but us has written so far, and how many clients were ended that waited.
     async fn switch(
         &self,
-        fence: &Fence,
-        lift: Option<&Fence>,
+        fence: &WriterFence,
+        lift: Option<&WriterFence>,
         feeds: &[Feed],
         seal: &mut Seal,
     ) -> Result<(Vec<Position>, u64), NotSwitched> {
@@ -329,7 +329,7 @@ impl Syncer {
         compared.refusal().map_or(Ok(()), Err)?;
         // A primary of the target that was replaced may lack what its predecessor had acknowledged, and slots
         // of the source that moved may be written to where nobody is held.
-        copy::look_at_target(&self.shared).await;
+        copy::poll_target(&self.shared).await;
         self.shared.refresh_source().await;
         if !self.is_calm() {
             return Err(refused("slots moved, or a server of the target was replaced"));
@@ -374,7 +374,7 @@ impl From<Error> for NotSwitched {
 ///
 /// **Invariant:** no writer comes in between. The pause is still on everywhere when the fence is up, or else
 /// the fence is taken down again; what cannot be taken down at once is said to stay.
-async fn raise(fence: &Fence, source: &Deployment, seal: &mut Seal) -> Result<u64, NotSwitched> {
+async fn raise(fence: &WriterFence, source: &Deployment, seal: &mut Seal) -> Result<u64, NotSwitched> {
     let until = seal.until();
     let in_time = || match until {
         Some(until) if std::time::Instant::now() < until => Ok(()),

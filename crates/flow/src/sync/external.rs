@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_engine::error::{Error, ErrorKind, Result, Side, StillWritten};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Info;
-use whimbrel_engine::seal::{Fence, WritingClient, writing_clients};
+use whimbrel_engine::seal::{WriterFence, WritingClient, writing_clients};
 
 use super::compare::Sample;
 use super::conditions::{is_wanted, refused};
@@ -83,7 +83,7 @@ pub(super) struct QuietWait {
 
 /// What is known of the writes to one primary.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Look {
+struct Activity {
     address: String,
     /// The feed has come so far.
     offset: u64,
@@ -99,7 +99,7 @@ struct Look {
 #[derive(Debug)]
 pub(super) struct Watch {
     links: BTreeMap<String, Link>,
-    looks: Vec<Look>,
+    looks: Vec<Activity>,
     /// Since when nobody has written, as far as it is known.
     since: Instant,
     clients: BTreeMap<WritingClient, Instant>,
@@ -213,9 +213,9 @@ fn shown_client(client: &WritingClient) -> String {
     text + ")"
 }
 
-impl Look {
+impl Activity {
     /// Whether somebody has certainly written to this primary since it was looked at before.
-    fn shows_writes_since(&self, earlier: &[Look]) -> bool {
+    fn shows_writes_since(&self, earlier: &[Activity]) -> bool {
         let before = earlier.iter().find(|look| look.address == self.address && look.is_whole);
         self.is_whole
             && before.is_some_and(|before| self.writes.0 > before.writes.1 || self.unseen > before.unseen)
@@ -264,7 +264,7 @@ impl Syncer {
         options: &CutoverOptions,
         quiet: QuietWait,
         report: &mut CutoverReport,
-        lift: Option<&Fence>,
+        lift: Option<&WriterFence>,
         chosen: &(Sample, Streams),
         withdrawn: &CancellationToken,
     ) -> Result<()> {
@@ -316,9 +316,9 @@ impl Syncer {
             };
             let compared = compared?;
             // A primary of the target that was replaced may lack what its predecessor had acknowledged.
-            copy::look_at_target(&self.shared).await;
+            copy::poll_target(&self.shared).await;
             self.shared.refresh_source().await;
-            if !self.is_in_order() || self.look_for_writes(watch).await? {
+            if !self.is_in_order() || self.check_for_writes(watch).await? {
                 continue;
             }
             self.drain().await?;
@@ -328,7 +328,7 @@ impl Syncer {
             report.compared = compared.keys;
             // What has expired during the comparison has just been transferred, and nobody has written
             // meanwhile.
-            if self.is_in_order() && !self.look_for_writes(watch).await? {
+            if self.is_in_order() && !self.check_for_writes(watch).await? {
                 return Ok(());
             }
         }
@@ -338,9 +338,9 @@ impl Syncer {
     /// What a dry run can tell: who writes now.
     pub(super) async fn rehearse_quiet(&mut self) -> Result<ExternalReport> {
         let mut watch = Watch::new();
-        self.look_for_writes(&mut watch).await?;
+        self.check_for_writes(&mut watch).await?;
         sleep(NAMES_EVERY).await;
-        self.look_for_writes(&mut watch).await?;
+        self.check_for_writes(&mut watch).await?;
         Ok(watch.report(0))
     }
 
@@ -363,7 +363,7 @@ impl Syncer {
                 self.status.phase(SyncPhase::CuttingOver);
                 watch.looks.clear();
             }
-            let wrote = self.look_for_writes(watch).await?;
+            let wrote = self.check_for_writes(watch).await?;
             self.drain().await?;
             self.save()?;
             watch.waited = waited + began.elapsed();
@@ -380,10 +380,10 @@ impl Syncer {
 
     /// Whether somebody has written since the last look, or may have. What was touched is still there to be
     /// transferred.
-    pub(super) async fn look_for_writes(&mut self, watch: &mut Watch) -> Result<bool> {
+    pub(super) async fn check_for_writes(&mut self, watch: &mut Watch) -> Result<bool> {
         let mut looks = Vec::new();
         for index in 0..self.sources.len() {
-            match self.look_at(index, watch).await {
+            match self.check_source(index, watch).await {
                 Ok(look) => looks.extend(look),
                 Err(error) => {
                     // What it has done meanwhile nobody knows.
@@ -427,7 +427,7 @@ impl Syncer {
     pub(super) async fn has_been_written(&mut self, watch: &mut Watch) -> bool {
         let mut has_been = false;
         for index in 0..self.sources.len() {
-            let Ok(Some(now)) = self.look_at(index, watch).await else { continue };
+            let Ok(Some(now)) = self.check_source(index, watch).await else { continue };
             has_been |= now.shows_writes_since(&watch.looks);
         }
         if has_been {
@@ -437,7 +437,7 @@ impl Syncer {
     }
 
     /// `None` where the feed does not come to where the server is.
-    async fn look_at(&mut self, index: usize, watch: &mut Watch) -> Result<Option<Look>> {
+    async fn check_source(&mut self, index: usize, watch: &mut Watch) -> Result<Option<Activity>> {
         let shared = self.shared.clone();
         let feed = self.sources[index].feed.clone();
         let address = feed.address().to_string();
@@ -460,7 +460,13 @@ impl Syncer {
             let is_followed = |db: &u32| shared.options.dbs.iter().any(|pair| pair.source == *db);
             let is_whole = shared.options.selection.is_everything() && after.dbs.iter().all(is_followed);
             let writes = (touches - i128::from(after.reaped), touches - i128::from(before.reaped));
-            return Ok(Some(Look { address, offset: before.offset, writes, unseen: after.unseen, is_whole }));
+            return Ok(Some(Activity {
+                address,
+                offset: before.offset,
+                writes,
+                unseen: after.unseen,
+                is_whole,
+            }));
         }
         Ok(None)
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use whimbrel_engine::deployment::Deployment;
 use whimbrel_engine::error::{Error, Result};
-use whimbrel_engine::seal::Fence;
+use whimbrel_engine::seal::WriterFence;
 
 use crate::journal::DiskFull;
 use crate::journal::write_whole;
@@ -18,7 +18,7 @@ const LIFT_PERIOD: Duration = Duration::from_secs(1);
 
 /// Takes down what is left of a fence that could not be put up as a whole, as soon as the servers let it be
 /// done. Does not end where nothing is left.
-pub(super) async fn take_down(left: Option<Fence>, source: Arc<Deployment>) {
+pub(super) async fn take_down(left: Option<WriterFence>, source: Arc<Deployment>) {
     let Some(fence) = left else { return std::future::pending().await };
     loop {
         tokio::time::sleep(LIFT_PERIOD).await;
@@ -38,7 +38,7 @@ pub struct FenceNote {
     /// The address of the source, as it was named.
     pub source: String,
     /// What undoes it.
-    pub fence: Fence,
+    pub fence: WriterFence,
 }
 
 impl FenceNote {

@@ -31,7 +31,7 @@ use whimbrel_engine::error::{Error, Result};
 use whimbrel_engine::feed::Feed;
 use whimbrel_engine::probe::process_behind;
 use whimbrel_engine::remedy::Remedy;
-use whimbrel_engine::seal::{Fence, Reached, other_clients};
+use whimbrel_engine::seal::{Reached, WriterFence, other_clients};
 
 use super::compare::Sample;
 use super::conditions::refused;
@@ -80,7 +80,7 @@ impl Syncer {
             return Err(refused(what).with_remedy(Remedy::ChooseFence("acl, pause or external")));
         }
         let order = self.hold_order(options, true).await?;
-        let stand = self.tell(socket, FrontOrder::Hold(order)).await.map_err(unsteered)?;
+        let stand = self.order(socket, FrontOrder::Hold(order)).await.map_err(unsteered)?;
         let others = match self.shared.source.is_cluster() {
             // A client has connections to as many nodes as it likes.
             true => None,
@@ -99,7 +99,7 @@ impl Syncer {
         &mut self,
         options: &CutoverOptions,
         report: &mut CutoverReport,
-        (fence, lift): (&Fence, Option<&Fence>),
+        (fence, lift): (&WriterFence, Option<&WriterFence>),
         feeds: Vec<Feed>,
         chosen: &(Sample, Streams),
     ) -> Result<()> {
@@ -136,16 +136,16 @@ impl Syncer {
         &mut self,
         options: &CutoverOptions,
         report: &mut CutoverReport,
-        lift: Option<&Fence>,
+        lift: Option<&WriterFence>,
         (feeds, watch): (&[Feed], &mut Watch),
         chosen: &(Sample, Streams),
     ) -> Result<FrontStand> {
         let (socket, fronts) = (socket(options)?, self.options.fronts.clone());
         // Its connections are there when clients wait for what is asked.
-        self.look_for_writes(watch).await?;
+        self.check_for_writes(watch).await?;
         watch.begin_anew();
         let order = FrontOrder::Hold(self.hold_order(options, false).await?);
-        let stand = fronts.tell(socket, order).await.map_err(unsteered)?;
+        let stand = fronts.send(socket, order).await.map_err(unsteered)?;
         watch.ignore(stand.resting.iter().cloned());
         let of_pause = |share: f64| {
             let left_ms = options.max_pause_ms as f64 * share - stand.held_ms as f64;
@@ -159,7 +159,7 @@ impl Syncer {
                 Ok(equal) => equal,
                 Err(_) => {
                     // What has been taken is transferred; nobody waits for it any more.
-                    if let Err(e) = fronts.tell(socket, FrontOrder::Release).await {
+                    if let Err(e) = fronts.send(socket, FrontOrder::Release).await {
                         tracing::warn!(error = %e, "clients are held until the front lets them go by itself");
                     }
                     let _ = until_equal.await;
@@ -178,7 +178,7 @@ impl Syncer {
         if let Some(lift) = lift {
             lift.lift(&self.shared.target).await?;
         }
-        fronts.tell(socket, FrontOrder::Switch(stand.hold)).await
+        fronts.send(socket, FrontOrder::Switch(stand.hold)).await
     }
 
     /// Transfers what is left and compares, until it is late, or certain that somebody writes. Returns how
@@ -191,12 +191,12 @@ impl Syncer {
         chosen: &(Sample, Streams),
     ) -> Result<(u64, u64)> {
         // The first look has nothing to compare with.
-        self.look_for_writes(watch).await?;
+        self.check_for_writes(watch).await?;
         let mut drained = 0;
         for tried in 1.. {
             let reached = self.reached(watch);
             let sealed = self.seal_off(options, late, &reached, chosen).await;
-            let wrote = self.look_for_writes(watch).await?;
+            let wrote = self.check_for_writes(watch).await?;
             // The clients of the front rest: one that does not will write again, if not just now.
             if watch.is_certain() {
                 break;
@@ -234,7 +234,7 @@ impl Syncer {
         let Some(fronted) = &self.state.fronted else { return Ok(Resolved::Stayed) };
         let deadline = Instant::now() + RESOLVED_WITHIN;
         loop {
-            let error = match self.tell(&fronted.socket, FrontOrder::Release).await {
+            let error = match self.order(&fronted.socket, FrontOrder::Release).await {
                 Ok(stand) if stand.at == fronted.before => return Ok(Resolved::Stayed),
                 Ok(stand) => return Ok(Resolved::Switched(stand)),
                 Err(error) => error,
@@ -253,7 +253,7 @@ impl Syncer {
     ///
     /// # Errors
     /// As [`Syncer::resolve`]. Nothing may be transferred then.
-    pub(super) async fn resume_switch(&mut self, fence: Fence) -> Result<Option<CutoverReport>> {
+    pub(super) async fn resume_switch(&mut self, fence: WriterFence) -> Result<Option<CutoverReport>> {
         // It stays until it is known.
         self.state.cut_over = Some(fence.clone());
         match self.resolve().await? {
@@ -275,13 +275,13 @@ impl Syncer {
     }
 
     /// The target has taken over: what a sync that leads back begins with, where one was wanted.
-    fn turn_back(&mut self, fence: &Fence, feeds: Vec<Feed>) {
+    fn turn_back(&mut self, fence: &WriterFence, feeds: Vec<Feed>) {
         let positions = self.state.fronted.as_ref().and_then(|fronted| fronted.back.clone());
         self.back = positions.map(|positions| Back { positions, fence: fence.clone(), _feeds: feeds });
     }
 
-    async fn tell(&self, socket: &Path, order: FrontOrder) -> Result<FrontStand> {
-        self.options.fronts.tell(socket, order).await
+    async fn order(&self, socket: &Path, order: FrontOrder) -> Result<FrontStand> {
+        self.options.fronts.send(socket, order).await
     }
 
     async fn hold_order(&self, options: &CutoverOptions, rehearse: bool) -> Result<HoldOrder> {

@@ -249,7 +249,7 @@ impl Syncer {
             self.notice("a cutover was interrupted: writers of the source are let in again");
         }
         if resumed {
-            self.doubt_what_moved();
+            self.suspect_moved();
         }
         self.attach().await?;
         if !resumed {
@@ -357,7 +357,7 @@ impl Syncer {
     }
 
     /// Slots that left their shard while nobody followed: their last changes there were not seen.
-    fn doubt_what_moved(&mut self) {
+    fn suspect_moved(&mut self) {
         let topology = self.shared.source.topology();
         for (id, slots) in &self.state.layout {
             let before: SlotSet = slots.parse().unwrap_or_default();
@@ -444,7 +444,12 @@ impl Syncer {
             });
         }
         let mut helpers = JoinSet::new();
-        helpers.spawn(look(self.shared.clone(), self.status.clone(), !self.doubt.is_empty(), enough.clone()));
+        helpers.spawn(poll_health(
+            self.shared.clone(),
+            self.status.clone(),
+            !self.doubt.is_empty(),
+            enough.clone(),
+        ));
         let stop = self.shared.stop.clone();
         let mut tick = interval(JOURNAL_PERIOD);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -513,14 +518,14 @@ impl Syncer {
 
 /// Asks both sides every now and then how they are, and ends the epoch where something is in doubt: something
 /// new, or something from before that had to wait.
-async fn look(shared: Arc<Shared>, status: Arc<SyncStatus>, waits: bool, enough: CancellationToken) {
+async fn poll_health(shared: Arc<Shared>, status: Arc<SyncStatus>, waits: bool, enough: CancellationToken) {
     let mut looks = 0u32;
     loop {
         sleep(LOOK_PERIOD).await;
         shared.refresh_source().await;
         shared.refresh_target().await;
         if looks.is_multiple_of(LOOKS_PER_MEETING) {
-            copy::look_at_target(&shared).await;
+            copy::poll_target(&shared).await;
         }
         looks = looks.wrapping_add(1);
         for view in status.views() {

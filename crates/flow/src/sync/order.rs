@@ -85,5 +85,5 @@ pub trait Fronts: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// A refusal where it was not carried out and never will be; anything else where that is not known.
-    fn tell<'a>(&'a self, socket: &'a Path, order: FrontOrder) -> Told<'a>;
+    fn send<'a>(&'a self, socket: &'a Path, order: FrontOrder) -> Told<'a>;
 }

@@ -1,7 +1,7 @@
 //! What a sync did, and what a cutover came to.
 
 use serde::Serialize;
-use whimbrel_engine::seal::{Fence, FenceKind, WritingClient};
+use whimbrel_engine::seal::{FenceKind, WriterFence, WritingClient};
 
 use crate::journal::KeyFailure;
 use crate::progress::CopyCounts;
@@ -72,7 +72,7 @@ pub struct CutoverReport {
 
 impl CutoverReport {
     /// One with this fence, of which nothing else is known yet.
-    pub(super) fn of(fence: &Fence) -> CutoverReport {
+    pub(super) fn of(fence: &WriterFence) -> CutoverReport {
         CutoverReport {
             dry_run: false,
             estimate_ms: 0,

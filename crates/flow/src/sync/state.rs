@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use whimbrel_engine::feed::{Feed, History};
-use whimbrel_engine::seal::Fence;
+use whimbrel_engine::seal::WriterFence;
 
 use super::order::FrontSide;
 use crate::journal::JournalState;
@@ -51,12 +51,12 @@ pub struct SyncState {
     /// Slots to go through again, as ranges.
     pub(super) doubt: String,
     /// What was done to the source at the cutover.
-    pub(super) cut_over: Option<Fence>,
+    pub(super) cut_over: Option<WriterFence>,
     /// The front that may have sent its clients to the target.
     #[serde(default)]
     pub(super) fronted: Option<Fronted>,
     /// What keeps writers away from the target: it was the source before, and this sync leads back to it.
-    pub(super) lift: Option<Fence>,
+    pub(super) lift: Option<WriterFence>,
 }
 
 impl SyncState {
@@ -77,7 +77,7 @@ impl SyncState {
 pub struct Back {
     /// Where the target was at the cutover: what comes after that was written by others.
     pub(super) positions: Vec<Position>,
-    pub(super) fence: Fence,
+    pub(super) fence: WriterFence,
     /// They make the target keep a backlog from there on, until somebody else follows it.
     pub(super) _feeds: Vec<Feed>,
 }

@@ -14,7 +14,7 @@ use whimbrel_engine::error::{Code, Error, Side};
 use whimbrel_engine::link::{Link, LinkOptions};
 use whimbrel_engine::probe::Capabilities;
 use whimbrel_flow::large::{
-    Existing, KeyType, Outcome, Place, TRIES_MAX, Transfer, staging_key, transfer, type_of,
+    Assembly, Existing, KeyType, Outcome, TRIES_MAX, Transfer, staging_key, transfer, type_of,
 };
 use whimbrel_lab::{Engine, Server};
 use whimbrel_wire::value::Value;
@@ -119,7 +119,7 @@ fn staged<'a>(
     chunk_bytes: usize,
     (source, target): (&'a Capabilities, &'a Capabilities),
 ) -> Transfer<'a> {
-    let (place, tries_max, job, stop) = (Place::Staging, TRIES_MAX, JOB, None);
+    let (place, tries_max, job, stop) = (Assembly::Staging, TRIES_MAX, JOB, None);
     Transfer { key, existing, place, chunk_bytes, tries_max, job, source, target, stop }
 }
 

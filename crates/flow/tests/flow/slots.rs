@@ -33,7 +33,7 @@ whimbrel_lab::for_each_engine! {
 const BIG_KEY_BYTES: u64 = 64 << 10;
 
 /// The slots that move: the first hundred of the first primary.
-fn moving() -> SlotSet {
+fn moving_slots() -> SlotSet {
     let slot = |n| Slot::new(n).expect("a slot");
     SlotSet::from_ranges([SlotRange::new(slot(0), slot(99)).expect("a range")])
 }
@@ -60,7 +60,7 @@ impl Scene {
         };
         let (source, target) = (address(0), address(1));
         let mut link = cluster.connection_to(1);
-        for slot in &moving() {
+        for slot in &moving_slots() {
             let mut import = cmd("CLUSTER");
             import.arg("SETSLOT").arg(slot.number()).arg("IMPORTING").arg(cluster.node_id(0));
             import.exec(&mut link).expect("marked");
@@ -199,7 +199,7 @@ fn digest(link: &mut Connection, key: &str, asking: bool) -> Value {
 async fn moves_everything(engine: Engine, kind: Option<FeedKind>) {
     let scene = Scene::new(engine).await;
     scene.fill();
-    let slots = moving();
+    let slots = moving_slots();
     let options = FeedOptions { kind, ..FeedOptions::default() };
     let feed = Feed::attach(&scene.deployment, &scene.source, slots.clone(), options).await.expect("a feed");
     let touched = feed.touched();

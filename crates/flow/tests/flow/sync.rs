@@ -29,7 +29,7 @@ whimbrel_lab::for_each_engine! {
 struct NoFronts;
 
 impl Fronts for NoFronts {
-    fn tell<'a>(&'a self, _: &'a Path, _: FrontOrder) -> Told<'a> {
+    fn send<'a>(&'a self, _: &'a Path, _: FrontOrder) -> Told<'a> {
         Box::pin(async { Err(Error::own("tell a front", "there is none")) })
     }
 }

@@ -193,7 +193,7 @@ async fn servers_without_absolute_expiry_times_are_compared_all_the_same() {
     let mut old = probe(&source.url(), Side::Source).await;
     old.capabilities.pexpiretime = false;
     old.capabilities.memory_usage = false;
-    let (mut s, mut t) = (Party::of(old), Party::new(&target.url(), Side::Target).await);
+    let (mut s, mut t) = (Fixture::of(old), Fixture::new(&target.url(), Side::Target).await);
     let (base, plants) = plants(false);
     s.run(&base).await;
     t.run(&base).await;
@@ -214,8 +214,8 @@ async fn servers_without_absolute_expiry_times_are_compared_all_the_same() {
 async fn a_cluster_equals_a_standalone_server_either_way_round(engine: Engine) {
     let cluster = Cluster::builder(engine).primaries(3).start().expect("a cluster");
     let server = plain(engine);
-    let mut c = Party::new(&cluster.seed(), Side::Source).await;
-    let mut s = Party::new(&server.url(), Side::Target).await;
+    let mut c = Fixture::new(&cluster.seed(), Side::Source).await;
+    let mut s = Fixture::new(&server.url(), Side::Target).await;
     let data = data_set(has_field_ttl(engine));
     c.run(&data).await;
     s.run(&data).await;
@@ -251,8 +251,8 @@ async fn a_cluster_equals_a_standalone_server_either_way_round(engine: Engine) {
 async fn slots_that_moved_or_are_on_the_move_are_followed() {
     let cluster = Cluster::builder(Engine::Valkey81).primaries(3).start().expect("a cluster");
     let server = plain(Engine::Redis80);
-    let mut c = Party::new(&cluster.seed(), Side::Target).await;
-    let mut s = Party::new(&server.url(), Side::Source).await;
+    let mut c = Fixture::new(&cluster.seed(), Side::Target).await;
+    let mut s = Fixture::new(&server.url(), Side::Source).await;
     let tag: Vec<Command> = (0..50).map(|i| words(&format!("SET {{tag}}:{i} v{i}"))).collect();
     for side in [&mut c, &mut s] {
         side.run(&tag).await;
@@ -291,8 +291,8 @@ async fn slots_that_moved_or_are_on_the_move_are_followed() {
 async fn a_cluster_is_read_from_its_replicas() {
     let cluster = Cluster::builder(Engine::Redis70).primaries(2).replicas(1).start().expect("a cluster");
     let server = plain(Engine::Redis70);
-    let mut c = Party::new(&cluster.seed(), Side::Source).await;
-    let mut s = Party::new(&server.url(), Side::Target).await;
+    let mut c = Fixture::new(&cluster.seed(), Side::Source).await;
+    let mut s = Fixture::new(&server.url(), Side::Target).await;
     let data: Vec<Command> = (0..500).map(|i| words(&format!("SET key:{i} {i}"))).collect();
     c.run(&data).await;
     s.run(&data).await;
@@ -326,10 +326,10 @@ async fn a_live_source_settles_and_real_differences_stand() {
     t.run(&[words("SET still:17 other"), words("DEL still:18"), words("SET still:new v")]).await;
 
     let done = Arc::new(AtomicBool::new(false));
-    let mut writer = Party::of(probe(&source.url(), Side::Source).await);
+    let mut writer = Fixture::of(probe(&source.url(), Side::Source).await);
     let (mut reader, mut keeper) = (
-        Party::of(probe(&source.url(), Side::Source).await),
-        Party::of(probe(&target.url(), Side::Target).await),
+        Fixture::of(probe(&source.url(), Side::Source).await),
+        Fixture::of(probe(&target.url(), Side::Target).await),
     );
     let stop = done.clone();
     let writing = tokio::spawn(async move {
@@ -386,7 +386,7 @@ async fn a_live_source_settles_and_real_differences_stand() {
 }
 
 /// Copies keys as they are, deletions included.
-async fn recopy(from: &mut Party, to: &mut Party, keys: &[String]) {
+async fn recopy(from: &mut Fixture, to: &mut Fixture, keys: &[String]) {
     if from.links.is_empty() {
         from.run(&[words("EXISTS x")]).await;
     }
@@ -413,7 +413,7 @@ async fn a_key_that_never_holds_still_is_unstable() {
     t.run(&[words("SET steady v"), words("SET counter -1")]).await;
     let done = Arc::new(AtomicBool::new(false));
     let stop = done.clone();
-    let mut writer = Party::of(probe(&source.url(), Side::Source).await);
+    let mut writer = Fixture::of(probe(&source.url(), Side::Source).await);
     let writing = tokio::spawn(async move {
         while !stop.load(Ordering::Relaxed) {
             writer.run(&[words("INCR counter")]).await;
@@ -501,8 +501,8 @@ async fn a_broken_link_is_mended() {
     let proxies =
         [Proxy::start(&source.addr()).expect("a proxy"), Proxy::start(&target.addr()).expect("a proxy")];
     let (mut s, mut t) = (
-        Party::new(&proxies[0].addr(), Side::Source).await,
-        Party::new(&proxies[1].addr(), Side::Target).await,
+        Fixture::new(&proxies[0].addr(), Side::Source).await,
+        Fixture::new(&proxies[1].addr(), Side::Target).await,
     );
     let data: Vec<Command> = (0..4_000).map(|i| words(&format!("SET key:{i} {i}"))).collect();
     s.run(&data).await;
@@ -615,9 +615,9 @@ async fn what_cannot_be_helped_is_an_error_that_names_the_side() {
         .user_acl("user blind on >pass ~* +@all -getrange")
         .start()
         .expect("a server");
-    let mut s = Party::new(&source.url(), Side::Source).await;
+    let mut s = Fixture::new(&source.url(), Side::Source).await;
     let url = format!("redis://blind:pass@{}", target.addr());
-    let mut t = Party::new(&url, Side::Target).await;
+    let mut t = Fixture::new(&url, Side::Target).await;
     s.run(&[words("SET k v")]).await;
     t.run(&[words("SET k v")]).await;
     let error = try_compare(&s, &t, quiet()).await.expect_err("not permitted");

@@ -1,7 +1,7 @@
 //! Begins to move keys, goes on with it after a crash, and tells how it stands.
 
 mod hold;
-mod turn;
+mod reverse;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -108,7 +108,7 @@ impl Porter {
         }
     }
 
-    async fn look(&self, moving: &Move, to: u32) -> Result<(), Failure> {
+    async fn check_left(&self, moving: &Move, to: u32) -> Result<(), Failure> {
         let (gate, _) = self.0.known()?;
         gate.pin_waits();
         timeout(UNPINNED_PATIENCE, gate.none_unpinned())
@@ -175,7 +175,7 @@ impl Porter {
 impl Data for Porter {
     async fn transfer(&self, moving: &Move) -> Result<(), Failure> {
         match moving.backend {
-            Some(to) => self.look(moving, to).await,
+            Some(to) => self.check_left(moving, to).await,
             None => Ok(()),
         }
     }

@@ -19,7 +19,7 @@ use whimbrel_flow::keys::{
     Fetch, Fit, Found, KeyState, Read, Way, Write, WriteMode, Written, memory_bytes, read_all,
     read_strings_together, remove_together, write_all, write_strings_together,
 };
-use whimbrel_flow::large::{Existing, Outcome, Place, TRIES_MAX, Transfer, transfer};
+use whimbrel_flow::large::{Assembly, Existing, Outcome, TRIES_MAX, Transfer, transfer};
 use whimbrel_wire::payload::Dialect;
 
 /// How much of a value that does not travel as a payload is in one command.
@@ -47,7 +47,7 @@ pub struct Route<'a> {
 
 /// How the keys of a group are read and removed.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Manner {
+pub(crate) struct GroupPlan {
     /// By which command they are read: strings alone, or keys of any type.
     pub(crate) fetch: Fetch,
     /// A key may expire. Where not, none of the source does.
@@ -56,9 +56,10 @@ pub(crate) struct Manner {
     pub(crate) are_one: (bool, bool),
 }
 
-impl Manner {
+impl GroupPlan {
     /// For keys that nothing is known of.
-    pub(crate) const ANY: Manner = Manner { fetch: Fetch::Payload, expiries: true, are_one: (false, false) };
+    pub(crate) const ANY: GroupPlan =
+        GroupPlan { fetch: Fetch::Payload, expiries: true, are_one: (false, false) };
 }
 
 /// Where a key is after an attempt to move it.
@@ -93,7 +94,7 @@ pub(crate) enum Attempt {
 /// Whatever a link or a server reports. Then it is not known which of the three steps were carried out.
 pub async fn carry(source: &mut Link, target: &mut Link, key: &[u8], route: &Route<'_>) -> Result<Carried> {
     let key = Bytes::copy_from_slice(key);
-    match carry_all(source, target, vec![key.clone()], route, Manner::ANY).await?.pop() {
+    match carry_all(source, target, vec![key.clone()], route, GroupPlan::ANY).await?.pop() {
         Some((_, Attempt::Ended(carried))) => return Ok(carried),
         Some((_, Attempt::Refused(error) | Attempt::Half(error))) => return Err(error),
         Some((_, Attempt::InChunks)) | None => {}
@@ -117,11 +118,11 @@ pub(crate) async fn carry_all(
     target: &mut Link,
     keys: Vec<Bytes>,
     route: &Route<'_>,
-    manner: Manner,
+    manner: GroupPlan,
 ) -> Result<Vec<(Bytes, Attempt)>> {
     let mut attempts = Vec::with_capacity(keys.len());
     let mut states = Vec::with_capacity(keys.len());
-    let (absolute, Manner { fetch, expiries, are_one }) = (route.source.pexpiretime, manner);
+    let (absolute, GroupPlan { fetch, expiries, are_one }) = (route.source.pexpiretime, manner);
     let together = |is_one: bool, keys: usize| is_one && keys > 1;
     let is_plain = fetch == Fetch::String && !expiries;
     let read = Read { fetch, way: Way::Frozen, absolute, expiries, asking: false };
@@ -205,7 +206,7 @@ pub async fn copy(source: &mut Link, target: &mut Link, key: &[u8], route: &Rout
     let task = Transfer {
         key,
         existing: Existing::Skip,
-        place: Place::Staging,
+        place: Assembly::Staging,
         chunk_bytes: CHUNK_BYTES,
         tries_max: TRIES_MAX,
         job: route.job,

@@ -48,7 +48,7 @@ enum Waiter {
 }
 
 impl Waiter {
-    fn tell(self, key: &Bytes, moved: &Moved) {
+    fn notify(self, key: &Bytes, moved: &Moved) {
         // Who has lost patience is gone.
         let _ = match self {
             Waiter::Command(tell) => tell.send(moved.clone()).is_ok(),
@@ -233,7 +233,7 @@ impl Locks {
     pub fn finish(&self, key: &Bytes, moved: &Moved) {
         let lock = self.part(key).remove(key);
         for waiter in lock.and_then(|lock| lock.wanted).unwrap_or_default() {
-            waiter.tell(key, moved);
+            waiter.notify(key, moved);
         }
     }
 

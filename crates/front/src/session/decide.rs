@@ -62,7 +62,7 @@ impl Session {
 
     /// The source has closed the connection. If the client waits for nothing there it need not notice; true
     /// if so.
-    pub(super) fn turn_to_target(&mut self) -> bool {
+    pub(super) fn switch_to_target(&mut self) -> bool {
         let is_between = self.due.is_empty() && !self.is_inside();
         let Mode::Moving(moving) = &mut self.mode else { return false };
         if moving.at == Side::Target || !is_between {

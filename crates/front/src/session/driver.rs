@@ -223,7 +223,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
         while let Some(action) = self.session.actions.pop_front() {
             acted = true;
             match action {
-                Action::Turn { side, parks, keeps_end } => self.turn(cx, side, parks, keeps_end),
+                Action::Turn { side, parks, keeps_end } => self.switch_side(cx, side, parks, keeps_end),
                 Action::ForgetParked => self.parked = None,
                 Action::Share => self.share(),
                 Action::Unshare => self.unshare(),
@@ -233,7 +233,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
         acted
     }
 
-    fn turn(&mut self, cx: &mut Context<'_>, side: Side, parks: bool, keeps_end: bool) {
+    fn switch_side(&mut self, cx: &mut Context<'_>, side: Side, parks: bool, keeps_end: bool) {
         let parked = std::mem::replace(&mut self.parked, self.way.take().filter(|_| parks));
         match parked.and_then(|mut way| (way.is_alive(cx) || keeps_end).then_some(way)) {
             Some(way) => self.go_on_with(way),
@@ -378,7 +378,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Driver<C> {
                 }
             }
             Poll::Ready(Ok(bytes)) => self.session.arrived(bytes),
-            Poll::Ready(Err(_)) if self.session.turn_to_target() => {}
+            Poll::Ready(Err(_)) if self.session.switch_to_target() => {}
             Poll::Ready(Err(_)) => return Err(Ended),
         }
         Ok(true)

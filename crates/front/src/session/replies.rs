@@ -29,7 +29,7 @@ impl Session {
     /// # Errors
     /// [`Ended`] where what came before was no RESP.
     pub(super) fn server_closed(&mut self) -> Result<(), Ended> {
-        if self.turn_to_target() {
+        if self.switch_to_target() {
             return Ok(());
         }
         // What came before the end is still the client's.

@@ -174,7 +174,7 @@ mod tests {
         identity.introductions().iter().map(words).collect()
     }
 
-    fn say(identity: &mut Identity, what: Trait, text: &str) {
+    fn note_words(identity: &mut Identity, what: Trait, text: &str) {
         let words: Vec<Vec<u8>> = text.split(' ').map(|word| word.as_bytes().to_vec()).collect();
         identity.note(what, as_array(&words).into());
     }
@@ -182,17 +182,17 @@ mod tests {
     #[test]
     fn what_is_said_again_takes_the_place_of_the_first_and_of_nothing_else() {
         let mut identity = Identity::default();
-        say(&mut identity, Trait::Login, "AUTH adm one");
-        say(&mut identity, Trait::Name, "CLIENT SETNAME n");
-        say(&mut identity, Trait::Hello, "HELLO 3 AUTH bob two");
+        note_words(&mut identity, Trait::Login, "AUTH adm one");
+        note_words(&mut identity, Trait::Name, "CLIENT SETNAME n");
+        note_words(&mut identity, Trait::Hello, "HELLO 3 AUTH bob two");
         assert_eq!(told(&identity), ["AUTH bob two", "HELLO 3", "CLIENT SETNAME n"]);
         // Neither names a user, and the last does not even name a protocol.
-        say(&mut identity, Trait::Hello, "HELLO 2 SETNAME x");
+        note_words(&mut identity, Trait::Hello, "HELLO 2 SETNAME x");
         assert_eq!(told(&identity), ["AUTH bob two", "HELLO 2", "CLIENT SETNAME x"]);
-        say(&mut identity, Trait::Hello, "hello 3");
-        say(&mut identity, Trait::Hello, "HELLO");
+        note_words(&mut identity, Trait::Hello, "hello 3");
+        note_words(&mut identity, Trait::Hello, "HELLO");
         assert_eq!((told(&identity).len(), identity.null()), (3, b"_\r\n".as_slice()));
-        say(&mut identity, Trait::Login, "AUTH word");
+        note_words(&mut identity, Trait::Login, "AUTH word");
         assert_eq!(told(&identity)[0], "AUTH word");
         assert!(!format!("{identity:?}").contains("word"));
         identity.forget();

@@ -338,7 +338,7 @@ fn one_cluster_is_not_taken_for_two() {
     assert!(error.contains("it is the source as well"), "{error}");
 }
 
-fn moving(between: &Between) -> serde_json::Value {
+fn move_status(between: &Between) -> serde_json::Value {
     serde_json::to_value(between.status()).expect("JSON")["moving"].clone()
 }
 
@@ -359,16 +359,16 @@ fn slots_begin_with_the_first_of_their_keys_and_are_done_with_the_last() {
         let not_begun = Slot::COUNT - done - moving;
         serde_json::json!({ "done": done, "moving": moving, "not_begun": not_begun })
     };
-    let shown = moving(&between);
+    let shown = move_status(&between);
     assert_eq!((&shown["slots"], &shown["filter_bytes"]), (&slots(0, 0), &0.into()), "a read moves nothing");
     client.ask(&["APPEND", "{m}1", "!"], ":2\r\n");
     client.ask(&["GET", "{m}2"], "$1\r\nv\r\n");
-    let shown = moving(&between);
+    let shown = move_status(&between);
     assert_eq!((&shown["slots"], &shown["filter_keys"]), (&slots(0, 1), &1.into()));
     assert_eq!(shown["forwarded"], 2, "what has not arrived is read at the source");
     between.resume();
     wait_until("all keys have moved", || is_done(&between));
-    let shown = moving(&between);
+    let shown = move_status(&between);
     assert_eq!((&shown["slots"], &shown["filter_bytes"]), (&slots(Slot::COUNT, 0), &0.into()));
     client.ask(&["GET", "{m}1"], "$2\r\nv!\r\n");
     client.ask(&["DBSIZE"], ":1000\r\n");
@@ -391,8 +391,8 @@ fn a_slot_is_not_done_while_keys_of_it_stay_and_is_watched_afterwards() {
     let between = Between::of(&source, &target);
     between.start().expect("it begins");
     let mut client = between.client();
-    wait_until("all that can has moved", || moving(&between)["staying"] == 250);
-    let shown = moving(&between);
+    wait_until("all that can has moved", || move_status(&between)["staying"] == 250);
+    let shown = move_status(&between);
     assert_eq!((&shown["slots"]["moving"], &shown["left"]), (&1.into(), &250.into()));
     assert_eq!(target.call(&["DBSIZE"]), redis::Value::Int(3));
     client.ask(&["HGET", "{s}7", "f"], "$1\r\nv\r\n");
@@ -400,7 +400,7 @@ fn a_slot_is_not_done_while_keys_of_it_stay_and_is_watched_afterwards() {
     client.ask(&["APPEND", "a", "!"], ":2\r\n");
     at("a").call(&["SET", "a", "other"]);
     wait_until("it is told", || {
-        moving(&between)["trouble"]
+        move_status(&between)["trouble"]
             .as_str()
             .is_some_and(|text| text.contains("1 keys are at the source again"))
     });
@@ -429,8 +429,8 @@ fn keys_that_stay_hide_no_others_however_many_they_are() {
     }
     let between = Between::of(&source, &target);
     between.start().expect("it begins");
-    wait_until("all that can has moved", || moving(&between)["staying"] == 2_300);
-    let shown = moving(&between);
+    wait_until("all that can has moved", || move_status(&between)["staying"] == 2_300);
+    let shown = move_status(&between);
     assert_eq!((&shown["left"], &shown["trouble"]), (&2_300.into(), &serde_json::Value::Null));
     assert_eq!(target.call(&["DBSIZE"]), redis::Value::Int(3));
     let done: serde_json::Value = (Slot::COUNT - 1).into();
@@ -457,11 +457,11 @@ fn a_slot_is_not_done_while_one_of_its_keys_is_on_its_way() {
     client.ask(&["GET", first], "$1\r\nv\r\n");
     target.suspend().expect("suspended");
     client.send(&command(&["APPEND", first, "!"]));
-    wait_until("it waits for its key", || moving(&between)["waiting"] == 1);
+    wait_until("it waits for its key", || move_status(&between)["waiting"] == 1);
     // As if it expired there meanwhile: nothing is left of it but what is on its way.
     at(first).call(&["DEL", first]);
     between.resume();
-    let done = || moving(&between)["slots"]["done"].as_u64();
+    let done = || move_status(&between)["slots"]["done"].as_u64();
     wait_until("all slots before the second are done", || done() >= Some(u64::from(before) - 1));
     assert_eq!(done(), Some(u64::from(before) - 1), "that of the first is not");
     target.resume().expect("resumed");

@@ -83,18 +83,18 @@ impl Drop for Served {
 }
 
 /// What a front can be given.
-pub trait Named {
+pub trait AsUpstream {
     /// Its address.
     fn named(&self) -> String;
 }
 
-impl Named for Server {
+impl AsUpstream for Server {
     fn named(&self) -> String {
         self.url()
     }
 }
 
-impl Named for Cluster {
+impl AsUpstream for Cluster {
     fn named(&self) -> String {
         self.seed()
     }
@@ -112,46 +112,46 @@ pub struct Between {
 
 impl Between {
     #[track_caller]
-    pub fn of(source: &impl Named, target: &impl Named) -> Between {
+    pub fn of(source: &impl AsUpstream, target: &impl AsUpstream) -> Between {
         Between::with_wait(source, target, Duration::from_secs(10))
     }
 
     /// Commands wait so long for their keys.
     #[track_caller]
-    pub fn with_wait(source: &impl Named, target: &impl Named, wait: Duration) -> Between {
+    pub fn with_wait(source: &impl AsUpstream, target: &impl AsUpstream, wait: Duration) -> Between {
         Between::from(source, target, wait, Phase::Forwarding.into(), |_| {})
     }
 
     /// Until keys move, clients share a connection to the source.
     #[track_caller]
-    pub fn sharing(source: &impl Named, target: &impl Named) -> Between {
+    pub fn sharing(source: &impl AsUpstream, target: &impl AsUpstream) -> Between {
         let share = |options: &mut FrontOptions| options.share_connections = 1;
         Between::from(source, target, Duration::from_secs(10), Phase::Forwarding.into(), share)
     }
 
     /// After one that died in this phase.
     #[track_caller]
-    pub fn after(phase: Phase, source: &impl Named, target: &impl Named) -> Between {
+    pub fn after(phase: Phase, source: &impl AsUpstream, target: &impl AsUpstream) -> Between {
         Between::turned(0, phase, source, target)
     }
 
     /// After one that died in this phase, when the direction had been turned so often.
     #[track_caller]
-    pub fn turned(turns: u32, phase: Phase, source: &impl Named, target: &impl Named) -> Between {
+    pub fn turned(turns: u32, phase: Phase, source: &impl AsUpstream, target: &impl AsUpstream) -> Between {
         Between::from(source, target, Duration::from_secs(10), Stand { phase, turns }, |_| {})
     }
 
     /// With the promise that scripts declare their keys.
     #[track_caller]
-    pub fn with_scripts(source: &impl Named, target: &impl Named) -> Between {
+    pub fn with_scripts(source: &impl AsUpstream, target: &impl AsUpstream) -> Between {
         let promise = |options: &mut FrontOptions| options.scripts_declare_keys = true;
         Between::from(source, target, Duration::from_secs(10), Phase::Forwarding.into(), promise)
     }
 
     #[track_caller]
     fn from(
-        source: &impl Named,
-        target: &impl Named,
+        source: &impl AsUpstream,
+        target: &impl AsUpstream,
         wait: Duration,
         stand: Stand,
         change: impl FnOnce(&mut FrontOptions),

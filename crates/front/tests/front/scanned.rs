@@ -4,7 +4,7 @@
 use whimbrel_lab::{Cluster, Engine, Server};
 use whimbrel_wire::{boundary, request};
 
-use crate::common::{Between, Client, Named, Served, alone, command};
+use crate::common::{AsUpstream, Between, Client, Served, alone, command};
 
 /// This many requests of each kind.
 const EACH: u64 = 50;
@@ -76,7 +76,7 @@ fn before_a_cluster() {
 
 /// Before keys move, and while they do, once those that are asked for have moved.
 #[track_caller]
-fn while_keys_move(source: &impl Named, target: &impl Named) {
+fn while_keys_move(source: &impl AsUpstream, target: &impl AsUpstream) {
     let between = Between::of(source, target);
     let mut client = between.client();
     each_is_scanned_once(&mut client);

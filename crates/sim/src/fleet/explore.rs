@@ -90,7 +90,7 @@ fn successors(machines: &mut Machines, world: &World, ticks_until: u8, acts: &mu
     if world.coordinators[0] != NONE && world.coordinators[1] == NONE {
         // The store lets another one begin only when the reign of the first is over.
         let mut next = World { faults, ..*world };
-        machines.tell_coordinator(&mut next, 0, Input::Reign { until_ms: u64::from(world.now) });
+        machines.send_to_coordinator(&mut next, 0, Input::Reign { until_ms: u64::from(world.now) });
         machines.start_coordinator(&mut next, 1);
         push(machines, Act::Supersede, next);
     }

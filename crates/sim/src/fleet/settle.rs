@@ -93,7 +93,7 @@ impl Machines {
         (0..MEMBERS).for_each(|at| self.replace_member(&mut world, at));
         world.mail = self.mails.number(Vec::new());
         self.start_coordinator(&mut world, 0);
-        self.tell_coordinator(&mut world, 0, Input::Hold(true));
+        self.send_to_coordinator(&mut world, 0, Input::Hold(true));
         // Nothing moves until both are members that have a lease and the same table.
         while (0..MEMBERS).any(|at| {
             let member = self.members.get(world.members[at]);
@@ -107,7 +107,7 @@ impl Machines {
                 while self.write(&mut world, 0) {}
             }
         }
-        self.tell_coordinator(&mut world, 0, Input::Hold(false));
+        self.send_to_coordinator(&mut world, 0, Input::Hold(false));
         // What was said before is over: it would only make more states of the same.
         world.mail = self.mails.number(Vec::new());
         self.tick(&mut world, None);

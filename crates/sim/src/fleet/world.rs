@@ -269,7 +269,7 @@ impl Machines {
     }
 
     /// One coordinator takes something in.
-    pub fn tell_coordinator(&mut self, world: &mut World, at: usize, input: Input) {
+    pub fn send_to_coordinator(&mut self, world: &mut World, at: usize, input: Input) {
         let number = world.coordinators[at];
         if number == NONE {
             return;
@@ -315,7 +315,7 @@ impl Machines {
             world.queues[at] = self.queues.number(queue);
             if self.bug == Some(Bug::Unwritten) {
                 let upto = effect.records.last().map_or(0, |(number, _)| *number);
-                self.tell_coordinator(world, at, Input::Journaled { upto });
+                self.send_to_coordinator(world, at, Input::Journaled { upto });
             }
         }
     }
@@ -358,12 +358,12 @@ impl Machines {
         records.iter().for_each(|record| disk.apply(record));
         world.disk = self.disks.number(disk);
         world.queues[at] = self.queues.number(queue);
-        self.tell_coordinator(world, at, Input::Journaled { upto: number });
+        self.send_to_coordinator(world, at, Input::Journaled { upto: number });
         true
     }
 
     /// A member takes something in.
-    pub fn tell_member(&mut self, world: &mut World, at: usize, input: MemberInput) {
+    pub fn send_to_member(&mut self, world: &mut World, at: usize, input: MemberInput) {
         let number = world.members[at];
         let now_ms = Machines::clock(world, at);
         let step = Step::Member(number, now_ms, input.clone());
@@ -409,7 +409,7 @@ impl Machines {
             Mail::Up(message) => {
                 for at in 0..world.coordinators.len() {
                     if world.coordinators[at] != NONE {
-                        self.tell_coordinator(world, at, Input::Message(message.clone()));
+                        self.send_to_coordinator(world, at, Input::Message(message.clone()));
                     }
                 }
             }
@@ -422,7 +422,7 @@ impl Machines {
                     };
                     if is_meant {
                         let message = self.tampered_order(world.members[at], message.clone());
-                        self.tell_member(world, at, MemberInput::Message(message));
+                        self.send_to_member(world, at, MemberInput::Message(message));
                     }
                 }
             }
@@ -436,7 +436,7 @@ impl Machines {
     /// Data arrives at the destination, which takes it or does not.
     fn deliver_data(&mut self, world: &mut World, source: usize, input: MemberInput) {
         let MemberInput::Transferred(moving) = input else {
-            return self.tell_member(world, source, input);
+            return self.send_to_member(world, source, input);
         };
         let mut is_taken = false;
         for at in 0..MEMBERS {
@@ -447,7 +447,7 @@ impl Machines {
             }
         }
         let input = if is_taken { input } else { MemberInput::TransferFailed(moving) };
-        self.tell_member(world, source, input);
+        self.send_to_member(world, source, input);
     }
 
     fn tampered_order(&self, member: u32, mut message: ToMember) -> ToMember {
@@ -477,10 +477,10 @@ impl Machines {
             }
         }
         for at in 0..world.coordinators.len() {
-            self.tell_coordinator(world, at, Input::Tick);
+            self.send_to_coordinator(world, at, Input::Tick);
         }
         for at in 0..MEMBERS {
-            self.tell_member(world, at, MemberInput::Tick);
+            self.send_to_member(world, at, MemberInput::Tick);
         }
     }
 
@@ -489,7 +489,7 @@ impl Machines {
         world.started += 1;
         let member = Member::new(u64::from(world.started) * 100, 1, options().retry_ms);
         world.members[at] = self.members.number(member);
-        self.tell_member(world, at, MemberInput::Tick);
+        self.send_to_member(world, at, MemberInput::Tick);
     }
 
     /// What must not be and is.

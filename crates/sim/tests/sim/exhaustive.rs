@@ -1,12 +1,12 @@
 //! The machine as it is: nothing is found, however things go wrong.
 
-use whimbrel_sim::{Fence, Limits, explore};
+use whimbrel_sim::{Limits, SlotFence, explore};
 
 const LIMITS: Limits = Limits { faults: 2, writes: 2, atomic: false };
 const ATOMIC: Limits = Limits { atomic: true, ..LIMITS };
 const DEEPER: Limits = Limits { faults: 3, writes: 1, atomic: false };
 
-fn nothing_is_found(fence: Fence, limits: Limits) {
+fn nothing_is_found(fence: SlotFence, limits: Limits) {
     let report = explore(fence, None, limits);
     println!(
         "{fence:?}, {limits:?}: {} states, {} steps, {} states of the job, ends {:?}",
@@ -24,29 +24,29 @@ fn nothing_is_found(fence: Fence, limits: Limits) {
 
 #[test]
 fn a_fence_that_redirects() {
-    nothing_is_found(Fence::Redirecting, LIMITS);
+    nothing_is_found(SlotFence::Redirecting, LIMITS);
 }
 
 #[test]
 fn a_fence_by_gossip() {
-    nothing_is_found(Fence::Gossip, LIMITS);
+    nothing_is_found(SlotFence::Gossip, LIMITS);
 }
 
 #[test]
 fn a_bare_fence() {
-    nothing_is_found(Fence::Bare, LIMITS);
+    nothing_is_found(SlotFence::Bare, LIMITS);
 }
 
 #[test]
 fn an_atomic_job_moves_all_slots_or_none() {
-    for fence in [Fence::Redirecting, Fence::Gossip, Fence::Bare] {
+    for fence in [SlotFence::Redirecting, SlotFence::Gossip, SlotFence::Bare] {
         nothing_is_found(fence, ATOMIC);
     }
 }
 
 #[test]
 fn one_fault_more() {
-    for fence in [Fence::Redirecting, Fence::Gossip, Fence::Bare] {
+    for fence in [SlotFence::Redirecting, SlotFence::Gossip, SlotFence::Bare] {
         nothing_is_found(fence, DEEPER);
         nothing_is_found(fence, Limits { atomic: true, ..DEEPER });
     }

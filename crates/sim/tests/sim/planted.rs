@@ -1,15 +1,15 @@
 //! The machine with a mistake in its driver: each is found, so that finding nothing means something.
 
-use whimbrel_sim::{Bug, Fence, Limits, explore};
+use whimbrel_sim::{Bug, Limits, SlotFence, explore};
 
 const LIMITS: Limits = Limits { faults: 2, writes: 2, atomic: false };
 const ATOMIC: Limits = Limits { atomic: true, ..LIMITS };
 
-fn is_found(fence: Fence, bug: Bug, what: &str) {
+fn is_found(fence: SlotFence, bug: Bug, what: &str) {
     is_found_within(fence, bug, LIMITS, what);
 }
 
-fn is_found_within(fence: Fence, bug: Bug, limits: Limits, what: &str) {
+fn is_found_within(fence: SlotFence, bug: Bug, limits: Limits, what: &str) {
     let report = explore(fence, Some(bug), limits);
     let Some(found) = report.found else { panic!("{bug:?} was not found in {} states", report.states) };
     println!("{bug:?}, {fence:?}, after {} states: {found}", report.states);
@@ -18,23 +18,23 @@ fn is_found_within(fence: Fence, bug: Bug, limits: Limits, what: &str) {
 
 #[test]
 fn a_fence_that_is_taken_to_have_held() {
-    is_found(Fence::Redirecting, Bug::HeldUnseen, "without an acknowledged write");
+    is_found(SlotFence::Redirecting, Bug::HeldUnseen, "without an acknowledged write");
 }
 
 #[test]
 fn a_fence_without_a_reply_that_is_taken_to_have_held() {
-    is_found(Fence::Redirecting, Bug::HeldUnknown, "without an acknowledged write");
+    is_found(SlotFence::Redirecting, Bug::HeldUnknown, "without an acknowledged write");
 }
 
 #[test]
 fn resuming_forward_from_the_fence() {
-    is_found(Fence::Gossip, Bug::ResumeForward, "source and target both accept writes");
+    is_found(SlotFence::Gossip, Bug::ResumeForward, "source and target both accept writes");
 }
 
 #[test]
 fn a_drain_that_does_not_wait_for_replicas() {
     is_found(
-        Fence::Redirecting,
+        SlotFence::Redirecting,
         Bug::NoReplicaWait,
         "the target serves slot 0 without an acknowledged write",
     );
@@ -42,28 +42,28 @@ fn a_drain_that_does_not_wait_for_replicas() {
 
 #[test]
 fn a_takeover_that_comes_too_late() {
-    is_found(Fence::Gossip, Bug::NoGuard, "source and target both accept writes");
+    is_found(SlotFence::Gossip, Bug::NoGuard, "source and target both accept writes");
 }
 
 #[test]
 fn an_observation_that_leaves_commands_lingering() {
-    is_found(Fence::Redirecting, Bug::LeaveLingering, "a mark left");
+    is_found(SlotFence::Redirecting, Bug::LeaveLingering, "a mark left");
 }
 
 #[test]
 fn marks_that_are_left_when_the_fence_comes() {
-    is_found(Fence::Bare, Bug::FenceMarked, "the target serves slot");
+    is_found(SlotFence::Bare, Bug::FenceMarked, "the target serves slot");
 }
 
 #[test]
 fn a_pause_that_is_lifted_before_the_source_knows() {
-    is_found(Fence::Gossip, Bug::ReleaseEarly, "source and target both accept writes");
+    is_found(SlotFence::Gossip, Bug::ReleaseEarly, "source and target both accept writes");
 }
 
 #[test]
 fn an_observation_that_overlooks_the_target() {
     is_found(
-        Fence::Redirecting,
+        SlotFence::Redirecting,
         Bug::OverlookTarget,
         "the source serves slot 0 without an acknowledged write",
     );
@@ -71,12 +71,12 @@ fn an_observation_that_overlooks_the_target() {
 
 #[test]
 fn a_fence_before_all_slots_are_staged() {
-    for fence in [Fence::Redirecting, Fence::Gossip] {
+    for fence in [SlotFence::Redirecting, SlotFence::Gossip] {
         is_found_within(fence, Bug::FenceUnstaged, ATOMIC, "the target serves slot");
     }
 }
 
 #[test]
 fn a_batch_of_an_atomic_job_that_is_handed_over_although_another_fails() {
-    is_found_within(Fence::Redirecting, Bug::OneByOne, ATOMIC, "slots were handed over at the end");
+    is_found_within(SlotFence::Redirecting, Bug::OneByOne, ATOMIC, "slots were handed over at the end");
 }

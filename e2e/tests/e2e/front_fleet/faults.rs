@@ -119,7 +119,7 @@ fn disturb(fleet: &mut Fleet, appenders: &Appenders, lasts: Duration, moves: boo
         }
         if moves {
             // Where nobody leads at the moment it is wished the next time.
-            fleet.tell(&[WISHES[number % WISHES.len()], &["--no-wait"]].concat());
+            fleet.command(&[WISHES[number % WISHES.len()], &["--no-wait"]].concat());
         }
         let (member, coordinator, node) = (chance(3), chance(fleet.coordinators.len()), chance(3));
         // Not through the victim.
@@ -202,9 +202,9 @@ fn fault_and_back(
         }
         Fault::Drain => {
             let name = format!("front-{member}");
-            fleet.tell(&["drain", &name, "--no-wait"]);
+            fleet.command(&["drain", &name, "--no-wait"]);
             let took = answered(SHORT);
-            fleet.tell(&["join", &name, "--no-wait"]);
+            fleet.command(&["join", &name, "--no-wait"]);
             took
         }
         Fault::KillEtcd => {
@@ -237,7 +237,7 @@ fn nothing_is_lost(mut fleet: Fleet, lasts: Duration, moves: bool) {
     let waits = disturb(&mut fleet, &appenders, lasts, moves);
     for member in 0..3 {
         until("it takes its part again", || {
-            let told = fleet.tell(&["join", &format!("front-{member}"), "--no-wait"]);
+            let told = fleet.command(&["join", &format!("front-{member}"), "--no-wait"]);
             (told.code() == Some(0)).then_some(())
         });
     }

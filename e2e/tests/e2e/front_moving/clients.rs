@@ -288,7 +288,7 @@ impl Worker<'_> {
                 80..86 => self.push(),
                 86..91 => self.pop(),
                 91..95 => self.read_several(),
-                95..98 => self.look_for_stable_keys(),
+                95..98 => self.check_stable_keys(),
                 _ => self.scan(),
             }
             self.world.operations.fetch_add(1, Ordering::Relaxed);
@@ -573,7 +573,7 @@ impl Worker<'_> {
         }
     }
 
-    pub(super) fn look_for_stable_keys(&mut self) {
+    pub(super) fn check_stable_keys(&mut self) {
         // In a cluster each is in a slot of its own.
         let count = if self.world.is_clustered { 1 } else { 5 };
         let names: Vec<String> =

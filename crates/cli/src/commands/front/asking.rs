@@ -78,7 +78,7 @@ fn show(at: &FrontAt, question: &Request, answer: &Answer) -> Exit {
         let line = json!({
             "event": "front", "asked": question, "status": status, "error": error, "exit": exit as u8,
         });
-        say!("{line}");
+        outln!("{line}");
         return exit;
     }
     if let Some(error) = error {
@@ -89,7 +89,7 @@ fn show(at: &FrontAt, question: &Request, answer: &Answer) -> Exit {
     match question {
         Request::Finish => {
             let (_, to, _) = way(status);
-            say!("finished the front has ended; clients go to {to} themselves");
+            outln!("finished the front has ended; clients go to {to} themselves");
         }
         _ => show_status(status),
     }
@@ -127,11 +127,11 @@ fn show_status(status: &Value) {
     let text = |name: &str| status[name].as_str().unwrap_or("?").to_owned();
     let (from, to, note) = way(status);
     let back = if status["direction"] == "to-source" { "back " } else { "" };
-    say!("phase    {}: {from} {back}to {to}{note}", text("phase"));
+    outln!("phase    {}: {from} {back}to {to}{note}", text("phase"));
     match status["held_ms"].as_u64() {
-        None => say!("clients  {}", status["clients"]),
+        None => outln!("clients  {}", status["clients"]),
         Some(held_ms) => {
-            say!("clients  {}, held for a cutover for {held_ms} ms so far", status["clients"]);
+            outln!("clients  {}, held for a cutover for {held_ms} ms so far", status["clients"]);
         }
     }
     let moving = &status["moving"];
@@ -144,13 +144,13 @@ fn show_status(status: &Value) {
         (_, Some(true)) => "; paused but for the keys that commands need",
         _ => "",
     };
-    say!(
+    outln!(
         "keys     {} moved, {} left, {} cannot be moved{note}",
         count("moved"),
         count("left"),
         count("staying")
     );
-    say!(
+    outln!(
         "commands {} to {from}, {} to {to}, {} after a move; {} wait, {} gave up",
         count("forwarded"),
         count("direct"),
@@ -161,11 +161,16 @@ fn show_status(status: &Value) {
     let slots = &moving["slots"];
     if !slots.is_null() {
         let count = |name: &str| slots[name].as_u64().map_or_else(|| "?".to_owned(), format_count);
-        say!("slots    {} done, {} moving, {} not begun", count("done"), count("moving"), count("not_begun"));
+        outln!(
+            "slots    {} done, {} moving, {} not begun",
+            count("done"),
+            count("moving"),
+            count("not_begun")
+        );
     }
-    say!("filter   {}", filter(moving));
+    outln!("filter   {}", filter(moving));
     if let Some(trouble) = moving["trouble"].as_str() {
-        say!("trouble  {trouble}");
+        outln!("trouble  {trouble}");
     }
 }
 

@@ -51,7 +51,7 @@ async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
                 jobs.store.remove(&entry.status.id)?;
                 cleaned += 1;
             }
-            say(as_json, "cleaned", &format!("{} forgotten", format_count_of(cleaned, "ended job")));
+            print(as_json, "cleaned", &format!("{} forgotten", format_count_of(cleaned, "ended job")));
             Ok(Exit::Success)
         }
         JobsCommand::Events { job, follow } => {
@@ -80,7 +80,7 @@ async fn try_run(args: &JobsArgs, stop: &CancellationToken) -> Result<Exit> {
                 }
             };
             if entries.is_empty() {
-                say(as_json, "nothing", "no move of slots waits to be resumed");
+                print(as_json, "nothing", "no move of slots waits to be resumed");
                 return Ok(Exit::Success);
             }
             if let ([entry], true) = (&entries[..], job.is_some())
@@ -112,11 +112,11 @@ fn goes_on_by_itself(entry: &Entry, folder: Option<&Path>) -> Error {
     }
 }
 
-fn say(as_json: bool, event: &str, text: &str) {
+fn print(as_json: bool, event: &str, text: &str) {
     if as_json {
-        say!("{}", json!({"event": event, "text": text}));
+        outln!("{}", json!({"event": event, "text": text}));
     } else {
-        say!("{text}");
+        outln!("{text}");
     }
 }
 
@@ -151,11 +151,11 @@ fn as_object(seen: &Seen, folder: Option<&Path>) -> Value {
 
 fn list(jobs: &[Seen], folder: Option<&Path>, as_json: bool) {
     if as_json {
-        jobs.iter().for_each(|seen| say!("{}", as_object(seen, folder)));
+        jobs.iter().for_each(|seen| outln!("{}", as_object(seen, folder)));
         return;
     }
     if jobs.is_empty() {
-        say!("no jobs are written down here");
+        outln!("no jobs are written down here");
         return;
     }
     let head = [
@@ -190,19 +190,19 @@ fn list(jobs: &[Seen], folder: Option<&Path>, as_json: bool) {
             status.method.clone(),
         ]);
     }
-    table.lines(Screen::of_stdout()).iter().for_each(|line| say!("{line}"));
+    table.lines(Screen::of_stdout()).iter().for_each(|line| outln!("{line}"));
     for entry in jobs.iter().map(|seen| &seen.entry).filter(|entry| entry.is_interrupted()) {
-        say_again(entry, folder);
+        print_resume(entry, folder);
     }
 }
 
 /// What goes on with an interrupted job.
-fn say_again(entry: &Entry, folder: Option<&Path>) {
+fn print_resume(entry: &Entry, folder: Option<&Path>) {
     let id = &entry.status.id;
     match again::command(&entry.status, folder) {
-        Some(command) if entry.status.kind == Kind::Move => say!("{id} goes on with: {command}"),
-        Some(command) => say!("{id} goes on with: {command}, and what it needs to connect"),
-        None => say!("{id} cannot go on: start it again"),
+        Some(command) if entry.status.kind == Kind::Move => outln!("{id} goes on with: {command}"),
+        Some(command) => outln!("{id} goes on with: {command}, and what it needs to connect"),
+        None => outln!("{id} cannot go on: start it again"),
     }
 }
 
@@ -217,51 +217,51 @@ fn slots_in(ranges: &str) -> usize {
 
 fn show(seen: &Seen, folder: Option<&Path>, as_json: bool) {
     if as_json {
-        say!("{}", as_object(seen, folder));
+        outln!("{}", as_object(seen, folder));
         return;
     }
     let status = &seen.entry.status;
-    say!("job      {}", status.id);
-    say!("kind     {}", status.kind.word());
-    say!("state    {}", state_in_words(seen));
+    outln!("job      {}", status.id);
+    outln!("kind     {}", status.kind.word());
+    outln!("state    {}", state_in_words(seen));
     if !status.message.is_empty() {
-        say!("         {}", status.message);
+        outln!("         {}", status.message);
     }
-    say!("started  {}", format_time(status.created_s));
+    outln!("started  {}", format_time(status.created_s));
     if let Some(ended) = ended(status) {
-        say!("ended    {ended}");
+        outln!("ended    {ended}");
     }
     if let Some(listen) = &status.listen {
-        say!("listens  {listen}");
+        outln!("listens  {listen}");
     }
     if status.kind == Kind::Move {
-        say!("method   {}", status.method);
-        say!("cluster  {}", status.cluster);
+        outln!("method   {}", status.method);
+        outln!("cluster  {}", status.cluster);
     }
-    say!("source   {}", status.source);
-    say!("target   {}", status.target);
+    outln!("source   {}", status.source);
+    outln!("target   {}", status.target);
     if status.kind == Kind::Move {
-        say!("slots    {}", status.slots);
-        say!("moved    {}", if status.moved.is_empty() { "none" } else { &status.moved });
+        outln!("slots    {}", status.slots);
+        outln!("moved    {}", if status.moved.is_empty() { "none" } else { &status.moved });
     }
     if let Some(percent) = status.percent() {
         let (done, all) = (format_count(status.keys_moved), format_count_of(status.keys, "key"));
         let what = if status.kind == Kind::Verify { "compared" } else { "at the target" };
-        say!("keys     {done} of {all} are {what}: {percent} %");
+        outln!("keys     {done} of {all} are {what}: {percent} %");
     }
     if status.rates != RatesNow::default() {
-        say!("rates    {}", status.rates);
+        outln!("rates    {}", status.rates);
     }
     if let Some(when) = &status.scheduled {
-        say!("cutover  ordered {when}");
-        say!("         whimbrel cutover {} --withdraw takes that back", status.id);
+        outln!("cutover  ordered {when}");
+        outln!("         whimbrel cutover {} --withdraw takes that back", status.id);
     }
     if seen.entry.is_interrupted() {
         match again::command(status, folder) {
-            Some(command) => say!("go on with: {command}"),
-            None => say!("it cannot go on: start it again"),
+            Some(command) => outln!("go on with: {command}"),
+            None => outln!("it cannot go on: start it again"),
         }
-        say!("or undo it: whimbrel jobs cancel {}", status.id);
+        outln!("or undo it: whimbrel jobs cancel {}", status.id);
     }
 }
 
@@ -290,11 +290,11 @@ async fn steer(jobs: &Jobs, entry: &Entry, request: Request, as_json: bool) -> R
     // A front has no rates.
     let now = serde_json::from_value::<RatesNow>(answer).unwrap_or_default();
     if as_json {
-        say!("{}", json!({"event": event, "job": id, "rates": now}));
+        outln!("{}", json!({"event": event, "job": id, "rates": now}));
     } else if event == "set" {
-        say!("job {id}: {now}");
+        outln!("job {id}: {now}");
     } else {
-        say!("job {id} is {event}");
+        outln!("job {id} is {event}");
     }
     Ok(Exit::Success)
 }
@@ -302,7 +302,7 @@ async fn steer(jobs: &Jobs, entry: &Entry, request: Request, as_json: bool) -> R
 async fn cancel(jobs: &Jobs, entry: &Entry, access: &JobAccess, as_json: bool) -> Result<Exit> {
     let id = &entry.status.id;
     if entry.status.ended {
-        say(as_json, "nothing", &format!("job {id} has ended already: {}", entry.status.phase));
+        print(as_json, "nothing", &format!("job {id} has ended already: {}", entry.status.phase));
         return Ok(Exit::Success);
     }
     if !entry.running {
@@ -312,12 +312,12 @@ async fn cancel(jobs: &Jobs, entry: &Entry, access: &JobAccess, as_json: bool) -
         };
     }
     service::ask(&jobs.store, id, Request::Cancel, "cancel").await?;
-    say(as_json, "asked", &format!("job {id} has been asked to end"));
+    print(as_json, "asked", &format!("job {id} has been asked to end"));
     match jobs.until_cancelled(entry).await? {
-        Some(Some(now)) if now.phase == "done" => say_too_late(&now, as_json),
+        Some(Some(now)) if now.phase == "done" => print_too_late(&now, as_json),
         Some(now) => {
             let phase = now.map_or_else(|| "cancelled".to_owned(), |now| now.phase);
-            say(as_json, "cancelled", &format!("job {id}: {phase}"));
+            print(as_json, "cancelled", &format!("job {id}: {phase}"));
         }
         None => {
             let what = "the process that runs it has not ended it yet; it has been asked to";
@@ -349,7 +349,7 @@ async fn cancel_here(store: &Store, entry: &Entry, access: &JobAccess, as_json: 
         return Ok(Exit::Success);
     }
     if exit == Exit::Success {
-        say_too_late(&entry.status, as_json);
+        print_too_late(&entry.status, as_json);
     }
     Ok(exit)
 }
@@ -364,17 +364,17 @@ fn discard(jobs: &Jobs, status: &Status, as_json: bool) -> Result<Exit> {
     }
     jobs.discard(status)?;
     let what = if status.kind == Kind::Verify { "" } else { "; what it wrote stays at the target" };
-    say(as_json, "cancelled", &format!("job {id}: cancelled{what}"));
+    print(as_json, "cancelled", &format!("job {id}: cancelled{what}"));
     Ok(Exit::Success)
 }
 
-fn say_too_late(status: &Status, as_json: bool) {
+fn print_too_late(status: &Status, as_json: bool) {
     let id = &status.id;
     let what = match status.kind {
         Kind::Move => "all of its slots were behind the fence already, so it was finished",
         _ => "it had just come to its end",
     };
-    say(as_json, "too-late", &format!("job {id} could not be cancelled any more: {what}"));
+    print(as_json, "too-late", &format!("job {id} could not be cancelled any more: {what}"));
 }
 
 fn quiet(json: bool) -> Show {
@@ -397,7 +397,7 @@ async fn resume(
         let mut at = None;
         for entry in entries.iter().filter(|entry| entry.status.cluster == cluster) {
             if entry.status.ended {
-                say(
+                print(
                     as_json,
                     "nothing",
                     &format!("job {} has ended already: {}", entry.status.id, entry.status.phase),

@@ -1,7 +1,7 @@
 //! What is about to move, shown before anything does.
 
 use serde_json::json;
-use whimbrel_control::moves::{Plan, Situation, Wish};
+use whimbrel_control::moves::{MethodRule, Plan, Situation};
 use whimbrel_control::service::Method;
 use whimbrel_core::plan::Move;
 use whimbrel_core::units::{format_bytes, format_count_of, format_duration_ms};
@@ -47,8 +47,8 @@ pub async fn method(
             let what = format!("the servers' own migration knows nothing like {option}");
             return Err(usage(&what).with_remedy("leave it out, or leave out --method"));
         }
-        (MethodChoice::Native, _) => Wish::Native,
-        (MethodChoice::Auto, only) => Wish::Best { external_only: only.is_some(), native_first },
+        (MethodChoice::Native, _) => MethodRule::Native,
+        (MethodChoice::Auto, only) => MethodRule::Best { external_only: only.is_some(), native_first },
     };
     situation.method(deployment, moves, wish).await.map_err(|e| match e.kind {
         ErrorKind::Unfit(_) if e.remedy.is_none() => e.with_remedy("leave out --method"),
@@ -80,7 +80,7 @@ pub fn show(plan: &Plan, moving: &MovingArgs) {
                 })
             })
             .collect();
-        say!(
+        outln!(
             "{}",
             json!({
                 "event": "plan", "dry_run": moving.dry_run, "moves": moves, "method": plan.method.name(),

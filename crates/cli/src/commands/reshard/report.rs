@@ -27,7 +27,7 @@ pub fn show_reports(show: &Show, reports: &[JobReport], seen: &CanaryReport, dur
     let slots: usize = reports.iter().map(|r| r.slots_handed_over.len()).sum();
     let verified = reports.iter().all(|r| r.verified || r.slots_handed_over.is_empty()) && slots > 0;
     if show.json {
-        say!(
+        outln!(
             "{}",
             json!({
                 "event": "report", "duration_ms": duration_ms, "slots": slots, "keys": sum(|r| r.keys),
@@ -50,7 +50,7 @@ pub fn show_reports(show: &Show, reports: &[JobReport], seen: &CanaryReport, dur
             Ending::Suspended => "SUSPENDED",
             Ending::NotStarted => "not started",
         };
-        say!(
+        outln!(
             "{} -> {}  {words}, {} of {} slots in {}",
             report.source.short(),
             report.target.short(),
@@ -59,24 +59,24 @@ pub fn show_reports(show: &Show, reports: &[JobReport], seen: &CanaryReport, dur
             format_duration_ms(report.duration_ms)
         );
         if let Some(reason) = &report.reason {
-            say!("         {reason}");
+            outln!("         {reason}");
         }
         if !report.slots_left_as_is.is_empty() {
             let left = &report.slots_left_as_is;
-            say!(
+            outln!(
                 "         slots {left} are left as they are: `whimbrel repair` says what is to be done about \
                     them"
             );
         }
         if report.ending == Ending::Suspended {
-            say!("         go on with: whimbrel jobs resume {}", report.id);
+            outln!("         go on with: whimbrel jobs resume {}", report.id);
         }
         for notice in &report.notices {
-            say!("note     {notice}");
+            outln!("note     {notice}");
         }
     }
     if reports.iter().all(|r| r.method == "external") {
-        say!(
+        outln!(
             "moved    {} in {}, {} and {} transferred, {} of the keys again because they were written \
                 meanwhile",
             format_count_of(slots as u64, "slot"),
@@ -87,10 +87,10 @@ pub fn show_reports(show: &Show, reports: &[JobReport], seen: &CanaryReport, dur
         );
     } else {
         // The servers do not tell what they have moved.
-        say!("moved    {} in {}", format_count_of(slots as u64, "slot"), format_duration_ms(duration_ms));
+        outln!("moved    {} in {}", format_count_of(slots as u64, "slot"), format_duration_ms(duration_ms));
     }
     if reports.iter().any(|r| r.method == "external") {
-        say!(
+        outln!(
             "writes   paused {}, {} together, {} at most{}",
             format_count_of(sum(|r| r.pauses.count), "time"),
             format_duration_ms(sum(|r| r.pauses.total_ms)),
@@ -101,8 +101,8 @@ pub fn show_reports(show: &Show, reports: &[JobReport], seen: &CanaryReport, dur
             },
         );
     }
-    say_seen(seen);
-    say!(
+    print_canary(seen);
+    outln!(
         "verified {}",
         match verified {
             true => "yes: source and target were compared before each handover",
@@ -113,8 +113,8 @@ pub fn show_reports(show: &Show, reports: &[JobReport], seen: &CanaryReport, dur
 }
 
 /// What our own client met with while slots moved.
-pub fn say_seen(seen: &CanaryReport) {
-    say!(
+pub fn print_canary(seen: &CanaryReport) {
+    outln!(
         "clients  ours asked {}: {} MOVED, {} ASK, {} TRYAGAIN, {} CLUSTERDOWN, {} other errors, {} ms at \
             most",
         format_count_of(seen.requests, "time"),

@@ -16,7 +16,7 @@ use whimbrel_engine::error::Result;
 use whimbrel_terminal::progress::{Display, Lines};
 use whimbrel_terminal::row::cell;
 
-use super::report::say_seen;
+use super::report::print_canary;
 use crate::exit::Exit;
 use crate::settings::args::Show;
 use crate::ui::errors;
@@ -149,16 +149,16 @@ async fn report(
             "slots_handed_over": there.to_string(), "ending": ending, "reason": job.message,
         }));
         if !show.json {
-            say!("{}  {words}, {} of {} slots", job.between(), there.len(), planned.slots.len());
+            outln!("{}  {words}, {} of {} slots", job.between(), there.len(), planned.slots.len());
             if !job.message.is_empty() {
-                say!("         {}", job.message);
+                outln!("         {}", job.message);
             }
         }
     }
     let duration_ms = elapsed_ms(started);
     let server = daemon.address();
     if show.json {
-        say!(
+        outln!(
             "{}",
             json!({
                 "event": "report", "server": server, "duration_ms": duration_ms, "slots": moved,
@@ -168,11 +168,11 @@ async fn report(
         );
         return Ok(exit);
     }
-    say!(
+    outln!(
         "moved    {} in {} by the daemon at {server}",
         format_count_of(moved as u64, "slot"),
         format_duration_ms(duration_ms)
     );
-    say_seen(seen);
+    print_canary(seen);
     Ok(exit)
 }

@@ -59,7 +59,7 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
     let has_password = options.password.is_some();
     let state_dir = state_dir(args.moving.state_dir.as_deref())?;
     let voice = Voice { as_json: args.moving.show.json };
-    let mut log = Log::new(move |text, json| voice.say(text, json));
+    let mut log = Log::new(move |text, json| voice.print(text, json));
     let mover = match args.at.cluster.as_str() {
         "" => None,
         _ => Some(Mover::open(args, &state_dir, &mut log).await?),
@@ -71,12 +71,12 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
     let queue = mover.as_ref().map(|mover| mover.queue.clone());
     let daemon = Daemon::offer(options, Services { jobs: queue.clone(), fleet: fleet.clone() }).await?;
     let address = daemon.address()?;
-    voice.say_serving(&address.to_string(), has_password, mover.as_ref(), coordinator.as_ref());
+    voice.print_serving(&address.to_string(), has_password, mover.as_ref(), coordinator.as_ref());
     if let Some(mover) = &mover {
-        mover.say_resuming(voice);
+        mover.print_resuming(voice);
     }
     // Its tasks end with this function.
-    let _exposing = expose(args.http, log.shown(), stop, |text, json| voice.say(text, json)).await?;
+    let _exposing = expose(args.http, log.shown(), stop, |text, json| voice.print(text, json)).await?;
     // Where the coordinator cannot go on, the rest ends as well: its supervisor starts it again.
     let stop = stop.child_token();
     let moves = async {
@@ -98,12 +98,12 @@ async fn try_run(args: &ServeArgs, stop: &CancellationToken) -> Result<()> {
     let follows = log.follow(queue.as_deref(), fleet.as_ref(), &stop);
     let ((), (), (), coordinated) = tokio::join!(daemon.serve(stop.clone()), moves, follows, coordinates);
     if let Some(queue) = &queue {
-        log.look(queue).await;
+        log.poll(queue).await;
     }
     coordinated?;
     match &mover {
-        Some(mover) => mover.say_stopped(voice)?,
-        None => voice.say("stopped", &json!({"event": "stopped"})),
+        Some(mover) => mover.print_stopped(voice)?,
+        None => voice.print("stopped", &json!({"event": "stopped"})),
     }
     Ok(())
 }
@@ -152,8 +152,8 @@ impl Mover {
         Ok(Mover { queue, store, at, method, why: why.to_string(), interrupted })
     }
 
-    fn say_resuming(&self, voice: Voice) {
-        voice.say(
+    fn print_resuming(&self, voice: Voice) {
+        voice.print(
             &match self.interrupted.len() {
                 0 => "resuming no job: none was interrupted".to_owned(),
                 n => {
@@ -165,9 +165,9 @@ impl Mover {
         );
     }
 
-    fn say_stopped(&self, voice: Voice) -> Result<()> {
+    fn print_stopped(&self, voice: Voice) -> Result<()> {
         let left = self.store.interrupted_of(&self.at)?;
-        voice.say(
+        voice.print(
             &match left.len() {
                 0 => "stopped".to_owned(),
                 n => format!(
@@ -198,15 +198,15 @@ struct Voice {
 }
 
 impl Voice {
-    fn say(self, text: &str, json: &serde_json::Value) {
+    fn print(self, text: &str, json: &serde_json::Value) {
         if self.as_json {
-            say!("{json}");
+            outln!("{json}");
         } else {
             eprintln!("{text}");
         }
     }
 
-    fn say_serving(
+    fn print_serving(
         self,
         address: &str,
         has_password: bool,
@@ -223,6 +223,6 @@ impl Voice {
             what.push(fleet::described(coordinator, &mut line));
         }
         let without = if has_password { "" } else { ", without a password" };
-        self.say(&format!("serving  on {address}{without}: {}", what.join("; ")), &line);
+        self.print(&format!("serving  on {address}{without}: {}", what.join("; ")), &line);
     }
 }

@@ -104,7 +104,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
     // Its tasks end with this function.
     let _exposing = expose(args.http, current.clone(), stop, |text, json| {
         if args.show.json {
-            say!("{json}");
+            outln!("{json}");
         } else if !args.show.quiet {
             eprintln!("{text}");
         }
@@ -135,7 +135,7 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
     let goes_on = |description: &str| {
         serde_json::from_str(description).ok().and_then(|d| again::arguments(Kind::Sync, &d))
     };
-    let place = Place {
+    let place = SyncRecord {
         folder: &folder,
         name: &name,
         again: (copy_command::AGAIN, goes_on(&description)),
@@ -159,9 +159,9 @@ async fn run_inner(args: &SyncArgs, stop: &CancellationToken, again: &mut Option
         let turned = direction.again(&source, &target);
         *again = Some(turned.clone());
         if !args.show.quiet {
-            say_back(args, &name, (&source, &target), &turned);
+            print_back(args, &name, (&source, &target), &turned);
         }
-        let place = Place {
+        let place = SyncRecord {
             folder: &folder,
             name: &name,
             again: (&turned, goes_on(&description)),
@@ -232,7 +232,7 @@ async fn rehearse(args: &SyncArgs, source: &Deployment, stop: &CancellationToken
     let Some(feeds) = stop.run_until_cancelled(feeds).await else { return Ok(Exit::Stopped) };
     for (address, kind) in feeds? {
         if args.show.json {
-            say!("{}", json!({"event": "feed", "primary": address.to_string(), "feed": kind.to_string()}));
+            outln!("{}", json!({"event": "feed", "primary": address.to_string(), "feed": kind.to_string()}));
         } else if !args.show.quiet {
             eprintln!("feed     {address}: {kind}");
         }
@@ -244,7 +244,7 @@ async fn rehearse(args: &SyncArgs, source: &Deployment, stop: &CancellationToken
 }
 
 /// What a sync is called, and where it is written down.
-struct Place<'a> {
+struct SyncRecord<'a> {
     folder: &'a Path,
     name: &'a str,
     /// What goes on with it: for people, and as arguments.
@@ -256,14 +256,14 @@ struct Place<'a> {
 /// Syncs, shows how it stands, serves those who ask, and tells what came of it.
 async fn attended(
     args: &SyncArgs,
-    place: Place<'_>,
+    place: SyncRecord<'_>,
     (source, target): (Arc<Deployment>, Arc<Deployment>),
     options: SyncOptions,
     status: Arc<SyncStatus>,
     journal: Journal<SyncState>,
     stop: &CancellationToken,
 ) -> Result<(SyncReport, Option<Back>)> {
-    let Place { folder, name, again: (again, arguments), is_resumed, current } = place;
+    let SyncRecord { folder, name, again: (again, arguments), is_resumed, current } = place;
     let (asks, asked) = mpsc::channel(ASKS_MAX);
     let running = Running {
         name: name.to_owned(),
@@ -364,10 +364,10 @@ impl Direction {
     }
 }
 
-fn say_back(args: &SyncArgs, name: &str, (source, target): (&Deployment, &Deployment), again: &str) {
+fn print_back(args: &SyncArgs, name: &str, (source, target): (&Deployment, &Deployment), again: &str) {
     let (from, to) = (&source.endpoint.address, &target.endpoint.address);
     if args.show.json {
-        say!(
+        outln!(
             "{}",
             json!({"event": "back", "name": name, "source": from.to_string(), "target": to.to_string()})
         );
@@ -404,7 +404,7 @@ fn remedied(e: Error, is_unfinished: bool) -> Error {
 
 fn show_plan(args: &SyncArgs, name: &str, plan: &Plan) {
     if args.show.json {
-        say!(
+        outln!(
             "{}",
             json!({"event": "plan", "name": name, "dry_run": args.dry_run, "mirror": args.mirror,
                 "plan": plan})
@@ -522,7 +522,7 @@ fn failed_hooks(report: &SyncReport) -> impl Iterator<Item = (&str, &str)> {
 
 fn show_report(args: &SyncArgs, report: &SyncReport, again: Option<&str>) {
     if args.show.json {
-        say!("{}", json!({"event": "report", "report": report}));
+        outln!("{}", json!({"event": "report", "report": report}));
         return;
     }
     let c = &report.counts;
@@ -531,7 +531,7 @@ fn show_report(args: &SyncArgs, report: &SyncReport, again: Option<&str>) {
         report.notices.iter().for_each(|notice| eprintln!("note     {notice}"));
     }
     copy_command::show_failures(&report.failures);
-    say!(
+    outln!(
         "{} {} written, {} in {}, {} removed{}{}",
         match (report.cutover.is_some(), report.caught_up) {
             (true, _) => "cut over",
@@ -549,20 +549,20 @@ fn show_report(args: &SyncArgs, report: &SyncReport, again: Option<&str>) {
         },
     );
     match &report.cutover {
-        Some(cutover) if cutover.external.is_some() => say!(
+        Some(cutover) if cutover.external.is_some() => outln!(
             "writers  quiet for {} when the target took over; {} keys transferred meanwhile, {} compared in \
                 full",
             format_duration_ms(cutover.pause_ms),
             format_count(cutover.drained),
             format_count(cutover.compared)
         ),
-        Some(cutover) if cutover.front.is_some() => say!(
+        Some(cutover) if cutover.front.is_some() => outln!(
             "clients  held for {} ms by the front; {} transferred meanwhile, {} compared in full",
             cutover.pause_ms,
             format_count_of(cutover.drained, "key"),
             format_count(cutover.compared)
         ),
-        Some(cutover) => say!(
+        Some(cutover) => outln!(
             "writes   paused for {} ms; {} transferred meanwhile, {} compared in full",
             cutover.pause_ms,
             format_count_of(cutover.drained, "key"),
@@ -573,10 +573,13 @@ fn show_report(args: &SyncArgs, report: &SyncReport, again: Option<&str>) {
                 true => "what was touched before has been transferred",
                 false => "the snapshot is not complete",
             };
-            say!("         {what}{}", again.map(|a| format!("; {a} goes on from here")).unwrap_or_default());
+            outln!(
+                "         {what}{}",
+                again.map(|a| format!("; {a} goes on from here")).unwrap_or_default()
+            );
         }
     }
     for (event, failure) in failed_hooks(report) {
-        say!("HOOK     {}", words::failed_hook(event, failure));
+        outln!("HOOK     {}", words::failed_hook(event, failure));
     }
 }

@@ -195,14 +195,14 @@ impl Wire {
         Wire(stream)
     }
 
-    fn say(&mut self, said: &FromMember) {
+    fn send(&mut self, said: &FromMember) {
         let mut bytes = Vec::new();
         whimbrel_fleet::frame::put(&mut bytes, said.kind(), |out| said.encode(out));
         self.0.write_all(&bytes).expect("it takes it in");
     }
 
     fn report(&mut self, member: MemberId, term: u64, body: Report) {
-        self.say(&FromMember::Message(ToCoordinator { member, term, body }));
+        self.send(&FromMember::Message(ToCoordinator { member, term, body }));
     }
 
     /// What it is told next; none where the connection has ended.
@@ -233,7 +233,7 @@ fn a_coordinator_that_was_stopped_grants_no_lease_and_writes_nothing_when_it_wak
     let hello = |name: &str| {
         FromMember::Hello(Hello { token: 77, name: name.to_owned(), weight: 1, ..Hello::default() })
     };
-    wire.say(&hello("slow"));
+    wire.send(&hello("slow"));
     wire.report(MemberId::NOBODY, 0, Report::Join { token: 77, weight: 1 });
     let welcome = wire.order(|order| matches!(order, Order::Welcome { .. }));
     let Order::Welcome { member, .. } = welcome else { panic!("{welcome:?}") };

@@ -1,6 +1,6 @@
 //! The coordinator: the only writer of the table.
 
-mod moving;
+mod moves;
 mod news;
 mod running;
 

@@ -45,7 +45,7 @@ impl Coordinator {
         self.peers.get(&member).is_some_and(|peer| peer.told < end)
     }
 
-    fn tell(&mut self, member: MemberId, to_bystander: bool, out: &mut Vec<Output>) {
+    fn send_news(&mut self, member: MemberId, to_bystander: bool, out: &mut Vec<Output>) {
         while self.is_behind(member) {
             let news = self.news_for(member);
             if !news.is_empty() {
@@ -58,7 +58,7 @@ impl Coordinator {
     /// moves any more.
     pub(super) fn spread(&mut self, out: &mut Vec<Output>) {
         while let Some(member) = self.urgent.pop_first() {
-            self.tell(member, false, out);
+            self.send_news(member, false, out);
         }
         if self.since_batch >= self.options.batch {
             // The one that is furthest behind. One for each batch: so their number does not grow with the
@@ -72,7 +72,7 @@ impl Coordinator {
         }
         if self.is_idle() {
             let members: Vec<MemberId> = self.peers.keys().copied().collect();
-            members.into_iter().for_each(|member| self.tell(member, true, out));
+            members.into_iter().for_each(|member| self.send_news(member, true, out));
         }
         while let Some(member) = self.doubtful.pop_first() {
             if self.peers.contains_key(&member) {

@@ -117,7 +117,7 @@ impl World {
         self.carry_out(out);
     }
 
-    fn tell_coordinator(&mut self, input: Input) {
+    fn send_to_coordinator(&mut self, input: Input) {
         let mut out = Vec::new();
         if let Some(coordinator) = &mut self.coordinator {
             coordinator.handle(self.now_ms, input, &mut out);
@@ -141,10 +141,10 @@ impl World {
             return;
         };
         records.iter().for_each(|record| self.disk.apply(record));
-        self.tell_coordinator(Input::Journaled { upto: number });
+        self.send_to_coordinator(Input::Journaled { upto: number });
     }
 
-    fn tell_member(&mut self, at: usize, input: MemberInput) {
+    fn send_to_member(&mut self, at: usize, input: MemberInput) {
         let mut actions = Vec::new();
         self.members[at].handle(self.now_ms, input, &mut actions);
         for action in actions {
@@ -156,7 +156,7 @@ impl World {
                         true => MemberInput::TransferFailed(moving),
                         false => MemberInput::Transferred(moving),
                     };
-                    self.tell_member(at, input);
+                    self.send_to_member(at, input);
                 }
                 Action::Transfer(moving) => {
                     let taken = self.members.iter_mut().any(|member| member.offered(&moving));
@@ -166,13 +166,13 @@ impl World {
                     } else {
                         MemberInput::Transferred(moving)
                     };
-                    self.tell_member(at, input);
+                    self.send_to_member(at, input);
                 }
                 Action::Drain(moving) if moving.backend.is_some() => {
                     let from = self.members[at].table().row(moving.partition).expect("it is there").backend;
                     self.begin_work(at, moving, from, Task::Claim);
                 }
-                Action::Drain(moving) => self.tell_member(at, MemberInput::Drained(moving)),
+                Action::Drain(moving) => self.send_to_member(at, MemberInput::Drained(moving)),
                 Action::Leave(moving, from) => self.begin_work(at, moving, from, Task::Discard),
                 Action::Discard(_) => {}
             }
@@ -229,7 +229,7 @@ impl World {
                 let input =
                     if done { MemberInput::Drained(moving) } else { MemberInput::TransferFailed(moving) };
                 if let Some(at) = self.members.iter().position(|other| other.token() == member) {
-                    self.tell_member(at, input);
+                    self.send_to_member(at, input);
                 }
                 return;
             }
@@ -265,7 +265,7 @@ impl World {
                 if doubled {
                     self.mail.push(Mail::Up(message.clone()));
                 }
-                self.tell_coordinator(Input::Message(message));
+                self.send_to_coordinator(Input::Message(message));
             }
             Mail::Down(to, message) => {
                 let is_meant = |member: &Member| match to {
@@ -276,7 +276,7 @@ impl World {
                 if doubled {
                     self.mail.push(Mail::Down(to, message.clone()));
                 }
-                self.tell_member(at, MemberInput::Message(message));
+                self.send_to_member(at, MemberInput::Message(message));
             }
         }
     }
@@ -302,8 +302,8 @@ impl World {
             15 => self.work(),
             _ => {
                 self.now_ms += 1;
-                self.tell_coordinator(Input::Tick);
-                (0..self.members.len()).for_each(|at| self.tell_member(at, MemberInput::Tick));
+                self.send_to_coordinator(Input::Tick);
+                (0..self.members.len()).for_each(|at| self.send_to_member(at, MemberInput::Tick));
             }
         }
         self.check();
@@ -319,12 +319,12 @@ impl World {
             2 => self.coordinator = None,
             3 => {
                 let at = self.dice.below(self.members.len());
-                self.members[at].id().into_iter().for_each(|id| self.tell_coordinator(Input::Leave(id)));
+                self.members[at].id().into_iter().for_each(|id| self.send_to_coordinator(Input::Leave(id)));
             }
             4..=5 => {
                 let backend = u32::try_from(self.dice.below(BACKENDS)).expect("few");
                 let weight = u32::try_from(self.dice.below(3)).expect("few");
-                self.tell_coordinator(Input::WeighBackend { backend, weight });
+                self.send_to_coordinator(Input::WeighBackend { backend, weight });
             }
             _ => self.start_coordinator(),
         }
@@ -425,13 +425,13 @@ fn data_has_another_backend_when_it_is_told_to() {
     world.start_coordinator();
     world.settle();
     (0..400).for_each(|_| world.serve());
-    world.tell_coordinator(Input::WeighBackend { backend: 1, weight: 1 });
+    world.send_to_coordinator(Input::WeighBackend { backend: 1, weight: 1 });
     world.settle();
     let at = |world: &World, backend: u32| {
         world.disk.table.rows().iter().filter(|row| row.backend == backend).count()
     };
     assert_eq!((at(&world, 0), at(&world, 1)), (50, 50));
-    world.tell_coordinator(Input::WeighBackend { backend: 0, weight: 0 });
+    world.send_to_coordinator(Input::WeighBackend { backend: 0, weight: 0 });
     world.settle();
     // The next coordinator knows what was wished.
     world.coordinator = None;
@@ -451,7 +451,7 @@ fn data_that_cannot_be_carried_keeps_nobody_busy_and_nobody_from_leaving() {
     (world.trouble, world.is_stuck) = (0, true);
     world.start_coordinator();
     world.settle();
-    world.tell_coordinator(Input::WeighBackend { backend: 1, weight: 1 });
+    world.send_to_coordinator(Input::WeighBackend { backend: 1, weight: 1 });
     let (began_ms, mut idle) = (world.now_ms, 0);
     while world.now_ms < began_ms + 400 {
         world.step();
@@ -463,7 +463,7 @@ fn data_that_cannot_be_carried_keeps_nobody_busy_and_nobody_from_leaving() {
     assert!(world.carried > 20 && world.carried <= 41 * 2 * 8, "{}", world.carried);
     assert!(idle > 50, "{idle}");
     let leaving = world.members[0].id().expect("a member");
-    world.tell_coordinator(Input::Leave(leaving));
+    world.send_to_coordinator(Input::Leave(leaving));
     while world.coordinator.as_ref().is_some_and(|coordinator| coordinator.members().count() == 2) {
         world.step();
         (0..world.mail.len()).for_each(|_| world.deliver());
@@ -487,7 +487,7 @@ fn a_destination_that_is_lost_before_it_knows_leaves_the_partition_with_its_sour
     // Until the change is written down; the destination never hears of it.
     while world.disk.table.row(0).and_then(|row| row.holders.owner()) == Some(source) {
         if world.members[1].id().is_some() {
-            world.tell_coordinator(Input::Leave(source));
+            world.send_to_coordinator(Input::Leave(source));
         }
         world.step();
     }
@@ -495,8 +495,8 @@ fn a_destination_that_is_lost_before_it_knows_leaves_the_partition_with_its_sour
     let before = world.disk.table.row(0).expect("it is there").version;
     while !world.members[0].serves(0, world.now_ms) {
         world.now_ms += 1;
-        world.tell_coordinator(Input::Tick);
-        world.tell_member(0, MemberInput::Tick);
+        world.send_to_coordinator(Input::Tick);
+        world.send_to_member(0, MemberInput::Tick);
         (0..20).for_each(|_| world.deliver());
         world.write();
         world.check();

@@ -66,7 +66,7 @@ fn without_a_target_a_job_that_staged_something_is_suspended_until_somebody_resu
     assert_eq!(run.asked(), "nothing");
     assert!(!run.job.has_ended());
     assert_eq!(run.job.summary().reason.unwrap().why, Why::Unreachable);
-    run.tell(Event::Resume);
+    run.take_in(Event::Resume);
     let source = run.owned_by_source();
     run.saw(source);
     assert_eq!(run.asked(), "lift-pause");
@@ -249,7 +249,7 @@ fn a_source_that_restarted_with_fewer_keys_behind_the_fence_does_not_cost_the_ta
             let mut run = Run::until(place);
             run.unknown();
             if cancelled {
-                run.tell(Event::Cancel);
+                run.take_in(Event::Cancel);
             }
             let lost =
                 Observation { source: run.seen('a', "s2", &SlotSet::new(), 7), ..run.owned_by_nobody() };

@@ -105,7 +105,7 @@ fn resuming_a_rollback_or_a_give_back_finishes_it() {
 #[test]
 fn resuming_a_job_that_only_had_to_end_ends_it() {
     let mut run = Run::until("clean-up");
-    run.tell(Event::Cancel);
+    run.take_in(Event::Cancel);
     run.do_it();
     assert_eq!(run.asked(), "detach");
     crash(&mut run);

@@ -29,18 +29,18 @@ pub(super) fn bytes(args: &[&[u8]]) -> Command {
 }
 
 /// A deployment to look at, and connections to fill it.
-pub(super) struct Party {
+pub(super) struct Fixture {
     pub(super) deployment: Arc<Deployment>,
     pub(super) links: HashMap<(Address, u32), Link>,
 }
 
-impl Party {
-    pub(super) async fn new(url: &str, side: Side) -> Party {
-        Party::of(probe(url, side).await)
+impl Fixture {
+    pub(super) async fn new(url: &str, side: Side) -> Fixture {
+        Fixture::of(probe(url, side).await)
     }
 
-    pub(super) fn of(deployment: Deployment) -> Party {
-        Party { deployment: Arc::new(deployment), links: HashMap::new() }
+    pub(super) fn of(deployment: Deployment) -> Fixture {
+        Fixture { deployment: Arc::new(deployment), links: HashMap::new() }
     }
 
     /// Runs commands, each at the owner of its key; none may fail.
@@ -89,13 +89,13 @@ pub(super) async fn probe(url: &str, side: Side) -> Deployment {
     Deployment::probe(endpoint, LinkOptions::default()).await.expect("a deployment")
 }
 
-pub(super) async fn two(source: &Server, target: &Server) -> (Party, Party) {
-    (Party::new(&source.url(), Side::Source).await, Party::new(&target.url(), Side::Target).await)
+pub(super) async fn two(source: &Server, target: &Server) -> (Fixture, Fixture) {
+    (Fixture::new(&source.url(), Side::Source).await, Fixture::new(&target.url(), Side::Target).await)
 }
 
 pub(super) async fn try_compare(
-    source: &Party,
-    target: &Party,
+    source: &Fixture,
+    target: &Fixture,
     options: VerifyOptions,
 ) -> Result<VerifyReport> {
     let progress = Arc::new(VerifyProgress::default());
@@ -113,7 +113,7 @@ pub(super) async fn try_compare(
     Ok(report)
 }
 
-pub(super) async fn compare(source: &Party, target: &Party, options: VerifyOptions) -> VerifyReport {
+pub(super) async fn compare(source: &Fixture, target: &Fixture, options: VerifyOptions) -> VerifyReport {
     try_compare(source, target, options).await.expect("a report")
 }
 

@@ -6,7 +6,7 @@ use whimbrel_engine::error::{Code, Error, ErrorKind, Result, ServerError};
 use whimbrel_engine::link::Link;
 use whimbrel_engine::probe::Capabilities;
 use whimbrel_flow::keys::KeyState;
-use whimbrel_flow::keys::fenced::{self, Fence, Fenced};
+use whimbrel_flow::keys::fenced::{self, DataFence, Fenced};
 use whimbrel_flow::large::{staging_job, staging_key};
 use whimbrel_wire::value::Value;
 
@@ -172,8 +172,8 @@ impl Hold {
         }
     }
 
-    fn fence<'a>(&'a self, key: &'a [u8]) -> Fence<'a> {
-        Fence { key, value: &self.fence }
+    fn fence<'a>(&'a self, key: &'a [u8]) -> DataFence<'a> {
+        DataFence { key, value: &self.fence }
     }
 
     /// Why a script did not do what it was to do.

@@ -32,7 +32,7 @@ pub use self::attempt::{CARRY_KEYS_MAX, LOAD_KEYS_MAX, Refusal, Route, Token};
 pub use self::fence::is_fence;
 use self::fence::{Hold, MoveEnd};
 pub use self::measure::{LOAD_BYTES_MAX, LOAD_KEY_BYTES_MAX, Load, measure};
-use self::names::{FIRST_NAMES, Seen, claim, look_again, names};
+use self::names::{FIRST_NAMES, Seen, claim, names, read_left};
 use self::payloads::{GROUP_BYTES, GROUP_KEYS, Item, Life, Reader};
 
 /// Names that are asked for at a time when keys are removed. Servers look for the first keys of a slot past
@@ -221,7 +221,7 @@ async fn verify(
 ) -> Result<(), Refusal> {
     // The fence, and one that would be too many.
     let most = lives.len() as u64 + 2;
-    let (origin, destination) = tokio::join!(look_again(from, holds.0, most), look_again(to, holds.1, most));
+    let (origin, destination) = tokio::join!(read_left(from, holds.0, most), read_left(to, holds.1, most));
     let (origin, destination) = (origin?, destination?);
     if origin.names.iter().any(|name| !lives.contains_key(name)) {
         return Err(changed(from, "keys were added meanwhile"));

@@ -82,7 +82,7 @@ pub(super) struct Left {
 }
 
 /// The names of this many keys, and the time after that; the fence has to be still this one.
-pub(super) async fn look_again(link: &mut Link, hold: &Hold, most: u64) -> Result<Left, Refusal> {
+pub(super) async fn read_left(link: &mut Link, hold: &Hold, most: u64) -> Result<Left, Refusal> {
     push_names(link, hold.slot(), most);
     link.push(&[b"TIME"]);
     link.push(&[b"GET", &fence_key(hold.slot())]);

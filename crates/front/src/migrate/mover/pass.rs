@@ -87,7 +87,7 @@ impl Pass {
             }
         }
         // Once for each reply, so the bound is what a server gives in a few of them.
-        self.look_for_returned().await
+        self.check_returned().await
     }
 
     /// Hands over to the workers what has been found. Waits until they have time for it.
@@ -114,7 +114,7 @@ impl Pass {
         while self.under_way > 0 {
             self.next_ended().await;
         }
-        self.look_for_returned().await
+        self.check_returned().await
     }
 
     async fn next_ended(&mut self) {
@@ -137,7 +137,7 @@ impl Pass {
 
     /// A key that is home is not at the source, for ever. One that is has been put there by somebody else, or
     /// the source has forgotten that it was removed.
-    pub(super) async fn look_for_returned(&mut self) -> Result<()> {
+    pub(super) async fn check_returned(&mut self) -> Result<()> {
         let is_one = !self.migration.servers.source.is_cluster();
         self.returned += sum_of(&mut self.source, b"EXISTS", &self.home, is_one).await?;
         self.home.clear();
@@ -146,7 +146,7 @@ impl Pass {
 
     /// Where none of a server's keys expires, that is not asked of each. In a cluster a key could be on its
     /// way from one node to another.
-    async fn look_for_expiries(&mut self, node: &mut Link) -> Result<()> {
+    async fn check_expiries(&mut self, node: &mut Link) -> Result<()> {
         if !self.migration.servers.source.is_cluster() {
             let keyspace = Info::ask(node, "keyspace").await?.keyspace();
             // A service may leave that out. Then nobody knows.
@@ -161,7 +161,7 @@ impl Pass {
         for mut node in self.migration.servers.source.each().await? {
             let mut cursor = Bytes::from_static(b"0");
             loop {
-                self.look_for_expiries(&mut node).await?;
+                self.check_expiries(&mut node).await?;
                 let (next, keys) = scan(&mut node, &cursor).await?;
                 self.take(keys).await?;
                 self.stuck.clear();

@@ -19,7 +19,7 @@ use whimbrel_flow::keys::{Fetch, exist, memory_bytes_of};
 use whimbrel_flow::large::staging_key;
 use whimbrel_wire::value::Value;
 
-use crate::migrate::carry::{Attempt, Carried, LARGE_BYTES, Manner, Route, carry, carry_all, is_large};
+use crate::migrate::carry::{Attempt, Carried, GroupPlan, LARGE_BYTES, Route, carry, carry_all, is_large};
 use crate::migrate::locks::{Moved, Told};
 use crate::migrate::state::{Batch, MigrationState, RETRY_PAUSE};
 use crate::upstream::KillHandle;
@@ -226,7 +226,7 @@ impl Worker {
         let migration = self.migration.clone();
         let servers = &migration.servers;
         let are_one = (!servers.source.is_cluster(), !servers.target.is_cluster());
-        let manner = Manner { fetch, expiries: migration.may_expire(), are_one };
+        let manner = GroupPlan { fetch, expiries: migration.may_expire(), are_one };
         let (source, target) = self.links().await?;
         let attempts = carry_all(source, target, group.to_vec(), &route(&migration, false), manner).await?;
         let mut arrived = 0;

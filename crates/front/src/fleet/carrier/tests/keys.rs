@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
-use crate::fleet::carrier::names::look_again;
+use crate::fleet::carrier::names::read_left;
 use crate::fleet::carrier::payloads::{Life, Reader};
 use crate::fleet::carrier::{CARRY_KEYS_MAX, Copying, LOAD_KEY_BYTES_MAX, groups, measure, verify};
 
@@ -336,7 +336,7 @@ async fn who_writes_meanwhile_is_noticed() {
     let origin = a.claim(token(9), MoveEnd::Origin).await.expect("taken").hold;
     let destination = b.claim(token(9), MoveEnd::Destination).await.expect("taken").hold;
     b.fill(5).await;
-    let now = look_again(&mut b.link, &destination, 1).await.expect("a look").now_ms;
+    let now = read_left(&mut b.link, &destination, 1).await.expect("a look").now_ms;
     for (life, is_right) in [(Life::Until(now), true), (Life::Until(now + 3_600_000), false)] {
         let mut lives: std::collections::HashMap<_, _> =
             (0..5).map(|key| (Bytes::from(format!("{TAG}{key}")), Life::Endless)).collect();

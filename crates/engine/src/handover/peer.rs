@@ -178,13 +178,13 @@ pub(super) fn origins(view: &ClusterView, slots: &SlotSet) -> BTreeMap<NodeId, V
 
 /// How another node is reached, for a task of its own.
 #[derive(Debug, Clone)]
-pub(super) struct Door {
+pub(super) struct Connector {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) options: LinkOptions,
     pub(super) name: Arc<str>,
 }
 
-impl Door {
+impl Connector {
     /// A connection that shows its name, and its number on the server.
     pub(super) async fn open(&self, address: &Address) -> Result<(Link, Option<i64>)> {
         let mut link = Link::open(&self.endpoint, address, self.options).await?;
@@ -199,11 +199,11 @@ impl Door {
 
 /// One of the two nodes.
 #[derive(Debug)]
-pub(super) struct Party {
+pub(super) struct Peer {
     pub(super) id: NodeId,
     pub(super) address: Address,
     pub(super) traits: Traits,
-    pub(super) door: Door,
+    pub(super) connector: Connector,
     link: Option<(Link, Instant)>,
     pool: Vec<Link>,
     pool_used: Instant,
@@ -211,14 +211,14 @@ pub(super) struct Party {
     own: BTreeSet<i64>,
 }
 
-impl Party {
+impl Peer {
     pub(super) async fn open(
-        door: Door,
+        connector: Connector,
         id: NodeId,
         address: Address,
         options: &HandoverOptions,
-    ) -> Result<Party> {
-        let (mut link, number) = door.open(&address).await?;
+    ) -> Result<Peer> {
+        let (mut link, number) = connector.open(&address).await?;
         link.push(&[b"INFO", b"server"]);
         // Too few arguments: nothing happens, but the answer tells whether the command is known.
         link.push(&[b"CLUSTER", b"DELSLOTSRANGE"]);
@@ -228,11 +228,11 @@ impl Party {
         let info = link.check(info, b"INFO")?;
         let info = Info::parse(info.as_bytes().map_or(&[], |b| b));
         if let Some((what, remedy)) = not_supported(&info) {
-            let side = door.endpoint.side;
+            let side = connector.endpoint.side;
             return Err(Error::unfit(side, address.to_string(), "move slots", what).with_remedy(remedy));
         }
         let known = refused.as_error().is_some_and(|e| e.ends_with(b"'cluster|delslotsrange' command"));
-        Ok(Party {
+        Ok(Peer {
             address,
             traits: Traits::of(
                 &info,
@@ -241,7 +241,7 @@ impl Party {
                     && options.scripts,
             ),
             id,
-            door,
+            connector,
             link: Some((link, Instant::now())),
             pool: Vec::new(),
             pool_used: Instant::now(),
@@ -250,7 +250,7 @@ impl Party {
     }
 
     pub(super) fn side(&self) -> Side {
-        self.door.endpoint.side
+        self.connector.endpoint.side
     }
 
     /// An error about this node.
@@ -288,7 +288,7 @@ impl Party {
         {
             return Ok(link);
         }
-        let (link, number) = self.door.open(&self.address).await?;
+        let (link, number) = self.connector.open(&self.address).await?;
         self.own.extend(number);
         Ok(link)
     }
@@ -321,11 +321,11 @@ impl Party {
         let mut running = JoinSet::new();
         for part in slots.chunks(slots.len().div_ceil(links)) {
             let (part, mark) = (part.to_vec(), mark.clone());
-            let (door, address, link) = (self.door.clone(), self.address.clone(), self.pool.pop());
+            let (connector, address, link) = (self.connector.clone(), self.address.clone(), self.pool.pop());
             running.spawn(async move {
                 let (mut link, number) = match link {
                     Some(link) => (link, None),
-                    None => door.open(&address).await?,
+                    None => connector.open(&address).await?,
                 };
                 set_slots_over(&mut link, &part, &mark).await.map(|()| (link, number))
             });
@@ -368,7 +368,7 @@ impl Party {
         if let Some(link) = self.pool.pop() {
             return Ok(link);
         }
-        let (link, number) = self.door.open(&self.address).await?;
+        let (link, number) = self.connector.open(&self.address).await?;
         self.own.extend(number);
         Ok(link)
     }
@@ -410,8 +410,8 @@ impl Party {
 
     /// From now on connections to this server show this name.
     pub(super) async fn rename(&mut self, name: Arc<str>) -> Result<()> {
-        self.door.name = name.clone();
-        // A courtesy, as in [`Door::open`].
+        self.connector.name = name.clone();
+        // A courtesy, as in [`Connector::open`].
         self.run(async |link| link.ask(&[b"CLIENT", b"SETNAME", name.as_bytes()]).await).await.map(drop)
     }
 

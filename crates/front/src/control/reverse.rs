@@ -38,7 +38,7 @@ impl Control {
     /// where the state cannot be written. Then everything is as before, but clients may have been
     /// disconnected.
     pub async fn reverse(&self) -> Result<()> {
-        self.turn(false).await
+        self.turn_around(false).await
     }
 
     /// As [`Control::reverse`], and [`Control::pause`] at once: only keys that commands need move.
@@ -46,10 +46,10 @@ impl Control {
     /// # Errors
     /// As [`Control::reverse`].
     pub async fn reverse_paused(&self) -> Result<()> {
-        self.turn(true).await
+        self.turn_around(true).await
     }
 
-    async fn turn(&self, paused: bool) -> Result<()> {
+    async fn turn_around(&self, paused: bool) -> Result<()> {
         // One at a time.
         let mut tasks = self.tasks.lock().await;
         tasks.must_be_free("reverse")?;

@@ -12,15 +12,15 @@ pub const FEED_CLIENT_NAME: &str = "whimbrel:feed";
 
 /// Where a feed connects to, and how.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct Connector {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) address: Address,
     pub(super) options: LinkOptions,
 }
 
-impl Place {
-    pub(super) fn of(deployment: &Deployment, address: &Address) -> Place {
-        Place {
+impl Connector {
+    pub(super) fn of(deployment: &Deployment, address: &Address) -> Connector {
+        Connector {
             endpoint: deployment.endpoint.clone(),
             address: address.clone(),
             options: LinkOptions { db: 0, readonly: false, ..deployment.options },
